@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A frontend's connection to the engine: attaches a queue pair, keeps its lease, notices when the engine goes.
+
+Not thread-safe; never blocks for more than a few milliseconds. After a loss it reconnects by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blink.errors import BlinkError, EngineUnavailableError
+from blink.layout import COMPLETION, EngineState, ErrorCode
+from blink.native import lib
+from blink.queue_pair import QueuePair, Submission
+from blink.region import QueuePairAddresses, Region, claim_queue_pair, open_region, region_path
+from blink.sampling_params import SamplingParams
+from blink.transport.shm import ShmTransport
+
+_ATTACH_WAIT = 0.02  # seconds for the scheduler's answer within one tick
+_POLL_INTERVAL_US = 50
+
+
+@dataclass(frozen=True, slots=True)
+class RegionInfo:
+    """What a frontend needs to know of its engine."""
+
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    model: str
+    hash_key: bytes
+    max_sequences: int
+    prefix_caching: bool
+    scheduling_policy: str
+    num_queue_pairs: int
+
+
+class EngineClient:
+    """Hold one queue pair of the engine behind `region`, from whatever engine serves it now."""
+
+    def __init__(self, region: str, engine_timeout: float, poll_interval_us: int = _POLL_INTERVAL_US) -> None:
+        self._name = region
+        self._engine_timeout = engine_timeout
+        self._poll_interval_us = poll_interval_us
+        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._region: Region | None = None
+        self._pair: QueuePair | None = None
+        self._waiter: int | None = None
+        self._heartbeat = 0
+        self._heartbeat_time = 0.0
+        self.ready = False
+        self.unavailable_reason = "the engine is not running or still starting"
+        self.info: RegionInfo | None = None
+
+    def fileno(self) -> int:
+        """Return an eventfd that is readable when completions may be waiting."""
+        return self._event_fd
+
+    def tick(self) -> str | None:
+        """Renew the lease and watch the engine; call it every quarter of a second.
+
+        Returns the reason when every outstanding sequence was lost since the last call, else None.
+        """
+        lost = None
+        if self.ready and (lost := self._loss()):
+            self._disconnect(lost)
+        if not self.ready:
+            self._connect()
+        if self._pair is not None and self.ready:
+            self._pair.renew_lease()
+            self._pair.flush_cancels()
+        return lost
+
+    def submit(
+        self,
+        prompt: np.ndarray[Any, Any],
+        params: SamplingParams,
+        *,
+        seed: int,
+        eos_token_ids: Sequence[int] = (),
+        block_hashes: bytes = b"",
+    ) -> int:
+        """Queue one sequence and return its id.
+
+        Raises:
+            OverloadedError: the engine's queue for this worker is full.
+            EngineUnavailableError: no engine is ready.
+        """
+        if self._pair is None or not self.ready or self.info is None:
+            raise EngineUnavailableError(self.unavailable_reason)
+        if self._region is None or self._region.control_word("state") != EngineState.READY:
+            raise EngineUnavailableError("the engine is shutting down")
+        stops = dict.fromkeys([*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)])
+        hashes = block_hashes if self.info.prefix_caching else b""
+        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes), params)
+        self._watch()
+        return sequence
+
+    def cancel(self, sequence: int) -> None:
+        """End a sequence early; unknown ids are ignored."""
+        if self._pair is not None:
+            self._pair.cancel(sequence)
+
+    def drain(self) -> np.ndarray[Any, Any]:
+        """Return the completions that have arrived (dtype layout.COMPLETION; valid until the next call)."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event_fd)
+        if self._pair is None:
+            return np.zeros(0, COMPLETION)
+        completions = self._pair.drain()
+        self._watch()
+        return completions
+
+    def stats(self) -> dict[str, int]:
+        """Return the engine's counters and gauges; empty when there is no engine."""
+        if self._region is None:
+            return {}
+        statistics = self._region.control["statistics"]
+        return {name: int(statistics[name]) for name in statistics.dtype.names}
+
+    def close(self) -> None:
+        """Give the queue pair back; its sequences end."""
+        self._disconnect("closed")
+        os.close(self._event_fd)
+
+    def _watch(self) -> None:
+        if self._waiter is not None and self._pair is not None:
+            lib.blink_waiter_watch(self._waiter, self._pair.head, self._pair.num_live > 0)
+
+    def _connect(self) -> None:
+        try:
+            if self._region is None:
+                self._open()
+            self._attach()
+        except BlinkError as error:
+            self.unavailable_reason = error.message
+            self._release()
+
+    def _open(self) -> None:
+        region = open_region(self._name)
+        index = claim_queue_pair(region)
+        if index is None:
+            region.close()
+            raise EngineUnavailableError("all queue pairs of the engine are taken; start it with more --num-queue-pairs")
+        self._region = region
+        self._pair = QueuePair(ShmTransport(region), QueuePairAddresses(region, index), region.geometry)
+        self._heartbeat = region.heartbeat()
+        self._heartbeat_time = time.monotonic()
+        self._pair.request_attach()
+
+    def _attach(self) -> None:
+        assert self._region is not None and self._pair is not None
+        deadline = time.monotonic() + _ATTACH_WAIT
+        while not self._pair.is_attached():
+            if time.monotonic() < deadline:
+                time.sleep(0.001)
+                continue
+            if reason := self._loss(attaching=True):
+                raise EngineUnavailableError(reason)
+            self.unavailable_reason = "the engine is starting"
+            return
+        self._pair.start()
+        self.info = _region_info(self._region)
+        queue = self._region.address + self._pair.cq_offset
+        entries = int(self._region.geometry["cq_entries"])
+        self._waiter = lib.blink_waiter_start(queue, entries, self._event_fd, self._poll_interval_us)
+        self._heartbeat_time = time.monotonic()
+        self.ready = True
+        self.unavailable_reason = ""
+
+    def _loss(self, attaching: bool = False) -> str | None:
+        """Say why the engine or the queue pair is gone; None while all is well."""
+        assert self._region is not None and self._pair is not None
+        state = self._region.control_word("state")
+        if state == EngineState.FAILED:
+            return f"the engine failed: {ErrorCode(self._region.control_word('error_code')).name}"
+        if state == EngineState.STOPPED:
+            return "the engine was stopped"
+        if not _is_current(self._name, self._region):
+            return "the engine was restarted"
+        heartbeat, now = self._region.heartbeat(), time.monotonic()
+        if heartbeat != self._heartbeat:
+            self._heartbeat, self._heartbeat_time = heartbeat, now
+        elif now - self._heartbeat_time > self._engine_timeout:
+            return f"the engine has given no sign of life for {self._engine_timeout:g} s"
+        if not attaching and not self._pair.is_attached():
+            return "this frontend was silent for too long and lost its lease"
+        return None
+
+    def _disconnect(self, reason: str) -> None:
+        self.ready = False
+        self.unavailable_reason = reason
+        self._release()
+
+    def _release(self) -> None:
+        if self._waiter is not None:
+            lib.blink_waiter_stop(self._waiter)
+            self._waiter = None
+        if self._region is not None:
+            self._region.close()
+        self._region = self._pair = None
+
+
+def _is_current(name: str, region: Region) -> bool:
+    try:
+        return os.stat(region_path(name)).st_ino == region.inode
+    except FileNotFoundError:
+        return False
+
+
+def _region_info(region: Region) -> RegionInfo:
+    geometry, header = region.geometry, region.header
+    return RegionInfo(
+        max_model_len=int(geometry["max_model_len"]),
+        vocab_size=int(geometry["vocab_size"]),
+        block_size=int(geometry["block_size"]),
+        model=bytes(header["model"]).decode(),
+        hash_key=header["hash_key"].tobytes(),
+        max_sequences=int(geometry["sequences_per_queue_pair"]),
+        prefix_caching=bool(geometry["prefix_caching"]),
+        scheduling_policy="priority" if geometry["priority_policy"] else "fcfs",
+        num_queue_pairs=int(geometry["num_queue_pairs"]),
+    )

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All configuration: frozen dataclasses whose fields become the command's flags (vLLM's names where it has one)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def option(default: Any, text: str, **extra: Any) -> Any:
+    """Declare a field with its help text; `extra` may hold `choices`, `metavar` or `flag` for the command line."""
+    return field(default=default, metadata={"help": text, **extra})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model to load and how."""
+
+    model: str = option("", "model directory (Hugging Face layout) or .gguf file; empty: SmolLM2-135M-Instruct")
+    tokenizer: str = option("", "tokenizer directory or .gguf file; empty: the model's own")
+    served_model_name: str = option("", "name in the API; empty: derived from MODEL")
+    load_format: str = option("auto", "where weights come from", choices=("auto", "safetensors", "gguf", "dummy"))
+    dtype: str = option("auto", "compute type; auto: float32 on CPU, bfloat16 on GPU", choices=("auto", "float32", "bfloat16", "float16"))
+    max_model_len: int = option(0, "longest prompt plus output in tokens; 0: the model's own limit")
+    seed: int = option(0, "seed of dummy weights")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Size and policy of one engine."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    region: str = option("blink", "name of the shared memory region that joins frontends and engine")
+    device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    max_num_seqs: int = option(256, "sequences that run at once")
+    max_num_batched_tokens: int = option(2048, "tokens of one step, prompt chunks included")
+    block_size: int = option(16, "tokens per KV cache block", choices=(8, 16, 32, 64))
+    num_gpu_blocks_override: int = option(0, "KV cache blocks; 0: from the memory options")
+    kv_cache_memory_bytes: int = option(0, "KV cache size; 0: 1 GiB on CPU, from --gpu-memory-utilization on GPU")
+    gpu_memory_utilization: float = option(0.92, "share of GPU memory to use")
+    enable_prefix_caching: bool = option(True, "reuse the KV cache of equal prompt prefixes")
+    scheduling_policy: str = option("fcfs", "order of requests within a class", choices=("fcfs", "priority"))
+    max_queue_age: float = option(30.0, "seconds after which a waiting request goes before all classes and priorities")
+    num_queue_pairs: int = option(4, "frontend workers that may attach")
+    max_sequences_per_worker: int = option(1024, "sequences (running or waiting) of one frontend worker")
+    prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
+    lease_timeout: float = option(5.0, "seconds without a sign of life after which a frontend's sequences are dropped")
+    cpu_threads: int = option(0, "threads of the CPU engine; 0: all cores")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendConfig:
+    """One HTTP frontend worker."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    region: str = option("blink", "name of the engine's shared memory region")
+    host: str = option("127.0.0.1", "address to listen on (0.0.0.0 for all)")
+    port: int = option(8000, "port to listen on")
+    uds: str = option("", "listen on this Unix socket instead of host and port")
+    api_key: tuple[str, ...] = option((), "key that clients must send as Bearer token; may be given several times; also BLINK_API_KEY")
+    allowed_origins: tuple[str, ...] = option((), "CORS: allowed origins; none by default")
+    allowed_methods: tuple[str, ...] = option(("*",), "CORS: allowed methods")
+    allowed_headers: tuple[str, ...] = option(("*",), "CORS: allowed headers")
+    allow_credentials: bool = option(False, "CORS: allow credentials")
+    max_body_bytes: int = option(32 << 20, "largest accepted request body")
+    max_num_queued_reqs: int = option(0, "waiting requests of a worker before it answers 503; 0: as many as the engine holds")
+    chat_template: str = option("", "file with a Jinja chat template, instead of the model's")
+    scheduling_policy: str = option("fcfs", "must equal the engine's: non-zero priorities need 'priority'", choices=("fcfs", "priority"))
+    engine_timeout: float = option(3.0, "seconds without engine heartbeat after which open requests fail")
+    shutdown_timeout: float = option(30.0, "seconds to finish open requests after SIGTERM")
+    keep_alive_timeout: float = option(5.0, "seconds that an idle HTTP connection stays open")
+    ssl_certfile: str = option("", "TLS certificate file")
+    ssl_keyfile: str = option("", "TLS key file")
+    enable_request_id_headers: bool = option(False, "answer with X-Request-Id")
+    log_level: str = option("info", "log level", choices=("debug", "info", "warning", "error"))
+    enable_log_requests: bool = option(False, "log each request's parameters (never its text)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """One engine and its frontends on this host."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    frontend: FrontendConfig = field(default_factory=FrontendConfig)
+    frontend_workers: int = option(1, "frontend processes that share the port")

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine process: boots the engine that fits the machine, then only watches for signals."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+from types import FrameType
+
+import torch
+
+from blink.config import EngineConfig
+from blink.engine.cpu import CpuEngine
+from blink.errors import ConfigError
+
+logger = logging.getLogger("blink.engine")
+
+
+def run_engine(config: EngineConfig) -> int:
+    """Run an engine until SIGTERM or SIGINT has drained it; a second signal stops it at once.
+
+    Returns the process's exit status: 0, or 1 if the scheduler stopped on an error.
+
+    Raises:
+        ConfigError: model, options and machine do not fit together.
+    """
+    engine = create_engine(config)
+    # The boot's objects live as long as the process: the collector need not walk them again.
+    gc.freeze()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        nonlocal signalled
+        logger.info("%s: %s", signal.Signals(number).name, "stopping at once" if signalled else "draining")
+        (engine.stop if signalled else engine.drain)()
+        signalled = True
+
+    signalled = False
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    return engine.run()
+
+
+def create_engine(config: EngineConfig) -> CpuEngine:
+    """Load the model and prepare the engine for the configured device.
+
+    Raises:
+        ConfigError: the device is not there or not supported.
+    """
+    if config.device == "cuda":
+        raise ConfigError("--device cuda: this version has no GPU engine yet; use --device cpu")
+    if torch.cuda.is_available():
+        logger.warning("a GPU is here, but this version has no GPU engine yet: the model runs on the CPU")
+    return CpuEngine(config)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of region and scheduler state, derived once from the configuration and the model's limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blink.config import EngineConfig
+from blink.errors import ConfigError
+from blink.layout import CONSTANTS, GEOMETRY
+
+_SECOND = 1_000_000_000
+
+
+def power_of_two(value: int) -> int:
+    """Return the smallest power of two that is not less than `value`."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def decode_buckets(max_num_seqs: int) -> list[int]:
+    """Return the row counts of decode graphs: 1, 2, 4, then by 8 to 64, by 16 to 256 and by 64 beyond."""
+    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 64)]
+    return [*(rows for rows in steps if rows < max_num_seqs), max_num_seqs]
+
+
+def mixed_buckets(max_num_batched_tokens: int) -> list[int]:
+    """Return the token counts of mixed graphs: doubling to 256, then by 256 to 2048 and by 1024 beyond."""
+    steps = [16, 32, 64, 128, *range(256, 2048, 256), *range(2048, max_num_batched_tokens, 1024)]
+    return [*(tokens for tokens in steps if tokens < max_num_batched_tokens), max_num_batched_tokens]
+
+
+def build_geometry(
+    config: EngineConfig, *, max_model_len: int, vocab_size: int, num_blocks: int, log_entries: int = 0
+) -> np.ndarray[Any, Any]:
+    """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
+
+    Raises:
+        ConfigError: options contradict each other or the KV cache is too small for one sequence.
+    """
+    max_blocks = -(-max_model_len // config.block_size)
+    _check(config, max_model_len, max_blocks, num_blocks)
+    cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * config.max_num_seqs + config.max_sequences_per_worker)
+    longest = max_model_len * 4 + max_blocks * 16 + CONSTANTS["max_stop_tokens"] * 4 + CONSTANTS["max_logit_biases"] * 8
+    values: dict[str, int] = {
+        "num_queue_pairs": config.num_queue_pairs,
+        "sq_entries": power_of_two(2 * config.max_sequences_per_worker),
+        "cq_entries": cq_entries,
+        "arena_bytes": -(-(config.prompt_arena_bytes or max(8 << 20, 4 * longest)) // 64) * 64,
+        "sequences_per_queue_pair": config.max_sequences_per_worker,
+        "max_num_seqs": config.max_num_seqs,
+        "num_slots": 2 * config.max_num_seqs,  # running ones and as many parked
+        "max_model_len": max_model_len,
+        "block_size": config.block_size,
+        "num_blocks": num_blocks,
+        "max_blocks": max_blocks,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "vocab_size": vocab_size,
+        "prefix_caching": config.enable_prefix_caching,
+        "priority_policy": config.scheduling_policy == "priority",
+        "trace_entries": 4096,
+        "hash_entries": power_of_two(2 * num_blocks),
+        "lru_entries": power_of_two(4 * num_blocks),
+        "log_entries": log_entries,
+        "lease_timeout_ns": int(config.lease_timeout * _SECOND),
+        "max_queue_age_ns": int(config.max_queue_age * _SECOND),
+    }
+    geometry = np.zeros((), GEOMETRY)
+    for name, value in values.items():
+        geometry[name] = value
+    for name, buckets in (
+        ("decode", decode_buckets(config.max_num_seqs)),
+        ("mixed", mixed_buckets(config.max_num_batched_tokens)),
+    ):
+        if len(buckets) > CONSTANTS["max_buckets"]:
+            raise ConfigError(f"{len(buckets)} {name} graphs are too many: lower --max-num-seqs or --max-num-batched-tokens")
+        geometry[f"num_{name}_buckets"] = len(buckets)
+        geometry[f"{name}_buckets"][: len(buckets)] = buckets
+    return geometry
+
+
+def _check(config: EngineConfig, max_model_len: int, max_blocks: int, num_blocks: int) -> None:
+    if config.max_num_seqs < 1 or max_model_len < 2:
+        raise ConfigError("--max-num-seqs must be at least 1 and --max-model-len at least 2")
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least --max-num-seqs "
+            f"({config.max_num_seqs}): every running sequence takes a token in each step"
+        )
+    if not 1 <= config.num_queue_pairs <= CONSTANTS["max_queue_pairs"]:
+        raise ConfigError(f"--num-queue-pairs must be between 1 and {CONSTANTS['max_queue_pairs']}")
+    if not 1 <= config.max_sequences_per_worker <= 1 << 16:
+        raise ConfigError("--max-sequences-per-worker must be between 1 and 65536")
+    if num_blocks < max_blocks:
+        raise ConfigError(
+            f"the KV cache of {num_blocks} blocks is too small for one sequence of {max_model_len} tokens "
+            f"({max_blocks} blocks): enlarge it with --kv-cache-memory-bytes or lower --max-model-len"
+        )

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's own memory on the host, and numpy views of its arrays."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from blink.native import lib
+from blink.region import Region
+
+
+class HostState:
+    """Hold the state of a scheduler that runs on this CPU over `region`."""
+
+    def __init__(self, region: Region) -> None:
+        geometry = np.ascontiguousarray(region.geometry)
+        self._arrays: dict[str, list[int]] = json.loads(lib.blink_state_text(geometry.ctypes.data))
+        memory = np.zeros(lib.blink_state_bytes(geometry.ctypes.data) + 256, np.uint8)
+        start = -memory.ctypes.data % 256
+        self._bytes = memory[start:]
+        self.address: int = self._bytes.ctypes.data
+        lib.blink_state_build(self.address, region.address, self.address, region.address)
+
+    def array(self, name: str, dtype: np.dtype[Any] | type[Any] | str) -> np.ndarray[Any, Any]:
+        """Return one of the state's arrays, flat, as `dtype` (whose size must divide the element's)."""
+        offset, size, count = self._arrays[name]
+        return self._bytes[offset : offset + size * count].view(dtype)

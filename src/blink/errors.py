@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions of Blink. Each carries the HTTP status and the error type that the API answers with."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+
+class BlinkError(Exception):
+    """Base of all errors that Blink raises on purpose."""
+
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    type = "InternalServerError"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class ConfigError(BlinkError):
+    """A flag, a file or the machine does not fit; the message says what to change."""
+
+
+class BadRequestError(BlinkError):
+    """The request is malformed or asks for something that this server does not do."""
+
+    status = HTTPStatus.BAD_REQUEST
+    type = "BadRequestError"
+
+
+class NotFoundError(BlinkError):
+    """The named model or route does not exist."""
+
+    status = HTTPStatus.NOT_FOUND
+    type = "NotFoundError"
+
+
+class OverloadedError(BlinkError):
+    """A queue is full; the client should retry later."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    type = "ServiceUnavailableError"
+
+
+class EngineUnavailableError(BlinkError):
+    """The engine is starting, draining, stopped or dead."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    type = "ServiceUnavailableError"
+
+
+class LayoutMismatchError(BlinkError):
+    """Frontend and engine were built from different layouts of the region."""
