@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling on the GPU in three kernels: `_scan` reads the logits once, split over programs, and is all the work of most rows;
+`_select` ends those rows and finds the threshold of rows with top-k, top-p or min-p; `_draw` samples these.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blink.engine.batch import Batch
+from blink.kernels.gpu.penalties import has_adjustments
+from blink.kernels.gpu.sampling_rows import (
+    MIN_P,
+    NUM_LOGPROBS,
+    NUM_ROWS,
+    PARAM_STRIDE,
+    TOP_K,
+    TOP_P,
+    TOP_WIDTH,
+    Outputs,
+    Parts,
+    Slots,
+    draw_best,
+    finish_row,
+    is_greedy,
+    is_truncated,
+    merge_top,
+    scan_special,
+    store_best,
+)
+from blink.kernels.gpu.truncation import MAX_CANDIDATES, find_threshold
+
+# Logits of one program by the number of rows: few rows are split finely, so that they use many SMs.
+_BLOCKS = ((4, 2048), (32, 4096), (1 << 30, 8192))
+_LOGITS_PER_WARP = 512
+_SELECT_WARPS = 16
+
+
+def sample_gpu(logits: Tensor, batch: Batch, num_rows: int) -> None:
+    """Compute sample; logits: [num_rows, vocab], rows contiguous."""
+    assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1
+    vocab_size = logits.shape[1]
+    block = next(size for rows, size in _BLOCKS if num_rows <= rows)
+    num_parts = triton.cdiv(vocab_size, block)
+    parts = _allocate_parts(logits.device, num_rows, num_parts, block)
+    slots = Slots(
+        batch.params, batch.params_f32, batch.tokens, batch.stop_tokens, batch.bias_tokens, batch.bias_values
+    )
+    outputs = Outputs(batch.sampled_tokens, batch.sampled_logprobs, batch.top_tokens, batch.top_logprobs)
+    rows = (batch.header, batch.row_slots, batch.context_lens)
+    arrivals = logits.new_empty(num_rows, dtype=torch.int32)
+    thresholds = logits.new_empty(num_rows, dtype=torch.float32)
+    sizes = {"NUM_PARTS": num_parts, "PARTS_BLOCK": triton.next_power_of_2(num_parts), "BLOCK": block}
+    strides = (logits.stride(0), batch.tokens.stride(0))
+    grid, num_warps = (num_parts, num_rows), block // _LOGITS_PER_WARP
+    _scan[grid](logits, *strides, vocab_size, *rows, slots, parts, NUM_PARTS=num_parts, BLOCK=block, num_warps=num_warps)
+    candidates = logits.new_empty(num_rows, MAX_CANDIDATES.value, dtype=torch.float32)
+    _select[(num_rows,)](
+        logits,
+        strides[0],
+        vocab_size,
+        *rows[:2],
+        slots,
+        parts,
+        outputs,
+        candidates,
+        thresholds,
+        arrivals,
+        **sizes,
+        num_warps=_SELECT_WARPS,
+    )
+    _draw[grid](
+        logits, strides[0], vocab_size, *rows, slots, parts, outputs, thresholds, arrivals, **sizes, num_warps=num_warps
+    )
+
+
+def _allocate_parts(device: torch.device, num_rows: int, num_parts: int, block: int) -> Parts:
+    def floats(*shape: int) -> Tensor:
+        return torch.empty(num_rows, *shape, dtype=torch.float32, device=device)
+
+    scaled = floats(num_parts * block)
+    return Parts(
+        scaled=scaled,
+        counts=scaled.view(torch.int32),
+        best=floats(num_parts),
+        tokens=floats(num_parts).view(torch.int32),
+        lowest=floats(num_parts),
+        raw_largest=floats(num_parts),
+        raw_mass=floats(num_parts),
+        top_values=floats(num_parts, TOP_WIDTH),
+        top_tokens=floats(num_parts, TOP_WIDTH).view(torch.int32),
+    )
+
+
+@triton.jit
+def _scan(
+    logits,
+    logits_stride,
+    tokens_stride,
+    vocab_size,
+    header,
+    row_slots,
+    context_lens,
+    slots,
+    parts,
+    NUM_PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Scan one part of one row."""
+    row = tl.program_id(1)
+    if row >= tl.load(header + NUM_ROWS):
+        return
+    first = tl.program_id(0) * BLOCK
+    token = first + tl.arange(0, BLOCK)
+    place = row.to(tl.int64) * logits_stride + token
+    values = tl.load(logits + place, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
+    slot = tl.load(row_slots + row).to(tl.int64)
+    context_len = tl.load(context_lens + row)
+    words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
+    part = row.to(tl.int64) * NUM_PARTS + tl.program_id(0)
+    is_plain = is_greedy(floats) & (tl.load(words + NUM_LOGPROBS) < 0)
+    if is_plain & (has_adjustments(words, floats, context_len) == 0):
+        store_best(parts, part, values, first)
+    else:
+        scan_special(values, parts, slots, slot, part, context_len, first, tokens_stride, BLOCK)
+
+
+@triton.jit
+def _select(
+    logits,
+    logits_stride,
+    vocab_size,
+    header,
+    row_slots,
+    slots,
+    parts,
+    outputs,
+    candidates,
+    thresholds,
+    arrivals,
+    NUM_PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """End one row that is not truncated, or find its threshold for `_draw`."""
+    row = tl.program_id(0).to(tl.int64)
+    if row >= tl.load(header + NUM_ROWS):
+        return
+    slot = tl.load(row_slots + row).to(tl.int64)
+    words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
+    num_logprobs = tl.load(words + NUM_LOGPROBS)
+    if num_logprobs > 0:
+        merge_top(parts, outputs, row, num_logprobs, NUM_PARTS, PARTS_BLOCK)
+    if is_truncated(words, floats):
+        index = tl.arange(0, PARTS_BLOCK)
+        inside = index < NUM_PARTS
+        largest = tl.max(tl.load(parts.best + row * NUM_PARTS + index, mask=inside, other=float("-inf")), axis=0)
+        lowest = tl.min(tl.load(parts.lowest + row * NUM_PARTS + index, mask=inside, other=float("inf")), axis=0)
+        threshold = find_threshold(
+            parts.scaled + row * (NUM_PARTS * BLOCK),
+            NUM_PARTS * BLOCK,
+            candidates + row * MAX_CANDIDATES,
+            lowest,
+            largest,
+            tl.load(words + TOP_K),
+            tl.load(floats + TOP_P),
+            tl.load(floats + MIN_P),
+        )
+        tl.store(thresholds + row, threshold)
+        tl.store(arrivals + row, 0)
+    else:
+        finish_row(logits + row * logits_stride, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)
+
+
+@triton.jit
+def _draw(
+    logits,
+    logits_stride,
+    vocab_size,
+    header,
+    row_slots,
+    context_lens,
+    slots,
+    parts,
+    outputs,
+    thresholds,
+    arrivals,
+    NUM_PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Sample one part of a truncated row; the part that ends last ends the row."""
+    row = tl.program_id(1).to(tl.int64)
+    if row >= tl.load(header + NUM_ROWS):
+        return
+    slot = tl.load(row_slots + row).to(tl.int64)
+    words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
+    if is_truncated(words, floats) == 0:
+        return
+    part = row * NUM_PARTS + tl.program_id(0)
+    first = tl.program_id(0) * BLOCK
+    values = tl.load(parts.scaled + part * BLOCK + tl.arange(0, BLOCK))
+    values = tl.where(values >= tl.load(thresholds + row), values, float("-inf"))
+    if tl.max(values, axis=0) > float("-inf"):
+        draw_best(parts, part, values, words, tl.load(context_lens + row), first, BLOCK)
+    else:
+        tl.store(parts.best + part, float("-inf"))
+        tl.store(parts.tokens + part, first)
+    tl.debug_barrier()
+    if tl.atomic_add(arrivals + row, 1) == NUM_PARTS - 1:
+        num_logprobs = tl.load(words + NUM_LOGPROBS)
+        finish_row(logits + row * logits_stride, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between the QKV product and attention: normalise heads (Qwen 3), rotate, write keys and values to the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blink.kernels.rms_norm import rms_norm_reference
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """The RMS norms of each query head and each key head."""
+
+    query_weight: Tensor  # [head_dim]
+    key_weight: Tensor  # [head_dim]
+    eps: float
+
+
+def make_rotary_table(frequencies: Sequence[float], num_positions: int, device: torch.device | str) -> Tensor:
+    """Return float32 [num_positions, rotary_dim]: the cosines of all frequencies, then their sines."""
+    rates = torch.tensor(frequencies, dtype=torch.float32, device=device)
+    angles = torch.arange(num_positions, dtype=torch.float32, device=device)[:, None] * rates
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def rotate_and_store(
+    qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
+) -> Tensor:
+    """Rotate queries and keys, write keys and values to their slots and return the queries [tokens, heads, head_dim].
+
+    qkv: [tokens, (heads + 2 * kv_heads) * head_dim], which may be overwritten; rotation: float32 [tokens, rotary_dim],
+    rows of the rotary table at the tokens' positions; kv_slots: [tokens], -1 writes nothing;
+    kv_cache: [2, num_blocks, block_size, kv_heads, head_dim].
+    """
+    assert qkv.ndim == 2
+    assert qkv.shape[1] % kv_cache.shape[-1] == 0
+    assert rotation.shape[0] == kv_slots.shape[0] == qkv.shape[0]
+    assert rotation.shape[1] <= kv_cache.shape[-1]
+    return rotate_and_store_reference(qkv, rotation, kv_slots, kv_cache, head_norm)
+
+
+def rotate_and_store_reference(
+    qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
+) -> Tensor:
+    """Compute rotate_and_store with plain PyTorch."""
+    kv_heads, head_dim = kv_cache.shape[-2:]
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    num_q = heads.shape[1] - 2 * kv_heads
+    if head_norm is not None:
+        query, key = heads[:, :num_q], heads[:, num_q:-kv_heads]
+        query.copy_(rms_norm_reference(query, head_norm.query_weight, head_norm.eps))
+        key.copy_(rms_norm_reference(key, head_norm.key_weight, head_norm.eps))
+    rotated = rotate_reference(heads[:, :-kv_heads], rotation)
+    store_reference(rotated[:, num_q:], heads[:, -kv_heads:], kv_slots, kv_cache)
+    return rotated[:, :num_q]
+
+
+def rotate_reference(heads: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate the leading components of heads [tokens, heads, head_dim] (computed in float32); the others are copied."""
+    half = rotation.shape[1] // 2
+    cosines, sines = rotation[:, None, :half], rotation[:, None, half:]
+    wide = heads.float()
+    low, high = wide[..., :half], wide[..., half : 2 * half]
+    rotated = torch.empty_like(wide, memory_format=torch.contiguous_format)
+    torch.mul(low, cosines, out=rotated[..., :half]).addcmul_(high, sines, value=-1)
+    torch.mul(high, cosines, out=rotated[..., half : 2 * half]).addcmul_(low, sines)
+    if 2 * half < heads.shape[-1]:
+        rotated[..., 2 * half :] = wide[..., 2 * half :]
+    return rotated.to(heads.dtype)
+
+
+def store_reference(keys: Tensor, values: Tensor, kv_slots: Tensor, kv_cache: Tensor) -> None:
+    """Write keys and values [tokens, kv_heads, head_dim] to their slots of the cache; slot -1 writes nothing."""
+    if bool((kv_slots < 0).any()):
+        kept = kv_slots >= 0
+        keys, values, kv_slots = keys[kept], values[kept], kv_slots[kept]
+    slots = kv_cache.flatten(1, 2)
+    slots[0].index_copy_(0, kv_slots.long(), keys)
+    slots[1].index_copy_(0, kv_slots.long(), values)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one decoder definition: attention with a dense or mixture-of-experts MLP, over a paged KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blink.engine.batch import Batch
+from blink.kernels.attention import AttentionPlan, paged_attention, plan_attention
+from blink.kernels.linear import linear
+from blink.kernels.moe import moe
+from blink.kernels.rms_norm import rms_norm
+from blink.kernels.rotary import HeadNorm, make_rotary_table, rotate_and_store
+from blink.kernels.sampling import sample
+from blink.kernels.silu_mul import silu_mul
+from blink.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """The gated MLP; weights as pack_weight returned them."""
+
+    gate_up: Tensor  # [2 * intermediate, hidden]
+    down: Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeMlp:
+    """A gated MLP per expert and the router that chooses among them."""
+
+    router: Tensor  # [experts, hidden]
+    gate_up: Tensor  # [experts, 2 * intermediate, hidden]
+    down: Tensor  # [experts, hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The weights of one decoder layer; matrices as pack_weight returned them."""
+
+    attention_norm: Tensor  # [hidden]
+    qkv: Tensor  # [q_size + 2 * kv_size, hidden]
+    qkv_bias: Tensor | None
+    output: Tensor  # [hidden, q_size]
+    output_bias: Tensor | None
+    head_norm: HeadNorm | None
+    mlp_norm: Tensor  # [hidden]
+    mlp: DenseMlp | MoeMlp
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What all layers of one step share."""
+
+    rotation: Tensor  # [tokens, rotary_dim], rows of the rotary table
+    kv_slots: Tensor  # [tokens]
+    plan: AttentionPlan
+
+
+class Decoder:
+    """A model with its weights. Steps write the KV cache and the batch's outputs and keep no other state."""
+
+    def __init__(self, spec: ModelSpec, embedding: Tensor, layers: list[Layer], norm: Tensor, lm_head: Tensor) -> None:
+        """Take the weights: embedding [vocab, hidden], norm [hidden], lm_head [vocab, hidden] from pack_weight."""
+        self.spec = spec
+        self.device = embedding.device
+        self.dtype = embedding.dtype
+        self._embedding = embedding
+        self._layers = layers
+        self._norm = norm
+        self._lm_head = lm_head
+        self._rotary_table = make_rotary_table(spec.rope.frequencies(), spec.max_model_len, self.device)
+
+    def allocate_kv_cache(self, num_blocks: int, block_size: int) -> Tensor:
+        """Allocate a KV cache: [layers, 2, num_blocks, block_size, kv_heads, head_dim], zero."""
+        # Zeros, because attention multiplies what it masks by 0, and uninitialised memory may hold NaN.
+        return torch.zeros(self.spec.kv_cache_shape(num_blocks, block_size), dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> None:
+        """Run one step over the batch's first num_tokens tokens and num_rows rows, padding included, and sample."""
+        sample(self.compute_logits(batch, kv_cache, num_tokens, num_rows), batch, num_rows)
+
+    @torch.inference_mode()
+    def compute_logits(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> Tensor:
+        """Run one step without sampling and return the logits [num_rows, vocab] of each row's last token."""
+        step = StepInputs(
+            rotation=self._rotary_table.index_select(0, batch.positions[:num_tokens]),
+            kv_slots=batch.kv_slots[:num_tokens],
+            plan=plan_attention(batch, num_tokens, kv_cache.shape[3], self.dtype),
+        )
+        residual = self._embedding.index_select(0, batch.input_ids[:num_tokens])
+        update = None
+        for layer, layer_cache in zip(self._layers, kv_cache, strict=True):
+            update = self._run_layer(layer, residual, update, layer_cache, step)
+        assert update is not None
+        last = batch.query_starts[1 : num_rows + 1] - 1
+        hidden = rms_norm(
+            update.index_select(0, last), self._norm, self.spec.rms_norm_eps, residual.index_select(0, last)
+        )
+        return linear(hidden, self._lm_head)
+
+    def _run_layer(
+        self, layer: Layer, residual: Tensor, update: Tensor | None, kv_cache: Tensor, step: StepInputs
+    ) -> Tensor:
+        """Add update, the previous layer's result, to residual (both [tokens, hidden]); return this layer's result."""
+        eps = self.spec.rms_norm_eps
+        if update is None:
+            hidden = rms_norm(residual, layer.attention_norm, eps)
+        else:
+            hidden = rms_norm(update, layer.attention_norm, eps, residual)
+        qkv = linear(hidden, layer.qkv, layer.qkv_bias)
+        query = rotate_and_store(qkv, step.rotation, step.kv_slots, kv_cache, layer.head_norm)
+        attended = linear(paged_attention(query, kv_cache, step.plan), layer.output, layer.output_bias)
+        hidden = rms_norm(attended, layer.mlp_norm, eps, residual)
+        return self._run_mlp(layer.mlp, hidden)
+
+    def _run_mlp(self, mlp: DenseMlp | MoeMlp, hidden: Tensor) -> Tensor:
+        if isinstance(mlp, DenseMlp):
+            return linear(silu_mul(linear(hidden, mlp.gate_up)), mlp.down)
+        return moe(
+            hidden,
+            linear(hidden, mlp.router),
+            mlp.gate_up,
+            mlp.down,
+            top_k=self.spec.experts_per_token,
+            renormalize=self.spec.norm_topk_prob,
+        )
