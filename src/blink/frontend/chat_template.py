@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Render chat messages with the model's Jinja template, in the sandbox and with the extras that templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from blink.errors import BadRequestError, ConfigError
+
+# Marks where the last message ends; the space at its end shows whether the template strips messages.
+_END_MARK = "\ue000END-OF-MESSAGE\ue000 "
+
+
+class _GenerationBlock(Extension):
+    """Render the body of {% generation %}, a tag that only marks text for training."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as an instance variable)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML characters, which models have never seen.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class ChatTemplate:
+    """One compiled chat template."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Compile a template; `special_tokens` are the variables like bos_token that it may use.
+
+        Raises:
+            ConfigError: the template is malformed.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        functions: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        environment.globals.update(functions)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"The chat template is malformed: line {error.lineno}: {error.message}") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt of a conversation; `continue_final_message` leaves the last message open.
+
+        Raises:
+            BadRequestError: the template refuses the messages.
+        """
+        names = {"tools": None, "documents": None, **self._special_tokens, **(variables or {})}
+        if continue_final_message:
+            final = messages[-1]
+            messages = [*messages[:-1], {**final, "content": (final.get("content") or "") + _END_MARK}]
+        try:
+            text = self._template.render(names, messages=messages, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # templates are programs: a message they did not foresee may raise anything
+            raise BadRequestError(f"The chat template refused the messages: {error}", "messages") from error
+        return _cut_at_mark(text) if continue_final_message else text
+
+
+def _cut_at_mark(text: str) -> str:
+    """Return the text up to the end of the last message, stripped if the template strips its messages."""
+    end = text.rfind(_END_MARK.strip())
+    if end < 0:
+        raise BadRequestError("The chat template does not show the final message.", "continue_final_message")
+    return text[:end] if text.startswith(_END_MARK, end) else text[:end].rstrip()

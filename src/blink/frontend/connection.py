@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""uvicorn's HTTP/1.1 protocol, opened up: a response may write its body straight to the transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+EXTENSION = "blink.exchange"
+_MAX_HEAD_BYTES = 64 << 10
+_MAX_PIPELINED = 16
+
+
+class StreamingProtocol(HttpToolsProtocol):
+    """Give each request its Exchange; tell all of a connection's requests when the client goes away."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.watchers: set[Callable[[], None]] = set()
+        self._head_bytes = 0
+        self._reads_head = True
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, but let no request line and headers grow without end."""
+        if self._reads_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._reads_head and self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("Request headers are too large.")
+
+    def on_message_begin(self) -> None:
+        """Start to count the bytes of the request's head."""
+        self._reads_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Put the exchange into the request's scope before its task runs."""
+        super().on_headers_complete()
+        self._reads_head = False
+        scope: dict[str, Any] = self.scope  # pyright: ignore[reportAssignmentType]
+        scope["extensions"] = {EXTENSION: Exchange(self, self.cycle)}
+        if self.pipeline and len(self.pipeline) < _MAX_PIPELINED:
+            # uvicorn stops reading behind a pipelined request; the end of the connection would go unnoticed.
+            self.flow.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request that runs, which need not be the last one received."""
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        watchers, self.watchers = self.watchers, set()
+        for watcher in watchers:
+            watcher()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse malformed HTTP, but never in the middle of another response."""
+        answering = self.cycle and self.cycle.response_started and not self.cycle.response_complete
+        if answering or self.pipeline:
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
+
+
+class Exchange:
+    """One request and its response on a connection."""
+
+    __slots__ = ("_cycle", "_protocol")
+
+    def __init__(self, protocol: StreamingProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+
+    def prepare_stream(self) -> None:
+        """Choose the framing of a body of unknown length; call before the response starts."""
+        if self._cycle.scope["http_version"] != "1.1":
+            # HTTP/1.0 knows no chunks: the end of the connection ends the body.
+            self._cycle.chunked_encoding = False
+
+    def write(self, data: bytes) -> int:
+        """Write a part of the body; return the bytes that the client has not taken yet."""
+        transport = self._cycle.transport
+        if transport.is_closing():
+            return 0
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._cycle.chunked_encoding else data)
+        return transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """Close the connection and throw away what was not sent."""
+        self._cycle.transport.abort()
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back when the client has gone; return a function that ends the watch."""
+        if self._cycle.transport.is_closing():
+            callback()
+        elif not self._protocol.pipeline:
+            # A large body leaves reading paused, and so the end of the connection unnoticed.
+            self._protocol.flow.resume_reading()
+        self._protocol.watchers.add(callback)
+        return lambda: self._protocol.watchers.discard(callback)
