@@ -45,7 +45,7 @@ class EngineConfig:
     max_sequences_per_worker: int = option(1024, "sequences (running or waiting) of one frontend worker")
     prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
     lease_timeout: float = option(5.0, "seconds without a sign of life after which a frontend's sequences are dropped")
-    cpu_threads: int = option(0, "threads of the CPU engine; 0: all cores")
+    cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
