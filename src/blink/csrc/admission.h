@@ -31,7 +31,7 @@ BLINK_FN Tally tally(Env& env, const State& s) {
 
 // Take a running sequence off the chip: parked with its blocks, or to be recomputed.
 template <class Env>
-BLINK_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks) {
+BLINK_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint64_t now) {
   Sequence& q = s.sequences[index];
   if (!keep_blocks) release_blocks(env, s, q.slot, q.num_blocks);
   env.sync();
@@ -40,6 +40,7 @@ BLINK_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks) {
     q.skipped_pass = s.pass;
     if (q.status == SequenceStatus::kRunning) {
       q.status = SequenceStatus::kWaiting;
+      q.queued_ns = now;
       s.waiting[s.num_waiting++] = index;
       s.step_preempted++;
       if (keep_blocks) s.statistics.num_parked++;
@@ -66,7 +67,7 @@ BLINK_FN bool make_room(Env& env, State& s, Rank rank, Victims victims, uint64_t
       return behind(q) && (victims == Victims::kRunning || is_best_effort(s, q, now));
     });
   if (victim.sequence == kNone) return false;
-  preempt(env, s, victim.sequence, false);
+  preempt(env, s, victim.sequence, false, now);
   return true;
 }
 
@@ -183,6 +184,7 @@ BLINK_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t no
     s.statistics.prefix_hits += found;
   }
   s.qps[q.queue_pair].cq_need += completions_per_token(q);
+  q.waited_ns = waited_ns(q, now);
   q.status = SequenceStatus::kRunning;
   s.running[s.num_running++] = index;
   s.step_admitted++;
@@ -198,7 +200,7 @@ BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
     const Rank victim =
         last_of(env, s, s.running, s.num_running, now, [&](const Sequence& v) { return is_best_effort(s, v, now); });
     if (victim.sequence == kNone) return false;
-    preempt(env, s, victim.sequence, true);
+    preempt(env, s, victim.sequence, true, now);
     t = tally(env, s);
   }
   if (!take_slot(env, s, rank.sequence, now)) return false;

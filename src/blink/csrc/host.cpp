@@ -5,6 +5,7 @@
 #include "host_env.h"
 #include "integrity.h"
 #include "layout_table.h"
+#include "state_arrays.h"
 #include "waiter.h"
 
 using namespace blink;

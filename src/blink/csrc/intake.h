@@ -8,6 +8,7 @@
 
 namespace blink {
 
+constexpr uint64_t kHeartbeatNs = 1000000;
 constexpr uint32_t kPollBatch = 16;  // SQEs of one queue pair in one pass: a pass stays bounded
 
 // Keep the entries of `list` that `keep` admits, in order, and return how many those are.
@@ -111,7 +112,7 @@ BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   q.num_tokens = e.num_prompt_tokens;
   q.skipped_pass = kNone;
   q.arrival = s.next_arrival++;
-  q.arrival_ns = now;
+  q.queued_ns = now;
   q.sqe = e;
   s.waiting[s.num_waiting++] = index;
   s.qps[qp].num_live++;
@@ -135,9 +136,26 @@ BLINK_FN void accept(State& s, uint32_t qp, uint64_t now) {
   reject(s, qp, e.sequence, RejectCode::kOpcode, now);
 }
 
+// Tell the frontends that the scheduler lives, and follow the engine's words. Runs on: one lane.
+BLINK_FN void beat(State& s, uint64_t now) {
+  if (now - s.heartbeat_ns >= kHeartbeatNs) {
+    s.heartbeat_ns = now;
+    store_release(s.control->heartbeat, ++s.heartbeat);
+  }
+  uint32_t state = s.engine_state;
+  if (state == uint32_t(EngineState::kReady) && load_relaxed(s.control->drain)) state = uint32_t(EngineState::kDraining);
+  if (state == uint32_t(EngineState::kDraining) && s.num_live == 0) state = uint32_t(EngineState::kDrained);
+  if (load_relaxed(s.control->stop)) state = uint32_t(EngineState::kStopped);
+  if (state == s.engine_state) return;
+  s.engine_state = state;
+  store_release(s.control->state, state);
+}
+
 // Take new SQEs from every queue pair. An SQE stays in its queue until its answer has room in the completion queue.
 template <class Env>
 BLINK_FN void poll(Env& env, State& s, uint64_t now) {
+  // Another lane than those of the first queue pairs, so that the words of the host are read side by side.
+  if (env.lane() == env.lanes() - 1) beat(s, now);
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) read_frontend(s, qp, now);
   env.sync();
   for (uint32_t qp = 0; qp < s.geometry.num_queue_pairs; qp++) {

@@ -185,7 +185,7 @@ BLINK_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t num_h
     if (entry != 0) block_table(s, slot)[i] = int32_t(entry - 1);
     const uint32_t end = env.least(entry != 0 ? kNone : least(i, num_hashes));
     hit.blocks = least(end, least(num_hashes, tile + env.lanes()));
-    hit.evictable += env.sum(entry != 0 && i < hit.blocks && s.ref_counts[entry - 1] == 0);
+    hit.evictable += env.sum(uint32_t(entry != 0 && i < hit.blocks && s.ref_counts[entry - 1] == 0));
     if (hit.blocks < tile + env.lanes()) break;
   }
   return hit;

@@ -133,7 +133,7 @@ inline void list_state_structs(LayoutText& t) {
   FIELD(Sequence, status), FIELD(Sequence, queue_pair), FIELD(Sequence, slot), FIELD(Sequence, cancelled);
   FIELD(Sequence, finish), FIELD(Sequence, admitted), FIELD(Sequence, num_tokens), FIELD(Sequence, num_computed);
   FIELD(Sequence, num_generated), FIELD(Sequence, num_blocks), FIELD(Sequence, num_registered), FIELD(Sequence, scheduled);
-  FIELD(Sequence, arrival), FIELD(Sequence, arrival_ns);
+  FIELD(Sequence, arrival), FIELD(Sequence, queued_ns), FIELD(Sequence, waited_ns);
   t.close_struct();
 }
 

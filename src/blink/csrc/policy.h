@@ -17,9 +17,14 @@ BLINK_FN bool operator<(Rank a, Rank b) { return a.order != b.order ? a.order < 
 constexpr Rank kLastRank{~0ull, ~0ull, kNone};  // behind every sequence
 constexpr Rank kFirstRank{0, 0, kNone};         // before every sequence
 
-// Class after ageing: a request that has waited longer than the cap counts as latency-sensitive.
+// Time spent waiting, before and between runs.
+BLINK_FN uint64_t waited_ns(const Sequence& q, uint64_t now) {
+  return q.waited_ns + (q.status == SequenceStatus::kWaiting && now > q.queued_ns ? now - q.queued_ns : 0);
+}
+
+// Class after ageing: a request that has waited longer than the cap counts as latency-sensitive, until it ends.
 BLINK_FN bool is_aged(const State& s, const Sequence& q, uint64_t now) {
-  return now - q.arrival_ns > s.geometry.max_queue_age_ns && now > q.arrival_ns;
+  return waited_ns(q, now) > s.geometry.max_queue_age_ns;
 }
 BLINK_FN bool is_best_effort(const State& s, const Sequence& q, uint64_t now) {
   return q.sqe.service_class == uint32_t(ServiceClass::kBestEffort) && !is_aged(s, q, now);

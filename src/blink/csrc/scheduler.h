@@ -11,8 +11,6 @@ namespace blink {
 
 enum class StepResult : uint32_t { kIdle = 0, kBusy = 1, kLaunched = 2, kStopped = 3, kFailed = 4 };
 
-constexpr uint64_t kHeartbeatNs = 1000000;
-
 // Set the initial state of arrays that are not zero at the start, then say that the engine is ready.
 template <class Env>
 BLINK_FN void boot(Env& env, State& s) {
@@ -78,9 +76,9 @@ BLINK_FN void publish_statistics(Env& env, State& s) {
     t.num_blocks_cached = s.num_evictable;
     t.expired_leases = 0;
     for (uint32_t qp = 0; qp < s.geometry.num_queue_pairs; qp++) t.expired_leases += s.qps[qp].expired;
-    s.stats_dirty = 0;
   }
   env.sync();
+  if (env.lane() == 0) s.stats_dirty = 0;  // not before: every lane has to see it set to come here
   const auto* from = reinterpret_cast<const uint64_t*>(&s.statistics);
   auto* to = reinterpret_cast<uint64_t*>(&s.control->statistics);
   for (uint32_t i = env.lane(); i < sizeof(Statistics) / 8; i += env.lanes()) store_relaxed(to[i], from[i]);
@@ -101,26 +99,12 @@ BLINK_FN void housekeep(Env& env, State& s, bool idle_before) {
   publish_statistics(env, s);
 }
 
-// Tell the frontends that the scheduler lives, and follow the engine's drain word. Runs on: one lane.
-BLINK_FN void beat(State& s, uint64_t now) {
-  if (now - s.heartbeat_ns >= kHeartbeatNs) {
-    s.heartbeat_ns = now;
-    store_release(s.control->heartbeat, ++s.heartbeat);
-  }
-  uint32_t state = s.engine_state;
-  if (state == uint32_t(EngineState::kReady) && load_relaxed(s.control->drain)) state = uint32_t(EngineState::kDraining);
-  if (state == uint32_t(EngineState::kDraining) && s.num_live == 0) state = uint32_t(EngineState::kDrained);
-  if (state == s.engine_state) return;
-  s.engine_state = state;
-  store_release(s.control->state, state);
-}
-
 struct Glance {
   uint64_t now;
-  uint32_t done, failed, stop;
+  uint32_t done, failed;
 };
 
-// Run one pass: poll; when no step is in flight any more, retire it, compose the next and launch it.
+// Run one pass: while a step is in flight, poll; when it is over, retire it, compose the next, launch it and poll.
 template <class Env>
 BLINK_FN StepResult step(Env& env, State& s) {
   if (!s.booted) boot(env, s);
@@ -130,17 +114,13 @@ BLINK_FN StepResult step(Env& env, State& s) {
     glance.now = env.now();
     glance.done = !s.in_flight || load_acquire(s.output->done_step) == s.step;
     glance.failed = s.in_flight && glance.done && s.output->failed;
-    glance.stop = load_relaxed(s.control->stop);
-    beat(s, glance.now);
   }
   glance = env.share(glance);
-  if (glance.stop) {
-    if (env.lane() == 0) store_release(s.control->state, uint32_t(EngineState::kStopped));
-    return StepResult::kStopped;
-  }
-  poll(env, s, glance.now);
-  if (!glance.done) return StepResult::kBusy;
   const bool was_in_flight = s.in_flight;
+  // While a step is in flight the queues are read all the time, so its end is followed by the next launch at once.
+  if (!was_in_flight || !glance.done) poll(env, s, glance.now);
+  if (s.engine_state == uint32_t(EngineState::kStopped)) return StepResult::kStopped;
+  if (!glance.done) return StepResult::kBusy;
   if (env.lane() == 0) {
     s.retired_ns = glance.now;
     if (glance.failed) fail(s, ErrorCode::kStepFailed, __LINE__, uint32_t(s.step));
@@ -159,6 +139,7 @@ BLINK_FN StepResult step(Env& env, State& s) {
   }
   env.sync();
   housekeep(env, s, !was_in_flight);
+  poll(env, s, glance.now);
   return StepResult::kLaunched;
 }
 

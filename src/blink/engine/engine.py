@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 
 from blink.config import EngineConfig
-from blink.engine.cpu import CpuEngine
+from blink.engine.base import Engine
 from blink.errors import ConfigError
 
 logger = logging.getLogger("blink.engine")
@@ -41,14 +41,18 @@ def run_engine(config: EngineConfig) -> int:
     return engine.run()
 
 
-def create_engine(config: EngineConfig) -> CpuEngine:
+def create_engine(config: EngineConfig) -> Engine:
     """Load the model and prepare the engine for the configured device.
 
     Raises:
         ConfigError: the device is not there or not supported.
     """
-    if config.device == "cuda":
-        raise ConfigError("--device cuda: this version has no GPU engine yet; use --device cpu")
-    if torch.cuda.is_available():
-        logger.warning("a GPU is here, but this version has no GPU engine yet: the model runs on the CPU")
-    return CpuEngine(config)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
+    if config.device == "cpu" or not torch.cuda.is_available():
+        from blink.engine.cpu import CpuEngine
+
+        return CpuEngine(config)
+    from blink.engine.gpu import GpuEngine
+
+    return GpuEngine(config)

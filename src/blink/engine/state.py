@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import numpy as np
+import torch
 
 from blink.native import lib
 from blink.region import Region
@@ -28,3 +29,7 @@ class HostState:
         """Return one of the state's arrays, flat, as `dtype` (whose size must divide the element's)."""
         offset, size, count = self._arrays[name]
         return self._bytes[offset : offset + size * count].view(dtype)
+
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """Return one of the state's arrays, flat, as a tensor over the same memory."""
+        return torch.from_numpy(self.array(name, np.uint8)).view(dtype)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The resident scheduler of one GPU: its memory, the step graphs that it launches, and its start.
+
+Once start() has returned, nothing in this process may synchronise with the device or allocate on it: the scheduler
+never ends, so such a call would wait for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from cuda.bindings import driver
+from cuda.core import Device, Kernel, LaunchConfig, launch
+
+from blink.engine.device_code import compile_scheduler
+from blink.errors import ConfigError
+from blink.native import lib
+from blink.region import Region
+
+_DEVICE_LAUNCH = int(driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
+_LANES = 256  # threads of the scheduler's block; device.cu's kLanes
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """Return what a driver call returns beside its status.
+
+    Raises:
+        ConfigError: the call failed.
+    """
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        _, name = driver.cuGetErrorString(status)
+        raise ConfigError(f"CUDA error {status.name}: {name.decode() if name else 'unknown'}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class DeviceState:
+    """The scheduler's state in GPU memory, over a region that the GPU reaches by its mapped address."""
+
+    def __init__(self, region: Region, device: torch.device) -> None:
+        """Register the region with CUDA and upload the initial state."""
+        geometry = np.ascontiguousarray(region.geometry)
+        self._arrays: dict[str, list[int]] = json.loads(lib.blink_state_text(geometry.ctypes.data))
+        size = lib.blink_state_bytes(geometry.ctypes.data)
+        self.memory = torch.zeros(size, dtype=torch.uint8, device=device)  # also makes the device's context current
+        check(driver.cuMemHostRegister(region.address, len(region.bytes), driver.CU_MEMHOSTREGISTER_DEVICEMAP))
+        region_address = int(check(driver.cuMemHostGetDevicePointer(region.address, 0)))
+        self.address = self.memory.data_ptr()
+        head = np.zeros(lib.blink_state_struct_bytes(), np.uint8)
+        lib.blink_state_build(head.ctypes.data, region.address, self.address, region_address)
+        self.memory[: len(head)].copy_(torch.from_numpy(head))
+
+    def array(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """Return one of the state's arrays, flat, as `dtype`."""
+        offset, size, count = self._arrays[name]
+        return self.memory[offset : offset + size * count].view(dtype)
+
+    def array_address(self, name: str) -> int:
+        """Return the device address of one of the state's arrays."""
+        return self.address + self._arrays[name][0]
+
+
+class _TorchStream:
+    """Show a torch stream to cuda.core."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._handle = stream.cuda_stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._handle)
+
+
+class DeviceScheduler:
+    """Capture step graphs, then start the kernel that launches them."""
+
+    def __init__(self, state: DeviceState) -> None:
+        self._state = state
+        self._device = state.memory.device
+        core = Device(self._device.index or 0)
+        core.set_current()
+        code = compile_scheduler(f"sm_{core.arch}")
+        self._kernel: Kernel = code.get_kernel("blink_scheduler")
+        self._passes: Kernel = code.get_kernel("blink_scheduler_passes")
+        self._mark_done: Kernel = code.get_kernel("blink_mark_done")
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(self._device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pairs: dict[int, list[Any]] = {}
+
+    def capture(self, index: int, run_step: Callable[[], None]) -> None:
+        """Capture the scheduler's graph `index` from a function that enqueues one step, and instantiate it twice.
+
+        Twice, as an executable cannot be launched again while its last node is still ending. Capture the largest first:
+        all graphs share one memory pool.
+        """
+
+        def run() -> None:
+            run_step()
+            self._enqueue(self._mark_done, 1, self._state.array_address("batch"), self._state.array_address("output"))
+
+        graph = self._capture(run)
+        self._graphs[index] = graph
+        self._pairs[index] = [self._instantiate(graph) for _ in range(2)]
+
+    def start(self) -> None:
+        """Launch the resident kernel; it runs until the region's stop word or an error."""
+        self._build_program()
+        graph = self._capture(lambda: self._enqueue(self._kernel, _LANES, self._program.data_ptr()))
+        self._resident = (graph, self._instantiate(graph))
+        torch.cuda.synchronize(self._device)
+        check(driver.cuGraphLaunch(self._resident[1], self._stream.cuda_stream))
+
+    def run_passes(self, passes: int) -> None:
+        """Run a bounded number of scheduler passes and wait for them and their steps, for tests."""
+        if not hasattr(self, "_program"):
+            self._build_program()
+            graph = self._capture(
+                lambda: self._enqueue(self._passes, _LANES, self._program.data_ptr(), np.uint32(passes))
+            )
+            self._resident = (graph, self._instantiate(graph))
+        check(driver.cuGraphLaunch(self._resident[1], self._stream.cuda_stream))
+        torch.cuda.synchronize(self._device)
+
+    def _build_program(self) -> None:
+        """Write csrc/device.cu's DeviceProgram: state, table of executables, parity and lives."""
+        pairs = [[int(executable) for executable in self._pairs[index]] for index in sorted(self._pairs)]
+        self._table = torch.tensor(pairs, dtype=torch.int64, device=self._device)
+        words = [self._state.address, self._table.data_ptr(), 0]
+        self._program = torch.tensor(words, dtype=torch.int64, device=self._device)
+
+    def _capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            run()
+        return graph
+
+    def _enqueue(self, kernel: Kernel, threads: int, *arguments: Any) -> None:
+        launch(
+            _TorchStream(torch.cuda.current_stream(self._device)), LaunchConfig(grid=1, block=threads), kernel, *arguments
+        )
+
+    def _instantiate(self, graph: torch.cuda.CUDAGraph) -> Any:
+        raw = driver.CUgraph(graph.raw_cuda_graph())
+        executable = check(driver.cuGraphInstantiate(raw, _DEVICE_LAUNCH))
+        check(driver.cuGraphUpload(executable, self._stream.cuda_stream))
+        return executable

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU engine: boots the model and the resident scheduler, then sleeps. The host takes no part in serving."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from blink.config import EngineConfig
+from blink.engine.base import EngineControl, served_name
+from blink.engine.batch import Batch, map_batch
+from blink.engine.device_scheduler import DeviceScheduler, DeviceState
+from blink.engine.geometry import build_geometry
+from blink.engine.weights import load_model, resolve_dtype
+from blink.errors import ConfigError
+from blink.layout import EngineState
+from blink.models.decoder import Decoder
+from blink.region import create_region, publish_region
+
+logger = logging.getLogger("blink.engine")
+
+_WATCH_SECONDS = 0.25
+_GRAPH_RESERVE_BYTES = 1 << 30  # executables of all graphs and the workspaces that capture adds
+
+
+class GpuEngine:
+    """Own the model, its KV cache, the region and the resident scheduler of one GPU."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the model, size the KV cache, capture every graph; frontends see nothing before run().
+
+        Raises:
+            ConfigError: the model, the options and the GPU do not fit together.
+        """
+        # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
+        os.environ["CUDA_MODULE_LOADING"] = "EAGER"
+        self._config = config
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
+        spec = self._model.spec
+        num_blocks = _num_blocks(config, self._model)
+        self._geometry = build_geometry(
+            config, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size, num_blocks=num_blocks
+        )
+        self._region = create_region(config.region, self._geometry, served_name(config))
+        self._control = EngineControl(self._region)
+        state = DeviceState(self._region, device)
+        self._batch = map_batch(state.array, int(self._geometry["num_slots"]))
+        self._kv_cache = self._model.allocate_kv_cache(num_blocks, config.block_size)
+        logger.info("KV cache: %d blocks of %d tokens", num_blocks, config.block_size)
+        self._scheduler = DeviceScheduler(state)
+        self._capture()
+
+    def run(self) -> int:
+        """Serve until drained or stopped and return the exit status: 0, or 1 after an error."""
+        self._scheduler.start()
+        publish_region(self._region, self._config.region)
+        logger.info("engine ready: region %s", self._config.region)
+        while (state := self._control.state) not in (EngineState.STOPPED, EngineState.FAILED):
+            if state == EngineState.DRAINED:
+                self.stop()
+            time.sleep(_WATCH_SECONDS)
+        return self._control.finish()
+
+    def drain(self) -> None:
+        """Let running requests end and refuse new ones; run() returns when all are done."""
+        self._control.drain()
+
+    def stop(self) -> None:
+        """End the scheduler at its next pass; open requests are lost."""
+        self._control.stop()
+
+    def _capture(self) -> None:
+        """Capture all graphs, the largest first, as the later ones then reuse its memory."""
+        graphs = list(enumerate(_graph_sizes(self._geometry)))
+        graphs.sort(key=lambda graph: graph[1], reverse=True)
+        for index, (num_tokens, num_rows) in tqdm(graphs, desc="capturing graphs", unit="graph"):
+            self._run_step(num_tokens, num_rows)  # compiles and loads the kernels
+            torch.cuda.synchronize()
+            self._scheduler.capture(index, lambda tokens=num_tokens, rows=num_rows: self._run_step(tokens, rows))
+
+    def _run_step(self, num_tokens: int, num_rows: int) -> None:
+        self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows)
+
+
+def _graph_sizes(geometry: np.ndarray) -> list[tuple[int, int]]:  # type: ignore[type-arg]
+    """Return (tokens, rows) of each graph, in the order of the scheduler's indices."""
+    decode = geometry["decode_buckets"][: int(geometry["num_decode_buckets"])].tolist()
+    mixed = geometry["mixed_buckets"][: int(geometry["num_mixed_buckets"])].tolist()
+    max_rows = int(geometry["max_num_seqs"])
+    return [*((rows, rows) for rows in decode), *((tokens, min(tokens, max_rows)) for tokens in mixed)]
+
+
+def _num_blocks(config: EngineConfig, model: Decoder) -> int:
+    """Return how many KV blocks fit beside the weights and the largest step."""
+    if config.num_gpu_blocks_override:
+        return config.num_gpu_blocks_override
+    block_bytes = int(np.prod(model.spec.kv_cache_shape(1, config.block_size))) * model.dtype.itemsize
+    if config.kv_cache_memory_bytes:
+        return config.kv_cache_memory_bytes // block_bytes
+    step_bytes = _measure_step(config, model)
+    free, total = torch.cuda.mem_get_info()
+    room = int(total * config.gpu_memory_utilization) - (total - free) - step_bytes - _GRAPH_RESERVE_BYTES
+    if room < block_bytes:
+        raise ConfigError(
+            f"no GPU memory is left for the KV cache: {(total - free) >> 30} of {total >> 30} GiB are in use; raise "
+            "--gpu-memory-utilization, lower --max-num-batched-tokens or free the GPU"
+        )
+    return room // block_bytes
+
+
+def _measure_step(config: EngineConfig, model: Decoder) -> int:
+    """Return the bytes that the largest step allocates beside weights and KV cache."""
+    one_sequence = -(-model.spec.max_model_len // config.block_size)
+    batch = Batch.allocate(
+        max_tokens=config.max_num_batched_tokens,
+        max_rows=config.max_num_seqs,
+        num_slots=1,
+        max_blocks=one_sequence,
+        max_model_len=model.spec.max_model_len,
+        device=model.device,
+    )
+    batch.kv_slots.fill_(-1)
+    kv_cache = model.allocate_kv_cache(1, config.block_size)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model.forward(batch, kv_cache, config.max_num_batched_tokens, config.max_num_seqs)
+    peak = torch.cuda.max_memory_allocated() - before
+    torch.cuda.empty_cache()
+    return peak
