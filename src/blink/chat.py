@@ -96,7 +96,7 @@ class Server:
                 if response.is_error:
                     response.read()
                     _raise_for_status(response)
-                yield from _read_pieces(response.iter_lines())
+                yield from read_pieces(response.iter_lines())
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
@@ -162,7 +162,7 @@ def _ask() -> str | None:
             return None
 
 
-def _read_pieces(lines: Iterator[str]) -> Iterator[Piece]:
+def read_pieces(lines: Iterator[str]) -> Iterator[Piece]:
     """Parse the lines of an event stream."""
     for line in lines:
         if not line.startswith("data:"):

@@ -119,11 +119,14 @@ class EngineClient:
         return completions
 
     def stats(self) -> dict[str, int]:
-        """Return the engine's counters and gauges; empty when there is no engine."""
-        if self._region is None:
+        """Return the engine's counters and gauges and this queue pair's; empty when there is no engine."""
+        if self._region is None or self._pair is None:
             return {}
         statistics = self._region.control["statistics"]
-        return {name: int(statistics[name]) for name in statistics.dtype.names}
+        found = {name: int(statistics[name]) for name in statistics.dtype.names}
+        found["worker_sequences"] = self._pair.num_live
+        found["prompt_arena_used_bytes"] = self._pair.arena_used_bytes
+        return found
 
     def close(self) -> None:
         """Give the queue pair back; its sequences end."""
@@ -148,7 +151,9 @@ class EngineClient:
         index = claim_queue_pair(region)
         if index is None:
             region.close()
-            raise EngineUnavailableError("all queue pairs of the engine are taken; start it with more --num-queue-pairs")
+            raise EngineUnavailableError(
+                "all queue pairs of the engine are taken; start it with more --num-queue-pairs"
+            )
         self._region = region
         self._pair = QueuePair(ShmTransport(region), QueuePairAddresses(region, index), region.geometry)
         self._heartbeat = region.heartbeat()
@@ -210,7 +215,7 @@ class EngineClient:
 
 def _is_current(name: str, region: Region) -> bool:
     try:
-        return os.stat(region_path(name)).st_ino == region.inode
+        return region_path(name).stat().st_ino == region.inode
     except FileNotFoundError:
         return False
 

@@ -20,7 +20,11 @@ class ModelConfig:
     tokenizer: str = option("", "tokenizer directory or .gguf file; empty: the model's own")
     served_model_name: str = option("", "name in the API; empty: derived from MODEL")
     load_format: str = option("auto", "where weights come from", choices=("auto", "safetensors", "gguf", "dummy"))
-    dtype: str = option("auto", "compute type; auto: float32 on CPU, bfloat16 on GPU", choices=("auto", "float32", "bfloat16", "float16"))
+    dtype: str = option(
+        "auto",
+        "compute type; auto: float32 on CPU, bfloat16 on GPU",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
     max_model_len: int = option(0, "longest prompt plus output in tokens; 0: the model's own limit")
     seed: int = option(0, "seed of dummy weights")
 
@@ -57,15 +61,21 @@ class FrontendConfig:
     host: str = option("127.0.0.1", "address to listen on (0.0.0.0 for all)")
     port: int = option(8000, "port to listen on")
     uds: str = option("", "listen on this Unix socket instead of host and port")
-    api_key: tuple[str, ...] = option((), "key that clients must send as Bearer token; may be given several times; also BLINK_API_KEY")
+    api_key: tuple[str, ...] = option(
+        (), "key that clients must send as Bearer token; may be given several times; also BLINK_API_KEY"
+    )
     allowed_origins: tuple[str, ...] = option((), "CORS: allowed origins; none by default")
     allowed_methods: tuple[str, ...] = option(("*",), "CORS: allowed methods")
     allowed_headers: tuple[str, ...] = option(("*",), "CORS: allowed headers")
     allow_credentials: bool = option(False, "CORS: allow credentials")
     max_body_bytes: int = option(32 << 20, "largest accepted request body")
-    max_num_queued_reqs: int = option(0, "waiting requests of a worker before it answers 503; 0: as many as the engine holds")
+    max_num_queued_reqs: int = option(
+        0, "waiting requests of a worker before it answers 503; 0: as many as the engine holds"
+    )
     chat_template: str = option("", "file with a Jinja chat template, instead of the model's")
-    scheduling_policy: str = option("fcfs", "must equal the engine's: non-zero priorities need 'priority'", choices=("fcfs", "priority"))
+    scheduling_policy: str = option(
+        "fcfs", "must equal the engine's: non-zero priorities need 'priority'", choices=("fcfs", "priority")
+    )
     engine_timeout: float = option(3.0, "seconds without engine heartbeat after which open requests fail")
     shutdown_timeout: float = option(30.0, "seconds to finish open requests after SIGTERM")
     keep_alive_timeout: float = option(5.0, "seconds that an idle HTTP connection stays open")

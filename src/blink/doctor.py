@@ -22,6 +22,7 @@ from blink.model_files import default_model_path
 
 _GIB: Final = 2**30
 _SHARED_MEMORY: Final = Path("/dev/shm")
+_GPU_PACKAGES: Final = ("cuda", "triton")
 # torch takes seconds and hundreds of MB to load: look at it from another process.
 _TORCH_PROBE: Final = """
 import json, torch
@@ -130,6 +131,9 @@ def examine_torch() -> Iterator[Finding]:
     yield Finding("ok", "torch", version)
     for name, memory in gpus:
         yield Finding("ok", "GPU", f"{name}, {memory / _GIB:.0f} GiB")
+    if gpus and (missing := [package for package in _GPU_PACKAGES if find_spec(package) is None]):
+        advice = "pip install 'blink-serve[gpu]', or use --device cpu"
+        yield Finding("warn", "GPU packages", f"{' and '.join(missing)} not installed", advice)
     if not gpus:
         yield Finding("ok", "GPU", "none that torch can use: the engine runs on the CPU")
 

@@ -52,7 +52,10 @@ COMPLETION = np.dtype(
     {
         "names": ["sequence", "time_ns", "token", "logprob", "index", "kind", "finish_reason", "rank"],
         "formats": ["u8", "u8", "i4", "f4", "u4", "u1", "u1", "u1"],
-        "offsets": [*(CQE.fields[name][1] for name in ("sequence", "time_ns", "token", "logprob", "index")), *range(_tag + 1, _tag + 4)],  # type: ignore[index]
+        "offsets": [
+            *(CQE.fields[name][1] for name in ("sequence", "time_ns", "token", "logprob", "index")),
+            *range(_tag + 1, _tag + 4),
+        ],  # type: ignore[index]
         "itemsize": CQE.itemsize,
     }
 )
@@ -133,7 +136,9 @@ def _native_name(name: str) -> str:
 def _check(enum: type[IntEnum]) -> None:
     here = {_native_name(member.name): member.value for member in enum}
     if here != _table[enum.__name__]:
-        raise LayoutMismatchError(f"{enum.__name__} differs from the native library: {here} and {_table[enum.__name__]}")
+        raise LayoutMismatchError(
+            f"{enum.__name__} differs from the native library: {here} and {_table[enum.__name__]}"
+        )
 
 
 for _enum in (Opcode, CqeKind, FinishReason, EngineState, RejectCode, ErrorCode):

@@ -230,7 +230,9 @@ def _engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
     model_names = {field.name for field in fields(ModelConfig)}
     engine_names = {field.name for field in fields(EngineConfig)} - {"model"}
     if unknown := set(options) - model_names - engine_names:
-        raise ConfigError(f"unknown option {sorted(unknown)[0]!r}; known: {', '.join(sorted(model_names | engine_names))}")
+        raise ConfigError(
+            f"unknown option {sorted(unknown)[0]!r}; known: {', '.join(sorted(model_names | engine_names))}"
+        )
     model_options = {name: value for name, value in options.items() if name in model_names}
     engine_options = {name: value for name, value in options.items() if name in engine_names}
     engine_options.setdefault("region", f"llm-{os.getpid()}-{secrets.token_hex(3)}")

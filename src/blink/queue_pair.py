@@ -66,6 +66,11 @@ class QueuePair:
     def num_live(self) -> int:
         return len(self._live)
 
+    @property
+    def arena_used_bytes(self) -> int:
+        """Arena bytes whose payload the scheduler has not consumed."""
+        return self._arena.size - self._arena.free_bytes
+
     def request_attach(self) -> None:
         """Ask the scheduler for the queue pair, as a new owner."""
         load = self._transport.load_word

@@ -76,7 +76,10 @@ class SamplingParams:
             self.logprobs,
         )
         _require(
-            len(self.logit_bias) <= MAX_LOGIT_BIASES, "logit_bias", f"at most {MAX_LOGIT_BIASES} entries", len(self.logit_bias)
+            len(self.logit_bias) <= MAX_LOGIT_BIASES,
+            "logit_bias",
+            f"at most {MAX_LOGIT_BIASES} entries",
+            len(self.logit_bias),
         )
         for bias in self.logit_bias.values():
             _require(_within(bias, -100, 100), "logit_bias", "in [-100, 100]", bias)

@@ -52,19 +52,25 @@ BLINK_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint
   keep_only(env, s, SequenceStatus::kRunning);
 }
 
-// Whose blocks may be taken besides those of parked sequences.
+// It cannot go on before its frontend reads completions, so others may use its place and its blocks.
+BLINK_FN bool is_stalled(const State& s, const Sequence& q) { return !s.qps[q.queue_pair].open && q.scheduled == 0; }
+
+// Whose blocks may be taken besides those of parked and stalled sequences.
 enum class Victims { kParked, kBestEffort, kRunning };
 
-// Free the blocks of one sequence that ranks behind `rank`: parked ones first, then running ones, the last in rank first.
+// Free the blocks of one sequence that is stalled or ranks behind `rank`: of a parked one first, then of a running one,
+// the last in rank first.
 template <class Env>
 BLINK_FN bool make_room(Env& env, State& s, Rank rank, Victims victims, uint64_t now) {
   const auto behind = [&](const Sequence& q) {
-    return q.num_blocks > 0 && rank < rank_of(s, uint32_t(&q - s.sequences), now);
+    const uint32_t index = uint32_t(&q - s.sequences);
+    return q.num_blocks > 0 && index != rank.sequence && (is_stalled(s, q) || rank < rank_of(s, index, now));
   };
   Rank victim = last_of(env, s, s.waiting, s.num_waiting, now, behind);
-  if (victim.sequence == kNone && victims != Victims::kParked)
+  if (victim.sequence == kNone)
     victim = last_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
-      return behind(q) && (victims == Victims::kRunning || is_best_effort(s, q, now));
+      const bool yields = victims == Victims::kBestEffort && is_best_effort(s, q, now);
+      return behind(q) && (victims == Victims::kRunning || yields || is_stalled(s, q));
     });
   if (victim.sequence == kNone) return false;
   preempt(env, s, victim.sequence, false, now);
@@ -180,7 +186,8 @@ BLINK_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t no
   if (!q.admitted) {
     q.admitted = 1;
     post(s, q.queue_pair, q.sqe.sequence, CqeKind::kAdmitted, FinishReason::kNone, int32_t(found), now);
-    s.statistics.prefix_queries += q.sqe.num_prompt_tokens;
+    s.statistics.prompt_tokens += q.sqe.num_prompt_tokens;
+    if (s.geometry.prefix_caching) s.statistics.prefix_queries += q.sqe.num_prompt_tokens;
     s.statistics.prefix_hits += found;
   }
   s.qps[q.queue_pair].cq_need += completions_per_token(q);
@@ -196,9 +203,9 @@ BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
   const bool best_effort = is_best_effort(s, q, now);
   if (s.num_running == s.geometry.max_num_seqs) {
-    if (best_effort) return false;
-    const Rank victim =
-        last_of(env, s, s.running, s.num_running, now, [&](const Sequence& v) { return is_best_effort(s, v, now); });
+    const Rank victim = last_of(env, s, s.running, s.num_running, now, [&](const Sequence& v) {
+      return is_stalled(s, v) || (!best_effort && is_best_effort(s, v, now));
+    });
     if (victim.sequence == kNone) return false;
     preempt(env, s, victim.sequence, true, now);
     t = tally(env, s);
@@ -223,7 +230,9 @@ BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
 
 BLINK_FN bool can_admit(const State& s, const Sequence& q) {
   const QueuePairState& pair = s.qps[q.queue_pair];
-  return !q.cancelled && !pair.closing && q.skipped_pass != s.pass && cq_room(s, pair) > completions_per_token(q);
+  // Without a slot it would only keep those from running that have one.
+  const bool has_slot = q.slot != kNone || s.num_free_slots > 0;
+  return !q.cancelled && !pair.closing && q.skipped_pass != s.pass && has_slot && cq_room(s, pair) > completions_per_token(q);
 }
 
 // Choose prompts, in order of rank over running and waiting sequences alike, until the step's tokens are spent.

@@ -126,8 +126,9 @@ BLINK_FN void release_blocks(Env& env, State& s, uint32_t slot, uint32_t count) 
     const uint32_t i = tile + env.lane();
     const bool active = i < count;
     const uint32_t block = active ? uint32_t(block_table(s, slot)[count - 1 - i]) : 0;
-    const bool idle = active && --s.ref_counts[block] == 0;
-    if (active && s.ref_counts[block] == kNone) fail(s, ErrorCode::kRefCountCorrupt, __LINE__, block);
+    const uint32_t refs = active ? env.fetch_add(s.ref_counts[block], kNone) : 2;
+    const bool idle = refs == 1;
+    if (refs == 0) fail(s, ErrorCode::kRefCountCorrupt, __LINE__, block);
     const bool cached = idle && s.block_hashed[block];
     uint32_t num_cached = 0, num_plain = 0;
     const uint32_t lru_rank = env.scan(cached, num_cached);
@@ -171,7 +172,7 @@ BLINK_FN void allocate_blocks(Env& env, State& s, uint32_t slot, uint32_t have, 
 
 struct PrefixHit {
   uint32_t blocks;     // leading blocks found, written to the slot's block table
-  uint32_t evictable;  // how many of them nobody uses now
+  uint32_t evictable;  // how many of them nobody uses now; repeated ones count again
 };
 
 // Find the longest cached prefix among the slot's first `num_hashes` blocks. Changes nothing but the slot's block table.
@@ -191,12 +192,14 @@ BLINK_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t num_h
   return hit;
 }
 
-// Take a reference on the blocks that find_prefix() found.
+// Take a reference on the blocks that find_prefix() found. They may repeat: a frontend can send any hashes.
 template <class Env>
 BLINK_FN void acquire_prefix(Env& env, State& s, uint32_t slot, PrefixHit hit) {
-  for (uint32_t i = env.lane(); i < hit.blocks; i += env.lanes()) s.ref_counts[block_table(s, slot)[i]]++;
-  env.sync();
-  if (env.lane() == 0) s.num_evictable -= hit.evictable;
+  uint32_t revived = 0;
+  for (uint32_t i = env.lane(); i < hit.blocks; i += env.lanes())
+    revived += env.fetch_add(s.ref_counts[block_table(s, slot)[i]], 1) == 0;
+  revived = env.sum(revived);
+  if (env.lane() == 0) s.num_evictable -= revived;
   env.sync();
 }
 

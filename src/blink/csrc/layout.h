@@ -106,6 +106,7 @@ struct Statistics {
   uint64_t mixed_launches;
   uint64_t computed_tokens;
   uint64_t padded_tokens;
+  uint64_t prompt_tokens;  // of admitted sequences
   uint64_t generation_tokens;
   uint64_t prefix_queries;  // tokens looked up
   uint64_t prefix_hits;     // tokens found

@@ -70,7 +70,7 @@ inline void list_region_structs(LayoutText& t) {
   t.close_struct();
   t.open_struct<Statistics>("Statistics");
   FIELD(Statistics, num_steps), FIELD(Statistics, decode_launches), FIELD(Statistics, mixed_launches);
-  FIELD(Statistics, computed_tokens), FIELD(Statistics, padded_tokens), FIELD(Statistics, generation_tokens);
+  FIELD(Statistics, computed_tokens), FIELD(Statistics, padded_tokens), FIELD(Statistics, prompt_tokens), FIELD(Statistics, generation_tokens);
   FIELD(Statistics, prefix_queries), FIELD(Statistics, prefix_hits), FIELD(Statistics, num_preemptions);
   FIELD(Statistics, num_parked), FIELD(Statistics, evicted_blocks), FIELD(Statistics, finished_stop);
   FIELD(Statistics, finished_length), FIELD(Statistics, finished_abort), FIELD(Statistics, num_rejected);

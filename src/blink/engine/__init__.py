@@ -3,6 +3,6 @@
 
 import os
 
-# OpenMP's threads spin while they wait for each other. When something else takes one of their cores, the others burn theirs
-# to no end and a step takes several times as long. Must be set before torch is loaded.
+# OpenMP's threads spin while they wait for each other. When something else takes one of their cores, the others burn
+# theirs to no end and a step takes several times as long. Must be set before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -140,7 +140,10 @@ class DeviceScheduler:
 
     def _enqueue(self, kernel: Kernel, threads: int, *arguments: Any) -> None:
         launch(
-            _TorchStream(torch.cuda.current_stream(self._device)), LaunchConfig(grid=1, block=threads), kernel, *arguments
+            _TorchStream(torch.cuda.current_stream(self._device)),
+            LaunchConfig(grid=1, block=threads),
+            kernel,
+            *arguments,
         )
 
     def _instantiate(self, graph: torch.cuda.CUDAGraph) -> Any:

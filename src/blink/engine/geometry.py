@@ -74,7 +74,9 @@ def build_geometry(
         ("mixed", mixed_buckets(config.max_num_batched_tokens)),
     ):
         if len(buckets) > CONSTANTS["max_buckets"]:
-            raise ConfigError(f"{len(buckets)} {name} graphs are too many: lower --max-num-seqs or --max-num-batched-tokens")
+            raise ConfigError(
+                f"{len(buckets)} {name} graphs are too many: lower --max-num-seqs or --max-num-batched-tokens"
+            )
         geometry[f"num_{name}_buckets"] = len(buckets)
         geometry[f"{name}_buckets"][: len(buckets)] = buckets
     return geometry

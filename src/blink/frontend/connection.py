@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 EXTENSION = "blink.exchange"
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_PIPELINED = 16
+_CLOSE_SECONDS = 1.0
 
 
 class StreamingProtocol(HttpToolsProtocol):
@@ -32,13 +33,13 @@ class StreamingProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Start to count the bytes of the request's head."""
-        self._reads_head, self._head_bytes = True, 0
+        self._reads_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Put the exchange into the request's scope before its task runs."""
         super().on_headers_complete()
-        self._reads_head = False
+        self._reads_head, self._head_bytes = False, 0
         scope: dict[str, Any] = self.scope  # pyright: ignore[reportAssignmentType]
         scope["extensions"] = {EXTENSION: Exchange(self, self.cycle)}
         if self.pipeline and len(self.pipeline) < _MAX_PIPELINED:
@@ -53,6 +54,16 @@ class StreamingProtocol(HttpToolsProtocol):
         for watcher in watchers:
             watcher()
 
+    def shutdown(self) -> None:
+        """Close an idle connection, let a busy one finish."""
+        super().shutdown()
+        self._abort_when_sent()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, or see the connection closed."""
+        super().on_response_complete()
+        self._abort_when_sent()
+
     def send_400_response(self, msg: str) -> None:
         """Refuse malformed HTTP, but never in the middle of another response."""
         answering = self.cycle and self.cycle.response_started and not self.cycle.response_complete
@@ -60,6 +71,15 @@ class StreamingProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             super().send_400_response(msg)
+
+    def _abort_when_sent(self) -> None:
+        # A TLS connection that closes waits for its client's goodbye, half a minute long: do not.
+        if not self.transport.is_closing():
+            return
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(_CLOSE_SECONDS, self._abort_when_sent)
+        else:
+            self.loop.call_later(_CLOSE_SECONDS, self.transport.abort)
 
 
 class Exchange:

@@ -75,7 +75,7 @@ _LAYOUT, NUM_VALUES = _lay_out()
 _ENGINE_COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens processed."),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
-    "prompt_tokens_cached": ("cached_tokens", "Prompt tokens taken from the prefix cache."),
+    "prompt_tokens_cached": ("prefix_hits", "Prompt tokens taken from the prefix cache."),
     "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
     "num_preemptions": ("num_preemptions", "Sequences preempted."),
@@ -83,6 +83,23 @@ _ENGINE_COUNTERS = {
 _ENGINE_GAUGES = {
     "num_requests_running": ("num_running", "Sequences that run now."),
     "num_requests_waiting": ("num_waiting", "Sequences that wait now."),
+}
+# Statistics without an equivalent in vLLM, under their own names.
+_BLINK_COUNTERS = {
+    "num_steps": "Steps of the model.",
+    "decode_launches": "Launches of graphs for decoding alone.",
+    "mixed_launches": "Launches of graphs with prompt chunks.",
+    "computed_tokens": "Tokens that went through the model, recomputed ones included.",
+    "padded_tokens": "Tokens that filled graphs up to their size.",
+    "num_parked": "Sequences that left their place to latency-sensitive ones but kept their blocks.",
+    "evicted_blocks": "Blocks evicted from the prefix cache.",
+    "num_rejected": "Submissions that the scheduler refused.",
+    "expired_leases": "Frontends that were silent for too long.",
+}
+_BLINK_GAUGES = {
+    "num_blocks_cached": "Blocks that only the prefix cache holds.",
+    "worker_sequences": "Sequences of the worker that answers this scrape.",
+    "prompt_arena_used_bytes": "Prompt memory in use by the worker that answers this scrape.",
 }
 
 
@@ -141,9 +158,14 @@ class Metrics:
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=labels)
             counter.add_metric(values, stats.get(stat, 0))
             yield counter
-        steps = CounterMetricFamily("blink:num_steps", "Steps of the model.", labels=labels)
-        steps.add_metric(values, stats.get("num_steps", 0))
-        yield steps
+        for name, text in _BLINK_COUNTERS.items():
+            counter = CounterMetricFamily(f"blink:{name}", text, labels=labels)
+            counter.add_metric(values, stats.get(name, 0))
+            yield counter
+        for name, text in _BLINK_GAUGES.items():
+            gauge = GaugeMetricFamily(f"blink:{name}", text, labels=labels)
+            gauge.add_metric(values, stats.get(name, 0))
+            yield gauge
 
     def _labelled(self, name: str, text: str, label: str, values: tuple[str, ...], sums: list[float]) -> Metric:
         counter = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name", "engine", label])

@@ -91,8 +91,10 @@ class Session:
         changed = list(self._changed)
         self._changed.clear()
         self._listener.update(changed)
-        if all(generation.finish_reason for generation in self.generations):
-            self._end(None)
+        for generation in self.generations:
+            if generation.finish_reason is None:
+                return
+        self._end(None)
 
     def fail(self, error: BlinkError, reason: str = "error") -> None:
         """Cancel what is open and end the request with an error; nothing happens when it has ended."""

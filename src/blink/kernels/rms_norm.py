@@ -14,6 +14,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     """
     assert weight.shape == x.shape[-1:]
     assert residual is None or residual.shape == x.shape
+    if x.is_cuda:
+        from blink.kernels.gpu.rms_norm import rms_norm_gpu
+
+        return rms_norm_gpu(x, weight, eps, residual)
     return rms_norm_reference(x, weight, eps, residual)
 
 
@@ -22,3 +26,28 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, residual: Tensor |
     if residual is not None:
         x = residual.add_(x)
     return functional.rms_norm(x, weight.shape, weight, eps)
+
+
+def last_token_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor, query_starts: Tensor, num_rows: int
+) -> Tensor:
+    """Return the norm of x + residual [tokens, size] at each row's last token, [num_rows, size]; residual is kept.
+
+    Row r ends before token query_starts[r + 1].
+    """
+    assert weight.shape == x.shape[-1:]
+    assert residual.shape == x.shape
+    assert query_starts.shape[0] > num_rows
+    if x.is_cuda:
+        from blink.kernels.gpu.rms_norm import last_token_norm_gpu
+
+        return last_token_norm_gpu(x, weight, eps, residual, query_starts, num_rows)
+    return last_token_norm_reference(x, weight, eps, residual, query_starts, num_rows)
+
+
+def last_token_norm_reference(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor, query_starts: Tensor, num_rows: int
+) -> Tensor:
+    """Compute last_token_norm with plain PyTorch."""
+    last = query_starts[1 : num_rows + 1] - 1
+    return rms_norm_reference(x.index_select(0, last), weight, eps, residual.index_select(0, last))

@@ -27,7 +27,11 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     """
     assert logits.ndim == 2
     assert logits.shape[0] == num_rows <= batch.sampled_tokens.shape[0]
-    sample_reference(logits, batch, num_rows)
+    if logits.is_cuda:
+        from blink.kernels.gpu.sampling import sample_gpu
+
+        return sample_gpu(logits, batch, num_rows)
+    return sample_reference(logits, batch, num_rows)
 
 
 def sample_reference(logits: Tensor, batch: Batch, num_rows: int) -> None:

@@ -11,6 +11,10 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up; gate_up: [tokens, 2 * size], gate first; result: [tokens, size]."""
     assert gate_up.ndim == 2
     assert gate_up.shape[1] % 2 == 0
+    if gate_up.is_cuda:
+        from blink.kernels.gpu.silu_mul import silu_mul_gpu
+
+        return silu_mul_gpu(gate_up)
     return silu_mul_reference(gate_up)
 
 

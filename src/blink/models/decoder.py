@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.engine.batch import Batch
+from blink.engine.batch import Batch, Header
 from blink.kernels.attention import AttentionPlan, paged_attention, plan_attention
 from blink.kernels.linear import linear
 from blink.kernels.moe import moe
-from blink.kernels.rms_norm import rms_norm
+from blink.kernels.rms_norm import last_token_norm, rms_norm
 from blink.kernels.rotary import HeadNorm, make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
 from blink.kernels.silu_mul import silu_mul
@@ -56,6 +56,7 @@ class StepInputs:
 
     rotation: Tensor  # [tokens, rotary_dim], rows of the rotary table
     kv_slots: Tensor  # [tokens]
+    num_tokens: Tensor  # [1], those that are not padding
     plan: AttentionPlan
 
 
@@ -89,6 +90,7 @@ class Decoder:
         step = StepInputs(
             rotation=self._rotary_table.index_select(0, batch.positions[:num_tokens]),
             kv_slots=batch.kv_slots[:num_tokens],
+            num_tokens=batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
             plan=plan_attention(batch, num_tokens, kv_cache.shape[3], self.dtype),
         )
         residual = self._embedding.index_select(0, batch.input_ids[:num_tokens])
@@ -96,10 +98,8 @@ class Decoder:
         for layer, layer_cache in zip(self._layers, kv_cache, strict=True):
             update = self._run_layer(layer, residual, update, layer_cache, step)
         assert update is not None
-        last = batch.query_starts[1 : num_rows + 1] - 1
-        hidden = rms_norm(
-            update.index_select(0, last), self._norm, self.spec.rms_norm_eps, residual.index_select(0, last)
-        )
+        eps = self.spec.rms_norm_eps
+        hidden = last_token_norm(update, self._norm, eps, residual, batch.query_starts, num_rows)
         return linear(hidden, self._lm_head)
 
     def _run_layer(
@@ -115,9 +115,9 @@ class Decoder:
         query = rotate_and_store(qkv, step.rotation, step.kv_slots, kv_cache, layer.head_norm)
         attended = linear(paged_attention(query, kv_cache, step.plan), layer.output, layer.output_bias)
         hidden = rms_norm(attended, layer.mlp_norm, eps, residual)
-        return self._run_mlp(layer.mlp, hidden)
+        return self._run_mlp(layer.mlp, hidden, step)
 
-    def _run_mlp(self, mlp: DenseMlp | MoeMlp, hidden: Tensor) -> Tensor:
+    def _run_mlp(self, mlp: DenseMlp | MoeMlp, hidden: Tensor, step: StepInputs) -> Tensor:
         if isinstance(mlp, DenseMlp):
             return linear(silu_mul(linear(hidden, mlp.gate_up)), mlp.down)
         return moe(
@@ -125,6 +125,7 @@ class Decoder:
             linear(hidden, mlp.router),
             mlp.gate_up,
             mlp.down,
+            step.num_tokens,
             top_k=self.spec.experts_per_token,
             renormalize=self.spec.norm_topk_prob,
         )

@@ -77,8 +77,12 @@ def _count_tokens(counts, history, context_len, num_prompt, first, BLOCK: tl.con
         token = tl.load(history + position, mask=position < context_len, other=-1) - first
         mine = (token >= 0) & (token < BLOCK)
         in_prompt = position < num_prompt
-        tl.atomic_or(counts + token, tl.full((_HISTORY_BLOCK,), _IN_PROMPT, tl.int32), mask=mine & in_prompt, sem="relaxed")
-        tl.atomic_add(counts + token, tl.full((_HISTORY_BLOCK,), 1, tl.int32), mask=mine & (position >= num_prompt), sem="relaxed")
+        tl.atomic_or(
+            counts + token, tl.full((_HISTORY_BLOCK,), _IN_PROMPT, tl.int32), mask=mine & in_prompt, sem="relaxed"
+        )
+        tl.atomic_add(
+            counts + token, tl.full((_HISTORY_BLOCK,), 1, tl.int32), mask=mine & (position >= num_prompt), sem="relaxed"
+        )
     tl.debug_barrier()
     # Not from L1: the atomics were done in L2.
     found = tl.load(counts + place, cache_modifier=".cg")

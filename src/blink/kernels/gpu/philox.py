@@ -33,5 +33,5 @@ def _gumbel(word):
 def _log1p(x):
     # Kahan's form: the rounding error of 1 + x cancels in the quotient.
     total = 1.0 + x
-    quotient = tl.math.div_rn(tl.log(total) * x, tl.where(total == 1.0, 1.0, total - 1.0))
+    quotient = tl.log(total) * x / tl.where(total == 1.0, 1.0, total - 1.0)
     return tl.where(total == 1.0, x, quotient)

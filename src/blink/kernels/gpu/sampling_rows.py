@@ -150,7 +150,9 @@ def merge_top(parts, outputs, row, num_top, NUM_PARTS: tl.constexpr, PARTS_BLOCK
 
 
 @triton.jit
-def finish_row(logits, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr):
+def finish_row(
+    logits, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr
+):
     """Write the row's token, the best of its parts, and its log probability if asked for; logits: the row."""
     index = tl.arange(0, PARTS_BLOCK)
     inside = index < NUM_PARTS

@@ -12,7 +12,9 @@ import triton.language as tl
 
 MAX_CANDIDATES = tl.constexpr(4096)
 
-_BLOCK = tl.constexpr(2048)
+# Logits that one program loads at once: sums are kept per lane while measuring, so fewer of them there.
+_MEASURE_BLOCK = tl.constexpr(2048)
+_COLLECT_BLOCK = tl.constexpr(8192)
 _CUTS = tl.constexpr(8)
 # Each pass narrows the interval eightfold; logits that so many passes cannot tell apart count as equal.
 _MAX_PASSES = tl.constexpr(12)
@@ -40,7 +42,7 @@ def _search(logits, width, candidates, low, largest, target, IS_MASS: tl.constex
     """Return the largest t >= low whose tokens reach target: a count, or a share of the mass of the logits >= low."""
     high = _from_key(_to_key(largest) + 1)
     # Tokens and what they weigh at or above low and high.
-    num_low, num_high, above = width.to(tl.float32), 0.0, 0.0
+    num_low, num_high, above = width * 1.0, 0.0, 0.0
     step = 0
     while (step < _MAX_PASSES) & ((step == 0) | (num_low - num_high > MAX_CANDIDATES)):
         cuts = low + (high - low) * (tl.arange(0, _CUTS).to(tl.float32) / _CUTS)
@@ -63,26 +65,26 @@ def _search(logits, width, candidates, low, largest, target, IS_MASS: tl.constex
 @triton.jit
 def _measure(logits, width, cuts, largest, IS_MASS: tl.constexpr):
     """Return how many logits are >= each cut and what they weigh, both float32 [_CUTS]."""
-    counts = tl.zeros((_CUTS, _BLOCK), tl.float32)
-    weights = tl.zeros((_CUTS, _BLOCK), tl.float32)
-    for start in tl.range(0, width, _BLOCK, num_stages=4):
-        values = tl.load(logits + start + tl.arange(0, _BLOCK))[None, :]
+    counts = tl.zeros((_CUTS, _MEASURE_BLOCK), tl.float32)
+    weights = tl.zeros((_CUTS, _MEASURE_BLOCK), tl.float32)
+    for start in tl.range(0, width, _MEASURE_BLOCK, num_stages=4):
+        place = start + tl.arange(0, _MEASURE_BLOCK)
+        values = tl.load(logits + place, mask=place < width, other=float("-inf"))[None, :]
         reached = values >= cuts[:, None]
         counts += tl.where(reached, 1.0, 0.0)
         if IS_MASS:
             weights += tl.where(reached, tl.exp(values - largest), 0.0)
-    counts = tl.sum(counts, axis=1)
-    if IS_MASS:
-        return counts, tl.sum(weights, axis=1)
-    return counts, counts
+    total = tl.sum(counts, axis=1)
+    return total, tl.sum(weights, axis=1) if IS_MASS else total
 
 
 @triton.jit
 def _collect(logits, width, candidates, low, high):
     """Copy the logits in [low, high), which fit, to candidates and return their number."""
     count = 0
-    for start in tl.range(0, width, _BLOCK, num_stages=4):
-        values = tl.load(logits + start + tl.arange(0, _BLOCK))
+    for start in range(0, width, _COLLECT_BLOCK):
+        place = start + tl.arange(0, _COLLECT_BLOCK)
+        values = tl.load(logits + place, mask=place < width, other=float("-inf"))
         inside = (values >= low) & (values < high)
         found = inside.to(tl.int32)
         tl.store(candidates + count + tl.cumsum(found, axis=0) - 1, values, mask=inside)

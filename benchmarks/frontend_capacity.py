@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU time of one frontend worker per streamed token, and what that makes of one core.
+
+The engine is the real scheduler with a model that answers at once; the worker is a real process on its own core; the
+client counts chunks. The worker's CPU time comes from the kernel's accounting, so client and engine do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from blink.config import EngineConfig
+from blink.engine.geometry import build_geometry
+from blink.engine.state import HostState
+from blink.layout import BATCH_HEADER
+from blink.native import lib
+from blink.region import create_region, publish_region
+
+VOCAB_SIZE = 49152
+PORT = 18431
+
+
+class InstantEngine:
+    """The scheduler on its thread; every step is answered after `step_seconds`, with tokens that are English words."""
+
+    def __init__(self, region: str, max_num_seqs: int, step_seconds: float) -> None:
+        config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max(2048, max_num_seqs))
+        geometry = build_geometry(config, max_model_len=4096, vocab_size=VOCAB_SIZE, num_blocks=max_num_seqs * 256)
+        self._region = create_region(region, geometry, "instant")
+        self._state = HostState(self._region)
+        self._step_seconds = step_seconds
+        self._sampled = self._state.array("sampled_tokens", "i4")
+        self._batch = self._state.array("batch", BATCH_HEADER)
+        publish_region(self._region, region)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        loop = lib.blink_loop_start(self._state.address)
+        tokens = np.arange(1000, 1000 + len(self._sampled), dtype=np.int32)
+        while (graph := lib.blink_loop_wait(loop, 100)) != -2:
+            if graph >= 0:
+                time.sleep(self._step_seconds)
+                tokens = 1000 + (tokens - 999) % 20000
+                self._sampled[:] = tokens
+                lib.blink_loop_finish(loop, 0)
+        lib.blink_loop_stop(loop)
+
+    def close(self) -> None:
+        self._region.store_control("stop", 1)
+        self._thread.join()
+        self._region.path.unlink()
+
+
+class Counter(asyncio.Protocol):
+    """Send one request and count the chunks of its answer."""
+
+    def __init__(self, request: bytes, done: asyncio.Future[int]) -> None:
+        self._request = request
+        self._done = done
+        self._tail = b""
+        self.chunks = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.chunks += data.count(b'"text":')
+        self._tail = (self._tail + data)[-64:]
+        if b"data: [DONE]" in self._tail and not self._done.done():
+            self._done.set_result(self.chunks)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._done.done():
+            self._done.set_exception(exc or ConnectionError(self._tail.decode(errors="replace")))
+
+
+async def stream_all(num_streams: int, num_tokens: int) -> int:
+    """Run all streams at once; return the number of chunks."""
+    body = json.dumps(
+        {"prompt": [1000, 1001], "max_tokens": num_tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+    ).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    futures: list[asyncio.Future[int]] = [loop.create_future() for _ in range(num_streams)]
+    for future in futures:
+        await loop.create_connection(lambda future=future: Counter(head.encode() + body, future), "127.0.0.1", PORT)
+    return sum(await asyncio.gather(*futures))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return user and system time of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def start_worker(region: str, core: int) -> subprocess.Popen[bytes]:
+    command = [
+        "taskset",
+        "-c",
+        str(core),
+        sys.executable,
+        "-m",
+        "blink",
+        "frontend",
+        f"--region={region}",
+        f"--port={PORT}",
+    ]
+    worker = subprocess.Popen([*command, "--log-level=warning"])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            asyncio.run(stream_all(1, 4))
+            return worker
+        except (OSError, ConnectionError):
+            time.sleep(0.2)
+    worker.kill()
+    raise SystemExit("the frontend worker did not start")
+
+
+def measure(worker: subprocess.Popen[bytes], num_streams: int, num_tokens: int) -> dict[str, float]:
+    cpu, start = cpu_seconds(worker.pid), time.perf_counter()
+    chunks = asyncio.run(stream_all(num_streams, num_tokens))
+    cpu, seconds = cpu_seconds(worker.pid) - cpu, time.perf_counter() - start
+    tokens = num_streams * num_tokens
+    return {
+        "streams": num_streams,
+        "tokens": tokens,
+        "tokens_per_chunk": tokens / max(chunks, 1),
+        "us_per_token": cpu / tokens * 1e6,
+        "tokens_per_second_per_core": tokens / cpu,
+        "tokens_per_second_seen": tokens / seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--tokens", type=int, default=1000, help="tokens of each stream")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="time between tokens of a stream")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--core", type=int, default=1, help="core of the worker")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    os.sched_setaffinity(0, os.sched_getaffinity(0) - {options.core})
+    region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
+    engine = InstantEngine(region, max(options.streams), options.step_ms / 1e3)
+    worker = start_worker(region, options.core)
+    results: list[dict[str, float]] = []
+    try:
+        for streams in options.streams:
+            runs = [measure(worker, streams, options.tokens) for _ in range(options.repeats)]
+            results.append(sorted(runs, key=lambda run: run["us_per_token"])[len(runs) // 2])
+    finally:
+        worker.terminate()
+        worker.wait()
+        engine.close()
+    print(f"{'streams':>8} {'us CPU/token':>13} {'tokens/s per core':>18} {'tokens/s seen':>14} {'tokens/chunk':>13}")
+    for run in results:
+        print(
+            f"{run['streams']:>8.0f} {run['us_per_token']:>13.2f} {run['tokens_per_second_per_core']:>18.0f}"
+            f" {run['tokens_per_second_seen']:>14.0f} {run['tokens_per_chunk']:>13.2f}"
+        )
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

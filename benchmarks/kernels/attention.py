@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time attention and rotary kernels in the shapes of Llama-3-8B: medians of CUDA graph replays, per layer, against the floor.
+
+`--sweep` compares tiles instead. Run with: python benchmarks/kernels/attention.py [--sweep]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+import triton.testing
+
+from blink.engine.batch import Batch, Header
+from blink.kernels.gpu import attention_plan
+from blink.kernels.gpu.attention import paged_attention_gpu
+from blink.kernels.gpu.attention_plan import GpuAttentionPlan, Tile, plan_attention_gpu
+from blink.kernels.gpu.rotary import rotate_and_store_gpu
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
+# Several layers' caches in turn, so that the 60 MB of L2 hold none of them.
+LAYERS = 16
+BYTES_PER_US, FLOPS_PER_US = 4.3e6, 790e6
+
+Rows = list[tuple[int, int]]
+CASES: dict[str, Rows] = {
+    "1 x 400": [(1, 400)],
+    "32 x 400": [(1, 400)] * 32,
+    "64 x 400": [(1, 400)] * 64,
+    "256 x 400": [(1, 400)] * 256,
+    "1 x 32768": [(1, 32768)],
+    "255 x 400 + 32768": [(1, 400)] * 255 + [(1, 32768)],
+    "2048 prompt": [(2048, 2048)],
+    "64 x 400 + 1984 prompt": [(1, 400)] * 64 + [(1984, 1984)],
+    "64 x 400 + 8 x 248 of 2000": [(1, 400)] * 64 + [(248, 2000)] * 8,
+    "50 after 16384": [(50, 16434)],
+}
+
+
+def make_batch(rows: Rows) -> tuple[Batch, int]:
+    """Make a batch of rows (queries, context length) and return it with its number of cache blocks."""
+    num_tokens, longest = sum(count for count, _ in rows), max(length for _, length in rows)
+    needed = [-(-length // BLOCK_SIZE) for _, length in rows]
+    batch = Batch.allocate(
+        max_tokens=num_tokens, max_rows=len(rows), num_slots=len(rows), max_blocks=max(needed), max_model_len=longest
+    )
+    blocks = torch.randperm(sum(needed), dtype=torch.int32).split(needed)
+    for row, ((count, length), own) in enumerate(zip(rows, blocks, strict=True)):
+        batch.block_tables[row, : len(own)] = own
+        batch.row_slots[row], batch.context_lens[row] = row, length
+        batch.query_starts[row + 1] = batch.query_starts[row] + count
+        places = torch.arange(length - count, length)
+        start = int(batch.query_starts[row])
+        batch.kv_slots[start : start + count] = own[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+    batch.header[Header.NUM_ROWS], batch.header[Header.NUM_TOKENS] = len(rows), num_tokens
+    batch.header[Header.NUM_DECODE_ROWS] = sum(count == 1 for count, _ in rows)
+    moved = {field.name: getattr(batch, field.name).cuda() for field in dataclasses.fields(batch)}
+    return Batch(**moved), sum(needed)
+
+
+def time_graph(run: Callable[[], None]) -> float:
+    """Return the median microseconds of one replay of what `run` launches."""
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return triton.testing.do_bench(graph.replay, warmup=20, rep=80, return_mode="median") * 1e3
+
+
+def floor(rows: Rows) -> float:
+    """Return the microseconds that the keys' and values' bytes, or the products, take at least."""
+    cell = KV_HEADS * HEAD_DIM * 2 * 2
+    num_bytes = sum(length * cell + 2 * count * HEADS * HEAD_DIM * 2 for count, length in rows)
+    pairs = sum(count * (2 * length - count + 1) // 2 for count, length in rows)
+    return max(num_bytes / BYTES_PER_US, 4 * pairs * HEADS * HEAD_DIM / FLOPS_PER_US)
+
+
+class Case:
+    """One batch with caches and queries of several layers."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.batch, num_blocks = make_batch(rows)
+        self.num_tokens = sum(count for count, _ in rows)
+        self.caches = torch.empty(
+            LAYERS, 2, num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda"
+        ).normal_()
+        self.qkv = torch.randn(
+            LAYERS, self.num_tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=torch.bfloat16, device="cuda"
+        )
+        self.query = self.qkv[..., : HEADS * HEAD_DIM].reshape(LAYERS, self.num_tokens, HEADS, HEAD_DIM).contiguous()
+        self.rotation = torch.rand(self.num_tokens, HEAD_DIM, device="cuda")
+
+    def plan(self) -> GpuAttentionPlan:
+        return plan_attention_gpu(self.batch, self.num_tokens, len(self.rows), HEADS, self.caches[0])
+
+    def attend(self) -> None:
+        plan = self.plan()
+        for query, cache in zip(self.query, self.caches, strict=True):
+            paged_attention_gpu(query, cache, plan)
+
+    def rotate(self) -> None:
+        for qkv, cache in zip(self.qkv, self.caches, strict=True):
+            rotate_and_store_gpu(qkv, self.rotation, self.batch.kv_slots, cache)
+
+    def time_attention(self) -> float:
+        """Return microseconds per layer, without the plan's."""
+        return (time_graph(self.attend) - time_graph(lambda: self._keep(self.plan()))) / LAYERS
+
+    def _keep(self, plan: GpuAttentionPlan) -> None:
+        assert plan.num_tokens == self.num_tokens
+
+
+def report() -> None:
+    print(f"{'rows x context':28} {'plan':>6} {'attention':>9} {'floor':>7} {'rotary':>7} {'floor':>7}  us per layer")
+    for name, rows in CASES.items():
+        case = Case(rows)
+        plan = time_graph(lambda case=case: case._keep(case.plan()))
+        rotary_floor = 2 * case.qkv[0].numel() * 2 / BYTES_PER_US
+        attention, rotary = case.time_attention(), time_graph(case.rotate) / LAYERS
+        print(f"{name:28} {plan:6.1f} {attention:9.2f} {floor(rows):7.2f} {rotary:7.2f} {rotary_floor:7.2f}", flush=True)
+
+
+def candidates() -> Iterator[tuple[str, Tile, Tile]]:
+    """Yield tiles worth comparing: one family of each kind at a time."""
+    narrow, wide = attention_plan.choose_tiles(torch.bfloat16, HEADS // KV_HEADS)
+    for (block_n, chunk), programs, stages in itertools.product(((64, 64), (64, 128), (128, 128)), (264, 528), (3, 4)):
+        tile = dataclasses.replace(
+            narrow, block_n=block_n, min_chunk=chunk, num_programs=programs, num_stages=stages
+        )
+        yield f"narrow n{block_n} c{chunk} p{programs} s{stages}", tile, wide
+    for sizes in ((128, 64, 4, 3), (128, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2), (128, 128, 8, 3)):
+        block_m, block_n, warps, stages = sizes
+        tile = dataclasses.replace(wide, block_m=block_m, block_n=block_n, num_warps=warps, num_stages=stages)
+        yield f"wide m{block_m} n{block_n} w{warps} s{stages}", narrow, tile
+
+
+def sweep() -> None:
+    names = ("1 x 400", "32 x 400", "64 x 400", "256 x 400", "1 x 32768", "2048 prompt", "64 x 400 + 8 x 248 of 2000")
+    cases = {name: Case(CASES[name]) for name in names}
+    for label, narrow, wide in candidates():
+        attention_plan.choose_tiles = lambda dtype, group, tiles=(narrow, wide): tiles  # noqa: ARG005
+        is_wide = label.startswith("wide")
+        found = [
+            f"{name}: {case.time_attention():.2f}"
+            for name, case in cases.items()
+            if is_wide == any(count > 1 for count, _ in case.rows)
+        ]
+        print(f"{label:26}", " | ".join(found), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", action="store_true", help="compare tiles")
+    sweep() if parser.parse_args().sweep else report()

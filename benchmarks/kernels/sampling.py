@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times sampling with Llama-3's vocabulary, against the time that one pass over the logits takes at 4.3 TB/s."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from blink.engine.batch import Batch, Header, Param
+from blink.kernels.gpu.sampling import sample_gpu
+
+_VOCAB, _CONTEXT = 128256, 400
+_BYTES_PER_US = 4.3e6
+_CASES: dict[str, dict[Param, float]] = {
+    "greedy": {},
+    "temperature": {Param.TEMPERATURE: 1.0},
+    "top_p": {Param.TEMPERATURE: 1.0, Param.TOP_P: 0.95},
+    "logprobs": {Param.NUM_LOGPROBS: 20},
+    "all": {
+        Param.TEMPERATURE: 0.8,
+        Param.TOP_K: 50,
+        Param.TOP_P: 0.9,
+        Param.MIN_P: 0.02,
+        Param.REPETITION_PENALTY: 1.1,
+        Param.FREQUENCY_PENALTY: 0.3,
+        Param.NUM_LOGPROBS: 5,
+    },
+}
+
+
+def main() -> None:
+    """Print medians in microseconds of the three kernels replayed from a CUDA graph."""
+    print(f"{'case':12} {'rows':>5} {'us':>8} {'floor us':>8}")
+    for num_rows in (1, 32, 64, 256):
+        logits = (torch.randn(num_rows, _VOCAB, device="cuda") * 3).bfloat16()
+        for name, values in _CASES.items():
+            batch = _make_batch(num_rows, values)
+
+            def call(logits: Tensor = logits, batch: Batch = batch, num_rows: int = num_rows) -> None:
+                sample_gpu(logits, batch, num_rows)
+
+            median = 1000 * triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median")
+            print(f"{name:12} {num_rows:5} {median:8.2f} {logits.nbytes / _BYTES_PER_US:8.2f}")
+
+
+def _make_batch(num_rows: int, values: dict[Param, float]) -> Batch:
+    batch = Batch.allocate(
+        max_tokens=1, max_rows=num_rows, num_slots=num_rows, max_blocks=1, max_model_len=1024, device="cuda"
+    )
+    neutral = {Param.TOP_P: 1.0, Param.REPETITION_PENALTY: 1.0, Param.NUM_LOGPROBS: -1, Param.NUM_PROMPT_TOKENS: 200}
+    for param, value in {**neutral, **values}.items():
+        (batch.params_f32 if param <= Param.FREQUENCY_PENALTY else batch.params)[:, param] = value
+    batch.header[Header.NUM_ROWS] = num_rows
+    batch.row_slots.copy_(torch.arange(num_rows))
+    batch.params[:, Param.SEED_LOW] = batch.row_slots
+    batch.context_lens.fill_(_CONTEXT)
+    batch.tokens.random_(0, _VOCAB)
+    return batch
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention on the GPU: a program for each KV head and item of the plan, then one for each tile whose keys are in chunks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blink.kernels.gpu.attention_plan import (
+    END_KEY,
+    FIRST_KEY,
+    FIRST_POSITION,
+    FIRST_TOKEN,
+    ITEM_WORDS,
+    NUM_CHUNKS,
+    NUM_QUERIES,
+    PARTIAL,
+    ROW_SLOT,
+    GpuAttentionPlan,
+    WorkList,
+)
+
+# Below every score: a maximum that starts here stays finite where all keys are hidden.
+_LOWEST = tl.constexpr(-1e30)
+
+# What one program combines at once.
+_COMBINED_PAIRS = 16
+_COMBINED_CHUNKS = 4
+
+
+def paged_attention_gpu(query: Tensor, kv_cache: Tensor, plan: GpuAttentionPlan) -> Tensor:
+    """Compute paged_attention of contiguous tensors with head_dim a multiple of 16 up to 256."""
+    num_tokens, num_heads, head_dim = query.shape
+    assert query.is_contiguous() and kv_cache.is_contiguous() and query.dtype == kv_cache.dtype
+    assert num_tokens == plan.num_tokens
+    assert head_dim % 16 == 0 and head_dim <= 256
+    result = query.new_empty(num_tokens, num_heads * head_dim)
+    for work in plan.work_lists:
+        _launch(query, kv_cache, plan.block_tables, work, result)
+    return result
+
+
+def _launch(query: Tensor, kv_cache: Tensor, block_tables: Tensor, work: WorkList, result: Tensor) -> None:
+    block_size, kv_heads, head_dim = kv_cache.shape[2:]
+    tile = work.tile
+    _attend[(kv_heads, work.items.shape[0])](
+        query,
+        kv_cache,
+        kv_cache[0].numel(),
+        block_tables,
+        block_tables.stride(0),
+        work.items,
+        work.partials,
+        work.lses,
+        result,
+        math.log2(math.e) / math.sqrt(head_dim),
+        KV_HEADS=kv_heads,
+        GROUP=query.shape[1] // kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    max_partials = work.partials.shape[0]
+    _combine[(kv_heads, max_partials, tile.block_m // _COMBINED_PAIRS)](
+        work.items,
+        work.cut_tiles,
+        max_partials,
+        work.partials,
+        work.lses,
+        result,
+        KV_HEADS=kv_heads,
+        GROUP=query.shape[1] // kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_M=tile.block_m,
+        BLOCK_PAIRS=_COMBINED_PAIRS,
+        BLOCK_CHUNKS=_COMBINED_CHUNKS,
+        num_warps=8,
+    )
+
+
+@triton.jit
+def _attend(
+    query, kv_cache, values_offset, block_tables, table_stride, items, partials, lses, result, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    item = items + tl.program_id(1) * ITEM_WORDS
+    num_queries = tl.load(item + NUM_QUERIES)
+    first_token = tl.load(item + FIRST_TOKEN)
+    first_position = tl.load(item + FIRST_POSITION)
+    first_key = tl.load(item + FIRST_KEY)
+    end_key = tl.load(item + END_KEY)
+    slot = tl.load(item + ROW_SLOT)
+    num_chunks = tl.load(item + NUM_CHUNKS)
+    partial = tl.load(item + PARTIAL)
+    if num_queries == 0:
+        return
+    pairs = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    is_pair = pairs < num_queries * GROUP
+    inside = is_pair[:, None] & (dims < HEAD_DIM)[None, :]
+    tokens = (first_token + pairs // GROUP).to(tl.int64)
+    offsets = ((tokens * KV_HEADS + head) * GROUP + pairs % GROUP)[:, None] * HEAD_DIM + dims[None, :]
+    heads = tl.load(query + offsets, mask=inside, other=0.0)
+    attended, lse = _attend_keys(
+        heads, kv_cache + head * HEAD_DIM, values_offset, block_tables + slot.to(tl.int64) * table_stride, scale,
+        first_position + pairs // GROUP, first_key, end_key,
+        KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION,
+    )  # fmt: skip
+    if num_chunks == 1:
+        tl.store(result + offsets, attended, mask=inside)
+        return
+    places = (partial * KV_HEADS + head) * BLOCK_M + pairs
+    tl.store(lses + places, lse, mask=is_pair)
+    tl.store(partials + places[:, None] * HEAD_DIM + dims[None, :], attended, mask=inside)
+
+
+@triton.jit
+def _attend_keys(
+    heads, keys, values_offset, table, scale, positions, first_key, end_key,
+    TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return softmax(Q K^T) V over keys first_key .. end_key up to each position, and log2 of the sum of exponentials."""
+    dims = tl.arange(0, BLOCK_D)
+    best = tl.full([BLOCK_M], _LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(first_key, end_key, BLOCK_N):
+        places = start + tl.arange(0, BLOCK_N)
+        is_key = places < end_key
+        block = tl.load(table + places // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        cells = keys + (block * BLOCK_SIZE + places % BLOCK_SIZE) * TOKEN_STRIDE
+        inside = is_key[:, None] & (dims < HEAD_DIM)[None, :]
+        key = tl.load(cells[:, None] + dims[None, :], mask=inside, other=0.0)
+        scores = tl.dot(heads, tl.trans(key), input_precision=PRECISION) * scale
+        scores = tl.where(is_key[None, :] & (places[None, :] <= positions[:, None]), scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(best - higher)
+        total = total * shrink + tl.sum(weights, axis=1)
+        value = tl.load(cells[:, None] + values_offset + dims[None, :], mask=inside, other=0.0)
+        attended = attended * shrink[:, None]
+        attended = tl.dot(weights.to(value.dtype), value, attended, input_precision=PRECISION)
+        best = higher
+    seen = tl.where(total > 0, total, 1.0)
+    return attended / seen[:, None], best + tl.log2(seen)
+
+
+@triton.jit
+def _combine(
+    items, cut_tiles, max_partials, partials, lses, result,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_PAIRS: tl.constexpr, BLOCK_CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Write the mean of a tile's partial results, each weighted with its sum of exponentials, for BLOCK_PAIRS of its pairs."""
+    head = tl.program_id(0)
+    first_partial = tl.program_id(1)
+    first_item = tl.load(cut_tiles + first_partial)
+    if first_partial >= tl.load(cut_tiles + max_partials):
+        return
+    if first_item < 0:
+        return
+    item = items + first_item * ITEM_WORDS
+    num_chunks = tl.load(item + NUM_CHUNKS)
+    elements = tl.arange(0, BLOCK_PAIRS * BLOCK_D)
+    pairs = tl.program_id(2) * BLOCK_PAIRS + elements // BLOCK_D
+    dims = elements % BLOCK_D
+    inside = (pairs < tl.load(item + NUM_QUERIES) * GROUP) & (dims < HEAD_DIM)
+    best = tl.full([BLOCK_PAIRS * BLOCK_D], _LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_PAIRS * BLOCK_D], tl.float32)
+    attended = tl.zeros([BLOCK_PAIRS * BLOCK_D], tl.float32)
+    for start in range(0, num_chunks, BLOCK_CHUNKS):
+        chunks = start + tl.arange(0, BLOCK_CHUNKS)
+        present = (chunks < num_chunks)[:, None] & inside[None, :]
+        places = ((first_partial + chunks) * KV_HEADS + head)[:, None] * BLOCK_M + pairs[None, :]
+        lse = tl.load(lses + places, mask=present, other=_LOWEST)
+        part = tl.load(partials + places * HEAD_DIM + dims[None, :], mask=present, other=0.0)
+        higher = tl.maximum(best, tl.max(lse, axis=0))
+        weights = tl.exp2(lse - higher[None, :])
+        shrink = tl.exp2(best - higher)
+        attended = attended * shrink + tl.sum(part * weights, axis=0)
+        total = total * shrink + tl.sum(weights, axis=0)
+        best = higher
+    tokens = (tl.load(item + FIRST_TOKEN) + pairs // GROUP).to(tl.int64)
+    offsets = ((tokens * KV_HEADS + head) * GROUP + pairs % GROUP) * HEAD_DIM + dims
+    tl.store(result + offsets, attended / total, mask=inside)

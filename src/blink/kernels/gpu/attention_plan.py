@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work of one step's attention, planned on the GPU once per step: which tiles of queries meet which chunks of keys.
+
+A tile is a few consecutive queries of one row, with all query heads that share a KV head. Where tiles alone would leave the
+GPU idle, their keys are cut into chunks of one length, whose partial results are then combined. Sizes depend on the bucket
+alone, so that a captured graph serves every batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blink.engine.batch import Batch, Header
+
+# Words of an item, one chunk of a tile. Items beyond the step's have no queries. The partial results of a tile are consecutive.
+ITEM_WORDS = tl.constexpr(8)
+FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, FIRST_KEY, END_KEY, ROW_SLOT, PARTIAL, NUM_CHUNKS = map(tl.constexpr, range(8))
+
+_ITEMS_PER_PROGRAM = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How one program attends: its block sizes and launch options."""
+
+    block_m: int  # pairs of query and query head
+    block_n: int  # keys of one iteration
+    min_chunk: int  # keys of the shortest chunk; a multiple of block_n
+    num_programs: int  # below which tiles are cut into chunks
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """The items of one kernel launch, and where chunks of the same tile leave their results."""
+
+    tile: Tile
+    items: Tensor  # [max_items, ITEM_WORDS]
+    cut_tiles: Tensor  # [max_partials + 1]; at a tile's first partial result its first item, else -1; last their number
+    partials: Tensor  # float32 [max_partials, kv_heads, block_m, head_dim]
+    lses: Tensor  # float32 [max_partials, kv_heads, block_m]; log2 of the sum of exponentials
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAttentionPlan:
+    """How one step's queries meet the cache on the GPU; the same for every layer."""
+
+    num_tokens: int
+    block_tables: Tensor
+    work_lists: tuple[WorkList, ...]
+
+
+def plan_attention_gpu(
+    batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor
+) -> GpuAttentionPlan:
+    """Plan the attention of a bucket over layers whose kv_cache is [2, num_blocks, block_size, kv_heads, head_dim]."""
+    group = num_heads // kv_cache.shape[3]
+    narrow, wide = choose_tiles(kv_cache.dtype, group)
+    if num_tokens == num_rows:
+        # Nearly always all rows decode; the narrow tiles would do for any others, too.
+        spans = [(narrow, 0, num_tokens)]
+    else:
+        spans = [(narrow, 1, num_rows), (wide, 2, num_tokens // (wide.block_m // group) + num_rows + 1)]
+    work_lists = tuple(
+        _plan_span(batch, num_tokens, num_rows, kv_cache, tile, group, span, max_tiles) for tile, span, max_tiles in spans
+    )
+    return GpuAttentionPlan(num_tokens, batch.block_tables, work_lists)
+
+
+def choose_tiles(dtype: torch.dtype, group: int) -> tuple[Tile, Tile]:
+    """Return the tiles of decode rows and of longer rows for `group` query heads per KV head."""
+    heads = triton.next_power_of_2(group)
+    if dtype == torch.float32:
+        narrow = Tile(max(16, heads), 32, 128, 264, num_warps=4, num_stages=2)
+        return narrow, Tile(max(32, heads), 32, 256, 264, num_warps=4, num_stages=2)
+    narrow = Tile(max(16, heads), 64, 64, 528, num_warps=4, num_stages=3)
+    return narrow, Tile(max(128, heads), 64, 256, 264, num_warps=4, num_stages=3)
+
+
+def _plan_span(
+    batch: Batch, num_tokens: int, num_rows: int, kv_cache: Tensor, tile: Tile, group: int, span: int, max_tiles: int
+) -> WorkList:
+    kv_heads, head_dim = kv_cache.shape[3:]
+    # Chunks are so long that cutting adds at most `spread` items, and that at most twice as many belong to cut tiles.
+    spread = triton.cdiv(tile.num_programs, kv_heads)
+    max_items, max_partials = max_tiles + spread, 2 * spread
+    device = kv_cache.device
+    items = torch.empty(max_items, ITEM_WORDS.value, dtype=torch.int32, device=device)
+    cut_tiles = torch.empty(max_partials + 1, dtype=torch.int32, device=device)
+    partials = torch.empty(max_partials, kv_heads, tile.block_m, head_dim, dtype=torch.float32, device=device)
+    lses = torch.empty(max_partials, kv_heads, tile.block_m, dtype=torch.float32, device=device)
+    _plan[(triton.cdiv(max_items, _ITEMS_PER_PROGRAM),)](
+        batch.header,
+        batch.query_starts,
+        batch.context_lens,
+        batch.row_slots,
+        items,
+        cut_tiles,
+        num_tokens,
+        max_items,
+        spread,
+        SPAN=span,
+        TILE_QUERIES=tile.block_m // group,
+        MIN_CHUNK=tile.min_chunk,
+        BLOCK_N=tile.block_n,
+        BLOCK_ROWS=triton.next_power_of_2(num_rows + 1),
+        BLOCK_ITEMS=_ITEMS_PER_PROGRAM,
+        num_warps=8,
+    )
+    return WorkList(tile, items, cut_tiles, partials, lses)
+
+
+_NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
+_NUM_DECODE_ROWS = tl.constexpr(int(Header.NUM_DECODE_ROWS))
+
+
+@triton.jit
+def _plan(
+    header, query_starts, context_lens, row_slots, items, cut_tiles, num_tokens, max_items, spread,
+    SPAN: tl.constexpr, TILE_QUERIES: tl.constexpr, MIN_CHUNK: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr,
+):  # fmt: skip
+    """Write BLOCK_ITEMS items. SPAN: 0 all rows and padding; 1 decode rows; 2 the others and padding."""
+    num_rows = tl.load(header + _NUM_ROWS)
+    num_decode = tl.load(header + _NUM_DECODE_ROWS)
+    first_row = num_decode if SPAN == 2 else 0
+    end_row = num_decode if SPAN == 1 else num_rows
+    # The padding tokens stand where one row more would: without context, their result is zero.
+    padding_row = -1 if SPAN == 1 else num_rows
+    rows = tl.arange(0, BLOCK_ROWS)
+    num_queries, context = _load_rows(query_starts, context_lens, rows, first_row, end_row, padding_row, num_tokens)
+    tiles = tl.cdiv(num_queries, TILE_QUERIES)
+    wanted = tl.sum(tiles.to(tl.int64) * context)
+    chunk_keys = tl.cdiv(tl.maximum(tl.cdiv(wanted, spread), MIN_CHUNK), BLOCK_N).to(tl.int32) * BLOCK_N
+    chunks = tl.maximum(tl.cdiv(context, chunk_keys), 1)
+    counts = tiles * chunks
+    ends = tl.cumsum(counts, 0)
+    item = tl.program_id(0) * BLOCK_ITEMS + tl.arange(0, BLOCK_ITEMS)
+    before = ends[None, :] <= item[:, None]
+    row = tl.sum(before.to(tl.int32), axis=1)
+    first_item = tl.sum(tl.where(before, counts[None, :], 0), axis=1)
+    cut = tl.where(chunks > 1, counts, 0)
+    first_partial = tl.sum(tl.where(before, cut[None, :], 0), axis=1)
+    num_queries, context = _load_rows(query_starts, context_lens, row, first_row, end_row, padding_row, num_tokens)
+    first_token = tl.load(query_starts + row, mask=row <= num_rows, other=0)
+    slot = tl.load(row_slots + row, mask=row < num_rows, other=0)
+    row_chunks = tl.maximum(tl.cdiv(context, chunk_keys), 1)
+    # A row's last tiles, which see the most keys, go first.
+    index = tl.cdiv(num_queries, TILE_QUERIES) - 1 - (item - first_item) // row_chunks
+    chunk = (item - first_item) % row_chunks
+    first_query = index * TILE_QUERIES
+    tile_queries = tl.minimum(num_queries - first_query, TILE_QUERIES)
+    position = context - num_queries + first_query
+    visible = tl.maximum(position + tile_queries, 0)
+    num_chunks = tl.maximum(tl.cdiv(visible, chunk_keys), 1)
+    is_item = item < tl.max(ends, axis=0)
+    used = is_item & (chunk < num_chunks)
+    first_partial += index * row_chunks
+    tl.store(cut_tiles + 2 * spread, tl.sum(cut))
+    first_of_cut = tl.where((chunk == 0) & (num_chunks > 1), item, -1)
+    tl.store(cut_tiles + first_partial + chunk, first_of_cut, mask=is_item & (row_chunks > 1))
+    target = items + item * ITEM_WORDS
+    inside = item < max_items
+    tl.store(target + FIRST_TOKEN, first_token + first_query, mask=inside)
+    tl.store(target + NUM_QUERIES, tl.where(used, tile_queries, 0), mask=inside)
+    tl.store(target + FIRST_POSITION, position, mask=inside)
+    tl.store(target + FIRST_KEY, chunk * chunk_keys, mask=inside)
+    tl.store(target + END_KEY, tl.minimum((chunk + 1) * chunk_keys, visible), mask=inside)
+    tl.store(target + ROW_SLOT, slot, mask=inside)
+    tl.store(target + PARTIAL, first_partial + chunk, mask=inside)
+    tl.store(target + NUM_CHUNKS, num_chunks, mask=inside)
+
+
+@triton.jit
+def _load_rows(query_starts, context_lens, rows, first_row, end_row, padding_row, num_tokens):
+    """Return rows' numbers of queries and keys; outside first_row .. end_row none; padding_row has no key."""
+    inside = (rows >= first_row) & (rows < end_row)
+    is_padding = rows == padding_row
+    first = tl.load(query_starts + rows, mask=inside | is_padding, other=0)
+    end = tl.load(query_starts + rows + 1, mask=inside, other=0)
+    end = tl.where(is_padding, num_tokens, end)
+    return end - first, tl.load(context_lens + rows, mask=inside, other=0)

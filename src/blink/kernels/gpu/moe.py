@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mixture-of-experts MLP on the GPU: routing, two grouped products (the activation fused into the first), weighted sum.
+
+The grids are those of the worst distribution over experts; programs find their tile in the experts' counts. Each token's
+results are summed in rank order, so nothing depends on the order in which programs run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blink.kernels.gpu.moe_routing import Routes, route_gpu
+from blink.kernels.gpu.silu_mul import silu
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Shape of one program's tile: rows of tokens, columns of the result, steps of the inner dimension."""
+
+    rows: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+def moe_gpu(
+    x: Tensor,
+    router_logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    num_tokens: Tensor,
+    *,
+    top_k: int,
+    renormalize: bool,
+) -> Tensor:
+    """Compute moe of contiguous tensors; num_tokens: int32 [1] on the device; rows beyond it become zero, cheaply."""
+    assert x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()
+    max_tokens, hidden = x.shape
+    num_experts, _, size = down.shape
+    assert hidden % 16 == 0 and size % 16 == 0
+    routes = route_gpu(router_logits, num_tokens, top_k)
+    num_pairs = max_tokens * top_k
+    inner = x.new_empty(num_pairs, size)
+    found = x.new_empty(num_pairs, hidden)
+    result = torch.empty_like(x)
+    _multiply(x, gate_up, routes, inner, pairs_per_row=top_k, is_gated=True)
+    _multiply(inner, down, routes, found, pairs_per_row=1, is_gated=False)
+    block = min(1024, triton.next_power_of_2(hidden))
+    _combine[(max_tokens, triton.cdiv(hidden, block))](
+        found,
+        routes.weights,
+        num_tokens,
+        result,
+        hidden,
+        TOP_K=top_k,
+        RENORMALIZE=renormalize,
+        BLOCK=block,
+        num_warps=4,
+    )
+    return result
+
+
+def choose_tiling(
+    num_pairs: int, num_experts: int, columns: int, depth: int, *, is_gated: bool, itemsize: int
+) -> Tiling:
+    """Choose a tile that suits the mean number of pairs per expert; columns and depth divide the product's."""
+    mean = num_pairs / num_experts
+    if itemsize > 2:
+        rows, wide, deep, num_warps, num_stages = 32, 32, 32, 4, 2
+    elif mean <= 8:
+        rows, wide, deep, num_warps, num_stages = 16, 32 if is_gated else 64, 128, 4, 4
+    elif mean <= 48:
+        rows, wide, deep, num_warps, num_stages = 32, 64 if is_gated else 128, 64, 4, 4
+    else:
+        rows, wide, deep, num_warps, num_stages = 128, 64 if is_gated else 128, 64, 8, 3
+    return Tiling(rows, _divisor(columns, wide), _divisor(depth, deep), num_warps, num_stages)
+
+
+def _divisor(size: int, limit: int) -> int:
+    return min(limit, size & -size)
+
+
+def _multiply(x: Tensor, weight: Tensor, routes: Routes, result: Tensor, *, pairs_per_row: int, is_gated: bool) -> None:
+    """Multiply row pair // pairs_per_row of x with its expert's weight into row pair of result."""
+    num_experts, max_tokens = routes.pairs.shape
+    num_pairs, columns = result.shape
+    depth = x.shape[1]
+    tiling = choose_tiling(num_pairs, num_experts, columns, depth, is_gated=is_gated, itemsize=x.itemsize)
+    # Every expert in use may leave one tile partly filled.
+    max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
+    _multiply_tile[(max_tiles, columns // tiling.columns)](
+        x,
+        weight,
+        routes.pairs,
+        routes.counts,
+        result,
+        max_tokens,
+        num_experts,
+        PAIRS_PER_ROW=pairs_per_row,
+        IS_GATED=is_gated,
+        SIZE=columns,
+        DEPTH=depth,
+        ROWS_BLOCK=tiling.rows,
+        COLUMNS_BLOCK=tiling.columns,
+        DEPTH_BLOCK=tiling.depth,
+        EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+
+
+@triton.jit
+def _multiply_tile(
+    x,
+    weight,
+    pairs,
+    counts,
+    result,
+    max_tokens,
+    num_experts,
+    PAIRS_PER_ROW: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    SIZE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ROWS_BLOCK: tl.constexpr,
+    COLUMNS_BLOCK: tl.constexpr,
+    DEPTH_BLOCK: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Compute one tile of one expert's product; gated weights are [2 * SIZE, DEPTH], gate first."""
+    expert, row, count = _find_tile(counts, num_experts, ROWS_BLOCK, EXPERTS_BLOCK)
+    if expert >= num_experts:
+        return
+    rows = row + tl.arange(0, ROWS_BLOCK)
+    pair = tl.load(pairs + expert.to(tl.int64) * max_tokens + rows, mask=rows < count, other=0)
+    column = tl.program_id(1) * COLUMNS_BLOCK + tl.arange(0, COLUMNS_BLOCK)
+    step = tl.arange(0, DEPTH_BLOCK)
+    left = x + (pair // PAIRS_PER_ROW).to(tl.int64)[:, None] * DEPTH + step[None, :]
+    HEIGHT: tl.constexpr = 2 * SIZE if IS_GATED else SIZE
+    right = weight + expert.to(tl.int64) * (HEIGHT * DEPTH) + column[None, :] * DEPTH + step[:, None]
+    inside = (rows < count)[:, None]
+    total = tl.zeros((ROWS_BLOCK, COLUMNS_BLOCK), tl.float32)
+    gated = tl.zeros((ROWS_BLOCK, COLUMNS_BLOCK), tl.float32)
+    for start in range(0, DEPTH, DEPTH_BLOCK):
+        values = tl.load(left + start, mask=inside, other=0.0)
+        total = tl.dot(values, tl.load(right + start), total, input_precision=PRECISION)
+        if IS_GATED:
+            gated = tl.dot(values, tl.load(right + SIZE * DEPTH + start), gated, input_precision=PRECISION)
+    if IS_GATED:
+        total = silu(total) * gated
+    tl.store(result + pair.to(tl.int64)[:, None] * SIZE + column[None, :], total, mask=inside)
+
+
+@triton.jit
+def _find_tile(counts, num_experts, ROWS_BLOCK: tl.constexpr, EXPERTS_BLOCK: tl.constexpr):
+    """Return this program's expert (num_experts: none), the first of its rows among the expert's pairs, and their count."""
+    tile = tl.program_id(0)
+    index = tl.arange(0, EXPERTS_BLOCK)
+    sizes = tl.load(counts + index, mask=index < num_experts, other=0)
+    tiles = (sizes + ROWS_BLOCK - 1) // ROWS_BLOCK
+    ends = tl.cumsum(tiles, axis=0)
+    expert = tl.sum(((ends <= tile) & (index < num_experts)).to(tl.int32), axis=0)
+    first = tl.sum(tl.where(index < expert, tiles, 0), axis=0)
+    count = tl.sum(tl.where(index == expert, sizes, 0), axis=0)
+    return expert, (tile - first) * ROWS_BLOCK, count
+
+
+@triton.jit
+def _combine(
+    found, weights, num_tokens, result, hidden, TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Sum one token's weighted results."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < hidden
+    total = tl.zeros((BLOCK,), tl.float32)
+    if token < tl.load(num_tokens):
+        mass = 0.0
+        for rank in tl.static_range(TOP_K):
+            weight = tl.load(weights + token * TOP_K + rank)
+            mass += weight
+            total += weight * tl.load(found + (token * TOP_K + rank) * hidden + column, mask=inside).to(tl.float32)
+        if RENORMALIZE:
+            total = tl.math.div_rn(total, mass + tl.zeros_like(total))
+    tl.store(result + token * hidden + column, total, mask=inside)

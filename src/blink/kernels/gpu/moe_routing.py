@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routing on the GPU in one kernel: each expert's program finds the tokens that chose it, in their order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TOKENS = 32
+
+
+class Routes(NamedTuple):
+    """Which tokens each expert treats. Pair token * top_k + rank is a token's choice of its expert at that rank."""
+
+    weights: Tensor  # float32 [tokens * top_k], probability of each pair's expert
+    pairs: Tensor  # int32 [experts, tokens]; each expert's pairs, the first counts[expert]
+    counts: Tensor  # int32 [experts]
+
+
+def route_gpu(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
+    """Rank each token's experts; of equal ones the lowest goes first. Tokens beyond num_tokens (int32 [1]) choose none."""
+    assert router_logits.is_contiguous()
+    max_tokens, num_experts = router_logits.shape
+    routes = Routes(
+        weights=router_logits.new_empty(max_tokens * top_k, dtype=torch.float32),
+        pairs=router_logits.new_empty(num_experts, max_tokens, dtype=torch.int32),
+        counts=router_logits.new_empty(num_experts, dtype=torch.int32),
+    )
+    block = min(128, max(_TOKENS, triton.next_power_of_2(max_tokens)))
+    _route[(num_experts,)](
+        router_logits,
+        num_tokens,
+        routes,
+        max_tokens,
+        num_experts,
+        TOP_K=top_k,
+        EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
+        TOKENS_BLOCK=block,
+        num_warps=8,
+    )
+    return routes
+
+
+@triton.jit
+def _route(
+    router_logits,
+    num_tokens,
+    routes,
+    max_tokens,
+    num_experts,
+    TOP_K: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    TOKENS_BLOCK: tl.constexpr,
+):
+    """Collect one expert's pairs and store their weights."""
+    expert = tl.program_id(0)
+    other = tl.arange(0, EXPERTS_BLOCK)[None, :]
+    limit = tl.minimum(tl.load(num_tokens), max_tokens)
+    count = 0
+    for start in range(0, limit, TOKENS_BLOCK):
+        token = start + tl.arange(0, TOKENS_BLOCK)
+        inside = (token[:, None] < limit) & (other < num_experts)
+        place = token[:, None] * num_experts + other
+        logits = tl.load(router_logits + place, mask=inside, other=float("-inf")).to(tl.float32)
+        mine = tl.load(router_logits + token * num_experts + expert, mask=token < limit, other=0.0).to(tl.float32)
+        ahead = (logits > mine[:, None]) | ((logits == mine[:, None]) & (other < expert))
+        rank = tl.sum(ahead.to(tl.int32), axis=1)
+        largest = tl.where(token < limit, tl.max(logits, axis=1), 0.0)
+        mass = tl.sum(tl.exp(logits - largest[:, None]), axis=1)
+        chosen = (rank < TOP_K) & (token < limit)
+        pair = token * TOP_K + rank
+        tl.store(routes.weights + pair, tl.math.div_rn(tl.exp(mine - largest), mass), mask=chosen)
+        found = chosen.to(tl.int32)
+        tl.store(routes.pairs + expert * max_tokens + count + tl.cumsum(found, axis=0) - 1, pair, mask=chosen)
+        count += tl.sum(found, axis=0)
+    tl.store(routes.counts + expert, count)

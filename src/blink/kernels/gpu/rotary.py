@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotation and the KV cache write on the GPU in one kernel: each program takes a few heads of one token."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blink.kernels.rotary import HeadNorm
+
+_HEADS_PER_PROGRAM = 8
+
+
+def rotate_and_store_gpu(
+    qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
+) -> Tensor:
+    """Compute rotate_and_store of contiguous tensors; qkv stays as it is."""
+    assert qkv.is_contiguous() and kv_cache.is_contiguous() and rotation.is_contiguous()
+    assert qkv.dtype == kv_cache.dtype and rotation.dtype == torch.float32 and kv_slots.dtype == torch.int32
+    kv_heads, head_dim = kv_cache.shape[-2:]
+    num_tokens = qkv.shape[0]
+    num_heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    half = rotation.shape[1] // 2
+    query = qkv.new_empty(num_tokens, num_heads, head_dim)
+    parts = triton.cdiv(num_heads, _HEADS_PER_PROGRAM) + 2 * triton.cdiv(kv_heads, _HEADS_PER_PROGRAM)
+    _rotate_and_store[(parts, num_tokens)](
+        qkv,
+        rotation,
+        kv_slots,
+        query,
+        kv_cache,
+        kv_cache[0].numel(),
+        head_norm.query_weight if head_norm else rotation,
+        head_norm.key_weight if head_norm else rotation,
+        head_norm.eps if head_norm else 0.0,
+        HAS_NORM=head_norm is not None,
+        NUM_HEADS=num_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        HALF=half,
+        BLOCK_HEADS=_HEADS_PER_PROGRAM,
+        BLOCK_HALF=triton.next_power_of_2(half),
+        BLOCK_REST=triton.next_power_of_2(head_dim - 2 * half),
+        num_warps=4,
+    )
+    return query
+
+
+@triton.jit
+def _rotate_and_store(
+    qkv, rotation, kv_slots, query, kv_cache, values_offset, query_weight, key_weight, eps,
+    HAS_NORM: tl.constexpr, NUM_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0)
+    token = tl.program_id(1).to(tl.int64)
+    query_parts: tl.constexpr = (NUM_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
+    kv_parts: tl.constexpr = (KV_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
+    source = qkv + token * (NUM_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    rotation += token * 2 * HALF
+    if part < query_parts:
+        target = query + token * NUM_HEADS * HEAD_DIM
+        _rotate_heads(
+            source, target, rotation, query_weight, eps, part, NUM_HEADS,
+            HAS_NORM, HEAD_DIM, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
+    else:
+        slot = tl.load(kv_slots + token).to(tl.int64)
+        if slot < 0:
+            return
+        source += NUM_HEADS * HEAD_DIM
+        target = kv_cache + slot * KV_HEADS * HEAD_DIM
+        part -= query_parts
+        if part < kv_parts:
+            _rotate_heads(
+                source, target, rotation, key_weight, eps, part, KV_HEADS,
+                HAS_NORM, HEAD_DIM, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
+            )  # fmt: skip
+        else:
+            block: tl.constexpr = BLOCK_HEADS * HEAD_DIM
+            size: tl.constexpr = KV_HEADS * HEAD_DIM
+            _copy(source + size, target + values_offset, (part - kv_parts) * block, block, size)
+
+
+@triton.jit
+def _copy(source, target, start, LENGTH: tl.constexpr, SIZE: tl.constexpr):
+    """Copy LENGTH elements from start, but none beyond SIZE."""
+    offsets = tl.arange(0, triton.next_power_of_2(LENGTH))
+    inside = (offsets < LENGTH) & (start + offsets < SIZE)
+    tl.store(target + start + offsets, tl.load(source + start + offsets, mask=inside), mask=inside)
+
+
+@triton.jit
+def _rotate_heads(
+    source, target, rotation, weight, eps, part, num_heads,
+    HAS_NORM: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    """Normalise, if asked for, and rotate BLOCK_HEADS heads of one token; components beyond 2 * HALF are not rotated."""
+    heads = part * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+    dims = tl.arange(0, BLOCK_HALF)
+    angles = dims < HALF
+    inside = (heads < num_heads) & angles[None, :]
+    cosines = tl.load(rotation + dims, mask=angles, other=0.0)[None, :]
+    sines = tl.load(rotation + HALF + dims, mask=angles, other=0.0)[None, :]
+    offsets = heads * HEAD_DIM + dims[None, :]
+    low = tl.load(source + offsets, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(source + offsets + HALF, mask=inside, other=0.0).to(tl.float32)
+    if 2 * HALF < HEAD_DIM:
+        rest_dims = 2 * HALF + tl.arange(0, BLOCK_REST)
+        rest_inside = (heads < num_heads) & (rest_dims < HEAD_DIM)[None, :]
+        rest_offsets = heads * HEAD_DIM + rest_dims[None, :]
+        rest = tl.load(source + rest_offsets, mask=rest_inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        total = tl.sum(low * low + high * high, axis=1)
+        if 2 * HALF < HEAD_DIM:
+            total += tl.sum(rest * rest, axis=1)
+        scale = tl.rsqrt(total / HEAD_DIM + eps)[:, None]
+        # Rounded to the cache's type between norm and rotation, as if they were two operations.
+        low = _scale(low, scale, weight + dims, angles, target.dtype.element_ty)
+        high = _scale(high, scale, weight + HALF + dims, angles, target.dtype.element_ty)
+        if 2 * HALF < HEAD_DIM:
+            rest = _scale(rest, scale, weight + rest_dims, rest_dims < HEAD_DIM, target.dtype.element_ty)
+    tl.store(target + offsets, low * cosines - high * sines, mask=inside)
+    tl.store(target + offsets + HALF, high * cosines + low * sines, mask=inside)
+    if 2 * HALF < HEAD_DIM:
+        tl.store(target + rest_offsets, rest, mask=rest_inside)
+
+
+@triton.jit
+def _scale(part, scale, weights, inside, DTYPE: tl.constexpr):
+    weight = tl.load(weights, mask=inside, other=0.0).to(tl.float32)[None, :]
+    return (part * scale * weight).to(DTYPE).to(tl.float32)

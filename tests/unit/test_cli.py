@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line's promises: quick to import, one clear line for a mistake, exit status 2."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import blink
+from blink import cli
+
+_HEAVY = ("torch", "triton", "cuda", "transformers")
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "blink", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _loaded_after(code: str) -> set[str]:
+    """Names of all modules that a fresh interpreter holds after running `code`."""
+    code = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(json.loads(run.stdout))
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["blink", "blink.cli", "blink.serve", "blink.chat", "blink.doctor", "blink.frontend", "blink.frontend.server"],
+)
+def test_import_loads_nothing_heavy(module: str) -> None:
+    loaded = _loaded_after(f"import {module}")
+    assert module in loaded
+    assert not loaded.intersection(_HEAVY)
+
+
+def test_command_line_loads_no_third_party_package() -> None:
+    loaded = _loaded_after("import blink.cli; blink.cli.build_parser()")
+    packages = {name.partition(".")[0] for name in loaded - _loaded_after("")} - {"blink"}
+    assert packages <= sys.stdlib_module_names
+
+
+def test_version_is_the_package_version() -> None:
+    assert _run("--version").stdout == f"blink {blink.__version__}\n"
+
+
+def test_package_offers_its_public_names_lazily() -> None:
+    from blink.sampling_params import SamplingParams
+
+    assert blink.SamplingParams is SamplingParams
+    assert set(blink.__all__) <= set(dir(blink))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        blink.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("command", ["serve", "engine", "frontend", "chat", "doctor"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--help"])
+    assert end.value.code == 0
+    assert f"usage: blink {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ([], "COMMAND"),
+        (["dance"], "dance"),
+        (["serve", "--port", "eight"], "--port"),
+        (["serve", "--no-such-flag"], "--no-such-flag"),
+        (["serve", "--max-num", "3"], "--max-num"),
+        (["serve", "--frontend-workers", "0"], "--frontend-workers"),
+        (["serve", "--frontend-workers", "2", "--uds", "blink.sock"], "--uds"),
+        (["serve", "--exit-after-sample"], "--sample-prompt"),
+        (["serve", "--sample-prompt", "hi", "--uds", "blink.sock"], "--uds"),
+        (["serve", "no/such/model.gguf", "--port", "0"], "no/such/model.gguf"),
+        (["chat", "--url", "localhost:8000"], "--url"),
+    ],
+)
+def test_mistake_gives_one_line_and_status_2(arguments: list[str], word: str) -> None:
+    run = _run(*arguments)
+    assert run.returncode == 2
+    assert run.stdout == ""
+    [line] = run.stderr.splitlines()
+    assert line.startswith("blink: error: ")
+    assert word in line
+
+
+def test_serve_refuses_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = _run("serve", "--port", str(port))
+    assert run.returncode == 2
+    assert f"port {port} is in use" in run.stderr
+
+
+def test_chat_without_a_server_says_how_to_start_one() -> None:
+    with socket.socket() as bound:  # bound but not listening: connections are refused
+        bound.bind(("127.0.0.1", 0))
+        run = _run("chat", "--url", f"http://127.0.0.1:{bound.getsockname()[1]}", "--once", "hi")
+    assert run.returncode == 2
+    assert "blink serve" in run.stderr
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`blink doctor` on this machine, and on a machine that lacks something, made so by its environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from blink.doctor import Finding, examine_hardware, examine_library, examine_model, examine_port, examine_torch
+
+
+def _run(**environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "blink", "doctor", "--port", "0"]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=100, env={**os.environ, **environment}, check=False
+    )
+
+
+def test_machine_that_runs_these_tests_can_serve() -> None:
+    run = _run()
+    assert run.returncode == 0, run.stdout
+    assert run.stdout.endswith("This machine can serve.\n")
+    assert "fail" not in {line.split(maxsplit=1)[0] for line in run.stdout.splitlines()}
+
+
+def test_broken_library_is_a_failure_with_advice(tmp_path: Path) -> None:
+    broken = tmp_path / "libblink.so"
+    broken.write_bytes(b"not a library")
+    run = _run(BLINK_NATIVE_LIBRARY=str(broken))
+    assert run.returncode == 1
+    [line] = [line for line in run.stdout.splitlines() if line.startswith("fail")]
+    assert "native library" in line
+    assert str(broken) in line
+
+
+def test_library_loads() -> None:
+    assert [finding.level for finding in examine_library()] == ["ok"]
+
+
+def test_torch_is_reported_as_installed() -> None:
+    found = {finding.subject: finding for finding in examine_torch()}
+    assert found["torch"] == Finding("ok", "torch", torch.__version__)
+    assert "GPU" in found
+
+
+def test_cores_are_those_that_this_process_may_use() -> None:
+    [cores, _] = examine_hardware()
+    assert cores.text == str(len(os.sched_getaffinity(0)))
+
+
+def test_model_that_is_not_here_is_a_warning_and_is_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLINK_CACHE", str(tmp_path))
+    [finding] = examine_model()
+    assert finding.level == "warn"
+    assert str(tmp_path) in finding.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_taken_port_is_a_warning() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        [finding] = examine_port(taken.getsockname()[1])
+    assert finding.level == "warn"
+    assert "in use" in finding.text

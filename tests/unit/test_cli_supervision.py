@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Restart rules, and the ties between the supervisor and its children, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from blink.supervision import Child, RestartPolicy, describe_exit
+
+_SUPERVISOR = """
+import sys, time
+from blink.supervision import Child
+child = Child("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
+child.start()
+print(child._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_delays_double_and_the_fifth_death_exhausts() -> None:
+    policy = RestartPolicy()
+    delays: list[float] = []
+    for now in range(4):
+        policy.record_death(float(now))
+        assert not policy.is_exhausted
+        delays.append(policy.delay)
+    policy.record_death(4.0)
+    assert delays == [0, 1, 2, 4]
+    assert policy.is_exhausted
+
+
+def test_deaths_before_the_window_are_forgotten() -> None:
+    policy = RestartPolicy(max_deaths=5, window=300)
+    for now in range(0, 3000, 76):  # never five within 300 s
+        policy.record_death(float(now))
+        assert not policy.is_exhausted
+    assert policy.delay == 4
+
+
+def test_delay_has_a_ceiling() -> None:
+    policy = RestartPolicy(max_delay=30)
+    for _ in range(50):
+        policy.record_death(1.0)
+    assert policy.delay == 30
+
+
+def test_child_reports_its_end_once() -> None:
+    child = Child("wrong", [sys.executable, "-c", "raise SystemExit(2)"])
+    child.start()
+    deadline = time.monotonic() + 30
+    while (status := child.reap()) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert status == 2
+    assert not child.is_running
+    assert child.reap() is None
+
+
+def test_child_starts_with_no_signal_blocked() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        child = Child("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
+        child.start()
+        child.send(signal.SIGTERM)
+        deadline = time.monotonic() + 30
+        while (status := child.reap()) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    assert status == -signal.SIGTERM
+
+
+def test_child_dies_with_a_killed_supervisor() -> None:
+    with subprocess.Popen([sys.executable, "-c", _SUPERVISOR], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        child = int(supervisor.stdout.readline())
+        os.kill(child, 0)
+        supervisor.kill()
+    deadline = time.monotonic() + 10
+    while _is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _is_alive(child)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether the process runs; one that waits to be reaped by its new parent does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(("status", "text"), [(3, "ended with exit status 3"), (-9, "was killed by SIGKILL")])
+def test_exit_is_described_in_words(status: int, text: str) -> None:
+    assert describe_exit(status) == text

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guards of the repository: the map is complete, files and functions stay small, headers and names follow the rules."""
+
+from __future__ import annotations
+
+import ast
+import re
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGE = _ROOT / "src" / "blink"
+_CODE_SUFFIXES = {".py", ".h", ".cpp", ".cu"}
+_SOURCES = sorted(
+    path
+    for folder in ("src", "tests", "benchmarks")
+    for path in (_ROOT / folder).rglob("*")
+    if path.suffix in _CODE_SUFFIXES and "__pycache__" not in path.parts
+)
+_PYTHON = [path for path in _SOURCES if path.suffix == ".py"]
+_PRODUCT = [path for path in _SOURCES if _PACKAGE in path.parents]
+
+_MAX_PYTHON_FILE = 350
+_MAX_NATIVE_FILE = 400
+_MAX_FUNCTION = 50
+_MAX_NATIVE_FUNCTION = 60
+_NATIVE_FUNCTION = re.compile(
+    r"^( *)(?!if|for|while|switch|namespace|struct|class|enum|else|do\b)\w.*\)[^;={\n]*\{\n(?s:.*?)^\1\}", re.MULTILINE
+)
+_VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "handler", "common", "misc"}
+
+
+def _relative(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(_ROOT)) for path in paths]
+
+
+def test_architecture_names_every_file_of_the_package_and_no_other() -> None:
+    text = (_ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"^\| `([\w./-]+)` \|", text, re.MULTILINE))
+    present = {
+        str(path.relative_to(_PACKAGE))
+        for path in _PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.parent.name != "lib"
+    }
+    assert sorted(named) == sorted(present)
+
+
+def test_readme_links_lead_somewhere() -> None:
+    broken = [
+        f"{page.name}: {link}"
+        for page in [*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")]
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+        if not (page.parent / link).exists()
+    ]
+    assert broken == []
+
+
+def test_no_file_is_longer_than_its_limit() -> None:
+    long = [
+        f"{path.relative_to(_ROOT)}: {lines}"
+        for path in _PRODUCT
+        if (lines := len(path.read_text().splitlines()))
+        > (_MAX_PYTHON_FILE if path.suffix == ".py" else _MAX_NATIVE_FILE)
+    ]
+    assert long == []
+
+
+def test_no_function_is_longer_than_its_limit() -> None:
+    long: list[str] = []
+    for path in _PYTHON:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > _MAX_FUNCTION:
+                    long.append(f"{path.relative_to(_ROOT)}:{node.lineno} {node.name}: {lines}")
+    assert long == []
+
+
+def test_no_native_function_is_longer_than_its_limit() -> None:
+    long = [
+        f"{path.relative_to(_ROOT)}: {match[0].splitlines()[0].strip()}"
+        for path in _PRODUCT
+        if path.suffix != ".py"
+        for match in _NATIVE_FUNCTION.finditer(path.read_text())
+        if len(match[0].splitlines()) > _MAX_NATIVE_FUNCTION
+    ]
+    assert long == []
+
+
+def test_every_source_opens_with_its_licence() -> None:
+    lacking = [path for path in _SOURCES if "SPDX-License-Identifier: Apache-2.0" not in path.read_text()[:80]]
+    assert _relative(lacking) == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    lacking = [path for path in _PYTHON if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert _relative(lacking) == []
+
+
+def test_no_module_has_a_vague_name() -> None:
+    vague = [path for path in _SOURCES if _VAGUE_NAMES.intersection(path.stem.split("_"))]
+    assert _relative(vague) == []
+
+
+def test_nothing_is_left_to_do_in_the_product() -> None:
+    marked = [path for path in _PRODUCT if re.search(r"\b(TODO|FIXME|XXX|HACK)\b", path.read_text())]
+    assert _relative(marked) == []
+
+
+@pytest.mark.skipif(find_spec("scikit_build_core") is None, reason="needs the build tools that `make test` installs")
+def test_wheel_carries_the_library_its_sources_and_the_model_shapes(tmp_path: Path) -> None:
+    from scikit_build_core.build import build_wheel
+
+    settings: dict[str, str | list[str]] = {"build-dir": str(tmp_path / "build")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(_ROOT)
+        wheel = tmp_path / build_wheel(str(tmp_path), settings)
+    assert re.fullmatch(r"blink_serve-[\d.]+-py3-none-linux_\w+\.whl", wheel.name)
+    shipped = set(zipfile.ZipFile(wheel).namelist())
+    sources = {
+        str(path.relative_to(_ROOT / "src"))
+        for path in _PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in shipped if name.startswith("blink/")} == sources | {"blink/lib/libblink.so"}
