@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the mixture of experts in the shapes of Qwen3-30B-A3B, against the time that the weights in use take at 4.3 TB/s or
-the arithmetic at 790 TFLOP/s.
+"""Times the mixture of experts in the shapes of Qwen3-30B-A3B, against the time that the weights used take at 4.3 TB/s
+or the arithmetic at 790 TFLOP/s.
 """
 
 from __future__ import annotations

@@ -6,10 +6,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from blink.errors import ConfigError
+
 
 def option(default: Any, text: str, **extra: Any) -> Any:
     """Declare a field with its help text; `extra` may hold `choices`, `metavar` or `flag` for the command line."""
     return field(default=default, metadata={"help": text, **extra})
+
+
+def _require(config: object, name: str, low: float, high: float = float("inf")) -> None:
+    value = getattr(config, name)
+    if not low <= value <= high:
+        flag = name.replace("_", "-")
+        rule = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+        raise ConfigError(f"--{flag} must be {rule}, got {value:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,22 @@ class EngineConfig:
     lease_timeout: float = option(5.0, "seconds without a sign of life after which a frontend's sequences are dropped")
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
 
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            _require(self, name, 1)
+        for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes", "prompt_arena_bytes", "cpu_threads"):
+            _require(self, name, 0)
+        _require(self, "gpu_memory_utilization", 0.01, 1)
+        _require(self, "num_queue_pairs", 1, 64)
+        _require(self, "max_sequences_per_worker", 1, 1 << 16)
+        _require(self, "lease_timeout", 0.5, 3600)
+        _require(self, "max_queue_age", 0, 1e6)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
+                f"({self.max_num_seqs}): every running sequence takes a token in each step"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig:
@@ -85,6 +111,13 @@ class FrontendConfig:
     log_level: str = option("info", "log level", choices=("debug", "info", "warning", "error"))
     enable_log_requests: bool = option(False, "log each request's parameters (never its text)")
 
+    def __post_init__(self) -> None:
+        _require(self, "port", 0, 65535)
+        for name in ("max_num_queued_reqs", "shutdown_timeout", "keep_alive_timeout"):
+            _require(self, name, 0)
+        _require(self, "max_body_bytes", 1)
+        _require(self, "engine_timeout", 0.5, 3600)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
@@ -93,3 +126,6 @@ class ServeConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     frontend: FrontendConfig = field(default_factory=FrontendConfig)
     frontend_workers: int = option(1, "frontend processes that share the port")
+
+    def __post_init__(self) -> None:
+        _require(self, "frontend_workers", 1, 64)

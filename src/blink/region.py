@@ -18,6 +18,7 @@ from blink.layout import CONSTANTS, CONTROL, DIGEST, FRONTEND_WORDS, HEADER, SCH
 from blink.native import lib
 
 _SHM = Path("/dev/shm")
+_FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length (0: to the end), pid
 
 
 def region_path(name: str) -> Path:
@@ -74,8 +75,11 @@ class Region:
         return self.view(TRACE_ENTRY, int(self.header["trace_offset"]), int(self.geometry["trace_entries"]))
 
     def close(self) -> None:
-        """Close the file; the mapping goes when its last view does."""
+        """Close the file and give back its locks; the mapping goes when its last view does."""
         if self.fd >= 0:
+            # The mapping holds a descriptor of its own, which would keep the locks.
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
             os.close(self.fd)
             self.fd = -1
 
@@ -196,7 +200,7 @@ def open_region(name: str) -> Region:
 def claim_queue_pair(region: Region) -> int | None:
     """Lock the first queue pair that no live process holds; the lock goes with the process. None if all are taken."""
     for index in range(int(region.geometry["num_queue_pairs"])):
-        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, index, 1, 0)
+        request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, index, 1, 0)
         try:
             fcntl.fcntl(region.fd, fcntl.F_OFD_SETLK, request)
         except OSError:

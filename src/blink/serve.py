@@ -69,8 +69,6 @@ def resolve_serve(config: ServeConfig) -> ServeConfig:
         ConfigError: an option makes no sense.
     """
     workers = config.frontend_workers
-    if workers < 1:
-        raise ConfigError(f"--frontend-workers must be at least 1, got {workers}")
     if workers > 1 and config.frontend.uds:
         raise ConfigError("--uds serves one frontend: several cannot share a Unix socket")
     if config.engine.region != config.frontend.region:

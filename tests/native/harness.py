@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,19 @@ import numpy as np
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
-from blink.layout import BATCH_HEADER, DECISION_LOG_ENTRY, SEQUENCE, STEP_OUTPUT, StepResult
+from blink.frontend.block_hash import hash_blocks
+from blink.layout import (
+    BATCH_HEADER,
+    CONSTANTS,
+    DECISION_LOG_ENTRY,
+    SEQUENCE,
+    STEP_OUTPUT,
+    CqeKind,
+    EngineState,
+    ErrorCode,
+    FinishReason,
+    StepResult,
+)
 from blink.native import lib
 from blink.queue_pair import QueuePair, Submission
 from blink.region import QueuePairAddresses, Region, create_region, publish_region
@@ -21,6 +35,8 @@ from blink.transport.shm import ShmTransport
 
 _names = itertools.count()
 MILLISECOND = 1_000_000
+Completion = Any  # one row of dtype layout.COMPLETION
+Step = Callable[[int, int], int]  # (address of the state, time in ns): one pass
 
 
 def next_token(tokens: np.ndarray[Any, Any], vocab_size: int) -> int:
@@ -30,33 +46,48 @@ def next_token(tokens: np.ndarray[Any, Any], vocab_size: int) -> int:
 
 
 class Harness:
-    """A stepped scheduler over a real region."""
+    """A stepped scheduler over a real region; `overrides` replace fields of the geometry."""
 
-    def __init__(self, config: EngineConfig, *, max_model_len: int, vocab_size: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        num_blocks: int,
+        step: Step = lib.blink_step,
+        **overrides: int,
+    ) -> None:
         self.vocab_size = vocab_size
         name = f"test-{os.getpid()}-{next(_names)}"
         geometry = build_geometry(
-            config, max_model_len=max_model_len, vocab_size=vocab_size, num_blocks=num_blocks, log_entries=1 << 16
+            config, max_model_len=max_model_len, vocab_size=vocab_size, num_blocks=num_blocks, log_entries=1 << 14
         )
+        for field, value in overrides.items():
+            geometry[field] = value
+        self.geometry: Any = geometry
         self.region: Region = create_region(name, geometry, "test")
         publish_region(self.region, name)
         self.state = HostState(self.region)
+        self._step = step
         self.now = 1_000_000_000
         self.batch = self.state.array("batch", BATCH_HEADER)
         self.output = self.state.array("output", STEP_OUTPUT)
         self.sequences = self.state.array("sequences", SEQUENCE)
         self.tokens = self.state.array("tokens", "i4").reshape(-1, max_model_len)
-        self.kv = np.full(num_blocks * config.block_size, -1, np.int64)  # the fake KV cache: a hash of the prefix
+        self.kv = np.full(num_blocks * config.block_size, -1, np.int64)  # position and token of each cell
         self.block_size = config.block_size
+        self.in_flight = False
+        self.log_count = 0
+        self.num_launches = self.num_retired = 0
 
     def close(self) -> None:
         self.region.path.unlink(missing_ok=True)
         self.region.close()
 
-    def frontend(self, index: int) -> QueuePair:
+    def frontend(self, index: int = 0) -> QueuePair:
         """Attach to a queue pair as a new owner (steps the scheduler until it agrees)."""
-        pair = QueuePair(ShmTransport(self.region), QueuePairAddresses(self.region, index), self.region.geometry)
-        pair.request_attach()
+        pair = self.attach_later(index)
         for _ in range(100):
             self.step()
             if pair.is_attached():
@@ -64,47 +95,135 @@ class Harness:
                 return pair
         raise AssertionError("the scheduler does not attach the frontend")
 
-    def step(self, milliseconds: float = 1.0) -> StepResult:
-        """Run one pass; a launched step is computed at once, so that the next pass retires it."""
+    def attach_later(self, index: int) -> QueuePair:
+        """Ask for a queue pair as a new owner, without a step."""
+        pair = QueuePair(ShmTransport(self.region), QueuePairAddresses(self.region, index), self.region.geometry)
+        pair.request_attach()
+        return pair
+
+    def step(self, milliseconds: float = 1.0, *, finish: bool = True) -> StepResult:
+        """Run one pass. A launched step is over before the next pass, unless `finish` says otherwise."""
         self.now += int(milliseconds * MILLISECOND)
-        result = StepResult(lib.blink_step(self.state.address, self.now))
+        result = StepResult(self._step(self.state.address, self.now))
+        if result != StepResult.BUSY:
+            self.num_retired = self.num_launches
         broken = lib.blink_check_integrity(self.state.address)
         assert broken is None, broken.decode()
         if result == StepResult.LAUNCHED:
+            self.in_flight = True
+            self.num_launches += 1
+            self.log_count += int(self.batch[0]["num_rows"])
             self.compute()
+        if finish and self.in_flight:
+            self.finish()
         return result
+
+    def finish(self, failed: bool = False) -> None:
+        """Let the step in flight be over."""
+        self.in_flight = False
+        self.output[0]["failed"] = failed
+        self.output[0]["done_step"] = self.batch[0]["step"]
 
     def compute(self) -> None:
         """Play the model: write the KV of each token where told, and sample from what the block table holds."""
         batch = self.batch[0]
-        rows = int(batch["num_rows"])
-        starts = self.state.array("query_starts", "i4")
-        slots = self.state.array("row_slots", "i4")
-        lens = self.state.array("context_lens", "i4")
-        ids, positions = self.state.array("input_ids", "i4"), self.state.array("positions", "i4")
-        kv_slots = self.state.array("kv_slots", "i4")
+        rows, tokens = int(batch["num_rows"]), int(batch["num_tokens"])
+        starts, slots, lens = (self.state.array(name, "i4") for name in ("query_starts", "row_slots", "context_lens"))
+        ids, positions, kv_slots = (
+            self.state.array(name, "i4")[:tokens] for name in ("input_ids", "positions", "kv_slots")
+        )
+        assert len(set(kv_slots.tolist())) == tokens, "two tokens write the same KV"
         tables = self.state.array("block_tables", "i4").reshape(len(self.tokens), -1)
         sampled = self.state.array("sampled_tokens", "i4")
-        for token in range(int(batch["num_tokens"])):
-            self.kv[kv_slots[token]] = int(positions[token]) << 32 | int(ids[token])
+        self.kv[kv_slots] = positions.astype(np.int64) << 32 | ids
         for row in range(rows):
             assert starts[row] < starts[row + 1]
-            table = tables[slots[row]]
             at = np.arange(lens[row])
-            cells = self.kv[table[at // self.block_size] * self.block_size + at % self.block_size]
+            cells = self.kv[tables[slots[row]][at // self.block_size] * self.block_size + at % self.block_size]
             assert (cells >> 32 == at).all(), "the KV cache holds another position"
             sampled[row] = next_token(cells & 0xFFFFFFFF, self.vocab_size)
-        self.output[0]["done_step"] = batch["step"]
+        self._write_logprobs(rows)
 
-    def decision_log(self, count: int) -> np.ndarray[Any, Any]:
-        return self.state.array("log", DECISION_LOG_ENTRY)[:count]
+    def _write_logprobs(self, rows: int) -> None:
+        sampled = self.state.array("sampled_tokens", "i4")[:rows]
+        ranks = np.arange(CONSTANTS["max_logprobs"])
+        tops = self.state.array("top_tokens", "i4").reshape(-1, len(ranks))
+        tops[:rows] = (sampled[:, None] + ranks) % self.vocab_size
+        self.state.array("top_logprobs", "f4").reshape(-1, len(ranks))[:rows] = -ranks
+        self.state.array("sampled_logprobs", "f4")[:rows] = -sampled / 8
+
+    def decision_log(self) -> np.ndarray[Any, Any]:
+        """Return every scheduled row since the start."""
+        log = self.state.array("log", DECISION_LOG_ENTRY)
+        assert self.log_count <= len(log)
+        return log[: self.log_count]
+
+    def batch_rows(self) -> list[tuple[int, int]]:
+        """Return (sequence index, tokens) of each row of the last batch."""
+        rows = int(self.batch[0]["num_rows"])
+        starts = self.state.array("query_starts", "i4")[: rows + 1]
+        indices = self.state.array("row_sequences", "u4")[:rows]
+        return list(zip(indices.tolist(), np.diff(starts).tolist(), strict=True))
+
+    @property
+    def engine_state(self) -> EngineState:
+        return EngineState(self.region.control_word("state"))
+
+    @property
+    def error_code(self) -> ErrorCode:
+        return ErrorCode(self.region.control_word("error_code"))
+
+    def statistic(self, name: str) -> int:
+        return int(self.region.control["statistics"][name])
+
+    def hashes(self, prompt: Sequence[int], salt: bytes = b"") -> bytes:
+        """Return the block hashes of a prompt as a frontend computes them."""
+        key = self.region.header["hash_key"].tobytes()
+        return hash_blocks(np.asarray(prompt, np.int32), self.block_size, key, salt)
 
 
-def submission(prompt: list[int], stop_tokens: tuple[int, ...] = (), hashes: bytes = b"") -> Submission:
+@contextmanager
+def running(config: EngineConfig, **sizes: Any) -> Iterator[Harness]:
+    """A harness that cleans up after itself; by default 64 tokens per sequence and room for eight such."""
+    defaults: dict[str, Any] = {"max_model_len": 64, "vocab_size": 97, "num_blocks": 8 * 64 // config.block_size}
+    harness = Harness(config, **(defaults | sizes))
+    try:
+        yield harness
+    finally:
+        harness.close()
+
+
+def small_config(**options: Any) -> EngineConfig:
+    """Return a configuration small enough that its limits are met within a few steps."""
+    defaults: dict[str, Any] = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
+        "block_size": 8,
+        "num_queue_pairs": 2,
+        "max_sequences_per_worker": 8,
+    }
+    return EngineConfig(**(defaults | options))
+
+
+def submission(prompt: Sequence[int], stop_tokens: tuple[int, ...] = (), hashes: bytes = b"") -> Submission:
     return Submission(np.asarray(prompt, np.int32), stop_tokens, 0, hashes)
 
 
-def expected_tokens(prompt: list[int], count: int, vocab_size: int) -> list[int]:
+def submit(
+    harness: Harness,
+    pair: QueuePair,
+    prompt: Sequence[int],
+    *,
+    stop_tokens: tuple[int, ...] = (),
+    cached: bool = True,
+    **params: Any,
+) -> int:
+    """Submit a prompt with its block hashes (unless not `cached`) and return the sequence's id."""
+    hashes = harness.hashes(prompt) if cached else b""
+    return pair.submit(submission(prompt, stop_tokens, hashes), SamplingParams(**params))
+
+
+def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
     """What the fake model generates from a prompt, computed without any scheduler."""
     tokens = list(prompt)
     for _ in range(count):
@@ -112,4 +231,45 @@ def expected_tokens(prompt: list[int], count: int, vocab_size: int) -> list[int]
     return tokens[len(prompt) :]
 
 
-__all__ = ["Harness", "SamplingParams", "expected_tokens", "next_token", "submission"]
+class Inbox:
+    """What has arrived for each sequence of some frontends."""
+
+    def __init__(self) -> None:
+        self.completions: dict[int, list[Completion]] = {}
+
+    def drain(self, *pairs: QueuePair) -> None:
+        """Renew the leases and take what has arrived."""
+        for pair in pairs:
+            pair.renew_lease()
+            for completion in pair.drain().copy():
+                self.completions.setdefault(int(completion["sequence"]), []).append(completion)
+
+    def of_kind(self, sequence: int, kind: CqeKind) -> list[Completion]:
+        return [c for c in self.completions.get(sequence, []) if c["kind"] == kind]
+
+    def tokens(self, sequence: int) -> list[int]:
+        return [int(c["token"]) for c in self.of_kind(sequence, CqeKind.TOKEN)]
+
+    def cached(self, sequence: int) -> int | None:
+        """Return the prompt tokens found in the cache; None before admission."""
+        admitted = self.of_kind(sequence, CqeKind.ADMITTED)
+        return int(admitted[0]["token"]) if admitted else None
+
+    def finish(self, sequence: int) -> FinishReason | None:
+        reasons = [FinishReason(int(c["finish_reason"])) for c in self.completions.get(sequence, [])]
+        ends = [reason for reason in reasons if reason != FinishReason.NONE]
+        assert len(ends) <= 1, "a sequence ended twice"
+        return ends[0] if ends else None
+
+
+def run_until_finished(
+    harness: Harness, inbox: Inbox, pairs: Iterable[QueuePair], sequences: Iterable[int], limit: int = 500
+) -> int:
+    """Step until all `sequences` have ended and return the number of steps."""
+    pairs, sequences = list(pairs), list(sequences)
+    for steps in range(limit):
+        inbox.drain(*pairs)
+        if all(inbox.finish(sequence) is not None for sequence in sequences):
+            return steps
+        harness.step()
+    raise AssertionError(f"not all sequences ended within {limit} steps")

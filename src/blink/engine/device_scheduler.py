@@ -54,6 +54,10 @@ class DeviceState:
         lib.blink_state_build(head.ctypes.data, region.address, self.address, region_address)
         self.memory[: len(head)].copy_(torch.from_numpy(head))
 
+    def close(self, region: Region) -> None:
+        """Take the region back from CUDA, once the scheduler has ended."""
+        check(driver.cuMemHostUnregister(region.address))
+
     def array(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """Return one of the state's arrays, flat, as `dtype`."""
         offset, size, count = self._arrays[name]

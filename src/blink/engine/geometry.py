@@ -40,7 +40,7 @@ def build_geometry(
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
     """
     max_blocks = -(-max_model_len // config.block_size)
-    _check(config, max_model_len, max_blocks, num_blocks)
+    _check(max_model_len, max_blocks, num_blocks)
     cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * config.max_num_seqs + config.max_sequences_per_worker)
     longest = max_model_len * 4 + max_blocks * 16 + CONSTANTS["max_stop_tokens"] * 4 + CONSTANTS["max_logit_biases"] * 8
     values: dict[str, int] = {
@@ -82,18 +82,9 @@ def build_geometry(
     return geometry
 
 
-def _check(config: EngineConfig, max_model_len: int, max_blocks: int, num_blocks: int) -> None:
-    if config.max_num_seqs < 1 or max_model_len < 2:
-        raise ConfigError("--max-num-seqs must be at least 1 and --max-model-len at least 2")
-    if config.max_num_batched_tokens < config.max_num_seqs:
-        raise ConfigError(
-            f"--max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least --max-num-seqs "
-            f"({config.max_num_seqs}): every running sequence takes a token in each step"
-        )
-    if not 1 <= config.num_queue_pairs <= CONSTANTS["max_queue_pairs"]:
-        raise ConfigError(f"--num-queue-pairs must be between 1 and {CONSTANTS['max_queue_pairs']}")
-    if not 1 <= config.max_sequences_per_worker <= 1 << 16:
-        raise ConfigError("--max-sequences-per-worker must be between 1 and 65536")
+def _check(max_model_len: int, max_blocks: int, num_blocks: int) -> None:
+    if max_model_len < 2:
+        raise ConfigError("--max-model-len must be at least 2: a prompt token and a generated one")
     if num_blocks < max_blocks:
         raise ConfigError(
             f"the KV cache of {num_blocks} blocks is too small for one sequence of {max_model_len} tokens "

@@ -49,11 +49,11 @@ class GpuEngine:
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         self._control = EngineControl(self._region)
-        state = DeviceState(self._region, device)
-        self._batch = map_batch(state.array, int(self._geometry["num_slots"]))
+        self._state = DeviceState(self._region, device)
+        self._batch = map_batch(self._state.array, int(self._geometry["num_slots"]))
         self._kv_cache = self._model.allocate_kv_cache(num_blocks, config.block_size)
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, config.block_size)
-        self._scheduler = DeviceScheduler(state)
+        self._scheduler = DeviceScheduler(self._state)
         self._capture()
 
     def run(self) -> int:
@@ -65,6 +65,8 @@ class GpuEngine:
             if state == EngineState.DRAINED:
                 self.stop()
             time.sleep(_WATCH_SECONDS)
+        torch.cuda.synchronize()  # the kernel has ended or is about to
+        self._state.close(self._region)
         return self._control.finish()
 
     def drain(self) -> None:

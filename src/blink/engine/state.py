@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from blink.native import lib
 from blink.region import Region
+
+if TYPE_CHECKING:
+    import torch
 
 
 class HostState:
@@ -32,4 +34,6 @@ class HostState:
 
     def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """Return one of the state's arrays, flat, as a tensor over the same memory."""
+        import torch  # here, so that whoever steps a scheduler without a model needs none
+
         return torch.from_numpy(self.array(name, np.uint8)).view(dtype)

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.engine.batch import Batch, Header
+
+if TYPE_CHECKING:
+    from blink.kernels.gpu.attention_plan import GpuAttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,18 @@ class AttentionPlan:
     groups: tuple[RowGroup, ...]
 
 
-def plan_attention(batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype) -> AttentionPlan:
-    """Prepare the attention of one step whose tensors hold num_tokens tokens, padding included."""
-    return plan_attention_reference(batch, num_tokens, block_size, dtype)
+def plan_attention(
+    batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor
+) -> AttentionPlan | GpuAttentionPlan:
+    """Prepare the attention of one step of num_tokens tokens and num_rows rows, padding included.
+
+    kv_cache: any layer's, [2, num_blocks, block_size, kv_heads, head_dim]; num_heads: query heads.
+    """
+    if kv_cache.is_cuda:
+        from blink.kernels.gpu.attention_plan import plan_attention_gpu
+
+        return plan_attention_gpu(batch, num_tokens, num_rows, num_heads, kv_cache)
+    return plan_attention_reference(batch, num_tokens, kv_cache.shape[2], kv_cache.dtype)
 
 
 def plan_attention_reference(batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype) -> AttentionPlan:
@@ -65,7 +78,7 @@ def _plan_group(
     return RowGroup(start, last - first, num_queries, length, blocks, mask[:, None] if bool(hidden.any()) else None)
 
 
-def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
+def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan | GpuAttentionPlan) -> Tensor:
     """Return softmax(Q K^T / sqrt(head_dim)) V of every token over its row's cache; causal; padding gives zeros.
 
     query: [tokens, heads, head_dim]; kv_cache: [2, num_blocks, block_size, kv_heads, head_dim];
@@ -74,6 +87,12 @@ def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Ten
     assert query.shape[0] == plan.num_tokens
     assert query.shape[2] == kv_cache.shape[4]
     assert query.shape[1] % kv_cache.shape[3] == 0
+    if query.is_cuda:
+        from blink.kernels.gpu.attention import GpuAttentionPlan, paged_attention_gpu
+
+        assert isinstance(plan, GpuAttentionPlan)
+        return paged_attention_gpu(query, kv_cache, plan)
+    assert isinstance(plan, AttentionPlan)
     return paged_attention_reference(query, kv_cache, plan)
 
 

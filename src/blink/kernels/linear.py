@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products with weights. On the CPU, wide float32 weights are stored in oneDNN's blocked layout when loaded: for the
-batches of decoding, about 4 to 16 rows, their products then run 1.3 to 2.5 times as fast, and for one row as fast as before.
+"""Matrix products with weights. On the CPU, wide float32 weights are stored in oneDNN's blocked layout when loaded:
+with 4 to 16 rows, the batches of decoding, their products then run 1.3 to 2.5 times as fast, and with one row as fast.
 """
 
 from __future__ import annotations

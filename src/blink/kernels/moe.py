@@ -23,8 +23,8 @@ def moe(
     """Return the sum over each token's top_k experts of probability * expert(x).
 
     x: [tokens, hidden]; router_logits: [tokens, experts]; gate_up: [experts, 2 * size, hidden], gate first;
-    down: [experts, hidden, size]; num_tokens: int32 [1], how many tokens are not padding; the GPU needs it and treats no
-    others. Probabilities are a float32 softmax over all experts; `renormalize` makes the chosen ones sum to 1.
+    down: [experts, hidden, size]; num_tokens: int32 [1], how many tokens are not padding; the GPU needs it and treats
+    no others. Probabilities are a float32 softmax over all experts; `renormalize` makes the chosen ones sum to 1.
     """
     assert router_logits.shape == (x.shape[0], gate_up.shape[0])
     assert gate_up.shape[2] == down.shape[1] == x.shape[1]

@@ -41,6 +41,10 @@ def rotate_and_store(
     assert qkv.shape[1] % kv_cache.shape[-1] == 0
     assert rotation.shape[0] == kv_slots.shape[0] == qkv.shape[0]
     assert rotation.shape[1] <= kv_cache.shape[-1]
+    if qkv.is_cuda:
+        from blink.kernels.gpu.rotary import rotate_and_store_gpu
+
+        return rotate_and_store_gpu(qkv, rotation, kv_slots, kv_cache, head_norm)
     return rotate_and_store_reference(qkv, rotation, kv_slots, kv_cache, head_norm)
 
 
@@ -76,9 +80,10 @@ def rotate_reference(heads: Tensor, rotation: Tensor) -> Tensor:
 
 def store_reference(keys: Tensor, values: Tensor, kv_slots: Tensor, kv_cache: Tensor) -> None:
     """Write keys and values [tokens, kv_heads, head_dim] to their slots of the cache; slot -1 writes nothing."""
-    if bool((kv_slots < 0).any()):
+    if int(kv_slots.min()) < 0:
         kept = kv_slots >= 0
         keys, values, kv_slots = keys[kept], values[kept], kv_slots[kept]
+    places = kv_slots.long()
     slots = kv_cache.flatten(1, 2)
-    slots[0].index_copy_(0, kv_slots.long(), keys)
-    slots[1].index_copy_(0, kv_slots.long(), values)
+    slots[0].index_copy_(0, places, keys)
+    slots[1].index_copy_(0, places, values)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from blink.kernels.rotary import HeadNorm, make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
 from blink.kernels.silu_mul import silu_mul
 from blink.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from blink.kernels.gpu.attention_plan import GpuAttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class StepInputs:
     rotation: Tensor  # [tokens, rotary_dim], rows of the rotary table
     kv_slots: Tensor  # [tokens]
     num_tokens: Tensor  # [1], those that are not padding
-    plan: AttentionPlan
+    plan: AttentionPlan | GpuAttentionPlan
 
 
 class Decoder:
@@ -91,7 +95,7 @@ class Decoder:
             rotation=self._rotary_table.index_select(0, batch.positions[:num_tokens]),
             kv_slots=batch.kv_slots[:num_tokens],
             num_tokens=batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
-            plan=plan_attention(batch, num_tokens, kv_cache.shape[3], self.dtype),
+            plan=plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0]),
         )
         residual = self._embedding.index_select(0, batch.input_ids[:num_tokens])
         update = None

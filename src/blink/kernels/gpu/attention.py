@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on the GPU: a program for each KV head and item of the plan, then one for each tile whose keys are in chunks."""
+"""Attention on the GPU: a program for each KV head and item of the plan; a tile's last chunk to end combines all."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from blink.kernels.gpu.attention_plan import (
     END_KEY,
     FIRST_KEY,
+    FIRST_PARTIAL,
     FIRST_POSITION,
     FIRST_TOKEN,
     ITEM_WORDS,
@@ -26,10 +27,6 @@ from blink.kernels.gpu.attention_plan import (
 
 # Below every score: a maximum that starts here stays finite where all keys are hidden.
 _LOWEST = tl.constexpr(-1e30)
-
-# What one program combines at once.
-_COMBINED_PAIRS = 16
-_COMBINED_CHUNKS = 4
 
 
 def paged_attention_gpu(query: Tensor, kv_cache: Tensor, plan: GpuAttentionPlan) -> Tensor:
@@ -54,6 +51,7 @@ def _launch(query: Tensor, kv_cache: Tensor, block_tables: Tensor, work: WorkLis
         block_tables,
         block_tables.stride(0),
         work.items,
+        work.counters,
         work.partials,
         work.lses,
         result,
@@ -65,34 +63,19 @@ def _launch(query: Tensor, kv_cache: Tensor, block_tables: Tensor, work: WorkLis
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
+        BLOCK_PAIRS=tile.combined_pairs,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-    )
-    max_partials = work.partials.shape[0]
-    _combine[(kv_heads, max_partials, tile.block_m // _COMBINED_PAIRS)](
-        work.items,
-        work.cut_tiles,
-        max_partials,
-        work.partials,
-        work.lses,
-        result,
-        KV_HEADS=kv_heads,
-        GROUP=query.shape[1] // kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_D=triton.next_power_of_2(head_dim),
-        BLOCK_M=tile.block_m,
-        BLOCK_PAIRS=_COMBINED_PAIRS,
-        BLOCK_CHUNKS=_COMBINED_CHUNKS,
-        num_warps=8,
     )
 
 
 @triton.jit
 def _attend(
-    query, kv_cache, values_offset, block_tables, table_stride, items, partials, lses, result, scale,
+    query, kv_cache, values_offset, block_tables, table_stride, items, counters, partials, lses, result, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     item = items + tl.program_id(1) * ITEM_WORDS
@@ -104,6 +87,7 @@ def _attend(
     slot = tl.load(item + ROW_SLOT)
     num_chunks = tl.load(item + NUM_CHUNKS)
     partial = tl.load(item + PARTIAL)
+    first_partial = tl.load(item + FIRST_PARTIAL)
     if num_queries == 0:
         return
     pairs = tl.arange(0, BLOCK_M)
@@ -124,6 +108,16 @@ def _attend(
     places = (partial * KV_HEADS + head) * BLOCK_M + pairs
     tl.store(lses + places, lse, mask=is_pair)
     tl.store(partials + places[:, None] * HEAD_DIM + dims[None, :], attended, mask=inside)
+    # All threads have stored before one of them counts with release: who counts last sees what all have stored.
+    tl.debug_barrier()
+    counter = counters + first_partial * KV_HEADS + head
+    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1:
+        tl.store(counter, 0)
+        for first_pair in range(0, num_queries * GROUP, BLOCK_PAIRS):
+            _combine(
+                partials, lses, result, first_partial, num_chunks, head, first_token, first_pair, num_queries * GROUP,
+                KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -132,16 +126,20 @@ def _attend_keys(
     TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return softmax(Q K^T) V over keys first_key .. end_key up to each position, and log2 of the sum of exponentials."""
+    """Return softmax(Q K^T) V over keys first_key .. end_key up to each position, and log2 of the exponentials' sum."""
     dims = tl.arange(0, BLOCK_D)
     best = tl.full([BLOCK_M], _LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    places = first_key + tl.arange(0, BLOCK_N)
+    block = tl.load(table + places // BLOCK_SIZE, mask=places < end_key, other=0)
     for start in range(first_key, end_key, BLOCK_N):
         places = start + tl.arange(0, BLOCK_N)
         is_key = places < end_key
-        block = tl.load(table + places // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        cells = keys + (block * BLOCK_SIZE + places % BLOCK_SIZE) * TOKEN_STRIDE
+        cells = keys + (block.to(tl.int64) * BLOCK_SIZE + places % BLOCK_SIZE) * TOKEN_STRIDE
+        # One iteration ahead: loading keys does not wait for their places, and more of them can be under way.
+        following = places + BLOCK_N
+        block = tl.load(table + following // BLOCK_SIZE, mask=following < end_key, other=0)
         inside = is_key[:, None] & (dims < HEAD_DIM)[None, :]
         key = tl.load(cells[:, None] + dims[None, :], mask=inside, other=0.0)
         scores = tl.dot(heads, tl.trans(key), input_precision=PRECISION) * scale
@@ -160,39 +158,32 @@ def _attend_keys(
 
 @triton.jit
 def _combine(
-    items, cut_tiles, max_partials, partials, lses, result,
+    partials, lses, result, first_partial, num_chunks, head, first_token, first_pair, num_pairs,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_PAIRS: tl.constexpr, BLOCK_CHUNKS: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Write the mean of a tile's partial results, each weighted with its sum of exponentials, for BLOCK_PAIRS of its pairs."""
-    head = tl.program_id(0)
-    first_partial = tl.program_id(1)
-    first_item = tl.load(cut_tiles + first_partial)
-    if first_partial >= tl.load(cut_tiles + max_partials):
-        return
-    if first_item < 0:
-        return
-    item = items + first_item * ITEM_WORDS
-    num_chunks = tl.load(item + NUM_CHUNKS)
+    """Write the mean of a tile's partial results, weighted with their sums of exponentials, for a few pairs."""
+    chunks_at_once: tl.constexpr = max(16 // BLOCK_PAIRS, 2)
     elements = tl.arange(0, BLOCK_PAIRS * BLOCK_D)
-    pairs = tl.program_id(2) * BLOCK_PAIRS + elements // BLOCK_D
+    pairs = first_pair + elements // BLOCK_D
     dims = elements % BLOCK_D
-    inside = (pairs < tl.load(item + NUM_QUERIES) * GROUP) & (dims < HEAD_DIM)
+    inside = (pairs < num_pairs) & (dims < HEAD_DIM)
     best = tl.full([BLOCK_PAIRS * BLOCK_D], _LOWEST, tl.float32)
     total = tl.zeros([BLOCK_PAIRS * BLOCK_D], tl.float32)
     attended = tl.zeros([BLOCK_PAIRS * BLOCK_D], tl.float32)
-    for start in range(0, num_chunks, BLOCK_CHUNKS):
-        chunks = start + tl.arange(0, BLOCK_CHUNKS)
+    for start in range(0, num_chunks, chunks_at_once):
+        chunks = start + tl.arange(0, chunks_at_once)
         present = (chunks < num_chunks)[:, None] & inside[None, :]
         places = ((first_partial + chunks) * KV_HEADS + head)[:, None] * BLOCK_M + pairs[None, :]
-        lse = tl.load(lses + places, mask=present, other=_LOWEST)
-        part = tl.load(partials + places * HEAD_DIM + dims[None, :], mask=present, other=0.0)
+        # Past the L1 cache, which does not see what other multiprocessors write.
+        lse = tl.load(lses + places, mask=present, other=_LOWEST, cache_modifier=".cg")
+        part = tl.load(partials + places * HEAD_DIM + dims[None, :], mask=present, other=0.0, cache_modifier=".cg")
         higher = tl.maximum(best, tl.max(lse, axis=0))
         weights = tl.exp2(lse - higher[None, :])
         shrink = tl.exp2(best - higher)
         attended = attended * shrink + tl.sum(part * weights, axis=0)
         total = total * shrink + tl.sum(weights, axis=0)
         best = higher
-    tokens = (tl.load(item + FIRST_TOKEN) + pairs // GROUP).to(tl.int64)
+    tokens = (first_token + pairs // GROUP).to(tl.int64)
     offsets = ((tokens * KV_HEADS + head) * GROUP + pairs % GROUP) * HEAD_DIM + dims
     tl.store(result + offsets, attended / total, mask=inside)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work of one step's attention, planned on the GPU once per step: which tiles of queries meet which chunks of keys.
 
-A tile is a few consecutive queries of one row, with all query heads that share a KV head. Where tiles alone would leave the
-GPU idle, their keys are cut into chunks of one length, whose partial results are then combined. Sizes depend on the bucket
-alone, so that a captured graph serves every batch.
+A tile is a few consecutive queries of one row, with all query heads that share a KV head. Where tiles alone would leave
+the GPU idle, their keys are cut into chunks of one length, whose partial results are then combined. Sizes depend on the
+bucket alone, so that a captured graph serves every batch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from blink.engine.batch import Batch, Header
 
-# Words of an item, one chunk of a tile. Items beyond the step's have no queries. The partial results of a tile are consecutive.
-ITEM_WORDS = tl.constexpr(8)
-FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, FIRST_KEY, END_KEY, ROW_SLOT, PARTIAL, NUM_CHUNKS = map(tl.constexpr, range(8))
+# Words of an item: one chunk of a tile. Items beyond the step have no queries. Partial results of a tile are adjacent.
+ITEM_WORDS = tl.constexpr(16)
+FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, FIRST_KEY, END_KEY, ROW_SLOT, PARTIAL, FIRST_PARTIAL, NUM_CHUNKS = map(
+    tl.constexpr, range(9)
+)
 
 _ITEMS_PER_PROGRAM = 16
 
@@ -30,6 +32,7 @@ class Tile:
 
     block_m: int  # pairs of query and query head
     block_n: int  # keys of one iteration
+    combined_pairs: int  # pairs whose partial results are added up at once
     min_chunk: int  # keys of the shortest chunk; a multiple of block_n
     num_programs: int  # below which tiles are cut into chunks
     num_warps: int
@@ -42,7 +45,7 @@ class WorkList:
 
     tile: Tile
     items: Tensor  # [max_items, ITEM_WORDS]
-    cut_tiles: Tensor  # [max_partials + 1]; at a tile's first partial result its first item, else -1; last their number
+    counters: Tensor  # [max_partials, kv_heads]; at a tile's first partial result, how many are there
     partials: Tensor  # float32 [max_partials, kv_heads, block_m, head_dim]
     lses: Tensor  # float32 [max_partials, kv_heads, block_m]; log2 of the sum of exponentials
 
@@ -63,12 +66,13 @@ def plan_attention_gpu(
     group = num_heads // kv_cache.shape[3]
     narrow, wide = choose_tiles(kv_cache.dtype, group)
     if num_tokens == num_rows:
-        # Nearly always all rows decode; the narrow tiles would do for any others, too.
+        # Nearly always all rows decode, but narrow tiles serve longer rows as well.
         spans = [(narrow, 0, num_tokens)]
     else:
         spans = [(narrow, 1, num_rows), (wide, 2, num_tokens // (wide.block_m // group) + num_rows + 1)]
     work_lists = tuple(
-        _plan_span(batch, num_tokens, num_rows, kv_cache, tile, group, span, max_tiles) for tile, span, max_tiles in spans
+        _plan_span(batch, num_tokens, num_rows, kv_cache, tile, group, span, max_tiles)
+        for tile, span, max_tiles in spans
     )
     return GpuAttentionPlan(num_tokens, batch.block_tables, work_lists)
 
@@ -76,11 +80,8 @@ def plan_attention_gpu(
 def choose_tiles(dtype: torch.dtype, group: int) -> tuple[Tile, Tile]:
     """Return the tiles of decode rows and of longer rows for `group` query heads per KV head."""
     heads = triton.next_power_of_2(group)
-    if dtype == torch.float32:
-        narrow = Tile(max(16, heads), 32, 128, 264, num_warps=4, num_stages=2)
-        return narrow, Tile(max(32, heads), 32, 256, 264, num_warps=4, num_stages=2)
-    narrow = Tile(max(16, heads), 64, 64, 528, num_warps=4, num_stages=3)
-    return narrow, Tile(max(128, heads), 64, 256, 264, num_warps=4, num_stages=3)
+    wide = 32 if dtype == torch.float32 else 128
+    return Tile(max(16, heads), 32, heads, 64, 264, 4, 3), Tile(max(wide, heads), 32, 16, 256, 264, 4, 3)
 
 
 def _plan_span(
@@ -92,7 +93,7 @@ def _plan_span(
     max_items, max_partials = max_tiles + spread, 2 * spread
     device = kv_cache.device
     items = torch.empty(max_items, ITEM_WORDS.value, dtype=torch.int32, device=device)
-    cut_tiles = torch.empty(max_partials + 1, dtype=torch.int32, device=device)
+    counters = torch.empty(max_partials, kv_heads, dtype=torch.int32, device=device)
     partials = torch.empty(max_partials, kv_heads, tile.block_m, head_dim, dtype=torch.float32, device=device)
     lses = torch.empty(max_partials, kv_heads, tile.block_m, dtype=torch.float32, device=device)
     _plan[(triton.cdiv(max_items, _ITEMS_PER_PROGRAM),)](
@@ -101,7 +102,7 @@ def _plan_span(
         batch.context_lens,
         batch.row_slots,
         items,
-        cut_tiles,
+        counters,
         num_tokens,
         max_items,
         spread,
@@ -111,9 +112,11 @@ def _plan_span(
         BLOCK_N=tile.block_n,
         BLOCK_ROWS=triton.next_power_of_2(num_rows + 1),
         BLOCK_ITEMS=_ITEMS_PER_PROGRAM,
+        KV_HEADS=kv_heads,
+        BLOCK_HEADS=triton.next_power_of_2(kv_heads),
         num_warps=8,
     )
-    return WorkList(tile, items, cut_tiles, partials, lses)
+    return WorkList(tile, items, counters, partials, lses)
 
 
 _NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
@@ -122,11 +125,11 @@ _NUM_DECODE_ROWS = tl.constexpr(int(Header.NUM_DECODE_ROWS))
 
 @triton.jit
 def _plan(
-    header, query_starts, context_lens, row_slots, items, cut_tiles, num_tokens, max_items, spread,
+    header, query_starts, context_lens, row_slots, items, counters, num_tokens, max_items, spread,
     SPAN: tl.constexpr, TILE_QUERIES: tl.constexpr, MIN_CHUNK: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Write BLOCK_ITEMS items. SPAN: 0 all rows and padding; 1 decode rows; 2 the others and padding."""
+    """Write items and clear their counters. SPAN: 0 all rows and padding, 1 decode rows, 2 other rows and padding."""
     num_rows = tl.load(header + _NUM_ROWS)
     num_decode = tl.load(header + _NUM_DECODE_ROWS)
     first_row = num_decode if SPAN == 2 else 0
@@ -145,8 +148,7 @@ def _plan(
     before = ends[None, :] <= item[:, None]
     row = tl.sum(before.to(tl.int32), axis=1)
     first_item = tl.sum(tl.where(before, counts[None, :], 0), axis=1)
-    cut = tl.where(chunks > 1, counts, 0)
-    first_partial = tl.sum(tl.where(before, cut[None, :], 0), axis=1)
+    first_partial = tl.sum(tl.where(before & (chunks > 1)[None, :], counts[None, :], 0), axis=1)
     num_queries, context = _load_rows(query_starts, context_lens, row, first_row, end_row, padding_row, num_tokens)
     first_token = tl.load(query_starts + row, mask=row <= num_rows, other=0)
     slot = tl.load(row_slots + row, mask=row < num_rows, other=0)
@@ -159,12 +161,9 @@ def _plan(
     position = context - num_queries + first_query
     visible = tl.maximum(position + tile_queries, 0)
     num_chunks = tl.maximum(tl.cdiv(visible, chunk_keys), 1)
-    is_item = item < tl.max(ends, axis=0)
-    used = is_item & (chunk < num_chunks)
+    used = (item < tl.max(ends, axis=0)) & (chunk < num_chunks)
     first_partial += index * row_chunks
-    tl.store(cut_tiles + 2 * spread, tl.sum(cut))
-    first_of_cut = tl.where((chunk == 0) & (num_chunks > 1), item, -1)
-    tl.store(cut_tiles + first_partial + chunk, first_of_cut, mask=is_item & (row_chunks > 1))
+    _clear(counters + first_partial * KV_HEADS, used & (chunk == 0) & (num_chunks > 1), KV_HEADS, BLOCK_HEADS)
     target = items + item * ITEM_WORDS
     inside = item < max_items
     tl.store(target + FIRST_TOKEN, first_token + first_query, mask=inside)
@@ -174,7 +173,15 @@ def _plan(
     tl.store(target + END_KEY, tl.minimum((chunk + 1) * chunk_keys, visible), mask=inside)
     tl.store(target + ROW_SLOT, slot, mask=inside)
     tl.store(target + PARTIAL, first_partial + chunk, mask=inside)
+    tl.store(target + FIRST_PARTIAL, first_partial, mask=inside)
     tl.store(target + NUM_CHUNKS, num_chunks, mask=inside)
+
+
+@triton.jit
+def _clear(starts, wanted, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Write LENGTH zeros from each wanted start."""
+    offsets = tl.arange(0, BLOCK)
+    tl.store(starts[:, None] + offsets[None, :], 0, mask=wanted[:, None] & (offsets < LENGTH)[None, :])
 
 
 @triton.jit

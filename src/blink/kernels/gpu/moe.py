@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mixture-of-experts MLP on the GPU: routing, two grouped products (the activation fused into the first), weighted sum.
+"""The mixture-of-experts MLP on the GPU: routing, two grouped products (the first with the activation), weighted sum.
 
-The grids are those of the worst distribution over experts; programs find their tile in the experts' counts. Each token's
+Grids are sized for the worst distribution over experts; programs find their tile in the experts' counts. Each token's
 results are summed in rank order, so nothing depends on the order in which programs run.
 """
 
@@ -42,7 +42,7 @@ def moe_gpu(
     """Compute moe of contiguous tensors; num_tokens: int32 [1] on the device; rows beyond it become zero, cheaply."""
     assert x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()
     max_tokens, hidden = x.shape
-    num_experts, _, size = down.shape
+    size = down.shape[2]
     assert hidden % 16 == 0 and size % 16 == 0
     routes = route_gpu(router_logits, num_tokens, top_k)
     num_pairs = max_tokens * top_k
@@ -161,7 +161,7 @@ def _multiply_tile(
 
 @triton.jit
 def _find_tile(counts, num_experts, ROWS_BLOCK: tl.constexpr, EXPERTS_BLOCK: tl.constexpr):
-    """Return this program's expert (num_experts: none), the first of its rows among the expert's pairs, and their count."""
+    """Return this program's expert (num_experts: none), its first row among the expert's pairs, and their count."""
     tile = tl.program_id(0)
     index = tl.arange(0, EXPERTS_BLOCK)
     sizes = tl.load(counts + index, mask=index < num_experts, other=0)

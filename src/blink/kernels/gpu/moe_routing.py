@@ -22,7 +22,7 @@ class Routes(NamedTuple):
 
 
 def route_gpu(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
-    """Rank each token's experts; of equal ones the lowest goes first. Tokens beyond num_tokens (int32 [1]) choose none."""
+    """Rank each token's experts, of equals the lowest first. Tokens beyond num_tokens (int32 [1]) choose none."""
     assert router_logits.is_contiguous()
     max_tokens, num_experts = router_logits.shape
     routes = Routes(

@@ -48,8 +48,8 @@ def adjust_logits(
 ):
     """Return the float32 logits of indices first .. first + BLOCK changed as the slot asks for.
 
-    scratch: this program's BLOCK float32 of memory, where stop tokens and biases are applied; counts: the same as int32;
-    words, floats: the slot's params; history: its tokens; slots: the tables of all slots.
+    scratch: this program's BLOCK float32 of memory, where stop tokens and biases are applied; counts: the same as
+    int32; words, floats: the slot's params; history: its tokens; slots: the tables of all slots.
     """
     seen = tl.zeros((BLOCK,), tl.int32)
     penalized = has_penalties(floats)

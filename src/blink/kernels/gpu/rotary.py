@@ -98,7 +98,7 @@ def _rotate_heads(
     HAS_NORM: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    """Normalise, if asked for, and rotate BLOCK_HEADS heads of one token; components beyond 2 * HALF are not rotated."""
+    """Normalise, if asked for, and rotate BLOCK_HEADS heads of one token; components from 2 * HALF on stay."""
     heads = part * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     dims = tl.arange(0, BLOCK_HALF)
     angles = dims < HALF

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling on the GPU in three kernels: `_scan` reads the logits once, split over programs, and is all the work of most rows;
+"""Sampling on the GPU: `_scan` reads the logits once, split over programs, and is nearly all the work of most rows;
 `_select` ends those rows and finds the threshold of rows with top-k, top-p or min-p; `_draw` samples these.
 """
 
@@ -33,8 +33,8 @@ from blink.kernels.gpu.sampling_rows import (
 )
 from blink.kernels.gpu.truncation import MAX_CANDIDATES, find_threshold
 
-# Few rows are split finely, so that they use many SMs, and scanned by one kernel whatever their parameters are. Of many rows,
-# plainly greedy ones are scanned by a kernel of their own: with the registers of the others it would run at half its speed.
+# Few rows are split finely, so that they use many SMs, and scanned by one kernel whatever their parameters are. Of
+# many rows, plainly greedy ones are scanned by a kernel of their own, which needs few registers and so reads faster.
 _FEW_ROWS = 8
 _FINE_BLOCK, _BLOCK = 2048, 4096
 _LOGITS_PER_WARP = 512
@@ -136,10 +136,11 @@ def _scan(
     part = row.to(tl.int64) * NUM_PARTS + tl.program_id(0)
     is_plain = is_greedy(floats) & (tl.load(words + NUM_LOGPROBS) < 0)
     is_plain = is_plain & (has_adjustments(words, floats, context_len) == 0)
-    if not SCANS_PLAIN:
+    # Nested, so that the compiler makes the outer tests.
+    if not SCANS_PLAIN:  # noqa: SIM102
         if is_plain:
             return
-    if not SCANS_SPECIAL:
+    if not SCANS_SPECIAL:  # noqa: SIM102
         if is_plain == 0:
             return
     place = row.to(tl.int64) * logits_stride + token

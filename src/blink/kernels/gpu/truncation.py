@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The threshold of min-p, top-k and top-p inside GPU kernels: one program searches one row, without sorting it.
 
-Both limits ask for the largest t such that the tokens with logit >= t reach a target: k tokens, or a mass of p. Passes over the
-row narrow the interval around t until the logits inside it fit one block; bisecting their bit patterns then ends exactly.
+Both limits ask for the largest t such that the tokens with logit >= t reach a target: k tokens, or a mass of p. Passes
+over the row narrow the interval around t until its logits fit one block; bisecting their bit patterns ends exactly.
 """
 
 from __future__ import annotations

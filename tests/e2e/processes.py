@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines and frontends as processes, and the ways to talk to them."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import httpx
+from openai import OpenAI
+
+MAX_MODEL_LEN = 1024
+MAX_BODY_BYTES = 1 << 20
+MAX_SEQUENCES = 64
+
+
+@dataclass
+class Frontend:
+    """A running frontend process and the ways to talk to it."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    url: str
+    http: httpx.Client
+    client: OpenAI
+    model: str = field(default="")
+
+    def post(self, path: str, **body: object) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def complete(self, prompt: object, **body: object) -> dict[str, object]:
+        response = self.post("/v1/completions", prompt=prompt, **{"temperature": 0, "max_tokens": 8, **body})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def metric(self, sample: str) -> float:
+        """The value of the first metric line that starts so."""
+        lines = self.http.get("/metrics").text.splitlines()
+        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(sample))
+
+    def wait_until_idle(self) -> None:
+        wait_for(lambda: self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting") == 0, 10)
+
+
+@dataclass
+class Engine:
+    """A running engine process."""
+
+    process: subprocess.Popen[bytes]
+    region: str
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        return free.getsockname()[1]
+
+
+def start_frontend(
+    region: str, *flags: str, verify: ssl.SSLContext | bool = True, wait: bool = True, port: int = 0
+) -> Frontend:
+    port = port or free_port()
+    url = f"{'https' if '--ssl-certfile' in ' '.join(flags) else 'http'}://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "blink", "frontend", f"--region={region}", f"--port={port}", *flags]
+    process = subprocess.Popen(command)
+    http = httpx.Client(base_url=url, timeout=60, trust_env=False, verify=verify)
+    frontend = Frontend(process, port, url, http, OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+    if wait:
+        wait_for(lambda: answers(frontend) == 200, 30)
+        frontend.model = http.get("/v1/models").json().get("data", [{"id": ""}])[0]["id"]
+    return frontend
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def answers(frontend: Frontend) -> int:
+    assert frontend.process.poll() is None, "the frontend died"
+    try:
+        return frontend.http.get("/health").status_code
+    except httpx.TransportError:
+        return 0

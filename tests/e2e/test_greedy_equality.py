@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy output equals that of Hugging Face transformers, token for token, however the scheduler batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from blink import LLM, SamplingParams
+from blink.config import FrontendConfig
+from blink.frontend.model_assets import load_assets
+from blink.model_files import resolve_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+
+NEW_TOKENS = 64
+LENGTHS = [5, 8, 13, 16, 17, 31, 32, 33, 47, 64, 65, 100, 128, 160, 200, 255, 256, 300, 450, 600]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """20 different prompts: pieces of prose of the lengths above, from different places."""
+    tokenizer = load_assets(FrontendConfig()).tokenizer
+    root = Path(__file__).parents[2]
+    text = (root / "README.md").read_text() + (root / "LICENSE").read_text()
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    return [tokens[97 * i : 97 * i + length] for i, length in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="module")
+def transformers_model() -> PreTrainedModel:
+    """The same file, loaded by transformers itself in float32."""
+    path = resolve_model("")
+    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+
+
+@torch.inference_mode()
+def generate_with_transformers(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    limits = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "pad_token_id": 0}
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **limits)
+    return found[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def continue_with_transformers(model: PreTrainedModel, prompt: list[int], output: list[int]) -> list[int]:
+    """The most likely token after the prompt and after each token of the output: the output itself if it is greedy."""
+    logits = model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
+    return logits.argmax(-1).tolist()
+
+
+def generate(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[LLM]:
+    with LLM() as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def expected(roomy: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    """Each prompt alone; the first tests hold it against transformers."""
+    return [generate(roomy, [prompt])[0] for prompt in prompts]
+
+
+def test_each_prompt_alone_is_what_transformers_finds_most_likely(
+    transformers_model: PreTrainedModel, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    found = [continue_with_transformers(transformers_model, p, e) for p, e in zip(prompts, expected, strict=True)]
+    assert found == expected
+
+
+def test_some_prompts_are_what_transformers_generates(
+    transformers_model: PreTrainedModel, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    for i in (0, 10, 19):
+        assert generate_with_transformers(transformers_model, prompts[i]) == expected[i]
+
+
+def test_all_at_once_again_from_the_prefix_cache(
+    roomy: LLM, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    before = roomy.stats()["prefix_hits"]
+    assert generate(roomy, prompts) == expected
+    # All but the last, partial block of each prompt was computed by whoever ran before.
+    assert roomy.stats()["prefix_hits"] - before >= sum((length - 1) // 16 * 16 for length in LENGTHS) * 0.9
+
+
+def test_all_at_once_in_small_chunks_with_preemption(prompts: list[list[int]], expected: list[list[int]]) -> None:
+    # 60 blocks of 16 hold the longest sequence and little more, so that sequences are preempted and recomputed.
+    with LLM(max_model_len=800, num_gpu_blocks_override=60, max_num_seqs=16, max_num_batched_tokens=48) as llm:
+        assert generate(llm, prompts) == expected
+        stats = llm.stats()
+    assert stats["num_preemptions"] > 0
+    assert stats["mixed_launches"] > sum(LENGTHS) // 48
+    assert stats["num_blocks_used"] == 0

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A minute of load: 64 streams of mixed lengths, a tenth of which hang up. Nothing leaks and no token is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from conftest import Engine, Frontend, start_frontend, stop, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+
+SECONDS = float(os.environ.get("BLINK_SOAK_SECONDS", "60"))
+STREAMS = 64
+NUM_PROMPTS = 24
+
+
+def make_jobs(count: int) -> list[tuple[list[int], int]]:
+    """Prompts (token ids) of 1 to 200 tokens, some with a common beginning, and how many tokens to generate."""
+    chance = random.Random(11)
+    common = [chance.randrange(100, 40000) for _ in range(64)]
+    lengths = [chance.choice((1, 7, 16, 33, 90, 200)) for _ in range(count)]
+    prompts = [[chance.randrange(100, 40000) for _ in range(length)] for length in lengths]
+    return [(common + p if i % 3 == 0 else p, chance.randrange(2, 40)) for i, p in enumerate(prompts)]
+
+
+def body_of(job: tuple[list[int], int], *, stream: bool) -> dict[str, object]:
+    prompt, count = job
+    return {
+        "prompt": prompt,
+        "max_tokens": count,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": stream,
+    }
+
+
+async def run_stream(
+    client: httpx.AsyncClient, job: tuple[list[int], int], hang_up_after: int | None
+) -> list[int] | None:
+    """Return the streamed token ids, or None if we hung up."""
+    tokens: list[int] = []
+    async with client.stream("POST", "/v1/completions", json=body_of(job, stream=True)) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            assert "error" not in chunk, chunk
+            tokens += chunk["choices"][0].get("token_ids") or []
+            if hang_up_after is not None and len(tokens) >= hang_up_after:
+                return None
+    return tokens
+
+
+async def soak(url: str, jobs: list[tuple[list[int], int]], expected: list[list[int]]) -> tuple[int, int]:
+    """Keep 64 streams open until the time is up; return how many ended and how many hung up."""
+    chance = random.Random(5)
+    end = time.monotonic() + SECONDS
+    finished = hung_up = 0
+
+    async def keep_streaming(client: httpx.AsyncClient) -> None:
+        nonlocal finished, hung_up
+        while time.monotonic() < end:
+            place = chance.randrange(len(jobs))
+            hang_up_after = chance.randrange(0, 8) if chance.random() < 0.1 else None
+            tokens = await run_stream(client, jobs[place], hang_up_after)
+            if tokens is None:
+                hung_up += 1
+            else:
+                assert tokens == expected[place]
+                finished += 1
+
+    limits = httpx.Limits(max_connections=STREAMS, max_keepalive_connections=STREAMS)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, trust_env=False) as client:
+        await asyncio.gather(*(keep_streaming(client) for _ in range(STREAMS)))
+    return finished, hung_up
+
+
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def resident_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def measure(frontend: Frontend, engine: Engine, what: Callable[[int], float]) -> list[float]:
+    return [what(process.pid) for process in (frontend.process, engine.process)]
+
+
+def test_a_minute_of_64_streams_leaks_nothing_and_errs_nowhere(engine: Engine) -> None:
+    frontend = start_frontend(engine.region)
+    try:
+        jobs = make_jobs(NUM_PROMPTS)
+        expected = [
+            frontend.post("/v1/completions", **body_of(job, stream=False)).json()["choices"][0]["token_ids"]
+            for job in jobs
+        ]
+        assert [len(tokens) for tokens in expected] == [count for _, count in jobs]
+        asyncio.run(soak_briefly(frontend.url, jobs))  # buffers reach their size
+        files, memory = measure(frontend, engine, open_files), measure(frontend, engine, resident_mib)
+
+        finished, hung_up = asyncio.run(soak(frontend.url, jobs, expected))
+        assert finished > STREAMS
+        assert hung_up > 0
+
+        frontend.wait_until_idle()
+        wait_for(lambda: measure(frontend, engine, open_files) <= files, 10)
+        assert frontend.metric("vllm:kv_cache_usage_perc") == 0
+        assert frontend.metric("blink:prompt_arena_used_bytes") == 0
+        assert frontend.metric("blink:worker_sequences") == 0
+        grown = [after - before for before, after in zip(memory, measure(frontend, engine, resident_mib), strict=True)]
+        assert max(grown) < 48, f"frontend and engine grew by {grown} MiB"
+    finally:
+        stop(frontend.process)
+
+
+async def soak_briefly(url: str, jobs: list[tuple[list[int], int]]) -> None:
+    async with httpx.AsyncClient(
+        base_url=url, timeout=120, limits=httpx.Limits(max_connections=STREAMS), trust_env=False
+    ) as client:
+        await asyncio.gather(*(run_stream(client, jobs[i % len(jobs)], None) for i in range(STREAMS)))

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a frontend worker: start, keys, TLS, sockets, overload, loss of the engine, shutdown."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AuthenticationError
+from processes import Engine, Frontend, free_port, start_frontend, stop, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+BODY: dict[str, Any] = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 8}
+ENDLESS: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True}
+Start = Callable[..., Frontend]
+_OPENSSL = (
+    "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=x"
+    " -addext subjectAltName=IP:127.0.0.1"
+)
+
+
+@pytest.fixture
+def start(region: str) -> Iterator[Start]:
+    started: list[Frontend] = []
+
+    def run(*flags: str, **options: Any) -> Frontend:
+        started.append(start_frontend(options.pop("region", region), *flags, **options))
+        return started[-1]
+
+    yield run
+    for frontend in started:
+        stop(frontend.process)
+
+
+class Stream(threading.Thread):
+    """Read a stream in the background."""
+
+    def __init__(self, frontend: Frontend, **body: Any) -> None:
+        super().__init__()
+        self._frontend = frontend
+        self._body = body
+        self.text = ""
+        self.events: list[Any] = []
+        self.start()
+        wait_for(lambda: bool(self.events), 30)
+
+    def run(self) -> None:
+        with self._frontend.http.stream("POST", "/v1/completions", json=self._body) as response:
+            for line in response.iter_lines():
+                if line:
+                    self.events.append(line.removeprefix("data: "))
+
+    def last(self) -> Any:
+        """The last event before [DONE]."""
+        self.join(200)
+        assert self.events[-1] == "[DONE]"
+        return json.loads(self.events[-2])
+
+
+def test_a_worker_starts_before_its_engine_and_says_so(start: Start) -> None:
+    frontend = start(region="nobody-serves-this", wait=False)
+    wait_for(lambda: _status(frontend) == 503, 20)
+    response = frontend.post("/v1/completions", **BODY)
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "ServiceUnavailableError"
+    assert frontend.http.get("/metrics").status_code == 200
+
+
+def _status(frontend: Frontend) -> int:
+    try:
+        return frontend.http.get("/health").status_code
+    except httpx.TransportError:
+        return 0
+
+
+def test_keys_from_flags_and_the_environment(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLINK_API_KEY", "from-env")
+    frontend = start("--api-key=from-flag")
+    for key in ("from-env", "from-flag"):
+        assert len(frontend.client.with_options(api_key=key).models.list().data) == 1
+    with pytest.raises(AuthenticationError):
+        frontend.client.with_options(api_key="wrong").models.list()
+
+
+def test_request_ids_name_the_response(start: Start) -> None:
+    frontend = start("--enable-request-id-headers", "--served-model-name=other")
+    response = frontend.http.post("/v1/completions", json=BODY, headers={"X-Request-Id": 'a"b'})
+    assert (response.json()["id"], response.headers["x-request-id"]) == ('cmpl-a"b', 'a"b')
+    made = frontend.post("/v1/completions", **BODY)
+    assert made.json()["id"] == "cmpl-" + made.headers["x-request-id"]
+    assert made.json()["model"] == "other"
+    assert frontend.post("/v1/completions", **BODY, request_id="mine").json()["model"] == "other"
+
+
+def test_tls_streams_the_same(start: Start, server: Frontend, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [*_OPENSSL.split(), "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    frontend = start(f"--ssl-certfile={certificate}", f"--ssl-keyfile={key}", verify=trusted)
+    events = Stream(frontend, **BODY, stream=True)
+    events.join(200)
+    text = "".join(json.loads(event)["choices"][0]["text"] for event in events.events[:-1])
+    assert text == server.complete(**BODY)["choices"][0]["text"]  # type: ignore[index]
+    frontend.process.send_signal(signal.SIGTERM)  # with an idle connection whose client never says goodbye
+    assert frontend.process.wait(8) == 0
+
+
+def test_a_unix_socket_serves_and_a_stale_one_is_replaced(start: Start, server: Frontend, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x", timeout=60) as client:
+
+        def is_up() -> bool:
+            try:
+                return client.get("/health").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        for _ in range(2):
+            frontend = start(f"--uds={path}", wait=False)
+            wait_for(is_up, 20)
+            assert client.post("/v1/completions", json=BODY).json()["choices"] == server.complete(**BODY)["choices"]
+            frontend.process.kill()
+            frontend.process.wait()
+
+
+def test_a_full_queue_is_503_and_leaves_nothing_behind(start: Start) -> None:
+    frontend = start("--max-num-queued-reqs=2")
+    assert frontend.post("/v1/completions", **BODY, n=2).status_code == 200
+    response = frontend.post("/v1/completions", **BODY, n=3)
+    assert (response.status_code, response.json()["error"]["type"]) == (503, "ServiceUnavailableError")
+    assert (
+        frontend.metric('vllm:admission_rejections_total{engine="0",model_name="SmolLM2-135M-Instruct",reason="q') == 1
+    )
+    frontend.wait_until_idle()
+
+
+def test_more_sequences_than_the_engine_holds_are_503_and_leave_nothing_behind(server: Frontend) -> None:
+    stream = Stream(server, **{**ENDLESS, "max_tokens": 30, "n": 40})
+    response = server.post("/v1/completions", **{**BODY, "n": 40})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert server.http.get("/load").json() == {"server_load": 40}
+    assert stream.last()["choices"][0]["finish_reason"] == "length"
+    server.wait_until_idle()
+
+
+def test_workers_of_one_port_share_requests_and_metrics(start: Start) -> None:
+    port = free_port()
+    first, second = start(port=port), start(port=port)
+    series = 'vllm:request_success_total{engine="0",finished_reason="length"'
+    before = first.metric(series)
+    for _ in range(12):  # each on its own connection: the kernel spreads them
+        assert (
+            httpx.post(
+                f"{first.url}/v1/completions", json={**BODY, "max_tokens": 1}, timeout=60, trust_env=False
+            ).status_code
+            == 200
+        )
+    values = set()
+    for _ in range(8):
+        text = httpx.get(f"{first.url}/metrics", trust_env=False).text
+        values.add(next(line for line in text.splitlines() if line.startswith(series)).rpartition(" ")[2])
+    assert values == {str(before + 12)}
+    stop(first.process)
+    assert second.complete(**BODY)["choices"]
+
+
+def test_losing_the_engine_ends_requests_with_an_error_and_heals(start: Start, engine: Engine) -> None:
+    frontend = start("--engine-timeout=1")
+    stream = Stream(frontend, **ENDLESS)
+    engine.process.send_signal(signal.SIGSTOP)
+    try:
+        error = stream.last()["error"]
+        assert (error["type"], error["code"]) == ("ServiceUnavailableError", 503)
+        assert "no sign of life" in error["message"]
+        assert _status(frontend) == 503
+    finally:
+        engine.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: _status(frontend) == 200, 20)
+    assert frontend.complete(**BODY)["choices"]
+    frontend.wait_until_idle()
+
+
+def test_sigterm_lets_open_requests_finish(start: Start) -> None:
+    frontend = start("--shutdown-timeout=200")
+    stream = Stream(frontend, **{**ENDLESS, "max_tokens": 20})
+    frontend.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: _refuses(frontend), 5)
+    last = stream.last()
+    assert "choices" in last, last
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert frontend.process.wait(10) == 0
+
+
+def _refuses(frontend: Frontend) -> bool:
+    try:
+        return httpx.get(f"{frontend.url}/health", trust_env=False).status_code == 503
+    except httpx.TransportError:
+        return True
+
+
+def test_after_the_shutdown_timeout_requests_end_with_an_error(start: Start) -> None:
+    frontend = start("--shutdown-timeout=0.5")
+    stream = Stream(frontend, **ENDLESS)
+    frontend.process.send_signal(signal.SIGINT)
+    assert stream.last()["error"]["message"] == "The server is shutting down."
+    assert frontend.process.wait(10) == 0
+
+
+def test_a_second_signal_ends_at_once(start: Start) -> None:
+    frontend = start()
+    stream = Stream(frontend, **ENDLESS)
+    frontend.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert frontend.process.poll() is None
+    frontend.process.send_signal(signal.SIGTERM)
+    frontend.process.wait(3)
+    stream.join(5)
+    assert not stream.is_alive()
+
+
+@pytest.mark.parametrize(
+    "flags", [["--chat-template=/nothing"], ["--ssl-certfile=/nothing"], ["--host=192.0.2.1"], ["--tokenizer=/nothing"]]
+)
+def test_wrong_configuration_exits_with_2_and_one_line(flags: list[str]) -> None:
+    command = [sys.executable, "-m", "blink", "frontend", "--region=x", f"--port={free_port()}", *flags]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith("blink: error: ")
+    assert result.stderr.count("\n") == 1

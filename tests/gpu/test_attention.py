@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention kernels against the plain reference: ragged rows, chunked keys, padding and captured graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from blink.engine.batch import Batch, Header
+from blink.kernels.attention import paged_attention_reference, plan_attention_reference
+
+gpu_attention = pytest.importorskip("blink.kernels.gpu.attention")
+gpu_plan = pytest.importorskip("blink.kernels.gpu.attention_plan")
+
+MAX_LEN = 1024
+Rows = list[tuple[int, int]]
+
+DECODE: Rows = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 700)]
+MIXED: Rows = [(1, 40), (1, 600), (7, 7), (33, 530), (2, 16), (70, 71)]
+
+
+def make_batch(rows: Rows, block_size: int, *, max_tokens: int, max_rows: int) -> Batch:
+    """Make a CPU batch of rows (queries, context length) on shuffled blocks; unused table entries point nowhere."""
+    max_blocks = MAX_LEN // block_size
+    batch = Batch.allocate(
+        max_tokens=max_tokens, max_rows=max_rows, num_slots=16, max_blocks=max_blocks, max_model_len=MAX_LEN
+    )
+    batch.block_tables.fill_(10**8)
+    batch.row_slots.fill_(10**8)
+    batch.context_lens.fill_(10**8)
+    blocks = random.Random(3).sample(range(num_blocks(rows, block_size)), num_blocks(rows, block_size))
+    slots = random.Random(4).sample(range(16), len(rows))
+    batch.query_starts.fill_(sum(count for count, _ in rows))
+    batch.query_starts[0] = 0
+    for row, (count, length) in enumerate(rows):
+        used = -(-length // block_size)
+        batch.block_tables[slots[row], :used] = torch.tensor([blocks.pop() for _ in range(used)], dtype=torch.int32)
+        batch.row_slots[row] = slots[row]
+        batch.context_lens[row] = length
+        batch.query_starts[row + 1] = batch.query_starts[row] + count
+    batch.header[Header.NUM_ROWS] = len(rows)
+    batch.header[Header.NUM_TOKENS] = batch.query_starts[len(rows)]
+    batch.header[Header.NUM_DECODE_ROWS] = sum(count == 1 for count, _ in rows)
+    return batch
+
+
+def num_blocks(rows: Rows, block_size: int) -> int:
+    return sum(-(-length // block_size) for _, length in rows) + 2
+
+
+def make_cache(batch: Batch, rows: Rows, block_size: int, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Make a random cache, and one that holds NaN wherever no row has a token."""
+    cache = torch.randn(2, num_blocks(rows, block_size), block_size, kv_heads, head_dim)
+    poisoned = torch.full_like(cache, torch.nan)
+    for row, (_, length) in enumerate(rows):
+        places = torch.arange(length)
+        block = batch.block_tables[batch.row_slots[row], places // block_size]
+        poisoned[:, block, places % block_size] = cache[:, block, places % block_size]
+    return cache, poisoned
+
+
+def move(batch: Batch, device: torch.device) -> Batch:
+    return Batch(**{field.name: getattr(batch, field.name).to(device) for field in dataclasses.fields(batch)})
+
+
+def check(
+    device: torch.device,
+    rows: Rows,
+    *,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 64,
+    block_size: int = 16,
+    padding: tuple[int, int] = (0, 0),
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Compare kernel and reference on a batch with `padding` (tokens, rows); twice with one plan, as layers use it."""
+    torch.manual_seed(5)
+    num_tokens = sum(count for count, _ in rows)
+    batch = make_batch(rows, block_size, max_tokens=num_tokens + padding[0], max_rows=len(rows) + padding[1])
+    cache, poisoned = make_cache(batch, rows, block_size, heads[1], head_dim)
+    query = torch.randn(num_tokens + padding[0], heads[0], head_dim).to(dtype)
+    cache, poisoned = cache.to(dtype), poisoned.to(dtype).to(device)
+    expected = torch.zeros(query.shape).flatten(1)
+    expected[:num_tokens] = paged_attention_reference(
+        query[:num_tokens].float(),
+        cache.float(),
+        plan_attention_reference(batch, num_tokens, block_size, torch.float32),
+    )
+    plan = gpu_plan.plan_attention_gpu(move(batch, device), len(query), len(rows) + padding[1], heads[0], poisoned)
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    for _ in range(2):
+        found = gpu_attention.paged_attention_gpu(query.to(device), poisoned, plan)
+        torch.testing.assert_close(found.cpu().float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("block_size", [8, 32])
+@pytest.mark.parametrize("rows", [DECODE, MIXED, [(1, 1)], [(130, 130)]], ids=["decode", "mixed", "one", "prompt"])
+def test_attention_equals_the_reference_for_each_block_size(device: torch.device, rows: Rows, block_size: int) -> None:
+    check(device, rows, block_size=block_size)
+
+
+@pytest.mark.parametrize("rows", [DECODE[1:4], [(1, 9), (20, 29)]], ids=["decode", "mixed"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2), (5, 1), (8, 1), (20, 1)])
+def test_attention_equals_the_reference_for_each_shape_of_heads(
+    device: torch.device, rows: Rows, heads: tuple[int, int], head_dim: int
+) -> None:
+    check(device, rows, heads=heads, head_dim=head_dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [DECODE, MIXED], ids=["decode", "mixed"])
+def test_half_precision_is_close_to_the_reference(device: torch.device, rows: Rows, dtype: torch.dtype) -> None:
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter multiplies bfloat16 matrices wrongly")
+    check(device, rows, heads=(8, 2), head_dim=128, dtype=dtype)
+
+
+@pytest.mark.parametrize("padding", [(3, 3), (60, 5), (0, 4)])
+@pytest.mark.parametrize("rows", [DECODE[:3], MIXED[:4]], ids=["decode", "mixed"])
+def test_padding_gives_zeros_and_reads_nothing(device: torch.device, rows: Rows, padding: tuple[int, int]) -> None:
+    check(device, rows, padding=padding)
+
+
+def test_longer_rows_in_a_bucket_of_as_many_rows_as_tokens_are_attended(device: torch.device) -> None:
+    rows: Rows = [(1, 20), (3, 40), (17, 300)]
+    check(device, rows, padding=(11, 29))
+
+
+def test_a_captured_graph_serves_every_batch_of_its_bucket(device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("the interpreter captures no graphs")
+    torch.manual_seed(6)
+    largest: Rows = [(1, 1000), (1, 900), (40, 800), (22, 22)]
+    sizes = {"max_tokens": 64, "max_rows": 4}
+    batch = move(make_batch(largest, 16, **sizes), device)
+    cache = torch.randn(2, num_blocks(largest, 16), 16, 2, 64)
+    on_device = cache.to(device)
+    query = torch.randn(64, 8, 64)
+
+    def run() -> Tensor:
+        plan = gpu_plan.plan_attention_gpu(batch, 64, 4, 8, on_device)
+        return gpu_attention.paged_attention_gpu(query_on_device, on_device, plan)
+
+    query_on_device = query.to(device)
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    for rows in ([(1, 7)], largest, [(1, 64), (1, 65), (1, 1000)], [(64, 500)], [(2, 2), (3, 600), (5, 90), (6, 6)]):
+        step = make_batch(rows, 16, **sizes)
+        for field in dataclasses.fields(batch):
+            getattr(batch, field.name).copy_(getattr(step, field.name))
+        graph.replay()
+        num_tokens = int(step.header[Header.NUM_TOKENS])
+        plan = plan_attention_reference(step, num_tokens, 16, torch.float32)
+        expected = paged_attention_reference(query[:num_tokens], cache, plan)
+        torch.testing.assert_close(found[:num_tokens].cpu(), expected, rtol=2e-5, atol=2e-5)
+        assert not found[num_tokens:].any()

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rotary kernel against the plain reference, over shapes of heads, partial rotation and head norms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blink.kernels.rotary import HeadNorm, make_rotary_table, rotate_and_store_reference
+from blink.models.rope import Rope
+
+gpu_rotary = pytest.importorskip("blink.kernels.gpu.rotary")
+
+BLOCK_SIZE, NUM_BLOCKS = 16, 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "rotary_dim"),
+    [(9, 3, 64, 64), (32, 8, 128, 128), (10, 1, 128, 96), (4, 4, 96, 96), (16, 12, 16, 8)],
+)
+def test_queries_and_cache_equal_the_reference(
+    device: torch.device, heads: int, kv_heads: int, head_dim: int, rotary_dim: int, with_norm: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(1)
+    kv_slots = torch.tensor([17, 3, -1, 79, 0, -1], dtype=torch.int32)
+    qkv = torch.randn(len(kv_slots), (heads + 2 * kv_heads) * head_dim).to(dtype)
+    table = make_rotary_table(Rope(theta=1e4, rotary_dim=rotary_dim).frequencies(), 4096, "cpu")
+    rotation = table[torch.tensor([0, 1, 0, 63, 4000, 0])]
+    weights = torch.rand(2, head_dim).to(dtype) + 0.5
+    norm = HeadNorm(weights[0], weights[1], 1e-6) if with_norm else None
+    on_device = HeadNorm(weights[0].to(device), weights[1].to(device), 1e-6) if with_norm else None
+    cache = torch.full((2, NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim), 7.0, dtype=dtype)
+    found_cache = cache.to(device, copy=True)
+    found = gpu_rotary.rotate_and_store_gpu(
+        qkv.to(device), rotation.to(device), kv_slots.to(device), found_cache, on_device
+    )
+    expected = rotate_and_store_reference(qkv.clone(), rotation, kv_slots, cache, norm)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(found_cache.cpu(), cache, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The activation kernel against the plain reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blink.kernels.silu_mul import silu_mul_reference
+
+gpu_silu_mul = pytest.importorskip("blink.kernels.gpu.silu_mul")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("size", [8, 1024, 1536])
+def test_activation_equals_the_reference(size: int, dtype: torch.dtype, tolerance: float, device: torch.device) -> None:
+    torch.manual_seed(3)
+    # Wide values, where exp overflows too.
+    gate_up = (torch.randn(5, 2 * size) * 40).to(dtype)
+    found = gpu_silu_mul.silu_mul_gpu(gate_up.to(device)).cpu()
+    torch.testing.assert_close(found, silu_mul_reference(gate_up), rtol=tolerance, atol=tolerance)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compilation of the native test programs, once per session, and the depth of random tests."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from harness import Step
+
+_HERE = Path(__file__).parent
+_CSRC = _HERE.parents[1] / "src" / "blink" / "csrc"
+_FLAGS = ["-std=c++20", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{_CSRC}", f"-I{_HERE}"]
+
+settings.register_profile("default", max_examples=40, stateful_step_count=40, deadline=None)
+settings.register_profile("ci", max_examples=400, stateful_step_count=50, deadline=None)
+settings.register_profile("deep", max_examples=6000, stateful_step_count=60, deadline=None)
+for _name in ("default", "ci", "deep"):
+    settings.register_profile(
+        _name, settings.get_profile(_name), suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+Compile = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def compile_native(tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    """Return compile(source, *flags): build one of this folder's programs and return its path."""
+    folder = tmp_path_factory.mktemp("native")
+    built: dict[tuple[str, ...], Path] = {}
+
+    def compile_source(source: str, *flags: str) -> Path:
+        key = (source, *flags)
+        if key not in built:
+            target = folder / f"{Path(source).stem}-{len(built)}"
+            command = ["g++", *_FLAGS, *flags, str(_HERE / source), "-o", str(target)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            built[key] = target
+        return built[key]
+
+    return compile_source
+
+
+@pytest.fixture(scope="session")
+def lane_steps(compile_native: Compile) -> Iterator[Callable[[int], Step]]:
+    """Return start(count): a pass of the scheduler on that many threads."""
+    library = ctypes.CDLL(str(compile_native("lanes.cpp", "-O1", "-shared", "-fPIC")))
+    library.lanes_start.restype = ctypes.c_void_p
+    library.lanes_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+    library.lanes_stop.argtypes = [ctypes.c_void_p]
+    teams: list[int] = []
+
+    def start(count: int) -> Step:
+        team = library.lanes_start(count)
+        teams.append(team)
+        return lambda address, now: library.lanes_step(team, address, now)
+
+    yield start
+    for team in teams:
+        library.lanes_stop(team)

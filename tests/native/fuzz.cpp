@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// A hostile frontend against the scheduler: random and mutated entries, random words, random arena contents, while an
+// honest frontend beside it must get the right tokens and no byte of its queue pair may change but by the scheduler.
+//
+// fuzz ENTRIES SEED: exit status 1 on any mismatch.
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "host_env.h"
+#include "rig.h"
+
+using namespace blink;
+
+namespace {
+
+void expect(bool holds, const char* what, uint64_t detail) {
+  if (holds) return;
+  std::fprintf(stderr, "mismatch: %s (%llu)\n", what, static_cast<unsigned long long>(detail));
+  std::exit(1);
+}
+
+constexpr uint32_t kHonest = 0, kHostile = 1, kIdle = 2;
+
+// One request after the other, each checked token by token.
+class Honest {
+ public:
+  explicit Honest(Rig& rig) : port_(rig, kHonest) {}
+  Port& port() { return port_; }
+  uint32_t answered() const { return answered_; }
+  uint32_t submitted() const { return answered_ + !tokens_.empty(); }
+
+  void act() {
+    port_.renew_lease();
+    if (tokens_.empty()) {
+      for (uint32_t i = 0; i < 9 + answered_ % 30; i++) tokens_.push_back(int32_t((i * 5 + answered_ / 7) % kVocab));
+      wanted_ = tokens_.size() + 4;
+      port_.submit(plain_request(uint64_t(answered_ + 1) << 32, 4), tokens_, 0);
+    }
+    port_.drain([this](const Cqe& entry) {
+      const auto kind = CqeKind(entry.tag >> 8 & 0xff);
+      expect(entry.sequence == port_.sequence(0), "the honest frontend got another's completion", entry.sequence);
+      if (kind == CqeKind::kAdmitted) return;
+      expect(kind == CqeKind::kToken && entry.token == next_token(tokens_), "a wrong token", uint64_t(kind));
+      tokens_.push_back(entry.token);
+      if ((entry.tag >> 16 & 0xff) == 0) return;
+      expect(tokens_.size() == wanted_, "ended too early", tokens_.size());
+      tokens_.clear();
+      answered_++;
+    });
+  }
+
+ private:
+  Port port_;
+  std::vector<int32_t> tokens_;
+  size_t wanted_ = 0;
+  uint32_t answered_ = 0;
+};
+
+// Why the scheduler must refuse an entry whatever its own state is; written from the contract, not from its code.
+bool is_bad(const Geometry& g, const Sqe& e) {
+  const auto outside = [&](uint64_t offset, uint64_t bytes) { return offset % 4 != 0 || offset + bytes > g.arena_bytes; };
+  const auto beyond = [](float value, float low, float high) { return !(value >= low && value <= high); };
+  const bool cancels = e.opcode == uint32_t(Opcode::kCancel);
+  if (e.opcode != uint32_t(Opcode::kSubmit) && !cancels) return true;
+  if ((e.sequence & 0xffffffff) >= g.sequences_per_queue_pair) return true;
+  if (cancels) return false;
+  const bool bad_sizes = e.num_prompt_tokens < 1 || e.num_prompt_tokens >= g.max_model_len || e.num_stop_tokens > 128 ||
+                         e.num_biases > 1024 || e.num_hashes > e.num_prompt_tokens / g.block_size;
+  const bool bad_places = outside(e.prompt_offset, 4ull * e.num_prompt_tokens) ||
+                          (e.num_stop_tokens > 8 && outside(e.more_stop_offset, 4ull * (e.num_stop_tokens - 8))) ||
+                          (e.num_biases > 0 && outside(e.bias_offset, 8ull * e.num_biases)) ||
+                          (e.num_hashes > 0 && outside(e.hashes_offset, 16ull * e.num_hashes));
+  const bool bad_values = beyond(e.temperature, 0, 100) || beyond(e.top_p, 0, 1) || e.top_p == 0 || beyond(e.min_p, 0, 1) ||
+                          beyond(e.repetition_penalty, 0, 1e6f) || e.repetition_penalty == 0 ||
+                          beyond(e.presence_penalty, -2, 2) || beyond(e.frequency_penalty, -2, 2) || e.top_k > 0x7fffffff ||
+                          e.num_logprobs < -1 || e.num_logprobs > 20;
+  return bad_sizes || bad_places || bad_values || e.max_tokens < 1 || e.min_tokens > e.max_tokens || e.service_class > 1;
+}
+
+// Sends what no frontend would.
+class Hostile {
+ public:
+  Hostile(Rig& rig, uint32_t seed) : rig_(rig), port_(rig, kHostile), random_(seed) { spoil_arena(); }
+  uint64_t sent = 0, bad = 0, refused = 0, ended = 0;
+
+  void attach() {
+    port_.request_attach();
+    started_ = false;
+  }
+  void act() {
+    port_.renew_lease();
+    if (!port_.is_attached()) return;
+    if (!started_) port_.start();
+    started_ = true;
+    drain();
+    if (random_() % 64 == 0) spoil_arena();
+    while (port_.has_room() && random_() % 64 != 0) push();
+  }
+  void drain() {
+    port_.renew_lease();
+    port_.drain([this](const Cqe& entry) { count(entry); });
+  }
+  // Break the protocol of the frontend's words.
+  void misbehave() {
+    FrontendWords& words = port_.words();
+    const uint64_t kind = random_() % 3;
+    store_release(kind == 0 ? words.sq_tail : kind == 1 ? words.cq_head : words.lease, uint32_t(random_()));
+  }
+
+ private:
+  uint32_t word() {
+    static const uint32_t edges[] = {0,    1,    2,    7,    8,    15,         16,         63,        64, 65, 127, 128, 129,
+                                     1024, 1025, 8188, 8192, 8193, 0x7fffffff, 0x80000000, 0xffffffff};
+    const uint64_t kind = random_() % 4;
+    return kind == 0 ? uint32_t(random_()) : kind == 1 ? uint32_t(random_() % 70) : edges[random_() % std::size(edges)];
+  }
+
+  void push() {
+    Sqe e = plain_request((random_() % 4) << 32 | random_() % kTags, uint32_t(1 + random_() % 6));
+    e.prompt_offset = uint32_t(random_() % 1024) * 4;
+    e.num_prompt_tokens = uint32_t(1 + random_() % 60);
+    e.num_hashes = random_() % 2 == 0 ? e.num_prompt_tokens / kBlockSize : 0;
+    e.hashes_offset = uint32_t(random_() % 512) * 4;
+    if (random_() % 8 == 0) e.opcode = uint32_t(Opcode::kCancel);
+    auto* words = reinterpret_cast<uint32_t*>(&e);
+    if (random_() % 8 == 0) {
+      for (uint32_t i = 0; i < sizeof e / 4; i++) words[i] = uint32_t(random_());
+      if (random_() % 2 == 0) e.opcode = uint32_t(Opcode::kSubmit);
+    } else if (random_() % 2 == 0) {
+      for (uint64_t n = 1 + random_() % 3; n > 0; n--) words[random_() % 33] = word();
+    }
+    bad += is_bad(rig_.geometry(), e);
+    sent++;
+    port_.push(e);
+  }
+
+  // Mostly tokens; sometimes anything. Repeated words make equal hashes of different blocks.
+  void spoil_arena() {
+    auto* words = reinterpret_cast<uint32_t*>(port_.arena());
+    for (uint32_t i = 0; i < rig_.geometry().arena_bytes / 4; i++) {
+      const uint64_t kind = random_() % 1024;
+      words[i] = kind == 0 ? uint32_t(random_()) : kind < 700 && i > 4 ? words[i - 4] : uint32_t(random_() % kVocab);
+    }
+  }
+
+  void count(const Cqe& entry) {
+    const auto kind = CqeKind(entry.tag >> 8 & 0xff);
+    const auto code = RejectCode(entry.token);
+    if (kind == CqeKind::kRejected) {
+      const bool depends_on_state = code == RejectCode::kTagBusy || code == RejectCode::kUnknownSequence;
+      ended += code == RejectCode::kPromptToken;
+      refused += !depends_on_state && code != RejectCode::kPromptToken;
+    } else {
+      ended += (entry.tag >> 16 & 0xff) != 0;
+    }
+  }
+
+  Rig& rig_;
+  Port port_;
+  std::mt19937_64 random_;
+  bool started_ = false;
+};
+
+class Fuzz {
+ public:
+  explicit Fuzz(uint32_t seed) : rig_(3), honest_(rig_), hostile_(rig_, seed), random_(seed) {
+    honest_.port().request_attach();
+    hostile_.attach();
+    pass();
+    honest_.port().start();
+  }
+
+  // Bad and good entries through sound words: each bad one is refused, each good one comes to its end.
+  void send_entries(uint64_t count) {
+    while (hostile_.sent < count) turn([this] { hostile_.act(); });
+    for (uint32_t n = 0; rig_.state().num_live > 0 || hostile_.refused < hostile_.bad; n++) {
+      expect(n < 20000, "something accepted does not come to its end", rig_.state().num_live);
+      turn([this] { hostile_.drain(); });
+    }
+    hostile_.drain();
+    expect(hostile_.refused == hostile_.bad, "bad entries and refusals differ", hostile_.refused);
+    expect(hostile_.ended + honest_.submitted() == rig_.state().next_arrival, "an accepted request did not end", hostile_.ended);
+  }
+
+  // Random words as well, and owners that come and go.
+  void break_words(uint64_t count) {
+    for (uint64_t until = hostile_.sent + count; hostile_.sent < until;) {
+      turn([this] { hostile_.act(); });
+      if (random_() % 100 == 0) hostile_.misbehave();
+      if (random_() % 150 == 0) hostile_.attach();
+    }
+    // A new and honest owner of the hostile queue pair finds it usable.
+    hostile_.attach();
+    const uint32_t before = honest_.answered();
+    for (uint32_t n = 0; n < 500; n++) turn([] {});
+    expect(honest_.answered() > before + 10, "the honest frontend starves", honest_.answered());
+    expect(load_acquire(scheduler_words(rig_.state(), kHostile).attached) == frontend_words(rig_.state(), kHostile).attach,
+           "the queue pair has no owner again", 0);
+  }
+
+  void report() const {
+    std::printf("sent %llu bad %llu refused %llu ended %llu honest answers %u steps %llu preempted %llu hits %llu\n",
+                ull(hostile_.sent), ull(hostile_.bad), ull(hostile_.refused), ull(hostile_.ended), honest_.answered(),
+                ull(statistics().num_steps), ull(statistics().num_preemptions), ull(statistics().prefix_hits));
+  }
+
+ private:
+  static unsigned long long ull(uint64_t value) { return value; }
+  const Statistics& statistics() const { return rig_.state().statistics; }
+
+  template <class Act>
+  void turn(Act act) {
+    honest_.act();
+    remember();
+    act();
+    pass();
+  }
+
+  void pass() {
+    SoloEnv env{now_ += 100'000};
+    const StepResult result = step(env, rig_.state());
+    expect(result != StepResult::kFailed, "the scheduler failed", rig_.state().control->error_place);
+    in_flight_ = in_flight_ || result == StepResult::kLaunched;
+    if (in_flight_ && random_() % 4 != 0) {
+      rig_.compute();
+      in_flight_ = false;
+    }
+    if (passes_++ % 32 != 0) return;
+    const char* broken = check_integrity(rig_.state());
+    expect(broken == nullptr, broken, passes_);
+    compare();
+  }
+
+  // What only the honest frontend writes, and all of a queue pair that nobody owns.
+  std::vector<uint8_t> guarded() const {
+    const State& s = rig_.state();
+    const uint8_t* base = queue_pair_base(s, kHonest);
+    std::vector<uint8_t> bytes(base, base + s.queue_pair.scheduler_words);
+    bytes.insert(bytes.end(), base + s.queue_pair.sq, base + s.queue_pair.cq);
+    bytes.insert(bytes.end(), base + s.queue_pair.arena, base + s.queue_pair.arena + s.geometry.arena_bytes);
+    const uint8_t* idle = queue_pair_base(s, kIdle);
+    bytes.insert(bytes.end(), idle, idle + s.queue_pair.bytes);
+    return bytes;
+  }
+  void remember() {
+    if (passes_ % 32 == 0) shadow_ = guarded();
+  }
+  void compare() const { expect(shadow_.empty() || shadow_ == guarded(), "another queue pair's memory changed", passes_); }
+
+  Rig rig_;
+  Honest honest_;
+  Hostile hostile_;
+  std::mt19937_64 random_;
+  std::vector<uint8_t> shadow_;
+  uint64_t now_ = 1'000'000'000, passes_ = 0;
+  bool in_flight_ = false;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  const uint64_t entries = std::strtoull(argv[1], nullptr, 10);
+  Fuzz fuzz(uint32_t(std::atoi(argv[2])));
+  fuzz.send_entries(entries / 2);
+  fuzz.break_words(entries - entries / 2);
+  fuzz.report();
+}

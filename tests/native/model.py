@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of any scheduler, whatever it decides: a plain model that judges completions and single steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from blink.layout import CqeKind, FinishReason
+from blink.sampling_params import SamplingParams
+from harness import Completion, expected_tokens
+
+FREE, WAITING, RUNNING = 0, 1, 2
+_NO_SLOT = 0xFFFFFFFF
+
+
+@dataclass
+class Request:
+    """One submitted sequence: what it must yield, and what of it has come."""
+
+    prompt: list[int]
+    stops: frozenset[int]
+    params: SamplingParams
+    answer: list[int]
+    reason: FinishReason
+    delivered: int = 0
+    top_logprobs: int = 0
+    admitted: bool = False
+    cancelled: bool = False
+    ended: bool = False
+
+
+def answer_of(
+    prompt: list[int], stops: frozenset[int], params: SamplingParams, vocab_size: int, max_model_len: int
+) -> tuple[list[int], FinishReason]:
+    """Return the tokens that a request must yield, and why it ends."""
+    longest = min(params.max_tokens, max_model_len - len(prompt))
+    tokens = expected_tokens(prompt, longest, vocab_size)
+    for count, token in enumerate(tokens, 1):
+        if count > params.min_tokens and token in stops:
+            return tokens[:count], FinishReason.STOP
+    return tokens, FinishReason.LENGTH
+
+
+class Deliveries:
+    """Judge every completion of one owner of a queue pair."""
+
+    def __init__(self, vocab_size: int, block_size: int, prompts: list[list[int]]) -> None:
+        """`prompts` holds the prompts of all owners of all queue pairs."""
+        self.vocab_size = vocab_size
+        self.block_size = block_size
+        self.prompts = prompts
+        self.requests: dict[int, Request] = {}
+
+    def live(self) -> list[int]:
+        return [sequence for sequence, request in self.requests.items() if not request.ended]
+
+    def observe(self, completion: Completion) -> None:
+        """Take one completion: it must be the next of its sequence, exactly once, with the right values."""
+        request = self.requests[int(completion["sequence"])]
+        assert not request.ended, "a completion after the last one"
+        kind, token = CqeKind(int(completion["kind"])), int(completion["token"])
+        request.ended = completion["finish_reason"] != FinishReason.NONE
+        if kind == CqeKind.ADMITTED:
+            assert not request.admitted, "admitted twice"
+            assert token in self._cacheable(request.prompt), "more tokens were found in the cache than anybody computed"
+            request.admitted = True
+        elif kind == CqeKind.TOKEN:
+            self._observe_token(request, completion)
+        elif kind == CqeKind.TOP_LOGPROB:
+            self._observe_top_logprob(request, completion)
+        else:
+            assert kind == CqeKind.FINISHED, f"{kind.name} for a sound request"
+            assert request.cancelled and completion["finish_reason"] == FinishReason.ABORT
+
+    def _cacheable(self, prompt: list[int]) -> range:
+        """Return the numbers of tokens that can be in the cache: whole blocks that start another prompt too."""
+        blocks = (len(prompt) - 1) // self.block_size
+        while blocks and all(
+            prompt[: blocks * self.block_size] != other[: blocks * self.block_size]
+            for other in self.prompts
+            if other is not prompt
+        ):
+            blocks -= 1
+        return range(0, blocks * self.block_size + 1, self.block_size)
+
+    def _observe_token(self, request: Request, completion: Completion) -> None:
+        assert request.admitted, "a token before the admission"
+        assert int(completion["index"]) == request.delivered, "a token is lost, repeated or out of order"
+        token = request.answer[request.delivered]
+        assert int(completion["token"]) == token and float(completion["logprob"]) == -token / 8
+        assert request.top_logprobs == (request.params.logprobs or 0), "top logprobs are missing"
+        request.top_logprobs = 0
+        request.delivered += 1
+        last = request.delivered == len(request.answer)
+        assert completion["finish_reason"] == (request.reason if last else FinishReason.NONE)
+
+    def _observe_top_logprob(self, request: Request, completion: Completion) -> None:
+        rank = request.top_logprobs
+        token = (request.answer[request.delivered] + rank) % self.vocab_size
+        assert (int(completion["rank"]), int(completion["index"])) == (rank, request.delivered)
+        assert (int(completion["token"]), float(completion["logprob"])) == (token, -rank)
+        request.top_logprobs += 1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The sizes that bound a step."""
+
+    sequences_per_queue_pair: int
+    max_num_seqs: int
+    num_slots: int
+    max_num_batched_tokens: int
+    max_queue_age_ns: int
+    priority_policy: bool
+
+
+@dataclass
+class StepJudge:
+    """Compare the sequences before and after a pass: who was started, who had to wait, who was put back."""
+
+    rules: Rules
+    # by sequence index, as submitted
+    classes: dict[int, int] = field(default_factory=dict[int, int])
+    priorities: dict[int, int] = field(default_factory=dict[int, int])
+    waited: dict[int, int] = field(default_factory=dict[int, int])  # ns of earlier waits, by sequence index
+    since: dict[int, int] = field(default_factory=dict[int, int])  # when the present wait began
+
+    def judge(
+        self,
+        before: Any,
+        after: Any,
+        rows: list[tuple[int, int]],
+        now: int,
+        open_pairs: set[int],
+        *,
+        arrivals_seen: bool,
+    ) -> None:
+        """Judge a composed pass that launched `rows`.
+
+        `open_pairs` had drained their completions; `arrivals_seen` says whether new entries were read before composing.
+        """
+        tokens = sum(count for _, count in rows)
+        assert tokens <= self.rules.max_num_batched_tokens and len(rows) <= self.rules.max_num_seqs
+        ones = [count == 1 for _, count in rows]
+        assert ones == sorted(ones, reverse=True), "a chunk stands before a row of one token"
+        assert len({index for index, _ in rows}) == len(rows)
+        ours = np.isin(after["queue_pair"], list(open_pairs))
+        decoding = (after["status"] == RUNNING) & (after["num_tokens"] - after["num_computed"] == 1) & ours
+        assert set(np.flatnonzero(decoding)) <= {index for index, _ in rows}, "a decoding sequence was left out"
+        free_slots = self.rules.num_slots - int(((after["status"] != FREE) & (after["slot"] != _NO_SLOT)).sum())
+        may_start = (after["status"] == WAITING) & ours & (after["cancelled"] == 0)
+        may_start &= (after["slot"] != _NO_SLOT) | (free_slots > 0)
+        kept_waiting = (before["status"] == WAITING) & (before["num_blocks"] <= after["num_blocks"])
+        may_start &= kept_waiting | (arrivals_seen & (before["status"] == FREE))
+        left = [int(index) for index in np.flatnonzero(may_start)]
+        self._judge_order(before, after, left, now)
+        if tokens < self.rules.max_num_batched_tokens:
+            self._judge_preemption(after, left, now)
+
+    def _judge_order(self, before: Any, after: Any, left: list[int], now: int) -> None:
+        started = np.flatnonzero((after["status"] == RUNNING) & (before["status"] != RUNNING))
+        if len(started) and left:
+            last = max(self.rank(after, int(index), now) for index in started)
+            first = min(self.rank(after, index, now) for index in left)
+            assert last < first, "a request was started before one that goes first"
+
+    def _judge_preemption(self, after: Any, left: list[int], now: int) -> None:
+        if all(self.rank(after, index, now)[:2] == (1, 1) for index in left):
+            return
+        places = (after["status"] == RUNNING) & (after["num_blocks"] > 0)
+        for index in np.flatnonzero(places):
+            assert self.rank(after, int(index), now)[:2] != (1, 1), "best-effort runs while a more urgent request waits"
+
+    def rank(self, sequences: Any, index: int, now: int) -> tuple[int, ...]:
+        """Return what decides who goes first: age, class, priority, arrival."""
+        q = sequences[index]
+        waited = self.waited.get(index, 0) + (now - self.since[index] if index in self.since else 0)
+        if waited > self.rules.max_queue_age_ns:
+            return (0, int(q["arrival"]))
+        return (1, self.classes[index], self.priorities[index] if self.rules.priority_policy else 0, int(q["arrival"]))
+
+    def follow_waits(self, status: Any, now: int) -> None:
+        """Measure how long each sequence has waited; to be called after every pass."""
+        for index, state in enumerate(status):
+            if state == FREE:
+                self.waited.pop(index, None)
+                self.since.pop(index, None)
+            elif state == WAITING:
+                self.since.setdefault(index, now)
+            elif index in self.since:
+                self.waited[index] = self.waited.get(index, 0) + now - self.since.pop(index)

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the native test programs share: a scheduler with a small region, a fake model with a checked KV cache, and a
+// frontend's end of a queue pair.
+#pragma once
+
+#include <cstring>
+#include <string>
+
+#include "integrity.h"
+#include "state_arrays.h"
+#include "team.h"
+
+namespace blink {
+
+constexpr uint32_t kTags = 16;
+constexpr uint32_t kVocab = 97;
+constexpr uint32_t kBlockSize = 8;
+
+inline int32_t next_token(const std::vector<int32_t>& tokens) {
+  uint64_t sum = tokens.size() * 7;
+  for (size_t i = 0; i < tokens.size(); i++) sum += uint64_t(tokens[i]) * (i + 1) * 31;
+  return int32_t(sum % kVocab);
+}
+
+inline Geometry small_geometry(uint32_t queue_pairs) {
+  Geometry g{};
+  g.num_queue_pairs = queue_pairs;
+  g.sq_entries = 16;
+  g.cq_entries = 64;
+  g.arena_bytes = kTags * 512;
+  g.sequences_per_queue_pair = kTags;
+  g.max_num_seqs = 6;
+  g.num_slots = 12;
+  g.max_model_len = 64;
+  g.block_size = kBlockSize;
+  g.num_blocks = 20;
+  g.max_blocks = 8;
+  g.max_num_batched_tokens = 32;
+  g.vocab_size = kVocab;
+  g.prefix_caching = 1;
+  g.priority_policy = 1;
+  g.trace_entries = 16;
+  g.hash_entries = 64;
+  g.lru_entries = 128;
+  g.num_decode_buckets = 2;
+  g.decode_buckets[0] = 2, g.decode_buckets[1] = 6;
+  g.num_mixed_buckets = 2;
+  g.mixed_buckets[0] = 16, g.mixed_buckets[1] = 32;
+  g.lease_timeout_ns = 60'000'000'000;
+  g.max_queue_age_ns = 2'000'000'000;
+  return g;
+}
+
+// A sound request: greedy, without stop tokens.
+inline Sqe plain_request(uint64_t sequence, uint32_t max_tokens) {
+  Sqe e{};
+  e.opcode = uint32_t(Opcode::kSubmit);
+  e.sequence = sequence;
+  e.top_p = e.repetition_penalty = 1.0f;
+  e.num_logprobs = -1;
+  e.max_tokens = max_tokens;
+  return e;
+}
+
+// Chained hashes of a prompt's full blocks, as good as the frontend's for a test without enemies.
+inline std::vector<Hash> block_hashes(const std::vector<int32_t>& prompt) {
+  std::vector<Hash> hashes;
+  Hash h{0x9e3779b97f4a7c15ull, 0xc2b2ae3d27d4eb4full};
+  for (size_t i = 0; i < prompt.size(); i++) {
+    h.low = (h.low ^ uint64_t(prompt[i])) * 0x100000001b3ull;
+    h.high = (h.high + h.low) * 0xff51afd7ed558ccdull;
+    h.low ^= h.high >> 29;
+    if ((i + 1) % kBlockSize == 0) hashes.push_back(h);
+  }
+  return hashes;
+}
+
+// Region, state and model of one scheduler.
+class Rig {
+ public:
+  explicit Rig(uint32_t queue_pairs) : geometry_(small_geometry(queue_pairs)), kv_(geometry_.num_blocks * kBlockSize) {
+    const uint64_t trace = align_up(align_up(sizeof(Header), 64) + sizeof(Control), 4096);
+    const uint64_t pairs = align_up(trace + geometry_.trace_entries * sizeof(TraceEntry), 4096);
+    region_.resize(pairs + queue_pairs * queue_pair_layout(geometry_).bytes + 4096);
+    Header* header = reinterpret_cast<Header*>(align_up(reinterpret_cast<uint64_t>(region_.data()), 4096));
+    header->geometry = geometry_;
+    header->trace_offset = uint32_t(trace);
+    header->queue_pairs_offset = pairs;
+    State sizes{};
+    memory_.resize(carve(sizes, geometry_, 0) + 256);
+    state_ = reinterpret_cast<State*>(align_up(reinterpret_cast<uint64_t>(memory_.data()), 256));
+    *state_ = State{};
+    state_->geometry = geometry_;
+    carve(*state_, geometry_, reinterpret_cast<uint64_t>(state_));
+    bind_region(*state_, *header, reinterpret_cast<uint64_t>(header));
+  }
+  Rig(const Rig&) = delete;
+  Rig& operator=(const Rig&) = delete;
+
+  State& state() const { return *state_; }
+  const Geometry& geometry() const { return geometry_; }
+
+  // Play the model for the launched batch: fill KV cells and sample from what the block tables hold.
+  void compute() {
+    const BatchHeader& batch = *state_->batch;
+    for (uint32_t t = 0; t < batch.num_tokens; t++) kv_[uint32_t(state_->kv_slots[t])] = state_->input_ids[t];
+    for (uint32_t row = 0; row < batch.num_rows; row++) sample(row);
+    store_release(state_->output->done_step, batch.step);
+  }
+
+ private:
+  void sample(uint32_t row) {
+    std::vector<int32_t> tokens(size_t(state_->context_lens[row]));
+    const int32_t* table = block_table(*state_, uint32_t(state_->row_slots[row]));
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = kv_[uint32_t(table[i / kBlockSize]) * kBlockSize + i % kBlockSize];
+    state_->sampled_tokens[row] = next_token(tokens);
+    for (uint32_t rank = 0; rank < kMaxLogprobs; rank++)
+      state_->top_tokens[row * kMaxLogprobs + rank] = int32_t(rank);
+  }
+
+  Geometry geometry_;
+  std::vector<uint8_t> region_, memory_;
+  std::vector<int32_t> kv_;
+  State* state_ = nullptr;
+};
+
+// A frontend's end of a queue pair; each tag has its own span of the arena.
+class Port {
+ public:
+  Port(Rig& rig, uint32_t qp) : g_(rig.geometry()), state_(rig.state()), qp_(qp), generations_(kTags) {}
+
+  void request_attach() { store_release(words().attach, load_acquire(words().attach) + 1); }
+  bool is_attached() const { return load_acquire(scheduler_words(state_, qp_).attached) == words().attach; }
+  void start() {
+    tail_ = load_acquire(scheduler_words(state_, qp_).sq_head);
+    head_ = load_acquire(scheduler_words(state_, qp_).cq_tail);
+    store_release(words().sq_tail, tail_);
+    store_release(words().cq_head, head_);
+  }
+  void attach() {
+    request_attach();
+    while (!is_attached()) std::this_thread::yield();
+    start();
+  }
+  void renew_lease() { store_release(words().lease, ++lease_); }
+  bool has_room() const { return tail_ - load_acquire(scheduler_words(state_, qp_).sq_head) < g_.sq_entries; }
+  uint64_t sequence(uint32_t tag) const { return generations_[tag]; }
+
+  void submit(Sqe e, const std::vector<int32_t>& prompt, uint32_t tag) {
+    generations_[tag] = e.sequence;
+    e.prompt_offset = tag * 512;
+    e.num_prompt_tokens = uint32_t(prompt.size());
+    const std::vector<Hash> hashes = block_hashes(prompt);
+    e.hashes_offset = tag * 512 + 256;
+    e.num_hashes = uint32_t(hashes.size());
+    std::memcpy(arena() + e.prompt_offset, prompt.data(), prompt.size() * 4);
+    if (!hashes.empty()) std::memcpy(arena() + e.hashes_offset, hashes.data(), hashes.size() * sizeof(Hash));
+    push(e);
+  }
+  void push(const Sqe& e) {
+    const_cast<Sqe&>(sq_entry(state_, qp_, tail_)) = e;
+    store_release(words().sq_tail, ++tail_);
+  }
+  template <class Observe>
+  void drain(Observe observe) {
+    for (;;) {
+      const Cqe& slot = cq_entry(state_, qp_, head_);
+      const uint32_t tag = load_acquire(slot.tag);
+      if ((tag & 1) != cq_phase(head_, g_.cq_entries)) break;
+      observe(slot);
+      head_++;
+    }
+    store_release(words().cq_head, head_);
+  }
+  uint8_t* arena() const { return const_cast<uint8_t*>(blink::arena(state_, qp_)); }
+  FrontendWords& words() const { return frontend_words(state_, qp_); }
+
+ private:
+  const Geometry& g_;
+  State& state_;
+  uint32_t qp_, tail_ = 0, head_ = 0, lease_ = 0;
+  std::vector<uint64_t> generations_;
+};
+
+}  // namespace blink

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sequence delivers and why it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from blink.layout import SLOT_PARAMS, CqeKind, FinishReason, StepResult
+from harness import Inbox, expected_tokens, run_until_finished, running, small_config, submit
+
+VOCAB = 97
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+
+def test_max_tokens_ends_a_sequence_by_length() -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequences = [submit(h, pair, PROMPT, max_tokens=count) for count in (1, 2, 17)]
+        run_until_finished(h, inbox, [pair], sequences)
+        for sequence, count in zip(sequences, (1, 2, 17), strict=True):
+            assert inbox.tokens(sequence) == expected_tokens(PROMPT, count, VOCAB)
+            assert inbox.finish(sequence) == FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("length", [1, 62, 63])
+def test_the_context_end_ends_a_sequence_by_length(length: int) -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        prompt = [i % VOCAB for i in range(length)]
+        sequence = submit(h, pair, prompt, max_tokens=1000)
+        run_until_finished(h, inbox, [pair], [sequence])
+        assert inbox.tokens(sequence) == expected_tokens(prompt, 64 - length, VOCAB)
+        assert inbox.finish(sequence) == FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("num_stops", [1, 8, 9, 128])
+def test_a_stop_token_ends_a_sequence_wherever_it_stands_in_the_list(num_stops: int) -> None:
+    answer = expected_tokens(PROMPT, 40, VOCAB)
+    at = next(i for i, token in enumerate(answer) if i > 4 and token not in answer[:i])
+    others = [token for token in range(VOCAB) if token not in answer]
+    stops = (*tuple((others * 4)[: num_stops - 1]), answer[at])
+    assert len(stops) == num_stops
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequence = submit(h, pair, PROMPT, stop_tokens=stops, max_tokens=40)
+        run_until_finished(h, inbox, [pair], [sequence])
+        assert inbox.tokens(sequence) == answer[: at + 1]
+        assert inbox.finish(sequence) == FinishReason.STOP
+
+
+def test_min_tokens_ignores_stop_tokens_until_then() -> None:
+    answer = expected_tokens(PROMPT, 30, VOCAB)
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        stops = (answer[2], answer[9])
+        sequence = submit(h, pair, PROMPT, stop_tokens=stops, max_tokens=30, min_tokens=5)
+        run_until_finished(h, inbox, [pair], [sequence])
+        end = next(i for i, token in enumerate(answer) if i >= 5 and token in stops)
+        assert inbox.tokens(sequence) == answer[: end + 1]
+
+
+@pytest.mark.parametrize("logprobs", [0, 1, 20])
+def test_top_logprobs_come_before_their_token(logprobs: int) -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequence = submit(h, pair, PROMPT, max_tokens=3, logprobs=logprobs)
+        run_until_finished(h, inbox, [pair], [sequence])
+        kinds = [CqeKind(int(c["kind"])) for c in inbox.completions[sequence]]
+        assert kinds == [CqeKind.ADMITTED, *([CqeKind.TOP_LOGPROB] * logprobs + [CqeKind.TOKEN]) * 3]
+        tops = inbox.of_kind(sequence, CqeKind.TOP_LOGPROB)
+        assert [int(c["rank"]) for c in tops] == list(range(logprobs)) * 3
+        for top, token in zip(tops, (token for token in inbox.tokens(sequence) for _ in range(logprobs)), strict=True):
+            assert int(top["token"]) == (token + int(top["rank"])) % VOCAB and top["logprob"] == -float(top["rank"])
+
+
+@pytest.mark.parametrize("when", ["waiting", "running", "in flight"])
+def test_a_cancelled_sequence_ends_once_and_frees_what_it_held(when: str) -> None:
+    with running(small_config(max_num_seqs=1)) as h:
+        pair, inbox = h.frontend(), Inbox()
+        first = submit(h, pair, PROMPT, max_tokens=40)
+        second = submit(h, pair, PROMPT, max_tokens=40)
+        victim, other = (second, first) if when == "waiting" else (first, second)
+        for _ in range(3):
+            h.step()
+        if when == "in flight":
+            h.step(finish=False)
+            pair.cancel(victim)
+            assert h.step(finish=False) == StepResult.BUSY
+            h.finish()
+        else:
+            pair.cancel(victim)
+        run_until_finished(h, inbox, [pair], [victim])
+        delivered = inbox.tokens(victim)
+        assert delivered == expected_tokens(PROMPT, 40, VOCAB)[: len(delivered)] and len(delivered) < 10
+        assert inbox.completions[victim][-1]["kind"] == CqeKind.FINISHED
+        assert inbox.finish(victim) == FinishReason.ABORT
+        run_until_finished(h, inbox, [pair], [other])
+        assert inbox.tokens(other) == expected_tokens(PROMPT, 40, VOCAB)
+        h.step()
+        assert h.statistic("finished_abort") == 1 and h.statistic("num_blocks_used") == 0
+
+
+def test_a_cancellation_that_comes_too_late_is_not_seen_by_the_caller() -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequence = submit(h, pair, PROMPT, max_tokens=1)
+        for _ in range(4):
+            h.step()
+        pair.cancel(sequence)  # ended, but not drained yet
+        again = submit(h, pair, PROMPT, max_tokens=2)
+        run_until_finished(h, inbox, [pair], [sequence, again])
+        assert [inbox.finish(s) for s in (sequence, again)] == [FinishReason.LENGTH] * 2
+        h.step()
+        assert h.statistic("num_rejected") == 1
+
+
+def test_random_sampling_parameters_reach_the_slot_unchanged() -> None:
+    values: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -1.5,
+    }
+    with running(small_config()) as h:
+        pair = h.frontend()
+        submit(
+            h,
+            pair,
+            PROMPT,
+            stop_tokens=(5, 6),
+            **values,
+            frequency_penalty=0.75,
+            top_k=7,
+            min_tokens=2,
+            logprobs=3,
+            logit_bias={11: -2.5, 12: 3.0},
+        )
+        h.step()
+        h.step()
+        slot = int(h.sequences[0]["slot"])
+        params = h.state.array("params", SLOT_PARAMS)[slot]
+        for name, value in {
+            **values,
+            "frequency_penalty": 0.75,
+            "top_k": 7,
+            "min_tokens": 2,
+            "num_logprobs": 3,
+        }.items():
+            assert params[name] == value
+        assert (params["num_prompt_tokens"], params["num_stop_tokens"], params["num_biases"]) == (len(PROMPT), 2, 2)
+        assert h.state.array("bias_tokens", "i4").reshape(len(h.tokens), -1)[slot, :2].tolist() == [11, 12]
+        assert h.state.array("bias_values", "f4").reshape(len(h.tokens), -1)[slot, :2].tolist() == [-2.5, 3.0]
+        assert h.state.array("stop_tokens", "i4").reshape(len(h.tokens), -1)[slot, :2].tolist() == [5, 6]

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same arrivals lead to the same decisions: in every run, and on any number of lanes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blink.errors import OverloadedError
+from blink.layout import DECISION_LOG_ENTRY
+from blink.native import lib
+from blink.sampling_params import SamplingParams
+from harness import Inbox, QueuePair, Step, running, small_config, submission
+
+VOCAB = 97
+PASSES = 350
+
+
+def decisions(seed: int, step: Step) -> tuple[np.ndarray[Any, Any], dict[str, int], dict[int, list[int]]]:
+    """Play a script and return the decision log, some statistics and what each sequence delivered."""
+    script = random.Random(seed)
+    config = small_config(max_num_seqs=5, max_num_batched_tokens=24, scheduling_policy="priority", max_queue_age=0.05)
+    with running(config, num_blocks=20, step=step, cq_entries=64) as h:
+        h.region.header["hash_key"] = np.arange(16, dtype=np.uint8)  # the order of evictions must not hang on it
+        pairs, inbox = [h.frontend(0), h.frontend(1)], Inbox()
+        submitted: list[tuple[QueuePair, int]] = []
+        for _ in range(PASSES):
+            pair = script.choice(pairs)
+            if script.random() < 0.35:
+                submitted += [(pair, sequence) for sequence in try_submit(pair, script, h.hashes)]
+            if submitted and script.random() < 0.08:
+                owner, sequence = script.choice(submitted[-8:])
+                owner.cancel(sequence)
+            for other in pairs:
+                other.renew_lease()
+                if script.random() < 0.7:
+                    inbox.drain(other)
+                # Completions of one step come in any order; what the frontend does next must not hang on it.
+                other._free_tags.sort()
+            h.step(finish=script.random() < 0.8)
+        names = ("num_preemptions", "num_parked", "evicted_blocks", "prefix_hits", "finished_abort", "num_rejected")
+        tokens = {sequence: inbox.tokens(sequence) for sequence in inbox.completions}
+        return h.decision_log().copy(), {name: h.statistic(name) for name in names}, tokens
+
+
+def try_submit(pair: QueuePair, script: random.Random, hashes: Callable[[list[int]], bytes]) -> list[int]:
+    family, shared = script.randrange(3), script.randrange(45)
+    prompt = [(family * 11 + i) % VOCAB for i in range(shared)] + [script.randrange(VOCAB) for _ in range(3)]
+    params = SamplingParams(
+        max_tokens=script.randint(1, 14),
+        best_effort=script.random() < 0.5,
+        priority=script.randint(-1, 1),
+        logprobs=script.choice([None, 2]),
+    )
+    try:
+        return [pair.submit(submission(prompt, (script.randrange(VOCAB),), hashes(prompt)), params)]
+    except OverloadedError:
+        return []
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_script_gives_the_same_decisions_twice(seed: int) -> None:
+    first, second = decisions(seed, lib.blink_step), decisions(seed, lib.blink_step)
+    assert first[0].tobytes() == second[0].tobytes() and first[1:] == second[1:]
+    # The comparison is worthless unless all kinds of decision were taken.
+    assert len(first[0]) > 400 and min(first[1].values()) > 0, first[1]
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 7])
+def test_any_number_of_lanes_takes_the_decisions_of_one(lanes: int, lane_steps: Callable[[int], Step]) -> None:
+    solo, team = decisions(1, lib.blink_step), decisions(1, lane_steps(lanes))
+    for field in DECISION_LOG_ENTRY.names or ():
+        differs = np.flatnonzero(solo[0][field][: len(team[0])] != team[0][field][: len(solo[0])])
+        assert len(differs) == 0, f"{field} differs first at row {differs[0]}"
+    assert len(solo[0]) == len(team[0]) and solo[1:] == team[1:]

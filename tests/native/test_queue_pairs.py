@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frontends that are slow, die, are succeeded or break the protocol, and the others beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from blink.errors import OverloadedError
+from blink.layout import COMPLETION, CQE, SQE, CqeKind, EngineState, FinishReason, Opcode, RejectCode, StepResult
+from blink.region import QueuePairAddresses
+from blink.sampling_params import SamplingParams
+from harness import (
+    Completion,
+    Harness,
+    Inbox,
+    QueuePair,
+    expected_tokens,
+    run_until_finished,
+    running,
+    small_config,
+    submission,
+    submit,
+)
+
+VOCAB = 97
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+LEASE_MS = 5000
+
+
+def live_of(h: Harness, index: int) -> int:
+    tags = int(h.geometry["sequences_per_queue_pair"])
+    return int((h.sequences["status"][index * tags : (index + 1) * tags] != 0).sum())
+
+
+def store(h: Harness, pair: QueuePair, index: int, word: str, value: int) -> None:
+    pair._transport.store_word(getattr(QueuePairAddresses(h.region, index), word), value)
+
+
+def test_a_full_completion_queue_loses_and_repeats_nothing() -> None:
+    with running(small_config(), cq_entries=16) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequences = [submit(h, pair, [*PROMPT, i], max_tokens=30, logprobs=2) for i in range(4)]
+        for turn in range(400):
+            h.step()
+            pair.renew_lease()
+            if turn % 7 == 0:
+                inbox.drain(pair)
+        for i, sequence in enumerate(sequences):
+            assert inbox.tokens(sequence) == expected_tokens([*PROMPT, i], 30, VOCAB)
+            assert [int(c["index"]) for c in inbox.of_kind(sequence, CqeKind.TOKEN)] == list(range(30))
+
+
+def test_a_frontend_that_reads_nothing_is_stepped_only_while_its_queue_has_room() -> None:
+    with running(small_config(), cq_entries=16) as h:
+        pair = h.frontend()
+        submit(h, pair, PROMPT, max_tokens=50)
+        results = []
+        for _ in range(60):
+            pair.renew_lease()
+            results.append(h.step())
+        assert results[-1] == StepResult.IDLE
+        assert int(h.sequences[0]["num_generated"]) == 15  # one entry told of the admission
+
+
+@pytest.mark.parametrize("best_effort", [False, True])
+def test_a_frontend_that_reads_nothing_does_not_take_places_and_blocks_from_others(best_effort: bool) -> None:
+    with running(small_config(max_num_seqs=2), num_blocks=8, cq_entries=16) as h:
+        deaf, pair, inbox = h.frontend(0), h.frontend(1), Inbox()
+        for i in range(2):
+            submit(h, deaf, [*PROMPT[:8], i] * 2, max_tokens=40)
+        for _ in range(40):
+            deaf.renew_lease()
+            h.step()
+        sequences = [submit(h, pair, [*PROMPT, i] * 2, max_tokens=40, best_effort=best_effort) for i in range(3)]
+        for _ in range(400):
+            deaf.renew_lease()
+            inbox.drain(pair)
+            h.step()
+        for i, sequence in enumerate(sequences):
+            assert inbox.tokens(sequence) == expected_tokens([*PROMPT, i] * 2, 40, VOCAB)
+        # And the deaf one, when it hears again, has lost nothing.
+        run_until_finished(h, inbox, [deaf, pair], list(inbox.completions))
+        inbox.drain(deaf)
+
+
+def test_an_expired_lease_frees_everything_of_that_frontend_and_nothing_of_others() -> None:
+    with running(small_config(), num_blocks=16) as h:
+        dying, pair, inbox = h.frontend(0), h.frontend(1), Inbox()
+        for i in range(6):
+            submit(h, dying, [*PROMPT, i], max_tokens=50, cached=False)
+        other = submit(h, pair, PROMPT, max_tokens=50)
+        for _ in range(LEASE_MS // 500 - 1):
+            inbox.drain(pair)
+            h.step(500)
+        assert live_of(h, 0) == 6
+        for _ in range(4):
+            inbox.drain(pair)
+            h.step(500)
+        assert live_of(h, 0) == 0 and not dying.is_attached()
+        run_until_finished(h, inbox, [pair], [other])
+        assert inbox.tokens(other) == expected_tokens(PROMPT, 50, VOCAB)
+        h.step()
+        h.step()
+        assert h.statistic("expired_leases") == 1
+        assert h.statistic("num_blocks_used") == 0
+
+
+def test_a_renewed_lease_never_expires() -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequence = submit(h, pair, PROMPT, max_tokens=20)
+        for _ in range(25):
+            inbox.drain(pair)
+            h.step(LEASE_MS - 1)
+        assert pair.is_attached() and inbox.finish(sequence) == FinishReason.LENGTH
+
+
+def test_a_successor_starts_clean_and_gets_nothing_of_its_predecessor() -> None:
+    with running(small_config()) as h:
+        first, inbox = h.frontend(0), Inbox()
+        for i in range(5):
+            submit(h, first, [*PROMPT, i], max_tokens=50)
+        for _ in range(3):
+            h.step()
+        for i in range(3):
+            submit(h, first, [*PROMPT, i], max_tokens=50)  # entries that nobody has read yet
+        second = h.frontend(0)
+        assert live_of(h, 0) == 0 and not first.is_attached()
+        sequence = submit(h, second, PROMPT, max_tokens=12)
+        run_until_finished(h, inbox, [second], [sequence])
+        assert list(inbox.completions) == [sequence]
+        assert inbox.tokens(sequence) == expected_tokens(PROMPT, 12, VOCAB)
+        assert live_of(h, 0) == 0
+
+
+def test_a_successor_waits_until_the_step_in_flight_is_over() -> None:
+    with running(small_config()) as h:
+        first = h.frontend(0)
+        submit(h, first, PROMPT, max_tokens=50)
+        for _ in range(3):
+            h.step()
+        h.step(finish=False)
+        second = h.attach_later(0)
+        for _ in range(3):
+            assert h.step(finish=False) == StepResult.BUSY
+            assert not second.is_attached() and not first.is_attached()
+        h.finish()
+        h.step()
+        h.step()
+        assert second.is_attached()
+
+
+@pytest.mark.parametrize("tail", [17, 1 << 31, -1 & 0xFFFFFFFF])
+def test_a_senseless_queue_tail_closes_that_queue_pair_alone(tail: int) -> None:
+    with running(small_config()) as h:
+        faulty, pair, inbox = h.frontend(0), h.frontend(1), Inbox()
+        submit(h, faulty, PROMPT, max_tokens=50)
+        other = submit(h, pair, PROMPT, max_tokens=20)
+        for _ in range(3):
+            h.step()
+        store(h, faulty, 0, "sq_tail", 1 + tail & 0xFFFFFFFF)
+        for _ in range(3):
+            h.step()
+        assert not faulty.is_attached() and live_of(h, 0) == 0
+        run_until_finished(h, inbox, [pair], [other])
+        assert inbox.tokens(other) == expected_tokens(PROMPT, 20, VOCAB)
+        successor = h.frontend(0)
+        sequence = submit(h, successor, PROMPT, max_tokens=2)
+        run_until_finished(h, inbox, [successor], [sequence])
+
+
+def test_a_senseless_completion_head_stops_deliveries_to_that_queue_pair_alone() -> None:
+    with running(small_config()) as h:
+        faulty, pair, inbox = h.frontend(0), h.frontend(1), Inbox()
+        submit(h, faulty, PROMPT, max_tokens=50)
+        other = submit(h, pair, PROMPT, max_tokens=20)
+        store(h, faulty, 0, "cq_head", 0x80000000)
+        for _ in range(5):
+            h.step()
+        assert int(h.sequences[0]["num_generated"]) == 0
+        run_until_finished(h, inbox, [pair], [other])
+        assert inbox.tokens(other) == expected_tokens(PROMPT, 20, VOCAB)
+
+
+BAD_ENTRIES = {
+    RejectCode.OPCODE: {"opcode": 9},
+    RejectCode.TAG: {"sequence": 8},
+    RejectCode.TAG_BUSY: {"sequence": 7 << 32},
+    RejectCode.UNKNOWN_SEQUENCE: {"opcode": Opcode.CANCEL, "sequence": 77 << 32},
+    RejectCode.PROMPT_LENGTH: {"num_prompt_tokens": 64},
+    RejectCode.PROMPT_RANGE: {"prompt_offset": 2},
+    RejectCode.PROMPT_TOKEN: {"num_stop_tokens": 1, "stop_tokens": [VOCAB] + [0] * 7},
+    RejectCode.STOP_TOKENS: {"num_stop_tokens": 129},
+    RejectCode.LOGIT_BIAS: {"num_biases": 1025},
+    RejectCode.HASHES: {"num_hashes": 2},
+    RejectCode.SAMPLING_VALUE: {"temperature": float("nan")},
+    RejectCode.MAX_TOKENS: {"max_tokens": 0},
+    RejectCode.SERVICE_CLASS: {"service_class": 2},
+}
+
+
+@pytest.mark.parametrize("code", BAD_ENTRIES)
+def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: RejectCode) -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sound = submit(h, pair, PROMPT, max_tokens=9)  # tag 0, generation 1
+        h.step()
+        entry = np.zeros((), SQE)
+        sane = {
+            "opcode": Opcode.SUBMIT,
+            "sequence": 5 << 32 | 3,
+            "num_prompt_tokens": 9,
+            "top_p": 1,
+            "repetition_penalty": 1,
+        }
+        for name, value in {**sane, "num_logprobs": -1, "max_tokens": 1, **BAD_ENTRIES[code]}.items():
+            entry[name] = value
+        pair._push(entry)
+        for _ in range(4):
+            h.step()
+        refusals = [c for c in raw_completions(pair) if c["kind"] == CqeKind.REJECTED]
+        assert [(int(c["sequence"]), RejectCode(int(c["token"]))) for c in refusals] == [(int(entry["sequence"]), code)]
+        assert h.statistic("num_rejected") == 1
+        run_until_finished(h, inbox, [pair], [sound])
+        assert inbox.tokens(sound) == expected_tokens(PROMPT, 9, VOCAB)
+
+
+def raw_completions(pair: QueuePair) -> list[Completion]:
+    """Look at what has arrived, also for sequences that the queue pair does not know, without taking it."""
+    out = np.zeros(64, CQE)
+    count = pair._transport.drain(pair.cq_offset, pair._cq_entries, pair.head, out)
+    return list(out[:count].view(COMPLETION))
+
+
+def test_draining_finishes_what_was_accepted_and_refuses_the_rest() -> None:
+    with running(small_config(max_num_seqs=1)) as h:
+        pair, inbox = h.frontend(), Inbox()
+        accepted = [submit(h, pair, [*PROMPT, i], max_tokens=6) for i in range(3)]
+        h.step()
+        h.region.store_control("drain", 1)
+        h.step()
+        assert h.engine_state == EngineState.DRAINING
+        late = submit(h, pair, PROMPT, max_tokens=6)
+        run_until_finished(h, inbox, [pair], [*accepted, late])
+        assert [inbox.finish(sequence) for sequence in accepted] == [FinishReason.LENGTH] * 3
+        assert [RejectCode(int(c["token"])) for c in inbox.of_kind(late, CqeKind.REJECTED)] == [RejectCode.DRAINING]
+        h.step()
+        h.step()
+        assert h.engine_state == EngineState.DRAINED
+
+
+def test_queue_pairs_keep_their_order_across_the_wrap_of_their_rings() -> None:
+    with running(small_config(), cq_entries=16, sq_entries=4) as h:
+        pair, inbox = h.frontend(), Inbox()
+        for turn in range(40):
+            sequence = submit(h, pair, [*PROMPT, turn], max_tokens=4)
+            run_until_finished(h, inbox, [pair], [sequence])
+            assert inbox.tokens(sequence) == expected_tokens([*PROMPT, turn], 4, VOCAB)
+        assert pair.head == 40 * 5
+
+
+def test_a_full_submission_queue_refuses_without_a_trace() -> None:
+    with running(small_config(max_sequences_per_worker=8), sq_entries=4) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequences = [submit(h, pair, PROMPT, max_tokens=2) for _ in range(4)]
+        with pytest.raises(OverloadedError, match="keep up"):
+            pair.submit(submission(PROMPT), SamplingParams())
+        assert pair.num_live == 4
+        run_until_finished(h, inbox, [pair], sequences)
+        assert pair.num_live == 0

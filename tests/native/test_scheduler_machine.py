@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler against a plain model of its contract, under random frontends: quick, slow, dying and succeeding ones.
+
+HYPOTHESIS_PROFILE=deep searches for minutes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from blink.errors import OverloadedError
+from blink.layout import EngineState, ErrorCode, StepResult
+from blink.queue_pair import QueuePair
+from blink.sampling_params import SamplingParams
+from harness import Harness, small_config, submission
+from model import FREE, Deliveries, Request, Rules, StepJudge, answer_of
+
+PAIRS, TAGS, VOCAB, MAX_MODEL_LEN, BLOCK = 3, 5, 23, 48, 8
+LEASE_MS, AGE_MS = 5000, 30000
+PAIR = st.integers(0, PAIRS - 1)
+PROMPT = st.builds(
+    lambda family, shared, tail: [(family * 7 + i) % VOCAB for i in range(shared)] + tail,
+    st.integers(0, 1),
+    st.integers(0, 40),
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6),
+)
+PARAMS = st.builds(
+    lambda max_tokens, min_tokens, logprobs, best_effort, priority: SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min(min_tokens, max_tokens),
+        logprobs=logprobs,
+        best_effort=best_effort,
+        priority=priority,
+    ),
+    st.integers(1, 20),
+    st.sampled_from([0, 0, 3]),
+    st.sampled_from([None, None, 0, 2]),
+    st.booleans(),
+    st.integers(-1, 1),
+)
+STOPS = st.frozensets(st.integers(0, VOCAB - 1), max_size=2)
+
+
+class Owner:
+    """One frontend: a queue pair, what it has submitted, and how it behaves."""
+
+    def __init__(self, pair: QueuePair, prompts: list[list[int]]) -> None:
+        self.pair = pair
+        self.deliveries = Deliveries(VOCAB, BLOCK, prompts)
+        self.attached = self.draining = self.alive = True
+        self.last_renewal = 0
+        self.composed_since_expiry = 0
+        self.quick_passes = self.silent_passes = 0
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        policy=st.sampled_from(["fcfs", "priority"]),
+        prefix_caching=st.booleans(),
+        num_blocks=st.sampled_from([6, 9, 14, 40]),
+        max_num_seqs=st.sampled_from([1, 2, 4]),
+        budget=st.sampled_from([4, 13, 32]),
+    )
+    def boot(self, policy: str, prefix_caching: bool, num_blocks: int, max_num_seqs: int, budget: int) -> None:
+        config = small_config(
+            num_queue_pairs=PAIRS,
+            max_sequences_per_worker=TAGS,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            scheduling_policy=policy,
+            enable_prefix_caching=prefix_caching,
+            lease_timeout=LEASE_MS / 1000,
+            max_queue_age=AGE_MS / 1000,
+        )
+        self.harness = Harness(
+            config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB, num_blocks=num_blocks, cq_entries=64, sq_entries=8
+        )
+        self.prompts: list[list[int]] = []
+        self.owners = [Owner(self.harness.frontend(i), self.prompts) for i in range(PAIRS)]
+        self.judge = StepJudge(
+            Rules(
+                sequences_per_queue_pair=TAGS,
+                max_num_seqs=max_num_seqs,
+                num_slots=int(self.harness.geometry["num_slots"]),
+                max_num_batched_tokens=budget,
+                max_queue_age_ns=AGE_MS * 1_000_000,
+                priority_policy=policy == "priority",
+            )
+        )
+        self.healthy = True
+
+    @rule(i=PAIR, prompt=PROMPT, params=PARAMS, stops=STOPS)
+    def submit(self, i: int, prompt: list[int], params: SamplingParams, stops: frozenset[int]) -> None:
+        owner = self.owners[i]
+        if not owner.alive or not owner.attached:
+            return
+        prompt = prompt[: MAX_MODEL_LEN - 1]
+        answer, reason = answer_of(prompt, stops, params, VOCAB, MAX_MODEL_LEN)
+        try:
+            sequence = owner.pair.submit(submission(prompt, tuple(stops), self.harness.hashes(prompt)), params)
+        except OverloadedError:
+            return
+        owner.deliveries.requests[sequence] = Request(prompt, stops, params, answer, reason)
+        self.prompts.append(prompt)
+        index = i * TAGS + (sequence & 0xFFFFFFFF)
+        self.judge.classes[index], self.judge.priorities[index] = int(params.best_effort), params.priority
+
+    @rule(i=PAIR, pick=st.integers(0, 100))
+    def cancel(self, i: int, pick: int) -> None:
+        owner = self.owners[i]
+        if owner.alive and owner.attached and (live := owner.deliveries.live()):
+            sequence = live[pick % len(live)]
+            owner.pair.cancel(sequence)
+            owner.deliveries.requests[sequence].cancelled = True
+
+    @rule(count=st.integers(1, 6), finish=st.booleans())
+    def step(self, count: int, finish: bool) -> None:
+        for _ in range(count):
+            self._step(1, finish)
+
+    @rule(finish=st.booleans())
+    def outlast_the_age_cap(self, finish: bool) -> None:
+        self._step(AGE_MS + 1, finish)
+
+    @rule(finish=st.booleans())
+    def outlast_the_lease(self, finish: bool) -> None:
+        self._step(LEASE_MS + 1, finish)
+
+    @rule(i=PAIR)
+    def stop_draining(self, i: int) -> None:
+        self.owners[i].draining = False
+
+    @rule(i=PAIR)
+    def drain_again(self, i: int) -> None:
+        self.owners[i].draining = self.owners[i].alive
+
+    @rule(i=PAIR)
+    def die(self, i: int) -> None:
+        self.owners[i].alive = self.owners[i].draining = False
+
+    @rule(i=PAIR)
+    def succeed(self, i: int) -> None:
+        self.owners[i] = owner = Owner(self.harness.attach_later(i), self.prompts)
+        owner.attached = False
+
+    @precondition(lambda self: self.harness.in_flight)
+    @rule()
+    def finish_step(self) -> None:
+        self.harness.finish()
+
+    def _step(self, milliseconds: int, finish: bool) -> None:
+        self.healthy = False
+        for owner in self.owners:
+            self._live(owner)
+        before, was_in_flight = self.harness.sequences.copy(), self.harness.num_launches > self.harness.num_retired
+        result = self.harness.step(milliseconds, finish=finish)
+        after, now = self.harness.sequences, self.harness.now
+        assert result in (StepResult.IDLE, StepResult.BUSY, StepResult.LAUNCHED)
+        assert self.harness.error_code == ErrorCode.NONE
+        self.judge.follow_waits(after["status"], now)
+        if result != StepResult.BUSY:
+            rows = self.harness.batch_rows() if result == StepResult.LAUNCHED else []
+            quick = {i for i, owner in enumerate(self.owners) if owner.quick_passes > 2}
+            self.judge.judge(before, after, rows, now, quick, arrivals_seen=not was_in_flight)
+        self._check_leases(after, result)
+        self.healthy = True
+
+    def _live(self, owner: Owner) -> None:
+        """Do what a frontend does between two steps."""
+        if not owner.attached and owner.pair.is_attached():
+            owner.pair.start()
+            owner.attached = True
+        if owner.alive:
+            owner.pair.renew_lease()
+        owner.quick_passes = owner.quick_passes + 1 if owner.draining and owner.attached else 0
+        if owner.quick_passes:
+            for completion in owner.pair.drain():
+                owner.deliveries.observe(completion)
+
+    def _check_leases(self, sequences: Any, result: StepResult) -> None:
+        """Not every pass reads the frontends' words: a renewal, its absence and the end may each take one more."""
+        for i, owner in enumerate(self.owners):
+            owner.silent_passes = 0 if owner.alive or not owner.attached else owner.silent_passes + 1
+            if owner.silent_passes < 2:
+                owner.last_renewal = self.harness.now
+                owner.composed_since_expiry = 0
+            elif self.harness.now - owner.last_renewal > LEASE_MS * 1_000_000:
+                owner.composed_since_expiry += result != StepResult.BUSY
+            if owner.composed_since_expiry > 2:
+                assert (sequences["status"][i * TAGS : (i + 1) * TAGS] == FREE).all(), "a dead frontend holds sequences"
+                assert not owner.pair.is_attached()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        if self.healthy:
+            self._settle()
+        self.harness.close()
+
+    def _settle(self) -> None:
+        """With living, quick frontends everything must come to its end, and then the engine drains."""
+        for owner in self.owners:
+            owner.draining = owner.alive
+        for _ in range(4):  # all that is submitted is read
+            self._step(LEASE_MS + 1, True)
+        self.harness.region.store_control("drain", 1)
+        for _ in range(2000):
+            self._step(1, True)
+            if self.harness.engine_state == EngineState.DRAINED:
+                break
+        for owner in self.owners:
+            self._live(owner)
+            assert not owner.alive or owner.deliveries.live() == []
+        assert self.harness.engine_state == EngineState.DRAINED, "the scheduler does not come to its end"
+
+
+TestScheduler = SchedulerMachine.TestCase

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plain scheduler that drives a decoder through its Batch by hand: the tests' stand-in for the native one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+
+from blink.engine.batch import Batch, Header, Param
+from blink.models.decoder import Decoder
+
+NEUTRAL_PARAMS: dict[Param, float] = {
+    Param.TEMPERATURE: 0.0,
+    Param.TOP_P: 1.0,
+    Param.MIN_P: 0.0,
+    Param.REPETITION_PENALTY: 1.0,
+    Param.PRESENCE_PENALTY: 0.0,
+    Param.FREQUENCY_PENALTY: 0.0,
+    Param.TOP_K: 0,
+    Param.NUM_LOGPROBS: -1,
+}
+
+
+def set_params(batch: Batch, slot: int, values: dict[Param, float]) -> None:
+    """Write a slot's sampling parameters; those not given are neutral and greedy."""
+    batch.params[slot].zero_()
+    for param, value in {**NEUTRAL_PARAMS, **values}.items():
+        (batch.params_f32 if param <= Param.FREQUENCY_PENALTY else batch.params)[slot, param] = value
+
+
+@dataclass
+class Sequence:
+    slot: int
+    tokens: list[int]
+    num_wanted: int
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+class Driver:
+    """Runs sequences to their length, in steps that mix decoding and chunks of prompts."""
+
+    def __init__(self, decoder: Decoder, *, block_size: int = 16, num_slots: int = 8, max_len: int = 512) -> None:
+        max_blocks = -(-max_len // block_size)
+        num_blocks = num_slots * max_blocks
+        self.decoder = decoder
+        self.block_size = block_size
+        self.batch = Batch.allocate(
+            max_tokens=4096, max_rows=num_slots, num_slots=num_slots, max_blocks=max_blocks, max_model_len=max_len
+        )
+        # What no row owns must not be read: a wrong index shows as NaN, or fails.
+        self.batch.block_tables.fill_(num_blocks + 7)
+        self.kv_cache = decoder.allocate_kv_cache(num_blocks, block_size)
+        self.free_blocks = list(range(num_blocks))
+        random.Random(1).shuffle(self.free_blocks)
+        self.sequences: list[Sequence] = []
+
+    def add(self, prompt: list[int], num_wanted: int, params: dict[Param, float] | None = None) -> Sequence:
+        sequence = Sequence(len(self.sequences), list(prompt), len(prompt) + num_wanted)
+        self.sequences.append(sequence)
+        set_params(self.batch, sequence.slot, {**(params or {}), Param.NUM_PROMPT_TOKENS: len(prompt)})
+        self.batch.tokens[sequence.slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
+        return sequence
+
+    def step(self, max_chunk: int = 1024) -> bool:
+        """Run one step; chunks of prompts are at most max_chunk tokens. Return whether there was anything to run."""
+        rows = self._choose_rows(max_chunk)
+        if not rows:
+            return False
+        num_tokens = self._compose(rows)
+        self.decoder.forward(self.batch, self.kv_cache, num_tokens, len(rows))
+        for row, (sequence, count) in enumerate(rows):
+            sequence.num_computed += count
+            if sequence.num_computed == len(sequence.tokens):
+                token = int(self.batch.sampled_tokens[row])
+                self.batch.tokens[sequence.slot, len(sequence.tokens)] = token
+                sequence.tokens.append(token)
+        return True
+
+    def run(self, max_chunk: int = 1024) -> list[list[int]]:
+        while self.step(max_chunk):
+            pass
+        return [sequence.tokens for sequence in self.sequences]
+
+    def compute_logits(self) -> torch.Tensor:
+        """Run one step without sampling; return the logits of the sequences' last tokens."""
+        rows = self._choose_rows(1024)
+        return self.decoder.compute_logits(self.batch, self.kv_cache, self._compose(rows), len(rows))
+
+    def _choose_rows(self, max_chunk: int) -> list[tuple[Sequence, int]]:
+        running = [s for s in self.sequences if len(s.tokens) < s.num_wanted]
+        rows = [(s, min(len(s.tokens) - s.num_computed, max_chunk)) for s in running]
+        return sorted(rows, key=lambda row: row[1] > 1)
+
+    def _compose(self, rows: list[tuple[Sequence, int]]) -> int:
+        batch, token = self.batch, 0
+        for row, (sequence, count) in enumerate(rows):
+            start, stop = sequence.num_computed, sequence.num_computed + count
+            while len(sequence.blocks) * self.block_size < stop:
+                batch.block_tables[sequence.slot, len(sequence.blocks)] = self.free_blocks[-1]
+                sequence.blocks.append(self.free_blocks.pop())
+            for position in range(start, stop):
+                batch.input_ids[token] = sequence.tokens[position]
+                batch.positions[token] = position
+                block, offset = divmod(position, self.block_size)
+                batch.kv_slots[token] = sequence.blocks[block] * self.block_size + offset
+                token += 1
+            batch.query_starts[row + 1] = token
+            batch.context_lens[row] = stop
+            batch.row_slots[row] = sequence.slot
+        batch.header[Header.NUM_ROWS] = len(rows)
+        batch.header[Header.NUM_TOKENS] = token
+        batch.header[Header.NUM_DECODE_ROWS] = sum(count == 1 for _, count in rows)
+        return token

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API of a worker whose engine is not there, through ASGI: statuses, errors, keys, limits, CORS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from blink import __version__
+from blink.client import EngineClient
+from blink.config import FrontendConfig
+from blink.frontend.completions import CompletionService
+from blink.frontend.metric_store import MetricStore
+from blink.frontend.metrics import NUM_VALUES, Metrics
+from blink.frontend.model_assets import load_assets
+from blink.frontend.poller import Poller
+from blink.frontend.routes import create_app
+from blink.frontend.server import add_middleware
+from blink.model_files import default_model_path
+
+pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
+CONFIG = FrontendConfig(
+    region="test-no-engine",
+    api_key=("secret", "schlüssel"),
+    max_body_bytes=1000,
+    allowed_origins=("https://a.example",),
+    enable_request_id_headers=True,
+)
+KEY = {"Authorization": "Bearer secret"}
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    client = EngineClient(CONFIG.region, 1.0)
+    client.tick()
+    store = MetricStore(CONFIG.region, NUM_VALUES, tmp_path_factory.mktemp("metrics"))
+    service = CompletionService(CONFIG, load_assets(CONFIG), Poller(client, Metrics(store, client.stats), 0))
+    app = create_app(service)
+    add_middleware(app, CONFIG)
+    yield app
+    client.close()
+    store.close()
+
+
+def send(app: Any, method: str, path: str, **options: Any) -> httpx.Response:
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/v1/models"])
+def test_without_an_engine_readiness_is_503_with_the_reason(app: Any, path: str) -> None:
+    response = send(app, "GET", path, headers=KEY)
+    assert response.status_code == 503
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("ServiceUnavailableError", 503)
+    assert "the engine is not running or still starting" in error["message"]
+    assert response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_without_an_engine_requests_are_503(app: Any, stream: bool) -> None:
+    response = send(app, "POST", "/v1/chat/completions", json={**CHAT, "stream": stream}, headers=KEY)
+    assert response.status_code == 503
+    assert 'reason="engine_unavailable"' in send(app, "GET", "/metrics").text
+
+
+def test_what_needs_no_engine_answers_without_one(app: Any) -> None:
+    assert send(app, "GET", "/version").json() == {"version": __version__}
+    assert send(app, "GET", "/load").json() == {"server_load": 0}
+    assert "/v1/chat/completions" in send(app, "GET", "/openapi.json").json()["paths"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "secret",
+        "Basic secret",
+        "Bearer",
+        "Bearer wrong",
+        "Bearer secret2",
+        "Bearer s\xe9cret".encode("latin-1"),
+    ],
+)
+def test_v1_needs_a_key(app: Any, header: str | bytes | None) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    response = send(app, "GET", "/v1/models", headers=headers)
+    assert (response.status_code, response.json()) == (401, {"error": "Unauthorized"})
+
+
+@pytest.mark.parametrize("header", ["Bearer secret", "bearer secret", "Bearer schlüssel".encode()])
+def test_every_key_opens_v1(app: Any, header: str | bytes) -> None:
+    assert send(app, "GET", "/v1/models", headers={"Authorization": header}).status_code == 503
+
+
+def test_other_paths_and_options_need_no_key(app: Any) -> None:
+    assert send(app, "GET", "/version").status_code == 200
+    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    allowed = send(app, "OPTIONS", "/v1/completions", headers=preflight)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+    refused = send(app, "OPTIONS", "/v1/completions", headers={**preflight, "Origin": "https://b.example"})
+    assert "access-control-allow-origin" not in refused.headers
+
+
+async def _chunks(count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b" " * 100
+
+
+@pytest.mark.parametrize("content", [b" " * 1001, 11])
+def test_large_bodies_are_413_known_or_counted(app: Any, content: bytes | int) -> None:
+    body = _chunks(content) if isinstance(content, int) else content
+    response = send(app, "POST", "/v1/completions", content=body, headers=KEY)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == 413
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"3", b"\xff\xfe", b'{"prompt": 1}', b'{"prompt": "x", "max_tokens": "many"}', b"[" * 900],
+)
+def test_malformed_bodies_are_400_in_the_apis_form(app: Any, content: bytes) -> None:
+    response = send(app, "POST", "/v1/completions", content=content, headers=KEY)
+    assert response.status_code == 400
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_unknown_routes_and_methods_have_the_apis_form(app: Any) -> None:
+    missing = send(app, "GET", "/nothing")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, 404)
+    wrong = send(app, "GET", "/v1/completions", headers=KEY)
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, 405)
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_request_ids_come_back_or_are_made(app: Any) -> None:
+    assert send(app, "GET", "/version", headers={"X-Request-Id": "abc"}).headers["x-request-id"] == "abc"
+    made = {send(app, "GET", "/version").headers["x-request-id"] for _ in range(2)}
+    assert len(made) == 2
+
+
+def test_templates_assets_and_flags(tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages[0].content }}|{{ eos_token }}")
+    assets = load_assets(FrontendConfig(chat_template=str(template)))
+    assert assets.chat_template is not None
+    assert assets.chat_template.render(CHAT["messages"]) == "hi|<|im_end|>"
+    assert assets.eos_token_ids == (2,)

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frontend runs where there is no torch: importing all of it must load nothing of the engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_PROBE = """
+import importlib, pkgutil, sys
+import blink.frontend
+for module in pkgutil.iter_modules(blink.frontend.__path__, "blink.frontend."):
+    importlib.import_module(module.name)
+roots = {name.partition(".")[0] for name in sys.modules}
+print(sorted(roots & {"torch", "triton", "transformers", "cuda", "gguf", "safetensors"}))
+"""
+
+
+def test_importing_the_frontend_loads_neither_torch_nor_cuda() -> None:
+    result = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics: sums over workers that come and go, and histograms against prometheus_client's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from blink.frontend import metrics as names
+from blink.frontend.metric_store import MetricStore
+from blink.frontend.metrics import NUM_VALUES, Metrics
+
+_WORKER = """
+import sys
+from pathlib import Path
+from blink.frontend.metric_store import MetricStore
+store = MetricStore(sys.argv[2], 3, Path(sys.argv[1]))
+store.values[1] = float(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def start_worker(folder: Path, region: str, value: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", _WORKER, str(folder), region, str(value)]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "ready\n"
+    return worker
+
+
+def test_a_scrape_sums_living_and_dead_workers_of_its_region_only(tmp_path: Path) -> None:
+    store = MetricStore("one", 3, tmp_path)
+    store.values[1] = 1.0
+    sibling, other = start_worker(tmp_path, "one", 20.0), start_worker(tmp_path, "two", 300.0)
+    assert store.sum() == [0.0, 21.0, 0.0]
+    sibling.kill()
+    sibling.communicate()
+    again = start_worker(tmp_path, "one", 4000.0)
+    assert store.sum() == [0.0, 4021.0, 0.0]
+    for worker in (again, other):
+        worker.communicate()
+    store.close()
+
+
+def test_a_region_without_living_workers_starts_from_zero(tmp_path: Path) -> None:
+    start_worker(tmp_path, "one", 5.0).communicate()
+    start_worker(tmp_path, "two", 5.0).communicate()
+    store = MetricStore("one", 3, tmp_path)
+    assert store.sum() == [0.0, 0.0, 0.0]
+    assert len(list(tmp_path.glob("*/*.worker"))) == 1
+    store.close()
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Metrics:
+    stats = {"num_running": 3, "num_waiting": 2, "num_blocks": 8, "num_blocks_used": 2, "generation_tokens": 99}
+    metrics = Metrics(MetricStore("test", NUM_VALUES, tmp_path), lambda: stats)
+    metrics.model_name = "m"
+    return metrics
+
+
+def samples(text: bytes) -> dict[tuple[str, str], float]:
+    """The values by name and le label."""
+    return {
+        (sample.name, sample.labels.get("le", sample.labels.get("finished_reason", ""))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_histograms_equal_the_librarys_own(metrics: Metrics) -> None:
+    values = [0.0, 0.001, 0.0011, 0.3, 5.0, 9e9]
+    for value in values:
+        metrics.observe(names.TTFT, value)
+    ours = {key: value for key, value in samples(metrics.render()).items() if names.TTFT in key[0]}
+    registry = CollectorRegistry()
+    bounds = [float(le) for name, le in ours if name.endswith("_bucket")]
+    reference = Histogram(f"vllm:{names.TTFT}", "x", buckets=bounds, registry=registry)
+    for value in values:
+        reference.observe(value)
+    expected = samples(generate_latest(registry))
+    assert ours == {key: value for key, value in expected.items() if not key[0].endswith("_created")}
+
+
+def test_names_and_labels_are_vllms(metrics: Metrics) -> None:
+    metrics.count_finished("length")
+    text = metrics.render().decode()
+    for line in (
+        'vllm:num_requests_running{engine="0",model_name="m"} 3.0',
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 2.0',
+        'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25',
+        'vllm:generation_tokens_total{engine="0",model_name="m"} 99.0',
+        'vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 1.0',
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 0.0',
+    ):
+        assert line in text.splitlines()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotation against transformers' and against complex multiplication; the KV write against a table of slots."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from blink.kernels.rotary import HeadNorm, make_rotary_table, rotate_and_store
+from blink.models.rope import LinearScaling, Llama3Scaling, Rope
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 8
+
+
+def run(rotary_dim: int, kv_slots: list[int], head_norm: HeadNorm | None = None) -> tuple[torch.Tensor, ...]:
+    """Rotate random heads at positions 3, 6, 9 ...; return qkv by head, queries, cache by slot and the angles."""
+    torch.manual_seed(8)
+    num_tokens = len(kv_slots)
+    qkv = torch.randn(num_tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+    heads = qkv.clone().view(num_tokens, -1, HEAD_DIM)
+    frequencies = Rope(theta=100.0, rotary_dim=rotary_dim).frequencies()
+    positions = 3 + 3 * torch.arange(num_tokens)
+    rotation = make_rotary_table(frequencies, 64, "cpu")[positions]
+    kv_cache = torch.zeros(2, 4, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    query = rotate_and_store(qkv, rotation, torch.tensor(kv_slots, dtype=torch.int32), kv_cache, head_norm)
+    return heads, query, kv_cache.flatten(1, 2), positions[:, None].double() * torch.tensor(frequencies).double()
+
+
+def rotate_complex(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """Rotate by complex multiplication in float64: component i pairs with i + rotary_dim / 2."""
+    half = angles.shape[1]
+    turned = torch.complex(heads[..., :half].double(), heads[..., half : 2 * half].double())
+    turned = turned * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((turned.real, turned.imag, heads[..., 2 * half :].double()), dim=-1)
+
+
+@pytest.mark.parametrize("rotary_dim", [16, 12])
+def test_rotation_is_complex_multiplication_and_leaves_the_rest_of_each_head(rotary_dim: int) -> None:
+    kv_slots = [5, 31, 0]
+    heads, query, slots, angles = run(rotary_dim, kv_slots)
+    rotated = rotate_complex(heads[:, :-KV_HEADS], angles)
+    torch.testing.assert_close(query.double(), rotated[:, :HEADS], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(slots[0, kv_slots].double(), rotated[:, HEADS:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(slots[1, kv_slots], heads[:, -KV_HEADS:])
+
+
+def test_only_the_slots_of_real_tokens_are_written() -> None:
+    _, _, slots, _ = run(16, [7, -1, 2, -1])
+    written = slots.abs().sum(dim=(0, 2, 3)).nonzero()[:, 0].tolist()
+    assert written == [2, 7]
+
+
+def test_heads_are_normalised_before_rotation_when_the_model_asks() -> None:
+    torch.manual_seed(9)
+    norm = HeadNorm(torch.rand(HEAD_DIM) + 0.5, torch.rand(HEAD_DIM) + 0.5, 1e-6)
+    heads, query, slots, angles = run(16, [1, 2, 3], norm)
+    wide = heads.double()
+    unit = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    expected_query = rotate_complex(unit[:, :HEADS] * norm.query_weight, angles)
+    expected_key = rotate_complex(unit[:, HEADS:-KV_HEADS] * norm.key_weight, angles)
+    torch.testing.assert_close(query.double(), expected_query, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(slots[0, 1:4].double(), expected_key, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(slots[1, 1:4], heads[:, -KV_HEADS:])
+
+
+@pytest.mark.parametrize(
+    ("rope", "parameters"),
+    [
+        (Rope(theta=5e5, rotary_dim=64), {"rope_type": "default", "rope_theta": 5e5}),
+        (
+            Rope(theta=1e4, rotary_dim=64, scaling=LinearScaling(factor=4.0)),
+            {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+        ),
+        (
+            Rope(
+                theta=5e5,
+                rotary_dim=64,
+                scaling=Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_len=8192),
+            ),
+            {
+                "rope_type": "llama3",
+                "rope_theta": 5e5,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+        ),
+    ],
+    ids=["default", "linear", "llama3"],
+)
+def test_frequencies_equal_those_of_transformers(rope: Rope, parameters: dict[str, float]) -> None:
+    config = LlamaConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=131072)
+    config.rope_parameters = parameters
+    expected = LlamaRotaryEmbedding(config).inv_freq
+    torch.testing.assert_close(torch.tensor(rope.frequencies()), expected, rtol=1e-5, atol=0)
+
+
+def test_divisors_of_a_gguf_file_scale_each_frequency() -> None:
+    plain = Rope(theta=1e4, rotary_dim=8).frequencies()
+    divided = Rope(theta=1e4, rotary_dim=8, divisors=(1.0, 2.0, 4.0, 8.0)).frequencies()
+    assert divided == [plain[0], plain[1] / 2, plain[2] / 4, plain[3] / 8]

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Request bodies: what is taken, what is refused by name, what is ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from blink.errors import BadRequestError
+from blink.frontend.api_errors import describe_validation
+from blink.frontend.sampling import build_sampling_params
+from blink.frontend.schema import ChatBody, CompletionBody
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_format", {"type": "json_object"}),
+        ("structured_outputs", {"json": {}}),
+        ("guided_json", {}),
+        ("prompt_logprobs", 0),
+        ("allowed_token_ids", [1]),
+        ("bad_words", ["x"]),
+        ("use_beam_search", True),
+        ("best_of", 2),
+        ("suffix", "x"),
+        ("echo", True),
+        ("audio", {}),
+        ("modalities", ["text", "audio"]),
+        ("functions", [{}]),
+        ("function_call", "auto"),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("top_logprobs", 2),
+        ("stream_options", {"include_usage": True}),
+        ("chat_template", "{{ 1 }}"),
+        ("continue_final_message", True),
+        ("length_penalty", 2.0),
+        ("prompt_embeds", "x"),
+    ],
+)
+def test_unsupported_requests_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises((BadRequestError, ValidationError)) as caught:
+        ChatBody.model_validate({"messages": MESSAGES, field: value})
+    error = caught.value
+    named = error.param if isinstance(error, BadRequestError) else error.errors()[0]["loc"][0]
+    assert named == field
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "text"}, "suffix": None, "best_of": 1, "n": None, "use_beam_search": False},
+        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tools": [], "tool_choice": None, "modalities": ["text"], "function_call": None},
+        {"made_up_field": 1, "user": "me", "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": True},
+    ],
+)
+def test_requests_that_ask_for_nothing_special_pass(fields: dict[str, Any]) -> None:
+    assert ChatBody.model_validate({"messages": MESSAGES, **fields}).messages == MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]]), ("", [""])],
+)
+def test_all_four_forms_of_a_prompt_become_a_list(prompt: Any, prompts: list[Any]) -> None:
+    assert CompletionBody.model_validate({"prompt": prompt}).prompts == prompts
+
+
+@pytest.mark.parametrize("prompt", [None, 3, [1, "a"], ["a", 1], [[1], "a"], [1.5], [True], [[1, None]], {"a": 1}])
+def test_mixed_prompts_are_refused(prompt: Any) -> None:
+    with pytest.raises(ValidationError):
+        CompletionBody.model_validate({"prompt": prompt})
+
+
+def test_many_errors_are_cut_to_ten_and_quote_nothing() -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionBody.model_validate({"prompt": [1] + ["secret"] * 50})
+    error = describe_validation(caught.value.errors())
+    assert error.message.count("prompt.") == 10
+    assert "and 40 more errors" in error.message
+    assert "secret" not in error.message
+    assert error.param == "prompt"
+
+
+def params_of(body: dict[str, Any], defaults: dict[str, float | int] | None = None, priority: bool = False) -> Any:
+    return build_sampling_params(
+        CompletionBody.model_validate({"prompt": "x", **body}),
+        max_tokens=5,
+        vocab_size=100,
+        defaults=defaults or {},
+        allow_priority=priority,
+    )
+
+
+def test_the_model_defaults_apply_only_where_the_client_is_silent() -> None:
+    defaults = {"temperature": 0.2, "top_p": 0.9, "top_k": 40}
+    params = params_of({"temperature": 0.0, "top_p": None}, defaults)
+    assert (params.temperature, params.top_p, params.top_k) == (0.0, 0.9, 40)
+    assert params_of({}).temperature == 1.0
+
+
+def test_logit_biases_are_by_token_id_and_clamped() -> None:
+    assert params_of({"logit_bias": {"7": 1000, "8": -0.5}}).logit_bias == {7: 100.0, 8: -0.5}
+    for key in ("100", "-1", "x", "\u0661"):
+        with pytest.raises(BadRequestError) as caught:
+            params_of({"logit_bias": {key: 1}})
+        assert caught.value.param == "logit_bias"
+
+
+def test_priority_needs_the_priority_policy() -> None:
+    with pytest.raises(BadRequestError) as caught:
+        params_of({"priority": 1})
+    assert caught.value.param == "priority"
+    assert params_of({"priority": -3}, priority=True).priority == -3
+
+
+def test_only_the_flex_tier_is_best_effort() -> None:
+    tiers = ("flex", "auto", "default", None)
+    assert [params_of({"service_tier": tier}).best_effort for tier in tiers] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", float("nan")),
+        ("top_p", 0),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("n", 0),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("min_tokens", 6),
+        ("logprobs", 21),
+        ("seed", 2**63),
+        ("stop", [""]),
+        ("stop_token_ids", [100]),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        params_of({field: value})
+    assert caught.value.param == field

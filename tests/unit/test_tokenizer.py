@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tokenizer built from GGUF metadata, against transformers' for the same file."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+
+from blink.errors import BadRequestError, ConfigError
+from blink.frontend.gguf_metadata import read_gguf_metadata
+from blink.frontend.gguf_tokenizer import build_tokenizer
+from blink.frontend.tokenizer import Tokenizer, load_tokenizer
+from blink.model_files import default_model_path
+
+needs_model = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
+
+# The model's vocabulary has no token for the bytes of these.
+MISSING = "\x04\x06\x13\x14\x16\x1d"
+TEXT = st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"], exclude_characters=MISSING), max_size=60)
+NASTY = [
+    "",
+    "Hello, world! It's 12345.",
+    " 1 2  3",
+    "tab\t\t7\r\n\r\n  x",
+    "٣٤٥ ½ Ⅻ ¾",
+    "中文测试 123。ひらがな",
+    "👩‍👩‍👧‍👦 🇩🇪 e\u0301 é \u00a0\u2003x",
+    "a\x00b\x7f\ufeff",
+    "<|im_start|>user\nhi<|im_end|><|endoftext|> <file_sep>",
+    "def f(x):\n\treturn x**2  # ok\n",
+    "don't WE'LL ¡qué! straße İ",
+]
+
+
+@cache
+def smollm() -> Tokenizer:
+    return load_tokenizer(default_model_path())
+
+
+@cache
+def reference() -> Any:
+    """transformers' tokenizer of the same file, with the pre-tokenizer of the original model.
+
+    Its GGUF conversion leaves out that SmolLM2 splits digits off: for " 1 2  3" it merges the spaces differently.
+    """
+    from transformers import AutoTokenizer
+
+    path = default_model_path()
+    tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return tokenizer
+
+
+@needs_model
+@pytest.mark.parametrize("text", NASTY)
+def test_ids_equal_transformers(text: str) -> None:
+    assert smollm().encode(text, add_special_tokens=True) == reference()(text)["input_ids"]
+
+
+@needs_model
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=60))
+def test_ids_equal_transformers_on_any_text(text: str) -> None:
+    assert smollm().encode(text, add_special_tokens=False) == reference()(text, add_special_tokens=False)["input_ids"]
+
+
+@needs_model
+@settings(max_examples=300, deadline=None)
+@given(TEXT)
+def test_decoding_gives_the_text_back(text: str) -> None:
+    tokens = smollm().encode(text, add_special_tokens=False)
+    assert smollm().decode(tokens, skip_special_tokens=False) == text
+
+
+@needs_model
+def test_special_tokens_are_one_id_and_can_be_skipped() -> None:
+    tokens = smollm().encode("<|im_start|>hi<|im_end|>", add_special_tokens=False)
+    assert tokens[0] == 1
+    assert tokens[-1] == 2
+    assert smollm().decode(tokens, skip_special_tokens=True) == "hi"
+
+
+@needs_model
+def test_lone_surrogates_are_a_bad_request() -> None:
+    with pytest.raises(BadRequestError):
+        smollm().encode("a\ud800b", add_special_tokens=False)
+
+
+@needs_model
+def test_metadata_equals_the_gguf_package() -> None:
+    from gguf import GGUFReader
+
+    ours = read_gguf_metadata(default_model_path())
+    fields = GGUFReader(default_model_path()).fields
+    theirs = {name: fields[name].contents() for name in fields if not name.startswith("GGUF.")}
+    assert ours == theirs
+
+
+def test_tokenizer_json_of_a_directory_equals_the_gguf(tmp_path: Path) -> None:
+    backend = build_tokenizer(metadata("llama-bpe", merges=["h e", "l l", "he ll"]))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    text = "hello hell 123"
+    expected = backend.encode(text).ids
+    assert load_tokenizer(tmp_path).encode(text, add_special_tokens=True) == expected
+
+
+def test_directory_without_tokenizer_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"GGUF", b"GGUF" + b"\x03" + b"\0" * 11 + b"\xff" * 16, b"PK\x03\x04" + b"\0" * 60]
+)
+def test_broken_gguf_is_a_config_error(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="GGUF"):
+        read_gguf_metadata(path)
+
+
+def metadata(pre: str, merges: list[str] | None = None, **extra: Any) -> dict[str, Any]:
+    """A byte-level vocabulary of all bytes, one control token and the results of the merges."""
+    merges = merges or []
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<s>", *(merge.replace(" ", "") for merge in merges)]
+    kinds = [3 if token == "<s>" else 1 for token in tokens]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": tokens.index("<s>"),
+        **{f"tokenizer.ggml.{name}": value for name, value in extra.items()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("gpt-2", "it's 1234 ok\n\n x", ["it", "'s", " 1234", " ok", "\n\n", " x"]),
+        ("smollm", "it's 123 ok", ["it", "'s", " ", "1", "2", "3", " ok"]),
+        ("llama-bpe", "IT'S 12345 ok!\n\n x", ["IT", "'S", " ", "123", "45", " ok", "!\n\n", " x"]),
+        ("qwen2", "IT'S 123 ok!\n\n x", ["IT", "'S", " ", "1", "2", "3", " ok", "!\n\n", " x"]),
+        ("dbrx", "a.b 12345", ["a", ".b", " ", "123", "45"]),
+        ("gpt-4o", "helloWorld's 1234", ["hello", "World's", " ", "123", "4"]),
+    ],
+)
+def test_pre_tokenizer_cuts_as_its_family_does(pre: str, text: str, pieces: list[str]) -> None:
+    splitter = build_tokenizer(metadata(pre)).pre_tokenizer
+    cut = [text[start:end] for _, (start, end) in splitter.pre_tokenize_str(text)]  # type: ignore[union-attr]
+    assert cut == pieces
+
+
+def test_bos_is_added_when_the_file_or_the_family_says_so() -> None:
+    def first(**data: Any) -> bool:
+        values = metadata(**data)
+        ids = Tokenizer(build_tokenizer(values)).encode("a", add_special_tokens=True)
+        return ids[0] == values["tokenizer.ggml.bos_token_id"]
+
+    assert not first(pre="gpt-2")
+    assert first(pre="gpt-2", add_bos_token=True)
+    assert first(pre="llama-bpe")
+    assert not first(pre="llama-bpe", add_bos_token=False)
+
+
+def test_unknown_tokenizers_are_refused_not_guessed() -> None:
+    with pytest.raises(ConfigError, match="from-mars"):
+        build_tokenizer(metadata("from-mars"))
+    with pytest.raises(ConfigError, match="llama"):
+        build_tokenizer({**metadata("gpt-2"), "tokenizer.ggml.model": "llama"})

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading: dummy weights, damaged directories and wrong options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from blink.config import ModelConfig
+from blink.engine.weights import load_model, resolve_dtype
+from blink.errors import ConfigError
+from blink.models.decoder import Decoder
+from model_driver import Driver
+
+CPU = torch.device("cpu")
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+
+
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def write_config(directory: Path, **changes: Any) -> str:
+    (directory / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    return str(directory)
+
+
+def save_model(directory: Path) -> str:
+    torch.manual_seed(33)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIG))
+    model.save_pretrained(directory, max_shard_size="40KB")
+    return str(directory)
+
+
+def generate(decoder: Decoder) -> list[list[int]]:
+    driver = Driver(decoder, max_len=64)
+    driver.add([3, 1, 4, 1, 5], 10)
+    return driver.run()
+
+
+def load_dummy(path: str, **options: Any) -> Decoder:
+    return load_model(ModelConfig(model=path, load_format="dummy", **options), CPU, torch.float32)
+
+
+@pytest.mark.parametrize("changes", [{}, EXPERTS], ids=["dense", "experts"])
+def test_dummy_weights_need_only_a_config_and_follow_the_seed(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = write_config(tmp_path, **changes)
+    first, again, other = (generate(load_dummy(path, seed=seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "model type 'mamba' is not supported; Blink runs llama, qwen3, qwen3_moe, phi3"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized checkpoint"),
+        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn'"),
+        ({"num_hidden_layers": None}, "'num_hidden_layers' is missing"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [0]}, "mix of dense and expert layers"),
+    ],
+)
+def test_what_blink_does_not_run_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_dummy(write_config(tmp_path, **changes))
+
+
+def test_a_malformed_config_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read as JSON"):
+        load_dummy(str(tmp_path))
+
+
+def test_a_directory_without_weights_asks_for_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no \*\.safetensors files.*--load-format dummy"):
+        load_model(ModelConfig(model=write_config(tmp_path)), CPU, torch.float32)
+
+
+def test_the_wrong_load_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no gguf weights"):
+        load_model(ModelConfig(model=save_model(tmp_path), load_format="gguf"), CPU, torch.float32)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    path = save_model(tmp_path)
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ConfigError, match=f"lacks {shard.name}"):
+        load_model(ModelConfig(model=path), CPU, torch.float32)
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
+    path = save_model(tmp_path)
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:50])
+    with pytest.raises(ConfigError, match=f"{shard.name} is not a readable safetensors file"):
+        load_model(ModelConfig(model=path), CPU, torch.float32)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    path = save_model(tmp_path)
+    write_config(tmp_path, num_hidden_layers=3)
+    with pytest.raises(ConfigError, match=r"no tensor 'model\.layers\.2\.input_layernorm\.weight'"):
+        load_model(ModelConfig(model=path), CPU, torch.float32)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    path = save_model(tmp_path)
+    write_config(tmp_path, intermediate_size=128)
+    with pytest.raises(ConfigError, match=r"gate_proj\.weight' has shape \(96, 64\).*asks for \(128, 64\)"):
+        load_model(ModelConfig(model=path), CPU, torch.float32)
+
+
+def test_the_length_may_be_lowered_but_not_raised(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    assert load_dummy(path).spec.max_model_len == 128
+    assert load_dummy(path, max_model_len=50).spec.max_model_len == 50
+    with pytest.raises(ConfigError, match="use at most 128"):
+        load_dummy(path, max_model_len=129)
+
+
+def test_a_sliding_window_limits_the_length(tmp_path: Path) -> None:
+    assert load_dummy(write_config(tmp_path, model_type="phi3", sliding_window=40)).spec.max_model_len == 40
+    switched_off = {"model_type": "qwen3", "sliding_window": 40, "use_sliding_window": False}
+    assert load_dummy(write_config(tmp_path, **switched_off)).spec.max_model_len == 128
+
+
+def test_end_tokens_of_both_config_files_are_joined(tmp_path: Path) -> None:
+    path = write_config(tmp_path, eos_token_id=5)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 5]}')
+    assert load_dummy(path).spec.eos_token_ids == (5, 7)
+
+
+def test_types_resolve_by_device_and_unknown_ones_are_refused() -> None:
+    assert resolve_dtype("auto", CPU) == torch.float32
+    assert resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert resolve_dtype("float16", CPU) == torch.float16
+    with pytest.raises(ConfigError, match="int8"):
+        resolve_dtype("int8", CPU)

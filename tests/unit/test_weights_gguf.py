@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF files written by the gguf package: metadata, tensors and names, against that package and safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from blink.config import ModelConfig
+from blink.engine.gguf_file import GgufFile
+from blink.engine.weights import load_model
+from blink.errors import ConfigError
+from blink.models.source import read_spec
+from blink.models.spec import ModelSpec
+from model_driver import Driver
+
+Kind = gguf.GGMLQuantizationType
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 2**-17,  # GGUF stores it in float32
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "eos_token_id": 7,
+}
+MODELS: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {
+    "llama": (gguf.MODEL_ARCH.LLAMA, {"tie_word_embeddings": True}),
+    "qwen3": (gguf.MODEL_ARCH.QWEN3, {"head_dim": 32}),
+    "qwen3_moe": (
+        gguf.MODEL_ARCH.QWEN3MOE,
+        {
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+        },
+    ),
+    "phi3": (gguf.MODEL_ARCH.PHI3, {}),
+}
+
+
+def interleave(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Reorder a head's rows as llama.cpp's converter does for llama: 0, half, 1, half + 1, ..."""
+    size = weight.shape[0] // num_heads
+    order = [row for i in range(size // 2) for row in (i, i + size // 2)]
+    return torch.cat([head[order] for head in weight.split(size)])
+
+
+def convert(directory: Path, path: Path, arch: gguf.MODEL_ARCH, spec: ModelSpec) -> None:
+    """Write a safetensors directory as GGUF, with the gguf package's own table of names."""
+    weights = {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
+    names = gguf.get_tensor_name_map(arch, spec.num_layers)
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    writer.add_block_count(spec.num_layers)
+    writer.add_context_length(spec.max_model_len)
+    writer.add_embedding_length(spec.hidden_size)
+    writer.add_feed_forward_length(spec.intermediate_size)
+    writer.add_head_count(spec.num_heads)
+    writer.add_head_count_kv(spec.num_kv_heads)
+    writer.add_key_length(spec.head_dim)
+    writer.add_layer_norm_rms_eps(spec.rms_norm_eps)
+    writer.add_rope_freq_base(spec.rope.theta)
+    writer.add_rope_dimension_count(spec.rope.rotary_dim)
+    writer.add_token_list([f"token {i}" for i in range(spec.vocab_size)])
+    writer.add_eos_token_id(7)
+    if spec.num_experts:
+        writer.add_expert_count(spec.num_experts)
+        writer.add_expert_used_count(spec.experts_per_token)
+        writer.add_expert_feed_forward_length(spec.moe_intermediate_size)
+        for layer in range(spec.num_layers):
+            for part in ("gate_proj", "up_proj", "down_proj"):
+                prefix = f"model.layers.{layer}.mlp.experts"
+                stacked = [weights.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(spec.num_experts)]
+                weights[f"{prefix}.{part}.weight"] = torch.stack(stacked)
+    for name, value in weights.items():
+        if arch == gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
+            value = interleave(value, spec.num_heads if "q_proj" in name else spec.num_kv_heads)
+        stored = names.get_name(name, (".weight",))
+        assert stored is not None
+        writer.add_tensor(stored, value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_a_converted_model_gives_the_tokens_of_the_original(model_type: str, tmp_path: Path) -> None:
+    arch, options = MODELS[model_type]
+    torch.manual_seed(31)
+    config = AutoConfig.for_model(model_type, **SMALL, **options)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    converted = tmp_path / "model.gguf"
+    convert(tmp_path, converted, arch, read_spec(tmp_path))
+    assert read_spec(converted) == read_spec(tmp_path)
+    outputs = []
+    for path in (tmp_path, converted):
+        driver = Driver(load_model(ModelConfig(model=str(path)), torch.device("cpu"), torch.float32), max_len=64)
+        driver.add([4, 9, 30, 2], 12)
+        outputs.append(driver.run())
+    assert outputs[0] == outputs[1]
+
+
+def write_tensors(path: Path, tensors: dict[str, tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]]) -> None:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(["a", "ü", "漢字"])
+    writer.add_float32("some.float", 1.5)
+    writer.add_bool("some.bool", True)
+    writer.add_array("some.numbers", [3, -1, 4])
+    for name, (values, kind) in tensors.items():
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+KINDS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0]
+
+
+def test_tensors_equal_those_that_the_gguf_package_reads(tmp_path: Path) -> None:
+    values = np.random.default_rng(32).standard_normal((3, 4, 64)).astype(np.float32)
+    path = tmp_path / "some.gguf"
+    write_tensors(path, {kind.name: (values, kind) for kind in KINDS})
+    file = GgufFile(path)
+    for tensor in gguf.GGUFReader(path).tensors:
+        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(values.shape)
+        np.testing.assert_array_equal(file.read_tensor(tensor.name), expected)
+        np.testing.assert_array_equal(file.read_tensor(tensor.name, 1), expected[1])
+        np.testing.assert_allclose(expected, values, atol=0.4)
+
+
+def test_metadata_equals_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "some.gguf"
+    write_tensors(path, {"x": (np.ones((1, 32), np.float32), Kind.F32)})
+    metadata = GgufFile(path).metadata
+    assert metadata["tokenizer.ggml.tokens"] == ["a", "ü", "漢字"]
+    assert metadata["some.float"] == 1.5
+    assert metadata["some.bool"] is True
+    assert metadata["some.numbers"] == [3, -1, 4]
+
+
+@pytest.mark.parametrize("length", [0, 3, 20, 150, -1])
+def test_a_cut_off_file_is_refused_by_name(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "cut.gguf"
+    write_tensors(path, {"x": (np.ones((8, 32), np.float32), Kind.F32)})
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ConfigError, match=r"cut\.gguf .*download it again"):
+        GgufFile(path)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "text.gguf"
+    path.write_text("this is not a model " * 100)
+    with pytest.raises(ConfigError, match="wrong magic"):
+        GgufFile(path)
+
+
+def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "bert.gguf", "bert")
+    writer.add_tensor("x", np.ones((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match="architecture 'bert' is not supported"):
+        read_spec(tmp_path / "bert.gguf")
+
+
+def test_a_file_without_embeddings_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    write_tensors(path, {"x": (np.ones((1, 32), np.float32), Kind.F32)})
+    with pytest.raises(ConfigError, match=r"vocabulary\.gguf: tensor 'token_embd\.weight' is missing"):
+        read_spec(path)
