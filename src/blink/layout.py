@@ -46,16 +46,24 @@ STEP_OUTPUT = struct_dtype("StepOutput")
 DECISION_LOG_ENTRY = struct_dtype("DecisionLogEntry")
 SEQUENCE = struct_dtype("Sequence")
 
+
+def field_offset(dtype: np.dtype[Any], name: str) -> int:
+    """Return where a field of a struct starts, in bytes."""
+    assert dtype.fields is not None
+    return dtype.fields[name][1]
+
+
 # A CQE as frontends read it: the tag split into its bytes.
-_tag: int = np.dtype(CQE).fields["tag"][1]  # type: ignore[index]
+_PLAIN = ("sequence", "time_ns", "token", "logprob", "index")
+_TAG_BYTES = {"kind": 1, "finish_reason": 2, "rank": 3}
 COMPLETION = np.dtype(
     {
-        "names": ["sequence", "time_ns", "token", "logprob", "index", "kind", "finish_reason", "rank"],
+        "names": [*_PLAIN, *_TAG_BYTES],
         "formats": ["u8", "u8", "i4", "f4", "u4", "u1", "u1", "u1"],
         "offsets": [
-            *(CQE.fields[name][1] for name in ("sequence", "time_ns", "token", "logprob", "index")),
-            *range(_tag + 1, _tag + 4),
-        ],  # type: ignore[index]
+            *(field_offset(CQE, name) for name in _PLAIN),
+            *(field_offset(CQE, "tag") + byte for byte in _TAG_BYTES.values()),
+        ],
         "itemsize": CQE.itemsize,
     }
 )

@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from blink.errors import ConfigError, EngineUnavailableError, LayoutMismatchError
-from blink.layout import CONSTANTS, CONTROL, DIGEST, FRONTEND_WORDS, HEADER, SCHEDULER_WORDS, TRACE_ENTRY
+from blink.layout import (
+    CONSTANTS,
+    CONTROL,
+    DIGEST,
+    FRONTEND_WORDS,
+    HEADER,
+    SCHEDULER_WORDS,
+    TRACE_ENTRY,
+    field_offset,
+)
 from blink.native import lib
 
 _SHM = Path("/dev/shm")
@@ -60,15 +69,15 @@ class Region:
 
     def control_word(self, field: str) -> int:
         """Load a 32-bit word of the control block with acquire."""
-        return lib.blink_load_u32(self.control_address + CONTROL.fields[field][1])  # type: ignore[index]
+        return lib.blink_load_u32(self.control_address + field_offset(CONTROL, field))
 
     def heartbeat(self) -> int:
         """Load the scheduler's heartbeat."""
-        return lib.blink_load_u64(self.control_address + CONTROL.fields["heartbeat"][1])  # type: ignore[index]
+        return lib.blink_load_u64(self.control_address + field_offset(CONTROL, "heartbeat"))
 
     def store_control(self, field: str, value: int) -> None:
         """Store a word of the control block that the engine's host process writes (drain, stop)."""
-        lib.blink_store_u32(self.control_address + CONTROL.fields[field][1], value)  # type: ignore[index]
+        lib.blink_store_u32(self.control_address + field_offset(CONTROL, field), value)
 
     def trace(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the ring of step records."""
@@ -96,12 +105,10 @@ class QueuePairAddresses:
         self.scheduler_words = words
         self.sq, self.cq, self.arena = sq, cq, arena
         self.sq_tail, self.cq_head, self.lease, self.attach = (
-            self.base + FRONTEND_WORDS.fields[field][1]  # type: ignore[index]
-            for field in ("sq_tail", "cq_head", "lease", "attach")
+            self.base + field_offset(FRONTEND_WORDS, field) for field in ("sq_tail", "cq_head", "lease", "attach")
         )
         self.sq_head, self.attached, self.cq_tail = (
-            words + SCHEDULER_WORDS.fields[field][1]  # type: ignore[index]
-            for field in ("sq_head", "attached", "cq_tail")
+            words + field_offset(SCHEDULER_WORDS, field) for field in ("sq_head", "attached", "cq_tail")
         )
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A minute of load: 64 streams of mixed lengths, a tenth of which hang up. Nothing leaks and no token is wrong."""
+"""Load: 64 streams of mixed lengths, a tenth of which hang up. Nothing leaks and no token is wrong.
+
+The gate runs it briefly; BLINK_SOAK_SECONDS=60 and more for a release.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-from conftest import Engine, Frontend, start_frontend, stop, wait_for
+from processes import Engine, Frontend, start_frontend, stop, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
-SECONDS = float(os.environ.get("BLINK_SOAK_SECONDS", "60"))
+SECONDS = float(os.environ.get("BLINK_SOAK_SECONDS", "15"))
 STREAMS = 64
 NUM_PROMPTS = 24
 
@@ -99,7 +101,7 @@ def measure(frontend: Frontend, engine: Engine, what: Callable[[int], float]) ->
     return [what(process.pid) for process in (frontend.process, engine.process)]
 
 
-def test_a_minute_of_64_streams_leaks_nothing_and_errs_nowhere(engine: Engine) -> None:
+def test_64_streams_with_hang_ups_leak_nothing_and_err_nowhere(engine: Engine) -> None:
     frontend = start_frontend(engine.region)
     try:
         jobs = make_jobs(NUM_PROMPTS)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from blink.layout import CqeKind, FinishReason
+from blink.layout import CqeKind
 from harness import Inbox, expected_tokens, run_until_finished, running, small_config, submit
 
 SECOND = 1000  # milliseconds
 VOCAB = 97
+RUNNING = 2
 
 
 def prompt_of(length: int, start: int = 0) -> list[int]:
@@ -132,16 +133,20 @@ def test_running_long_does_not_protect_best_effort_from_preemption() -> None:
 
 
 def test_a_request_without_a_slot_does_not_keep_parked_ones_from_running() -> None:
-    """Two parked sequences hold both slots of the single place: an urgent arrival must wait, but not in a deadlock."""
+    """Two parked sequences hold both slots of the single place: an urgent arrival must wait, but not for ever."""
     with running(small_config(max_num_seqs=1, scheduling_policy="priority")) as h:
         pair, inbox = h.frontend(), Inbox()
-        sequences = [submit(h, pair, prompt_of(4), max_tokens=20, best_effort=True, priority=5)]
-        for priority, best_effort, length in ((0, False, 2), (0, True, 20), (0, False, 2)):
-            for _ in range(3):
+
+        def submit_and_await_start(max_tokens: int, best_effort: bool, priority: int) -> int:
+            sequence = submit(h, pair, prompt_of(4), max_tokens=max_tokens, best_effort=best_effort, priority=priority)
+            for _ in range(20):
                 h.step()
-            sequences.append(
-                submit(h, pair, prompt_of(4, 3), max_tokens=length, best_effort=best_effort, priority=priority)
-            )
-        steps = run_until_finished(h, inbox, [pair], sequences)
-        assert steps < 100
-        assert {inbox.finish(sequence) for sequence in sequences} == {FinishReason.LENGTH}
+                if h.sequences["status"][sequence & 0xFFFFFFFF] == RUNNING:
+                    return sequence
+            raise AssertionError("not started")
+
+        last = submit_and_await_start(20, True, 5)
+        urgent = submit_and_await_start(4, False, 0)  # parks the first
+        first = submit_and_await_start(20, True, 0)  # goes before the parked one when the urgent one has ended
+        late = submit(h, pair, prompt_of(4), max_tokens=2)  # parks that one too, and finds no slot
+        assert run_until_finished(h, inbox, [pair], [last, urgent, first, late]) < 100

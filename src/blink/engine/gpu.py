@@ -90,7 +90,7 @@ class GpuEngine:
         self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows)
 
 
-def _graph_sizes(geometry: np.ndarray) -> list[tuple[int, int]]:  # type: ignore[type-arg]
+def _graph_sizes(geometry: np.ndarray) -> list[tuple[int, int]]:
     """Return (tokens, rows) of each graph, in the order of the scheduler's indices."""
     decode = geometry["decode_buckets"][: int(geometry["num_decode_buckets"])].tolist()
     mixed = geometry["mixed_buckets"][: int(geometry["num_mixed_buckets"])].tolist()

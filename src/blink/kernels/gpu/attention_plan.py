@@ -151,7 +151,6 @@ def _plan(
     first_partial = tl.sum(tl.where(before & (chunks > 1)[None, :], counts[None, :], 0), axis=1)
     num_queries, context = _load_rows(query_starts, context_lens, row, first_row, end_row, padding_row, num_tokens)
     first_token = tl.load(query_starts + row, mask=row <= num_rows, other=0)
-    slot = tl.load(row_slots + row, mask=row < num_rows, other=0)
     row_chunks = tl.maximum(tl.cdiv(context, chunk_keys), 1)
     # A row's last tiles, which see the most keys, go first.
     index = tl.cdiv(num_queries, TILE_QUERIES) - 1 - (item - first_item) // row_chunks
@@ -171,7 +170,7 @@ def _plan(
     tl.store(target + FIRST_POSITION, position, mask=inside)
     tl.store(target + FIRST_KEY, chunk * chunk_keys, mask=inside)
     tl.store(target + END_KEY, tl.minimum((chunk + 1) * chunk_keys, visible), mask=inside)
-    tl.store(target + ROW_SLOT, slot, mask=inside)
+    tl.store(target + ROW_SLOT, tl.load(row_slots + row, mask=row < num_rows, other=0), mask=inside)
     tl.store(target + PARTIAL, first_partial + chunk, mask=inside)
     tl.store(target + FIRST_PARTIAL, first_partial, mask=inside)
     tl.store(target + NUM_CHUNKS, num_chunks, mask=inside)
