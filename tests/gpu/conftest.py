@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where kernels are tested: on the GPU, or with TRITON_INTERPRET=1 (small shapes) in Triton's interpreter on the CPU."""
+"""Where kernels are tested: on the GPU, or with TRITON_INTERPRET=1 (small shapes) in Triton's interpreter."""
 
 from __future__ import annotations
 
