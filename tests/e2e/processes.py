@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 from openai import OpenAI
@@ -34,7 +35,7 @@ class Frontend:
     def post(self, path: str, **body: object) -> httpx.Response:
         return self.http.post(path, json=body)
 
-    def complete(self, prompt: object, **body: object) -> dict[str, object]:
+    def complete(self, prompt: object, **body: object) -> dict[str, Any]:
         response = self.post("/v1/completions", prompt=prompt, **{"temperature": 0, "max_tokens": 8, **body})
         assert response.status_code == 200, response.text
         return response.json()

@@ -18,7 +18,7 @@ PROMPT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nName a colo
 
 
 def chat(server: Frontend, **body: Any) -> Any:
-    options = {"model": server.model, "messages": MESSAGES, "temperature": 0, "max_tokens": 12, **body}
+    options: dict[str, Any] = {"model": server.model, "messages": MESSAGES, "temperature": 0, "max_tokens": 12, **body}
     extra = {name: options.pop(name) for name in list(options) if name in EXTRA}
     return server.client.chat.completions.create(**options, extra_body=extra)
 

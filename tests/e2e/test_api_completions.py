@@ -44,7 +44,7 @@ def test_stream_and_whole_are_equal(server: Frontend) -> None:
 def test_usage_counts_equal_the_tokenizers(server: Frontend, tokenizer: Tokenizer) -> None:
     response = server.complete(PROMPT, return_token_ids=True)
     tokens = tokenizer.encode(PROMPT, add_special_tokens=True)
-    choice, usage = response["choices"][0], response["usage"]  # type: ignore[index]
+    choice, usage = response["choices"][0], response["usage"]
     assert choice["prompt_token_ids"] == tokens
     assert usage["prompt_tokens"] == len(tokens)
     assert usage["completion_tokens"] == len(choice["token_ids"]) == 8
@@ -71,7 +71,7 @@ def test_n_sequences_use_seed_plus_i(server: Frontend) -> None:
     singles = [text_of(server.complete(PROMPT, seed=7 + i, temperature=1.0)) for i in range(3)]
     assert [text_of(response, index) for index in range(3)] == singles
     assert len(set(singles)) > 1
-    assert response["usage"]["completion_tokens"] == 24  # type: ignore[index]
+    assert response["usage"]["completion_tokens"] == 24
 
 
 def test_without_a_seed_samples_differ(server: Frontend) -> None:
@@ -95,10 +95,10 @@ def test_stop_strings_cut_exactly(server: Frontend, stream: bool) -> None:
 
 
 def test_a_stop_token_ends_with_its_id(server: Frontend) -> None:
-    full = server.complete(PROMPT, return_token_ids=True)["choices"][0]  # type: ignore[index]
+    full = server.complete(PROMPT, return_token_ids=True)["choices"][0]
     stop = full["token_ids"][4]
     first = full["token_ids"].index(stop)
-    choice = server.complete(PROMPT, stop_token_ids=[stop], return_token_ids=True)["choices"][0]  # type: ignore[index]
+    choice = server.complete(PROMPT, stop_token_ids=[stop], return_token_ids=True)["choices"][0]
     assert choice["token_ids"] == full["token_ids"][: first + 1]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     assert full["text"].startswith(choice["text"])
@@ -107,9 +107,9 @@ def test_a_stop_token_ends_with_its_id(server: Frontend) -> None:
 def test_logit_bias_forces_and_bans_a_token(server: Frontend, tokenizer: Tokenizer) -> None:
     (token,) = tokenizer.encode(" fish", add_special_tokens=False)
     assert text_of(server.complete(PROMPT, logit_bias={str(token): 100}, max_tokens=3)) == " fish" * 3
-    usual = server.complete(PROMPT, max_tokens=1, return_token_ids=True)["choices"][0]["token_ids"][0]  # type: ignore[index]
+    usual = server.complete(PROMPT, max_tokens=1, return_token_ids=True)["choices"][0]["token_ids"][0]
     other = server.complete(PROMPT, max_tokens=1, return_token_ids=True, logit_bias={str(usual): -100})
-    assert other["choices"][0]["token_ids"][0] != usual  # type: ignore[index]
+    assert other["choices"][0]["token_ids"][0] != usual
 
 
 def test_logprobs_are_consistent(server: Frontend) -> None:
@@ -141,11 +141,11 @@ def test_echo_puts_the_prompt_first(server: Frontend, stream: bool) -> None:
 def test_ignore_eos_and_min_tokens_run_on(server: Frontend) -> None:
     eos = {"2": 100}
     ended = server.complete(PROMPT, logit_bias=eos)
-    assert (text_of(ended), ended["usage"]["completion_tokens"]) == ("", 1)  # type: ignore[index]
-    assert ended["choices"][0]["finish_reason"] == "stop"  # type: ignore[index]
-    assert ended["choices"][0]["stop_reason"] is None  # type: ignore[index]
-    assert server.complete(PROMPT, logit_bias=eos, ignore_eos=True)["usage"]["completion_tokens"] == 8  # type: ignore[index]
-    assert server.complete(PROMPT, logit_bias=eos, min_tokens=5)["usage"]["completion_tokens"] == 6  # type: ignore[index]
+    assert (text_of(ended), ended["usage"]["completion_tokens"]) == ("", 1)
+    assert ended["choices"][0]["finish_reason"] == "stop"
+    assert ended["choices"][0]["stop_reason"] is None
+    assert server.complete(PROMPT, logit_bias=eos, ignore_eos=True)["usage"]["completion_tokens"] == 8
+    assert server.complete(PROMPT, logit_bias=eos, min_tokens=5)["usage"]["completion_tokens"] == 6
     shown = server.complete(PROMPT, logit_bias=eos, ignore_eos=True, skip_special_tokens=False)
     assert text_of(shown) == "<|im_end|>" * 8
 
@@ -154,16 +154,16 @@ def test_truncation_keeps_the_end_or_the_start(server: Frontend, tokenizer: Toke
     tokens = tokenizer.encode("one two three four five six", add_special_tokens=True)
     for side, kept in (("left", tokens[-3:]), ("right", tokens[:3]), (None, tokens[-3:])):
         response = server.complete(tokens, truncate_prompt_tokens=3, truncation_side=side, return_token_ids=True)
-        assert response["choices"][0]["prompt_token_ids"] == kept  # type: ignore[index]
+        assert response["choices"][0]["prompt_token_ids"] == kept
     long = server.complete([5] * 5000, truncate_prompt_tokens=-1)
-    assert long["usage"]["prompt_tokens"] == MAX_MODEL_LEN - 8  # type: ignore[index]
+    assert long["usage"]["prompt_tokens"] == MAX_MODEL_LEN - 8
 
 
 def test_a_prefix_is_cached_unless_the_salt_differs(server: Frontend) -> None:
     prompt = [100 + (place * 37) % 1000 for place in range(200)]
 
     def cached(**body: Any) -> int:
-        return server.complete(prompt, **body)["usage"]["prompt_tokens_details"]["cached_tokens"]  # type: ignore[index]
+        return server.complete(prompt, **body)["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     assert cached() == 0
     assert cached() >= 176

@@ -233,7 +233,7 @@ def test_idle_connections_are_closed(server: Frontend) -> None:
 
 def test_two_streams_at_once_do_not_mix(server: Frontend) -> None:
     prompts = ["The capital of France is", "Water boils at"]
-    singles = [server.complete(prompt)["choices"][0]["text"] for prompt in prompts]  # type: ignore[index]
+    singles = [server.complete(prompt)["choices"][0]["text"] for prompt in prompts]
     with connect(server) as first, connect(server) as second:
         for connection, prompt in ((first, prompts[0]), (second, prompts[1])):
             connection.sendall(request({**BODY, "max_tokens": 8, "prompt": prompt, "stream": True}))

@@ -117,7 +117,7 @@ def test_tls_streams_the_same(start: Start, server: Frontend, tmp_path: Path) ->
     events = Stream(frontend, **BODY, stream=True)
     events.join(200)
     text = "".join(json.loads(event)["choices"][0]["text"] for event in events.events[:-1])
-    assert text == server.complete(**BODY)["choices"][0]["text"]  # type: ignore[index]
+    assert text == server.complete(**BODY)["choices"][0]["text"]
     frontend.process.send_signal(signal.SIGTERM)  # with an idle connection whose client never says goodbye
     assert frontend.process.wait(8) == 0
 

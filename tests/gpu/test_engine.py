@@ -31,7 +31,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "head_dim": 128,
     "vocab_size": 32000,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
@@ -91,7 +91,6 @@ def test_tokens_flow_on_while_the_host_process_is_stopped(engine: tuple[subproce
     sequences = [client.submit(prompt, endless, seed=1) for _ in range(64)]
     arrivals(client, 1.0)
 
-    # 64 sequences of at most 4,096 tokens last longer than all three spans.
     running, before = arrivals(client, 1.5)
     process.send_signal(signal.SIGSTOP)
     time.sleep(0.2)

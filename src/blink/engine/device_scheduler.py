@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from cuda.bindings import driver
-from cuda.core import Device, Kernel, LaunchConfig, launch
+from cuda.core import Device, Kernel, LaunchConfig, Stream, launch
 
 from blink.engine.device_code import compile_scheduler
 from blink.errors import ConfigError
@@ -66,16 +66,6 @@ class DeviceState:
     def array_address(self, name: str) -> int:
         """Return the device address of one of the state's arrays."""
         return self.address + self._arrays[name][0]
-
-
-class _TorchStream:
-    """Show a torch stream to cuda.core."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._handle = stream.cuda_stream
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self._handle)
 
 
 class DeviceScheduler:
@@ -143,12 +133,8 @@ class DeviceScheduler:
         return graph
 
     def _enqueue(self, kernel: Kernel, threads: int, *arguments: Any) -> None:
-        launch(
-            _TorchStream(torch.cuda.current_stream(self._device)),
-            LaunchConfig(grid=1, block=threads),
-            kernel,
-            *arguments,
-        )
+        stream = Stream.from_handle(torch.cuda.current_stream(self._device).cuda_stream)
+        launch(stream, LaunchConfig(grid=1, block=threads), kernel, *arguments)
 
     def _instantiate(self, graph: torch.cuda.CUDAGraph) -> Any:
         raw = driver.CUgraph(graph.raw_cuda_graph())
