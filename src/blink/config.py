@@ -99,9 +99,6 @@ class FrontendConfig:
         0, "waiting requests of a worker before it answers 503; 0: as many as the engine holds"
     )
     chat_template: str = option("", "file with a Jinja chat template, instead of the model's")
-    scheduling_policy: str = option(
-        "fcfs", "must equal the engine's: non-zero priorities need 'priority'", choices=("fcfs", "priority")
-    )
     engine_timeout: float = option(3.0, "seconds without engine heartbeat after which open requests fail")
     shutdown_timeout: float = option(30.0, "seconds to finish open requests after SIGTERM")
     keep_alive_timeout: float = option(5.0, "seconds that an idle HTTP connection stays open")

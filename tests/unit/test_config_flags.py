@@ -70,7 +70,7 @@ def test_shared_fields_reach_both_halves_of_serve() -> None:
     model = ModelConfig(model="some/model", max_model_len=4096)
     assert config == ServeConfig(
         engine=replace(EngineConfig(), model=model, region="r", scheduling_policy="priority", max_num_seqs=7),
-        frontend=replace(FrontendConfig(), model=model, region="r", scheduling_policy="priority", port=1),
+        frontend=replace(FrontendConfig(), model=model, region="r", port=1),
     )
 
 
