@@ -18,7 +18,7 @@ from openai import OpenAI
 
 MAX_MODEL_LEN = 1024
 MAX_BODY_BYTES = 1 << 20
-MAX_SEQUENCES = 64
+MAX_SEQUENCES = 100
 
 
 @dataclass
