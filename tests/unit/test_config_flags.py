@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blink.config import EngineConfig, FrontendConfig, ModelConfig, ServeConfig
+from blink.errors import ConfigError
 from blink.flags import add_flags, build_config, parse_integer, to_flags
 
 # Before Python 3.13, argparse drops the "--" of "--flag=--".
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8).filter("--".__ne__)
 _KINDS = {
     bool: st.booleans(),
-    int: st.integers(),
-    float: st.floats(allow_nan=False, allow_infinity=False),
+    # Values that every option accepts; what they refuse has a test of its own.
+    int: st.integers(1, 64),
+    float: st.floats(0.5, 1.0),
     str: _TEXT,
     tuple[str, ...]: st.lists(_TEXT, max_size=3).map(tuple),
 }
@@ -37,6 +39,8 @@ def _values(config_class: type) -> st.SearchStrategy[Any]:
             return st.sampled_from(option.metadata["choices"])
         # An empty repeatable flag cannot be told from one that is absent.
         drawn = _KINDS[kind].filter(bool) if kind == tuple[str, ...] else _KINDS[kind]
+        if option.name == "max_num_batched_tokens":  # never less than max_num_seqs
+            drawn = st.integers(256, 4096)
         return st.just(option.default) | drawn
 
     return st.builds(config_class, **{option.name: value(option) for option in fields(config_class)})
@@ -87,6 +91,15 @@ def test_model_is_positional_or_a_flag_but_not_two_different_ones() -> None:
 def test_repeatable_flag_replaces_its_default() -> None:
     config = _parse(FrontendConfig, ["--allowed-methods", "GET", "--allowed-methods", "POST"])
     assert config.allowed_methods == ("GET", "POST")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--port", "70000"), ("--max-num-seqs", "0"), ("--max-num-seqs", "4096"), ("--gpu-memory-utilization", "1.5")],
+)
+def test_values_out_of_range_are_refused_by_name(flag: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=flag):
+        _parse(ServeConfig, [flag, value])
 
 
 @pytest.mark.parametrize(
