@@ -161,6 +161,7 @@ class LLM:
             yield _Job(prompt, params, base + place & _SEED_MASK, generation)
 
     def _generate(self, jobs: Sequence[_Job], progress: tqdm[Any]) -> None:
+        self._await_engine()  # nobody renewed the lease since the last call
         waiting = list(reversed(jobs))
         running: dict[int, _Job] = {}
         try:
@@ -219,6 +220,7 @@ class LLM:
 
     def _await_engine(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
+        self._client.tick()
         while not self._client.ready:
             self._client.tick()
             if time.monotonic() > deadline:

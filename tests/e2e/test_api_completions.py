@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError, NotFoundError
-from processes import MAX_MODEL_LEN, Frontend
+from processes import MAX_MODEL_LEN, MAX_SEQUENCES, Frontend
 
 from blink.frontend.tokenizer import Tokenizer
 
@@ -232,7 +232,7 @@ def test_an_unknown_model_is_404(server: Frontend) -> None:
         ({"prompt": "x", "temperature": 3e38}, "temperature", ""),
         ({"prompt": "x", "priority": 5}, "priority", "priority"),
         ({"prompt": "x", "n": 1000}, "n", ""),
-        ({"prompt": ["x"] * 33, "n": 2}, "n", "at most 64"),
+        ({"prompt": ["x"] * (MAX_SEQUENCES // 2 + 1), "n": 2}, "n", f"at most {MAX_SEQUENCES}"),
         ({"prompt": "x", "echo": True, "logprobs": 1}, "echo", ""),
         ({"prompt": "x", "truncate_prompt_tokens": 5000}, "truncate_prompt_tokens", "max_model_len"),
     ],

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,12 @@ def test_all_at_once_in_small_chunks_with_preemption(prompts: list[list[int]], e
     assert stats["num_preemptions"] > 0
     assert stats["mixed_launches"] > sum(LENGTHS) // 48
     assert stats["num_blocks_used"] == 0
+
+
+def test_an_engine_in_this_process_works_after_a_pause_longer_than_its_lease(
+    prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    with LLM(max_model_len=800, lease_timeout=0.5) as llm:
+        for _ in range(2):
+            time.sleep(1)
+            assert generate(llm, prompts[:1]) == expected[:1]
