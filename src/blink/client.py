@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frontend's connection to the engine: attaches a queue pair, keeps its lease, notices when the engine goes.
+"""A frontend's client of the engine: attaches a queue pair, keeps its lease, notices when the engine goes.
 
 Not thread-safe; never blocks for more than a few milliseconds. After a loss it reconnects by itself.
 """
@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from blink.connection import Connection, Connector, ShmConnector
 from blink.errors import BlinkError, EngineUnavailableError
 from blink.layout import COMPLETION, EngineState, ErrorCode
-from blink.native import lib
 from blink.queue_pair import QueuePair, Submission
-from blink.region import QueuePairAddresses, Region, claim_queue_pair, open_region, region_path
 from blink.sampling_params import SamplingParams
-from blink.transport.shm import ShmTransport
 
 _ATTACH_WAIT = 0.02  # seconds for the scheduler's answer within one tick
 _POLL_INTERVAL_US = 50
@@ -43,16 +41,17 @@ class RegionInfo:
 
 
 class EngineClient:
-    """Hold one queue pair of the engine behind `region`, from whatever engine serves it now."""
+    """Hold one queue pair of whatever engine serves now: at a region's name, or at the end of a connector."""
 
-    def __init__(self, region: str, engine_timeout: float, poll_interval_us: int = _POLL_INTERVAL_US) -> None:
-        self._name = region
+    def __init__(
+        self, engine: str | Connector, engine_timeout: float, poll_interval_us: int = _POLL_INTERVAL_US
+    ) -> None:
+        self._connector = ShmConnector(engine) if isinstance(engine, str) else engine
         self._engine_timeout = engine_timeout
         self._poll_interval_us = poll_interval_us
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._region: Region | None = None
+        self._connection: Connection | None = None
         self._pair: QueuePair | None = None
-        self._waiter: int | None = None
         self._heartbeat = 0
         self._heartbeat_time = 0.0
         self.ready = False
@@ -93,9 +92,9 @@ class EngineClient:
             OverloadedError: the engine's queue for this worker is full.
             EngineUnavailableError: no engine is ready.
         """
-        if self._pair is None or not self.ready or self.info is None:
+        if self._connection is None or self._pair is None or not self.ready or self.info is None:
             raise EngineUnavailableError(self.unavailable_reason)
-        if self._region is None or self._region.control_word("state") != EngineState.READY:
+        if self._connection.control_word("state") != EngineState.READY:
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)])
         hashes = block_hashes if self.info.prefix_caching else b""
@@ -120,9 +119,9 @@ class EngineClient:
 
     def stats(self) -> dict[str, int]:
         """Return the engine's counters and gauges and this queue pair's; empty when there is no engine."""
-        if self._region is None or self._pair is None:
+        if self._connection is None or self._pair is None:
             return {}
-        statistics = self._region.control["statistics"]
+        statistics = self._connection.statistics()
         found = {name: int(statistics[name]) for name in statistics.dtype.names}
         found["worker_sequences"] = self._pair.num_live
         found["prompt_arena_used_bytes"] = self._pair.arena_used_bytes
@@ -134,34 +133,30 @@ class EngineClient:
         os.close(self._event_fd)
 
     def _watch(self) -> None:
-        if self._waiter is not None and self._pair is not None:
-            lib.blink_waiter_watch(self._waiter, self._pair.head, self._pair.num_live > 0)
+        if self.ready and self._connection is not None and self._pair is not None:
+            self._connection.watch(self._pair.head, self._pair.num_live > 0)
 
     def _connect(self) -> None:
         try:
-            if self._region is None:
-                self._open()
-            self._attach()
+            if self._connection is not None or self._open():
+                self._attach()
         except BlinkError as error:
             self.unavailable_reason = error.message
             self._release()
 
-    def _open(self) -> None:
-        region = open_region(self._name)
-        index = claim_queue_pair(region)
-        if index is None:
-            region.close()
-            raise EngineUnavailableError(
-                "all queue pairs of the engine are taken; start it with more --num-queue-pairs"
-            )
-        self._region = region
-        self._pair = QueuePair(ShmTransport(region), QueuePairAddresses(region, index), region.geometry)
-        self._heartbeat = region.heartbeat()
+    def _open(self) -> bool:
+        connection = self._connector.open()
+        if connection is None:
+            return False
+        self._connection = connection
+        self._pair = QueuePair(connection.transport, connection.addresses, connection.geometry)
+        self._heartbeat = connection.heartbeat()
         self._heartbeat_time = time.monotonic()
         self._pair.request_attach()
+        return True
 
     def _attach(self) -> None:
-        assert self._region is not None and self._pair is not None
+        assert self._connection is not None and self._pair is not None
         deadline = time.monotonic() + _ATTACH_WAIT
         while not self._pair.is_attached():
             if time.monotonic() < deadline:
@@ -172,25 +167,24 @@ class EngineClient:
             self.unavailable_reason = "the engine is starting"
             return
         self._pair.start()
-        self.info = _region_info(self._region)
-        queue = self._region.address + self._pair.cq_offset
-        entries = int(self._region.geometry["cq_entries"])
-        self._waiter = lib.blink_waiter_start(queue, entries, self._event_fd, self._poll_interval_us)
+        self.info = _region_info(self._connection)
+        self._connection.start_watch(self._pair.head, self._event_fd, self._poll_interval_us)
         self._heartbeat_time = time.monotonic()
         self.ready = True
         self.unavailable_reason = ""
 
     def _loss(self, attaching: bool = False) -> str | None:
         """Say why the engine or the queue pair is gone; None while all is well."""
-        assert self._region is not None and self._pair is not None
-        state = self._region.control_word("state")
+        assert self._connection is not None and self._pair is not None
+        self._connection.refresh()
+        state = self._connection.control_word("state")
         if state == EngineState.FAILED:
-            return f"the engine failed: {ErrorCode(self._region.control_word('error_code')).name}"
+            return f"the engine failed: {ErrorCode(self._connection.control_word('error_code')).name}"
         if state == EngineState.STOPPED:
             return "the engine was stopped"
-        if not _is_current(self._name, self._region):
-            return "the engine was restarted"
-        heartbeat, now = self._region.heartbeat(), time.monotonic()
+        if lost := self._connection.loss():
+            return lost
+        heartbeat, now = self._connection.heartbeat(), time.monotonic()
         if heartbeat != self._heartbeat:
             self._heartbeat, self._heartbeat_time = heartbeat, now
         elif now - self._heartbeat_time > self._engine_timeout:
@@ -205,23 +199,13 @@ class EngineClient:
         self._release()
 
     def _release(self) -> None:
-        if self._waiter is not None:
-            lib.blink_waiter_stop(self._waiter)
-            self._waiter = None
-        if self._region is not None:
-            self._region.close()
-        self._region = self._pair = None
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._pair = None
 
 
-def _is_current(name: str, region: Region) -> bool:
-    try:
-        return region_path(name).stat().st_ino == region.inode
-    except FileNotFoundError:
-        return False
-
-
-def _region_info(region: Region) -> RegionInfo:
-    geometry, header = region.geometry, region.header
+def _region_info(connection: Connection) -> RegionInfo:
+    geometry, header = connection.geometry, connection.header
     return RegionInfo(
         max_model_len=int(geometry["max_model_len"]),
         vocab_size=int(geometry["vocab_size"]),

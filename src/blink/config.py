@@ -40,10 +40,26 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaConfig:
+    """RDMA between engine and frontends of two machines."""
+
+    rdma_token_file: str = option("", "file with the secret that both ends share; also BLINK_RDMA_TOKEN")
+    rdma_device: str = option("", "RDMA device; empty: the first with an active port")
+    rdma_gid_index: int = option(-1, "which address of the device; -1: RoCE v2 over IPv4 if there is one")
+
+    def __post_init__(self) -> None:
+        _require(self, "rdma_gid_index", -1, 255)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Size and policy of one engine."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    rdma_listen: str = option(
+        "", "let frontends of other machines in by RDMA: address of the control port", metavar="HOST:PORT"
+    )
+    verbs: RdmaConfig = field(default_factory=RdmaConfig)
     region: str = option("blink", "name of the shared memory region that joins frontends and engine")
     device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     max_num_seqs: int = option(256, "sequences that run at once")
@@ -83,6 +99,8 @@ class FrontendConfig:
     """One HTTP frontend worker."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    rdma: str = option("", "use an engine on another machine: its --rdma-listen address", metavar="HOST:PORT")
+    verbs: RdmaConfig = field(default_factory=RdmaConfig)
     region: str = option("blink", "name of the engine's shared memory region")
     host: str = option("127.0.0.1", "address to listen on (0.0.0.0 for all)")
     port: int = option(8000, "port to listen on")
@@ -126,3 +144,5 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         _require(self, "frontend_workers", 1, 64)
+        if self.frontend.rdma:
+            raise ConfigError("--rdma is for `blink frontend`: the frontends of `blink serve` are on the engine's host")

@@ -55,12 +55,7 @@ class QueuePair:
         self._buffer = np.zeros(_DRAIN_BATCH, CQE)
         self._lease = 0
         self.generation = 0
-        self._sq_tail = self.head = 0
-
-    @property
-    def cq_offset(self) -> int:
-        """Where the completion queue starts, in bytes from the region's start."""
-        return self._at.cq
+        self._sq_tail = self._sq_head = self.head = 0
 
     @property
     def num_live(self) -> int:
@@ -75,6 +70,7 @@ class QueuePair:
         """Ask the scheduler for the queue pair, as a new owner."""
         load = self._transport.load_word
         self.generation = max(load(self._at.attach), load(self._at.attached)) % 0xFFFFFFFF + 1
+        self._lease = load(self._at.lease)
         self.renew_lease()
         self._transport.store_word(self._at.attach, self.generation)
 
@@ -84,14 +80,14 @@ class QueuePair:
 
     def start(self) -> None:
         """Take the positions that the scheduler published with the attachment."""
-        self._sq_tail = self._transport.load_word(self._at.sq_head)
+        self._sq_tail = self._sq_head = self._transport.load_word(self._at.sq_head)
         self.head = self._transport.load_word(self._at.cq_tail)
         self._transport.store_word(self._at.sq_tail, self._sq_tail)
         self._transport.store_word(self._at.cq_head, self.head)
 
     def renew_lease(self) -> None:
         """Show the scheduler that this frontend lives; call it well within the lease timeout."""
-        self._lease = self._transport.load_word(self._at.lease) + 1 & 0xFFFFFFFF
+        self._lease = self._lease + 1 & 0xFFFFFFFF
         self._transport.store_word(self._at.lease, self._lease)
 
     def submit(self, submission: Submission, params: SamplingParams) -> int:
@@ -162,7 +158,12 @@ class QueuePair:
         return True
 
     def _sq_room(self) -> int:
-        return self._sq_entries - (self._sq_tail - self._transport.load_word(self._at.sq_head) & 0xFFFFFFFF)
+        """Return the free entries, as last known: the scheduler's word is read only when none seems left."""
+        room = self._sq_entries - (self._sq_tail - self._sq_head & 0xFFFFFFFF)
+        if room == 0:
+            self._sq_head = self._transport.load_word(self._at.sq_head)
+            room = self._sq_entries - (self._sq_tail - self._sq_head & 0xFFFFFFFF)
+        return room
 
     def _push(self, entry: np.ndarray[Any, Any]) -> None:
         at = self._at.sq + self._sq_tail % self._sq_entries * SQE.itemsize

@@ -9,7 +9,7 @@ import os
 import struct
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -93,10 +93,17 @@ class Region:
             self.fd = -1
 
 
+class Described(Protocol):
+    """What says how a region is laid out: the region itself, or a connection to it."""
+
+    header: Any
+    geometry: Any
+
+
 class QueuePairAddresses:
     """Where the parts of one queue pair are, in bytes from the region's start."""
 
-    def __init__(self, region: Region, index: int) -> None:
+    def __init__(self, region: Described | Region, index: int) -> None:
         offsets = np.zeros(5, np.uint64)
         geometry = np.ascontiguousarray(region.geometry)
         lib.blink_queue_pair_layout(geometry.ctypes.data, offsets.ctypes.data)
@@ -198,10 +205,22 @@ def open_region(name: str) -> Region:
     except FileNotFoundError:
         raise EngineUnavailableError("the engine is not running or still starting") from None
     region = Region(path, fd)
-    if region.header["magic"] != CONSTANTS["magic"] or region.header["digest"] != DIGEST:
+    try:
+        check_header(region.header)
+    except LayoutMismatchError:
         region.close()
-        raise LayoutMismatchError("the engine runs another build of Blink: restart engine and frontends together")
+        raise
     return region
+
+
+def check_header(header: Any) -> None:
+    """Check that the region is laid out as this build lays it out.
+
+    Raises:
+        LayoutMismatchError: it is not.
+    """
+    if header["magic"] != CONSTANTS["magic"] or header["digest"] != DIGEST:
+        raise LayoutMismatchError("the engine runs another build of Blink: restart engine and frontends together")
 
 
 def claim_queue_pair(region: Region) -> int | None:

@@ -203,7 +203,9 @@ def test_unknown_and_ended_sequences_are_not_cancelled(pair: QueuePair, memory: 
 
 
 def test_each_renewal_changes_the_lease_even_at_its_wrap(pair: QueuePair, memory: Memory) -> None:
-    memory.set_word(Places.lease, 0xFFFFFFFF)
+    memory.set_word(Places.lease, 0xFFFFFFFE)
+    pair.request_attach()
+    assert memory.load_word(Places.lease) == 0xFFFFFFFF
     pair.renew_lease()
     assert memory.load_word(Places.lease) == 0
 

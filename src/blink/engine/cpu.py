@@ -12,6 +12,7 @@ from blink.config import EngineConfig
 from blink.engine.base import EngineControl, served_name
 from blink.engine.batch import Header, map_batch
 from blink.engine.geometry import build_geometry
+from blink.engine.rdma_listener import open_listener
 from blink.engine.state import HostState
 from blink.engine.weights import load_model, resolve_dtype
 from blink.layout import EngineState
@@ -35,6 +36,7 @@ class CpuEngine:
             ConfigError: the model, the options and the machine do not fit together.
         """
         self._config = config
+        self._listener = open_listener(config)
         if config.cpu_threads:
             torch.set_num_threads(config.cpu_threads)
         device = torch.device("cpu")
@@ -56,6 +58,8 @@ class CpuEngine:
         loop = lib.blink_loop_start(self._state.address)
         publish_region(self._region, self._config.region)
         logger.info("engine ready: region %s", self._config.region)
+        if self._listener is not None:
+            self._listener.start()
         try:
             while (graph := lib.blink_loop_wait(loop, _WAIT_MS)) != -2:
                 if graph >= 0:

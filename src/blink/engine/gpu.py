@@ -16,6 +16,7 @@ from blink.engine.base import EngineControl, served_name
 from blink.engine.batch import Batch, map_batch
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.geometry import build_geometry
+from blink.engine.rdma_listener import open_listener
 from blink.engine.weights import load_model, resolve_dtype
 from blink.errors import ConfigError
 from blink.layout import EngineState
@@ -40,6 +41,7 @@ class GpuEngine:
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         self._config = config
+        self._listener = open_listener(config)
         device = torch.device("cuda", torch.cuda.current_device())
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
         spec = self._model.spec
@@ -61,6 +63,8 @@ class GpuEngine:
         self._scheduler.start()
         publish_region(self._region, self._config.region)
         logger.info("engine ready: region %s", self._config.region)
+        if self._listener is not None:
+            self._listener.start()
         while (state := self._control.state) not in (EngineState.STOPPED, EngineState.FAILED):
             if state == EngineState.DRAINED:
                 self.stop()

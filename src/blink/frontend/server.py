@@ -21,6 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from blink.address import Address
 from blink.client import EngineClient
 from blink.config import FrontendConfig
+from blink.connection import Connector
 from blink.errors import ConfigError, EngineUnavailableError
 from blink.frontend.completions import CompletionService
 from blink.frontend.connection import StreamingProtocol
@@ -49,7 +50,7 @@ def run_worker(config: FrontendConfig) -> int:
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     assets = load_assets(config)
-    client = EngineClient(config.region, config.engine_timeout)
+    client = EngineClient(_engine_of(config), config.engine_timeout)
     metrics = Metrics(MetricStore(config.region, NUM_VALUES), client.stats)
     metrics.model_name = config.model.served_model_name
     service = CompletionService(config, assets, Poller(client, metrics, config.max_num_queued_reqs))
@@ -59,6 +60,15 @@ def run_worker(config: FrontendConfig) -> int:
     server = _Server(_uvicorn_config(app, config), service, _describe(config, listener))
     server.run(sockets=[listener])
     return 0
+
+
+def _engine_of(config: FrontendConfig) -> str | Connector:
+    """Return where the engine is: a region of this host, or the way to another machine."""
+    if not config.rdma:
+        return config.region
+    from blink.rdma_connection import RdmaConnector  # only a frontend that uses RDMA needs its library
+
+    return RdmaConnector(config.rdma, config.verbs)
 
 
 def add_middleware(app: FastAPI, config: FrontendConfig) -> None:

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way to an engine on another machine: set up over TCP in a thread, then one-sided RDMA only."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from typing import Any
+
+import numpy as np
+
+from blink.config import RdmaConfig
+from blink.errors import BlinkError, EngineUnavailableError, LayoutMismatchError
+from blink.layout import CONSTANTS, CONTROL, DIGEST, HEADER
+from blink.rdma_handshake import (
+    REFUSALS,
+    TIMEOUT,
+    VERSION,
+    HandshakeError,
+    LineChannel,
+    device_of,
+    parse_place,
+    prove,
+    read_field,
+    read_token,
+    struct_from_message,
+    struct_to_message,
+)
+from blink.region import QueuePairAddresses, check_header
+from blink.transport.base import Transport
+from blink.transport.verbs import VerbsTransport
+from blink.verbs import Channel, EndpointInfo, RemoteWindow, verbs
+
+logger = logging.getLogger(__name__)
+
+
+class RdmaConnector:
+    """The way to the engine whose control port is at HOST:PORT."""
+
+    def __init__(self, place: str, config: RdmaConfig) -> None:
+        """Check that this machine can do RDMA.
+
+        Raises:
+            ConfigError: no library, no device or no token.
+        """
+        self._place = parse_place(place, "--rdma")
+        self._token = read_token(config)
+        self._device = device_of(config)
+        Channel(self._device).close()
+        self._attempt: _Attempt | None = None
+        self._last_error = ""
+
+    def open(self) -> RdmaConnection | None:
+        """Return a connection once an attempt has made one; the first call starts it.
+
+        Raises:
+            BlinkError: the attempt failed; the next call starts another.
+        """
+        if self._attempt is None:
+            self._attempt = _Attempt(self._connect)
+        if self._attempt.is_alive():
+            return None
+        attempt, self._attempt = self._attempt, None
+        if attempt.error is not None:
+            if attempt.error.message != self._last_error:
+                logger.warning("no connection to the engine: %s", attempt.error.message)
+            self._last_error = attempt.error.message
+            raise attempt.error
+        self._last_error = ""
+        return attempt.connection
+
+    def _connect(self) -> RdmaConnection:
+        host, port = self._place
+        try:
+            with socket.create_connection(self._place, TIMEOUT) as control:
+                return _shake_hands(LineChannel(control), self._token, Channel(self._device))
+        except OSError as error:
+            raise EngineUnavailableError(
+                f"the engine at {host}:{port} cannot be reached: {error.strerror or error}"
+            ) from error
+
+
+class RdmaConnection:
+    """A queue pair in another machine's memory."""
+
+    def __init__(self, channel: Channel, index: int) -> None:
+        """Read the engine's header through a connected channel.
+
+        Raises:
+            EngineUnavailableError: nothing can be read.
+            LayoutMismatchError: engine and frontend are of different builds.
+        """
+        self._channel = channel
+        header = np.zeros(1, HEADER)
+        if not channel.read(0, header):
+            raise EngineUnavailableError(f"there is no RDMA path to the engine: {channel.failure()}")
+        self.header = header[0]
+        check_header(self.header)
+        self.geometry = self.header["geometry"]
+        self.addresses = QueuePairAddresses(self, index)
+        self.transport: Transport = VerbsTransport(channel)
+        self._control = np.zeros(1, CONTROL)
+        self.refresh()
+
+    @property
+    def channel(self) -> Channel:
+        """The RDMA connection itself."""
+        return self._channel
+
+    def refresh(self) -> None:
+        """Read the control block: one RDMA READ."""
+        self._channel.read(CONSTANTS["control_offset"], self._control)
+
+    def control_word(self, field: str) -> int:
+        return int(self._control[0][field])
+
+    def heartbeat(self) -> int:
+        return int(self._control[0]["heartbeat"])
+
+    def statistics(self) -> Any:
+        return self._control[0]["statistics"]
+
+    def loss(self) -> str | None:
+        failure = self._channel.failure()
+        return f"the RDMA connection to the engine broke ({failure})" if failure else None
+
+    def start_watch(self, head: int, event_fd: int, interval_us: int) -> None:
+        entries = int(self.geometry["cq_entries"])
+        verbs().blink_channel_start(self._channel.handle, self.addresses.cq, entries, head, event_fd, interval_us)
+
+    def watch(self, head: int, active: bool) -> None:
+        del head  # the channel follows it by itself
+        verbs().blink_channel_watch(self._channel.handle, active)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class _Attempt(threading.Thread):
+    """One attempt to connect, on a thread of its own: a host that is away answers late or never."""
+
+    def __init__(self, connect: Any) -> None:
+        super().__init__(name="rdma-connect", daemon=True)
+        self._connect = connect
+        self.connection: RdmaConnection | None = None
+        self.error: BlinkError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.connection = self._connect()
+        except BlinkError as error:
+            self.error = error
+        except Exception as error:
+            logger.exception("connecting failed")
+            self.error = BlinkError(f"connecting failed: {error}")
+
+
+def _shake_hands(control: LineChannel, token: str, channel: Channel) -> RdmaConnection:
+    try:
+        greeting = control.receive()
+        if read_field(greeting, "blink", int) != VERSION or read_field(greeting, "digest", str) != f"{DIGEST:x}":
+            raise LayoutMismatchError("the engine runs another build of Blink: use the same one on both machines")
+        proof = prove(token, read_field(greeting, "nonce", str))
+        control.send({"digest": f"{DIGEST:x}", "proof": proof, "endpoint": struct_to_message(channel.info())})
+        answer = control.receive()
+        if "refused" in answer:
+            raise REFUSALS.get(answer["refused"], HandshakeError)(str(answer.get("message")))
+        peer = struct_from_message(EndpointInfo, read_field(answer, "endpoint", dict))
+        windows = (struct_from_message(RemoteWindow, read_field(answer, name, dict)) for name in ("shared", "pair"))
+        channel.connect(peer, *windows)
+        connection = RdmaConnection(channel, read_field(answer, "pair_index", int))
+        if int(connection.header["epoch"]) != read_field(answer, "epoch", int):
+            raise EngineUnavailableError("the engine was restarted while this frontend connected")
+    except BaseException:
+        channel.close()
+        raise
+    return connection

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words that engine and frontend exchange over TCP to set an RDMA connection up: JSON, one message per line.
+
+engine    {"blink": 1, "digest": ..., "nonce": ...}
+frontend  {"digest": ..., "proof": HMAC-SHA256(token, nonce), "endpoint": {...}}
+engine    {"endpoint": {...}, "epoch": ..., "pair_index": ..., "shared": {...}, "pair": {...}}
+          or {"refused": KIND, "message": ...}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import hmac
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from blink.config import RdmaConfig
+from blink.errors import BlinkError, ConfigError, EngineUnavailableError, LayoutMismatchError
+from blink.verbs import Device, EndpointInfo, RemoteWindow
+
+VERSION = 1
+TIMEOUT = 5.0  # seconds for the whole exchange
+_MAX_LINE = 4096
+_TOKEN_VARIABLE = "BLINK_RDMA_TOKEN"
+
+
+class HandshakeError(BlinkError):
+    """The other end does not speak this protocol, or is too slow."""
+
+
+class RefusedError(BlinkError):
+    """The engine refuses this frontend: its token is not the engine's."""
+
+
+# What a refusal is called on the wire.
+REFUSALS: Mapping[str, type[BlinkError]] = {
+    "token": RefusedError,
+    "build": LayoutMismatchError,
+    "unavailable": EngineUnavailableError,
+}
+
+
+class LineChannel:
+    """Messages over a TCP connection, of limited length and with one deadline for all."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._deadline = time.monotonic() + TIMEOUT
+        self._received = b""
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message."""
+        self._wait()
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> dict[str, Any]:
+        """Return the next message.
+
+        Raises:
+            HandshakeError: it is too long, no JSON object, or the other end has gone.
+        """
+        while b"\n" not in self._received:
+            self._wait()
+            more = self._connection.recv(_MAX_LINE)
+            self._received += more
+            if not more or len(self._received) > _MAX_LINE:
+                raise HandshakeError("the connection was closed" if not more else "a message is too long")
+        line, _, self._received = self._received.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise HandshakeError("a message is no JSON object")
+        return message
+
+    def _wait(self) -> None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._connection.settimeout(left)
+
+
+def read_field(message: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Return a field of a message.
+
+    Raises:
+        HandshakeError: it is missing or of another type.
+    """
+    value = message.get(name)
+    if type(value) is not kind:
+        raise HandshakeError(f"the field {name!r} is missing or wrong")
+    return value
+
+
+def struct_to_message(value: EndpointInfo | RemoteWindow) -> dict[str, Any]:
+    """Return a struct as a plain message: numbers, and bytes as hexadecimal digits."""
+    fields = ((name, getattr(value, name)) for name, *_ in value._fields_)
+    return {name: item if isinstance(item, int) else bytes(item).hex() for name, item in fields}
+
+
+def struct_from_message(kind: type[Any], message: Mapping[str, Any]) -> Any:
+    """Return the struct in a message.
+
+    Raises:
+        HandshakeError: a field is missing, of another type or out of range.
+    """
+    value = kind()
+    for name, field, *_ in kind._fields_:
+        if issubclass(field, ctypes.Array):
+            try:
+                setattr(value, name, field.from_buffer_copy(bytes.fromhex(read_field(message, name, str))))
+            except ValueError as error:
+                raise HandshakeError(f"the field {name!r} is wrong") from error
+        else:
+            number = read_field(message, name, int)
+            if not 0 <= number < 1 << 8 * ctypes.sizeof(field):
+                raise HandshakeError(f"the field {name!r} is out of range")
+            setattr(value, name, number)
+    return value
+
+
+def prove(token: str, nonce: str) -> str:
+    """Return the proof that one knows the token; the token itself never travels."""
+    return hmac.new(token.encode(), nonce.encode(), hashlib.sha256).hexdigest()
+
+
+def is_proved(token: str, nonce: str, proof: str) -> bool:
+    """Check a proof in constant time."""
+    return hmac.compare_digest(prove(token, nonce).encode(), proof.encode())
+
+
+def parse_place(text: str, flag: str) -> tuple[str, int]:
+    """Split HOST:PORT; an IPv6 address stands in brackets.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{flag} must be HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def read_token(config: RdmaConfig) -> str:
+    """Return the secret that engine and frontends share.
+
+    Raises:
+        ConfigError: there is none, or its file cannot be read.
+    """
+    token = os.environ.get(_TOKEN_VARIABLE, "")
+    if config.rdma_token_file:
+        try:
+            token = Path(config.rdma_token_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read --rdma-token-file {config.rdma_token_file}: {error}") from error
+    if not token:
+        raise ConfigError(
+            f"RDMA needs a secret that engine and frontends share: --rdma-token-file or {_TOKEN_VARIABLE}"
+        )
+    return token
+
+
+def device_of(config: RdmaConfig) -> Device:
+    """Return the configured device."""
+    return Device(config.rdma_device, config.rdma_gid_index)
