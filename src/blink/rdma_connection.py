@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,33 +73,43 @@ class RdmaConnector:
 
     def _connect(self) -> RdmaConnection:
         host, port = self._place
+        channel = Channel(self._device)
         try:
             with socket.create_connection(self._place, TIMEOUT) as control:
-                return _shake_hands(LineChannel(control), self._token, Channel(self._device))
+                descriptor = negotiate(LineChannel(control), self._token, channel.info())
+            return RdmaConnection(channel, descriptor)
         except OSError as error:
+            channel.close()
             raise EngineUnavailableError(
                 f"the engine at {host}:{port} cannot be reached: {error.strerror or error}"
             ) from error
+        except BaseException:
+            channel.close()
+            raise
 
 
 class RdmaConnection:
     """A queue pair in another machine's memory."""
 
-    def __init__(self, channel: Channel, index: int) -> None:
-        """Read the engine's header through a connected channel.
+    def __init__(self, channel: Channel, descriptor: Descriptor) -> None:
+        """Connect the channel, which is this object's from then on, and read the engine's header.
 
         Raises:
-            EngineUnavailableError: nothing can be read.
+            ConfigError: no memory can be registered, or there is no path.
+            EngineUnavailableError: nothing can be read, or the engine was restarted.
             LayoutMismatchError: engine and frontend are of different builds.
         """
         self._channel = channel
+        channel.connect(descriptor.endpoint, descriptor.shared, descriptor.pair)
         header = np.zeros(1, HEADER)
         if not channel.read(0, header):
             raise EngineUnavailableError(f"there is no RDMA path to the engine: {channel.failure()}")
         self.header = header[0]
         check_header(self.header)
+        if int(self.header["epoch"]) != descriptor.epoch:
+            raise EngineUnavailableError("the engine was restarted while this frontend connected")
         self.geometry = self.header["geometry"]
-        self.addresses = QueuePairAddresses(self, index)
+        self.addresses = QueuePairAddresses(self, descriptor.pair_index)
         self.transport: Transport = VerbsTransport(channel)
         self._control = np.zeros(1, CONTROL)
         self.refresh()
@@ -157,23 +168,38 @@ class _Attempt(threading.Thread):
             self.error = BlinkError(f"connecting failed: {error}")
 
 
-def _shake_hands(control: LineChannel, token: str, channel: Channel) -> RdmaConnection:
-    try:
-        greeting = control.receive()
-        if read_field(greeting, "blink", int) != VERSION or read_field(greeting, "digest", str) != f"{DIGEST:x}":
-            raise LayoutMismatchError("the engine runs another build of Blink: use the same one on both machines")
-        proof = prove(token, read_field(greeting, "nonce", str))
-        control.send({"digest": f"{DIGEST:x}", "proof": proof, "endpoint": struct_to_message(channel.info())})
-        answer = control.receive()
-        if "refused" in answer:
-            raise REFUSALS.get(answer["refused"], HandshakeError)(str(answer.get("message")))
-        peer = struct_from_message(EndpointInfo, read_field(answer, "endpoint", dict))
-        windows = (struct_from_message(RemoteWindow, read_field(answer, name, dict)) for name in ("shared", "pair"))
-        channel.connect(peer, *windows)
-        connection = RdmaConnection(channel, read_field(answer, "pair_index", int))
-        if int(connection.header["epoch"]) != read_field(answer, "epoch", int):
-            raise EngineUnavailableError("the engine was restarted while this frontend connected")
-    except BaseException:
-        channel.close()
-        raise
-    return connection
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """All that a frontend must know to use a queue pair on another machine."""
+
+    endpoint: EndpointInfo
+    shared: RemoteWindow  # the region's header and control block: to be read
+    pair: RemoteWindow  # the queue pair: to be read and written
+    pair_index: int
+    epoch: int
+
+
+def negotiate(control: LineChannel, token: str, own: EndpointInfo) -> Descriptor:
+    """Ask the engine for a queue pair.
+
+    Raises:
+        LayoutMismatchError: engine and frontend are of different builds.
+        RefusedError: the engine has another token.
+        EngineUnavailableError: it has no queue pair left.
+        HandshakeError: it says something else.
+    """
+    greeting = control.receive()
+    if read_field(greeting, "blink", int) != VERSION or read_field(greeting, "digest", str) != f"{DIGEST:x}":
+        raise LayoutMismatchError("the engine runs another build of Blink: use the same one on both machines")
+    proof = prove(token, read_field(greeting, "nonce", str))
+    control.send({"digest": f"{DIGEST:x}", "proof": proof, "endpoint": struct_to_message(own)})
+    answer = control.receive()
+    if "refused" in answer:
+        raise REFUSALS.get(answer["refused"], HandshakeError)(str(answer.get("message")))
+    return Descriptor(
+        struct_from_message(EndpointInfo, read_field(answer, "endpoint", dict)),
+        struct_from_message(RemoteWindow, read_field(answer, "shared", dict)),
+        struct_from_message(RemoteWindow, read_field(answer, "pair", dict)),
+        read_field(answer, "pair_index", int),
+        read_field(answer, "epoch", int),
+    )

@@ -229,7 +229,7 @@ def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: R
 def raw_completions(pair: QueuePair) -> list[Completion]:
     """Look at what has arrived, also for sequences that the queue pair does not know, without taking it."""
     out = np.zeros(64, CQE)
-    count = pair._transport.drain(pair.cq_offset, pair._cq_entries, pair.head, out)
+    count = pair._transport.drain(pair._at.cq, pair._cq_entries, pair.head, out)
     return list(out[:count].view(COMPLETION))
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
+
 from initramfs import build_initramfs, file_archive
 from packages import Packages, RigUnavailableError, fetch_packages
 
@@ -98,6 +99,11 @@ class Machine:
         text = report[: status.start()] if status else report
         return Outcome(int(status[1]) if status else _DIED, "".join(self._console), text)
 
+    def kill(self) -> Outcome:
+        """End the machine at once."""
+        self._process.kill()
+        return self.wait(5)
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -106,11 +112,15 @@ class Machine:
                 print(line, end="", flush=True)
 
 
-def shell_command(arguments: list[str], environment: Mapping[str, str]) -> str:
-    """Return the shell text that runs a program in this folder with these variables set."""
+def shell_command(arguments: list[str], environment: Mapping[str, str], folder: Path | None = None) -> str:
+    """Return the shell text that runs a program in a folder (this one, if none is given) with these variables set."""
     kept = {"PATH": os.environ["PATH"], "HOME": str(Path.home()), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
     settings = [f"{name}={value}" for name, value in {**kept, **environment}.items()]
-    return shlex.join(["cd", str(Path.cwd())]) + "\nulimit -l unlimited\n" + shlex.join(["env", *settings, *arguments])
+    return (
+        shlex.join(["cd", str(folder or Path.cwd())])
+        + "\nulimit -l unlimited\n"
+        + shlex.join(["env", *settings, *arguments])
+    )
 
 
 def _base(packages: Packages) -> bytes:
@@ -129,7 +139,16 @@ def _qemu(packages: Packages) -> list[str]:
     command = packages.command("qemu-system-x86_64")
     for folder in ("share/qemu", "share/seabios", "lib/ipxe/qemu"):
         command += ["-L", str(packages.tools / "usr" / folder)]
-    command += ["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-nodefaults", "-no-user-config"]
+    command += [
+        "-machine",
+        "q35",
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        "max,-avx,-avx2,-fma,-f16c",
+        "-nodefaults",
+        "-no-user-config",
+    ]
     command += ["-display", "none", "-no-reboot", "-kernel", str(next((packages.kernel / "boot").glob("vmlinuz-*")))]
     for name, path in (("host", Path("/")), ("tools", packages.tools)):
         command += ["-fsdev", f"local,id={name},path={path},security_model=none,readonly=on,multidevs=remap"]

@@ -77,13 +77,16 @@ class RdmaListener:
         self._peers: list[_Peer] = []
         place = parse_place(config.rdma_listen, "--rdma-listen")
         try:
-            family = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0][0]
-            self._socket = socket.create_server(place, family=family)
+            family, kind, protocol, _, address = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
+            self._socket = socket.socket(family, kind, protocol)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(address)
         except OSError as error:
             raise ConfigError(f"cannot listen on --rdma-listen {config.rdma_listen}: {error.strerror}") from error
 
     def start(self) -> None:
         """Let frontends in from now on; the region must be published."""
+        self._socket.listen()
         threading.Thread(target=self._run, name="rdma-listener", daemon=True).start()
         logger.info("frontends may connect by RDMA at %s", self._config.rdma_listen)
 

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of the RDMA tests in a virtual machine, and what became of each."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from packages import RigUnavailableError, fetch_packages
+from vm import Machine, Outcome, shell_command
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+_BUILD_TIMEOUT = 120
+
+
+class GuestRun:
+    """Boots the machine when the first result is asked for."""
+
+    TIMEOUT = 360.0  # seconds; about a third of it is usual
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def failure_of(self, name: str) -> str | None:
+        """Return why a test failed, or None if it passed; skip where there can be no machine."""
+        failures = self._failures
+        return failures.get(name, f"the machine did not get to this test:\n{self._console[-4000:]}")
+
+    @functools.cached_property
+    def _failures(self) -> dict[str, str | None]:
+        try:
+            tests = ["-k", " or ".join(sorted({name.partition("[")[0] for name in self._names})), str(HERE)]
+            outcome = start_guest_tests(tests).wait(self.TIMEOUT)
+        except RigUnavailableError as error:
+            pytest.skip(f"no virtual machine with RDMA: {error}")
+        self._console = outcome.console
+        return read_report(outcome)
+
+
+def start_guest_tests(tests: list[str], **machine: object) -> Machine:
+    """Boot a machine that runs pytest on some tests; `machine` goes to Machine, `environment` to the tests."""
+    environment = machine.pop("environment", {})
+    assert isinstance(environment, dict)
+    command = ["-m", "pytest", "-v", "-rA", "-p", "no:cacheprovider", "--timeout=240", "--junitxml=/run/report.xml"]
+    script = shell_command(
+        [sys.executable, *command, *tests],
+        {"BLINK_TEST_RDMA": "here", **library_environment(), **environment},
+        folder=ROOT,
+    )
+    return Machine(f"{script}\nstatus=$?\ncat /run/report.xml >&3\nexit $status", **machine)  # type: ignore[arg-type]
+
+
+@functools.cache
+def library_environment() -> dict[str, str]:
+    """Build the RDMA library against the rig's libibverbs; return the variables that make Blink use it."""
+    packages = fetch_packages()
+    folder = Path(tempfile.mkdtemp(prefix="blink-verbs-"))
+    cmake = Path(sys.executable).with_name("cmake")
+    configure = [
+        str(cmake) if cmake.exists() else "cmake",
+        *("-S", str(ROOT), "-B", str(folder), "-DBLINK_WERROR=ON"),
+        f"-DIBVERBS_INCLUDE_DIR={packages.tools}/usr/include",
+        f"-DIBVERBS_LIBRARY={packages.libraries}/libibverbs.so",
+        f"-DBLINK_OUTPUT_DIR={folder}",
+    ]
+    for command in (configure, [configure[0], "--build", str(folder), "--target", "blink_verbs"]):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+    return {"BLINK_VERBS_LIBRARY": f"{folder}/libblink_verbs.so", "PYTHONPATH": str(ROOT / "src")}
+
+
+def read_report(outcome: Outcome) -> dict[str, str | None]:
+    """Return each test's failure, or None, from a report in JUnit's format."""
+    if not outcome.report.strip():
+        return {}
+    found: dict[str, str | None] = {}
+    for case in ElementTree.fromstring(outcome.report).iter("testcase"):
+        problems = [*case.findall("failure"), *case.findall("error"), *case.findall("skipped")]
+        output = "".join(part.text or "" for name in ("system-out", "system-err") for part in case.findall(name))
+        found[str(case.get("name"))] = (
+            "\n".join([*(problem.text or str(problem.get("message")) for problem in problems), output[-4000:]])
+            if problems
+            else None
+        )
+    return found

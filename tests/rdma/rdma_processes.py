@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines and frontends as processes of the rig, and the ways to reach them. Loads as little as it can: the rig is slow."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from blink.config import RdmaConfig
+from blink.queue_pair import QueuePair
+from blink.rdma_connection import Descriptor, RdmaConnection, RdmaConnector, negotiate
+from blink.rdma_handshake import LineChannel, parse_place
+from blink.transport.base import Transport
+from blink.verbs import Channel
+
+TOKEN = "a token of the rig"
+PATIENCE = 120.0  # seconds; only a failure takes so long
+_ENVIRONMENT = {**os.environ, "BLINK_RDMA_TOKEN": TOKEN}
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        return free.getsockname()[1]
+
+
+class CountingProcess:
+    """A counting engine in a process of its own, restarted at will."""
+
+    def __init__(self, region: str, host: str = "127.0.0.1", port: int = 0, **options: float) -> None:
+        self.region = region
+        self.place = f"{host}:{port or free_port()}"
+        self._flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        self.start()
+
+    def start(self) -> None:
+        script = str(Path(__file__).with_name("counting_engine.py"))
+        command = [sys.executable, script, f"--region={self.region}", f"--rdma-listen={self.place}", *self._flags]
+        self.process = subprocess.Popen(command, env=_ENVIRONMENT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class ModelEngine:
+    """A `blink engine` with the default model, and small."""
+
+    def __init__(self, region: str, place: str) -> None:
+        flags = [f"--region={region}", f"--rdma-listen={place}", "--device=cpu", "--max-model-len=128"]
+        flags += ["--kv-cache-memory-bytes=64M", "--max-num-seqs=8", "--max-num-batched-tokens=64"]
+        self.process = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags], env=_ENVIRONMENT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class HttpFrontend:
+    """A `blink frontend` process and its HTTP API."""
+
+    def __init__(self, *flags: str) -> None:
+        self._flags = flags
+        self.start()
+
+    def start(self) -> None:
+        self.port = free_port()
+        command = [sys.executable, "-m", "blink", "frontend", f"--port={self.port}", *self._flags]
+        self.process = subprocess.Popen(command, env=_ENVIRONMENT)
+
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+            connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            data = response.read()
+        return response.status, json.loads(data) if data else None
+
+    def is_healthy(self) -> bool:
+        assert self.process.poll() is None, "the frontend died"
+        try:
+            return self.request("GET", "/health")[0] == 200
+        except OSError:
+            return False
+
+    def wait(self) -> None:
+        wait_for(self.is_healthy, "the frontend's health")
+
+    def complete(self, prompt: list[int], max_tokens: int = 4) -> str:
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        status, answer = self.request("POST", "/v1/completions", body)
+        assert status == 200, answer
+        return answer["choices"][0]["text"]
+
+    def stop(self, number: int = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
+        self.process.wait()
+
+
+def open_connection(place: str) -> RdmaConnection:
+    """Connect as a frontend does, and wait until that is done."""
+    os.environ["BLINK_RDMA_TOKEN"] = TOKEN
+    connector = RdmaConnector(place, RdmaConfig())
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            connection = connector.open()
+        except Exception:
+            if time.monotonic() > deadline:
+                raise
+            connection = None
+        if connection is not None:
+            return connection
+        time.sleep(0.05)
+
+
+def attach(connection: RdmaConnection, transport: Transport | None = None) -> QueuePair:
+    """Return the connection's queue pair, attached; `transport` replaces the connection's own."""
+    pair = QueuePair(transport or connection.transport, connection.addresses, connection.geometry)
+    pair.request_attach()
+    wait_for(pair.is_attached, "the attachment")
+    pair.start()
+    return pair
+
+
+def ask(place: str, channel: Channel, token: str = TOKEN) -> Descriptor:
+    """Negotiate alone, as an attacker could."""
+    with socket.create_connection(parse_place(place, "--rdma")) as control:
+        return negotiate(LineChannel(control), token, channel.info())

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue pair over one-sided RDMA, against a real scheduler in another process."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blink.queue_pair import QueuePair, Submission
+from blink.rdma_connection import RdmaConnection
+from blink.sampling_params import SamplingParams
+from blink.transport.verbs import VerbsTransport
+from blink.verbs import ChannelCounters
+from rdma_processes import attach, open_connection
+from ring import Inspector
+
+pytestmark = pytest.mark.rdma
+
+_REQUESTS = 1000
+
+
+class TailFirst(VerbsTransport):
+    """A transport with the mistake that the protocol rules out: the tail goes first, the prompt last."""
+
+    def __init__(self, connection: RdmaConnection) -> None:
+        super().__init__(connection.channel)
+        self._at = connection.addresses
+        self._held: list[tuple[int, Any]] = []
+
+    def write(self, offset: int, data: bytes | np.ndarray[Any, Any]) -> None:
+        if offset >= self._at.arena:
+            self._held.append((offset, data))
+        else:
+            super().write(offset, data)
+
+    def store_word(self, offset: int, value: int) -> None:
+        super().store_word(offset, value)
+        while self._held:
+            super().write(*self._held.pop())
+
+
+def test_a_thousand_requests_and_none_is_torn_lost_or_repeated(engine_place: str) -> None:
+    connection = open_connection(engine_place)
+    inspector = Inspector(attach(connection), connection)
+    inspector.run(_REQUESTS)
+    counters = connection.channel.counters()
+    connection.close()
+    print(f"{counters.writes} writes, {counters.reads} reads, {counters.completions} completions")
+    assert inspector.answered == _REQUESTS and not inspector.faults, inspector.faults
+
+
+def test_a_tail_before_its_prompt_is_found_out(engine_place: str) -> None:
+    connection = open_connection(engine_place)
+    inspector = Inspector(attach(connection, TailFirst(connection)), connection)
+    inspector.run(_REQUESTS // 10)
+    connection.close()
+    assert inspector.faults["wrong"] > 0
+
+
+def test_one_completion_acknowledges_the_three_writes_of_a_submission(engine_place: str) -> None:
+    connection = open_connection(engine_place)
+    pair = attach(connection)
+    before = settled(connection)
+    submit(pair)
+    after = settled(connection)
+    connection.close()
+    assert (after.writes - before.writes, after.completions - before.completions) == (3, 1)
+
+
+def test_nothing_is_read_while_no_sequence_is_awaited(engine_place: str) -> None:
+    connection = open_connection(engine_place)
+    inspector = Inspector(attach(connection), connection)
+    inspector.run(3)
+    time.sleep(0.2)
+    before = connection.channel.counters().reads
+    time.sleep(1)
+    after = connection.channel.counters().reads
+    connection.close()
+    assert before == after
+
+
+def settled(connection: RdmaConnection) -> ChannelCounters:
+    """Return the counters once all that was sent is acknowledged."""
+    time.sleep(0.5)
+    assert connection.loss() is None  # takes what the device has finished
+    return connection.channel.counters()
+
+
+def submit(pair: QueuePair) -> None:
+    pair.submit(Submission(np.arange(500, dtype=np.int32), (), 0, b""), SamplingParams(max_tokens=1))
