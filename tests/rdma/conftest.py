@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from guest import GuestRun
-from rdma_processes import CountingProcess, HttpFrontend, ModelEngine, free_port
+from rdma_processes import CountingProcess, HttpFrontend, ModelEngine, ModelServers, free_port
 
 _HERE = os.environ.get("BLINK_TEST_RDMA") == "here"
 _ELSEWHERE = os.environ.get("BLINK_TEST_RDMA_ENGINE")
@@ -62,12 +61,12 @@ def engine_place(request: pytest.FixtureRequest) -> str:
     return _ELSEWHERE or request.getfixturevalue("engine").place
 
 
-@dataclass(frozen=True)
-class ModelServers:
-    """An engine with the default model and two frontends of it."""
-
-    rdma: HttpFrontend
-    shm: HttpFrontend
+@pytest.fixture(scope="session")
+def frontend(engine_place: str) -> Iterator[HttpFrontend]:
+    """A frontend of the counting engine, which tests may kill and start."""
+    frontend = HttpFrontend(f"--rdma={engine_place}", "--region=counting")
+    yield frontend
+    frontend.stop()
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +88,8 @@ def model_servers() -> Iterator[ModelServers]:
 
 @pytest.fixture(scope="session", autouse=True)
 def start_early(request: pytest.FixtureRequest) -> Any:
-    """Start what takes longest before the first test."""
-    if any("model_servers" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("model_servers")
+    """Start what takes long before the first test."""
+    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    for name in ("model_servers", "frontend"):
+        if name in wanted:
+            request.getfixturevalue(name)

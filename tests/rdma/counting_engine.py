@@ -7,6 +7,7 @@ The first token of an answer is a checksum of the whole prompt, so that one wron
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import sys
 from typing import Any
@@ -73,7 +74,7 @@ def compute(state: HostState) -> None:
     rows = int(state.array("batch", BATCH_HEADER)[0]["num_rows"])
     starts = state.array("query_starts", "i4")[: rows + 1].tolist()
     ids, sampled = state.array("input_ids", "i4"), state.array("sampled_tokens", "i4")
-    for row, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for row, (start, end) in enumerate(itertools.pairwise(starts)):
         sampled[row] = first_token(ids[start:end])
 
 

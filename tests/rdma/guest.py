@@ -23,32 +23,42 @@ _BUILD_TIMEOUT = 120
 class GuestRun:
     """Boots the machine when the first result is asked for."""
 
-    TIMEOUT = 360.0  # seconds; about a third of it is usual
+    TIMEOUT = 480.0  # seconds; about a third of it is usual
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
 
     def failure_of(self, name: str) -> str | None:
         """Return why a test failed, or None if it passed; skip where there can be no machine."""
-        failures = self._failures
-        return failures.get(name, f"the machine did not get to this test:\n{self._console[-4000:]}")
+        outcome = self._outcome
+        if isinstance(outcome, RigUnavailableError):
+            pytest.skip(f"no virtual machine with RDMA: {outcome}")
+        return read_report(outcome).get(name, f"the machine did not get to this test:\n{outcome.console[-4000:]}")
 
     @functools.cached_property
-    def _failures(self) -> dict[str, str | None]:
+    def _outcome(self) -> Outcome | RigUnavailableError:
+        names = sorted({name.partition("[")[0] for name in self._names})
         try:
-            tests = ["-k", " or ".join(sorted({name.partition("[")[0] for name in self._names})), str(HERE)]
-            outcome = start_guest_tests(tests).wait(self.TIMEOUT)
+            return start_guest_tests(["-k", " or ".join(names), str(HERE)]).wait(self.TIMEOUT)
         except RigUnavailableError as error:
-            pytest.skip(f"no virtual machine with RDMA: {error}")
-        self._console = outcome.console
-        return read_report(outcome)
+            return error
 
 
 def start_guest_tests(tests: list[str], **machine: object) -> Machine:
     """Boot a machine that runs pytest on some tests; `machine` goes to Machine, `environment` to the tests."""
     environment = machine.pop("environment", {})
     assert isinstance(environment, dict)
-    command = ["-m", "pytest", "-v", "-rA", "-p", "no:cacheprovider", "--timeout=240", "--junitxml=/run/report.xml"]
+    command = [
+        "-m",
+        "pytest",
+        "-v",
+        "--color=no",
+        "--durations=0",
+        "-p",
+        "no:cacheprovider",
+        "--timeout=300",
+        "--junitxml=/run/report.xml",
+    ]
     script = shell_command(
         [sys.executable, *command, *tests],
         {"BLINK_TEST_RDMA": "here", **library_environment(), **environment},

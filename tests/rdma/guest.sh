@@ -16,7 +16,7 @@ rdma link add rxe0 type rxe netdev $device
 echo "rig: up after $(cut -d' ' -f1 /proc/uptime) s, $(rdma link show)"
 exec 3>/dev/ttyS1
 bash /.rig/command.sh
-echo "@status=$?" >&3
+printf '\n@status=%d\n' $? >&3
 echo "rig: off after $(cut -d' ' -f1 /proc/uptime) s"
 sync
 /bin/busybox poweroff -f

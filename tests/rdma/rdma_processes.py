@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines and frontends as processes of the rig, and the ways to reach them. Loads as little as it can: the rig is slow."""
+"""Engines and frontends as processes of the rig. Loads as little as it can: the rig is slow."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,15 @@ from blink.transport.base import Transport
 from blink.verbs import Channel
 
 TOKEN = "a token of the rig"
-PATIENCE = 120.0  # seconds; only a failure takes so long
+PATIENCE = 240.0  # seconds; only a failure takes so long
 _ENVIRONMENT = {**os.environ, "BLINK_RDMA_TOKEN": TOKEN}
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], object], what: str, pause: float = 0.05) -> None:
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
+        time.sleep(pause)
 
 
 def free_port() -> int:
@@ -99,7 +100,7 @@ class HttpFrontend:
             return False
 
     def wait(self) -> None:
-        wait_for(self.is_healthy, "the frontend's health")
+        wait_for(self.is_healthy, "the frontend's health", pause=0.5)
 
     def complete(self, prompt: list[int], max_tokens: int = 4) -> str:
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
@@ -110,6 +111,14 @@ class HttpFrontend:
     def stop(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)
         self.process.wait()
+
+
+@dataclass(frozen=True)
+class ModelServers:
+    """An engine with the default model and two frontends of it."""
+
+    rdma: HttpFrontend
+    shm: HttpFrontend
 
 
 def open_connection(place: str) -> RdmaConnection:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from conftest import ModelServers
+from rdma_processes import ModelServers
 
 pytestmark = pytest.mark.rdma
 

@@ -35,7 +35,7 @@ from blink.verbs import Endpoint, EndpointInfo, RemoteWindow
 
 logger = logging.getLogger("blink.engine")
 
-_ATTACH_GRACE = 10.0  # seconds that a new peer has to attach its queue pair
+_ATTACH_GRACE = 5.0  # seconds that a new peer has to attach its queue pair
 
 
 @dataclass(frozen=True, slots=True)
