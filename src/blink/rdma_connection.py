@@ -6,32 +6,18 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from blink.config import RdmaConfig
-from blink.errors import BlinkError, EngineUnavailableError, LayoutMismatchError
-from blink.layout import CONSTANTS, CONTROL, DIGEST, HEADER
-from blink.rdma_handshake import (
-    REFUSALS,
-    TIMEOUT,
-    VERSION,
-    HandshakeError,
-    LineChannel,
-    device_of,
-    parse_place,
-    prove,
-    read_field,
-    read_token,
-    struct_from_message,
-    struct_to_message,
-)
+from blink.errors import BlinkError, EngineUnavailableError
+from blink.layout import CONSTANTS, CONTROL, HEADER
+from blink.rdma_handshake import TIMEOUT, Descriptor, LineChannel, device_of, negotiate, parse_place, read_token
 from blink.region import QueuePairAddresses, check_header
 from blink.transport.base import Transport
 from blink.transport.verbs import VerbsTransport
-from blink.verbs import Channel, EndpointInfo, RemoteWindow, verbs
+from blink.verbs import Channel, verbs
 
 logger = logging.getLogger(__name__)
 
@@ -166,40 +152,3 @@ class _Attempt(threading.Thread):
         except Exception as error:
             logger.exception("connecting failed")
             self.error = BlinkError(f"connecting failed: {error}")
-
-
-@dataclass(frozen=True, slots=True)
-class Descriptor:
-    """All that a frontend must know to use a queue pair on another machine."""
-
-    endpoint: EndpointInfo
-    shared: RemoteWindow  # the region's header and control block: to be read
-    pair: RemoteWindow  # the queue pair: to be read and written
-    pair_index: int
-    epoch: int
-
-
-def negotiate(control: LineChannel, token: str, own: EndpointInfo) -> Descriptor:
-    """Ask the engine for a queue pair.
-
-    Raises:
-        LayoutMismatchError: engine and frontend are of different builds.
-        RefusedError: the engine has another token.
-        EngineUnavailableError: it has no queue pair left.
-        HandshakeError: it says something else.
-    """
-    greeting = control.receive()
-    if read_field(greeting, "blink", int) != VERSION or read_field(greeting, "digest", str) != f"{DIGEST:x}":
-        raise LayoutMismatchError("the engine runs another build of Blink: use the same one on both machines")
-    proof = prove(token, read_field(greeting, "nonce", str))
-    control.send({"digest": f"{DIGEST:x}", "proof": proof, "endpoint": struct_to_message(own)})
-    answer = control.receive()
-    if "refused" in answer:
-        raise REFUSALS.get(answer["refused"], HandshakeError)(str(answer.get("message")))
-    return Descriptor(
-        struct_from_message(EndpointInfo, read_field(answer, "endpoint", dict)),
-        struct_from_message(RemoteWindow, read_field(answer, "shared", dict)),
-        struct_from_message(RemoteWindow, read_field(answer, "pair", dict)),
-        read_field(answer, "pair_index", int),
-        read_field(answer, "epoch", int),
-    )

@@ -14,20 +14,24 @@ import hashlib
 import hmac
 import json
 import os
+import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blink.config import RdmaConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError, LayoutMismatchError
+from blink.layout import DIGEST
 from blink.verbs import Device, EndpointInfo, RemoteWindow
 
 VERSION = 1
 TIMEOUT = 5.0  # seconds for the whole exchange
 _MAX_LINE = 4096
 _TOKEN_VARIABLE = "BLINK_RDMA_TOKEN"
+_OTHER_BUILD = "the engine runs another build of Blink: use the same one on both machines"
 
 
 class HandshakeError(BlinkError):
@@ -170,3 +174,70 @@ def read_token(config: RdmaConfig) -> str:
 def device_of(config: RdmaConfig) -> Device:
     """Return the configured device."""
     return Device(config.rdma_device, config.rdma_gid_index)
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """All that a frontend must know to use a queue pair on another machine."""
+
+    endpoint: EndpointInfo
+    shared: RemoteWindow  # the region's header and control block: to be read
+    pair: RemoteWindow  # the queue pair: to be read and written
+    pair_index: int
+    epoch: int
+
+
+def negotiate(control: LineChannel, token: str, own: EndpointInfo) -> Descriptor:
+    """Ask the engine for a queue pair: the frontend's part of the exchange.
+
+    Raises:
+        LayoutMismatchError: engine and frontend are of different builds.
+        RefusedError: the engine has another token.
+        EngineUnavailableError: it has no queue pair left.
+        HandshakeError: it says something else.
+    """
+    greeting = control.receive()
+    if read_field(greeting, "blink", int) != VERSION or read_field(greeting, "digest", str) != f"{DIGEST:x}":
+        raise LayoutMismatchError(_OTHER_BUILD)
+    proof = prove(token, read_field(greeting, "nonce", str))
+    control.send({"digest": f"{DIGEST:x}", "proof": proof, "endpoint": struct_to_message(own)})
+    answer = control.receive()
+    if "refused" in answer:
+        raise REFUSALS.get(answer["refused"], HandshakeError)(str(answer.get("message")))
+    return Descriptor(
+        struct_from_message(EndpointInfo, read_field(answer, "endpoint", dict)),
+        struct_from_message(RemoteWindow, read_field(answer, "shared", dict)),
+        struct_from_message(RemoteWindow, read_field(answer, "pair", dict)),
+        read_field(answer, "pair_index", int),
+        read_field(answer, "epoch", int),
+    )
+
+
+def admit(control: LineChannel, token: str, prepare: Callable[[EndpointInfo], Descriptor]) -> None:
+    """Let a frontend in that knows the token: the engine's part of the exchange.
+
+    Raises:
+        BlinkError: it was refused; it has been told why.
+    """
+    nonce = secrets.token_hex(16)
+    control.send({"blink": VERSION, "digest": f"{DIGEST:x}", "nonce": nonce})
+    try:
+        request = control.receive()
+        if not is_proved(token, nonce, read_field(request, "proof", str)):
+            raise RefusedError("the engine refuses this frontend's RDMA token")
+        if read_field(request, "digest", str) != f"{DIGEST:x}":
+            raise LayoutMismatchError(_OTHER_BUILD)
+        descriptor = prepare(struct_from_message(EndpointInfo, read_field(request, "endpoint", dict)))
+    except BlinkError as error:
+        kind = next((name for name, refusal in REFUSALS.items() if type(error) is refusal), "other")
+        control.send({"refused": kind, "message": error.message})
+        raise
+    control.send(
+        {
+            "endpoint": struct_to_message(descriptor.endpoint),
+            "epoch": descriptor.epoch,
+            "pair_index": descriptor.pair_index,
+            "shared": struct_to_message(descriptor.shared),
+            "pair": struct_to_message(descriptor.pair),
+        }
+    )

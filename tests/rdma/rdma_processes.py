@@ -19,8 +19,8 @@ from typing import Any
 
 from blink.config import RdmaConfig
 from blink.queue_pair import QueuePair
-from blink.rdma_connection import Descriptor, RdmaConnection, RdmaConnector, negotiate
-from blink.rdma_handshake import LineChannel, parse_place
+from blink.rdma_connection import RdmaConnection, RdmaConnector
+from blink.rdma_handshake import Descriptor, LineChannel, negotiate, parse_place
 from blink.transport.base import Transport
 from blink.verbs import Channel
 

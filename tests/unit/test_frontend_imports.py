@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
+# The modules of RDMA are imported too: their library is loaded when used, and here there is none.
 _PROBE = """
 import importlib, pkgutil, sys
-import blink.frontend
+import blink.frontend, blink.rdma_connection
 for module in pkgutil.iter_modules(blink.frontend.__path__, "blink.frontend."):
     importlib.import_module(module.name)
 roots = {name.partition(".")[0] for name in sys.modules}
@@ -16,6 +18,12 @@ print(sorted(roots & {"torch", "triton", "transformers", "cuda", "gguf", "safete
 """
 
 
-def test_importing_the_frontend_loads_neither_torch_nor_cuda() -> None:
-    result = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=True)
+def test_importing_the_frontend_loads_neither_torch_nor_cuda_nor_rdma() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        env={**os.environ, "BLINK_VERBS_LIBRARY": "/nothing"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert result.stdout.strip() == "[]"

@@ -8,7 +8,6 @@ that queue pair's memory for reading and writing and the region's head for readi
 from __future__ import annotations
 
 import logging
-import secrets
 import socket
 import threading
 import time
@@ -16,19 +15,8 @@ from dataclasses import dataclass
 
 from blink.config import EngineConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError
-from blink.layout import CONSTANTS, CONTROL, DIGEST
-from blink.rdma_handshake import (
-    REFUSALS,
-    VERSION,
-    LineChannel,
-    device_of,
-    is_proved,
-    parse_place,
-    read_field,
-    read_token,
-    struct_from_message,
-    struct_to_message,
-)
+from blink.layout import CONSTANTS, CONTROL
+from blink.rdma_handshake import Descriptor, LineChannel, admit, device_of, parse_place, read_token
 from blink.region import QueuePairAddresses, Region, claim_queue_pair, open_region
 from blink.transport.shm import ShmTransport
 from blink.verbs import Endpoint, EndpointInfo, RemoteWindow
@@ -95,31 +83,15 @@ class RdmaListener:
             connection, (host, *_) = self._socket.accept()
             with connection:
                 try:
-                    self._serve(LineChannel(connection))
+                    admit(LineChannel(connection), self._token, self._prepare)
                     logger.info("a frontend at %s has connected", host)
                 except (BlinkError, OSError) as error:
                     logger.warning("a frontend at %s could not connect: %s", host, error)
                 except Exception:
                     logger.exception("a frontend at %s could not connect", host)
 
-    def _serve(self, channel: LineChannel) -> None:
-        nonce = secrets.token_hex(16)
-        channel.send({"blink": VERSION, "digest": f"{DIGEST:x}", "nonce": nonce})
-        try:
-            request = channel.receive()
-            if not is_proved(self._token, nonce, read_field(request, "proof", str)):
-                raise REFUSALS["token"]("the engine refuses this frontend's RDMA token")
-            if read_field(request, "digest", str) != f"{DIGEST:x}":
-                raise REFUSALS["build"]("the engine runs another build of Blink: use the same one on both machines")
-            answer = self._admit(struct_from_message(EndpointInfo, read_field(request, "endpoint", dict)))
-        except BlinkError as error:
-            kind = next((name for name, refusal in REFUSALS.items() if type(error) is refusal), "other")
-            channel.send({"refused": kind, "message": error.message})
-            raise
-        channel.send(answer)
-
-    def _admit(self, frontend: EndpointInfo) -> dict[str, object]:
-        """Claim a queue pair for a frontend and give it access; return what it must know."""
+    def _prepare(self, frontend: EndpointInfo) -> Descriptor:
+        """Claim a queue pair for a frontend and give it access."""
         self._dismiss_lost_peers()
         region = open_region(self._config.region)
         endpoint = None
@@ -139,13 +111,7 @@ class RdmaListener:
             region.close()
             raise
         self._peers.append(_Peer(region, addresses, endpoint, time.monotonic()))
-        return {
-            "endpoint": struct_to_message(endpoint.info()),
-            "epoch": int(region.header["epoch"]),
-            "pair_index": index,
-            "shared": struct_to_message(shared),
-            "pair": struct_to_message(pair),
-        }
+        return Descriptor(endpoint.info(), shared, pair, index, int(region.header["epoch"]))
 
     def _dismiss_lost_peers(self) -> None:
         for peer in [peer for peer in self._peers if peer.is_gone()]:
