@@ -107,7 +107,7 @@ def test_frontend_killed_is_restarted_while_the_engine_stays(server: Served) -> 
 def test_chat_sends_the_whole_conversation(server: Served) -> None:
     questions = ["Say the word yes.", "Now say the word no."]
     before = server.metric("request_prompt_tokens_sum")
-    chat = _chat(server, "--system", "Answer in one word.")
+    chat = _chat(server, "--system", "Answer in one word.", "--temperature=0", "--max-tokens=16")
     output, _ = chat.communicate("".join(f"{question}\n" for question in questions), timeout=60)
     assert chat.returncode == 0
     first_answer = output.split("> ", 2)[1].removesuffix("\n")
@@ -118,7 +118,7 @@ def test_chat_sends_the_whole_conversation(server: Served) -> None:
 
 
 def test_interrupt_stops_the_answer_and_frees_its_sequence(server: Served) -> None:
-    chat = _chat(server)
+    chat = _chat(server, "--temperature=0")
     assert chat.stdin is not None
     assert chat.stdout is not None
     chat.stdin.write("Count from one to one thousand in words.\n")
