@@ -107,9 +107,18 @@ class FrontendConfig:
     enable_request_id_headers: bool = option(False, "answer with X-Request-Id")
     log_level: str = option("info", "log level", choices=("debug", "info", "warning", "error"))
     enable_log_requests: bool = option(False, "log each request's parameters (never its text)")
+    frontend_cpus: str = option(
+        "", "cores of the frontends, such as 2,3 or 2-5, dealt among workers; empty: any", metavar="LIST"
+    )
+    frontend_sched: str = option(
+        "other", "scheduling class; fifo and rr run before every ordinary process", choices=("other", "fifo", "rr")
+    )
+    frontend_sched_priority: int = option(50, "priority within fifo and rr, from 1 to 99")
+    frontend_mlock: bool = option(False, "lock the frontends' memory: it is never paged out")
 
     def __post_init__(self) -> None:
         _require(self, "port", 0, 65535)
+        _require(self, "frontend_sched_priority", 1, 99)
         for name in ("max_num_queued_reqs", "shutdown_timeout", "keep_alive_timeout"):
             _require(self, name, 0)
         _require(self, "max_body_bytes", 1)
