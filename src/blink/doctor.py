@@ -124,7 +124,7 @@ def examine_hardware() -> Iterator[Finding]:
         yield Finding("warn", "cores", "1", "the CPU engine and the frontend share it: expect slow answers")
     else:
         yield Finding("ok", "cores", str(cores))
-    available = _read_available_memory()
+    available = read_available_memory()
     text = f"{available / _GIB:.1f} GiB available"
     if available < 2 * _GIB:
         yield Finding("warn", "memory", text, "the default model with its default KV cache needs about 2 GiB")
@@ -209,7 +209,7 @@ def examine_port(port: int) -> Iterator[Finding]:
         yield Finding("ok", "port", f"{port} is free")
 
 
-def _read_available_memory() -> int:
+def read_available_memory() -> int:
     """Read what the kernel would give without swapping, in bytes."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     kibibytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
