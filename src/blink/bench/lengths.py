@@ -11,7 +11,7 @@ import numpy as np
 
 from blink.bench.config import LoadConfig
 
-# Spread of ShareGPT's first turns, and the bounds within which vLLM's benchmark keeps them.
+# Skewed as conversations are; the bounds are those within which vLLM's benchmark keeps ShareGPT's.
 INPUT_SIGMA: Final = 1.1
 OUTPUT_SIGMA: Final = 0.9
 SHORTEST: Final = 4
