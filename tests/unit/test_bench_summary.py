@@ -165,7 +165,7 @@ def test_chart_is_well_formed_and_higher_values_are_higher() -> None:
     across, down = [float(dot.attrib["cx"]) for dot in dots], [float(dot.attrib["cy"]) for dot in dots]
     assert across == sorted(across)
     assert down == sorted(down, reverse=True)
-    assert all(0 <= x <= 560 for x in across)
+    assert all(0 <= x <= 660 for x in across)
     assert all(0 <= y <= 340 for y in down)
 
 

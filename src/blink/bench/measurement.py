@@ -59,13 +59,12 @@ def measure(
             pipes.append(ours)
         for pipe in pipes:
             _receive(pipe)  # it is ready
-        start = time.monotonic() + _HEAD_START
-        before = meter.read() if meter else 0.0
+        began, before = time.monotonic(), meter.read() if meter else 0.0
         for pipe in pipes:
-            pipe.send(start)
+            pipe.send(began + _HEAD_START)
         results = _gather(pipes, on_progress)
         joules = meter.read() - before if meter else None
-        seconds = time.monotonic() - start
+        seconds = time.monotonic() - began
     finally:
         for client in clients:
             client.kill()

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-_WIDTH: Final = 560  # pixels
+_WIDTH: Final = 660  # pixels
 _HEIGHT: Final = 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 36, 48  # margins
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 36, 48  # margins; the key is in the right one
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,14 @@ def draw_chart(title: str, x_title: str, y_title: str, series: Sequence[Series])
     if not points:
         return f"<p>{escape(title)}: nothing to plot.</p>"
     axes = _Axes(points)
+    middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
         f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        _text(_WIDTH / 2, 18, title, "middle", 'font-size="14" font-weight="bold"'),
+        _text((_LEFT + _WIDTH - _RIGHT) / 2, 18, title, "middle", 'font-size="14" font-weight="bold"'),
         _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 10, x_title, "middle"),
-        _text(14, (_TOP + _HEIGHT - _BOTTOM) / 2, y_title, "middle", f'transform="rotate(-90 14 {_HEIGHT / 2})"'),
+        _text(14, middle, y_title, "middle", f'transform="rotate(-90 14 {middle})"'),
         *axes.draw(),
     ]
     for index, line in enumerate(series):
@@ -86,7 +87,7 @@ def _draw_line(line: Series, axes: _Axes) -> list[str]:
 
 
 def _draw_key(line: Series, index: int) -> list[str]:
-    x, y = _LEFT + 10, _TOP + 12 + 16 * index
+    x, y = _WIDTH - _RIGHT + 10, _TOP + 12 + 18 * index
     dash = ' stroke-dasharray="5 4"' if line.is_dashed else ""
     stroke = f'<line x1="{x}" y1="{y}" x2="{x + 26}" y2="{y}" stroke="{line.colour}" stroke-width="2"{dash}/>'
     return [stroke, _text(x + 32, y + 4, line.name, "start")]

@@ -29,23 +29,17 @@ class Target:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        parts = urlsplit(config.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path:
-            raise ConfigError(f"--base-url {config.url}: give an address without a path, such as http://127.0.0.1:8000")
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.endpoint = Endpoint(
-            host=parts.hostname, port=port, tls=parts.scheme == "https", timeout=config.request_timeout
-        )
+        self.endpoint = _parse_endpoint(config)
         key = config.api_key or os.environ.get("BLINK_API_KEY", "")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(base_url=config.url, headers=self._headers, timeout=_TIMEOUT, trust_env=False)
-        try:
-            models: list[dict[str, Any]] = self._ask("GET", "/v1/models").json()["data"]
-        except httpx.HTTPError as error:
-            raise EngineUnavailableError(f"no server at {config.url}: {error}") from error
-        self.model = config.model or str(models[0]["id"])
-        named = [model for model in models if model["id"] == self.model]
-        self.max_model_len = int(named[0].get("max_model_len") or 0) if named else 0
+        self._http = httpx.Client(
+            base_url=config.url,
+            headers=self._headers,
+            timeout=_TIMEOUT,
+            trust_env=False,  # the load goes through no proxy either
+            verify=self.endpoint.ssl_context() or True,
+        )
+        self.model, self.max_model_len = self._find_model(config.model)
         self._can_tokenize = True
 
     def request_head(self, body_bytes: int) -> bytes:
@@ -82,6 +76,21 @@ class Target:
             self._can_tokenize = False
             return None
 
+    def _find_model(self, wanted: str) -> tuple[str, int]:
+        """Return the model's name and its longest prompt plus answer (0: the server does not say)."""
+        url = self._config.url
+        try:
+            models: list[dict[str, Any]] = self._ask("GET", "/v1/models").json()["data"]
+            lengths = {str(model["id"]): int(model.get("max_model_len") or 0) for model in models}
+        except httpx.HTTPError as error:
+            raise EngineUnavailableError(f"no server at {url}: {error}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise BlinkError(f"{url}/v1/models lists no models: is this a server with OpenAI's API?") from error
+        if not lengths and not wanted:
+            raise BlinkError(f"{url} serves no model")
+        name = wanted or next(iter(lengths))
+        return name, lengths.get(name, 0)
+
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         response = self._http.request(method, path, json=body)
         if response.is_error:
@@ -91,3 +100,15 @@ class Target:
                 text = response.text[:200]
             raise BlinkError(f"{self._config.url}{path} answers {response.status_code}: {text}")
         return response
+
+
+def _parse_endpoint(config: ServerConfig) -> Endpoint:
+    advice = f"--base-url {config.url}: give an address without a path, such as http://127.0.0.1:8000"
+    try:
+        parts = urlsplit(config.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:  # no port, or no IPv6 address
+        raise ConfigError(advice) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path:
+        raise ConfigError(advice)
+    return Endpoint(host=parts.hostname, port=port, tls=parts.scheme == "https", timeout=config.request_timeout)
