@@ -108,6 +108,13 @@ def test_core_that_is_not_there_is_refused_by_name() -> None:
         pin((8000,))
 
 
+def test_worker_that_cannot_have_its_core_leaves_with_one_line_and_status_2() -> None:
+    command = [sys.executable, "-m", "blink", "frontend", "--frontend-cpus=8000"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 2
+    assert re.fullmatch("blink: error: cores 8000 cannot be used: .*\n", run.stderr)
+
+
 def test_core_outside_of_the_cpuset_is_not_dropped_in_silence() -> None:
     allowed = os.sched_getaffinity(0)
     try:
