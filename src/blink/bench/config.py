@@ -123,7 +123,7 @@ class ClientConfig:
 
     client_processes: int = option(1, "processes that send, when one is too slow")
     client_cpus: str = option("", "cores of these processes, such as 12-15; empty: any", metavar="LIST")
-    gpu: int = option(0, "index of the GPU whose power is read")
+    gpu: int = option(0, "index of the GPU whose power is read, as nvidia-smi counts")
 
     def __post_init__(self) -> None:
         require(self, "client_processes", 1, 64)
