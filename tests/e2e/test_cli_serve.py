@@ -17,9 +17,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from blink.isolation import format_cpus
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
 
 _BOOT_SECONDS = 90.0
+_CPUS = sorted(os.sched_getaffinity(0))[:2]
 # Bounded answers bound the time; one thread is steadier than several on a busy machine.
 _SMALL = ("--max-model-len=200", "--cpu-threads=1")
 
@@ -80,8 +83,14 @@ def _served(*flags: str) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with _served("--frontend-workers=2") as served:
+    with _served("--frontend-workers=2", f"--frontend-cpus={format_cpus(_CPUS)}") as served:
         yield served
+
+
+def test_each_frontend_is_on_its_core_and_the_engine_on_any(server: Served) -> None:
+    expected = [[_CPUS[0]], [_CPUS[-1]]]
+    assert sorted(sorted(os.sched_getaffinity(pid)) for pid in server.children("frontend")) == expected
+    assert os.sched_getaffinity(server.children("engine")[0]) == os.sched_getaffinity(0)
 
 
 def test_engine_killed_is_restarted_while_frontends_stay_and_answer_503(server: Served) -> None:
