@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-# As in blink.engine, but some tests load torch before it.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+import blink.engine  # noqa: F401  (its OpenMP settings come before a test loads torch)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from blink import __version__
+from blink.bench.config import BenchConfig
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError
 from blink.flags import add_flags, build_config
@@ -33,6 +34,12 @@ _EXAMPLES: Final = {
     "chat": """examples:
   blink chat --system "Answer in one sentence."
   blink chat --once "What is the capital of France?" """,
+    "bench": """examples:
+  blink bench                                  one request per second for a minute
+  blink bench --request-rate 0.5,8,16,32 --client-cpus 12-15 --save-result
+  blink bench --request-rate 8,32 --interference 24 --interference-cpus 0-11 --result-filename sweep.json
+  blink bench --request-rate inf --num-prompts 200 --input-len 512 --output-len 64
+  blink bench --base-url http://10.0.0.2:8000 --dataset-name sharegpt --dataset-path ShareGPT_V3.json""",
 }
 
 _TAKE_MODEL: Final = ("serve", "engine", "frontend")
@@ -62,6 +69,10 @@ def build_parser() -> argparse.ArgumentParser:
     add_flags(_add_command(commands, "engine", "run the engine alone", _engine), EngineConfig)
     add_flags(_add_command(commands, "frontend", "run one frontend worker alone", _frontend), FrontendConfig)
     _add_chat_flags(_add_command(commands, "chat", "talk to a server in the terminal", _chat))
+    add_flags(
+        _add_command(commands, "bench", "measure a server under load, alone and beside busy neighbours", _bench),
+        BenchConfig,
+    )
     doctor = _add_command(commands, "doctor", "say what this machine can do, and what to fix", _doctor)
     doctor.add_argument("--port", type=int, default=FrontendConfig().port, help="port to check (default: %(default)s)")
     return parser
@@ -148,6 +159,12 @@ def _chat(namespace: argparse.Namespace) -> int:
         temperature=namespace.temperature,
     ) as server:
         return run_chat(server, namespace.system, namespace.once)
+
+
+def _bench(namespace: argparse.Namespace) -> int:
+    from blink.bench.sweep import run_bench
+
+    return run_bench(build_config(BenchConfig, namespace))
 
 
 def _doctor(namespace: argparse.Namespace) -> int:

@@ -14,7 +14,8 @@ def option(default: Any, text: str, **extra: Any) -> Any:
     return field(default=default, metadata={"help": text, **extra})
 
 
-def _require(config: object, name: str, low: float, high: float = float("inf")) -> None:
+def require(config: object, name: str, low: float, high: float = float("inf")) -> None:
+    """Refuse a field's value outside of [low, high] with a `ConfigError` that names its flag."""
     value = getattr(config, name)
     if not low <= value <= high:
         flag = name.replace("_", "-")
@@ -48,7 +49,7 @@ class RdmaConfig:
     rdma_gid_index: int = option(-1, "which address of the device; -1: RoCE v2 over IPv4 if there is one")
 
     def __post_init__(self) -> None:
-        _require(self, "rdma_gid_index", -1, 255)
+        require(self, "rdma_gid_index", -1, 255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +80,14 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
-            _require(self, name, 1)
+            require(self, name, 1)
         for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes", "prompt_arena_bytes", "cpu_threads"):
-            _require(self, name, 0)
-        _require(self, "gpu_memory_utilization", 0.01, 1)
-        _require(self, "num_queue_pairs", 1, 64)
-        _require(self, "max_sequences_per_worker", 1, 1 << 16)
-        _require(self, "lease_timeout", 0.5, 3600)
-        _require(self, "max_queue_age", 0, 1e6)
+            require(self, name, 0)
+        require(self, "gpu_memory_utilization", 0.01, 1)
+        require(self, "num_queue_pairs", 1, 64)
+        require(self, "max_sequences_per_worker", 1, 1 << 16)
+        require(self, "lease_timeout", 0.5, 3600)
+        require(self, "max_queue_age", 0, 1e6)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
@@ -125,13 +126,22 @@ class FrontendConfig:
     enable_request_id_headers: bool = option(False, "answer with X-Request-Id")
     log_level: str = option("info", "log level", choices=("debug", "info", "warning", "error"))
     enable_log_requests: bool = option(False, "log each request's parameters (never its text)")
+    frontend_cpus: str = option(
+        "", "cores of the frontends, such as 2,3 or 2-5, dealt among workers; empty: any", metavar="LIST"
+    )
+    frontend_sched: str = option(
+        "other", "scheduling class; fifo and rr run before every ordinary process", choices=("other", "fifo", "rr")
+    )
+    frontend_sched_priority: int = option(50, "priority within fifo and rr, from 1 to 99")
+    frontend_mlock: bool = option(False, "lock the frontends' memory: it is never paged out")
 
     def __post_init__(self) -> None:
-        _require(self, "port", 0, 65535)
+        require(self, "port", 0, 65535)
+        require(self, "frontend_sched_priority", 1, 99)
         for name in ("max_num_queued_reqs", "shutdown_timeout", "keep_alive_timeout"):
-            _require(self, name, 0)
-        _require(self, "max_body_bytes", 1)
-        _require(self, "engine_timeout", 0.5, 3600)
+            require(self, name, 0)
+        require(self, "max_body_bytes", 1)
+        require(self, "engine_timeout", 0.5, 3600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +153,6 @@ class ServeConfig:
     frontend_workers: int = option(1, "frontend processes that share the port")
 
     def __post_init__(self) -> None:
-        _require(self, "frontend_workers", 1, 64)
+        require(self, "frontend_workers", 1, 64)
         if self.frontend.rdma:
             raise ConfigError("--rdma is for `blink frontend`: the frontends of `blink serve` are on the engine's host")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Final, Literal
 from blink.address import Address
 from blink.config import FrontendConfig
 from blink.errors import BlinkError
+from blink.isolation import format_cpus
 from blink.model_files import default_model_path
 
 _GIB: Final = 2**30
@@ -29,6 +29,21 @@ import json, torch
 gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
 print(json.dumps([torch.__version__, [[gpu.name, gpu.total_memory] for gpu in gpus]]))
 """
+# Permissions are tried for real, in a process that then ends. Touched pages only are locked (MCL_ONFAULT), but Linux
+# counts all against the limit: this asks for what a frontend needs without taking it.
+_REALTIME_PROBE: Final = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))"
+_LOCK_PROBE: Final = f"""
+import ctypes, mmap
+assert ctypes.CDLL(None).mlockall(2 | 4) == 0  # MCL_FUTURE | MCL_ONFAULT
+mmap.mmap(-1, {_GIB})
+"""
+_ISOLATED_CPUS: Final = Path("/sys/devices/system/cpu/isolated")
+_CGROUP_CPUS: Final = (  # of version 2 and of version 1
+    Path("/sys/fs/cgroup/cpuset.cpus.effective"),
+    Path("/sys/fs/cgroup/cpuset/cpuset.effective_cpus"),
+)
+_CGROUP_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
+_REALTIME_SHARE: Final = Path("/proc/sys/kernel/sched_rt_runtime_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +76,7 @@ def examine(port: int) -> Iterator[Finding]:
         examine_shared_memory,
         examine_hardware,
         examine_torch,
-        examine_limits,
+        examine_isolation,
         examine_model,
         lambda: examine_port(port),
     )
@@ -109,7 +124,7 @@ def examine_hardware() -> Iterator[Finding]:
         yield Finding("warn", "cores", "1", "the CPU engine and the frontend share it: expect slow answers")
     else:
         yield Finding("ok", "cores", str(cores))
-    available = _read_available_memory()
+    available = read_available_memory()
     text = f"{available / _GIB:.1f} GiB available"
     if available < 2 * _GIB:
         yield Finding("warn", "memory", text, "the default model with its default KV cache needs about 2 GiB")
@@ -138,19 +153,37 @@ def examine_torch() -> Iterator[Finding]:
         yield Finding("ok", "GPU", "none that torch can use: the engine runs on the CPU")
 
 
-def examine_limits() -> Iterator[Finding]:
-    """See whether real-time scheduling and locked memory are permitted; both only steady the latency."""
-    priority = resource.getrlimit(resource.RLIMIT_RTPRIO)[0]
-    if os.geteuid() == 0 or priority > 0:
+def examine_isolation() -> Iterator[Finding]:
+    """Look at what frontends can be kept apart with: cores, real-time scheduling, locked memory."""
+    yield from _examine_cpus()
+    if not _succeeds(_REALTIME_PROBE):
+        advice = "only for --frontend-sched fifo or rr: CAP_SYS_NICE, or ulimit -r 50 (systemd LimitRTPRIO=50)"
+        yield Finding("warn", "real-time scheduling", "not permitted", advice)
+    elif _read(_REALTIME_SHARE) == "0":
+        advice = "sysctl kernel.sched_rt_runtime_us=950000"
+        yield Finding("warn", "real-time scheduling", "permitted, but the kernel gives it no time", advice)
+    else:
         yield Finding("ok", "real-time scheduling", "permitted")
+    if _succeeds(_LOCK_PROBE):
+        yield Finding("ok", "locked memory", "permitted")
     else:
-        yield Finding("warn", "real-time scheduling", "not permitted", "optional: ulimit -r 50, or CAP_SYS_NICE")
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if locked == resource.RLIM_INFINITY or locked >= _GIB:
-        yield Finding("ok", "locked memory", "enough")
+        advice = "for --frontend-mlock and to register memory for RDMA: CAP_IPC_LOCK, or ulimit -l unlimited"
+        yield Finding("warn", "locked memory", "1 GiB is not permitted", advice)
+
+
+def _examine_cpus() -> Iterator[Finding]:
+    text = f"{format_cpus(os.sched_getaffinity(0))} may be used"
+    if cgroup := _read(_CGROUP_CPUS[0]) or _read(_CGROUP_CPUS[1]):
+        text += f"; the cgroup has {cgroup}"
+    isolated = _read(_ISOLATED_CPUS)
+    text += f"; isolated by the kernel: {isolated or 'none'}"
+    quota = _read(_CGROUP_QUOTA).split()
+    if quota and quota[0] != "max":
+        cores = int(quota[0]) / int(quota[1])
+        advice = "give whole cores instead (cpuset): a quota stops every thread for the rest of its period"
+        yield Finding("warn", "cores for frontends", f"{text}; the cgroup's quota is {cores:g} cores", advice)
     else:
-        advice = "needed to register memory for RDMA: ulimit -l unlimited"
-        yield Finding("warn", "locked memory", f"limited to {locked // 1024} KiB", advice)
+        yield Finding("ok", "cores for frontends", text)
 
 
 def examine_model() -> Iterator[Finding]:
@@ -176,8 +209,22 @@ def examine_port(port: int) -> Iterator[Finding]:
         yield Finding("ok", "port", f"{port} is free")
 
 
-def _read_available_memory() -> int:
+def read_available_memory() -> int:
     """Read what the kernel would give without swapping, in bytes."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     kibibytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return int(kibibytes) * 1024
+
+
+def _succeeds(code: str) -> bool:
+    """Whether a fresh interpreter runs this code without an error."""
+    command = [sys.executable, "-S", "-E", "-c", code]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
+
+
+def _read(path: Path) -> str:
+    """Read a file of the kernel; empty where this kernel has none."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

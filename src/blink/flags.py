@@ -27,7 +27,8 @@ def add_flags(parser: argparse.ArgumentParser, config_class: type, texts: Mappin
     """
     seen: set[str] = set()
     groups: dict[type, argparse._ArgumentGroup] = {}
-    _add_positional_model(parser)
+    if any(owner is ModelConfig for owner, _ in _walk(config_class)):
+        _add_positional_model(parser)
     for owner, option in _walk(config_class):
         if option.name in seen:
             continue

@@ -9,6 +9,7 @@ import select
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,6 +17,7 @@ from tqdm import tqdm
 
 from blink.client import EngineClient
 from blink.config import EngineConfig, FrontendConfig, ModelConfig
+from blink.engine.base import Engine
 from blink.engine.engine import create_engine
 from blink.errors import BadRequestError, ConfigError, EngineUnavailableError, OverloadedError
 from blink.frontend.generation import FINISH_NAMES, Generation, TokenLogprob
@@ -75,9 +77,10 @@ class LLM:
     def __init__(self, model: str = "", **options: Any) -> None:
         config = _engine_config(model, options)
         self._assets = load_assets(FrontendConfig(model=config.model))
-        self._engine = create_engine(config)
-        self._thread = threading.Thread(target=self._engine.run, name="blink-engine", daemon=True)
+        boot: Future[Engine] = Future()
+        self._thread = threading.Thread(target=_run_engine, args=(config, boot), name="blink-engine", daemon=True)
         self._thread.start()
+        self._engine = boot.result()
         # In one process with the engine, silence means a busy interpreter and not a dead engine.
         self._client = EngineClient(config.region, engine_timeout=60.0)
         self._next_tick = 0.0
@@ -226,6 +229,17 @@ class LLM:
             if time.monotonic() > deadline:
                 raise EngineUnavailableError(self._client.unavailable_reason)
             time.sleep(0.01)
+
+
+def _run_engine(config: EngineConfig, boot: Future[Engine]) -> None:
+    """Create an engine and run it, on one thread: OpenMP keeps a pool for each thread that computes."""
+    try:
+        engine = create_engine(config)
+    except BaseException as error:
+        boot.set_exception(error)
+        return
+    boot.set_result(engine)
+    engine.run()
 
 
 def _engine_config(model: str, options: dict[str, Any]) -> EngineConfig:

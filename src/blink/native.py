@@ -36,6 +36,8 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_waiter_start": (_PTR, [_PTR, _U32, _I32, _U32]),
     "blink_waiter_watch": (None, [_PTR, _U32, _U32]),
     "blink_waiter_stop": (None, [_PTR]),
+    "blink_rms_norm": (None, [_PTR, _PTR, _PTR, _PTR, _U32, _U32, ctypes.c_float]),
+    "blink_rotate_and_store": (None, [_PTR, _PTR, _PTR, _PTR, _PTR, _U32, _U32, _U32, _U32, _U32]),
 }
 
 

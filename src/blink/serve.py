@@ -16,6 +16,7 @@ from blink.address import Address
 from blink.config import FrontendConfig, ServeConfig
 from blink.errors import ConfigError
 from blink.flags import to_flags
+from blink.isolation import deal_cpus, format_cpus, parse_cpus
 from blink.model_files import resolve_model
 from blink.region import region_path
 from blink.supervision import CONFIG_EXIT_STATUS, Child, describe_exit
@@ -73,7 +74,14 @@ def resolve_serve(config: ServeConfig) -> ServeConfig:
         raise ConfigError("--uds serves one frontend: several cannot share a Unix socket")
     if config.engine.region != config.frontend.region:
         raise ConfigError("engine and frontends must use the same region")
+    parse_cpus(config.frontend.frontend_cpus)
     return replace(config, engine=replace(config.engine, num_queue_pairs=max(workers, config.engine.num_queue_pairs)))
+
+
+def worker_config(config: ServeConfig, index: int) -> FrontendConfig:
+    """Return the configuration of one frontend worker: all the same but its cores."""
+    cpus = deal_cpus(parse_cpus(config.frontend.frontend_cpus), index, config.frontend_workers)
+    return replace(config.frontend, frontend_cpus=format_cpus(cpus))
 
 
 class _Supervisor:
@@ -84,7 +92,7 @@ class _Supervisor:
         self._region = region_path(config.engine.region)
         self._engine = _child("the engine", "engine", *to_flags(config.engine))
         self._frontends = [
-            _child(f"frontend {index}", "frontend", *to_flags(config.frontend))
+            _child(f"frontend {index}", "frontend", *to_flags(worker_config(config, index)))
             for index in range(config.frontend_workers)
         ]
         self._asking: Child | None = None

@@ -61,12 +61,10 @@ class Child:
     def start(self) -> None:
         """Start the process: output goes to the supervisor's, signals of the terminal do not reach it."""
         self.restart_at = None
-        libc, supervisor = ctypes.CDLL(None), os.getpid()
+        supervisor = os.getpid()
 
         def tie_to_supervisor() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != supervisor:  # it died before the line above
-                os._exit(1)
+            die_with_parent(supervisor, signal.SIGTERM)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
         # Safe although it runs Python after a fork: the supervisor has one thread.
@@ -88,6 +86,13 @@ class Child:
         """Send a signal if the process runs."""
         if self._process is not None:
             self._process.send_signal(signum)
+
+
+def die_with_parent(parent: int, signum: signal.Signals) -> None:
+    """Let the kernel send this process `signum` when its parent ends, whose process id it was told."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 def describe_exit(status: int) -> str:

@@ -36,6 +36,7 @@ def engine() -> Iterator[Engine]:
     name = f"e2e-{os.getpid()}-{secrets.token_hex(3)}"
     flags = [f"--region={name}", "--device=cpu", "--cpu-threads=1", f"--max-model-len={MAX_MODEL_LEN}"]
     flags += ["--num-queue-pairs=6", f"--max-sequences-per-worker={MAX_SEQUENCES}"]
+    flags += ["--max-num-batched-tokens=512"]  # long prompts come in chunks, and buffers soon reach their size
     process = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags])
     try:
         frontend = start_frontend(name, wait=False)

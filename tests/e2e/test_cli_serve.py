@@ -17,9 +17,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from blink.isolation import format_cpus
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
 
 _BOOT_SECONDS = 90.0
+_CPUS = sorted(os.sched_getaffinity(0))[:2]
 # Bounded answers bound the time; one thread is steadier than several on a busy machine.
 _SMALL = ("--max-model-len=200", "--cpu-threads=1")
 
@@ -80,8 +83,14 @@ def _served(*flags: str) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with _served("--frontend-workers=2") as served:
+    with _served("--frontend-workers=2", f"--frontend-cpus={format_cpus(_CPUS)}") as served:
         yield served
+
+
+def test_each_frontend_is_on_its_core_and_the_engine_on_any(server: Served) -> None:
+    expected = [[_CPUS[0]], [_CPUS[-1]]]
+    assert sorted(sorted(os.sched_getaffinity(pid)) for pid in server.children("frontend")) == expected
+    assert os.sched_getaffinity(server.children("engine")[0]) == os.sched_getaffinity(0)
 
 
 def test_engine_killed_is_restarted_while_frontends_stay_and_answer_503(server: Served) -> None:
@@ -107,7 +116,7 @@ def test_frontend_killed_is_restarted_while_the_engine_stays(server: Served) -> 
 def test_chat_sends_the_whole_conversation(server: Served) -> None:
     questions = ["Say the word yes.", "Now say the word no."]
     before = server.metric("request_prompt_tokens_sum")
-    chat = _chat(server, "--system", "Answer in one word.")
+    chat = _chat(server, "--system", "Answer in one word.", "--temperature=0", "--max-tokens=16")
     output, _ = chat.communicate("".join(f"{question}\n" for question in questions), timeout=60)
     assert chat.returncode == 0
     first_answer = output.split("> ", 2)[1].removesuffix("\n")
@@ -118,7 +127,7 @@ def test_chat_sends_the_whole_conversation(server: Served) -> None:
 
 
 def test_interrupt_stops_the_answer_and_frees_its_sequence(server: Served) -> None:
-    chat = _chat(server)
+    chat = _chat(server, "--temperature=0")
     assert chat.stdin is not None
     assert chat.stdout is not None
     chat.stdin.write("Count from one to one thousand in words.\n")

@@ -30,7 +30,16 @@ def _loaded_after(code: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["blink", "blink.cli", "blink.serve", "blink.chat", "blink.doctor", "blink.frontend", "blink.frontend.server"],
+    [
+        "blink",
+        "blink.cli",
+        "blink.serve",
+        "blink.chat",
+        "blink.bench.sweep",
+        "blink.doctor",
+        "blink.frontend",
+        "blink.frontend.server",
+    ],
 )
 def test_import_loads_nothing_heavy(module: str) -> None:
     loaded = _loaded_after(f"import {module}")
@@ -57,7 +66,7 @@ def test_package_offers_its_public_names_lazily() -> None:
         blink.no_such_name  # noqa: B018
 
 
-@pytest.mark.parametrize("command", ["serve", "engine", "frontend", "chat", "doctor"])
+@pytest.mark.parametrize("command", ["serve", "engine", "frontend", "chat", "bench", "doctor"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main([command, "--help"])

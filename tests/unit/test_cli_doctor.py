@@ -12,7 +12,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from blink.doctor import Finding, examine_hardware, examine_library, examine_model, examine_port, examine_torch
+from blink.doctor import (
+    Finding,
+    examine_hardware,
+    examine_isolation,
+    examine_library,
+    examine_model,
+    examine_port,
+    examine_torch,
+)
+from blink.isolation import format_cpus
+
+# Without the limits and, if it had them, without the capabilities (CAP_IPC_LOCK, CAP_SYS_NICE) that its children need.
+_UNPRIVILEGED = """
+import ctypes, resource
+from blink.doctor import examine_isolation
+for limit in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_RTPRIO):
+    resource.setrlimit(limit, (0, 0))
+for capability in (14, 23):
+    ctypes.CDLL(None).prctl(24, capability)  # PR_CAPBSET_DROP
+for finding in examine_isolation():
+    print(finding.level, finding.subject, finding.advice)
+"""
 
 
 def _run(**environment: str) -> subprocess.CompletedProcess[str]:
@@ -47,6 +68,21 @@ def test_torch_is_reported_as_installed() -> None:
     found = {finding.subject: finding for finding in examine_torch()}
     assert found["torch"] == Finding("ok", "torch", torch.__version__)
     assert "GPU" in found
+
+
+def test_isolation_is_reported_with_the_cores_that_this_process_may_use() -> None:
+    found = {finding.subject: finding for finding in examine_isolation()}
+    assert set(found) == {"cores for frontends", "real-time scheduling", "locked memory"}
+    assert found["cores for frontends"].text.startswith(f"{format_cpus(os.sched_getaffinity(0))} may be used")
+
+
+def test_isolation_that_is_not_permitted_is_a_warning_with_advice() -> None:
+    run = subprocess.run([sys.executable, "-c", _UNPRIVILEGED], capture_output=True, text=True, timeout=60, check=True)
+    realtime, locked = run.stdout.splitlines()[1:]
+    assert realtime.startswith("warn real-time scheduling")
+    assert "ulimit -r" in realtime
+    assert locked.startswith("warn locked memory")
+    assert "ulimit -l" in locked
 
 
 def test_cores_are_those_that_this_process_may_use() -> None:

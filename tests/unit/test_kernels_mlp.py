@@ -14,10 +14,11 @@ from blink.kernels.silu_mul import silu_mul
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
+@pytest.mark.parametrize("size", [5, 64, 79])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_rms_norm_divides_by_the_root_mean_square(dtype: torch.dtype) -> None:
+def test_rms_norm_divides_by_the_root_mean_square(dtype: torch.dtype, size: int) -> None:
     torch.manual_seed(10)
-    x, weight = torch.randn(5, 64).to(dtype) * 3, torch.rand(64).to(dtype)
+    x, weight = torch.randn(5, size).to(dtype) * 3, torch.rand(size).to(dtype)
     wide = x.double()
     expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     found = rms_norm(x, weight, 1e-5)

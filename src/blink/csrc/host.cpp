@@ -2,6 +2,7 @@
 // The C API of the library, called from Python through ctypes. No function throws or keeps a pointer beyond its object.
 #include <cstring>
 
+#include "cpu_kernels.h"
 #include "host_env.h"
 #include "integrity.h"
 #include "layout_table.h"
@@ -105,5 +106,16 @@ Waiter* blink_waiter_start(const Cqe* queue, uint32_t entries, int32_t event_fd,
 }
 void blink_waiter_watch(Waiter* waiter, uint32_t head, uint32_t active) { waiter->watch(head, active != 0); }
 void blink_waiter_stop(Waiter* waiter) { delete waiter; }
+
+void blink_rms_norm(float* out, const float* x, float* residual, const float* weight, uint32_t rows, uint32_t size,
+                    float eps) {
+  rms_norm(out, x, residual, weight, rows, size, eps);
+}
+
+void blink_rotate_and_store(float* qkv, const float* rotation, const int32_t* slots, float* keys, float* values,
+                            uint32_t tokens, uint32_t query_heads, uint32_t kv_heads, uint32_t head_dim,
+                            uint32_t rotary_dim) {
+  rotate_and_store(qkv, rotation, slots, keys, values, {tokens, query_heads, kv_heads, head_dim, rotary_dim});
+}
 
 }  // extern "C"

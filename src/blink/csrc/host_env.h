@@ -94,9 +94,10 @@ class Loop {
     changed_.notify_all();
   }
 
-  // Frontends cannot wake this thread: it looks again soon after work, and a thousand times a second when idle.
+  // Frontends cannot wake this thread: it looks again soon after work, and a thousand times a second when idle. While
+  // the model computes there is only intake to do, which the end of the step would do too: no need to disturb it often.
   static std::chrono::microseconds pause(StepResult result, uint32_t idle_passes) {
-    if (result != StepResult::kIdle) return std::chrono::microseconds(1000);
+    if (result != StepResult::kIdle) return std::chrono::microseconds(5000);
     return std::chrono::microseconds(idle_passes < 2000 ? 50 : 1000);
   }
 

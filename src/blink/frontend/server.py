@@ -31,6 +31,7 @@ from blink.frontend.middleware import ApiKeyGuard, BodyLimit, RequestIds
 from blink.frontend.model_assets import load_assets
 from blink.frontend.poller import Poller
 from blink.frontend.routes import create_app
+from blink.isolation import isolate, parse_cpus
 
 _KEY_VARIABLE = "BLINK_API_KEY"
 _BACKLOG = 2048
@@ -43,12 +44,15 @@ def run_worker(config: FrontendConfig) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status.
 
     Raises:
-        ConfigError: the model's files, the address or the TLS files do not fit.
+        ConfigError: the model's files, the address, the TLS files or the isolation asked for do not fit.
     """
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    # Before the event loop and the native waiter start: their threads inherit it.
+    cpus = parse_cpus(config.frontend_cpus)
+    isolate(cpus, config.frontend_sched, config.frontend_sched_priority, config.frontend_mlock)
     assets = load_assets(config)
     client = EngineClient(_engine_of(config), config.engine_timeout)
     metrics = Metrics(MetricStore(config.region, NUM_VALUES), client.stats)

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as functional
 from torch import Tensor
+
+from blink.native import lib
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -18,7 +21,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
         from blink.kernels.gpu.rms_norm import rms_norm_gpu
 
         return rms_norm_gpu(x, weight, eps, residual)
+    if x.dtype == torch.float32 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
+        return rms_norm_native(x, weight, eps, residual)
     return rms_norm_reference(x, weight, eps, residual)
+
+
+def rms_norm_native(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """Compute rms_norm of contiguous float32 on the CPU in one pass."""
+    result = torch.empty_like(x)
+    size = x.shape[-1]
+    added = None if residual is None else residual.data_ptr()
+    lib.blink_rms_norm(result.data_ptr(), x.data_ptr(), added, weight.data_ptr(), x.numel() // size, size, eps)
+    return result
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -50,4 +64,4 @@ def last_token_norm_reference(
 ) -> Tensor:
     """Compute last_token_norm with plain PyTorch."""
     last = query_starts[1 : num_rows + 1] - 1
-    return rms_norm_reference(x.index_select(0, last), weight, eps, residual.index_select(0, last))
+    return rms_norm(x.index_select(0, last), weight, eps, residual.index_select(0, last))

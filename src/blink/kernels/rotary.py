@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.rms_norm import rms_norm_reference
+from blink.native import lib
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,24 @@ def rotate_and_store(
         from blink.kernels.gpu.rotary import rotate_and_store_gpu
 
         return rotate_and_store_gpu(qkv, rotation, kv_slots, kv_cache, head_norm)
+    if head_norm is None and qkv.dtype == torch.float32 and kv_slots.dtype == torch.int32:
+        return rotate_and_store_native(qkv, rotation, kv_slots, kv_cache)
     return rotate_and_store_reference(qkv, rotation, kv_slots, kv_cache, head_norm)
+
+
+def rotate_and_store_native(qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor) -> Tensor:
+    """Compute rotate_and_store of float32 on the CPU in one pass, in place."""
+    assert qkv.is_contiguous() and rotation.is_contiguous() and kv_slots.is_contiguous() and kv_cache.is_contiguous()
+    kv_heads, head_dim = kv_cache.shape[-2:]
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    num_q = heads.shape[1] - 2 * kv_heads
+    keys = kv_cache.data_ptr()
+    values = keys + kv_cache.stride(0) * kv_cache.element_size()
+    lib.blink_rotate_and_store(
+        qkv.data_ptr(), rotation.data_ptr(), kv_slots.data_ptr(), keys, values,
+        qkv.shape[0], num_q, kv_heads, head_dim, rotation.shape[1],
+    )  # fmt: skip
+    return heads[:, :num_q]
 
 
 def rotate_and_store_reference(

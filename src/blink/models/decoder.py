@@ -80,8 +80,11 @@ class Decoder:
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> Tensor:
         """Allocate a KV cache: [layers, 2, num_blocks, block_size, kv_heads, head_dim], zero."""
-        # Zeros, because attention multiplies what it masks by 0, and uninitialised memory may hold NaN.
-        return torch.zeros(self.spec.kv_cache_shape(num_blocks, block_size), dtype=self.dtype, device=self.device)
+        # Zeros, because attention multiplies what it masks by 0, and uninitialised memory may hold NaN. Written, for
+        # a host's memory would else be taken page by page while serving, and might then not be there.
+        return torch.empty(
+            self.spec.kv_cache_shape(num_blocks, block_size), dtype=self.dtype, device=self.device
+        ).zero_()
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> None:
