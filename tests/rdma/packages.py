@@ -68,8 +68,8 @@ def fetch_packages() -> Packages:
     Raises:
         RigUnavailableError: this is no Debian on x86-64, or the packages cannot be fetched.
     """
-    if platform.machine() != "x86_64" or not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
-        raise RigUnavailableError("needs Debian on x86-64 (apt-get, dpkg-deb)")
+    if platform.machine() != "x86_64" or platform.freedesktop_os_release().get("ID") != "debian":
+        raise RigUnavailableError("needs Debian on x86-64")
     try:
         cache = rig_cache()
         cache.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def fetch_packages() -> Packages:
 
 
 def _key() -> str:
-    release = Path("/etc/debian_version").read_text() if Path("/etc/debian_version").exists() else ""
+    release = platform.freedesktop_os_release()["VERSION_ID"]
     return hashlib.sha256(repr((_RECIPE, TOOLS, KERNEL, release)).encode()).hexdigest()[:16]
 
 

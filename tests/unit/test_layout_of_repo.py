@@ -125,4 +125,5 @@ def test_wheel_carries_the_library_its_sources_and_the_model_shapes(tmp_path: Pa
         for path in _PACKAGE.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {name for name in shipped if name.startswith("blink/")} == sources | {"blink/lib/libblink.so"}
+    own = {name for name in shipped if name.startswith("blink/")} - {"blink/lib/libblink_verbs.so"}  # needs libibverbs
+    assert own == sources | {"blink/lib/libblink.so"}
