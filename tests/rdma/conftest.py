@@ -78,7 +78,9 @@ def model_servers() -> Iterator[ModelServers]:
     engine = ModelEngine(region, place)
     chat = f"--chat-template={template}"  # the model's own would double the prompts, and the rig is slow
     servers = ModelServers(
-        HttpFrontend(f"--rdma={place}", "--region=model-rdma", chat), HttpFrontend(f"--region={region}", chat)
+        engine,
+        HttpFrontend(f"--rdma={place}", "--region=model-rdma", chat),
+        HttpFrontend(f"--region={region}", chat),
     )
     yield servers
     for frontend in (servers.rdma, servers.shm):

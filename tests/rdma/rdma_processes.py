@@ -117,8 +117,16 @@ class HttpFrontend:
 class ModelServers:
     """An engine with the default model and two frontends of it."""
 
+    engine: ModelEngine
     rdma: HttpFrontend
     shm: HttpFrontend
+
+    def wait(self) -> None:
+        wait_for(self._are_healthy, "the default model", pause=1)
+
+    def _are_healthy(self) -> bool:
+        assert self.engine.process.poll() is None, "the engine died"
+        return self.rdma.is_healthy() and self.shm.is_healthy()
 
 
 def open_connection(place: str) -> RdmaConnection:

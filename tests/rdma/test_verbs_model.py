@@ -30,8 +30,7 @@ def test_greedy_answers_over_rdma_equal_those_over_shared_memory(model_servers: 
         choice = answer["choices"][0]
         answers[way, question] = [choice["message"]["content"], [t["token"] for t in choice["logprobs"]["content"]]]
 
-    for frontend in (model_servers.rdma, model_servers.shm):
-        frontend.wait()
+    model_servers.wait()
     threads = [threading.Thread(target=ask, args=(way, q)) for way in ("rdma", "shm") for q in _QUESTIONS]
     for thread in threads:
         thread.start()
