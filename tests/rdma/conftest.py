@@ -8,7 +8,6 @@ BLINK_TEST_RDMA_ENGINE=HOST:PORT takes a counting engine that runs elsewhere.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 import pytest
 
 from guest import GuestRun
-from rdma_processes import CountingProcess, HttpFrontend, ModelEngine, ModelServers, free_port
+from model_servers import ModelServers
+from rdma_processes import CountingProcess, HttpFrontend
 
 _HERE = os.environ.get("BLINK_TEST_RDMA") == "here"
 _ELSEWHERE = os.environ.get("BLINK_TEST_RDMA_ENGINE")
@@ -70,28 +70,25 @@ def frontend(engine_place: str) -> Iterator[HttpFrontend]:
 
 
 @pytest.fixture(scope="session")
-def model_servers() -> Iterator[ModelServers]:
-    """The default model's servers; they start while other tests run."""
-    template = Path(tempfile.mkdtemp()) / "template"
-    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
-    place, region = f"127.0.0.1:{free_port()}", "model"
-    engine = ModelEngine(region, place)
-    chat = f"--chat-template={template}"  # the model's own would double the prompts, and the rig is slow
-    servers = ModelServers(
-        engine,
-        HttpFrontend(f"--rdma={place}", "--region=model-rdma", chat),
-        HttpFrontend(f"--region={region}", chat),
-    )
-    yield servers
-    for frontend in (servers.rdma, servers.shm):
-        frontend.stop()
+def single() -> Iterator[CountingProcess]:
+    """An engine with one queue pair and a short lease."""
+    engine = CountingProcess("single", num_queue_pairs=1, lease_timeout=0.5)
+    yield engine
     engine.kill()
+
+
+@pytest.fixture(scope="session")
+def model_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServers]:
+    """The servers of the default model."""
+    servers = ModelServers(tmp_path_factory.mktemp("model"))
+    yield servers
+    servers.kill()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def start_early(request: pytest.FixtureRequest) -> Any:
     """Start what takes long before the first test."""
     wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    for name in ("model_servers", "frontend"):
+    for name in ("model_servers", "frontend", "single"):
         if name in wanted:
             request.getfixturevalue(name)

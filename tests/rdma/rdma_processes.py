@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,22 +110,6 @@ class HttpFrontend:
     def stop(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)
         self.process.wait()
-
-
-@dataclass(frozen=True)
-class ModelServers:
-    """An engine with the default model and two frontends of it."""
-
-    engine: ModelEngine
-    rdma: HttpFrontend
-    shm: HttpFrontend
-
-    def wait(self) -> None:
-        wait_for(self._are_healthy, "the default model", pause=1)
-
-    def _are_healthy(self) -> bool:
-        assert self.engine.process.poll() is None, "the engine died"
-        return self.rdma.is_healthy() and self.shm.is_healthy()
 
 
 def open_connection(place: str) -> RdmaConnection:

@@ -42,8 +42,9 @@ def test_a_killed_engine_is_found_again(engine: CountingProcess, frontend: HttpF
     assert frontend.complete([5, 6, 7]) == before != frontend.complete([5, 6, 8])
 
 
-def test_a_frontend_too_many_is_told_so_and_the_queue_pair_of_a_lost_one_comes_back() -> None:
-    single = CountingProcess("single", num_queue_pairs=1, lease_timeout=0.5)
+def test_a_frontend_too_many_is_told_so_and_the_queue_pair_of_a_lost_one_comes_back(
+    single: CountingProcess,
+) -> None:
     first = open_connection(single.place)
     attach(first)
     channel = Channel(Device())
@@ -54,4 +55,3 @@ def test_a_frontend_too_many_is_told_so_and_the_queue_pair_of_a_lost_one_comes_b
     second = open_connection(single.place)
     attach(second)
     second.close()
-    single.kill()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C API of the RDMA library, called from Python through ctypes. No function throws; a failure leaves its text behind.
+// The C API of the RDMA library, called from Python through ctypes. No function throws; a failure leaves its text
+// behind.
 #include "verbs_channel.h"
 
 using namespace blink;
@@ -53,7 +54,8 @@ Channel* blink_channel_open(const char* device, int32_t gid_index) {
 }
 void blink_channel_close(Channel* channel) { delete channel; }
 void blink_channel_info(const Channel* channel, EndpointInfo* out) { *out = channel->info(); }
-uint32_t blink_channel_connect(Channel* channel, const EndpointInfo* peer, const RemoteWindow* shared, const RemoteWindow* pair) {
+uint32_t blink_channel_connect(Channel* channel, const EndpointInfo* peer, const RemoteWindow* shared,
+                               const RemoteWindow* pair) {
   return guarded([&] { return channel->connect(*peer, *shared, *pair), 1u; });
 }
 void blink_channel_write(Channel* channel, uint64_t offset, const void* data, uint32_t bytes) {
@@ -65,7 +67,8 @@ void blink_channel_store_u32(Channel* channel, uint64_t offset, uint32_t value) 
 uint32_t blink_channel_read(Channel* channel, uint64_t offset, void* out, uint32_t bytes) {
   return channel->read(offset, out, bytes);
 }
-void blink_channel_start(Channel* channel, uint64_t cq_offset, uint32_t entries, uint32_t head, int32_t event_fd, uint32_t interval_us) {
+void blink_channel_start(Channel* channel, uint64_t cq_offset, uint32_t entries, uint32_t head, int32_t event_fd,
+                         uint32_t interval_us) {
   channel->start(cq_offset, entries, head, event_fd, interval_us);
 }
 void blink_channel_watch(Channel* channel, uint32_t active) { channel->watch(active != 0); }

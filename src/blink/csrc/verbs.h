@@ -17,7 +17,8 @@ namespace blink {
 
 // A failure of set-up, with errno where a call gave one.
 struct VerbsError : std::runtime_error {
-  VerbsError(const std::string& text, int code) : std::runtime_error(text + (code ? std::string(": ") + strerror(code) : "")), code(code) {}
+  VerbsError(const std::string& text, int code)
+      : std::runtime_error(text + (code ? std::string(": ") + strerror(code) : "")), code(code) {}
   int code;
 };
 
@@ -87,7 +88,9 @@ class Endpoint {
     std::memcpy(a.ah_attr.grh.dgid.raw, peer.gid, sizeof peer.gid);
     a.ah_attr.grh.sgid_index = uint8_t(gid_index_);
     a.ah_attr.grh.hop_limit = kHopLimit;
-    modify(a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+    modify(a,
+           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+               IBV_QP_MIN_RNR_TIMER,
            "there is no RDMA path to the other end");
   }
   void enable_sending() {
@@ -98,8 +101,10 @@ class Endpoint {
     a.rnr_retry = kRetries;
     a.sq_psn = psn();
     a.max_rd_atomic = kReadsInFlight;
-    modify(a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
-           "the RDMA connection cannot be opened");
+    modify(
+        a,
+        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+        "the RDMA connection cannot be opened");
   }
 
   ibv_qp* pair() { return pair_; }
@@ -117,7 +122,9 @@ class Endpoint {
     if (list != nullptr) ibv_free_device_list(list);
     if (context_ != nullptr) return;
     if (count == 0) throw VerbsError("this machine has no RDMA device", 0);
-    throw VerbsError(device.empty() ? "no RDMA device has an active port" : "the RDMA device " + device + " is not there or has no active port", 0);
+    throw VerbsError(device.empty() ? "no RDMA device has an active port"
+                                    : "the RDMA device " + device + " is not there or has no active port",
+                     0);
   }
   // Keep the device if one of its ports is up.
   void try_open(ibv_device* device) {
@@ -140,7 +147,8 @@ class Endpoint {
       if (rank > best) best = rank, gid_index_ = i;
     }
     if (index >= 0) gid_index_ = index;
-    if (ibv_query_gid(context_, port_, gid_index_, &gid_)) throw VerbsError("the RDMA device has no address " + std::to_string(gid_index_), errno);
+    if (ibv_query_gid(context_, port_, gid_index_, &gid_))
+      throw VerbsError("the RDMA device has no address " + std::to_string(gid_index_), errno);
   }
 
   void create() {
@@ -163,7 +171,8 @@ class Endpoint {
     a.port_num = port_;
     // The most that any memory of this end may allow; each memory's own flags decide.
     a.qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
-    modify(a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "the RDMA queue pair cannot be initialised");
+    modify(a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+           "the RDMA queue pair cannot be initialised");
   }
 
   void modify(ibv_qp_attr& attributes, int mask, const char* failure) {

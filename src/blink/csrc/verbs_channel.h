@@ -66,7 +66,8 @@ class Channel {
     std::unique_lock lock(mutex_);
     counters_.writes++;
     if (bytes <= endpoint_.max_inline()) {
-      post(lock, IBV_WR_RDMA_WRITE, const_cast<void*>(data), bytes, offset, IBV_SEND_INLINE | (signalled ? IBV_SEND_SIGNALED : 0));
+      post(lock, IBV_WR_RDMA_WRITE, const_cast<void*>(data), bytes, offset,
+           IBV_SEND_INLINE | (signalled ? IBV_SEND_SIGNALED : 0));
       return;
     }
     uint8_t* copy = memory_.get() + (offset - pair_.start);
@@ -80,7 +81,8 @@ class Channel {
   bool read(uint64_t offset, void* out, uint32_t bytes) {
     std::unique_lock lock(mutex_);
     uint8_t* scratch = landing() + kMaxWindow * sizeof(Cqe);
-    const uint64_t serial = post(lock, IBV_WR_RDMA_READ, scratch, std::min(bytes, kScratchBytes), offset, IBV_SEND_SIGNALED);
+    const uint64_t serial =
+        post(lock, IBV_WR_RDMA_READ, scratch, std::min(bytes, kScratchBytes), offset, IBV_SEND_SIGNALED);
     counters_.reads++;
     if (!await(lock, serial)) return false;
     std::memcpy(out, scratch, bytes);
@@ -126,7 +128,7 @@ class Channel {
   static constexpr uint32_t kMinWindow = 16, kMaxWindow = 512;  // completions of one read
   static constexpr uint32_t kScratchBytes = 4096;
   static constexpr uint64_t kLandingBytes = kMaxWindow * sizeof(Cqe) + kScratchBytes;
-  static constexpr uint32_t kUnsignalled = 32;                      // at most so many in a row
+  static constexpr uint32_t kUnsignalled = 32;                       // at most so many in a row
   static constexpr auto kSlowest = std::chrono::microseconds(1000);  // between two reads while tokens are awaited
   static constexpr auto kPatience = std::chrono::seconds(5);         // beyond all retries of the device
 
@@ -146,14 +148,17 @@ class Channel {
     if (failure_.empty()) failure_ = reason;
   }
 
-  // Take what the device has finished. Requests of one queue pair finish in their order, so a serial number says it all.
+  // Take what the device has finished. Requests of one queue pair finish in their order, so a serial number says it
+  // all.
   void poll() {
     ibv_wc done[16];
     for (int count; (count = ibv_poll_cq(endpoint_.completions(), 16, done)) > 0;) {
       counters_.completions += uint64_t(count);
       for (int i = 0; i < count; i++) {
-        if (done[i].status == IBV_WC_SUCCESS) completed_ = done[i].wr_id;
-        else fail(ibv_wc_status_str(done[i].status));
+        if (done[i].status == IBV_WC_SUCCESS)
+          completed_ = done[i].wr_id;
+        else
+          fail(ibv_wc_status_str(done[i].status));
       }
     }
   }
@@ -165,8 +170,10 @@ class Channel {
       if (!failure_.empty()) return false;
       if (completed_ >= serial) return true;
       lock.unlock();
-      if (spins < 200) std::this_thread::yield();
-      else std::this_thread::sleep_for(std::chrono::microseconds(20));
+      if (spins < 200)
+        std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
       lock.lock();
       if (Clock::now() > deadline) fail("no answer");
     }
@@ -185,7 +192,8 @@ class Channel {
   }
 
   // Post one request and return its serial number. After a failure nothing is sent.
-  uint64_t post(std::unique_lock<std::mutex>& lock, ibv_wr_opcode opcode, void* local, uint32_t bytes, uint64_t offset, unsigned flags) {
+  uint64_t post(std::unique_lock<std::mutex>& lock, ibv_wr_opcode opcode, void* local, uint32_t bytes, uint64_t offset,
+                unsigned flags) {
     if (posted_ - completed_ >= kSendEntries - 1 && !await(lock, posted_ - kSendEntries / 2)) return posted_;
     if (!failure_.empty()) return posted_;
     const RemoteWindow& window = offset >= pair_.start ? pair_ : shared_;
@@ -217,7 +225,8 @@ class Channel {
   bool collect(std::unique_lock<std::mutex>& lock) {
     const uint32_t at = next_ & (entries_ - 1);
     const uint32_t count = std::min(window_, entries_ - at);
-    const uint64_t serial = post(lock, IBV_WR_RDMA_READ, landing(), count * sizeof(Cqe), cq_offset_ + at * sizeof(Cqe), IBV_SEND_SIGNALED);
+    const uint64_t serial =
+        post(lock, IBV_WR_RDMA_READ, landing(), count * sizeof(Cqe), cq_offset_ + at * sizeof(Cqe), IBV_SEND_SIGNALED);
     counters_.reads++;
     if (!await(lock, serial)) return false;
     const Cqe* entries = reinterpret_cast<const Cqe*>(landing());
@@ -248,7 +257,8 @@ class Channel {
   }
   // The longer nothing has come, the longer the pause: a sixteenth of that time, within limits.
   std::chrono::microseconds pause(Clock::duration silence) const {
-    return std::clamp(std::chrono::duration_cast<std::chrono::microseconds>(silence / 16), std::min(interval_, kSlowest), kSlowest);
+    return std::clamp(std::chrono::duration_cast<std::chrono::microseconds>(silence / 16),
+                      std::min(interval_, kSlowest), kSlowest);
   }
 
   std::unique_ptr<uint8_t, Free> memory_;  // the queue pair's image, then where reads land; outlives the endpoint
