@@ -147,7 +147,8 @@ class Endpoint {
       if (rank > best) best = rank, gid_index_ = i;
     }
     if (index >= 0) gid_index_ = index;
-    if (ibv_query_gid(context_, port_, gid_index_, &gid_))
+    static constexpr ibv_gid kNone{};  // of an index that is not in use
+    if (ibv_query_gid(context_, port_, gid_index_, &gid_) || std::memcmp(&gid_, &kNone, sizeof gid_) == 0)
       throw VerbsError("the RDMA device has no address " + std::to_string(gid_index_), errno);
   }
 
