@@ -12,9 +12,9 @@ from typing import Any
 from blink.config import FrontendConfig
 from blink.errors import ConfigError
 from blink.frontend.chat_template import ChatTemplate
-from blink.frontend.gguf_metadata import read_gguf_metadata
 from blink.frontend.gguf_tokenizer import build_tokenizer
 from blink.frontend.tokenizer import Tokenizer, load_tokenizer
+from blink.gguf_header import read_gguf_metadata
 from blink.model_files import resolve_model
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

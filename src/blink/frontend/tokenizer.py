@@ -18,8 +18,8 @@ from blink.frontend.detokenizer import (
     TokenBytes,
     TokenTexts,
 )
-from blink.frontend.gguf_metadata import read_gguf_metadata
 from blink.frontend.gguf_tokenizer import build_tokenizer
+from blink.gguf_header import read_gguf_metadata
 
 
 class Tokenizer:
