@@ -63,7 +63,7 @@ def server() -> Iterator[tuple[subprocess.Popen[bytes], list[Frontend]]]:
     region = f"load-{os.getpid()}-{secrets.token_hex(3)}"
     flags = [f"--model={MODEL}", "--load-format=dummy", "--device=cuda", f"--region={region}", "--num-queue-pairs=2"]
     engine = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags, "--scheduling-policy=priority"])
-    frontends = [start_frontend(region, f"--model={MODEL}", wait=False) for _ in range(2)]
+    frontends = [start_frontend(region, f"--model={MODEL}", "--skip-tokenizer-init", wait=False) for _ in range(2)]
     try:
         wait_for(lambda: all(answers(frontend) == 200 for frontend in frontends), 180)
         yield engine, frontends
