@@ -14,6 +14,7 @@ import time
 
 import httpx
 import pytest
+
 from processes import Engine, measure, open_files, resident_mib, start_frontend, stop, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import AuthenticationError
+
 from processes import Engine, Frontend, free_port, start_frontend, stop, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from processes import Frontend, answers, measure, open_files, resident_mib, start_frontend, stop, wait_for
 
 import blink
+from processes import Frontend, answers, measure, open_files, resident_mib, start_frontend, stop, wait_for
 
 SECONDS = float(os.environ.get("BLINK_LOAD_SECONDS", "30"))
 RATE = float(os.environ.get("BLINK_LOAD_RATE", "32"))
