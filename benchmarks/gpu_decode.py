@@ -22,10 +22,13 @@ from blink.client import EngineClient
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.engine import create_engine
 from blink.layout import CqeKind
+from blink.models.source import read_spec
+from blink.models.spec import ModelSpec
 from blink.region import open_region
 from blink.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 185
+BANDWIDTH = 4.3e12  # bytes per second that a copy kernel reaches on an H200, reads and writes counted
 
 
 def connect(region: str) -> EngineClient:
@@ -58,12 +61,36 @@ def run_batch(client: EngineClient, rows: int, new_tokens: int) -> float:
     return statistics.median((stamps[-1] - stamps[0]) / 1e6 / (len(stamps) - 1) for stamps in times.values())
 
 
-def launch_delays(region: str, rows: int) -> np.ndarray:
-    """Microseconds from the end of a step to the launch of the next, for the traced decode steps of `rows` rows."""
-    trace = open_region(region).trace()
+def read_launches(region: str, rows: int) -> dict[str, float]:
+    """Time from the end of a step to the launch of the next, over the traced decode steps of `rows` rows.
+
+    Also its share of the steps' time: that in which no kernel of the model runs, but for the launch's own way.
+    """
+    trace = np.sort(open_region(region).trace(), order="step")
     steady = (trace["step"] > 0) & (trace["idle_before"] == 0) & (trace["num_tokens"] == trace["num_decode_rows"])
-    found = trace[steady & (trace["num_rows"] == rows)]
-    return (found["launched_ns"].astype(np.int64) - found["retired_ns"].astype(np.int64)) / 1e3
+    steady &= trace["num_rows"] == rows
+    launched, retired = (trace[name].astype(np.int64) for name in ("launched_ns", "retired_ns"))
+    delays = (launched - retired)[steady] / 1e3
+    followed = steady[1:] & steady[:-1] & (np.diff(trace["step"].astype(np.int64)) == 1)
+    if not followed.any():
+        return {"launch_p50_us": np.nan, "launch_p99_us": np.nan, "launch_share": np.nan}
+    p50, p99 = np.percentile(delays, [50, 99])
+    share = (launched - retired)[1:][followed].sum() / np.diff(launched)[followed].sum()
+    return {"launch_p50_us": float(p50), "launch_p99_us": float(p99), "launch_share": float(share)}
+
+
+def floor_ms(spec: ModelSpec, rows: int) -> float:
+    """Least milliseconds of a step: the bfloat16 weights that it reads, over the bandwidth that copies reach.
+
+    Of a mixture of experts, those that `rows` tokens are expected to choose, if they choose evenly. Keys and values
+    are left out.
+    """
+    read = spec.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
+    if spec.num_experts:
+        unread = (1 - spec.experts_per_token / spec.num_experts) ** rows
+        experts = 3 * spec.hidden_size * spec.moe_intermediate_size * spec.num_experts * spec.num_layers
+        read -= int(unread * experts)
+    return read * 2 / BANDWIDTH * 1e3
 
 
 def main() -> None:
@@ -75,6 +102,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
+    spec = read_spec(options.model)
     model = ModelConfig(model=str(options.model), load_format="dummy", max_model_len=4096)
     engine = create_engine(EngineConfig(region=region, model=model, device="cuda", enable_prefix_caching=False))
     thread = threading.Thread(target=engine.run, daemon=True)
@@ -84,15 +112,16 @@ def main() -> None:
     results: dict[int, dict[str, float]] = {}
     for rows in options.rows:
         tpot = statistics.median(run_batch(client, rows, options.new_tokens) for _ in range(options.repeats))
-        delays = launch_delays(region, rows)
-        p50, p99 = np.percentile(delays, [50, 99]) if len(delays) else (np.nan, np.nan)
-        results[rows] = {"tpot_ms": tpot, "launch_p50_us": float(p50), "launch_p99_us": float(p99)}
+        results[rows] = {"tpot_ms": tpot, "floor_ms": floor_ms(spec, rows), **read_launches(region, rows)}
     client.close()
     engine.stop()
     thread.join(10)
-    print(f"{'rows':>6} {'TPOT ms':>9} {'end to launch p50 us':>21} {'p99 us':>8}")
+    print(f"{'rows':>6} {'TPOT ms':>9} {'floor ms':>9} {'end to launch p50 us':>21} {'p99 us':>8} {'share %':>8}")
     for rows, found in results.items():
-        print(f"{rows:>6} {found['tpot_ms']:>9.3f} {found['launch_p50_us']:>21.1f} {found['launch_p99_us']:>8.1f}")
+        print(
+            f"{rows:>6} {found['tpot_ms']:>9.3f} {found['floor_ms']:>9.3f} {found['launch_p50_us']:>21.1f}"
+            f" {found['launch_p99_us']:>8.1f} {found['launch_share'] * 100:>8.2f}"
+        )
     if options.output:
         options.output.write_text(json.dumps(results, indent=1))
 

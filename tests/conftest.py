@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import blink.engine  # noqa: F401  (its OpenMP settings come before a test loads torch)
+import blink.engine  # noqa: F401  # pyright: ignore[reportUnusedImport]  (sets OpenMP before a test loads torch)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

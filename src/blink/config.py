@@ -29,6 +29,7 @@ class ModelConfig:
 
     model: str = option("", "model directory (Hugging Face layout) or .gguf file; empty: SmolLM2-135M-Instruct")
     tokenizer: str = option("", "tokenizer directory or .gguf file; empty: the model's own")
+    skip_tokenizer_init: bool = option(False, "load no tokenizer: prompts are token ids, answers have no text")
     served_model_name: str = option("", "name in the API; empty: derived from MODEL")
     load_format: str = option("auto", "where weights come from", choices=("auto", "safetensors", "gguf", "dummy"))
     dtype: str = option(

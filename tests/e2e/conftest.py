@@ -10,6 +10,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+
+from blink.frontend.tokenizer import Tokenizer, load_tokenizer
+from blink.model_files import default_model_path
 from processes import (
     MAX_BODY_BYTES,
     MAX_MODEL_LEN,
@@ -21,9 +24,6 @@ from processes import (
     stop,
     wait_for,
 )
-
-from blink.frontend.tokenizer import Tokenizer, load_tokenizer
-from blink.model_files import default_model_path
 
 _BOOT_SECONDS = 300.0  # on a machine that does much else
 

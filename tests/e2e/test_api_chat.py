@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError
-from processes import MAX_MODEL_LEN, Frontend
 
 from blink.frontend.tokenizer import Tokenizer
+from processes import MAX_MODEL_LEN, Frontend
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]

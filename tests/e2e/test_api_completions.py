@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError, NotFoundError
-from processes import MAX_MODEL_LEN, MAX_SEQUENCES, Frontend
 
 from blink.frontend.tokenizer import Tokenizer
+from processes import MAX_MODEL_LEN, MAX_SEQUENCES, Frontend
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 PROMPT = "The capital of France is"

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from processes import Frontend
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,27 +13,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from blink import LLM, SamplingParams
-from blink.config import FrontendConfig
-from blink.frontend.model_assets import load_assets
 from blink.model_files import resolve_model
+from prose import LENGTHS, read_prompts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NEW_TOKENS = 64
 # Which of the 20 prompts also run alone, and through transformers' own loop; BLINK_EXHAUSTIVE=1: all.
 ALONE = range(20) if os.environ.get("BLINK_EXHAUSTIVE") else (0, 19)
-LENGTHS = [5, 8, 13, 16, 17, 31, 32, 33, 47, 64, 65, 100, 128, 160, 200, 255, 256, 300, 450, 600]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    """20 different prompts: pieces of prose of the lengths above, from different places."""
-    tokenizer = load_assets(FrontendConfig()).tokenizer
-    root = Path(__file__).parents[2]
-    text = (root / "README.md").read_text() + (root / "LICENSE").read_text()
-    tokens = tokenizer.encode(text, add_special_tokens=False)
-    return [tokens[97 * i : 97 * i + length] for i, length in enumerate(LENGTHS)]
+    return read_prompts()
 
 
 @pytest.fixture(scope="module")

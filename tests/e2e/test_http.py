@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from processes import MAX_BODY_BYTES, Frontend, wait_for
 
 from blink.frontend.tokenizer import Tokenizer
+from processes import MAX_BODY_BYTES, Frontend, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 BODY: dict[str, Any] = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 6}

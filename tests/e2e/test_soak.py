@@ -11,12 +11,11 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
-from processes import Engine, Frontend, start_frontend, stop, wait_for
+
+from processes import Engine, measure, open_files, resident_mib, start_frontend, stop, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -88,21 +87,9 @@ async def soak(url: str, jobs: list[tuple[list[int], int]], expected: list[list[
     return finished, hung_up
 
 
-def open_files(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
-def resident_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
-
-def measure(frontend: Frontend, engine: Engine, what: Callable[[int], float]) -> list[float]:
-    return [what(process.pid) for process in (frontend.process, engine.process)]
-
-
 def test_64_streams_with_hang_ups_leak_nothing_and_err_nowhere(engine: Engine) -> None:
     frontend = start_frontend(engine.region)
+    processes = [frontend.process, engine.process]
     try:
         jobs = make_jobs(NUM_PROMPTS)
         expected = [
@@ -111,18 +98,18 @@ def test_64_streams_with_hang_ups_leak_nothing_and_err_nowhere(engine: Engine) -
         ]
         assert [len(tokens) for tokens in expected] == [count for _, count in jobs]
         asyncio.run(fill_every_step(frontend.url))
-        files, memory = measure(frontend, engine, open_files), measure(frontend, engine, resident_mib)
+        files, memory = measure(processes, open_files), measure(processes, resident_mib)
 
         finished, hung_up = asyncio.run(soak(frontend.url, jobs, expected))
         assert finished > STREAMS
         assert hung_up > 0
 
         frontend.wait_until_idle()
-        wait_for(lambda: measure(frontend, engine, open_files) <= files, 10)
+        wait_for(lambda: measure(processes, open_files) <= files, 10)
         assert frontend.metric("vllm:kv_cache_usage_perc") == 0
         assert frontend.metric("blink:prompt_arena_used_bytes") == 0
         assert frontend.metric("blink:worker_sequences") == 0
-        grown = [after - before for before, after in zip(memory, measure(frontend, engine, resident_mib), strict=True)]
+        grown = [after - before for before, after in zip(memory, measure(processes, resident_mib), strict=True)]
         assert max(grown) < 48, f"frontend and engine grew by {grown} MiB"
     finally:
         stop(frontend.process)

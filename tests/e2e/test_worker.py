@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import AuthenticationError
+
 from processes import Engine, Frontend, free_port, start_frontend, stop, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -271,3 +272,20 @@ def test_wrong_configuration_exits_with_2_and_one_line(flags: list[str]) -> None
     assert result.returncode == 2
     assert result.stderr.startswith("blink: error: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_without_a_tokenizer_prompts_are_token_ids_and_answers_have_no_text(start: Start) -> None:
+    frontend = start("--skip-tokenizer-init")
+    choice = frontend.complete([1, 2, 3], return_token_ids=True, ignore_eos=True, max_tokens=5)["choices"][0]
+    assert choice["text"] == ""
+    assert len(choice["token_ids"]) == 5
+    body = {"prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": True, "stream": True}
+    events = frontend.post("/v1/completions", **body).text.split("\n\n")
+    assert len([event for event in events if '"text":""' in event]) == 5
+    for path, field in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        response = frontend.post(path, **field)
+        assert response.status_code == 400, response.text
+    assert "--skip-tokenizer-init" in frontend.post("/v1/completions", prompt="a").json()["error"]["message"]

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from processes import start_frontend, stop
 
 from blink.doctor import examine_isolation
+from processes import start_frontend, stop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

@@ -10,8 +10,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from blink.errors import BadRequestError, ConfigError
 from blink.frontend.chat_template import ChatTemplate
-from blink.frontend.gguf_metadata import read_gguf_metadata
 from blink.frontend.messages import flatten_messages
+from blink.gguf_header import read_gguf_metadata
 from blink.model_files import default_model_path
 
 LLAMA_LIKE = """{{- bos_token }}

@@ -11,6 +11,7 @@ namespace blink {
 struct Tally {
   uint32_t tokens, blocks, pending;
 };
+BLINK_FN Tally operator+(Tally a, Tally b) { return {a.tokens + b.tokens, a.blocks + b.blocks, a.pending + b.pending}; }
 
 BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num_tokens) {
   const uint32_t needed = ceil_div(num_tokens, s.geometry.block_size);
@@ -26,7 +27,7 @@ BLINK_FN Tally tally(Env& env, const State& s) {
     if (q.scheduled > 0) t.blocks += missing_blocks(s, q, q.num_computed + q.scheduled);
     t.pending += q.num_tokens - q.num_computed > 1;
   }
-  return Tally{env.sum(t.tokens), env.sum(t.blocks), env.sum(t.pending)};
+  return env.sum(t);
 }
 
 // Take a running sequence off the chip: parked with its blocks, or to be recomputed.
@@ -235,9 +236,10 @@ BLINK_FN bool can_admit(const State& s, const Sequence& q) {
   return !q.cancelled && !pair.closing && q.skipped_pass != s.pass && has_slot && cq_room(s, pair) > completions_per_token(q);
 }
 
-// Choose prompts, in order of rank over running and waiting sequences alike, until the step's tokens are spent.
+// Choose prompts, in order of rank over running and waiting sequences alike, until the step's tokens are spent. Returns
+// what all chosen sequences take.
 template <class Env>
-BLINK_FN void choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
+BLINK_FN Tally choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
   bool admitting = true;
   while (!s.failed && t.tokens < s.geometry.max_num_batched_tokens && (t.pending > 0 || s.num_waiting > 0)) {
     Rank next = first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
@@ -252,6 +254,7 @@ BLINK_FN void choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
     else admitting = admit(env, s, next, t, now);
     t = tally(env, s);
   }
+  return t;
 }
 
 }  // namespace blink

@@ -81,20 +81,19 @@ BLINK_FN uint32_t write_decode_rows(Env& env, State& s, uint32_t needed_blocks) 
   return rows;
 }
 
-// Write the chunks of prompts behind the rows of one token. Returns the batch's size.
+// Write the chunks of prompts behind the rows of one token; the batch grows by them.
 template <class Env>
-BLINK_FN BatchHeader write_prompt_rows(Env& env, State& s, uint32_t decode_rows) {
+BLINK_FN void write_prompt_rows(Env& env, State& s, BatchHeader& batch) {
   const uint32_t chunks = compact(env, s.running, s.num_running, s.scratch,
                                   [&](uint32_t i) { return s.sequences[i].scheduled > 1; });
-  uint32_t token = decode_rows;
   for (uint32_t n = 0; n < chunks; n++) {
-    const uint32_t index = s.scratch[n];
+    const uint32_t index = s.scratch[n], first = batch.num_tokens;
     const Sequence& q = s.sequences[index];
-    if (env.lane() == 0) write_row(s, decode_rows + n, token, index);
-    for (uint32_t i = env.lane(); i < q.scheduled; i += env.lanes()) write_token(s, token + i, q, q.num_computed + i);
-    token += q.scheduled;
+    if (env.lane() == 0) write_row(s, batch.num_rows, first, index);
+    for (uint32_t i = env.lane(); i < q.scheduled; i += env.lanes()) write_token(s, first + i, q, q.num_computed + i);
+    batch.num_rows++;
+    batch.num_tokens += q.scheduled;
   }
-  return BatchHeader{decode_rows + chunks, token, decode_rows, 0, 0, {0, 0}};
 }
 
 // Index of the smallest graph that holds the batch: decode graphs first, then mixed ones.
@@ -136,14 +135,13 @@ BLINK_FN uint32_t compose(Env& env, State& s, uint64_t now) {
     s.step_admitted = s.step_preempted = 0;
   }
   open_queue_pairs(env, s);
-  const Tally decoders = choose_decoders(env, s, now);
-  choose_prompts(env, s, decoders, now);
-  const Tally total = tally(env, s);
+  const Tally total = choose_prompts(env, s, choose_decoders(env, s, now), now);
   if (s.failed || total.tokens == 0) return 0;
   if (env.lane() == 0) s.step++;
   env.sync();
   const uint32_t decode_rows = write_decode_rows(env, s, total.blocks);
-  BatchHeader batch = write_prompt_rows(env, s, decode_rows);
+  BatchHeader batch{decode_rows, decode_rows, decode_rows, 0, 0, {0, 0}};
+  if (total.tokens > decode_rows) write_prompt_rows(env, s, batch);
   batch.graph = choose_graph(s.geometry, batch);
   batch.step = s.step;
   write_padding(env, s, batch, bucket_of(s.geometry, batch.graph));

@@ -52,28 +52,36 @@ BLINK_FN void retire_row(Env& env, State& s, uint32_t row, uint64_t now) {
   deliver(env, s, row, q, now);
 }
 
+// Tokens that a step sampled, and sequences that ended with one.
+struct Harvest {
+  uint32_t sampled, stopped, filled;
+};
+BLINK_FN Harvest operator+(Harvest a, Harvest b) {
+  return {a.sampled + b.sampled, a.stopped + b.stopped, a.filled + b.filled};
+}
+
 template <class Env>
 BLINK_FN void retire(Env& env, State& s, uint64_t now) {
   const uint32_t rows = s.batch->num_rows;
-  uint32_t stopped = 0, filled = 0, sampled = 0;
+  Harvest harvest{0, 0, 0};
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
     const Sequence& q = s.sequences[s.row_sequences[row]];
     const uint32_t before = q.num_generated;
     retire_row(env, s, row, now);
-    sampled += q.num_generated - before;
-    stopped += q.finish == FinishReason::kStop;
-    filled += q.finish == FinishReason::kLength;
+    harvest.sampled += q.num_generated - before;
+    harvest.stopped += q.finish == FinishReason::kStop;
+    harvest.filled += q.finish == FinishReason::kLength;
   }
-  sampled = env.sum(sampled), stopped = env.sum(stopped), filled = env.sum(filled);
+  harvest = env.sum(harvest);
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) s.qps[qp].cq_need = 0;
   if (env.lane() == 0) {
     s.in_flight = 0;
-    s.statistics.generation_tokens += sampled;
-    s.statistics.finished_stop += stopped;
-    s.statistics.finished_length += filled;
+    s.statistics.generation_tokens += harvest.sampled;
+    s.statistics.finished_stop += harvest.stopped;
+    s.statistics.finished_length += harvest.filled;
   }
   env.sync();
-  if (stopped + filled == 0) return;
+  if (harvest.stopped + harvest.filled == 0) return;
   const uint32_t ended = compact(env, s.running, s.num_running, s.scratch,
                                  [&](uint32_t i) { return s.sequences[i].finish != FinishReason::kNone; });
   for (uint32_t n = 0; n < ended; n++) free_sequence(env, s, s.scratch[n]);

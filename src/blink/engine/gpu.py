@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from blink.config import EngineConfig
-from blink.engine.base import EngineControl, served_name
+from blink.engine.base import Engine, blocks_of_one_sequence, served_name, size_kv_cache
 from blink.engine.batch import Batch, map_batch
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.geometry import build_geometry
@@ -29,7 +29,7 @@ _WATCH_SECONDS = 0.25
 _GRAPH_RESERVE_BYTES = 1 << 30  # executables of all graphs and the workspaces that capture adds
 
 
-class GpuEngine:
+class GpuEngine(Engine):
     """Own the model, its KV cache, the region and the resident scheduler of one GPU."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -45,12 +45,11 @@ class GpuEngine:
         device = torch.device("cuda", torch.cuda.current_device())
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
         spec = self._model.spec
-        num_blocks = _num_blocks(config, self._model)
+        num_blocks = size_kv_cache(config, self._model, lambda: _measure_room(config, self._model))
         self._geometry = build_geometry(
             config, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size, num_blocks=num_blocks
         )
-        self._region = create_region(config.region, self._geometry, served_name(config))
-        self._control = EngineControl(self._region)
+        super().__init__(create_region(config.region, self._geometry, served_name(config)))
         self._state = DeviceState(self._region, device)
         self._batch = map_batch(self._state.array, int(self._geometry["num_slots"]))
         self._kv_cache = self._model.allocate_kv_cache(num_blocks, config.block_size)
@@ -65,21 +64,13 @@ class GpuEngine:
         logger.info("engine ready: region %s", self._config.region)
         if self._listener is not None:
             self._listener.start()
-        while (state := self._control.state) not in (EngineState.STOPPED, EngineState.FAILED):
+        while (state := self.state) not in (EngineState.STOPPED, EngineState.FAILED):
             if state == EngineState.DRAINED:
                 self.stop()
             time.sleep(_WATCH_SECONDS)
         torch.cuda.synchronize()  # the kernel has ended or is about to
         self._state.close(self._region)
-        return self._control.finish()
-
-    def drain(self) -> None:
-        """Let running requests end and refuse new ones; run() returns when all are done."""
-        self._control.drain()
-
-    def stop(self) -> None:
-        """End the scheduler at its next pass; open requests are lost."""
-        self._control.stop()
+        return self._finish()
 
     def _capture(self) -> None:
         """Capture all graphs, the largest first, as the later ones then reuse its memory."""
@@ -102,32 +93,30 @@ def _graph_sizes(geometry: np.ndarray) -> list[tuple[int, int]]:
     return [*((rows, rows) for rows in decode), *((tokens, min(tokens, max_rows)) for tokens in mixed)]
 
 
-def _num_blocks(config: EngineConfig, model: Decoder) -> int:
-    """Return how many KV blocks fit beside the weights and the largest step."""
-    if config.num_gpu_blocks_override:
-        return config.num_gpu_blocks_override
-    block_bytes = int(np.prod(model.spec.kv_cache_shape(1, config.block_size))) * model.dtype.itemsize
-    if config.kv_cache_memory_bytes:
-        return config.kv_cache_memory_bytes // block_bytes
+def _measure_room(config: EngineConfig, model: Decoder) -> int:
+    """Return the bytes that are left for the KV cache beside the weights and the largest step.
+
+    Raises:
+        ConfigError: there is no room for a single block.
+    """
     step_bytes = _measure_step(config, model)
     free, total = torch.cuda.mem_get_info()
     room = int(total * config.gpu_memory_utilization) - (total - free) - step_bytes - _GRAPH_RESERVE_BYTES
-    if room < block_bytes:
+    if size_kv_cache(config, model, lambda: room) < 1:
         raise ConfigError(
             f"no GPU memory is left for the KV cache: {(total - free) >> 30} of {total >> 30} GiB are in use; raise "
             "--gpu-memory-utilization, lower --max-num-batched-tokens or free the GPU"
         )
-    return room // block_bytes
+    return room
 
 
 def _measure_step(config: EngineConfig, model: Decoder) -> int:
     """Return the bytes that the largest step allocates beside weights and KV cache."""
-    one_sequence = -(-model.spec.max_model_len // config.block_size)
     batch = Batch.allocate(
         max_tokens=config.max_num_batched_tokens,
         max_rows=config.max_num_seqs,
         num_slots=1,
-        max_blocks=one_sequence,
+        max_blocks=blocks_of_one_sequence(config, model),
         max_model_len=model.spec.max_model_len,
         device=model.device,
     )

@@ -12,9 +12,9 @@ from typing import Any
 from blink.config import FrontendConfig
 from blink.errors import ConfigError
 from blink.frontend.chat_template import ChatTemplate
-from blink.frontend.gguf_metadata import read_gguf_metadata
 from blink.frontend.gguf_tokenizer import build_tokenizer
-from blink.frontend.tokenizer import Tokenizer, load_tokenizer
+from blink.frontend.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
+from blink.gguf_header import read_gguf_metadata
 from blink.model_files import resolve_model
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -40,9 +40,7 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         ConfigError: a file is missing or broken.
     """
     root = resolve_model(config.model.model)
-    source = resolve_model(config.model.tokenizer) if config.model.tokenizer else root
-    load = _load_gguf if source.is_file() else _load_directory
-    tokenizer, template, special_tokens, eos_token_ids = load(source)
+    tokenizer, template, special_tokens, eos_token_ids = _load_parts(config, root)
     if root.is_dir():
         # The model, not a borrowed tokenizer, says where its texts end and how it likes to be sampled.
         eos_token_ids = _end_tokens(root) or eos_token_ids
@@ -58,6 +56,13 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
 
 
 _Parts = tuple[Tokenizer, str, dict[str, str], tuple[int, ...]]
+
+
+def _load_parts(config: FrontendConfig, root: Path) -> _Parts:
+    if config.model.skip_tokenizer_init:
+        return NoTokenizer(), "", {}, ()
+    source = resolve_model(config.model.tokenizer) if config.model.tokenizer else root
+    return _load_gguf(source) if source.is_file() else _load_directory(source)
 
 
 def _load_gguf(path: Path) -> _Parts:

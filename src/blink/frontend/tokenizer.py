@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders
+from tokenizers import decoders, models
 
 from blink.errors import BadRequestError, ConfigError
 from blink.frontend.detokenizer import (
@@ -18,8 +18,8 @@ from blink.frontend.detokenizer import (
     TokenBytes,
     TokenTexts,
 )
-from blink.frontend.gguf_metadata import read_gguf_metadata
 from blink.frontend.gguf_tokenizer import build_tokenizer
+from blink.gguf_header import read_gguf_metadata
 
 
 class Tokenizer:
@@ -89,6 +89,24 @@ class Tokenizer:
         return self.token_text(token).encode()
 
 
+class NoTokenizer(Tokenizer):
+    """Stands in where a model has no tokenizer: prompts must be token ids, and output has no text."""
+
+    def __init__(self) -> None:
+        backend = Backend(models.BPE())
+        backend.decoder = decoders.ByteLevel()
+        super().__init__(backend)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Refuse a text.
+
+        Raises:
+            BadRequestError: always.
+        """
+        del text, add_special_tokens
+        raise BadRequestError("This server has no tokenizer (--skip-tokenizer-init): send token ids.", "prompt")
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load the tokenizer of a model directory with tokenizer.json, or of a GGUF file.
 
@@ -99,7 +117,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer(build_tokenizer(read_gguf_metadata(path)))
     file = path / "tokenizer.json"
     if not file.is_file():
-        raise ConfigError(f"{path} holds no tokenizer.json; name a directory that does with --tokenizer.")
+        raise ConfigError(
+            f"{path} holds no tokenizer.json; name a directory that does with --tokenizer,"
+            " or take token ids only with --skip-tokenizer-init."
+        )
     try:
         return Tokenizer(Backend.from_file(str(file)))
     except Exception as error:  # the library raises bare Exception

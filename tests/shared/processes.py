@@ -8,9 +8,10 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -92,6 +93,22 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()
+
+
+def open_files(pid: int) -> int:
+    """Count the file descriptors of a process."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def resident_mib(pid: int) -> float:
+    """The memory of a process that is in RAM, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def measure(processes: Sequence[subprocess.Popen[bytes]], what: Callable[[int], float]) -> list[float]:
+    """Take one figure of each process."""
+    return [what(process.pid) for process in processes]
 
 
 def answers(frontend: Frontend) -> int:

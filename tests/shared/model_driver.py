@@ -48,7 +48,12 @@ class Driver:
         self.decoder = decoder
         self.block_size = block_size
         self.batch = Batch.allocate(
-            max_tokens=4096, max_rows=num_slots, num_slots=num_slots, max_blocks=max_blocks, max_model_len=max_len
+            max_tokens=4096,
+            max_rows=num_slots,
+            num_slots=num_slots,
+            max_blocks=max_blocks,
+            max_model_len=max_len,
+            device=decoder.device,
         )
         # What no row owns must not be read: a wrong index shows as NaN, or fails.
         self.batch.block_tables.fill_(num_blocks + 7)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU server under open-loop load with cancels, slow readers and priorities: nothing leaks, no token is lost.
+
+BLINK_LOAD_SECONDS and BLINK_LOAD_RATE (requests per second) say how long and how hard; 600 and 32 before a release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import secrets
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+import blink
+from processes import Frontend, answers, measure, open_files, resident_mib, start_frontend, stop, wait_for
+
+SECONDS = float(os.environ.get("BLINK_LOAD_SECONDS", "30"))
+RATE = float(os.environ.get("BLINK_LOAD_RATE", "32"))
+MODEL = Path(blink.__file__).parent / "models" / "configs" / "llama-3-8b"
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(SECONDS + 300)]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request and how its client behaves."""
+
+    prompt: list[int]
+    num_tokens: int
+    priority: int
+    cancel_after: int | None  # tokens
+    pause: float  # seconds, now and then while reading
+
+
+def draw_job(chance: random.Random) -> Job:
+    """Lengths as of ShareGPT; a sixth cancels, a sixth reads slowly, a third is of another priority."""
+    length = min(1024, max(4, int(chance.lognormvariate(4.6, 1.1))))
+    num_tokens = min(1024, max(2, int(chance.lognormvariate(4.9, 0.9))))
+    behaviour = chance.random()
+    return Job(
+        prompt=[chance.randrange(1000, 30000) for _ in range(length)],
+        num_tokens=num_tokens,
+        priority=chance.choice((0, 0, 0, 0, -1, 5)),
+        cancel_after=chance.randrange(num_tokens) if behaviour < 1 / 6 else None,
+        pause=1.0 if behaviour > 5 / 6 else 0.0,
+    )
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[bytes], list[Frontend]]]:
+    """An engine with random weights and two frontends."""
+    region = f"load-{os.getpid()}-{secrets.token_hex(3)}"
+    flags = [f"--model={MODEL}", "--load-format=dummy", "--device=cuda", f"--region={region}", "--num-queue-pairs=2"]
+    engine = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags, "--scheduling-policy=priority"])
+    frontends = [start_frontend(region, f"--model={MODEL}", "--skip-tokenizer-init", wait=False) for _ in range(2)]
+    try:
+        wait_for(lambda: all(answers(frontend) == 200 for frontend in frontends), 180)
+        yield engine, frontends
+    finally:
+        for process in [*(frontend.process for frontend in frontends), engine]:
+            stop(process)
+
+
+async def run_job(client: httpx.AsyncClient, job: Job) -> str:
+    """Send one request and read its answer as the job says; return how it ended."""
+    body = {
+        "prompt": job.prompt,
+        "max_tokens": job.num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "priority": job.priority,
+        "return_token_ids": True,
+        "stream": True,
+    }
+    tokens = 0
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code == 503:
+            return "refused"
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            assert "error" not in chunk, chunk
+            tokens += len(chunk["choices"][0].get("token_ids") or [])
+            if job.cancel_after is not None and tokens >= job.cancel_after:
+                return "cancelled"
+            if job.pause and tokens % 50 == 1:
+                await asyncio.sleep(job.pause)
+    assert tokens == job.num_tokens
+    return "whole"
+
+
+async def run_load(urls: list[str], seconds: float, rate: float, seed: int) -> Counter[str]:
+    """Send requests at the times of a Poisson process, to each frontend in turn; count how they ended."""
+    chance = random.Random(seed)
+    limits = httpx.Limits(max_connections=None)
+    clients = [httpx.AsyncClient(base_url=url, timeout=300, limits=limits, trust_env=False) for url in urls]
+    start, at, tasks = time.monotonic(), 0.0, list[asyncio.Task[str]]()
+    try:
+        while (at := at + chance.expovariate(rate)) < seconds:
+            await asyncio.sleep(max(0.0, start + at - time.monotonic()))
+            tasks.append(asyncio.create_task(run_job(clients[len(tasks) % len(clients)], draw_job(chance))))
+        return Counter(await asyncio.gather(*tasks))
+    finally:
+        for client in clients:
+            await client.aclose()
+
+
+def test_load_with_cancels_slow_readers_and_priorities(
+    server: tuple[subprocess.Popen[bytes], list[Frontend]],
+) -> None:
+    engine, frontends = server
+    processes = [engine, *(frontend.process for frontend in frontends)]
+    urls = [frontend.url for frontend in frontends]
+    asyncio.run(run_load(urls, min(10.0, SECONDS), RATE, seed=1))  # buffers reach their size
+    files, memory = measure(processes, open_files), measure(processes, resident_mib)
+
+    ended = asyncio.run(run_load(urls, SECONDS, RATE, seed=2))
+    print(f"{ended} in {SECONDS:g} s; {frontends[0].metric('vllm:num_preemptions_total'):g} preemptions")
+    assert ended["whole"] > 0.5 * SECONDS * RATE
+    assert ended["cancelled"] > 0
+    assert ended["refused"] == 0
+
+    for frontend in frontends:
+        frontend.wait_until_idle()
+        assert frontend.metric("vllm:kv_cache_usage_perc") == 0
+        assert frontend.metric("blink:prompt_arena_used_bytes") == 0
+        assert frontend.metric("blink:worker_sequences") == 0
+    wait_for(lambda: measure(processes, open_files) <= files, 10)
+    grown = [after - before for before, after in zip(memory, measure(processes, resident_mib), strict=True)]
+    assert max(grown) < 64, f"engine and frontends grew by {grown} MiB"
+    assert engine.poll() is None
