@@ -64,7 +64,7 @@ def engine_place(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def frontend(engine_place: str) -> Iterator[HttpFrontend]:
     """A frontend of the counting engine, which tests may kill and start."""
-    frontend = HttpFrontend(f"--rdma={engine_place}", "--region=counting")
+    frontend = HttpFrontend(f"--rdma={engine_place}", "--region=counting", "--skip-tokenizer-init")
     yield frontend
     frontend.stop()
 

@@ -35,6 +35,12 @@ def first_token(prompt: np.ndarray[Any, Any]) -> int:
     return int((prompt.astype(np.int64) * np.arange(1, len(prompt) + 1)).sum() % VOCAB)
 
 
+def answer(prompt: list[int], num_tokens: int) -> list[int]:
+    """Return the tokens that follow a prompt."""
+    first = first_token(np.asarray(prompt))
+    return [(first + i) % VOCAB for i in range(num_tokens)]
+
+
 def build_config(namespace: argparse.Namespace) -> EngineConfig:
     """Return the configuration: room for whole prompts of all sequences in one step, so that no prompt is cut."""
     return EngineConfig(

@@ -31,7 +31,7 @@ class ModelServers:
         self._pool = ThreadPoolExecutor(len(QUESTIONS) * len(self._frontends) + 1)
         self._answers = self._pool.submit(self._ask_all)
 
-    def answers(self) -> dict[tuple[str, str], list[str]]:
+    def answers(self) -> dict[tuple[str, str], list[int]]:
         """Return the tokens of each answer, by way and question."""
         return self._answers.result()
 
@@ -42,21 +42,23 @@ class ModelServers:
         self._engine.kill()
         self._pool.shutdown()
 
-    def _ask_all(self) -> dict[tuple[str, str], list[str]]:
+    def _ask_all(self) -> dict[tuple[str, str], list[int]]:
         wait_for(self._are_healthy, "the default model", pause=2)
-        asked: dict[tuple[str, str], Future[list[str]]] = {
+        asked: dict[tuple[str, str], Future[list[int]]] = {
             (way, question): self._pool.submit(self._ask, way, question)
             for way in self._frontends
             for question in QUESTIONS
         }
         return {key: answer.result() for key, answer in asked.items()}
 
-    def _ask(self, way: str, question: str) -> list[str]:
+    def _ask(self, way: str, question: str) -> list[int]:
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": _MAX_TOKENS, "temperature": 0}
-        status, answer = self._frontends[way].request("POST", "/v1/chat/completions", {**body, "logprobs": True})
+        status, answer = self._frontends[way].request(
+            "POST", "/v1/chat/completions", {**body, "return_token_ids": True}
+        )
         assert status == 200, answer
         choice = answer["choices"][0]
-        return [choice["message"]["content"], *(token["token"] for token in choice["logprobs"]["content"])]
+        return choice["token_ids"]
 
     def _are_healthy(self) -> bool:
         assert self._engine.process.poll() is None, "the engine died"

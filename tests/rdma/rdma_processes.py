@@ -101,11 +101,11 @@ class HttpFrontend:
     def wait(self) -> None:
         wait_for(self.is_healthy, "the frontend's health", pause=0.5)
 
-    def complete(self, prompt: list[int], max_tokens: int = 4) -> str:
-        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    def complete(self, prompt: list[int], max_tokens: int = 4) -> list[int]:
+        body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "return_token_ids": True}
         status, answer = self.request("POST", "/v1/completions", body)
         assert status == 200, answer
-        return answer["choices"][0]["text"]
+        return answer["choices"][0]["token_ids"]
 
     def stop(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)

@@ -15,7 +15,7 @@ from blink.layout import CqeKind
 from blink.queue_pair import QueuePair, Submission
 from blink.rdma_connection import RdmaConnection
 from blink.sampling_params import SamplingParams
-from counting_engine import MAX_MODEL_LEN, VOCAB, first_token
+from counting_engine import MAX_MODEL_LEN, VOCAB, answer
 
 _MAX_LIVE = 32
 _MAX_ANSWER = 6
@@ -64,8 +64,7 @@ class Inspector:
             sequence = self._pair.submit(Submission(prompt, (), 0, b""), SamplingParams(max_tokens=num_tokens))
         except OverloadedError:
             return False
-        first = first_token(prompt)
-        self._expected[sequence] = [(first + i) % VOCAB for i in range(num_tokens)]
+        self._expected[sequence] = answer(prompt.tolist(), num_tokens)
         self._got[sequence] = []
         return True
 
