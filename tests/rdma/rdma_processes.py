@@ -24,7 +24,7 @@ from blink.transport.base import Transport
 from blink.verbs import Channel
 
 TOKEN = "a token of the rig"
-PATIENCE = 240.0  # seconds; only a failure takes so long
+PATIENCE = 400.0  # seconds; only a failure takes so long
 _ENVIRONMENT = {**os.environ, "BLINK_RDMA_TOKEN": TOKEN}
 
 
