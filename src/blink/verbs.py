@@ -185,7 +185,7 @@ class Channel:
 
     def failure(self) -> str:
         """Say why the connection is broken; empty while it works."""
-        return verbs().blink_channel_failure(self._handle).decode()
+        return verbs().blink_channel_failure(self._handle).decode() if self._handle else "closed"
 
     def counters(self) -> ChannelCounters:
         """Return how much was sent so far."""

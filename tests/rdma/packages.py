@@ -68,7 +68,7 @@ def fetch_packages() -> Packages:
     Raises:
         RigUnavailableError: this is no Debian on x86-64, or the packages cannot be fetched.
     """
-    if platform.machine() != "x86_64" or platform.freedesktop_os_release().get("ID") != "debian":
+    if platform.machine() != "x86_64" or _release().get("ID") != "debian":
         raise RigUnavailableError("needs Debian on x86-64")
     try:
         cache = rig_cache()
@@ -85,8 +85,14 @@ def fetch_packages() -> Packages:
 
 
 def _key() -> str:
-    release = platform.freedesktop_os_release()["VERSION_ID"]
-    return hashlib.sha256(repr((_RECIPE, TOOLS, KERNEL, release)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((_RECIPE, TOOLS, KERNEL, _release()["VERSION_ID"])).encode()).hexdigest()[:16]
+
+
+def _release() -> dict[str, str]:
+    try:
+        return platform.freedesktop_os_release()
+    except OSError:  # some other Unix
+        return {}
 
 
 def _prepare(root: Path) -> None:
