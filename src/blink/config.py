@@ -121,7 +121,7 @@ class FrontendConfig:
     chat_template: str = option("", "file with a Jinja chat template, instead of the model's")
     engine_timeout: float = option(3.0, "seconds without engine heartbeat after which open requests fail")
     shutdown_timeout: float = option(30.0, "seconds to finish open requests after SIGTERM")
-    keep_alive_timeout: float = option(5.0, "seconds that an idle HTTP connection stays open")
+    keep_alive_timeout: float = option(5.0, "seconds that an HTTP connection may idle, or take over a request's head")
     ssl_certfile: str = option("", "TLS certificate file")
     ssl_keyfile: str = option("", "TLS key file")
     enable_request_id_headers: bool = option(False, "answer with X-Request-Id")

@@ -243,3 +243,21 @@ def test_two_streams_at_once_do_not_mix(server: Frontend) -> None:
 def test_missing_content_type_means_json(server: Frontend) -> None:
     response = httpx.post(f"{server.url}/v1/completions", content=json.dumps(BODY), timeout=60, trust_env=False)
     assert response.status_code == 200
+
+
+@pytest.mark.parametrize("head", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"])
+def test_a_connection_that_sends_no_whole_head_is_closed(server: Frontend, head: bytes) -> None:
+    with connect(server) as connection:
+        connection.sendall(head)
+        started = time.monotonic()
+        assert read_all(connection) == b""
+        assert 0.8 < time.monotonic() - started < 5  # --keep-alive-timeout=1
+
+
+def test_a_body_may_take_longer_than_a_head(server: Frontend) -> None:
+    data = request(BODY)
+    with connect(server) as connection:
+        connection.sendall(data[:-5])
+        time.sleep(1.5)
+        connection.sendall(data[-5:])
+        assert Reader(connection).read()[0] == 200

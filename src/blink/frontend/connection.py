@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,12 @@ class StreamingProtocol(HttpToolsProtocol):
         self.watchers: set[Callable[[], None]] = set()
         self._head_bytes = 0
         self._reads_head = True
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Wait for a request, but not for ever: uvicorn's own limit begins with the first response."""
+        super().connection_made(transport)
+        self._limit_head()
 
     def data_received(self, data: bytes) -> None:
         """Parse, but let no request line and headers grow without end."""
@@ -34,12 +41,14 @@ class StreamingProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start to count the bytes of the request's head."""
         self._reads_head = True
+        self._limit_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Put the exchange into the request's scope before its task runs."""
         super().on_headers_complete()
         self._reads_head, self._head_bytes = False, 0
+        self._cancel_head_timer()
         scope: dict[str, Any] = self.scope  # pyright: ignore[reportAssignmentType]
         scope["extensions"] = {EXTENSION: Exchange(self, self.cycle)}
         if self.pipeline and len(self.pipeline) < _MAX_PIPELINED:
@@ -49,6 +58,7 @@ class StreamingProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the request that runs, which need not be the last one received."""
         super().connection_lost(exc)
+        self._cancel_head_timer()
         self.pipeline.clear()
         watchers, self.watchers = self.watchers, set()
         for watcher in watchers:
@@ -71,6 +81,21 @@ class StreamingProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             super().send_400_response(msg)
+
+    def _limit_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._give_up)
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        # While a response is on its way, the end of that response decides.
+        answering = self.cycle and not self.cycle.response_complete
+        if not answering:
+            self.transport.close()
 
     def _abort_when_sent(self) -> None:
         # A TLS connection that closes waits for its client's goodbye, half a minute long: do not.
