@@ -8,17 +8,23 @@ BLINK_TEST_RDMA_ENGINE=HOST:PORT takes a counting engine that runs elsewhere.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from guest import GuestRun
+from guest import GuestRun, Outcome
 from model_servers import ModelServers
 from rdma_processes import CountingProcess, HttpFrontend
+from two_machines import run_two_machines
+from vm import end_all_machines
 
 _HERE = os.environ.get("BLINK_TEST_RDMA") == "here"
+_RIG = ThreadPoolExecutor(1, "rig")
+_GUEST_RUN = pytest.StashKey[GuestRun]()
+_TWO_MACHINES = pytest.StashKey[Future[Outcome]]()
 _ELSEWHERE = os.environ.get("BLINK_TEST_RDMA_ENGINE")
 
 
@@ -37,15 +43,39 @@ class GuestTest(pytest.Item):
 
 
 @pytest.hookimpl(trylast=True)  # what was deselected does not run in the machine either
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _HERE:
         return
     run = GuestRun([item.name for item in items if item.get_closest_marker("rdma")])
+    config.stash[_GUEST_RUN] = run
     for i, item in enumerate(items):
         if item.get_closest_marker("rdma") and isinstance(item.parent, pytest.Collector):
             items[i] = GuestTest.from_parent(item.parent, name=item.name)
             items[i].run = run  # type: ignore[attr-defined]
             items[i].add_marker(pytest.mark.timeout(GuestRun.TIMEOUT + 60))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Boot the machines now, one after the other: they work at the lowest priority while other tests run here."""
+    if _HERE or session.config.option.collectonly:
+        return
+    selected = [item for item in session.items if Path(__file__).parent in item.path.parents]
+    if any(isinstance(item, GuestTest) for item in selected):
+        session.config.stash[_GUEST_RUN].begin(_RIG)
+    if any(not isinstance(item, GuestTest) for item in selected):
+        session.config.stash[_TWO_MACHINES] = _RIG.submit(run_two_machines)
+
+
+def pytest_sessionfinish() -> None:
+    _RIG.shutdown(wait=False, cancel_futures=True)
+    end_all_machines()
+
+
+@pytest.fixture
+def await_two_machines(request: pytest.FixtureRequest) -> Callable[[], Outcome]:
+    """Waits for the run across two machines."""
+    return request.config.stash[_TWO_MACHINES].result
 
 
 @pytest.fixture(scope="session")

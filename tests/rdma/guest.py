@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import pytest
@@ -21,27 +22,29 @@ _BUILD_TIMEOUT = 120
 
 
 class GuestRun:
-    """Boots the machine when the first result is asked for."""
+    """The selected tests in one machine, which boots behind the tests that run here meanwhile."""
 
-    TIMEOUT = 600.0  # seconds, for a machine that does much else; a quarter of it is usual
+    TIMEOUT = 900.0  # seconds, for a machine that does much else; a fifth of it is usual
 
     def __init__(self, names: list[str]) -> None:
-        self._names = names
+        self._names = sorted({name.partition("[")[0] for name in names})
+        self._outcome: Future[Outcome] | None = None
+
+    def begin(self, rig: Executor) -> None:
+        """Let `rig` boot the machine."""
+        self._outcome = rig.submit(self._run)
 
     def failure_of(self, name: str) -> str | None:
         """Return why a test failed, or None if it passed; skip where there can be no machine."""
-        outcome = self._outcome
-        if isinstance(outcome, RigUnavailableError):
-            pytest.skip(f"no virtual machine with RDMA: {outcome}")
+        assert self._outcome is not None, "begin() was not called"
+        try:
+            outcome = self._outcome.result()
+        except RigUnavailableError as error:
+            pytest.skip(f"no virtual machine with RDMA: {error}")
         return read_report(outcome).get(name, f"the machine did not get to this test:\n{outcome.console[-4000:]}")
 
-    @functools.cached_property
-    def _outcome(self) -> Outcome | RigUnavailableError:
-        names = sorted({name.partition("[")[0] for name in self._names})
-        try:
-            return start_guest_tests(["-k", " or ".join(names), str(HERE)]).wait(self.TIMEOUT)
-        except RigUnavailableError as error:
-            return error
+    def _run(self) -> Outcome:
+        return start_guest_tests(["-k", " or ".join(self._names), str(HERE)]).wait(self.TIMEOUT)
 
 
 def start_guest_tests(tests: list[str], **machine: object) -> Machine:

@@ -26,6 +26,10 @@ from packages import Packages, RigUnavailableError, fetch_packages
 
 HERE = Path(__file__).resolve().parent
 _DIED = 99
+# A machine ends with whoever started it, and leaves the processor to everything else.
+_LOW_PRIORITY = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "19")
+
+_running: set[subprocess.Popen[str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +77,14 @@ class Machine:
         options += ["-serial", "stdio", "-serial", f"file:{self._report}"]
         line = f"console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on rig_number={number}"
         self._process = subprocess.Popen(
-            [*_qemu(packages), *options, "-append", line, *(_cable(link, number) if link else [])],
+            [*_LOW_PRIORITY, *_qemu(packages), *options, "-append", line, *(_cable(link, number) if link else [])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
         )
+        _running.add(self._process)
         self._echo = echo
         self._console: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -93,6 +98,7 @@ class Machine:
             self._process.kill()
             self._process.wait()
             self._console.append(f"rig: ended after {timeout:g} s\n")
+        _running.discard(self._process)
         self._reader.join(5)
         report = self._report.read_text(errors="replace") if self._report.exists() else ""
         self._folder.cleanup()
@@ -111,6 +117,12 @@ class Machine:
             self._console.append(line)
             if self._echo:
                 print(line, end="", flush=True)
+
+
+def end_all_machines() -> None:
+    """End the machines that still run."""
+    for process in list(_running):
+        process.kill()
 
 
 def shell_command(arguments: list[str], environment: Mapping[str, str], folder: Path | None = None) -> str:
