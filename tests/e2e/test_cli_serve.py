@@ -191,7 +191,8 @@ def _command(*arguments: str) -> list[str]:
 
 
 def _chat(server: Served, *flags: str) -> subprocess.Popen[str]:
-    command = _command("chat", "--url", server.url, *flags)
+    # A job in the background ignores SIGINT, and its children do: this one must not.
+    command = ["env", "--default-signal=INT", *_command("chat", "--url", server.url, *flags)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
