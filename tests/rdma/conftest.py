@@ -53,6 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[i] = GuestTest.from_parent(item.parent, name=item.name)
             items[i].run = run  # type: ignore[attr-defined]
             items[i].add_marker(pytest.mark.timeout(GuestRun.TIMEOUT + 60))
+    # Last, as their machines work while the other tests run here.
+    items.sort(key=lambda item: Path(__file__).parent in item.path.parents)
 
 
 @pytest.hookimpl(tryfirst=True)
