@@ -23,7 +23,7 @@ from blink.rdma_connection import RdmaConnection, RdmaConnector
 from blink.sampling_params import SamplingParams
 from blink.transport.nixl import NixlTransport
 from counting_engine import answer
-from rdma_processes import TOKEN, CountingProcess, attach, open_connection, wait_for
+from rdma_processes import TOKEN, CountingProcess, HttpFrontend, attach, open_connection, wait_for
 from ring import Inspector
 
 pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="NIXL is not installed (the extra nixl)")
@@ -76,6 +76,12 @@ def refusal(place: str, config: RdmaConfig) -> BlinkError:
                 return error
         time.sleep(0.05)
     raise AssertionError("no refusal")
+
+
+def switches(engine: CountingProcess) -> dict[str, str]:
+    """Return how often each thread of the engine has slept so far."""
+    threads = Path(f"/proc/{engine.process.pid}/task").iterdir()
+    return {thread.name: (thread / "status").read_text().partition("\nvoluntary_ctxt")[2] for thread in threads}
 
 
 def complete(client: EngineClient) -> list[int]:
@@ -132,3 +138,34 @@ def test_after_a_restart_of_the_engine_requests_are_answered_again(nixl_engine: 
     wait_for(lambda: client.tick() or client.ready, "the new connection")
     assert complete(client) == answer([0, 1, 2, 3, 4], 3)
     client.close()
+
+
+def test_in_steady_state_only_scheduler_and_model_run_in_the_engine(nixl_engine: CountingProcess) -> None:
+    connection = open_connection(nixl_engine.place, _HERE)
+    inspector = Inspector(attach(connection), connection)
+    inspector.run(10)
+    time.sleep(0.2)
+    before = switches(nixl_engine)
+    inspector.run(_REQUESTS // 2)
+    after = switches(nixl_engine)
+    connection.close()
+    ran = [thread for thread in after if after[thread] != before.get(thread)]
+    assert len(after) > len(ran) <= 2
+
+
+def test_a_frontend_that_was_killed_and_started_again_serves() -> None:
+    engine = CountingProcess(
+        "nixl-single", rdma_backend="nixl", nixl_transports="cma,tcp", num_queue_pairs=1, lease_timeout=0.5
+    )
+    flags = ["--rdma-backend=nixl", "--nixl-transports=cma,tcp", "--skip-tokenizer-init", "--region=counting"]
+    frontend = HttpFrontend(f"--rdma={engine.place}", *flags)
+    try:
+        frontend.wait()
+        assert frontend.complete([1, 2, 3]) == answer([1, 2, 3], 4)
+        frontend.stop()
+        frontend.start()
+        frontend.wait()
+        assert frontend.complete([4, 5]) == answer([4, 5], 4)
+    finally:
+        frontend.stop()
+        engine.kill()
