@@ -64,6 +64,8 @@ def load_nixl() -> tuple[Any, UcxReport]:
     """
     report = UcxReport()
     os.environ.update(UCX_LOG_FILE=report.path, UCX_PROTO_INFO="y")  # UCX reads them when it is loaded
+    # After a keepalive message, which only the engine's processor could answer, no transfer would end any more.
+    os.environ["UCX_KEEPALIVE_INTERVAL"] = "inf"
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     try:
         return importlib.import_module("nixl._api"), report

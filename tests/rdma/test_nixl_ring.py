@@ -153,6 +153,20 @@ def test_in_steady_state_only_scheduler_and_model_run_in_the_engine(nixl_engine:
     assert len(after) > len(ran) <= 2
 
 
+@pytest.mark.slow
+def test_a_connection_outlives_the_interval_of_ucx_for_keepalive_messages(nixl_engine: CountingProcess) -> None:
+    connection = open_connection(nixl_engine.place, _HERE)
+    pair = attach(connection)
+    end = time.monotonic() + 25  # 20 by default
+    while time.monotonic() < end:
+        pair.renew_lease()
+        assert connection.loss() is None
+        time.sleep(0.25)
+    Inspector(pair, connection).run(10)
+    assert pair.is_attached()
+    connection.close()
+
+
 def test_a_frontend_that_was_killed_and_started_again_serves() -> None:
     engine = CountingProcess(
         "nixl-single", rdma_backend="nixl", nixl_transports="cma,tcp", num_queue_pairs=1, lease_timeout=0.5
