@@ -13,13 +13,14 @@ import numpy as np
 from blink.config import RdmaConfig
 from blink.errors import BlinkError, EngineUnavailableError
 from blink.layout import CONSTANTS, CONTROL, HEADER
-from blink.rdma_handshake import TIMEOUT, Descriptor, LineChannel, device_of, negotiate, parse_place, read_token
+from blink.rdma_backend import RdmaChannel, open_channel, transport_over
+from blink.rdma_handshake import TIMEOUT, Descriptor, LineChannel, backend_of, negotiate, parse_place, read_token
 from blink.region import QueuePairAddresses, check_header
 from blink.transport.base import Transport
-from blink.transport.verbs import VerbsTransport
-from blink.verbs import Channel, verbs
 
 logger = logging.getLogger(__name__)
+
+_MAX_DESCRIPTOR = 1 << 16  # bytes; the metadata of a NIXL agent grows with the machine's devices
 
 
 class RdmaConnector:
@@ -33,8 +34,8 @@ class RdmaConnector:
         """
         self._place = parse_place(place, "--rdma")
         self._token = read_token(config)
-        self._device = device_of(config)
-        Channel(self._device).close()
+        self._config = config
+        open_channel(config).close()
         self._attempt: _Attempt | None = None
         self._last_error = ""
 
@@ -59,11 +60,15 @@ class RdmaConnector:
 
     def _connect(self) -> RdmaConnection:
         host, port = self._place
-        channel = Channel(self._device)
+        channel = open_channel(self._config)
         try:
             with socket.create_connection(self._place, TIMEOUT) as control:
-                descriptor = negotiate(LineChannel(control), self._token, channel.info())
-            return RdmaConnection(channel, descriptor)
+                lines = LineChannel(control, _MAX_DESCRIPTOR)
+                descriptor = negotiate(lines, self._token, channel.info())
+                connection = RdmaConnection(channel, descriptor)
+                if backend_of(descriptor.endpoint) == "nixl":
+                    lines.send({"connected": True})
+            return connection
         except OSError as error:
             channel.close()
             raise EngineUnavailableError(
@@ -77,7 +82,7 @@ class RdmaConnector:
 class RdmaConnection:
     """A queue pair in another machine's memory."""
 
-    def __init__(self, channel: Channel, descriptor: Descriptor) -> None:
+    def __init__(self, channel: RdmaChannel, descriptor: Descriptor) -> None:
         """Connect the channel, which is this object's from then on, and read the engine's header.
 
         Raises:
@@ -85,7 +90,7 @@ class RdmaConnection:
             EngineUnavailableError: nothing can be read, or the engine was restarted.
             LayoutMismatchError: engine and frontend are of different builds.
         """
-        self._channel = channel
+        self._channel: Any = channel
         channel.connect(descriptor.endpoint, descriptor.shared, descriptor.pair)
         header = np.zeros(1, HEADER)
         if not channel.read(0, header):
@@ -96,12 +101,12 @@ class RdmaConnection:
             raise EngineUnavailableError("the engine was restarted while this frontend connected")
         self.geometry = self.header["geometry"]
         self.addresses = QueuePairAddresses(self, descriptor.pair_index)
-        self.transport: Transport = VerbsTransport(channel)
+        self.transport: Transport = transport_over(channel)
         self._control = np.zeros(1, CONTROL)
         self.refresh()
 
     @property
-    def channel(self) -> Channel:
+    def channel(self) -> Any:
         """The RDMA connection itself."""
         return self._channel
 
@@ -124,11 +129,11 @@ class RdmaConnection:
 
     def start_watch(self, head: int, event_fd: int, interval_us: int) -> None:
         entries = int(self.geometry["cq_entries"])
-        verbs().blink_channel_start(self._channel.handle, self.addresses.cq, entries, head, event_fd, interval_us)
+        self._channel.start(self.addresses.cq, entries, head, event_fd, interval_us)
 
     def watch(self, head: int, active: bool) -> None:
         del head  # the channel follows it by itself
-        verbs().blink_channel_watch(self._channel.handle, active)
+        self._channel.watch(active)
 
     def close(self) -> None:
         self._channel.close()

@@ -2,19 +2,23 @@
 """The words that engine and frontend exchange over TCP to set an RDMA connection up: JSON, one message per line.
 
 engine    {"blink": 1, "digest": ..., "nonce": ...}
-frontend  {"digest": ..., "proof": HMAC-SHA256(token, nonce), "endpoint": {...}}
+frontend  {"digest": ..., "proof": HMAC-SHA256(token, nonce), "backend": NAME, "endpoint": {...}}
 engine    {"endpoint": {...}, "epoch": ..., "pair_index": ..., "shared": {...}, "pair": {...}}
           or {"refused": KIND, "message": ...}
+frontend  {"connected": true}, with the backend nixl only: its engine takes part until then
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ctypes
 import hashlib
 import hmac
 import json
 import os
 import secrets
+import select
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +29,8 @@ from typing import Any
 from blink.config import RdmaConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError, LayoutMismatchError
 from blink.layout import DIGEST
-from blink.verbs import Device, EndpointInfo, RemoteWindow
+from blink.nixl_agent import AgentInfo
+from blink.verbs import EndpointInfo, RemoteWindow
 
 VERSION = 1
 TIMEOUT = 5.0  # seconds for the whole exchange
@@ -42,10 +47,17 @@ class RefusedError(BlinkError):
     """The engine refuses this frontend: its token is not the engine's."""
 
 
+class BackendMismatchError(BlinkError):
+    """Engine and frontend were started with different --rdma-backend."""
+
+
+EndInfo = EndpointInfo | AgentInfo  # what one end tells the other of itself, for verbs and for NIXL
+
 # What a refusal is called on the wire.
 REFUSALS: Mapping[str, type[BlinkError]] = {
     "token": RefusedError,
     "build": LayoutMismatchError,
+    "backend": BackendMismatchError,
     "unavailable": EngineUnavailableError,
 }
 
@@ -53,8 +65,9 @@ REFUSALS: Mapping[str, type[BlinkError]] = {
 class LineChannel:
     """Messages over a TCP connection, of limited length and with one deadline for all."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, max_line: int = _MAX_LINE) -> None:
         self._connection = connection
+        self._max_line = max_line
         self._deadline = time.monotonic() + TIMEOUT
         self._received = b""
 
@@ -71,9 +84,9 @@ class LineChannel:
         """
         while b"\n" not in self._received:
             self._wait()
-            more = self._connection.recv(_MAX_LINE)
+            more = self._connection.recv(self._max_line)
             self._received += more
-            if not more or len(self._received) > _MAX_LINE:
+            if not more or len(self._received) > self._max_line:
                 raise HandshakeError("the connection was closed" if not more else "a message is too long")
         line, _, self._received = self._received.partition(b"\n")
         try:
@@ -83,6 +96,11 @@ class LineChannel:
         if not isinstance(message, dict):
             raise HandshakeError("a message is no JSON object")
         return message
+
+    def is_readable(self) -> bool:
+        """Say whether receive() has something to look at: a message, an end, or the deadline."""
+        has_come = bool(self._received) or bool(select.select([self._connection], [], [], 0)[0])
+        return has_come or time.monotonic() > self._deadline
 
     def _wait(self) -> None:
         left = self._deadline - time.monotonic()
@@ -130,6 +148,32 @@ def struct_from_message(kind: type[Any], message: Mapping[str, Any]) -> Any:
     return value
 
 
+def backend_of(info: EndInfo) -> str:
+    """Return the name of the backend that an end belongs to."""
+    return "nixl" if isinstance(info, AgentInfo) else "verbs"
+
+
+def end_to_message(info: EndInfo) -> dict[str, Any]:
+    """Return an end as a plain message."""
+    if isinstance(info, AgentInfo):
+        return {"metadata": base64.b64encode(info.metadata).decode()}
+    return struct_to_message(info)
+
+
+def end_from_message(backend: str, message: Mapping[str, Any]) -> Any:
+    """Return the end in a message.
+
+    Raises:
+        HandshakeError: a field is missing, of another type or out of range.
+    """
+    if backend != "nixl":
+        return struct_from_message(EndpointInfo, message)
+    try:
+        return AgentInfo(base64.b64decode(read_field(message, "metadata", str), validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise HandshakeError("the field 'metadata' is wrong") from error
+
+
 def prove(token: str, nonce: str) -> str:
     """Return the proof that one knows the token; the token itself never travels."""
     return hmac.new(token.encode(), nonce.encode(), hashlib.sha256).hexdigest()
@@ -171,28 +215,24 @@ def read_token(config: RdmaConfig) -> str:
     return token
 
 
-def device_of(config: RdmaConfig) -> Device:
-    """Return the configured device."""
-    return Device(config.rdma_device, config.rdma_gid_index)
-
-
 @dataclass(frozen=True, slots=True)
 class Descriptor:
     """All that a frontend must know to use a queue pair on another machine."""
 
-    endpoint: EndpointInfo
+    endpoint: EndInfo
     shared: RemoteWindow  # the region's header and control block: to be read
     pair: RemoteWindow  # the queue pair: to be read and written
     pair_index: int
     epoch: int
 
 
-def negotiate(control: LineChannel, token: str, own: EndpointInfo) -> Descriptor:
+def negotiate(control: LineChannel, token: str, own: EndInfo) -> Descriptor:
     """Ask the engine for a queue pair: the frontend's part of the exchange.
 
     Raises:
         LayoutMismatchError: engine and frontend are of different builds.
         RefusedError: the engine has another token.
+        BackendMismatchError: the engine was started with another --rdma-backend.
         EngineUnavailableError: it has no queue pair left.
         HandshakeError: it says something else.
     """
@@ -200,12 +240,14 @@ def negotiate(control: LineChannel, token: str, own: EndpointInfo) -> Descriptor
     if read_field(greeting, "blink", int) != VERSION or read_field(greeting, "digest", str) != f"{DIGEST:x}":
         raise LayoutMismatchError(_OTHER_BUILD)
     proof = prove(token, read_field(greeting, "nonce", str))
-    control.send({"digest": f"{DIGEST:x}", "proof": proof, "endpoint": struct_to_message(own)})
+    backend = backend_of(own)
+    request = {"digest": f"{DIGEST:x}", "proof": proof, "backend": backend, "endpoint": end_to_message(own)}
+    control.send(request)
     answer = control.receive()
     if "refused" in answer:
         raise REFUSALS.get(answer["refused"], HandshakeError)(str(answer.get("message")))
     return Descriptor(
-        struct_from_message(EndpointInfo, read_field(answer, "endpoint", dict)),
+        end_from_message(backend, read_field(answer, "endpoint", dict)),
         struct_from_message(RemoteWindow, read_field(answer, "shared", dict)),
         struct_from_message(RemoteWindow, read_field(answer, "pair", dict)),
         read_field(answer, "pair_index", int),
@@ -213,7 +255,7 @@ def negotiate(control: LineChannel, token: str, own: EndpointInfo) -> Descriptor
     )
 
 
-def admit(control: LineChannel, token: str, prepare: Callable[[EndpointInfo], Descriptor]) -> None:
+def admit(control: LineChannel, token: str, prepare: Callable[[Any], Descriptor], backend: str = "verbs") -> None:
     """Let a frontend in that knows the token: the engine's part of the exchange.
 
     Raises:
@@ -227,14 +269,17 @@ def admit(control: LineChannel, token: str, prepare: Callable[[EndpointInfo], De
             raise RefusedError("the engine refuses this frontend's RDMA token")
         if read_field(request, "digest", str) != f"{DIGEST:x}":
             raise LayoutMismatchError(_OTHER_BUILD)
-        descriptor = prepare(struct_from_message(EndpointInfo, read_field(request, "endpoint", dict)))
+        theirs = read_field(request, "backend", str)
+        if theirs != backend:
+            raise BackendMismatchError(f"the engine was started with --rdma-backend {backend}, not {theirs:.20}")
+        descriptor = prepare(end_from_message(backend, read_field(request, "endpoint", dict)))
     except BlinkError as error:
         kind = next((name for name, refusal in REFUSALS.items() if type(error) is refusal), "other")
         control.send({"refused": kind, "message": error.message})
         raise
     control.send(
         {
-            "endpoint": struct_to_message(descriptor.endpoint),
+            "endpoint": end_to_message(descriptor.endpoint),
             "epoch": descriptor.epoch,
             "pair_index": descriptor.pair_index,
             "shared": struct_to_message(descriptor.shared),

@@ -183,6 +183,14 @@ class Channel:
         """Read bytes of the engine's memory into `out` (at most 4096) and wait for them; False after a failure."""
         return bool(verbs().blink_channel_read(self._handle, offset, out.ctypes.data, out.nbytes))
 
+    def start(self, cq_offset: int, entries: int, head: int, event_fd: int, interval_us: int) -> None:
+        """Collect completions from `head` on in a thread, which makes `event_fd` readable."""
+        verbs().blink_channel_start(self._handle, cq_offset, entries, head, event_fd, interval_us)
+
+    def watch(self, active: bool) -> None:
+        """Say whether completions are expected at all."""
+        verbs().blink_channel_watch(self._handle, active)
+
     def failure(self) -> str:
         """Say why the connection is broken; empty while it works."""
         return verbs().blink_channel_failure(self._handle).decode() if self._handle else "closed"

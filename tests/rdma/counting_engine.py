@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from blink.config import EngineConfig
+from blink.config import EngineConfig, RdmaConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.rdma_listener import open_listener
 from blink.engine.state import HostState
@@ -53,6 +53,7 @@ def build_config(namespace: argparse.Namespace) -> EngineConfig:
         prompt_arena_bytes=ARENA_BYTES,
         enable_prefix_caching=False,
         lease_timeout=namespace.lease_timeout,
+        verbs=RdmaConfig(rdma_backend=namespace.rdma_backend, nixl_transports=namespace.nixl_transports),
     )
 
 
@@ -90,5 +91,7 @@ if __name__ == "__main__":
     parser.add_argument("--rdma-listen", default="")
     parser.add_argument("--num-queue-pairs", type=int, default=16)
     parser.add_argument("--lease-timeout", type=float, default=5.0)
+    parser.add_argument("--rdma-backend", default="verbs")
+    parser.add_argument("--nixl-transports", default="rc")
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     run(parser.parse_args())

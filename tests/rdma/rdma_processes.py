@@ -43,7 +43,7 @@ def free_port() -> int:
 class CountingProcess:
     """A counting engine in a process of its own, restarted at will."""
 
-    def __init__(self, region: str, host: str = "127.0.0.1", port: int = 0, **options: float) -> None:
+    def __init__(self, region: str, host: str = "127.0.0.1", port: int = 0, **options: float | str) -> None:
         self.region = region
         self.place = f"{host}:{port or free_port()}"
         self._flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
@@ -112,10 +112,10 @@ class HttpFrontend:
         self.process.wait()
 
 
-def open_connection(place: str) -> RdmaConnection:
+def open_connection(place: str, config: RdmaConfig | None = None) -> RdmaConnection:
     """Connect as a frontend does, and wait until that is done."""
     os.environ["BLINK_RDMA_TOKEN"] = TOKEN
-    connector = RdmaConnector(place, RdmaConfig())
+    connector = RdmaConnector(place, config or RdmaConfig())
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from blink import rdma_handshake
 from blink.config import EngineConfig, FrontendConfig, RdmaConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError, LayoutMismatchError
 from blink.layout import DIGEST
+from blink.nixl_agent import AgentInfo
+from blink.nixl_channel import NixlChannel
 from blink.rdma_handshake import (
+    BackendMismatchError,
     Descriptor,
     HandshakeError,
     LineChannel,
@@ -89,6 +93,7 @@ def test_both_ends_learn_all_that_the_other_says(ends: tuple[socket.socket, sock
 
     got, errors = exchange(ends, prepare)
     assert errors == [] and isinstance(got, Descriptor)
+    assert isinstance(got.endpoint, EndpointInfo)
     assert bytes(heard[0]) == bytes(ENDPOINT) == bytes(got.endpoint)
     assert (bytes(got.shared), bytes(got.pair)) == (bytes(DESCRIPTOR.shared), bytes(DESCRIPTOR.pair))
     assert (got.pair_index, got.epoch) == (2, 1 << 63)
@@ -200,3 +205,43 @@ def test_without_the_library_a_frontend_says_what_to_install(monkeypatch: pytest
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("ConfigError") and "libibverbs-dev" in result.stdout
+
+
+def test_the_metadata_of_an_agent_reaches_the_frontend(ends: tuple[socket.socket, socket.socket]) -> None:
+    descriptor = replace(DESCRIPTOR, endpoint=AgentInfo(bytes(range(256))))
+    thread, errors = in_thread(lambda: admit(LineChannel(ends[0]), "secret", lambda _: descriptor, "nixl"))
+    got = negotiate(LineChannel(ends[1]), "secret", AgentInfo())
+    thread.join()
+    assert errors == [] and got.endpoint == descriptor.endpoint
+
+
+def test_ends_of_different_backends_refuse_each_other(ends: tuple[socket.socket, socket.socket]) -> None:
+    thread, errors = in_thread(lambda: admit(LineChannel(ends[0]), "secret", lambda _: DESCRIPTOR))
+    with pytest.raises(BackendMismatchError, match="--rdma-backend verbs, not nixl"):
+        negotiate(LineChannel(ends[1]), "secret", AgentInfo())
+    thread.join()
+    assert isinstance(errors[0], BackendMismatchError)
+
+
+def test_metadata_that_is_none_is_an_error(ends: tuple[socket.socket, socket.socket]) -> None:
+    answer_with(ends, greeting(), json.dumps({"endpoint": {"metadata": "?"}}).encode() + b"\n")
+    with pytest.raises(HandshakeError):
+        negotiate(LineChannel(ends[1]), "secret", AgentInfo())
+
+
+def test_without_nixl_a_frontend_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLINK_RDMA_TOKEN", "secret")
+    code = (
+        "import sys; sys.modules['nixl'] = None\n"
+        "from blink.rdma_connection import RdmaConnector; from blink.config import RdmaConfig\n"
+        "try: RdmaConnector('127.0.0.1:1', RdmaConfig(rdma_backend='nixl'))\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("ConfigError") and "blink-serve[nixl]" in result.stdout
+
+
+@pytest.mark.parametrize("transports", ["", "all", "rc,all", "^tcp", "rc,", "RC"])
+def test_a_list_that_would_allow_anything_is_refused(transports: str) -> None:
+    with pytest.raises(ConfigError, match="--nixl-transports"):
+        NixlChannel(transports)

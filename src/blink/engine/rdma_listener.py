@@ -12,14 +12,17 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from blink.config import EngineConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError
 from blink.layout import CONSTANTS, CONTROL
-from blink.rdma_handshake import Descriptor, LineChannel, admit, device_of, parse_place, read_token
+from blink.nixl_channel import NixlEndpoint
+from blink.rdma_backend import open_endpoint
+from blink.rdma_handshake import Descriptor, LineChannel, admit, parse_place, read_token
 from blink.region import QueuePairAddresses, Region, claim_queue_pair, open_region
 from blink.transport.shm import ShmTransport
-from blink.verbs import Endpoint, EndpointInfo, RemoteWindow
+from blink.verbs import Endpoint, RemoteWindow
 
 logger = logging.getLogger("blink.engine")
 
@@ -32,7 +35,7 @@ class _Peer:
 
     region: Region  # opened for this peer: the claim of the queue pair goes with it
     addresses: QueuePairAddresses
-    endpoint: Endpoint
+    endpoint: Endpoint | NixlEndpoint
     since: float
 
     def is_gone(self) -> bool:
@@ -61,7 +64,7 @@ class RdmaListener:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._token = read_token(config.verbs)
-        Endpoint(device_of(config.verbs)).close()
+        open_endpoint(config.verbs).close()
         self._peers: list[_Peer] = []
         place = parse_place(config.rdma_listen, "--rdma-listen")
         try:
@@ -83,14 +86,26 @@ class RdmaListener:
             connection, (host, *_) = self._socket.accept()
             with connection:
                 try:
-                    admit(LineChannel(connection), self._token, self._prepare)
+                    self._admit(LineChannel(connection))
                     logger.info("a frontend at %s has connected", host)
                 except (BlinkError, OSError) as error:
                     logger.warning("a frontend at %s could not connect: %s", host, error)
                 except Exception:
                     logger.exception("a frontend at %s could not connect", host)
 
-    def _prepare(self, frontend: EndpointInfo) -> Descriptor:
+    def _admit(self, control: LineChannel) -> None:
+        admit(control, self._token, self._prepare, self._config.verbs.rdma_backend)
+        peer = self._peers[-1]
+        if isinstance(peer.endpoint, NixlEndpoint):
+            try:
+                peer.endpoint.wire_up(control.is_readable)
+                control.receive()
+            except BaseException:
+                self._peers.remove(peer)
+                peer.close()
+                raise
+
+    def _prepare(self, frontend: Any) -> Descriptor:
         """Claim a queue pair for a frontend and give it access."""
         self._dismiss_lost_peers()
         region = open_region(self._config.region)
@@ -101,7 +116,7 @@ class RdmaListener:
                 raise EngineUnavailableError(
                     "all queue pairs of the engine are taken; start it with more --num-queue-pairs"
                 )
-            endpoint = Endpoint(device_of(self._config.verbs))
+            endpoint = open_endpoint(self._config.verbs)
             addresses = QueuePairAddresses(region, index)
             shared, pair = _open_windows(region, addresses, endpoint)
             endpoint.receive_from(frontend)
@@ -120,7 +135,7 @@ class RdmaListener:
 
 
 def _open_windows(
-    region: Region, addresses: QueuePairAddresses, endpoint: Endpoint
+    region: Region, addresses: QueuePairAddresses, endpoint: Endpoint | NixlEndpoint
 ) -> tuple[RemoteWindow, RemoteWindow]:
     """Register header and control block for reading, and one queue pair for reading and writing."""
     shared = CONSTANTS["control_offset"] + CONTROL.itemsize
