@@ -19,9 +19,9 @@ from processes import Engine, measure, open_files, resident_mib, start_frontend,
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
-SECONDS = float(os.environ.get("BLINK_SOAK_SECONDS", "10"))
+SECONDS = float(os.environ.get("BLINK_SOAK_SECONDS", "6"))
 STREAMS = 64
-NUM_PROMPTS = 16
+NUM_PROMPTS = 12
 
 
 def make_jobs(count: int) -> list[tuple[list[int], int]]:

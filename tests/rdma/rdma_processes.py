@@ -64,7 +64,7 @@ class ModelEngine:
 
     def __init__(self, region: str, place: str) -> None:
         flags = [f"--region={region}", f"--rdma-listen={place}", "--device=cpu", "--max-model-len=128"]
-        flags += ["--kv-cache-memory-bytes=64M", "--max-num-seqs=8", "--max-num-batched-tokens=64"]
+        flags += ["--kv-cache-memory-bytes=64M", "--max-num-seqs=8", "--max-num-batched-tokens=64", "--cpu-threads=1"]
         self.process = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags], env=_ENVIRONMENT)
 
     def kill(self) -> None:
