@@ -77,12 +77,12 @@ class Channel {
     sources_.push_back({copy, bytes, serial});
   }
 
-  // Read up to kScratchBytes at once, and wait for them; false after a failure.
+  // Read up to kScratchBytes, and wait for them; false after a failure, or if more is asked for.
   bool read(uint64_t offset, void* out, uint32_t bytes) {
+    if (bytes > kScratchBytes) return false;
     std::unique_lock lock(mutex_);
     uint8_t* scratch = landing() + kMaxWindow * sizeof(Cqe);
-    const uint64_t serial =
-        post(lock, IBV_WR_RDMA_READ, scratch, std::min(bytes, kScratchBytes), offset, IBV_SEND_SIGNALED);
+    const uint64_t serial = post(lock, IBV_WR_RDMA_READ, scratch, bytes, offset, IBV_SEND_SIGNALED);
     counters_.reads++;
     if (!await(lock, serial)) return false;
     std::memcpy(out, scratch, bytes);
