@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from blink.errors import EngineUnavailableError
 from blink.native import lib
-from blink.region import QueuePairAddresses, claim_queue_pair, open_region, region_path
+from blink.region import QueuePairAddresses, all_queue_pairs_taken, claim_queue_pair, open_region, region_path
 from blink.transport.base import Transport
 from blink.transport.shm import ShmTransport
 
@@ -90,9 +89,7 @@ class ShmConnection:
         index = claim_queue_pair(self._region)
         if index is None:
             self._region.close()
-            raise EngineUnavailableError(
-                "all queue pairs of the engine are taken; start it with more --num-queue-pairs"
-            )
+            raise all_queue_pairs_taken()
         self.header = self._region.header
         self.geometry = self._region.geometry
         self.addresses = QueuePairAddresses(self._region, index)

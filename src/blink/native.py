@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from blink.errors import ConfigError
@@ -46,6 +47,14 @@ def library_path() -> Path:
     return Path(os.environ.get("BLINK_NATIVE_LIBRARY") or Path(__file__).parent / "lib" / "libblink.so")
 
 
+def declare(library: ctypes.CDLL, functions: Mapping[str, tuple[object, list[object]]]) -> None:
+    """Tell ctypes the result and the arguments of each function by name."""
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+
+
 def _load() -> ctypes.CDLL:
     path = library_path()
     try:
@@ -54,10 +63,7 @@ def _load() -> ctypes.CDLL:
         raise ConfigError(
             f"the native library {path} cannot be loaded ({error}); reinstall the package, or run `make native`"
         ) from error
-    for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = arguments
+    declare(library, _FUNCTIONS)
     return library
 
 

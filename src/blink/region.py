@@ -233,3 +233,8 @@ def claim_queue_pair(region: Region) -> int | None:
             continue
         return index
     return None
+
+
+def all_queue_pairs_taken() -> EngineUnavailableError:
+    """Return the error for a frontend that found no queue pair to claim."""
+    return EngineUnavailableError("all queue pairs of the engine are taken; start it with more --num-queue-pairs")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from blink.errors import ConfigError
+from blink.native import declare
 
 _U32, _U64, _I32, _PTR, _STR = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p
 
@@ -78,10 +79,7 @@ def verbs() -> ctypes.CDLL:
             f"RDMA needs {path.name}, which cannot be loaded ({error}): install rdma-core with its headers "
             "(Debian and Ubuntu: libibverbs-dev ibverbs-providers), then reinstall Blink from source"
         ) from error
-    for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = arguments
+    declare(library, _FUNCTIONS)
     return library
 
 

@@ -7,6 +7,7 @@ import os
 import select
 import time
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,28 @@ from counting_engine import MAX_MODEL_LEN, VOCAB, answer
 _MAX_LIVE = 32
 _MAX_ANSWER = 6
 _PATIENCE = 60.0  # seconds without any completion
+
+
+class TailFirst:
+    """A connection's transport with the mistake that the protocol rules out: the tail goes first, the prompt last."""
+
+    def __init__(self, connection: RdmaConnection) -> None:
+        self._transport = connection.transport
+        self._arena = connection.addresses.arena
+        self._held: list[tuple[int, Any]] = []
+        self.load_word = self._transport.load_word
+        self.drain = self._transport.drain
+
+    def write(self, offset: int, data: bytes | np.ndarray[Any, Any]) -> None:
+        if offset >= self._arena:
+            self._held.append((offset, data))
+        else:
+            self._transport.write(offset, data)
+
+    def store_word(self, offset: int, value: int) -> None:
+        self._transport.store_word(offset, value)
+        while self._held:
+            self._transport.write(*self._held.pop())
 
 
 class Inspector:

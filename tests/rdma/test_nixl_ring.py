@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,37 +18,16 @@ from blink.client import EngineClient
 from blink.config import RdmaConfig
 from blink.errors import BlinkError, ConfigError
 from blink.layout import CqeKind
-from blink.rdma_connection import RdmaConnection, RdmaConnector
+from blink.rdma_connection import RdmaConnector
 from blink.sampling_params import SamplingParams
-from blink.transport.nixl import NixlTransport
 from counting_engine import answer
 from rdma_processes import TOKEN, CountingProcess, HttpFrontend, attach, open_connection, wait_for
-from ring import Inspector
+from ring import Inspector, TailFirst
 
 pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="NIXL is not installed (the extra nixl)")
 
 _REQUESTS = 1000
 _HERE = RdmaConfig(rdma_backend="nixl", nixl_transports="cma,tcp")  # tcp: to connect, not to transfer
-
-
-class TailFirst(NixlTransport):
-    """A transport with the mistake that the protocol rules out: the tail goes first, the prompt last."""
-
-    def __init__(self, connection: RdmaConnection) -> None:
-        super().__init__(connection.channel)
-        self._at = connection.addresses
-        self._held: list[tuple[int, Any]] = []
-
-    def write(self, offset: int, data: bytes | np.ndarray[Any, Any]) -> None:
-        if offset >= self._at.arena:
-            self._held.append((offset, data))
-        else:
-            super().write(offset, data)
-
-    def store_word(self, offset: int, value: int) -> None:
-        super().store_word(offset, value)
-        while self._held:
-            super().write(*self._held.pop())
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,34 +11,13 @@ import pytest
 from blink.queue_pair import QueuePair, Submission
 from blink.rdma_connection import RdmaConnection
 from blink.sampling_params import SamplingParams
-from blink.transport.verbs import VerbsTransport
 from blink.verbs import ChannelCounters
 from rdma_processes import attach, open_connection
-from ring import Inspector
+from ring import Inspector, TailFirst
 
 pytestmark = pytest.mark.rdma
 
 _REQUESTS = 1000
-
-
-class TailFirst(VerbsTransport):
-    """A transport with the mistake that the protocol rules out: the tail goes first, the prompt last."""
-
-    def __init__(self, connection: RdmaConnection) -> None:
-        super().__init__(connection.channel)
-        self._at = connection.addresses
-        self._held: list[tuple[int, Any]] = []
-
-    def write(self, offset: int, data: bytes | np.ndarray[Any, Any]) -> None:
-        if offset >= self._at.arena:
-            self._held.append((offset, data))
-        else:
-            super().write(offset, data)
-
-    def store_word(self, offset: int, value: int) -> None:
-        super().store_word(offset, value)
-        while self._held:
-            super().write(*self._held.pop())
 
 
 def test_a_thousand_requests_and_none_is_torn_lost_or_repeated(engine_place: str) -> None:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from blink.config import EngineConfig
-from blink.errors import BlinkError, ConfigError, EngineUnavailableError
+from blink.errors import BlinkError, ConfigError
 from blink.layout import CONSTANTS, CONTROL
 from blink.nixl_channel import NixlEndpoint
 from blink.rdma_backend import open_endpoint
 from blink.rdma_handshake import Descriptor, LineChannel, admit, parse_place, read_token
-from blink.region import QueuePairAddresses, Region, claim_queue_pair, open_region
+from blink.region import QueuePairAddresses, Region, all_queue_pairs_taken, claim_queue_pair, open_region
 from blink.transport.shm import ShmTransport
 from blink.verbs import Endpoint, RemoteWindow
 
@@ -113,9 +113,7 @@ class RdmaListener:
         try:
             index = claim_queue_pair(region)
             if index is None:
-                raise EngineUnavailableError(
-                    "all queue pairs of the engine are taken; start it with more --num-queue-pairs"
-                )
+                raise all_queue_pairs_taken()
             endpoint = open_endpoint(self._config.verbs)
             addresses = QueuePairAddresses(region, index)
             shared, pair = _open_windows(region, addresses, endpoint)
