@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 CMAKE = $(or $(shell command -v cmake),$(BIN)/cmake)
-NATIVE_SOURCES := CMakeLists.txt $(wildcard src/blink/csrc/*)
+NATIVE_SOURCES := CMakeLists.txt $(wildcard src/blink/csrc/*/*)
 
 MAKEFLAGS += --no-print-directory
 
@@ -36,7 +36,7 @@ test: $(VENV)/.dev native
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	@$(BIN)/python -c "from blink.model_files import resolve_model; print('default model:', resolve_model('').name)"
+	@$(BIN)/python -c "from blink.models.weights.files import resolve_model; print('default model:', resolve_model('').name)"
 	$(BIN)/python -m pytest
 
 native: $(VENV)/.tools

@@ -43,7 +43,7 @@ def measure_transformers(concurrency: int, new_tokens: int, repeats: int) -> flo
     import torch
     from transformers import AutoModelForCausalLM
 
-    from blink.model_files import resolve_model
+    from blink.models.weights.files import resolve_model
 
     path = resolve_model("")
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)

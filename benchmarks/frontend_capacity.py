@@ -23,9 +23,9 @@ import numpy as np
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
-from blink.layout import BATCH_HEADER
-from blink.native import lib
-from blink.region import create_region, publish_region
+from blink.region.layout import BATCH_HEADER
+from blink.region.memory import create_region, publish_region
+from blink.region.native import lib
 
 VOCAB_SIZE = 49152
 PORT = 18431

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from blink.client import EngineClient
 from blink.config import EngineConfig, ModelConfig
-from blink.engine.engine import create_engine
-from blink.layout import CqeKind
-from blink.models.source import read_spec
+from blink.engine.boot import create_engine
+from blink.link.client import EngineClient
 from blink.models.spec import ModelSpec
-from blink.region import open_region
+from blink.models.weights.source import read_spec
+from blink.region.layout import CqeKind
+from blink.region.memory import open_region
 from blink.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 185

@@ -23,13 +23,13 @@ from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
 from blink.errors import OverloadedError
-from blink.frontend.block_hash import hash_blocks
-from blink.layout import BATCH_HEADER, STEP_OUTPUT, StepResult
-from blink.native import lib
-from blink.queue_pair import QueuePair, Submission
-from blink.region import QueuePairAddresses, create_region, publish_region
+from blink.link.shm import ShmTransport
+from blink.region.layout import BATCH_HEADER, STEP_OUTPUT, StepResult
+from blink.region.memory import QueuePairAddresses, create_region, publish_region
+from blink.region.native import lib
+from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
-from blink.transport.shm import ShmTransport
+from blink.text.block_hash import hash_blocks
 
 MAX_MODEL_LEN = 8192
 VOCAB = 32000

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 import triton.testing
 
-from blink.engine.batch import Batch, Header
+from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu import attention_plan
 from blink.kernels.gpu.attention import paged_attention_gpu
 from blink.kernels.gpu.attention_plan import GpuAttentionPlan, Tile, plan_attention_gpu

@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from blink.engine.batch import Batch, Header, Param
+from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.gpu.sampling import sample_gpu
 
 _VOCAB, _CONTEXT = 128256, 400

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from blink.cli import main
+from blink.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,16 +15,16 @@ from typing import Any
 
 from tqdm import tqdm
 
-from blink.client import EngineClient
 from blink.config import EngineConfig, FrontendConfig, ModelConfig
 from blink.engine.base import Engine
-from blink.engine.engine import create_engine
+from blink.engine.boot import create_engine
 from blink.errors import BadRequestError, ConfigError, EngineUnavailableError, OverloadedError
-from blink.frontend.generation import FINISH_NAMES, Generation, TokenLogprob
-from blink.frontend.model_assets import load_assets
-from blink.frontend.prompt import Prompt, PromptRules, prepare_prompt
-from blink.layout import CqeKind, FinishReason, RejectCode
+from blink.link.client import EngineClient
+from blink.region.layout import CqeKind, FinishReason, RejectCode
 from blink.sampling_params import SamplingParams
+from blink.text.assets import load_assets
+from blink.text.generation import FINISH_NAMES, Generation, TokenLogprob
+from blink.text.prompt import Prompt, PromptRules, prepare_prompt
 
 _TICK_SECONDS = 0.25
 _START_SECONDS = 30.0
@@ -134,7 +134,7 @@ class LLM:
         return self._run(texts, sampling_params or SamplingParams(), use_tqdm, add_special_tokens=False)
 
     def stats(self) -> dict[str, int]:
-        """Return the engine's counters and gauges (csrc/layout.h: Statistics)."""
+        """Return the engine's counters and gauges (csrc/region/layout.h: Statistics)."""
         return self._client.stats()
 
     def _run(

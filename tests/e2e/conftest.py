@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from blink.frontend.tokenizer import Tokenizer, load_tokenizer
-from blink.model_files import default_model_path
+from blink.models.weights.files import default_model_path
+from blink.text.tokenizer import Tokenizer, load_tokenizer
 from processes import (
     MAX_BODY_BYTES,
     MAX_MODEL_LEN,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, NotFoundError
 
-from blink.frontend.tokenizer import Tokenizer
+from blink.text.tokenizer import Tokenizer
 from processes import MAX_MODEL_LEN, MAX_SEQUENCES, Frontend
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from blink.isolation import format_cpus
+from blink.host.isolation import format_cpus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
 

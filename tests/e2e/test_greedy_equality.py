@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from blink import LLM, SamplingParams
-from blink.model_files import resolve_model
+from blink.models.weights.files import resolve_model
 from prose import LENGTHS, read_prompts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]

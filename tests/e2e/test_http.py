@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from blink.frontend.tokenizer import Tokenizer
+from blink.text.tokenizer import Tokenizer
 from processes import MAX_BODY_BYTES, Frontend, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from blink.doctor import examine_isolation
+from blink.cli.doctor import examine_isolation
 from processes import start_frontend, stop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]

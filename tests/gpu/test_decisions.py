@@ -16,12 +16,12 @@ import torch
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
-from blink.layout import BATCH_HEADER, DECISION_LOG_ENTRY, STEP_OUTPUT
-from blink.native import lib
-from blink.queue_pair import QueuePair, Submission
-from blink.region import QueuePairAddresses, Region, create_region
+from blink.link.shm import ShmTransport
+from blink.region.layout import BATCH_HEADER, DECISION_LOG_ENTRY, STEP_OUTPUT
+from blink.region.memory import QueuePairAddresses, Region, create_region
+from blink.region.native import lib
+from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
-from blink.transport.shm import ShmTransport
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 

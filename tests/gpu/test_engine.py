@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blink.client import EngineClient
+from blink.link.client import EngineClient
 from blink.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -8,8 +8,8 @@ import torch
 
 from blink import LLM, SamplingParams
 from blink.config import ModelConfig
-from blink.engine.weights import load_model
-from blink.model_files import default_model_path
+from blink.models.weights.files import default_model_path
+from blink.models.weights.loader import load_model
 from model_driver import Driver
 from prose import read_prompts
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.engine.batch import Batch, Header, Param
+from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.sampling import sample_reference
 
 gpu_sampling = pytest.importorskip("blink.kernels.gpu.sampling")

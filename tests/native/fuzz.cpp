@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "host_env.h"
+#include "cpu/host_env.h"
 #include "rig.h"
 
 using namespace blink;

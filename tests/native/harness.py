@@ -14,8 +14,8 @@ import numpy as np
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
-from blink.frontend.block_hash import hash_blocks
-from blink.layout import (
+from blink.link.shm import ShmTransport
+from blink.region.layout import (
     BATCH_HEADER,
     CONSTANTS,
     DECISION_LOG_ENTRY,
@@ -27,11 +27,11 @@ from blink.layout import (
     FinishReason,
     StepResult,
 )
-from blink.native import lib
-from blink.queue_pair import QueuePair, Submission
-from blink.region import QueuePairAddresses, Region, create_region, publish_region
+from blink.region.memory import QueuePairAddresses, Region, create_region, publish_region
+from blink.region.native import lib
+from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
-from blink.transport.shm import ShmTransport
+from blink.text.block_hash import hash_blocks
 
 _names = itertools.count()
 MILLISECOND = 1_000_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blink.layout import CqeKind, FinishReason
+from blink.region.layout import CqeKind, FinishReason
 from blink.sampling_params import SamplingParams
 from harness import Completion, expected_tokens
 

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <string>
 
-#include "integrity.h"
-#include "state_arrays.h"
+#include "scheduler/integrity.h"
+#include "scheduler/state_arrays.h"
 #include "team.h"
 
 namespace blink {

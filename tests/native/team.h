@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "scheduler.h"
+#include "scheduler/scheduler.h"
 
 namespace blink {
 

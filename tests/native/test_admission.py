@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from blink.layout import CqeKind
+from blink.region.layout import CqeKind
 from harness import Inbox, expected_tokens, run_until_finished, running, small_config, submit
 
 SECOND = 1000  # milliseconds

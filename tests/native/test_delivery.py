@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blink.layout import SLOT_PARAMS, CqeKind, FinishReason, StepResult
+from blink.region.layout import SLOT_PARAMS, CqeKind, FinishReason, StepResult
 from harness import Inbox, expected_tokens, run_until_finished, running, small_config, submit
 
 VOCAB = 97

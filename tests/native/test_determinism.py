@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from blink.errors import OverloadedError
-from blink.layout import DECISION_LOG_ENTRY
-from blink.native import lib
+from blink.region.layout import DECISION_LOG_ENTRY
+from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from harness import Inbox, QueuePair, Step, running, small_config, submission
 

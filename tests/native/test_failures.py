@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from blink.layout import EngineState, ErrorCode, StepResult
+from blink.region.layout import EngineState, ErrorCode, StepResult
 from harness import Harness, running, small_config, submit
 
 PROMPT = [3, 1, 4, 1, 5]

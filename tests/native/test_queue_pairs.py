@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from blink.errors import OverloadedError
-from blink.layout import COMPLETION, CQE, SQE, CqeKind, EngineState, FinishReason, Opcode, RejectCode, StepResult
-from blink.region import QueuePairAddresses
+from blink.region.layout import COMPLETION, CQE, SQE, CqeKind, EngineState, FinishReason, Opcode, RejectCode, StepResult
+from blink.region.memory import QueuePairAddresses
 from blink.sampling_params import SamplingParams
 from harness import (
     Completion,

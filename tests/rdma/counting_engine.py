@@ -16,11 +16,11 @@ import numpy as np
 
 from blink.config import EngineConfig, RdmaConfig
 from blink.engine.geometry import build_geometry
-from blink.engine.rdma_listener import open_listener
 from blink.engine.state import HostState
-from blink.layout import BATCH_HEADER
-from blink.native import lib
-from blink.region import create_region, publish_region
+from blink.link.rdma.listener import open_listener
+from blink.region.layout import BATCH_HEADER
+from blink.region.memory import create_region, publish_region
+from blink.region.native import lib
 
 VOCAB = 49152  # of the default model, whose tokenizer the frontends use
 MAX_SEQUENCES = 16

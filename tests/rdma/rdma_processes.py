@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from blink.config import RdmaConfig
-from blink.queue_pair import QueuePair
-from blink.rdma_connection import RdmaConnection, RdmaConnector
-from blink.rdma_handshake import Descriptor, LineChannel, negotiate, parse_place
-from blink.transport.base import Transport
-from blink.verbs import Channel
+from blink.link.rdma.connector import RdmaConnection, RdmaConnector
+from blink.link.rdma.handshake import Descriptor, LineChannel, negotiate, parse_place
+from blink.link.rdma.verbs import Channel
+from blink.region.queue_pair import QueuePair
+from blink.region.transport import Transport
 
 TOKEN = "a token of the rig"
 PATIENCE = 400.0  # seconds; only a failure takes so long

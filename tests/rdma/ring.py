@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from blink.errors import OverloadedError
-from blink.layout import CqeKind
-from blink.queue_pair import QueuePair, Submission
-from blink.rdma_connection import RdmaConnection
+from blink.link.rdma.connector import RdmaConnection
+from blink.region.layout import CqeKind
+from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
 from counting_engine import MAX_MODEL_LEN, VOCAB, answer
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blink.client import EngineClient
 from blink.config import RdmaConfig
 from blink.errors import BlinkError, ConfigError
-from blink.layout import CqeKind
-from blink.rdma_connection import RdmaConnector
+from blink.link.client import EngineClient
+from blink.link.rdma.connector import RdmaConnector
+from blink.region.layout import CqeKind
 from blink.sampling_params import SamplingParams
 from counting_engine import answer
 from rdma_processes import TOKEN, CountingProcess, HttpFrontend, attach, open_connection, wait_for

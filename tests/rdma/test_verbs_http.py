@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from blink.errors import EngineUnavailableError
-from blink.verbs import Channel, Device
+from blink.link.rdma.verbs import Channel, Device
 from counting_engine import answer
 from rdma_processes import CountingProcess, HttpFrontend, ask, attach, open_connection, wait_for
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from blink.rdma_connection import RdmaConnection
-from blink.rdma_handshake import RefusedError
-from blink.verbs import Channel, Device
+from blink.link.rdma.connector import RdmaConnection
+from blink.link.rdma.handshake import RefusedError
+from blink.link.rdma.verbs import Channel, Device
 from rdma_processes import ask, attach, open_connection, wait_for
 
 pytestmark = pytest.mark.rdma

@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from blink.queue_pair import QueuePair, Submission
-from blink.rdma_connection import RdmaConnection
+from blink.link.rdma.connector import RdmaConnection
+from blink.link.rdma.verbs import ChannelCounters
+from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
-from blink.verbs import ChannelCounters
 from rdma_processes import attach, open_connection
 from ring import Inspector, TailFirst
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from blink.errors import ConfigError
-from blink.verbs import Channel, Device
+from blink.link.rdma.verbs import Channel, Device
 
 pytestmark = pytest.mark.rdma
 
@@ -19,7 +19,7 @@ _PR_CAPBSET_DROP, _CAP_IPC_LOCK = 24, 14
 _REGISTER = """
 import numpy as np
 from blink.errors import ConfigError
-from blink.verbs import Device, Endpoint
+from blink.link.rdma.verbs import Device, Endpoint
 memory = np.zeros(1 << 20, np.uint8)
 try:
     Endpoint(Device()).add_memory(memory.ctypes.data, len(memory), start=0, writable=True)

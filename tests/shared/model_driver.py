@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from blink.engine.batch import Batch, Header, Param
+from blink.kernels.batch import Batch, Header, Param
 from blink.models.decoder import Decoder
 
 NEUTRAL_PARAMS: dict[Param, float] = {

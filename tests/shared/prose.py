@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from blink.config import FrontendConfig
-from blink.frontend.model_assets import load_assets
+from blink.text.assets import load_assets
 
 LENGTHS = [5, 8, 13, 16, 17, 31, 32, 33, 47, 64, 65, 100, 128, 160, 200, 255, 256, 300, 450, 600]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blink.arena import Arena, span_bytes
+from blink.region.arena import Arena, span_bytes
 
 SIZE = 1024
 UNIT = span_bytes(1)

@@ -9,10 +9,10 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from blink.errors import BadRequestError, ConfigError
-from blink.frontend.chat_template import ChatTemplate
-from blink.frontend.messages import flatten_messages
-from blink.gguf_header import read_gguf_metadata
-from blink.model_files import default_model_path
+from blink.models.weights.files import default_model_path
+from blink.models.weights.gguf_header import read_gguf_metadata
+from blink.text.messages import flatten_messages
+from blink.text.template import ChatTemplate
 
 LLAMA_LIKE = """{{- bos_token }}
 {%- for message in messages %}

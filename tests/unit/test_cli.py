@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import blink
-from blink import cli
+from blink.cli import main as cli
 
 _HEAVY = ("torch", "triton", "cuda", "transformers")
 
@@ -32,13 +32,13 @@ def _loaded_after(code: str) -> set[str]:
     "module",
     [
         "blink",
-        "blink.cli",
-        "blink.serve",
-        "blink.chat",
+        "blink.cli.main",
+        "blink.cli.serve",
+        "blink.cli.chat",
         "blink.bench.sweep",
-        "blink.doctor",
-        "blink.frontend",
-        "blink.frontend.server",
+        "blink.cli.doctor",
+        "blink.api",
+        "blink.api.server",
     ],
 )
 def test_import_loads_nothing_heavy(module: str) -> None:
@@ -48,7 +48,7 @@ def test_import_loads_nothing_heavy(module: str) -> None:
 
 
 def test_command_line_loads_no_third_party_package() -> None:
-    loaded = _loaded_after("import blink.cli; blink.cli.build_parser()")
+    loaded = _loaded_after("import blink.cli.main; blink.cli.main.build_parser()")
     packages = {name.partition(".")[0] for name in loaded - _loaded_after("")} - {"blink"}
     assert packages <= sys.stdlib_module_names
 

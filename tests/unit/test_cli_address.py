@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from blink.address import Address
 from blink.errors import ConfigError
+from blink.host.address import Address
 
 
 def _at(port: int, host: str = "127.0.0.1") -> Address:

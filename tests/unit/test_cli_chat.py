@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from blink.chat import Piece, read_pieces
+from blink.cli.chat import Piece, read_pieces
 from blink.errors import BlinkError, EngineUnavailableError
 
 

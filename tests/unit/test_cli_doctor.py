@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blink.doctor import (
+from blink.cli.doctor import (
     Finding,
     examine_hardware,
     examine_isolation,
@@ -21,12 +21,12 @@ from blink.doctor import (
     examine_port,
     examine_torch,
 )
-from blink.isolation import format_cpus
+from blink.host.isolation import format_cpus
 
 # Without the limits and, if it had them, without the capabilities (CAP_IPC_LOCK, CAP_SYS_NICE) that its children need.
 _UNPRIVILEGED = """
 import ctypes, resource
-from blink.doctor import examine_isolation
+from blink.cli.doctor import examine_isolation
 for limit in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_RTPRIO):
     resource.setrlimit(limit, (0, 0))
 for capability in (14, 23):

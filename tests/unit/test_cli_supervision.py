@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from blink.supervision import Child, RestartPolicy, describe_exit
+from blink.cli.supervision import Child, RestartPolicy, describe_exit
 
 _SUPERVISOR = """
 import sys, time
-from blink.supervision import Child
+from blink.cli.supervision import Child
 child = Child("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
 child.start()
 print(child._process.pid, flush=True)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from blink.client import EngineClient
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
 from blink.errors import EngineUnavailableError
-from blink.layout import BATCH_HEADER, CqeKind, FinishReason
-from blink.native import lib
-from blink.region import create_region, publish_region, region_path
+from blink.link.client import EngineClient
+from blink.region.layout import BATCH_HEADER, CqeKind, FinishReason
+from blink.region.memory import create_region, publish_region, region_path
+from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 
 VOCAB = 97

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blink.cli.flags import add_flags, build_config, parse_integer, to_flags
 from blink.config import EngineConfig, FrontendConfig, ModelConfig, ServeConfig
 from blink.errors import ConfigError
-from blink.flags import add_flags, build_config, parse_integer, to_flags
 
 # Before Python 3.13, argparse drops the "--" of "--flag=--".
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8).filter("--".__ne__)

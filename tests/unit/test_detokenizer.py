@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from blink.frontend.detokenizer import StreamDetokenizer
-from blink.frontend.tokenizer import Tokenizer, load_tokenizer
-from blink.model_files import default_model_path
+from blink.models.weights.files import default_model_path
+from blink.text.detokenizer import StreamDetokenizer
+from blink.text.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
 EMOJI = "👩‍👩‍👧‍👦 中文 é"

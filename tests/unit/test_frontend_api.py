@@ -12,16 +12,16 @@ import httpx
 import pytest
 
 from blink import __version__
-from blink.client import EngineClient
+from blink.api.completions import CompletionService
+from blink.api.metric_store import MetricStore
+from blink.api.metrics import NUM_VALUES, Metrics
+from blink.api.poller import Poller
+from blink.api.routes import create_app
+from blink.api.server import add_middleware
 from blink.config import FrontendConfig
-from blink.frontend.completions import CompletionService
-from blink.frontend.metric_store import MetricStore
-from blink.frontend.metrics import NUM_VALUES, Metrics
-from blink.frontend.model_assets import load_assets
-from blink.frontend.poller import Poller
-from blink.frontend.routes import create_app
-from blink.frontend.server import add_middleware
-from blink.model_files import default_model_path
+from blink.link.client import EngineClient
+from blink.models.weights.files import default_model_path
+from blink.text.assets import load_assets
 
 pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
 CONFIG = FrontendConfig(

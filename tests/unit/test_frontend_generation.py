@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blink.frontend.generation import Generation
-from blink.frontend.logprobs import LogprobFormat
-from blink.frontend.tokenizer import Tokenizer, load_tokenizer
-from blink.layout import FinishReason
-from blink.model_files import default_model_path
+from blink.api.logprobs import LogprobFormat
+from blink.models.weights.files import default_model_path
+from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
+from blink.text.generation import Generation
+from blink.text.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
 EOS = 2

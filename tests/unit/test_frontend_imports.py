@@ -10,8 +10,8 @@ import sys
 # The modules of RDMA are imported too: their library is loaded when used, and here there is none.
 _PROBE = """
 import importlib, pkgutil, sys
-import blink.frontend, blink.rdma_connection
-for module in pkgutil.iter_modules(blink.frontend.__path__, "blink.frontend."):
+import blink.api, blink.link.rdma.connector
+for module in pkgutil.iter_modules(blink.api.__path__, "blink.api."):
     importlib.import_module(module.name)
 roots = {name.partition(".")[0] for name in sys.modules}
 print(sorted(roots & {"torch", "triton", "transformers", "cuda", "gguf", "safetensors"}))

@@ -11,14 +11,14 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from blink.frontend import metrics as names
-from blink.frontend.metric_store import MetricStore
-from blink.frontend.metrics import NUM_VALUES, Metrics
+from blink.api import metrics as names
+from blink.api.metric_store import MetricStore
+from blink.api.metrics import NUM_VALUES, Metrics
 
 _WORKER = """
 import sys
 from pathlib import Path
-from blink.frontend.metric_store import MetricStore
+from blink.api.metric_store import MetricStore
 store = MetricStore(sys.argv[2], 3, Path(sys.argv[1]))
 store.values[1] = float(sys.argv[3])
 print("ready", flush=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blink.frontend.stop_strings import StopMatcher
+from blink.text.stop_strings import StopMatcher
 
 PIECES = st.lists(st.text("abc", max_size=4), max_size=12)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3)

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blink.cli.serve import resolve_serve, worker_config
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.errors import ConfigError
-from blink.isolation import deal_cpus, format_cpus, parse_cpus, pin
-from blink.serve import resolve_serve, worker_config
+from blink.host.isolation import deal_cpus, format_cpus, parse_cpus, pin
 
 # One thread starts before and one after, as those of numpy and of the event loop do.
 _ISOLATED = """
 import os, sys, threading
 from pathlib import Path
-from blink.isolation import isolate, parse_cpus
+from blink.host.isolation import isolate, parse_cpus
 stop = threading.Event()
 threading.Thread(target=stop.wait).start()
 isolate(parse_cpus(sys.argv[1]), sys.argv[2], 7, sys.argv[3] == "lock")
@@ -131,7 +131,7 @@ def test_core_outside_of_the_cpuset_is_not_dropped_in_silence() -> None:
 )
 def test_without_permission_the_error_says_what_to_do(call: str, advice: str) -> None:
     limits = "for limit in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_RTPRIO): resource.setrlimit(limit, (0, 0))"
-    code = f"import os, resource\nfrom blink.isolation import *\n{limits}\nos.setuid(65534)\n{call}"
+    code = f"import os, resource\nfrom blink.host.isolation import *\n{limits}\nos.setuid(65534)\n{call}"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode != 0
     assert re.search(advice, run.stderr), run.stderr

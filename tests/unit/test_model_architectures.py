@@ -11,8 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from blink.config import ModelConfig
-from blink.engine.weights import load_model
-from blink.models.source import read_spec
+from blink.models.weights.loader import load_model
+from blink.models.weights.source import read_spec
 from model_driver import Driver
 
 SMALL: dict[str, Any] = {

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import blink.models
-from blink.models.source import read_spec
+from blink.models.weights.source import read_spec
 
 CONFIGS = Path(blink.models.__file__).parent / "configs"
 # Parameters, as the models' pages on the Hugging Face hub state them.

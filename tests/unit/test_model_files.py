@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from blink.errors import ConfigError
-from blink.model_files import default_model_path, fetch_default_model, resolve_model
+from blink.models.weights.files import default_model_path, fetch_default_model, resolve_model
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_cached_hub_name_resolves_to_its_snapshot(tmp_path: Path) -> None:
     (repository / "refs" / "main").write_text("0123abc")
     (snapshot / "config.json").write_text("{}")
     # The library reads HF_HOME when it is imported, hence the other process.
-    code = "from blink.model_files import resolve_model; print(resolve_model('some/model'))"
+    code = "from blink.models.weights.files import resolve_model; print(resolve_model('some/model'))"
     environment = {"HF_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert Path(found.stdout.strip()) == snapshot
@@ -99,6 +99,6 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_importing_model_files_and_specs_does_not_load_torch() -> None:
-    code = "import sys, blink.model_files, blink.models.source; sys.exit('torch' in sys.modules)"
+    code = "import sys, blink.models.weights.files, blink.models.weights.source; sys.exit('torch' in sys.modules)"
     environment = {"PYTHONPATH": ":".join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from blink.config import ModelConfig
-from blink.engine.weights import load_model
-from blink.model_files import default_model_path
 from blink.models.decoder import Decoder
+from blink.models.weights.files import default_model_path
+from blink.models.weights.loader import load_model
 from model_driver import Driver
 
 NUM_TOKENS = 16

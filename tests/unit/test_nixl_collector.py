@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blink.layout import CQE
-from blink.nixl_collector import Collector
+from blink.link.rdma.nixl_collector import Collector
+from blink.region.layout import CQE
 
 _ENTRIES = 64
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from blink.errors import ConfigError
-from blink.nixl_agent import check_transports, transports_of
+from blink.link.rdma.nixl_agent import check_transports, transports_of
 
 # What UCX 1.23 writes, shortened: the agent's connection to itself, one to a peer, and the way of messages.
 _REPORT = """\

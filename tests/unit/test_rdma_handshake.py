@@ -14,13 +14,10 @@ from typing import Any
 
 import pytest
 
-from blink import rdma_handshake
+from blink.link.rdma import handshake as rdma_handshake
 from blink.config import EngineConfig, FrontendConfig, RdmaConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError, LayoutMismatchError
-from blink.layout import DIGEST
-from blink.nixl_agent import AgentInfo
-from blink.nixl_channel import NixlChannel
-from blink.rdma_handshake import (
+from blink.link.rdma.handshake import (
     BackendMismatchError,
     Descriptor,
     HandshakeError,
@@ -32,7 +29,10 @@ from blink.rdma_handshake import (
     prove,
     read_token,
 )
-from blink.verbs import EndpointInfo, RemoteWindow
+from blink.link.rdma.nixl_agent import AgentInfo
+from blink.link.rdma.nixl_channel import NixlChannel
+from blink.link.rdma.verbs import EndpointInfo, RemoteWindow
+from blink.region.layout import DIGEST
 
 GID = (type(EndpointInfo().gid))(*range(16))
 ENDPOINT = EndpointInfo(GID, 17, 0xABCDEF, 3, 5)
@@ -199,7 +199,7 @@ def test_without_the_library_a_frontend_says_what_to_install(monkeypatch: pytest
     monkeypatch.setenv("BLINK_RDMA_TOKEN", "secret")
     monkeypatch.setenv("BLINK_VERBS_LIBRARY", "/nothing/libblink_verbs.so")
     code = (
-        "from blink.rdma_connection import RdmaConnector; from blink.config import RdmaConfig\n"
+        "from blink.link.rdma.connector import RdmaConnector; from blink.config import RdmaConfig\n"
         "try: RdmaConnector('127.0.0.1:1', RdmaConfig())\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
@@ -233,7 +233,7 @@ def test_without_nixl_a_frontend_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setenv("BLINK_RDMA_TOKEN", "secret")
     code = (
         "import sys; sys.modules['nixl'] = None\n"
-        "from blink.rdma_connection import RdmaConnector; from blink.config import RdmaConfig\n"
+        "from blink.link.rdma.connector import RdmaConnector; from blink.config import RdmaConfig\n"
         "try: RdmaConnector('127.0.0.1:1', RdmaConfig(rdma_backend='nixl'))\n"
         "except Exception as error: print(type(error).__name__, error)"
     )

@@ -17,8 +17,8 @@ import pytest
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.errors import ConfigError, EngineUnavailableError, LayoutMismatchError
-from blink.layout import CQE, DIGEST, SQE
-from blink.region import (
+from blink.region.layout import CQE, DIGEST, SQE
+from blink.region.memory import (
     QueuePairAddresses,
     Region,
     check_unserved,
@@ -124,7 +124,7 @@ def test_only_old_regions_without_an_engine_are_removed(
     remove_stale_regions()
     assert dead.exists(), "a region that was just made may have its engine still to come"
     now = time.time()
-    monkeypatch.setattr("blink.region.time.time", lambda: now + 3600)
+    monkeypatch.setattr("blink.region.memory.time.time", lambda: now + 3600)
     remove_stale_regions()
     assert not dead.exists() and region.path.exists()
 
@@ -140,7 +140,7 @@ def test_each_queue_pair_is_claimed_once_and_released_with_its_owner(region: Reg
 
 def test_a_killed_process_releases_its_queue_pair(region: Region, name: str) -> None:  # noqa: ARG001
     code = f"""
-from blink.region import *
+from blink.region.memory import *
 r = open_region({name!r})
 print(claim_queue_pair(r), flush=True)
 input()

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.engine.batch import Batch, Header, Param
+from blink.kernels.batch import Batch, Header, Param
+from blink.kernels.cpu.truncation import find_threshold_reference
 from blink.kernels.sampling import sample
-from blink.kernels.truncation import find_threshold_reference
 from model_driver import set_params
 
 VOCAB = 60

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from blink.kernels.philox import gumbel_reference, gumbel_vocabulary_reference, make_gumbel, philox_reference
+from blink.kernels.cpu.philox import gumbel_reference, gumbel_vocabulary_reference, make_gumbel, philox_reference
 
 # "philox4x32 10" of Random123's kat_vectors: counter, key, result.
 KNOWN_ANSWERS = [

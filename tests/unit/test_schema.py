@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from blink.api.error_body import describe_validation
+from blink.api.sampling import build_sampling_params
+from blink.api.schema import ChatBody, CompletionBody
 from blink.errors import BadRequestError
-from blink.frontend.api_errors import describe_validation
-from blink.frontend.sampling import build_sampling_params
-from blink.frontend.schema import ChatBody, CompletionBody
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from blink.errors import BadRequestError, ConfigError
-from blink.frontend.gguf_tokenizer import build_tokenizer
-from blink.frontend.tokenizer import Tokenizer, load_tokenizer
-from blink.gguf_header import read_gguf_metadata
-from blink.model_files import default_model_path
+from blink.models.weights.files import default_model_path
+from blink.models.weights.gguf_header import read_gguf_metadata
+from blink.text.gguf_tokenizer import build_tokenizer
+from blink.text.tokenizer import Tokenizer, load_tokenizer
 
 needs_model = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
 

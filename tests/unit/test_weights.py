@@ -12,9 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from blink.config import ModelConfig
-from blink.engine.weights import load_model, resolve_dtype
 from blink.errors import ConfigError
 from blink.models.decoder import Decoder
+from blink.models.weights.loader import load_model, resolve_dtype
 from model_driver import Driver
 
 CPU = torch.device("cpu")

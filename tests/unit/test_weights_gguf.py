@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from blink.config import ModelConfig
-from blink.engine.gguf_file import GgufFile
-from blink.engine.weights import load_model
 from blink.errors import ConfigError
-from blink.models.source import read_spec
 from blink.models.spec import ModelSpec
+from blink.models.weights.gguf_file import GgufFile
+from blink.models.weights.loader import load_model
+from blink.models.weights.source import read_spec
 from model_driver import Driver
 
 Kind = gguf.GGMLQuantizationType

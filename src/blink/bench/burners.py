@@ -13,10 +13,9 @@ import sys
 from types import TracebackType
 from typing import Final
 
-from blink.doctor import read_available_memory
 from blink.errors import ConfigError
-from blink.isolation import format_cpus, parse_cpus, pin
-from blink.supervision import die_with_parent
+from blink.host.isolation import format_cpus, parse_cpus, pin
+from blink.host.process import die_with_parent, read_available_memory
 
 BUFFER_BYTES: Final = 256 << 20
 

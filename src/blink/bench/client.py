@@ -22,8 +22,8 @@ import uvloop
 from blink.bench.connection import Connection, Exchange
 from blink.bench.record import ClientResult, Endpoint, PlannedRequest, Progress, Record
 from blink.errors import ConfigError
-from blink.isolation import pin
-from blink.supervision import die_with_parent
+from blink.host.isolation import pin
+from blink.host.process import die_with_parent
 
 _LAG_INTERVAL: Final = 0.01  # seconds between samples of the event loop's lag
 _PROGRESS_INTERVAL: Final = 0.5

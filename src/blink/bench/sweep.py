@@ -16,7 +16,7 @@ from blink.bench.table import format_table, make_table
 from blink.bench.target import Target
 from blink.bench.workload import Workload
 from blink.errors import BlinkError, ConfigError
-from blink.isolation import parse_cpus
+from blink.host.isolation import parse_cpus
 
 _CONDITIONS = ("isolated", "interfered")
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from blink.config import EngineConfig
-from blink.layout import EngineState, ErrorCode
-from blink.model_files import resolve_model
-from blink.region import Region
+from blink.models.weights.files import resolve_model
+from blink.region.layout import EngineState, ErrorCode
+from blink.region.memory import Region
 
 if TYPE_CHECKING:
     from blink.models.decoder import Decoder

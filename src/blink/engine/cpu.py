@@ -9,14 +9,14 @@ import torch
 
 from blink.config import EngineConfig
 from blink.engine.base import Engine, block_bytes, blocks_of_one_sequence, served_name, size_kv_cache
-from blink.engine.batch import Header, map_batch
 from blink.engine.geometry import build_geometry
-from blink.engine.rdma_listener import open_listener
 from blink.engine.state import HostState
-from blink.engine.weights import load_model, resolve_dtype
-from blink.layout import EngineState
-from blink.native import lib
-from blink.region import create_region, publish_region
+from blink.kernels.batch import Header, map_batch
+from blink.link.rdma.listener import open_listener
+from blink.models.weights.loader import load_model, resolve_dtype
+from blink.region.layout import EngineState
+from blink.region.memory import create_region, publish_region
+from blink.region.native import lib
 
 logger = logging.getLogger("blink.engine")
 

@@ -22,6 +22,6 @@ def compile_scheduler(arch: str) -> ObjectCode:
     options = ProgramOptions(
         name="device.cu", std="c++20", arch=arch, relocatable_device_code=True, include_path=include
     )
-    code = Program((_SOURCES / "device.cu").read_text(), "c++", options).compile("cubin")
+    code = Program((_SOURCES / "gpu" / "device.cu").read_text(), "c++", options).compile("cubin")
     runtime = ObjectCode.from_library(str(find_static_lib("cudadevrt")))
     return Linker(code, runtime, options=LinkerOptions(name="blink_scheduler", arch=arch)).link("cubin")

@@ -18,8 +18,8 @@ from cuda.core import Device, Kernel, LaunchConfig, Stream, launch
 
 from blink.engine.device_code import compile_scheduler
 from blink.errors import ConfigError
-from blink.native import lib
-from blink.region import Region
+from blink.region.memory import Region
+from blink.region.native import lib
 
 _DEVICE_LAUNCH = int(driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
 _LANES = 256  # threads of the scheduler's block; device.cu's kLanes
@@ -120,7 +120,7 @@ class DeviceScheduler:
         torch.cuda.synchronize(self._device)
 
     def _build_program(self) -> None:
-        """Write csrc/device.cu's DeviceProgram: state, table of executables, parity and lives."""
+        """Write csrc/gpu/device.cu's DeviceProgram: state, table of executables, parity and lives."""
         pairs = [[int(executable) for executable in self._pairs[index]] for index in sorted(self._pairs)]
         self._table = torch.tensor(pairs, dtype=torch.int64, device=self._device)
         words = [self._state.address, self._table.data_ptr(), 0]

@@ -9,7 +9,7 @@ import numpy as np
 
 from blink.config import EngineConfig
 from blink.errors import ConfigError
-from blink.layout import CONSTANTS, GEOMETRY
+from blink.region.layout import CONSTANTS, GEOMETRY
 
 _SECOND = 1_000_000_000
 

@@ -13,15 +13,15 @@ from tqdm import tqdm
 
 from blink.config import EngineConfig
 from blink.engine.base import Engine, blocks_of_one_sequence, served_name, size_kv_cache
-from blink.engine.batch import Batch, map_batch
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.geometry import build_geometry
-from blink.engine.rdma_listener import open_listener
-from blink.engine.weights import load_model, resolve_dtype
 from blink.errors import ConfigError
-from blink.layout import EngineState
+from blink.kernels.batch import Batch, map_batch
+from blink.link.rdma.listener import open_listener
 from blink.models.decoder import Decoder
-from blink.region import create_region, publish_region
+from blink.models.weights.loader import load_model, resolve_dtype
+from blink.region.layout import EngineState
+from blink.region.memory import create_region, publish_region
 
 logger = logging.getLogger("blink.engine")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blink.native import lib
-from blink.region import Region
+from blink.region.memory import Region
+from blink.region.native import lib
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.engine.batch import Batch, Header
+from blink.kernels.batch import Batch, Header
 
 if TYPE_CHECKING:
     from blink.kernels.gpu.attention_plan import GpuAttentionPlan

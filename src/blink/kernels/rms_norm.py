@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.native import lib
+from blink.region.native import lib
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.rms_norm import rms_norm_reference
-from blink.native import lib
+from blink.region.native import lib
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blink.engine.batch import Batch, Header, Param
-from blink.kernels.penalties import adjust_logits_reference
-from blink.kernels.philox import gumbel_reference, gumbel_vocabulary_reference
-from blink.kernels.truncation import find_threshold_reference
+from blink.kernels.batch import Batch, Header, Param
+from blink.kernels.cpu.penalties import adjust_logits_reference
+from blink.kernels.cpu.philox import gumbel_reference, gumbel_vocabulary_reference
+from blink.kernels.cpu.truncation import find_threshold_reference
 
 # Below this temperature sampling is greedy, as in vLLM.
 GREEDY_TEMPERATURE = 1e-5

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from blink.engine.batch import Batch, Header
 from blink.kernels.attention import AttentionPlan, paged_attention, plan_attention
+from blink.kernels.batch import Batch, Header
 from blink.kernels.linear import linear
 from blink.kernels.moe import moe
 from blink.kernels.rms_norm import last_token_norm, rms_norm

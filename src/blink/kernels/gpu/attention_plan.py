@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.engine.batch import Batch, Header
+from blink.kernels.batch import Batch, Header
 
 # Words of an item: one chunk of a tile. Items beyond the step have no queries. Partial results of a tile are adjacent.
 ITEM_WORDS = tl.constexpr(16)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blink.engine.batch import Param
+from blink.kernels.batch import Param
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS
 
 REPETITION = tl.constexpr(int(Param.REPETITION_PENALTY))

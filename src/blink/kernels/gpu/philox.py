@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Gumbel noise of blink.kernels.philox inside GPU kernels: the same counters, keys and mapping."""
+"""The Gumbel noise of blink.kernels.cpu.philox inside GPU kernels: the same counters, keys and mapping."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.engine.batch import Batch
+from blink.kernels.batch import Batch
 from blink.kernels.gpu.penalties import has_adjustments
 from blink.kernels.gpu.sampling_rows import (
     MIN_P,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.engine.batch import PARAM_WORDS, Header, Param
+from blink.kernels.batch import PARAM_WORDS, Header, Param
 from blink.kernels.gpu.penalties import adjust_logits
 from blink.kernels.gpu.philox import make_gumbel
 from blink.kernels.sampling import GREEDY_TEMPERATURE

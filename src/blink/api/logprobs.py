@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logprobs in the two forms of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from blink.text.generation import TokenLogprob
+from blink.text.tokenizer import Tokenizer
+
+_MIN_LOGPROB = -9999.0  # JSON has no infinity
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _MIN_LOGPROB)
+
+
+class LogprobFormat:
+    """How one response writes its logprobs."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_token_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_token_ids = as_token_ids
+
+    def completion(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+        """Return /v1/completions' parallel lists; `offset` is the place of the first token in the text."""
+        tokens = [self._name(entry.token) for entry in entries]
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "tokens": tokens,
+            "top_logprobs": [self._alternatives(entry) for entry in entries],
+        }
+
+    def chat(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Return /v1/chat/completions' list of tokens."""
+        content = [
+            {**self._entry(entry.token, entry.logprob), "top_logprobs": [self._entry(*top) for top in entry.top]}
+            for entry in entries
+        ]
+        return {"content": content}
+
+    def length(self, entries: Sequence[TokenLogprob]) -> int:
+        """Return the characters by which these tokens move the text offset."""
+        return sum(len(self._name(entry.token)) for entry in entries)
+
+    def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
+        # The sampled token is always listed, also when it is not among the most likely.
+        names = {self._name(token): _finite(logprob) for token, logprob in entry.top}
+        return names | {self._name(entry.token): _finite(entry.logprob)}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token)
+        return {"token": self._name(token), "logprob": _finite(logprob), "bytes": list(data)}
+
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self._as_token_ids else self._tokenizer.token_text(token)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one response must contain, and the body of a response that is sent whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from blink.api.logprobs import LogprobFormat
+from blink.api.session import Session
+from blink.text.generation import Generation
+from blink.text.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The form of one response."""
+
+    id: str
+    created: int
+    model: str
+    is_chat: bool
+    role: str = "assistant"
+    num_choices: int = 1  # per prompt
+    logprobs: LogprobFormat | None = None
+    return_token_ids: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echoes: Sequence[str] = ()  # the text of each prompt, to stand before the output
+
+    def prompt_of(self, session: Session, generation: Generation) -> Prompt:
+        """Return the prompt of a choice."""
+        return session.prompts[generation.index // self.num_choices]
+
+    def echo_of(self, generation: Generation) -> str:
+        """Return the text that stands before a choice's output."""
+        return self.echoes[generation.index // self.num_choices] if self.echoes else ""
+
+
+def usage_of(prompts: Sequence[Prompt], generations: Sequence[Generation], num_choices: int) -> dict[str, Any]:
+    """Count the tokens of choices; a prompt counts once, with the cache hits of its first choice."""
+    prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
+    completion_tokens = sum(generation.num_tokens for generation in generations)
+    cached_tokens = sum(generation.cached_tokens for generation in generations[::num_choices])
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def encode_whole(reply: Reply, session: Session) -> bytes:
+    """Return the body of a response whose sequences have all ended."""
+    choice = _chat_choice if reply.is_chat else _completion_choice
+    body: dict[str, Any] = {
+        "id": reply.id,
+        "object": "chat.completion" if reply.is_chat else "text_completion",
+        "created": reply.created,
+        "model": reply.model,
+        "choices": [choice(reply, session, generation) for generation in session.generations],
+        "usage": usage_of(session.prompts, session.generations, reply.num_choices),
+    }
+    if reply.is_chat and reply.return_token_ids:
+        body["prompt_token_ids"] = session.prompts[0].tokens.tolist()
+    return orjson.dumps(body)
+
+
+def _completion_choice(reply: Reply, session: Session, generation: Generation) -> dict[str, Any]:
+    piece = generation.take()
+    choice: dict[str, Any] = {
+        "index": generation.index,
+        "text": reply.echo_of(generation) + piece.text,
+        "logprobs": reply.logprobs.completion(piece.logprobs, 0) if reply.logprobs else None,
+        "finish_reason": generation.finish_reason,
+        "stop_reason": generation.stop_reason,
+    }
+    if reply.return_token_ids:
+        choice["token_ids"] = piece.tokens
+        choice["prompt_token_ids"] = reply.prompt_of(session, generation).tokens.tolist()
+    return choice
+
+
+def _chat_choice(reply: Reply, _: Session, generation: Generation) -> dict[str, Any]:
+    piece = generation.take()
+    choice: dict[str, Any] = {
+        "index": generation.index,
+        "message": {"role": reply.role, "content": piece.text, "refusal": None, "tool_calls": []},
+        "logprobs": reply.logprobs.chat(piece.logprobs) if reply.logprobs else None,
+        "finish_reason": generation.finish_reason,
+        "stop_reason": generation.stop_reason,
+    }
+    if reply.return_token_ids:
+        choice["token_ids"] = piece.tokens
+    return choice

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The request bodies of the API: OpenAI's and vLLM's fields with vLLM's defaults. Unknown fields are ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag, model_validator
+
+from blink.api.unsupported import reject_tools, reject_unsupported
+from blink.errors import BadRequestError
+
+TokenIds = list[StrictInt]
+Message = dict[str, Any]
+
+
+class Body(BaseModel):
+    """Base of all request bodies."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells beside its text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(Body):
+    """The fields that completions and chat share; None means "the model's default"."""
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = 0.0
+    frequency_penalty: float | None = 0.0
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    priority: int = 0
+    service_tier: str | None = None
+    request_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_unsupported(cls, fields: Any) -> Any:
+        if isinstance(fields, dict):
+            reject_unsupported(fields)
+        return fields
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise BadRequestError("Stream options can only be defined when `stream=True`.", "stream_options")
+        return self
+
+    @property
+    def stops(self) -> list[str]:
+        """Return the stop strings as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+def _prompt_kind(value: Any) -> str:
+    """Tell the four forms of a prompt apart by the first item, so that errors speak of one form only."""
+    if not isinstance(value, list) or not value:
+        return "text"
+    if isinstance(value[0], str):
+        return "texts"
+    return "lists of token ids" if isinstance(value[0], list) else "token ids"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Tag("texts")]
+    | Annotated[TokenIds, Tag("token ids")]
+    | Annotated[list[TokenIds], Tag("lists of token ids")],
+    Discriminator(_prompt_kind),
+]
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    echo: bool | None = False
+    add_special_tokens: bool = True
+    user: Any = None
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> CompletionBody:
+        if self.echo and self.logprobs is not None:
+            raise BadRequestError("echo together with logprobs is not supported by this server.", "echo")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[TokenIds]:
+        """Return the prompts as a list of texts or of token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # pyright: ignore[reportReturnType]
+        return self.prompt  # pyright: ignore[reportReturnType]
+
+    @property
+    def token_limit(self) -> int | None:
+        """Return the client's limit of new tokens."""
+        return self.max_tokens
+
+    @property
+    def top_logprobs_count(self) -> int | None:
+        """Return how many logprobs per token are asked for, None for no logprobs."""
+        return self.logprobs
+
+
+class ConversationBody(Body):
+    """Messages and how to render them."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    reasoning_effort: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_tools(cls, fields: Any) -> Any:
+        if isinstance(fields, dict):
+            reject_tools(fields)
+        return fields
+
+    @model_validator(mode="after")
+    def _check_rendering(self) -> ConversationBody:
+        if self.chat_template is not None:
+            raise BadRequestError("Chat templates in requests are not allowed.", "chat_template")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise BadRequestError(
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+                "continue_final_message",
+            )
+        return self
+
+
+class ChatBody(GenerationBody, ConversationBody):
+    """POST /v1/chat/completions."""
+
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    echo: Literal[False] | None = False
+    user: Any = None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequestError("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        """Return the client's limit of new tokens, None for as many as fit."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def top_logprobs_count(self) -> int | None:
+        """Return how many logprobs per token are asked for, None for no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeTextBody(Body):
+    """POST /tokenize with a text."""
+
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = False
+
+
+class TokenizeChatBody(ConversationBody):
+    """POST /tokenize with messages."""
+
+    return_token_strs: bool | None = False
+
+
+def _tokenize_kind(value: Any) -> str:
+    return "messages" if isinstance(value, dict) and "messages" in value else "prompt"
+
+
+TokenizeBody = Annotated[
+    Annotated[TokenizeTextBody, Tag("prompt")] | Annotated[TokenizeChatBody, Tag("messages")],
+    Discriminator(_tokenize_kind),
+]
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: TokenIds

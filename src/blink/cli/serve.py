@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor behind `blink serve`: one engine and its frontends, kept alive and stopped in order.
+
+It touches no request: after the start it sleeps until a child dies or a signal arrives.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+from blink.cli.flags import to_flags
+from blink.cli.supervision import CONFIG_EXIT_STATUS, Child, describe_exit
+from blink.config import FrontendConfig, ServeConfig
+from blink.errors import ConfigError
+from blink.host.address import Address
+from blink.host.isolation import deal_cpus, format_cpus, parse_cpus
+from blink.models.weights.files import resolve_model
+from blink.region.memory import region_path
+
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_PROBE_INTERVAL: Final = 0.2  # seconds between looks at /health while not ready
+_STOP_GRACE: Final = 10.0  # seconds beyond its own limits that a child gets to stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A question that is asked once when the server is ready, its answer streamed to the terminal."""
+
+    prompt: str
+    exit_after: bool = False
+
+    @property
+    def flags(self) -> list[str]:
+        """Flags of `blink chat`: greedy and bounded, because small models stray in long answers."""
+        return [f"--once={self.prompt}", "--temperature=0", "--max-tokens=100"]
+
+
+def run_serve(config: ServeConfig, sample: Sample | None = None) -> int:
+    """Run an engine and its frontends until a signal arrives; return the exit status.
+
+    Raises:
+        ConfigError: the address is not free, the model is not there, or the options do not fit together.
+    """
+    config = resolve_serve(config)
+    if sample is not None and config.frontend.uds:
+        raise ConfigError("--sample-prompt asks over TCP: it does not go with --uds")
+    resolve_model(config.engine.model.model)  # fetched or refused once, before there are two processes to do so
+    address = _listening_address(config.frontend)
+    # Blocked, so that they wait for sigtimedwait; children unblock them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP_SIGNALS, signal.SIGCHLD})
+    reservation = address.reserve()
+    if reservation is not None:
+        address = replace(address, port=reservation.getsockname()[1])
+        config = replace(config, frontend=replace(config.frontend, port=address.port))
+    try:
+        return _Supervisor(config, address, sample).run()
+    finally:
+        if reservation is not None:
+            reservation.close()
+
+
+def resolve_serve(config: ServeConfig) -> ServeConfig:
+    """Check that the two halves fit together; give every worker a queue pair.
+
+    Raises:
+        ConfigError: an option makes no sense.
+    """
+    workers = config.frontend_workers
+    if workers > 1 and config.frontend.uds:
+        raise ConfigError("--uds serves one frontend: several cannot share a Unix socket")
+    if config.engine.region != config.frontend.region:
+        raise ConfigError("engine and frontends must use the same region")
+    parse_cpus(config.frontend.frontend_cpus)
+    return replace(config, engine=replace(config.engine, num_queue_pairs=max(workers, config.engine.num_queue_pairs)))
+
+
+def worker_config(config: ServeConfig, index: int) -> FrontendConfig:
+    """Return the configuration of one frontend worker: all the same but its cores."""
+    cpus = deal_cpus(parse_cpus(config.frontend.frontend_cpus), index, config.frontend_workers)
+    return replace(config.frontend, frontend_cpus=format_cpus(cpus))
+
+
+class _Supervisor:
+    def __init__(self, config: ServeConfig, address: Address, sample: Sample | None) -> None:
+        self._config = config
+        self._address = address
+        self._sample = sample
+        self._region = region_path(config.engine.region)
+        self._engine = _child("the engine", "engine", *to_flags(config.engine))
+        self._frontends = [
+            _child(f"frontend {index}", "frontend", *to_flags(worker_config(config, index)))
+            for index in range(config.frontend_workers)
+        ]
+        self._asking: Child | None = None
+        self._started = time.monotonic()
+        self._ready = False
+        self._was_ready = False
+        self._status: int | None = None
+
+    def run(self) -> int:
+        """Start all, watch until told to stop, stop all; return the exit status."""
+        where = self._config.frontend.uds or self._address.url
+        _say(f"starting the engine and {_count(len(self._frontends), 'frontend')} on {where}")
+        for child in self._kept():
+            child.start()
+        while self._status is None:
+            self._await_event()
+            self._reap()
+            self._restart_due()
+            self._check_ready()
+        return self._stop(self._status)
+
+    def _kept(self) -> list[Child]:
+        return [self._engine, *self._frontends]
+
+    def _await_event(self) -> None:
+        """Sleep until a signal arrives, a restart is due or the next probe; note a wish to stop."""
+        waits = [child.restart_at - time.monotonic() for child in self._kept() if child.restart_at is not None]
+        if not self._ready:
+            waits.append(_PROBE_INTERVAL)
+        if _await_signal(min(waits) if waits else None) in _STOP_SIGNALS:
+            _say("stopping: open requests may finish; a second signal ends them")
+            self._status = 0
+
+    def _reap(self) -> None:
+        for child in self._kept():
+            status = child.reap()
+            if status is not None:
+                self._bury(child, status)
+        answered = self._asking.reap() if self._asking is not None else None
+        if answered is not None:
+            self._asking = None
+            if self._sample is not None and self._sample.exit_after:
+                self._status = answered
+
+    def _bury(self, child: Child, status: int) -> None:
+        """Plan the restart of a dead child, or give up."""
+        self._ready = False
+        if status == CONFIG_EXIT_STATUS:  # its own message says what to change
+            self._status = status
+            return
+        if child is self._engine:
+            # Without its region, frontends notice in a quarter of a second instead of after the engine timeout.
+            self._region.unlink(missing_ok=True)
+        child.policy.record_death(time.monotonic())
+        _say(f"{child.name} {describe_exit(status)}")
+        # Once it has worked, losing a frontend again and again costs its connections only: keep on.
+        if child.policy.is_exhausted and not (self._was_ready and child is not self._engine):
+            _say(f"{child.name} died {child.policy.max_deaths} times in a short time: giving up")
+            self._status = 1
+            return
+        child.restart_at = time.monotonic() + child.policy.delay
+        _say(f"starting {child.name} again" + (f" in {child.policy.delay:g} s" if child.policy.delay else ""))
+
+    def _restart_due(self) -> None:
+        for child in self._kept():
+            if child.restart_at is not None and child.restart_at <= time.monotonic():
+                child.start()
+
+    def _check_ready(self) -> None:
+        if self._ready or self._status is not None or not all(child.is_running for child in self._kept()):
+            return
+        if not self._region.exists() or not self._address.probe():
+            return
+        self._ready = True
+        if self._was_ready:
+            _say("ready again")
+            return
+        self._was_ready = True
+        _say(f"ready after {time.monotonic() - self._started:.1f} s; Ctrl-C stops")
+        if self._sample is not None:
+            _say(f"asking: {self._sample.prompt}")
+            keys = [f"--api-key={key}" for key in self._config.frontend.api_key[:1]]
+            self._asking = _child("the sample", "chat", f"--url={self._address.url}", *keys, *self._sample.flags)
+            self._asking.start()
+
+    def _stop(self, status: int) -> int:
+        """Stop the frontends, then the engine that they need to finish; return the exit status."""
+        if self._asking is not None:
+            self._asking.send(signal.SIGTERM)
+        drain = self._config.frontend.shutdown_timeout
+        orderly = _stop_children([*self._frontends, *([self._asking] if self._asking else [])], drain + _STOP_GRACE)
+        orderly = _stop_children([self._engine], _STOP_GRACE if orderly else 0.0) and orderly
+        self._region.unlink(missing_ok=True)  # left behind by a killed engine
+        _say("stopped")
+        return status if orderly else 1
+
+
+def _stop_children(children: list[Child], seconds: float) -> bool:
+    """Ask children to stop; kill those left after `seconds` or on a second signal. Return whether none was killed."""
+    deadline = time.monotonic() + seconds
+    for child in children:
+        child.send(signal.SIGTERM)
+    hurried = False
+    while any(child.is_running for child in children):
+        for child in children:
+            child.reap()
+        left = deadline - time.monotonic()
+        if not hurried and any(child.is_running for child in children):
+            hurried = left <= 0 or _await_signal(left) in _STOP_SIGNALS
+        if hurried:
+            _kill(children)
+    return not hurried
+
+
+def _kill(children: list[Child]) -> None:
+    for child in children:
+        child.send(signal.SIGKILL)
+        while child.is_running and child.reap() is None:
+            _await_signal(0.1)
+
+
+def _await_signal(seconds: float | None) -> int | None:
+    """Wait for a stop signal or a child's end; without a limit when `seconds` is None."""
+    awaited = {*_STOP_SIGNALS, signal.SIGCHLD}
+    if seconds is None:
+        return signal.sigwaitinfo(awaited).si_signo
+    found = signal.sigtimedwait(awaited, max(0.0, seconds))
+    return found.si_signo if found is not None else None
+
+
+def _listening_address(config: FrontendConfig) -> Address:
+    return Address(host=config.host, port=config.port, uds=config.uds, tls=bool(config.ssl_certfile))
+
+
+def _child(name: str, *arguments: str) -> Child:
+    return Child(name, [sys.executable, "-m", "blink", *arguments])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _say(text: str) -> None:
+    print(f"blink: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C API of the library, called from Python through ctypes. No function throws or keeps a pointer beyond its object.
+#include <cstring>
+
+#include "cpu/kernels.h"
+#include "cpu/host_env.h"
+#include "scheduler/integrity.h"
+#include "region/layout_table.h"
+#include "scheduler/state_arrays.h"
+#include "cpu/waiter.h"
+
+using namespace blink;
+
+extern "C" {
+
+const char* blink_layout_text() { return layout_text().c_str(); }
+uint64_t blink_layout_digest() { return layout_digest(); }
+
+// Names, offsets, element sizes and counts of the state's arrays, as JSON; the text lives until the thread's next call.
+const char* blink_state_text(const Geometry* geometry) {
+  static thread_local std::string text;
+  State state{};
+  uint64_t offset = align_up(sizeof(State), 256);
+  text = "{";
+  visit_arrays(state, *geometry, [&]<class T>(const char* name, T*&, uint64_t count) {
+    text += std::string(text.size() > 1 ? "," : "") + "\"" + name + "\":[" + std::to_string(offset) + "," +
+            std::to_string(sizeof(T)) + "," + std::to_string(count) + "]";
+    offset = align_up(offset + count * sizeof(T), 256);
+  });
+  text += "}";
+  return text.c_str();
+}
+
+uint64_t blink_region_bytes(const Geometry* g) {
+  const uint64_t trace = align_up(align_up(sizeof(Header), 64) + sizeof(Control), 4096);
+  const uint64_t pairs = align_up(trace + g->trace_entries * sizeof(TraceEntry), 4096);
+  return pairs + g->num_queue_pairs * queue_pair_layout(*g).bytes;
+}
+
+// Fill a zeroed region's header. The region is usable once blink_region_publish() has stored its epoch.
+void blink_region_init(void* region, const Geometry* g, const uint8_t* hash_key, const char* model) {
+  Header& h = *static_cast<Header*>(region);
+  h.magic = kMagic;
+  h.digest = layout_digest();
+  h.version = kLayoutVersion;
+  h.region_bytes = blink_region_bytes(g);
+  h.trace_offset = uint32_t(align_up(align_up(sizeof(Header), 64) + sizeof(Control), 4096));
+  h.queue_pairs_offset = align_up(h.trace_offset + g->trace_entries * sizeof(TraceEntry), 4096);
+  h.queue_pair_bytes = queue_pair_layout(*g).bytes;
+  std::memcpy(h.hash_key, hash_key, sizeof h.hash_key);
+  std::strncpy(h.model, model, sizeof h.model - 1);
+  h.geometry = *g;
+}
+void blink_region_publish(void* region, uint64_t epoch) { store_release(static_cast<Header*>(region)->epoch, epoch); }
+
+void blink_queue_pair_layout(const Geometry* g, QueuePairLayout* out) { *out = queue_pair_layout(*g); }
+
+uint64_t blink_state_bytes(const Geometry* g) {
+  State state{};
+  return carve(state, *g, 0);
+}
+
+// Write the State that belongs at address `state_base`, for a scheduler that sees the region at `region_base`.
+void blink_state_build(State* out, const void* region, uint64_t state_base, uint64_t region_base) {
+  const Header& header = *static_cast<const Header*>(region);
+  *out = State{};
+  out->geometry = header.geometry;
+  carve(*out, header.geometry, state_base);
+  bind_region(*out, header, region_base);
+}
+uint64_t blink_state_struct_bytes() { return sizeof(State); }
+
+// One pass at a given time, for tests and benchmarks.
+uint32_t blink_step(State* state, uint64_t now_ns) {
+  SoloEnv env{now_ns};
+  return uint32_t(step(env, *state));
+}
+// First broken invariant of the state, or null.
+const char* blink_check_integrity(const State* state) { return check_integrity(*state); }
+
+Loop* blink_loop_start(State* state) { return new Loop(*state); }
+int32_t blink_loop_wait(Loop* loop, uint32_t timeout_ms) { return loop->wait(timeout_ms); }
+void blink_loop_finish(Loop* loop, uint32_t failed) { loop->finish(failed != 0); }
+void blink_loop_stop(Loop* loop) { delete loop; }
+
+uint32_t blink_load_u32(const uint32_t* word) { return load_acquire(*word); }
+uint64_t blink_load_u64(const uint64_t* word) { return load_acquire(*word); }
+void blink_store_u32(uint32_t* word, uint32_t value) { store_release(*word, value); }
+
+// Copy the completions that have arrived at `head` and behind it; returns how many.
+// Orders: acquires each entry's tag before its payload is read.
+uint32_t blink_cq_drain(const Cqe* queue, uint32_t entries, uint32_t head, Cqe* out, uint32_t max) {
+  uint32_t n = 0;
+  for (; n < max; n++, head++) {
+    const Cqe& entry = queue[head & (entries - 1)];
+    const uint32_t tag = load_acquire(entry.tag);
+    if ((tag & 1) != cq_phase(head, entries)) break;
+    out[n] = entry;
+    out[n].tag = tag;
+  }
+  return n;
+}
+
+Waiter* blink_waiter_start(const Cqe* queue, uint32_t entries, int32_t event_fd, uint32_t interval_us) {
+  return new Waiter(queue, entries, event_fd, interval_us);
+}
+void blink_waiter_watch(Waiter* waiter, uint32_t head, uint32_t active) { waiter->watch(head, active != 0); }
+void blink_waiter_stop(Waiter* waiter) { delete waiter; }
+
+void blink_rms_norm(float* out, const float* x, float* residual, const float* weight, uint32_t rows, uint32_t size,
+                    float eps) {
+  rms_norm(out, x, residual, weight, rows, size, eps);
+}
+
+void blink_rotate_and_store(float* qkv, const float* rotation, const int32_t* slots, float* keys, float* values,
+                            uint32_t tokens, uint32_t query_heads, uint32_t kv_heads, uint32_t head_dim,
+                            uint32_t rotary_dim) {
+  rotate_and_store(qkv, rotation, slots, keys, values, {tokens, query_heads, kv_heads, head_dim, rotary_dim});
+}
+
+}  // extern "C"

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scheduler as a resident kernel: one block of 256 threads. It launches the step graphs from the device and, before
+// CUDA's limit of launches per life is reached, launches itself anew; all state is in global memory.
+#include <cuda_device_runtime_api.h>
+
+#include "scheduler/scheduler.h"
+
+namespace blink {
+
+constexpr uint32_t kLanes = 256;
+constexpr uint32_t kWarps = kLanes / 32;
+constexpr uint32_t kLaunchesPerLife = 110;  // CUDA allows 120
+constexpr uint32_t kIdlePasses = 1000;      // passes without work before the block sleeps between looks
+constexpr uint32_t kIdleSleepNs = 20000;
+constexpr uint32_t kBusySleepNs = 500;
+
+// What the host prepares for the kernel: two executables of each graph, as one cannot be launched while it runs.
+struct DeviceProgram {
+  State* state;
+  cudaGraphExec_t (*graphs)[2];
+  uint32_t parity;
+  uint32_t lives;
+};
+
+struct DeviceEnv {
+  DeviceProgram* program;
+  uint64_t* shared;  // kLanes words for collectives
+
+  __device__ uint32_t lane() const { return threadIdx.x; }
+  __device__ uint32_t lanes() const { return kLanes; }
+  __device__ void sync() const { __syncthreads(); }
+  __device__ uint32_t fetch_add(uint32_t& word, uint32_t n) const { return atomicAdd(&word, n); }
+  __device__ uint64_t now() const {
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+  }
+
+  template <class T>
+  __device__ T share(T value) const {
+    auto* box = reinterpret_cast<T*>(shared);
+    if (threadIdx.x == 0) *box = value;
+    __syncthreads();
+    value = *box;
+    __syncthreads();
+    return value;
+  }
+
+  // Combine over all lanes: within each warp by shuffles, then over the warps through shared memory.
+  template <class T, class Combine>
+  __device__ T reduce(T value, Combine combine) const {
+    for (uint32_t step = 16; step > 0; step /= 2) value = combine(value, shuffle_xor(value, step));
+    auto* box = reinterpret_cast<T*>(shared);
+    if (threadIdx.x % 32 == 0) box[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = box[0];
+    for (uint32_t warp = 1; warp < kWarps; warp++) value = combine(value, box[warp]);
+    __syncthreads();
+    return value;
+  }
+  template <class T>
+  __device__ T sum(T value) const {
+    return reduce(value, [](T a, T b) { return a + b; });
+  }
+  template <class T>
+  __device__ T least(T value) const {
+    return reduce(value, [](T a, T b) { return b < a ? b : a; });
+  }
+  template <class T>
+  __device__ T most(T value) const {
+    return reduce(value, [](T a, T b) { return a < b ? b : a; });
+  }
+
+  __device__ uint32_t scan(uint32_t value, uint32_t& total) const {
+    uint32_t inclusive = value;
+    for (uint32_t step = 1; step < 32; step *= 2) {
+      const uint32_t left = __shfl_up_sync(0xffffffffu, inclusive, step);
+      if (threadIdx.x % 32 >= step) inclusive += left;
+    }
+    auto* box = reinterpret_cast<uint32_t*>(shared);
+    if (threadIdx.x % 32 == 31) box[threadIdx.x / 32] = inclusive;
+    __syncthreads();
+    uint32_t before = 0;
+    total = 0;
+    for (uint32_t warp = 0; warp < kWarps; warp++) {
+      if (warp < threadIdx.x / 32) before += box[warp];
+      total += box[warp];
+    }
+    __syncthreads();
+    return before + inclusive - value;
+  }
+
+  __device__ bool launch(uint32_t graph) const {
+    __threadfence();  // the batch, written by all lanes before the last sync, must be there when the graph starts
+    const uint32_t parity = program->parity;
+    program->parity = parity ^ 1;
+    return cudaGraphLaunch(program->graphs[graph][parity], cudaStreamGraphFireAndForget) == cudaSuccess;
+  }
+
+ private:
+  template <class T>
+  __device__ static T shuffle_xor(T value, uint32_t step) {
+    static_assert(sizeof(T) % 4 == 0, "values travel as words");
+    uint32_t words[sizeof(T) / 4];
+    memcpy(words, &value, sizeof(T));
+    for (uint32_t& word : words) word = __shfl_xor_sync(0xffffffffu, word, step);
+    memcpy(&value, words, sizeof(T));
+    return value;
+  }
+};
+
+}  // namespace blink
+
+// Run the scheduler until the host's stop word or an error ends it. Launched once by the host, then by itself.
+extern "C" __global__ void __launch_bounds__(blink::kLanes, 1) blink_scheduler(blink::DeviceProgram* program) {
+  using namespace blink;
+  __shared__ uint64_t shared[kLanes];
+  DeviceEnv env{program, shared};
+  State& state = *program->state;
+  uint32_t launches = 0, idle = 0;
+  while (launches < kLaunchesPerLife) {
+    const StepResult result = step(env, state);
+    if (result == StepResult::kStopped || result == StepResult::kFailed) return;
+    launches += result == StepResult::kLaunched;
+    idle = result == StepResult::kIdle ? idle + 1 : 0;
+    if (idle > kIdlePasses) __nanosleep(kIdleSleepNs);
+    else if (result == StepResult::kBusy) __nanosleep(kBusySleepNs);
+  }
+  if (threadIdx.x == 0) {
+    program->lives++;
+    if (cudaGraphLaunch(cudaGetCurrentGraphExec(), cudaStreamGraphTailLaunch) != cudaSuccess)
+      fail(state, ErrorCode::kLaunchFailed, __LINE__, launches);
+  }
+}
+
+// Run at most `passes` passes and return, for tests.
+extern "C" __global__ void __launch_bounds__(blink::kLanes, 1)
+    blink_scheduler_passes(blink::DeviceProgram* program, uint32_t passes) {
+  using namespace blink;
+  __shared__ uint64_t shared[kLanes];
+  DeviceEnv env{program, shared};
+  for (uint32_t i = 0; i < passes; i++) step(env, *program->state);
+}
+
+// The last node of every step graph: everything before it is done.
+extern "C" __global__ void blink_mark_done(blink::BatchHeader* batch, blink::StepOutput* output) {
+  __threadfence();
+  blink::store_release(output->done_step, batch->step);
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who takes part in the next step: decoding sequences first, then prompts in order of rank, while tokens, slots and
+// blocks last. There is no prefill or decode phase: num_computed of every sequence catches up with its num_tokens.
+#pragma once
+
+#include "scheduler/retire.h"
+
+namespace blink {
+
+// Tokens and blocks that the sequences chosen so far will take.
+struct Tally {
+  uint32_t tokens, blocks, pending;
+};
+BLINK_FN Tally operator+(Tally a, Tally b) { return {a.tokens + b.tokens, a.blocks + b.blocks, a.pending + b.pending}; }
+
+BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num_tokens) {
+  const uint32_t needed = ceil_div(num_tokens, s.geometry.block_size);
+  return needed > q.num_blocks ? needed - q.num_blocks : 0;
+}
+
+template <class Env>
+BLINK_FN Tally tally(Env& env, const State& s) {
+  Tally t{0, 0, 0};
+  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
+    const Sequence& q = s.sequences[s.running[i]];
+    t.tokens += q.scheduled;
+    if (q.scheduled > 0) t.blocks += missing_blocks(s, q, q.num_computed + q.scheduled);
+    t.pending += q.num_tokens - q.num_computed > 1;
+  }
+  return env.sum(t);
+}
+
+// Take a running sequence off the chip: parked with its blocks, or to be recomputed.
+template <class Env>
+BLINK_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint64_t now) {
+  Sequence& q = s.sequences[index];
+  if (!keep_blocks) release_blocks(env, s, q.slot, q.num_blocks);
+  env.sync();
+  if (env.lane() == 0) {
+    q.scheduled = 0;
+    q.skipped_pass = s.pass;
+    if (q.status == SequenceStatus::kRunning) {
+      q.status = SequenceStatus::kWaiting;
+      q.queued_ns = now;
+      s.waiting[s.num_waiting++] = index;
+      s.step_preempted++;
+      if (keep_blocks) s.statistics.num_parked++;
+      else s.statistics.num_preemptions++;
+    }
+    if (!keep_blocks) q.num_blocks = q.num_computed = q.num_registered = 0;
+  }
+  env.sync();
+  keep_only(env, s, SequenceStatus::kRunning);
+}
+
+// It cannot go on before its frontend reads completions, so others may use its place and its blocks.
+BLINK_FN bool is_stalled(const State& s, const Sequence& q) { return !s.qps[q.queue_pair].open && q.scheduled == 0; }
+
+// Whose blocks may be taken besides those of parked and stalled sequences.
+enum class Victims { kParked, kBestEffort, kRunning };
+
+// Free the blocks of one sequence that is stalled or ranks behind `rank`: of a parked one first, then of a running one,
+// the last in rank first.
+template <class Env>
+BLINK_FN bool make_room(Env& env, State& s, Rank rank, Victims victims, uint64_t now) {
+  const auto behind = [&](const Sequence& q) {
+    const uint32_t index = uint32_t(&q - s.sequences);
+    return q.num_blocks > 0 && index != rank.sequence && (is_stalled(s, q) || rank < rank_of(s, index, now));
+  };
+  Rank victim = last_of(env, s, s.waiting, s.num_waiting, now, behind);
+  if (victim.sequence == kNone)
+    victim = last_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
+      const bool yields = victims == Victims::kBestEffort && is_best_effort(s, q, now);
+      return behind(q) && (victims == Victims::kRunning || yields || is_stalled(s, q));
+    });
+  if (victim.sequence == kNone) return false;
+  preempt(env, s, victim.sequence, false, now);
+  return true;
+}
+
+// Choose every sequence that needs one token, and find blocks for all of them.
+template <class Env>
+BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
+  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
+    Sequence& q = s.sequences[s.running[i]];
+    q.scheduled = s.qps[q.queue_pair].open && q.num_tokens - q.num_computed == 1;
+  }
+  env.sync();
+  Tally t = tally(env, s);
+  while (t.blocks > available_blocks(s)) {
+    if (!make_room(env, s, kFirstRank, Victims::kRunning, now)) break;
+    t = tally(env, s);
+  }
+  return t;
+}
+
+// Give a running sequence the next chunk of its prompt, as far as tokens and blocks last.
+template <class Env>
+BLINK_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
+  Sequence& q = s.sequences[rank.sequence];
+  const uint32_t left = s.geometry.max_num_batched_tokens - t.tokens;
+  uint32_t chunk = least(q.num_tokens - q.num_computed, left);
+  uint32_t extra = missing_blocks(s, q, q.num_computed + chunk);
+  while (t.blocks + extra > available_blocks(s) && make_room(env, s, rank, Victims::kRunning, now)) t = tally(env, s);
+  extra = least(extra, available_blocks(s) - least(t.blocks, available_blocks(s)));
+  chunk = least(chunk, (q.num_blocks + extra) * s.geometry.block_size - q.num_computed);
+  if (extra > 0) allocate_blocks(env, s, q.slot, q.num_blocks, extra);
+  env.sync();
+  if (env.lane() == 0) {
+    q.num_blocks += extra;
+    q.scheduled = chunk;
+    if (chunk == 0) q.skipped_pass = s.pass;
+  }
+  env.sync();
+}
+
+// Copy what the arena holds of a request into its slot; false if a token in it is out of range.
+template <class Env>
+BLINK_FN bool load_slot(Env& env, State& s, const Sequence& q) {
+  const Geometry& g = s.geometry;
+  const Sqe& e = q.sqe;
+  const uint8_t* from = arena(s, q.queue_pair);
+  const auto* prompt = reinterpret_cast<const int32_t*>(from + e.prompt_offset);
+  const auto* more_stops = reinterpret_cast<const int32_t*>(from + e.more_stop_offset);
+  const auto* biases = reinterpret_cast<const int32_t*>(from + e.bias_offset);
+  const auto* hashes = reinterpret_cast<const uint32_t*>(from + e.hashes_offset);
+  int32_t* tokens = s.tokens + uint64_t(q.slot) * g.max_model_len;
+  int32_t* stops = s.stop_tokens + uint64_t(q.slot) * kMaxStopTokens;
+  uint32_t bad = 0;
+  const auto copy_tokens = [&](int32_t* to, const int32_t* source, uint32_t count) {
+    for (uint32_t i = env.lane(); i < count; i += env.lanes()) {
+      const int32_t token = source[i];
+      to[i] = token;
+      bad += token < 0 || uint32_t(token) >= g.vocab_size;
+    }
+  };
+  const uint32_t inline_stops = least(e.num_stop_tokens, kInlineStopTokens);
+  copy_tokens(tokens, prompt, e.num_prompt_tokens);
+  copy_tokens(stops, e.stop_tokens, inline_stops);
+  copy_tokens(stops + inline_stops, more_stops, e.num_stop_tokens - inline_stops);
+  copy_tokens(s.bias_tokens + uint64_t(q.slot) * kMaxLogitBiases, biases, e.num_biases);
+  for (uint32_t i = env.lane(); i < e.num_biases; i += env.lanes())
+    s.bias_values[uint64_t(q.slot) * kMaxLogitBiases + i] = reinterpret_cast<const float*>(biases + e.num_biases)[i];
+  auto* slot_words = reinterpret_cast<uint32_t*>(slot_hashes(s, q.slot));
+  for (uint32_t i = env.lane(); i < e.num_hashes * 4; i += env.lanes()) slot_words[i] = hashes[i];
+  if (env.lane() == 0)
+    s.params[q.slot] = SlotParams{e.temperature,      e.top_p,
+                                  e.min_p,            e.repetition_penalty,
+                                  e.presence_penalty, e.frequency_penalty,
+                                  e.top_k,            uint32_t(e.seed),
+                                  uint32_t(e.seed >> 32), e.num_logprobs,
+                                  e.num_prompt_tokens, e.min_tokens,
+                                  e.num_stop_tokens,  e.num_biases,
+                                  {0, 0}};
+  return env.sum(bad) == 0;
+}
+
+// Give a waiting sequence a slot and its request's data. False if it must wait; a request with bad data is ended.
+template <class Env>
+BLINK_FN bool take_slot(Env& env, State& s, uint32_t index, uint64_t now) {
+  Sequence& q = s.sequences[index];
+  if (q.slot != kNone) return true;
+  if (s.num_free_slots == 0) return false;
+  env.sync();
+  if (env.lane() == 0) q.slot = s.free_slots[--s.num_free_slots];
+  env.sync();
+  if (load_slot(env, s, q)) return true;
+  if (env.lane() == 0) reject(s, q.queue_pair, q.sqe.sequence, RejectCode::kPromptToken, now);
+  free_sequence(env, s, index);
+  keep_only(env, s, SequenceStatus::kWaiting);
+  return true;
+}
+
+BLINK_FN uint32_t cacheable_blocks(const State& s, const Sequence& q) {
+  if (!s.geometry.prefix_caching || q.num_blocks > 0) return 0;
+  return least(q.sqe.num_hashes, (q.num_tokens - 1) / s.geometry.block_size);  // one token must be left to compute
+}
+
+// Make the sequence run: the prefix that was found is its own, the rest it computes. Runs on: one lane.
+BLINK_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t now) {
+  Sequence& q = s.sequences[index];
+  const uint32_t found = hit.blocks * s.geometry.block_size;
+  if (q.num_blocks == 0) {
+    q.num_blocks = q.num_registered = hit.blocks;
+    q.num_computed = found;
+  }
+  if (!q.admitted) {
+    q.admitted = 1;
+    post(s, q.queue_pair, q.sqe.sequence, CqeKind::kAdmitted, FinishReason::kNone, int32_t(found), now);
+    s.statistics.prompt_tokens += q.sqe.num_prompt_tokens;
+    if (s.geometry.prefix_caching) s.statistics.prefix_queries += q.sqe.num_prompt_tokens;
+    s.statistics.prefix_hits += found;
+  }
+  s.qps[q.queue_pair].cq_need += completions_per_token(q);
+  q.waited_ns = waited_ns(q, now);
+  q.status = SequenceStatus::kRunning;
+  s.running[s.num_running++] = index;
+  s.step_admitted++;
+}
+
+// Let the first waiting sequence run, if a place and blocks for all of its tokens can be had.
+template <class Env>
+BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
+  Sequence& q = s.sequences[rank.sequence];
+  const bool best_effort = is_best_effort(s, q, now);
+  if (s.num_running == s.geometry.max_num_seqs) {
+    const Rank victim = last_of(env, s, s.running, s.num_running, now, [&](const Sequence& v) {
+      return is_stalled(s, v) || (!best_effort && is_best_effort(s, v, now));
+    });
+    if (victim.sequence == kNone) return false;
+    preempt(env, s, victim.sequence, true, now);
+    t = tally(env, s);
+  }
+  if (!take_slot(env, s, rank.sequence, now)) return false;
+  if (q.status == SequenceStatus::kFree) return true;  // its data was bad
+  PrefixHit hit{0, 0};
+  for (;;) {
+    hit = find_prefix(env, s, q.slot, cacheable_blocks(s, q));
+    const uint32_t wanted = missing_blocks(s, q, q.num_tokens) - hit.blocks;
+    if (t.blocks + wanted + hit.evictable <= available_blocks(s)) break;
+    if (!make_room(env, s, rank, best_effort ? Victims::kParked : Victims::kBestEffort, now)) return false;
+    t = tally(env, s);
+  }
+  acquire_prefix(env, s, q.slot, hit);
+  if (env.lane() == 0) start_running(s, rank.sequence, hit, now);
+  env.sync();
+  keep_only(env, s, SequenceStatus::kWaiting);
+  extend(env, s, rank, t, now);
+  return true;
+}
+
+BLINK_FN bool can_admit(const State& s, const Sequence& q) {
+  const QueuePairState& pair = s.qps[q.queue_pair];
+  // Without a slot it would only keep those from running that have one.
+  const bool has_slot = q.slot != kNone || s.num_free_slots > 0;
+  return !q.cancelled && !pair.closing && q.skipped_pass != s.pass && has_slot && cq_room(s, pair) > completions_per_token(q);
+}
+
+// Choose prompts, in order of rank over running and waiting sequences alike, until the step's tokens are spent. Returns
+// what all chosen sequences take.
+template <class Env>
+BLINK_FN Tally choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
+  bool admitting = true;
+  while (!s.failed && t.tokens < s.geometry.max_num_batched_tokens && (t.pending > 0 || s.num_waiting > 0)) {
+    Rank next = first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
+      return q.scheduled == 0 && q.num_tokens - q.num_computed > 1 && s.qps[q.queue_pair].open &&
+             q.skipped_pass != s.pass;
+    });
+    const Rank running = next;
+    if (admitting)
+      next = least(next, first_of(env, s, s.waiting, s.num_waiting, now, [&](const Sequence& q) { return can_admit(s, q); }));
+    if (next.sequence == kNone) break;
+    if (next.sequence == running.sequence) extend(env, s, next, t, now);
+    else admitting = admit(env, s, next, t, now);
+    t = tally(env, s);
+  }
+  return t;
+}
+
+}  // namespace blink

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Write the batch that admission chose: rows of one token first, then chunks of prompts, at addresses that never change.
+// Only called when no step is in flight, so the arrays need no second buffer.
+#pragma once
+
+#include "scheduler/admission.h"
+
+namespace blink {
+
+// How many completions each queue pair may need in this step, and whether that has room.
+template <class Env>
+BLINK_FN void open_queue_pairs(Env& env, State& s) {
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) s.qps[qp].cq_need = 0;
+  env.sync();
+  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
+    const Sequence& q = s.sequences[s.running[i]];
+    env.fetch_add(s.qps[q.queue_pair].cq_need, completions_per_token(q));
+  }
+  env.sync();
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) {
+    QueuePairState& q = s.qps[qp];
+    const uint32_t need = q.cq_need;
+    q.cq_need = 0;
+    q.open = !q.closing && cq_room(s, q) >= need;
+    if (q.open) q.cq_need = need;
+  }
+  env.sync();
+}
+
+// Write row `row`, whose first token is token `first` of the batch. Runs on: one lane.
+BLINK_FN void write_row(State& s, uint32_t row, uint32_t first, uint32_t index) {
+  const Sequence& q = s.sequences[index];
+  s.row_sequences[row] = index;
+  s.row_slots[row] = int32_t(q.slot);
+  s.query_starts[row] = int32_t(first);
+  s.context_lens[row] = int32_t(q.num_computed + q.scheduled);
+  if (s.geometry.log_entries > 0)
+    s.log[(s.log_count + row) % s.geometry.log_entries] =
+        DecisionLogEntry{uint32_t(s.step), row, index, q.slot, q.num_computed, q.scheduled,
+                         uint32_t(block_table(s, q.slot)[q.num_blocks - 1]), 0};
+}
+
+BLINK_FN void write_token(State& s, uint32_t at, const Sequence& q, uint32_t position) {
+  const uint32_t size = s.geometry.block_size;
+  s.input_ids[at] = s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + position];
+  s.positions[at] = int32_t(position);
+  s.kv_slots[at] = block_table(s, q.slot)[position / size] * int32_t(size) + int32_t(position % size);
+}
+
+// Write the rows of one token, each with the block that it may need. Returns their number.
+template <class Env>
+BLINK_FN uint32_t write_decode_rows(Env& env, State& s, uint32_t needed_blocks) {
+  if (s.num_free_blocks < needed_blocks) evict(env, s, needed_blocks - s.num_free_blocks);
+  uint32_t rows = 0, taken = 0;
+  for (uint32_t tile = 0; tile < s.num_running; tile += env.lanes()) {
+    const uint32_t i = tile + env.lane();
+    const uint32_t index = i < s.num_running ? s.running[i] : 0;
+    Sequence& q = s.sequences[index];
+    const bool active = i < s.num_running && q.scheduled == 1;
+    const bool grows = active && missing_blocks(s, q, q.num_computed + 1) > 0;
+    uint32_t num_active = 0, num_grown = 0;
+    const uint32_t row = rows + env.scan(active, num_active);
+    const uint32_t block_rank = taken + env.scan(grows, num_grown);
+    if (grows && block_rank < s.num_free_blocks) {
+      const uint32_t block = s.free_blocks[s.num_free_blocks - 1 - block_rank];
+      block_table(s, q.slot)[q.num_blocks++] = int32_t(block);
+      s.ref_counts[block] = 1;
+    } else if (grows) {
+      fail(s, ErrorCode::kFreeListCorrupt, __LINE__, block_rank);
+    }
+    if (active) {
+      write_row(s, row, row, index);
+      write_token(s, row, q, q.num_computed);
+    }
+    rows += num_active;
+    taken += num_grown;
+  }
+  env.sync();
+  if (env.lane() == 0) s.num_free_blocks -= least(taken, s.num_free_blocks);
+  env.sync();
+  return rows;
+}
+
+// Write the chunks of prompts behind the rows of one token; the batch grows by them.
+template <class Env>
+BLINK_FN void write_prompt_rows(Env& env, State& s, BatchHeader& batch) {
+  const uint32_t chunks = compact(env, s.running, s.num_running, s.scratch,
+                                  [&](uint32_t i) { return s.sequences[i].scheduled > 1; });
+  for (uint32_t n = 0; n < chunks; n++) {
+    const uint32_t index = s.scratch[n], first = batch.num_tokens;
+    const Sequence& q = s.sequences[index];
+    if (env.lane() == 0) write_row(s, batch.num_rows, first, index);
+    for (uint32_t i = env.lane(); i < q.scheduled; i += env.lanes()) write_token(s, first + i, q, q.num_computed + i);
+    batch.num_rows++;
+    batch.num_tokens += q.scheduled;
+  }
+}
+
+// Index of the smallest graph that holds the batch: decode graphs first, then mixed ones.
+BLINK_FN uint32_t choose_graph(const Geometry& g, const BatchHeader& b) {
+  const bool decode = b.num_tokens == b.num_decode_rows;
+  const uint32_t* buckets = decode ? g.decode_buckets : g.mixed_buckets;
+  const uint32_t count = decode ? g.num_decode_buckets : g.num_mixed_buckets;
+  uint32_t i = 0;
+  while (i + 1 < count && buckets[i] < b.num_tokens) i++;
+  return decode ? i : g.num_decode_buckets + i;
+}
+BLINK_FN uint32_t bucket_of(const Geometry& g, uint32_t graph) {
+  return graph < g.num_decode_buckets ? g.decode_buckets[graph] : g.mixed_buckets[graph - g.num_decode_buckets];
+}
+
+// Make the rest of the bucket harmless: tokens that write no KV, rows without context.
+template <class Env>
+BLINK_FN void write_padding(Env& env, State& s, const BatchHeader& b, uint32_t bucket) {
+  const bool decode = b.num_tokens == b.num_decode_rows;
+  const uint32_t rows = decode ? least(bucket, s.geometry.max_num_seqs) : s.geometry.max_num_seqs;
+  for (uint32_t i = b.num_tokens + env.lane(); i < bucket; i += env.lanes()) {
+    s.input_ids[i] = 0;
+    s.positions[i] = 0;
+    s.kv_slots[i] = -1;
+  }
+  for (uint32_t row = b.num_rows + env.lane(); row < rows; row += env.lanes()) {
+    s.row_slots[row] = 0;
+    s.context_lens[row] = 0;
+  }
+  for (uint32_t row = b.num_rows + env.lane(); row <= rows; row += env.lanes()) s.query_starts[row] = int32_t(b.num_tokens);
+}
+
+// Plan the next step and write its batch. Returns the number of rows; 0 if there is nothing to do.
+template <class Env>
+BLINK_FN uint32_t compose(Env& env, State& s, uint64_t now) {
+  env.sync();
+  if (env.lane() == 0) {
+    s.pass++;
+    s.step_admitted = s.step_preempted = 0;
+  }
+  open_queue_pairs(env, s);
+  const Tally total = choose_prompts(env, s, choose_decoders(env, s, now), now);
+  if (s.failed || total.tokens == 0) return 0;
+  if (env.lane() == 0) s.step++;
+  env.sync();
+  const uint32_t decode_rows = write_decode_rows(env, s, total.blocks);
+  BatchHeader batch{decode_rows, decode_rows, decode_rows, 0, 0, {0, 0}};
+  if (total.tokens > decode_rows) write_prompt_rows(env, s, batch);
+  batch.graph = choose_graph(s.geometry, batch);
+  batch.step = s.step;
+  write_padding(env, s, batch, bucket_of(s.geometry, batch.graph));
+  env.sync();
+  if (env.lane() == 0) {
+    *s.batch = batch;
+    s.log_count += batch.num_rows;
+  }
+  env.sync();
+  return s.failed ? 0 : batch.num_rows;
+}
+
+}  // namespace blink

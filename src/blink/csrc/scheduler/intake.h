@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// What comes in: leases, attachment of frontends, and new SQEs. Also how a sequence ends.
+#pragma once
+
+#include "scheduler/kv_cache.h"
+#include "scheduler/policy.h"
+#include "scheduler/queue_pair.h"
+
+namespace blink {
+
+constexpr uint64_t kHeartbeatNs = 1000000;
+constexpr uint32_t kPollBatch = 16;  // SQEs of one queue pair in one pass: a pass stays bounded
+
+// Keep the entries of `list` that `keep` admits, in order, and return how many those are.
+template <class Env, class Keep>
+BLINK_FN uint32_t compact(Env& env, uint32_t* from, uint32_t count, uint32_t* to, Keep keep) {
+  uint32_t kept = 0;
+  for (uint32_t tile = 0; tile < count; tile += env.lanes()) {
+    const uint32_t i = tile + env.lane();
+    const uint32_t value = i < count ? from[i] : kNone;
+    const bool stays = i < count && keep(value);
+    uint32_t total = 0;
+    const uint32_t rank = env.scan(stays, total);  // synchronises: the tile is read before it is overwritten
+    if (stays) to[kept + rank] = value;
+    kept += total;
+  }
+  env.sync();
+  return kept;
+}
+
+template <class Env>
+BLINK_FN void set_word(Env& env, uint32_t& word, uint32_t value) {
+  env.sync();
+  if (env.lane() == 0) word = value;
+  env.sync();
+}
+
+template <class Env>
+BLINK_FN void keep_only(Env& env, State& s, SequenceStatus status) {
+  const bool running = status == SequenceStatus::kRunning;
+  uint32_t* list = running ? s.running : s.waiting;
+  uint32_t& count = running ? s.num_running : s.num_waiting;
+  set_word(env, count, compact(env, list, count, list, [&](uint32_t q) { return s.sequences[q].status == status; }));
+}
+
+// Let nobody own the queue pair; its sequences end in silence. Runs on: one lane.
+BLINK_FN void detach(State& s, uint32_t qp) {
+  QueuePairState& q = s.qps[qp];
+  q.attached = 0;
+  q.closing = 1;
+  store_release(scheduler_words(s, qp).attached, 0u);
+}
+
+// Hand the queue pair to the frontend that asked, once nothing of the last owner is left. Runs on: one lane.
+// Orders: sq_head and cq_tail before `attached` (release), where the frontend starts from.
+BLINK_FN void attach(State& s, uint32_t qp, uint64_t now) {
+  QueuePairState& q = s.qps[qp];
+  SchedulerWords& words = scheduler_words(s, qp);
+  q.sq_head = q.sq_tail;
+  q.closing = 0;
+  q.lease_seen_ns = now;
+  q.attached = q.attaching;
+  q.attaching = 0;
+  store_relaxed(words.sq_head, q.sq_head);
+  store_relaxed(words.cq_tail, q.cq_tail);
+  store_release(words.attached, q.attached);
+}
+
+// Read the frontend's words and act on them. Runs on: one lane for each queue pair.
+BLINK_FN void read_frontend(State& s, uint32_t qp, uint64_t now) {
+  QueuePairState& q = s.qps[qp];
+  const FrontendWords& words = frontend_words(s, qp);
+  const uint32_t wanted = load_acquire(words.attach);
+  q.sq_tail = load_acquire(words.sq_tail);
+  q.cq_head = load_acquire(words.cq_head);
+  const uint32_t lease = load_relaxed(words.lease);
+  if (lease != q.lease) {
+    q.lease = lease;
+    q.lease_seen_ns = now;
+  }
+  if (wanted != q.last_attach) {
+    q.last_attach = wanted;
+    q.attaching = wanted;
+    detach(s, qp);
+  }
+  if (q.attached && now > q.lease_seen_ns && now - q.lease_seen_ns > s.geometry.lease_timeout_ns) {
+    detach(s, qp);
+    q.expired++;
+  }
+  if (q.attached && q.sq_tail - q.sq_head > s.geometry.sq_entries) detach(s, qp);
+  if (q.attaching && q.num_live == 0) attach(s, qp, now);
+}
+
+BLINK_FN void reject(State& s, uint32_t qp, uint64_t sequence, RejectCode code, uint64_t now) {
+  post(s, qp, sequence, CqeKind::kRejected, FinishReason::kError, int32_t(code), now);
+  s.statistics.num_rejected++;
+}
+
+BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
+  const Geometry& g = s.geometry;
+  const uint32_t tag = uint32_t(e.sequence);
+  RejectCode code = tag < g.sequences_per_queue_pair ? validate(g, e) : RejectCode::kTag;
+  const uint32_t index = qp * g.sequences_per_queue_pair + (code == RejectCode::kTag ? 0 : tag);
+  if (code == RejectCode::kNone && s.sequences[index].status != SequenceStatus::kFree) code = RejectCode::kTagBusy;
+  if (code == RejectCode::kNone && s.engine_state != uint32_t(EngineState::kReady)) code = RejectCode::kDraining;
+  if (code != RejectCode::kNone) return reject(s, qp, e.sequence, code, now);
+  Sequence& q = s.sequences[index];
+  q = Sequence{};
+  q.status = SequenceStatus::kWaiting;
+  q.queue_pair = qp;
+  q.slot = kNone;
+  q.num_tokens = e.num_prompt_tokens;
+  q.skipped_pass = kNone;
+  q.arrival = s.next_arrival++;
+  q.queued_ns = now;
+  q.sqe = e;
+  s.waiting[s.num_waiting++] = index;
+  s.qps[qp].num_live++;
+  s.num_live++;
+}
+
+BLINK_FN void accept_cancel(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
+  const uint32_t tag = uint32_t(e.sequence);
+  if (tag >= s.geometry.sequences_per_queue_pair) return reject(s, qp, e.sequence, RejectCode::kTag, now);
+  Sequence& q = s.sequences[qp * s.geometry.sequences_per_queue_pair + tag];
+  if (q.status == SequenceStatus::kFree || q.sqe.sequence != e.sequence)
+    return reject(s, qp, e.sequence, RejectCode::kUnknownSequence, now);
+  if (!q.cancelled) s.num_cancels++;
+  q.cancelled = 1;
+}
+
+BLINK_FN void accept(State& s, uint32_t qp, uint64_t now) {
+  const Sqe& e = *s.inbox;
+  if (e.opcode == uint32_t(Opcode::kSubmit)) return accept_submit(s, qp, e, now);
+  if (e.opcode == uint32_t(Opcode::kCancel)) return accept_cancel(s, qp, e, now);
+  reject(s, qp, e.sequence, RejectCode::kOpcode, now);
+}
+
+// Tell the frontends that the scheduler lives, and follow the engine's words. Runs on: one lane.
+BLINK_FN void beat(State& s, uint64_t now) {
+  if (now - s.heartbeat_ns >= kHeartbeatNs) {
+    s.heartbeat_ns = now;
+    store_release(s.control->heartbeat, ++s.heartbeat);
+  }
+  uint32_t state = s.engine_state;
+  if (state == uint32_t(EngineState::kReady) && load_relaxed(s.control->drain)) state = uint32_t(EngineState::kDraining);
+  if (state == uint32_t(EngineState::kDraining) && s.num_live == 0) state = uint32_t(EngineState::kDrained);
+  if (load_relaxed(s.control->stop)) state = uint32_t(EngineState::kStopped);
+  if (state == s.engine_state) return;
+  s.engine_state = state;
+  store_release(s.control->state, state);
+}
+
+// Take new SQEs from every queue pair. An SQE stays in its queue until its answer has room in the completion queue.
+template <class Env>
+BLINK_FN void poll(Env& env, State& s, uint64_t now) {
+  // Another lane than those of the first queue pairs, so that the words of the host are read side by side.
+  if (env.lane() == env.lanes() - 1) beat(s, now);
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) read_frontend(s, qp, now);
+  env.sync();
+  for (uint32_t qp = 0; qp < s.geometry.num_queue_pairs; qp++) {
+    for (uint32_t n = 0; n < kPollBatch; n++) {
+      const QueuePairState& q = s.qps[qp];
+      if (!q.attached || q.sq_head == q.sq_tail || cq_room(s, q) == 0) break;
+      const auto* from = reinterpret_cast<const uint32_t*>(&sq_entry(s, qp, q.sq_head));
+      auto* to = reinterpret_cast<uint32_t*>(s.inbox);
+      for (uint32_t word = env.lane(); word < sizeof(Sqe) / 4; word += env.lanes()) to[word] = from[word];
+      env.sync();
+      if (env.lane() == 0) {
+        accept(s, qp, now);
+        store_release(scheduler_words(s, qp).sq_head, ++s.qps[qp].sq_head);
+        s.stats_dirty = 1;
+      }
+      env.sync();
+    }
+  }
+}
+
+// Free everything that a sequence holds. The caller has posted its last completion and compacts its list.
+template <class Env>
+BLINK_FN void free_sequence(Env& env, State& s, uint32_t index) {
+  Sequence& q = s.sequences[index];
+  if (q.num_blocks > 0) release_blocks(env, s, q.slot, q.num_blocks);
+  env.sync();
+  if (env.lane() == 0) {
+    if (q.slot != kNone) s.free_slots[s.num_free_slots++] = q.slot;
+    if (q.cancelled) s.num_cancels--;
+    s.qps[q.queue_pair].num_live--;
+    s.num_live--;
+    s.stats_dirty = 1;
+    q.status = SequenceStatus::kFree;
+  }
+  env.sync();
+}
+
+// End the cancelled sequences of one list and those of closing queue pairs. A cancellation without room for its
+// completion waits.
+template <class Env>
+BLINK_FN void reap_list(Env& env, State& s, SequenceStatus status, uint64_t now) {
+  const bool running = status == SequenceStatus::kRunning;
+  const uint32_t doomed = compact(env, running ? s.running : s.waiting, running ? s.num_running : s.num_waiting, s.scratch,
+                                  [&](uint32_t i) { return s.sequences[i].cancelled || s.qps[s.sequences[i].queue_pair].closing; });
+  for (uint32_t n = 0; n < doomed; n++) {
+    const uint32_t index = s.scratch[n];
+    const Sequence& q = s.sequences[index];
+    const QueuePairState& pair = s.qps[q.queue_pair];
+    if (!pair.closing && cq_room(s, pair) == 0) continue;
+    env.sync();
+    if (env.lane() == 0) {
+      if (!pair.closing) post(s, q.queue_pair, q.sqe.sequence, CqeKind::kFinished, FinishReason::kAbort, 0, now);
+      s.statistics.finished_abort++;
+    }
+    free_sequence(env, s, index);
+  }
+  if (doomed > 0) keep_only(env, s, status);
+}
+
+template <class Env>
+BLINK_FN void reap(Env& env, State& s, uint64_t now) {
+  uint32_t closing = 0;
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes())
+    closing += s.qps[qp].closing ? s.qps[qp].num_live : 0;
+  if (env.sum(closing) + s.num_cancels == 0) return;
+  reap_list(env, s, SequenceStatus::kRunning, now);
+  reap_list(env, s, SequenceStatus::kWaiting, now);
+}
+
+}  // namespace blink

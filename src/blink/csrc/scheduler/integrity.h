@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// The invariants of the scheduler's state, checked from scratch. Host only; tests call it after every step.
+#pragma once
+
+#include <vector>
+
+#include "scheduler/scheduler.h"
+
+namespace blink {
+
+class IntegrityCheck {
+ public:
+  explicit IntegrityCheck(const State& state) : s_(state), refs_(state.geometry.num_blocks) {}
+
+  const char* run() {
+    const char* broken = nullptr;
+    for (auto check : {&IntegrityCheck::lists, &IntegrityCheck::slots, &IntegrityCheck::tables, &IntegrityCheck::blocks,
+                       &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs})
+      if (!broken) broken = (this->*check)();
+    return broken;
+  }
+
+ private:
+  uint32_t num_sequences() const { return s_.geometry.num_queue_pairs * s_.geometry.sequences_per_queue_pair; }
+
+  const char* lists() {
+    uint32_t running = 0, waiting = 0;
+    for (uint32_t i = 0; i < num_sequences(); i++) {
+      running += s_.sequences[i].status == SequenceStatus::kRunning;
+      waiting += s_.sequences[i].status == SequenceStatus::kWaiting;
+    }
+    if (running != s_.num_running || waiting != s_.num_waiting) return "a list and the statuses disagree on their number";
+    if (running > s_.geometry.max_num_seqs) return "more sequences run than max_num_seqs";
+    std::vector<bool> seen(num_sequences());
+    for (uint32_t i = 0; i < running + waiting; i++) {
+      const uint32_t index = i < running ? s_.running[i] : s_.waiting[i - running];
+      const auto status = i < running ? SequenceStatus::kRunning : SequenceStatus::kWaiting;
+      if (seen[index] || s_.sequences[index].status != status) return "a sequence stands twice or in the wrong list";
+      seen[index] = true;
+    }
+    return nullptr;
+  }
+
+  const char* slots() {
+    std::vector<bool> seen(s_.geometry.num_slots);
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < num_sequences(); i++) {
+      const Sequence& q = s_.sequences[i];
+      if (q.status == SequenceStatus::kFree || q.slot == kNone) {
+        if (q.status == SequenceStatus::kRunning) return "a running sequence has no slot";
+        continue;
+      }
+      if (seen[q.slot]) return "two sequences share a slot";
+      seen[q.slot] = true;
+      used++;
+    }
+    for (uint32_t i = 0; i < s_.num_free_slots; i++) {
+      if (seen[s_.free_slots[i]]) return "a free slot is used or free twice";
+      seen[s_.free_slots[i]] = true;
+    }
+    return used + s_.num_free_slots == s_.geometry.num_slots ? nullptr : "a slot leaked";
+  }
+
+  const char* tables() {
+    for (uint32_t i = 0; i < num_sequences(); i++) {
+      const Sequence& q = s_.sequences[i];
+      if (q.status == SequenceStatus::kFree) continue;
+      if (q.num_computed > q.num_tokens) return "more tokens are computed than exist";
+      if (q.num_computed + q.scheduled > q.num_blocks * s_.geometry.block_size) return "computed tokens have no block";
+      for (uint32_t b = 0; b < q.num_blocks; b++) {
+        const uint32_t block = uint32_t(block_table(s_, q.slot)[b]);
+        if (block >= s_.geometry.num_blocks) return "a block table holds no block";
+        refs_[block]++;
+        // A block that is still being written must not be shared.
+        if ((b + 1) * s_.geometry.block_size > q.num_computed + q.scheduled && s_.ref_counts[block] != 1)
+          return "an unfinished block is shared";
+      }
+    }
+    return nullptr;
+  }
+
+  const char* blocks() {
+    std::vector<bool> free(s_.geometry.num_blocks);
+    for (uint32_t i = 0; i < s_.num_free_blocks; i++) {
+      const uint32_t block = s_.free_blocks[i];
+      if (free[block]) return "a block is free twice";
+      free[block] = true;
+    }
+    uint32_t cached = 0;
+    for (uint32_t b = 0; b < s_.geometry.num_blocks; b++) {
+      if (refs_[b] != s_.ref_counts[b]) return "a reference count is wrong";
+      if (free[b] && (refs_[b] > 0 || s_.block_hashed[b])) return "a free block is used or cached";
+      if (!free[b] && refs_[b] == 0 && !s_.block_hashed[b]) return "a block leaked";
+      cached += refs_[b] == 0 && s_.block_hashed[b];
+    }
+    if (cached != s_.num_evictable) return "the number of evictable blocks is wrong";
+    uint32_t live = 0;
+    for (uint32_t i = 0; i < s_.lru_count; i++) live += lru_live(s_, s_.lru[(s_.lru_head + i) & (s_.geometry.lru_entries - 1)]);
+    return live == cached ? nullptr : "the LRU queue misses a cached block";
+  }
+
+  const char* prefix_cache() {
+    uint32_t entries = 0, hashed = 0;
+    for (uint32_t i = 0; i < s_.geometry.hash_entries; i++) {
+      if (s_.hash_table[i] == 0) continue;
+      entries++;
+      if (hash_find(s_, s_.block_hashes[s_.hash_table[i] - 1]) != i) return "a hash entry cannot be found";
+    }
+    for (uint32_t b = 0; b < s_.geometry.num_blocks; b++) hashed += s_.block_hashed[b] != 0;
+    return entries == hashed ? nullptr : "the hash table and the blocks disagree";
+  }
+
+  const char* queue_pairs() {
+    std::vector<uint32_t> live(s_.geometry.num_queue_pairs);
+    uint32_t cancels = 0;
+    for (uint32_t i = 0; i < num_sequences(); i++) {
+      const Sequence& q = s_.sequences[i];
+      if (q.status == SequenceStatus::kFree) continue;
+      live[i / s_.geometry.sequences_per_queue_pair]++;
+      cancels += q.cancelled;
+      if (q.queue_pair != i / s_.geometry.sequences_per_queue_pair) return "a sequence belongs to another queue pair";
+    }
+    uint32_t total = 0;
+    for (uint32_t qp = 0; qp < s_.geometry.num_queue_pairs; qp++) {
+      if (live[qp] != s_.qps[qp].num_live) return "a queue pair miscounts its sequences";
+      total += live[qp];
+    }
+    if (total != s_.num_live) return "the live sequences are miscounted";
+    return cancels == s_.num_cancels ? nullptr : "the cancellations are miscounted";
+  }
+
+  const State& s_;
+  std::vector<uint32_t> refs_;
+};
+
+inline const char* check_integrity(const State& state) { return IntegrityCheck(state).run(); }
+
+}  // namespace blink

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who goes first. The order is total, so that every build takes the same decisions.
+#pragma once
+
+#include "scheduler/state.h"
+
+namespace blink {
+
+// Lower is earlier: aged requests, then class, then priority, then arrival.
+struct Rank {
+  uint64_t order;
+  uint64_t arrival;
+  uint32_t sequence;
+};
+BLINK_FN bool operator<(Rank a, Rank b) { return a.order != b.order ? a.order < b.order : a.arrival < b.arrival; }
+
+constexpr Rank kLastRank{~0ull, ~0ull, kNone};  // behind every sequence
+constexpr Rank kFirstRank{0, 0, kNone};         // before every sequence
+
+// Time spent waiting, before and between runs.
+BLINK_FN uint64_t waited_ns(const Sequence& q, uint64_t now) {
+  return q.waited_ns + (q.status == SequenceStatus::kWaiting && now > q.queued_ns ? now - q.queued_ns : 0);
+}
+
+// Class after ageing: a request that has waited longer than the cap counts as latency-sensitive, until it ends.
+BLINK_FN bool is_aged(const State& s, const Sequence& q, uint64_t now) {
+  return waited_ns(q, now) > s.geometry.max_queue_age_ns;
+}
+BLINK_FN bool is_best_effort(const State& s, const Sequence& q, uint64_t now) {
+  return q.sqe.service_class == uint32_t(ServiceClass::kBestEffort) && !is_aged(s, q, now);
+}
+
+BLINK_FN Rank rank_of(const State& s, uint32_t index, uint64_t now) {
+  const Sequence& q = s.sequences[index];
+  const uint64_t priority = s.geometry.priority_policy ? uint32_t(q.sqe.priority) ^ 0x80000000u : 0;
+  const uint64_t order = 1 + (uint64_t(q.sqe.service_class) << 33) + priority;
+  return Rank{is_aged(s, q, now) ? 0 : order, q.arrival + 1, index};
+}
+
+// First in rank of `list` among those that `eligible` admits; sequence kNone if there is none.
+template <class Env, class Eligible>
+BLINK_FN Rank first_of(Env& env, const State& s, const uint32_t* list, uint32_t count, uint64_t now, Eligible eligible) {
+  Rank best = kLastRank;
+  for (uint32_t i = env.lane(); i < count; i += env.lanes())
+    if (eligible(s.sequences[list[i]])) best = least(best, rank_of(s, list[i], now));
+  return env.least(best);
+}
+
+// Last in rank of `list` among those that `eligible` admits; sequence kNone if there is none.
+template <class Env, class Eligible>
+BLINK_FN Rank last_of(Env& env, const State& s, const uint32_t* list, uint32_t count, uint64_t now, Eligible eligible) {
+  Rank worst = kFirstRank;
+  for (uint32_t i = env.lane(); i < count; i += env.lanes())
+    if (eligible(s.sequences[list[i]])) worst = most(worst, rank_of(s, list[i], now));
+  return env.most(worst);
+}
+
+}  // namespace blink

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scheduler's end of the queue pairs: words of the region, validation of SQEs, posting of CQEs.
+#pragma once
+
+#include "scheduler/state.h"
+
+namespace blink {
+
+BLINK_FN uint8_t* queue_pair_base(const State& s, uint32_t qp) { return s.queue_pairs + qp * s.queue_pair.bytes; }
+BLINK_FN FrontendWords& frontend_words(const State& s, uint32_t qp) {
+  return *reinterpret_cast<FrontendWords*>(queue_pair_base(s, qp));
+}
+BLINK_FN SchedulerWords& scheduler_words(const State& s, uint32_t qp) {
+  return *reinterpret_cast<SchedulerWords*>(queue_pair_base(s, qp) + s.queue_pair.scheduler_words);
+}
+BLINK_FN const Sqe& sq_entry(const State& s, uint32_t qp, uint32_t position) {
+  return reinterpret_cast<const Sqe*>(queue_pair_base(s, qp) + s.queue_pair.sq)[position & (s.geometry.sq_entries - 1)];
+}
+BLINK_FN Cqe& cq_entry(const State& s, uint32_t qp, uint32_t position) {
+  return reinterpret_cast<Cqe*>(queue_pair_base(s, qp) + s.queue_pair.cq)[position & (s.geometry.cq_entries - 1)];
+}
+BLINK_FN const uint8_t* arena(const State& s, uint32_t qp) { return queue_pair_base(s, qp) + s.queue_pair.arena; }
+
+// Free CQ entries beyond those that the step in flight may need. A nonsense head counts as a full queue.
+BLINK_FN uint32_t cq_room(const State& s, const QueuePairState& q) {
+  const uint32_t used = q.cq_tail - q.cq_head;
+  const uint32_t taken = used > s.geometry.cq_entries ? s.geometry.cq_entries : used + q.cq_need;
+  return taken >= s.geometry.cq_entries ? 0 : s.geometry.cq_entries - taken;
+}
+
+// Completions that one sampled token of this sequence posts.
+BLINK_FN uint32_t completions_per_token(const Sequence& q) {
+  return 1 + (q.sqe.num_logprobs > 0 ? uint32_t(q.sqe.num_logprobs) : 0);
+}
+
+// Store one completion at a position that the caller owns.
+// Orders: the payload before the tag (release); the frontend acquires the tag.
+BLINK_FN void post_at(const State& s, uint32_t qp, uint32_t position, const Cqe& entry, CqeKind kind, FinishReason finish,
+                      uint32_t rank) {
+  Cqe& slot = cq_entry(s, qp, position);
+  slot.sequence = entry.sequence;
+  slot.time_ns = entry.time_ns;
+  slot.token = entry.token;
+  slot.logprob = entry.logprob;
+  slot.index = entry.index;
+  const uint32_t phase = cq_phase(position, s.geometry.cq_entries);
+  store_release(slot.tag, phase | uint32_t(kind) << 8 | uint32_t(finish) << 16 | rank << 24);
+}
+
+// Post one completion from a single lane; the caller has checked cq_room().
+BLINK_FN void post(State& s, uint32_t qp, uint64_t sequence, CqeKind kind, FinishReason finish, int32_t token, uint64_t now) {
+  post_at(s, qp, s.qps[qp].cq_tail++, Cqe{sequence, now, token, 0.0f, 0, 0}, kind, finish, 0);
+}
+
+BLINK_FN bool in_arena(const Geometry& g, uint32_t offset, uint64_t bytes) {
+  return offset % 4 == 0 && uint64_t(offset) + bytes <= g.arena_bytes;
+}
+// NaN fails every comparison, so it is never within.
+BLINK_FN bool within(float value, float low, float high) { return value >= low && value <= high; }
+
+BLINK_FN bool valid_sampling(const Sqe& e) {
+  return within(e.temperature, 0.0f, 100.0f) && within(e.top_p, 0.0f, 1.0f) && e.top_p > 0.0f && within(e.min_p, 0.0f, 1.0f) &&
+         within(e.repetition_penalty, 0.0f, 1e6f) && e.repetition_penalty > 0.0f && within(e.presence_penalty, -2.0f, 2.0f) &&
+         within(e.frequency_penalty, -2.0f, 2.0f) && e.top_k < 0x80000000u && e.num_logprobs >= -1 &&
+         e.num_logprobs <= int32_t(kMaxLogprobs);
+}
+
+// Check every word of a submission that can be checked without its arena.
+BLINK_FN RejectCode validate(const Geometry& g, const Sqe& e) {
+  if (e.num_prompt_tokens == 0 || e.num_prompt_tokens >= g.max_model_len) return RejectCode::kPromptLength;
+  if (!in_arena(g, e.prompt_offset, uint64_t(e.num_prompt_tokens) * 4)) return RejectCode::kPromptRange;
+  if (e.num_stop_tokens > kMaxStopTokens) return RejectCode::kStopTokens;
+  if (e.num_stop_tokens > kInlineStopTokens &&
+      !in_arena(g, e.more_stop_offset, uint64_t(e.num_stop_tokens - kInlineStopTokens) * 4))
+    return RejectCode::kStopTokens;
+  if (e.num_biases > kMaxLogitBiases) return RejectCode::kLogitBias;
+  if (e.num_biases > 0 && !in_arena(g, e.bias_offset, uint64_t(e.num_biases) * 8)) return RejectCode::kLogitBias;
+  if (e.num_hashes > e.num_prompt_tokens / g.block_size) return RejectCode::kHashes;
+  if (e.num_hashes > 0 && !in_arena(g, e.hashes_offset, uint64_t(e.num_hashes) * 16)) return RejectCode::kHashes;
+  if (!valid_sampling(e)) return RejectCode::kSamplingValue;
+  if (e.max_tokens == 0 || e.min_tokens > e.max_tokens) return RejectCode::kMaxTokens;
+  if (e.service_class > uint32_t(ServiceClass::kBestEffort)) return RejectCode::kServiceClass;
+  return RejectCode::kNone;
+}
+
+}  // namespace blink

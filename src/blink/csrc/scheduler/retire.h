@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a step: deliver each sampled token once, in order, and end what is complete.
+#pragma once
+
+#include "scheduler/intake.h"
+
+namespace blink {
+
+BLINK_FN bool is_stop_token(const State& s, const Sequence& q, int32_t token) {
+  const int32_t* stops = s.stop_tokens + uint64_t(q.slot) * kMaxStopTokens;
+  for (uint32_t i = 0; i < q.sqe.num_stop_tokens; i++)
+    if (stops[i] == token) return true;
+  return false;
+}
+
+BLINK_FN FinishReason finish_of(const State& s, const Sequence& q, int32_t token) {
+  if (q.num_generated > q.sqe.min_tokens && is_stop_token(s, q, token)) return FinishReason::kStop;
+  if (q.num_generated >= q.sqe.max_tokens || q.num_tokens >= s.geometry.max_model_len) return FinishReason::kLength;
+  return FinishReason::kNone;
+}
+
+// Post a row's completions: the top logprobs, then the token. Runs on: one lane.
+template <class Env>
+BLINK_FN void deliver(Env& env, State& s, uint32_t row, const Sequence& q, uint64_t now) {
+  const uint32_t extra = completions_per_token(q) - 1;
+  uint32_t at = env.fetch_add(s.qps[q.queue_pair].cq_tail, extra + 1);
+  Cqe entry{q.sqe.sequence, now, 0, 0.0f, q.num_generated - 1, 0};
+  for (uint32_t rank = 0; rank < extra; rank++) {
+    entry.token = s.top_tokens[row * kMaxLogprobs + rank];
+    entry.logprob = s.top_logprobs[row * kMaxLogprobs + rank];
+    post_at(s, q.queue_pair, at++, entry, CqeKind::kTopLogprob, FinishReason::kNone, rank);
+  }
+  entry.token = s.sampled_tokens[row];
+  entry.logprob = s.sampled_logprobs[row];
+  post_at(s, q.queue_pair, at, entry, CqeKind::kToken, q.finish, 0);
+}
+
+// Take over what one row computed. Runs on: one lane.
+template <class Env>
+BLINK_FN void retire_row(Env& env, State& s, uint32_t row, uint64_t now) {
+  Sequence& q = s.sequences[s.row_sequences[row]];
+  q.num_computed += q.scheduled;
+  q.scheduled = 0;
+  if (q.num_computed != q.num_tokens) return;  // a chunk of a prompt: nothing was sampled
+  if (q.cancelled || s.qps[q.queue_pair].closing) return;
+  const int32_t token = s.sampled_tokens[row];
+  if (token < 0 || uint32_t(token) >= s.geometry.vocab_size) return fail(s, ErrorCode::kSampledTokenRange, __LINE__, row);
+  s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + q.num_tokens] = token;
+  q.num_tokens++;
+  q.num_generated++;
+  q.finish = finish_of(s, q, token);
+  deliver(env, s, row, q, now);
+}
+
+// Tokens that a step sampled, and sequences that ended with one.
+struct Harvest {
+  uint32_t sampled, stopped, filled;
+};
+BLINK_FN Harvest operator+(Harvest a, Harvest b) {
+  return {a.sampled + b.sampled, a.stopped + b.stopped, a.filled + b.filled};
+}
+
+template <class Env>
+BLINK_FN void retire(Env& env, State& s, uint64_t now) {
+  const uint32_t rows = s.batch->num_rows;
+  Harvest harvest{0, 0, 0};
+  for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
+    const Sequence& q = s.sequences[s.row_sequences[row]];
+    const uint32_t before = q.num_generated;
+    retire_row(env, s, row, now);
+    harvest.sampled += q.num_generated - before;
+    harvest.stopped += q.finish == FinishReason::kStop;
+    harvest.filled += q.finish == FinishReason::kLength;
+  }
+  harvest = env.sum(harvest);
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) s.qps[qp].cq_need = 0;
+  if (env.lane() == 0) {
+    s.in_flight = 0;
+    s.statistics.generation_tokens += harvest.sampled;
+    s.statistics.finished_stop += harvest.stopped;
+    s.statistics.finished_length += harvest.filled;
+  }
+  env.sync();
+  if (harvest.stopped + harvest.filled == 0) return;
+  const uint32_t ended = compact(env, s.running, s.num_running, s.scratch,
+                                 [&](uint32_t i) { return s.sequences[i].finish != FinishReason::kNone; });
+  for (uint32_t n = 0; n < ended; n++) free_sequence(env, s, s.scratch[n]);
+  keep_only(env, s, SequenceStatus::kRunning);
+}
+
+}  // namespace blink

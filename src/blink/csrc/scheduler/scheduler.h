@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// One bounded pass of the scheduler. The endless loop around it belongs to the host thread or the resident kernel.
+//
+// Env: lane() lanes() sync() now() launch(graph) fetch_add(word, n), and collectives over the lanes: share(x) of lane 0,
+// scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
+#pragma once
+
+#include "scheduler/compose.h"
+
+namespace blink {
+
+enum class StepResult : uint32_t { kIdle = 0, kBusy = 1, kLaunched = 2, kStopped = 3, kFailed = 4 };
+
+// Set the initial state of arrays that are not zero at the start, then say that the engine is ready.
+template <class Env>
+BLINK_FN void boot(Env& env, State& s) {
+  const Geometry& g = s.geometry;
+  for (uint32_t i = env.lane(); i < g.num_blocks; i += env.lanes()) s.free_blocks[i] = g.num_blocks - 1 - i;
+  for (uint32_t i = env.lane(); i < g.num_slots; i += env.lanes()) s.free_slots[i] = g.num_slots - 1 - i;
+  env.sync();
+  if (env.lane() == 0) {
+    s.num_free_blocks = g.num_blocks;
+    s.num_free_slots = g.num_slots;
+    s.engine_state = uint32_t(EngineState::kReady);
+    s.booted = s.stats_dirty = 1;
+    store_release(s.control->state, s.engine_state);
+  }
+  env.sync();
+}
+
+// Register the blocks that the step in flight fills. Nobody looks them up before that step is over.
+template <class Env>
+BLINK_FN void register_blocks(Env& env, State& s) {
+  if (!s.geometry.prefix_caching) return;
+  const auto filled = [&](const Sequence& q) {
+    return least(q.sqe.num_hashes, (q.num_computed + q.scheduled) / s.geometry.block_size);
+  };
+  const uint32_t rows = compact(env, s.row_sequences, s.batch->num_rows, s.scratch, [&](uint32_t i) {
+    return filled(s.sequences[i]) > s.sequences[i].num_registered;
+  });
+  if (env.lane() == 0) {
+    for (uint32_t n = 0; n < rows; n++) {
+      Sequence& q = s.sequences[s.scratch[n]];
+      for (uint32_t i = q.num_registered; i < filled(q); i++)
+        hash_insert(s, slot_hashes(s, q.slot)[i], uint32_t(block_table(s, q.slot)[i]));
+      q.num_registered = filled(q);
+    }
+  }
+  env.sync();
+}
+
+BLINK_FN void count_step(State& s) {
+  const BatchHeader& b = *s.batch;
+  s.statistics.num_steps++;
+  s.statistics.computed_tokens += b.num_tokens;
+  s.statistics.padded_tokens += bucket_of(s.geometry, b.graph) - b.num_tokens;
+  (b.graph < s.geometry.num_decode_buckets ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
+}
+
+BLINK_FN void trace_step(State& s, uint64_t launched_ns, bool idle_before) {
+  const BatchHeader& b = *s.batch;
+  s.trace[s.step & (s.geometry.trace_entries - 1)] =
+      TraceEntry{s.step,        s.retired_ns,        launched_ns,     b.graph,         b.num_rows,     b.num_tokens, b.num_decode_rows,
+                 s.num_running, s.num_waiting, s.num_free_blocks, s.step_admitted, s.step_preempted, idle_before};
+}
+
+// Copy the counters to the region, where frontends read them.
+template <class Env>
+BLINK_FN void publish_statistics(Env& env, State& s) {
+  if (env.lane() == 0) {
+    Statistics& t = s.statistics;
+    t.num_running = s.num_running;
+    t.num_waiting = s.num_waiting;
+    t.num_blocks = s.geometry.num_blocks;
+    t.num_blocks_used = s.geometry.num_blocks - available_blocks(s);
+    t.num_blocks_cached = s.num_evictable;
+    t.expired_leases = 0;
+    for (uint32_t qp = 0; qp < s.geometry.num_queue_pairs; qp++) t.expired_leases += s.qps[qp].expired;
+  }
+  env.sync();
+  if (env.lane() == 0) s.stats_dirty = 0;  // not before: every lane has to see it set to come here
+  const auto* from = reinterpret_cast<const uint64_t*>(&s.statistics);
+  auto* to = reinterpret_cast<uint64_t*>(&s.control->statistics);
+  for (uint32_t i = env.lane(); i < sizeof(Statistics) / 8; i += env.lanes()) store_relaxed(to[i], from[i]);
+  env.sync();
+}
+
+// Work that can wait until the step is in flight.
+template <class Env>
+BLINK_FN void housekeep(Env& env, State& s, bool idle_before) {
+  const uint64_t launched_ns = env.now();
+  register_blocks(env, s);
+  if (s.num_free_blocks < s.geometry.max_num_seqs) evict(env, s, s.geometry.max_num_seqs - s.num_free_blocks);
+  if (env.lane() == 0) {
+    count_step(s);
+    trace_step(s, launched_ns, idle_before);
+  }
+  env.sync();
+  publish_statistics(env, s);
+}
+
+struct Glance {
+  uint64_t now;
+  uint32_t done, failed;
+};
+
+// Run one pass: while a step is in flight, poll; when it is over, retire it, compose the next, launch it and poll.
+template <class Env>
+BLINK_FN StepResult step(Env& env, State& s) {
+  if (!s.booted) boot(env, s);
+  if (s.failed) return StepResult::kFailed;
+  Glance glance{};
+  if (env.lane() == 0) {
+    glance.now = env.now();
+    glance.done = !s.in_flight || load_acquire(s.output->done_step) == s.step;
+    glance.failed = s.in_flight && glance.done && s.output->failed;
+  }
+  glance = env.share(glance);
+  const bool was_in_flight = s.in_flight;
+  // While a step is in flight the queues are read all the time, so its end is followed by the next launch at once.
+  if (!was_in_flight || !glance.done) poll(env, s, glance.now);
+  if (s.engine_state == uint32_t(EngineState::kStopped)) return StepResult::kStopped;
+  if (!glance.done) return StepResult::kBusy;
+  if (env.lane() == 0) {
+    s.retired_ns = glance.now;
+    if (glance.failed) fail(s, ErrorCode::kStepFailed, __LINE__, uint32_t(s.step));
+  }
+  env.sync();
+  if (s.failed) return StepResult::kFailed;
+  if (was_in_flight) retire(env, s, glance.now);
+  reap(env, s, glance.now);
+  if (compose(env, s, glance.now) == 0) {
+    if (s.stats_dirty) publish_statistics(env, s);
+    return s.failed ? StepResult::kFailed : StepResult::kIdle;
+  }
+  if (env.lane() == 0) {
+    s.in_flight = 1;
+    if (!env.launch(s.batch->graph)) fail(s, ErrorCode::kLaunchFailed, __LINE__, s.batch->graph);
+  }
+  env.sync();
+  housekeep(env, s, !was_in_flight);
+  poll(env, s, glance.now);
+  return StepResult::kLaunched;
+}
+
+}  // namespace blink

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A frontend's client of the engine: attaches a queue pair, keeps its lease, notices when the engine goes.
+
+Not thread-safe; never blocks for more than a few milliseconds. After a loss it reconnects by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blink.errors import BlinkError, EngineUnavailableError
+from blink.link.base import Connection, Connector, ShmConnector
+from blink.region.layout import COMPLETION, EngineState, ErrorCode
+from blink.region.queue_pair import QueuePair, Submission
+from blink.sampling_params import SamplingParams
+
+_ATTACH_WAIT = 0.02  # seconds for the scheduler's answer within one tick
+_POLL_INTERVAL_US = 50
+
+
+@dataclass(frozen=True, slots=True)
+class RegionInfo:
+    """What a frontend needs to know of its engine."""
+
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    model: str
+    hash_key: bytes
+    max_sequences: int
+    prefix_caching: bool
+    scheduling_policy: str
+    num_queue_pairs: int
+
+
+class EngineClient:
+    """Hold one queue pair of whatever engine serves now: at a region's name, or at the end of a connector."""
+
+    def __init__(
+        self, engine: str | Connector, engine_timeout: float, poll_interval_us: int = _POLL_INTERVAL_US
+    ) -> None:
+        self._connector = ShmConnector(engine) if isinstance(engine, str) else engine
+        self._engine_timeout = engine_timeout
+        self._poll_interval_us = poll_interval_us
+        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._connection: Connection | None = None
+        self._pair: QueuePair | None = None
+        self._heartbeat = 0
+        self._heartbeat_time = 0.0
+        self.ready = False
+        self.unavailable_reason = "the engine is not running or still starting"
+        self.info: RegionInfo | None = None
+
+    def fileno(self) -> int:
+        """Return an eventfd that is readable when completions may be waiting."""
+        return self._event_fd
+
+    def tick(self) -> str | None:
+        """Renew the lease and watch the engine; call it every quarter of a second.
+
+        Returns the reason when every outstanding sequence was lost since the last call, else None.
+        """
+        lost = None
+        if self.ready and (lost := self._loss()):
+            self._disconnect(lost)
+        if not self.ready:
+            self._connect()
+        if self._pair is not None and self.ready:
+            self._pair.renew_lease()
+            self._pair.flush_cancels()
+        return lost
+
+    def submit(
+        self,
+        prompt: np.ndarray[Any, Any],
+        params: SamplingParams,
+        *,
+        seed: int,
+        eos_token_ids: Sequence[int] = (),
+        block_hashes: bytes = b"",
+    ) -> int:
+        """Queue one sequence and return its id.
+
+        Raises:
+            OverloadedError: the engine's queue for this worker is full.
+            EngineUnavailableError: no engine is ready.
+        """
+        if self._connection is None or self._pair is None or not self.ready or self.info is None:
+            raise EngineUnavailableError(self.unavailable_reason)
+        if self._connection.control_word("state") != EngineState.READY:
+            raise EngineUnavailableError("the engine is shutting down")
+        stops = dict.fromkeys([*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)])
+        hashes = block_hashes if self.info.prefix_caching else b""
+        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes), params)
+        self._watch()
+        return sequence
+
+    def cancel(self, sequence: int) -> None:
+        """End a sequence early; unknown ids are ignored."""
+        if self._pair is not None:
+            self._pair.cancel(sequence)
+
+    def drain(self) -> np.ndarray[Any, Any]:
+        """Return the completions that have arrived (dtype layout.COMPLETION; valid until the next call)."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event_fd)
+        if self._pair is None:
+            return np.zeros(0, COMPLETION)
+        completions = self._pair.drain()
+        self._watch()
+        return completions
+
+    def stats(self) -> dict[str, int]:
+        """Return the engine's counters and gauges and this queue pair's; empty when there is no engine."""
+        if self._connection is None or self._pair is None:
+            return {}
+        statistics = self._connection.statistics()
+        found = {name: int(statistics[name]) for name in statistics.dtype.names}
+        found["worker_sequences"] = self._pair.num_live
+        found["prompt_arena_used_bytes"] = self._pair.arena_used_bytes
+        return found
+
+    def close(self) -> None:
+        """Give the queue pair back; its sequences end."""
+        self._disconnect("closed")
+        os.close(self._event_fd)
+
+    def _watch(self) -> None:
+        if self.ready and self._connection is not None and self._pair is not None:
+            self._connection.watch(self._pair.head, self._pair.num_live > 0)
+
+    def _connect(self) -> None:
+        try:
+            if self._connection is not None or self._open():
+                self._attach()
+        except BlinkError as error:
+            self.unavailable_reason = error.message
+            self._release()
+
+    def _open(self) -> bool:
+        connection = self._connector.open()
+        if connection is None:
+            return False
+        self._connection = connection
+        self._pair = QueuePair(connection.transport, connection.addresses, connection.geometry)
+        self._heartbeat = connection.heartbeat()
+        self._heartbeat_time = time.monotonic()
+        self._pair.request_attach()
+        return True
+
+    def _attach(self) -> None:
+        assert self._connection is not None and self._pair is not None
+        deadline = time.monotonic() + _ATTACH_WAIT
+        while not self._pair.is_attached():
+            if time.monotonic() < deadline:
+                time.sleep(0.001)
+                continue
+            if reason := self._loss(attaching=True):
+                raise EngineUnavailableError(reason)
+            self.unavailable_reason = "the engine is starting"
+            return
+        self._pair.start()
+        self.info = _region_info(self._connection)
+        self._connection.start_watch(self._pair.head, self._event_fd, self._poll_interval_us)
+        self._heartbeat_time = time.monotonic()
+        self.ready = True
+        self.unavailable_reason = ""
+
+    def _loss(self, attaching: bool = False) -> str | None:
+        """Say why the engine or the queue pair is gone; None while all is well."""
+        assert self._connection is not None and self._pair is not None
+        self._connection.refresh()
+        state = self._connection.control_word("state")
+        if state == EngineState.FAILED:
+            return f"the engine failed: {ErrorCode(self._connection.control_word('error_code')).name}"
+        if state == EngineState.STOPPED:
+            return "the engine was stopped"
+        if lost := self._connection.loss():
+            return lost
+        heartbeat, now = self._connection.heartbeat(), time.monotonic()
+        if heartbeat != self._heartbeat:
+            self._heartbeat, self._heartbeat_time = heartbeat, now
+        elif now - self._heartbeat_time > self._engine_timeout:
+            return f"the engine has given no sign of life for {self._engine_timeout:g} s"
+        if not attaching and not self._pair.is_attached():
+            return "this frontend was silent for too long and lost its lease"
+        return None
+
+    def _disconnect(self, reason: str) -> None:
+        self.ready = False
+        self.unavailable_reason = reason
+        self._release()
+
+    def _release(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._pair = None
+
+
+def _region_info(connection: Connection) -> RegionInfo:
+    geometry, header = connection.geometry, connection.header
+    return RegionInfo(
+        max_model_len=int(geometry["max_model_len"]),
+        vocab_size=int(geometry["vocab_size"]),
+        block_size=int(geometry["block_size"]),
+        model=bytes(header["model"]).decode(),
+        hash_key=header["hash_key"].tobytes(),
+        max_sequences=int(geometry["sequences_per_queue_pair"]),
+        prefix_caching=bool(geometry["prefix_caching"]),
+        scheduling_policy="priority" if geometry["priority_policy"] else "fcfs",
+        num_queue_pairs=int(geometry["num_queue_pairs"]),
+    )

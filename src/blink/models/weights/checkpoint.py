@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where weights come from: GGUF, safetensors or random numbers, all under the names of Hugging Face's llama."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from blink.errors import ConfigError
+from blink.models.spec import ModelSpec
+from blink.models.weights.gguf_file import GgufFile
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
+_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_EXPERT_NAME = re.compile(r"(mlp\.experts)\.(\d+)(\..+)")
+
+
+class Checkpoint(Protocol):
+    """A source of weights."""
+
+    def fill(self, name: str, target: Tensor) -> None:
+        """Write the named tensor to target, converted to its dtype.
+
+        Raises:
+            ConfigError: there is no such tensor, or its shape is not target's.
+        """
+        ...
+
+
+class GgufCheckpoint:
+    """Weights of a GGUF file, dequantised."""
+
+    def __init__(self, path: Path, spec: ModelSpec) -> None:
+        self._file = GgufFile(path)
+        self._spec = spec
+
+    def fill(self, name: str, target: Tensor) -> None:
+        stored, expert = _find_gguf_name(name)
+        if stored not in self._file.tensors:
+            raise ConfigError(f"{self._file.path} has no tensor '{stored}'; download or convert the model again.")
+        values = torch.from_numpy(self._file.read_tensor(stored, expert))
+        if self._spec.architecture == "llama" and stored.startswith("blk.") and ".attn_" in stored:
+            values = self._restore_order(stored, values)
+        _copy(values, target, f"{self._file.path}: '{stored}'")
+
+    def _restore_order(self, stored: str, values: Tensor) -> Tensor:
+        """Undo llama.cpp's interleaving of each head's two halves, which its rotary kernel for llama wants."""
+        num_heads = {"attn_q": self._spec.num_heads, "attn_k": self._spec.num_kv_heads}.get(stored.split(".")[2])
+        if num_heads is None:
+            return values
+        return values.view(num_heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+
+
+def _find_gguf_name(name: str) -> tuple[str, int | None]:
+    prefix, expert = "", None
+    stem, _, ending = name.rpartition(".")
+    if layer := _LAYER_NAME.fullmatch(stem):
+        prefix, stem = f"blk.{layer[1]}.", layer[2]
+    if found := _EXPERT_NAME.fullmatch(stem):
+        stem, expert = found[1] + found[3], int(found[2])
+    return f"{prefix}{_GGUF_NAMES[stem]}.{ending}", expert
+
+
+class SafetensorsCheckpoint:
+    """Weights of a Hugging Face directory, in one or several safetensors files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._owners: dict[str, Any] = {}  # tensor name: open file
+        for path in _list_shards(directory):
+            try:
+                # Open for as long as the checkpoint: the file is mapped, not read.
+                shard = safe_open(path, framework="pt")
+            except Exception as error:  # the library's error type is not public
+                raise ConfigError(f"{path} is not a readable safetensors file ({error}); download it again.") from error
+            self._owners.update(dict.fromkeys(shard.keys(), shard))
+
+    def fill(self, name: str, target: Tensor) -> None:
+        if name not in self._owners:
+            raise ConfigError(f"{self._directory} has no tensor '{name}'; download the model again.")
+        _copy(self._owners[name].get_tensor(name), target, f"{self._directory}: '{name}'")
+
+
+def _list_shards(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if not index.exists():
+        return sorted(directory.glob("*.safetensors"))
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{index} is malformed ({error}); download it again.") from error
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise ConfigError(f"{directory} lacks {', '.join(missing)}, which its index names; download the model again.")
+    return [directory / name for name in names]
+
+
+class DummyCheckpoint:
+    """Random weights, equal for equal seeds and devices."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def fill(self, name: str, target: Tensor) -> None:
+        if name.endswith("norm.weight"):
+            target.fill_(1)
+        else:
+            target.normal_(std=0.02, generator=self._generator)
+
+
+def _copy(values: Tensor, target: Tensor, place: str) -> None:
+    if values.shape != target.shape:
+        raise ConfigError(
+            f"{place} has shape {tuple(values.shape)}, but the model's description asks for {tuple(target.shape)};"
+            " the files do not belong together."
+        )
+    target.copy_(values)

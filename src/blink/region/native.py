@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C API of the native library. The only module that loads it; needs neither torch nor a compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from blink.errors import ConfigError
+
+_U32, _U64, _I32, _PTR, _STR = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p
+
+# name: (result, arguments)
+_FUNCTIONS: dict[str, tuple[object, list[object]]] = {
+    "blink_layout_text": (_STR, []),
+    "blink_layout_digest": (_U64, []),
+    "blink_state_text": (_STR, [_PTR]),
+    "blink_region_bytes": (_U64, [_PTR]),
+    "blink_region_init": (None, [_PTR, _PTR, _STR, _STR]),
+    "blink_region_publish": (None, [_PTR, _U64]),
+    "blink_queue_pair_layout": (None, [_PTR, _PTR]),
+    "blink_state_bytes": (_U64, [_PTR]),
+    "blink_state_struct_bytes": (_U64, []),
+    "blink_state_build": (None, [_PTR, _PTR, _U64, _U64]),
+    "blink_step": (_U32, [_PTR, _U64]),
+    "blink_check_integrity": (_STR, [_PTR]),
+    "blink_loop_start": (_PTR, [_PTR]),
+    "blink_loop_wait": (_I32, [_PTR, _U32]),
+    "blink_loop_finish": (None, [_PTR, _U32]),
+    "blink_loop_stop": (None, [_PTR]),
+    "blink_load_u32": (_U32, [_PTR]),
+    "blink_load_u64": (_U64, [_PTR]),
+    "blink_store_u32": (None, [_PTR, _U32]),
+    "blink_cq_drain": (_U32, [_PTR, _U32, _U32, _PTR, _U32]),
+    "blink_waiter_start": (_PTR, [_PTR, _U32, _I32, _U32]),
+    "blink_waiter_watch": (None, [_PTR, _U32, _U32]),
+    "blink_waiter_stop": (None, [_PTR]),
+    "blink_rms_norm": (None, [_PTR, _PTR, _PTR, _PTR, _U32, _U32, ctypes.c_float]),
+    "blink_rotate_and_store": (None, [_PTR, _PTR, _PTR, _PTR, _PTR, _U32, _U32, _U32, _U32, _U32]),
+}
+
+
+def library_path() -> Path:
+    """Return where the native library is: BLINK_NATIVE_LIBRARY, or beside this package."""
+    return Path(os.environ.get("BLINK_NATIVE_LIBRARY") or Path(__file__).parents[1] / "lib" / "libblink.so")
+
+
+def declare(library: ctypes.CDLL, functions: Mapping[str, tuple[object, list[object]]]) -> None:
+    """Tell ctypes the result and the arguments of each function by name."""
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+
+
+def _load() -> ctypes.CDLL:
+    path = library_path()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ConfigError(
+            f"the native library {path} cannot be loaded ({error}); reinstall the package, or run `make native`"
+        ) from error
+    declare(library, _FUNCTIONS)
+    return library
+
+
+lib = _load()

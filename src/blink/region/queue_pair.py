@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frontend's end of a queue pair: submit and cancel sequences, drain completions. Not thread-safe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blink.errors import OverloadedError
+from blink.region.arena import Arena
+from blink.region.layout import COMPLETION, CONSTANTS, CQE, SQE, CqeKind, Opcode
+from blink.region.memory import QueuePairAddresses
+from blink.region.transport import Transport
+from blink.sampling_params import SamplingParams
+
+_INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
+_DRAIN_BATCH = 4096
+
+
+@dataclass(slots=True)
+class _Live:
+    """A sequence that the scheduler has not ended; its arena span until that is consumed."""
+
+    sequence: int
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What one sequence needs besides its sampling parameters."""
+
+    prompt: np.ndarray[Any, Any]  # int32 [num_prompt_tokens]
+    stop_tokens: Sequence[int]
+    seed: int
+    block_hashes: bytes  # 16 for each full block of the prompt
+
+
+class QueuePair:
+    """Own one attached queue pair through a transport."""
+
+    def __init__(self, transport: Transport, addresses: QueuePairAddresses, geometry: Any) -> None:
+        self._transport = transport
+        self._at = addresses
+        self._sq_entries = int(geometry["sq_entries"])
+        self._cq_entries = int(geometry["cq_entries"])
+        self._arena = Arena(int(geometry["arena_bytes"]))
+        self._free_tags = list(range(int(geometry["sequences_per_queue_pair"]) - 1, -1, -1))
+        self._generations = [0] * len(self._free_tags)
+        self._live: dict[int, _Live] = {}  # by tag
+        self._unsent_cancels: list[int] = []
+        self._buffer = np.zeros(_DRAIN_BATCH, CQE)
+        self._lease = 0
+        self.generation = 0
+        self._sq_tail = self._sq_head = self.head = 0
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    @property
+    def arena_used_bytes(self) -> int:
+        """Arena bytes whose payload the scheduler has not consumed."""
+        return self._arena.size - self._arena.free_bytes
+
+    def request_attach(self) -> None:
+        """Ask the scheduler for the queue pair, as a new owner."""
+        load = self._transport.load_word
+        self.generation = max(load(self._at.attach), load(self._at.attached)) % 0xFFFFFFFF + 1
+        self._lease = load(self._at.lease)
+        self.renew_lease()
+        self._transport.store_word(self._at.attach, self.generation)
+
+    def is_attached(self) -> bool:
+        """Say whether the scheduler counts this owner as the queue pair's."""
+        return self._transport.load_word(self._at.attached) == self.generation
+
+    def start(self) -> None:
+        """Take the positions that the scheduler published with the attachment."""
+        self._sq_tail = self._sq_head = self._transport.load_word(self._at.sq_head)
+        self.head = self._transport.load_word(self._at.cq_tail)
+        self._transport.store_word(self._at.sq_tail, self._sq_tail)
+        self._transport.store_word(self._at.cq_head, self.head)
+
+    def renew_lease(self) -> None:
+        """Show the scheduler that this frontend lives; call it well within the lease timeout."""
+        self._lease = self._lease + 1 & 0xFFFFFFFF
+        self._transport.store_word(self._at.lease, self._lease)
+
+    def submit(self, submission: Submission, params: SamplingParams) -> int:
+        """Queue one sequence and return its id.
+
+        Raises:
+            OverloadedError: no tag, no arena space or no room in the submission queue; nothing was queued.
+        """
+        if not self._free_tags:
+            raise OverloadedError("the server's queue is full: too many requests are waiting; retry later")
+        if self._sq_room() == 0:
+            raise OverloadedError("the engine does not keep up with new requests; retry later")
+        payload, offsets = _arena_payload(submission, params)
+        offset = self._arena.allocate(len(payload))
+        if offset is None:
+            raise OverloadedError("the server's prompt memory is full; retry later")
+        self._transport.write(self._at.arena + offset, payload)
+        tag = self._free_tags.pop()
+        self._generations[tag] = self._generations[tag] + 1 & 0xFFFFFFFF
+        sequence = self._generations[tag] << 32 | tag
+        self._live[tag] = _Live(sequence, offset, len(payload))
+        self._push(_submit_entry(sequence, submission, params, offset, offsets))
+        return sequence
+
+    def cancel(self, sequence: int) -> None:
+        """Ask the scheduler to end a sequence; unknown and ended ones are ignored."""
+        live = self._live.get(sequence & 0xFFFFFFFF)
+        if live is not None and live.sequence == sequence:
+            self._unsent_cancels.append(sequence)
+            self.flush_cancels()
+
+    def flush_cancels(self) -> None:
+        """Send the cancellations that found the submission queue full."""
+        while self._unsent_cancels and self._sq_room() > 0:
+            entry = np.zeros((), SQE)
+            entry["opcode"] = Opcode.CANCEL
+            entry["sequence"] = self._unsent_cancels.pop()
+            self._push(entry)
+
+    def drain(self) -> np.ndarray[Any, Any]:
+        """Return the completions that have arrived (dtype layout.COMPLETION; a view that the next call overwrites)."""
+        count = self._transport.drain(self._at.cq, self._cq_entries, self.head, self._buffer)
+        completions = self._buffer[:count].view(COMPLETION)
+        if count == 0:
+            return completions
+        self.head = self.head + count & 0xFFFFFFFF
+        self._transport.store_word(self._at.cq_head, self.head)
+        known = np.ones(count, bool)
+        rare = (completions["kind"] != CqeKind.TOKEN) | (completions["finish_reason"] != 0)
+        for i in np.flatnonzero(rare):
+            known[i] = self._settle(completions[i])
+        self.flush_cancels()
+        return completions if known.all() else completions[known]
+
+    def _settle(self, completion: Any) -> bool:
+        """Release what a completion frees; False if it speaks of a sequence that has ended (a late cancellation)."""
+        sequence, kind = int(completion["sequence"]), int(completion["kind"])
+        live = self._live.get(sequence & 0xFFFFFFFF)
+        if live is None or live.sequence != sequence:
+            return False
+        ended = completion["finish_reason"] != 0
+        if live.num_bytes and (ended or kind == CqeKind.ADMITTED):
+            self._arena.free(live.offset, live.num_bytes)
+            live.num_bytes = 0
+        if ended:
+            del self._live[sequence & 0xFFFFFFFF]
+            self._free_tags.append(sequence & 0xFFFFFFFF)
+        return True
+
+    def _sq_room(self) -> int:
+        """Return the free entries, as last known: the scheduler's word is read only when none seems left."""
+        room = self._sq_entries - (self._sq_tail - self._sq_head & 0xFFFFFFFF)
+        if room == 0:
+            self._sq_head = self._transport.load_word(self._at.sq_head)
+            room = self._sq_entries - (self._sq_tail - self._sq_head & 0xFFFFFFFF)
+        return room
+
+    def _push(self, entry: np.ndarray[Any, Any]) -> None:
+        at = self._at.sq + self._sq_tail % self._sq_entries * SQE.itemsize
+        self._transport.write(at, entry.tobytes())
+        self._sq_tail = self._sq_tail + 1 & 0xFFFFFFFF
+        self._transport.store_word(self._at.sq_tail, self._sq_tail)
+
+
+def _arena_payload(submission: Submission, params: SamplingParams) -> tuple[bytes, list[int]]:
+    """Return the arena's bytes for a sequence and where in them prompt, hashes, stop tokens and biases start."""
+    stops = np.asarray(submission.stop_tokens[_INLINE_STOPS:], np.int32)
+    bias_tokens = np.fromiter(params.logit_bias.keys(), np.int32, len(params.logit_bias))
+    bias_values = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
+    prompt = np.ascontiguousarray(submission.prompt, np.int32).tobytes()
+    parts = [prompt, submission.block_hashes, stops.tobytes(), bias_tokens.tobytes() + bias_values.tobytes()]
+    offsets = [sum(len(part) for part in parts[:i]) for i in range(len(parts))]
+    return b"".join(parts), offsets
+
+
+def _submit_entry(
+    sequence: int, submission: Submission, params: SamplingParams, base: int, offsets: list[int]
+) -> np.ndarray[Any, Any]:
+    entry = np.zeros((), SQE)
+    stops = submission.stop_tokens[:_INLINE_STOPS]
+    entry["opcode"] = Opcode.SUBMIT
+    entry["service_class"] = params.best_effort
+    entry["sequence"] = sequence
+    entry["seed"] = submission.seed
+    names = ("prompt_offset", "hashes_offset", "more_stop_offset", "bias_offset")
+    for name, offset in zip(names, offsets, strict=True):
+        entry[name] = base + offset
+    entry["num_prompt_tokens"] = len(submission.prompt)
+    entry["num_hashes"] = len(submission.block_hashes) // 16
+    entry["num_stop_tokens"] = len(submission.stop_tokens)
+    entry["num_biases"] = len(params.logit_bias)
+    entry["stop_tokens"][: len(stops)] = stops
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        entry[name] = getattr(params, name)
+    entry["top_k"] = max(params.top_k, 0)
+    entry["num_logprobs"] = -1 if params.logprobs is None else params.logprobs
+    entry["max_tokens"] = params.max_tokens
+    entry["min_tokens"] = params.min_tokens
+    entry["priority"] = params.priority
+    return entry

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The output of one sequence: its tokens become text, stop strings end it, logprobs are kept beside it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from blink.region.layout import FinishReason
+from blink.sampling_params import SamplingParams
+from blink.text.stop_strings import StopMatcher
+from blink.text.tokenizer import Tokenizer
+
+FINISH_NAMES = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+    FinishReason.ERROR: "error",
+}
+
+
+class TokenLogprob(NamedTuple):
+    """The logprob of a sampled token, and the most likely tokens in its place."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Piece(NamedTuple):
+    """What a sequence has gained since it was last asked."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+
+
+class Generation:
+    """One growing sequence; `index` is its place among the choices of the response."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_eos",
+        "_logprobs",
+        "_matcher",
+        "_params",
+        "_texts",
+        "_tokens",
+        "_top",
+        "cached_tokens",
+        "finish_reason",
+        "index",
+        "num_tokens",
+        "stop_reason",
+    )
+
+    def __init__(
+        self, index: int, tokenizer: Tokenizer, params: SamplingParams, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.cached_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._params = params
+        self._eos = () if params.ignore_eos else eos_token_ids
+        self._detokenizer = tokenizer.open_detokenizer(skip_special_tokens=params.skip_special_tokens)
+        self._matcher = StopMatcher(params.stop, include=params.include_stop_str_in_output) if params.stop else None
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._top: list[tuple[int, float]] = []
+
+    def add_top_logprob(self, token: int, logprob: float) -> None:
+        """Note one of the most likely tokens in the place of the next token."""
+        self._top.append((token, logprob))
+
+    def add_token(self, token: int, logprob: float, reason: int) -> None:
+        """Append a token; afterwards `finish_reason` says whether the sequence has ended."""
+        self.num_tokens += 1
+        self._tokens.append(token)
+        if self._params.logprobs is not None:
+            self._logprobs.append(TokenLogprob(token, logprob, self._top))
+            self._top = []
+        # The token that ends a sequence is no part of its text, unless the client wants to see it.
+        if reason != FinishReason.STOP or self._params.include_stop_str_in_output:
+            self._add_text(self._detokenizer.push(token))
+        if reason and self.finish_reason is None:
+            if reason == FinishReason.STOP and token in self._params.stop_token_ids and token not in self._eos:
+                self.stop_reason = token
+            self.finish(FINISH_NAMES[FinishReason(reason)])
+
+    def finish(self, reason: str) -> None:
+        """End the sequence and release the text that was held back."""
+        self._add_text(self._detokenizer.finish())
+        if self.finish_reason is None:
+            if self._matcher is not None:
+                self._texts.append(self._matcher.finish())
+            self.finish_reason = reason
+
+    def take(self) -> Piece:
+        """Return what is new since the last call."""
+        piece = Piece("".join(self._texts), self._tokens, self._logprobs)
+        self._texts, self._tokens, self._logprobs = [], [], []
+        return piece
+
+    def _add_text(self, text: str) -> None:
+        # Text of the first min_tokens tokens is not searched for stop strings, as in vLLM.
+        if self._matcher is None or self.num_tokens <= self._params.min_tokens:
+            self._texts.append(text)
+            return
+        if self.finish_reason is not None:
+            return
+        self._texts.append(self._matcher.push(text))
+        if self._matcher.matched is not None:
+            self.finish_reason = "stop"
+            self.stop_reason = self._matcher.matched

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request's text or token ids to the checked, hashed prompt that the engine takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from blink.errors import BadRequestError
+from blink.text.block_hash import hash_blocks
+from blink.text.tokenizer import Tokenizer
+
+# About a millisecond of work: more would delay the tokens of other streams, so it goes to a thread.
+_INLINE_CHARS = 4096
+_INLINE_TOKENS = 8192
+
+
+class Limits(Protocol):
+    """What the engine says about prompts (a part of the client's RegionInfo)."""
+
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def hash_key(self) -> bytes: ...
+    @property
+    def prefix_caching(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRules:
+    """How a request wants its prompts treated."""
+
+    add_special_tokens: bool
+    token_limit: int | None = None  # new tokens that must fit behind the prompt
+    truncate: int | None = None  # tokens to keep; -1: as many as fit
+    truncate_right: bool = False
+    cache_salt: str | None = None
+    any_length: bool = False  # only count, do not generate
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as the engine takes it."""
+
+    tokens: npt.NDArray[np.int32]
+    block_hashes: bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the length in tokens."""
+        return len(self.tokens)
+
+
+async def prepare_prompts(
+    sources: Sequence[str] | Sequence[list[int]], rules: PromptRules, tokenizer: Tokenizer, limits: Limits
+) -> list[Prompt]:
+    """Tokenize, truncate, check and hash the prompts of one request; long ones in a thread.
+
+    Raises:
+        BadRequestError: a prompt is empty, too long or holds unknown token ids.
+    """
+
+    def prepare_all() -> list[Prompt]:
+        return [prepare_prompt(source, rules, tokenizer, limits) for source in sources]
+
+    if not sources:
+        raise BadRequestError("prompt must not be an empty list.", "prompt")
+    weight = sum(len(source) for source in sources)
+    if weight <= (_INLINE_CHARS if isinstance(sources[0], str) else _INLINE_TOKENS):
+        return prepare_all()
+    return await asyncio.to_thread(prepare_all)
+
+
+def prepare_prompt(source: str | list[int], rules: PromptRules, tokenizer: Tokenizer, limits: Limits) -> Prompt:
+    """Tokenize, truncate, check and hash one prompt.
+
+    Raises:
+        BadRequestError: it is empty, too long or holds unknown token ids.
+    """
+    if isinstance(source, str):
+        if (
+            not rules.any_length
+            and rules.truncate is None
+            and len(source) > limits.max_model_len * tokenizer.max_token_chars
+        ):
+            raise _too_long(f"more than {limits.max_model_len}", limits)
+        source = tokenizer.encode(source, add_special_tokens=rules.add_special_tokens)
+    else:
+        _check_vocabulary(source, limits.vocab_size)
+    source = _truncate(source, rules, limits)
+    if not source:
+        raise BadRequestError("The prompt cannot be empty.", "prompt")
+    if not rules.any_length:
+        _check_length(len(source), rules.token_limit, limits)
+    tokens = np.array(source, dtype=np.int32)
+    salt = (rules.cache_salt or "").encode()
+    hashes = hash_blocks(tokens, limits.block_size, limits.hash_key, salt) if limits.prefix_caching else b""
+    return Prompt(tokens, hashes)
+
+
+def _check_vocabulary(tokens: list[int], vocab_size: int) -> None:
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        wrong = max(tokens) if max(tokens) >= vocab_size else min(tokens)
+        raise BadRequestError(f"Token id {wrong} is out of vocabulary.", "prompt")
+
+
+def _truncate(tokens: list[int], rules: PromptRules, limits: Limits) -> list[int]:
+    if rules.truncate is None:
+        return tokens
+    room = max(1, limits.max_model_len - (rules.token_limit or 1))
+    keep = room if rules.truncate == -1 else rules.truncate
+    if keep > limits.max_model_len:
+        raise BadRequestError(
+            f"truncate_prompt_tokens value ({keep}) is greater than max_model_len ({limits.max_model_len}).",
+            "truncate_prompt_tokens",
+        )
+    if len(tokens) <= keep:
+        return tokens
+    return tokens[:keep] if rules.truncate_right else tokens[len(tokens) - keep :]
+
+
+def _check_length(num_tokens: int, token_limit: int | None, limits: Limits) -> None:
+    if num_tokens >= limits.max_model_len:
+        raise _too_long(str(num_tokens), limits)
+    if token_limit is not None and num_tokens + token_limit > limits.max_model_len:
+        room = f"{token_limit} > {limits.max_model_len} - {num_tokens}"
+        raise BadRequestError(
+            f"'max_tokens' or 'max_completion_tokens' is too large: {token_limit}. This model's maximum context length"
+            f" is {limits.max_model_len} tokens and your request has {num_tokens} input tokens ({room}).",
+            "max_tokens",
+        )
+
+
+def _too_long(num_tokens: str, limits: Limits) -> BadRequestError:
+    return BadRequestError(
+        f"This model's maximum context length is {limits.max_model_len} tokens. However, your request has {num_tokens}"
+        " input tokens. Please reduce the length of the input messages.",
+        "prompt",
+    )

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to token ids and back, from tokenizer.json or GGUF metadata. Loads neither torch nor transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from blink.errors import BadRequestError, ConfigError
+from blink.models.weights.gguf_header import read_gguf_metadata
+from blink.text.detokenizer import (
+    ByteLevelDetokenizer,
+    Detokenizer,
+    StreamDetokenizer,
+    TokenBytes,
+    TokenTexts,
+)
+from blink.text.gguf_tokenizer import build_tokenizer
+
+
+class Tokenizer:
+    """A tokenizer of the tokenizers library with what serving needs beside it. Safe to encode from several threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        added = backend.get_added_tokens_decoder()
+        special = frozenset(token for token, entry in added.items() if entry.special)
+        self._texts = TokenTexts(TokenBytes(backend, frozenset()))
+        self._texts_without_special = TokenTexts(TokenBytes(backend, special))
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of ids, added tokens included."""
+        return self._backend.get_vocab_size()
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Return an upper bound of the characters of input that one token can stand for."""
+        # Unicode's composition shrinks text to a third at most.
+        shrink = 3 if self._backend.normalizer is not None else 1
+        return shrink * max((len(token) for token in self._backend.get_vocab()), default=1)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text.
+
+        Raises:
+            BadRequestError: the text holds lone surrogates, which no UTF-8 text can.
+        """
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise BadRequestError(f"The prompt is not valid Unicode: {error.reason}.", "prompt") from error
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids; unknown ids are left out."""
+        return self._backend.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def open_detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Return a fresh decoder for one sequence."""
+        if self._is_byte_level:
+            return ByteLevelDetokenizer(self._texts_without_special if skip_special_tokens else self._texts)
+        return StreamDetokenizer(self._backend, skip_special_tokens)
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of a token by its vocabulary entry."""
+        return self._backend.token_to_id(text)
+
+    def token_name(self, token: int) -> str:
+        """Return the vocabulary entry of a token; empty for an unknown id."""
+        return self._backend.id_to_token(token) or ""
+
+    def token_text(self, token: int) -> str:
+        """Return the text of a token by itself, with U+FFFD for parts of characters."""
+        if self._is_byte_level:
+            return self._texts.token_bytes[token].decode("utf-8", "replace")
+        return self.decode([token], skip_special_tokens=False)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token adds to the text."""
+        if self._is_byte_level:
+            return self._texts.token_bytes[token]
+        return self.token_text(token).encode()
+
+
+class NoTokenizer(Tokenizer):
+    """Stands in where a model has no tokenizer: prompts must be token ids, and output has no text."""
+
+    def __init__(self) -> None:
+        backend = Backend(models.BPE())
+        backend.decoder = decoders.ByteLevel()
+        super().__init__(backend)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Refuse a text.
+
+        Raises:
+            BadRequestError: always.
+        """
+        del text, add_special_tokens
+        raise BadRequestError("This server has no tokenizer (--skip-tokenizer-init): send token ids.", "prompt")
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load the tokenizer of a model directory with tokenizer.json, or of a GGUF file.
+
+    Raises:
+        ConfigError: there is none, or it is broken.
+    """
+    if path.is_file():
+        return Tokenizer(build_tokenizer(read_gguf_metadata(path)))
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"{path} holds no tokenizer.json; name a directory that does with --tokenizer,"
+            " or take token ids only with --skip-tokenizer-init."
+        )
+    try:
+        return Tokenizer(Backend.from_file(str(file)))
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"{file} is not a readable tokenizer: {error}") from error
