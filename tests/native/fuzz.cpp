@@ -59,7 +59,9 @@ class Honest {
 
 // Why the scheduler must refuse an entry whatever its own state is; written from the contract, not from its code.
 bool is_bad(const Geometry& g, const Sqe& e) {
-  const auto outside = [&](uint64_t offset, uint64_t bytes) { return offset % 4 != 0 || offset + bytes > g.arena_bytes; };
+  const auto outside = [&](uint64_t offset, uint64_t bytes) {
+    return offset % 4 != 0 || offset + bytes > g.arena_bytes;
+  };
   const auto beyond = [](float value, float low, float high) { return !(value >= low && value <= high); };
   const bool cancels = e.opcode == uint32_t(Opcode::kCancel);
   if (e.opcode != uint32_t(Opcode::kSubmit) && !cancels) return true;
@@ -71,11 +73,12 @@ bool is_bad(const Geometry& g, const Sqe& e) {
                           (e.num_stop_tokens > 8 && outside(e.more_stop_offset, 4ull * (e.num_stop_tokens - 8))) ||
                           (e.num_biases > 0 && outside(e.bias_offset, 8ull * e.num_biases)) ||
                           (e.num_hashes > 0 && outside(e.hashes_offset, 16ull * e.num_hashes));
-  const bool bad_values = beyond(e.temperature, 0, 100) || beyond(e.top_p, 0, 1) || e.top_p == 0 || beyond(e.min_p, 0, 1) ||
-                          beyond(e.repetition_penalty, 0, 1e6f) || e.repetition_penalty == 0 ||
-                          beyond(e.presence_penalty, -2, 2) || beyond(e.frequency_penalty, -2, 2) || e.top_k > 0x7fffffff ||
-                          e.num_logprobs < -1 || e.num_logprobs > 20;
-  return bad_sizes || bad_places || bad_values || e.max_tokens < 1 || e.min_tokens > e.max_tokens || e.service_class > 1;
+  const bool bad_values = beyond(e.temperature, 0, 100) || beyond(e.top_p, 0, 1) || e.top_p == 0 ||
+                          beyond(e.min_p, 0, 1) || beyond(e.repetition_penalty, 0, 1e6f) || e.repetition_penalty == 0 ||
+                          beyond(e.presence_penalty, -2, 2) || beyond(e.frequency_penalty, -2, 2) ||
+                          e.top_k > 0x7fffffff || e.num_logprobs < -1 || e.num_logprobs > 20;
+  return bad_sizes || bad_places || bad_values || e.max_tokens < 1 || e.min_tokens > e.max_tokens ||
+         e.service_class > 1;
 }
 
 // Sends what no frontend would.
@@ -110,8 +113,8 @@ class Hostile {
 
  private:
   uint32_t word() {
-    static const uint32_t edges[] = {0,    1,    2,    7,    8,    15,         16,         63,        64, 65, 127, 128, 129,
-                                     1024, 1025, 8188, 8192, 8193, 0x7fffffff, 0x80000000, 0xffffffff};
+    static const uint32_t edges[] = {0,   1,   2,    7,    8,    15,   16,   63,         64,         65,        127,
+                                     128, 129, 1024, 1025, 8188, 8192, 8193, 0x7fffffff, 0x80000000, 0xffffffff};
     const uint64_t kind = random_() % 4;
     return kind == 0 ? uint32_t(random_()) : kind == 1 ? uint32_t(random_() % 70) : edges[random_() % std::size(edges)];
   }
@@ -180,7 +183,8 @@ class Fuzz {
     }
     hostile_.drain();
     expect(hostile_.refused == hostile_.bad, "bad entries and refusals differ", hostile_.refused);
-    expect(hostile_.ended + honest_.submitted() == rig_.state().next_arrival, "an accepted request did not end", hostile_.ended);
+    expect(hostile_.ended + honest_.submitted() == rig_.state().next_arrival, "an accepted request did not end",
+           hostile_.ended);
   }
 
   // Random words as well, and owners that come and go.
@@ -195,8 +199,9 @@ class Fuzz {
     const uint32_t before = honest_.answered();
     for (uint32_t n = 0; n < 500; n++) turn([] {});
     expect(honest_.answered() > before + 10, "the honest frontend starves", honest_.answered());
-    expect(load_acquire(scheduler_words(rig_.state(), kHostile).attached) == frontend_words(rig_.state(), kHostile).attach,
-           "the queue pair has no owner again", 0);
+    expect(
+        load_acquire(scheduler_words(rig_.state(), kHostile).attached) == frontend_words(rig_.state(), kHostile).attach,
+        "the queue pair has no owner again", 0);
   }
 
   void report() const {
@@ -246,7 +251,9 @@ class Fuzz {
   void remember() {
     if (passes_ % 32 == 0) shadow_ = guarded();
   }
-  void compare() const { expect(shadow_.empty() || shadow_ == guarded(), "another queue pair's memory changed", passes_); }
+  void compare() const {
+    expect(shadow_.empty() || shadow_ == guarded(), "another queue pair's memory changed", passes_);
+  }
 
   Rig rig_;
   Honest honest_;

@@ -112,10 +112,10 @@ class Rig {
   void sample(uint32_t row) {
     std::vector<int32_t> tokens(size_t(state_->context_lens[row]));
     const int32_t* table = block_table(*state_, uint32_t(state_->row_slots[row]));
-    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = kv_[uint32_t(table[i / kBlockSize]) * kBlockSize + i % kBlockSize];
+    for (size_t i = 0; i < tokens.size(); i++)
+      tokens[i] = kv_[uint32_t(table[i / kBlockSize]) * kBlockSize + i % kBlockSize];
     state_->sampled_tokens[row] = next_token(tokens);
-    for (uint32_t rank = 0; rank < kMaxLogprobs; rank++)
-      state_->top_tokens[row * kMaxLogprobs + rank] = int32_t(rank);
+    for (uint32_t rank = 0; rank < kMaxLogprobs; rank++) state_->top_tokens[row * kMaxLogprobs + rank] = int32_t(rank);
   }
 
   Geometry geometry_;

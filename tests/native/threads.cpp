@@ -141,9 +141,8 @@ int main(int argc, char** argv) {
   const Statistics& t = rig.state().statistics;
   std::printf("steps %llu tokens %llu aborted %llu preempted %llu parked %llu evicted %llu hits %llu mismatches %u\n",
               static_cast<unsigned long long>(t.num_steps), static_cast<unsigned long long>(t.generation_tokens),
-              static_cast<unsigned long long>(t.finished_abort),
-              static_cast<unsigned long long>(t.num_preemptions), static_cast<unsigned long long>(t.num_parked),
-              static_cast<unsigned long long>(t.evicted_blocks), static_cast<unsigned long long>(t.prefix_hits),
-              mismatches.load());
+              static_cast<unsigned long long>(t.finished_abort), static_cast<unsigned long long>(t.num_preemptions),
+              static_cast<unsigned long long>(t.num_parked), static_cast<unsigned long long>(t.evicted_blocks),
+              static_cast<unsigned long long>(t.prefix_hits), mismatches.load());
   return mismatches != 0;
 }

@@ -2,12 +2,12 @@
 // The C API of the library, called from Python through ctypes. No function throws or keeps a pointer beyond its object.
 #include <cstring>
 
-#include "cpu/kernels.h"
 #include "cpu/host_env.h"
-#include "scheduler/integrity.h"
-#include "region/layout_table.h"
-#include "scheduler/state_arrays.h"
+#include "cpu/kernels.h"
 #include "cpu/waiter.h"
+#include "region/layout_table.h"
+#include "scheduler/integrity.h"
+#include "scheduler/state_arrays.h"
 
 using namespace blink;
 

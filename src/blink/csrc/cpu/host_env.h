@@ -19,13 +19,21 @@ struct SoloEnv {
   void sync() const {}
   uint32_t fetch_add(uint32_t& word, uint32_t n) const { return (word += n) - n; }
   template <class T>
-  T share(T value) const { return value; }
+  T share(T value) const {
+    return value;
+  }
   template <class T>
-  T sum(T value) const { return value; }
+  T sum(T value) const {
+    return value;
+  }
   template <class T>
-  T least(T value) const { return value; }
+  T least(T value) const {
+    return value;
+  }
   template <class T>
-  T most(T value) const { return value; }
+  T most(T value) const {
+    return value;
+  }
   uint32_t scan(uint32_t value, uint32_t& total) const {
     total = value;
     return 0;

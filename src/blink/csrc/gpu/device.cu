@@ -123,8 +123,10 @@ extern "C" __global__ void __launch_bounds__(blink::kLanes, 1) blink_scheduler(b
     if (result == StepResult::kStopped || result == StepResult::kFailed) return;
     launches += result == StepResult::kLaunched;
     idle = result == StepResult::kIdle ? idle + 1 : 0;
-    if (idle > kIdlePasses) __nanosleep(kIdleSleepNs);
-    else if (result == StepResult::kBusy) __nanosleep(kBusySleepNs);
+    if (idle > kIdlePasses)
+      __nanosleep(kIdleSleepNs);
+    else if (result == StepResult::kBusy)
+      __nanosleep(kBusySleepNs);
   }
   if (threadIdx.x == 0) {
     program->lives++;

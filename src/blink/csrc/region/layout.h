@@ -46,8 +46,8 @@ enum class RejectCode : uint32_t {
 // Why the scheduler stopped; Control::error_code.
 enum class ErrorCode : uint32_t {
   kNone = 0,
-  kStepFailed = 1,        // the model reported a failure
-  kSampledTokenRange = 2, // the model wrote a token outside the vocabulary
+  kStepFailed = 1,         // the model reported a failure
+  kSampledTokenRange = 2,  // the model wrote a token outside the vocabulary
   kFreeListCorrupt = 3,
   kRefCountCorrupt = 4,
   kHashTableCorrupt = 5,

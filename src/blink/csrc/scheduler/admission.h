@@ -44,8 +44,10 @@ BLINK_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint
       q.queued_ns = now;
       s.waiting[s.num_waiting++] = index;
       s.step_preempted++;
-      if (keep_blocks) s.statistics.num_parked++;
-      else s.statistics.num_preemptions++;
+      if (keep_blocks)
+        s.statistics.num_parked++;
+      else
+        s.statistics.num_preemptions++;
     }
     if (!keep_blocks) q.num_blocks = q.num_computed = q.num_registered = 0;
   }
@@ -144,14 +146,10 @@ BLINK_FN bool load_slot(Env& env, State& s, const Sequence& q) {
   auto* slot_words = reinterpret_cast<uint32_t*>(slot_hashes(s, q.slot));
   for (uint32_t i = env.lane(); i < e.num_hashes * 4; i += env.lanes()) slot_words[i] = hashes[i];
   if (env.lane() == 0)
-    s.params[q.slot] = SlotParams{e.temperature,      e.top_p,
-                                  e.min_p,            e.repetition_penalty,
-                                  e.presence_penalty, e.frequency_penalty,
-                                  e.top_k,            uint32_t(e.seed),
-                                  uint32_t(e.seed >> 32), e.num_logprobs,
-                                  e.num_prompt_tokens, e.min_tokens,
-                                  e.num_stop_tokens,  e.num_biases,
-                                  {0, 0}};
+    s.params[q.slot] =
+        SlotParams{e.temperature,       e.top_p,      e.min_p,           e.repetition_penalty,   e.presence_penalty,
+                   e.frequency_penalty, e.top_k,      uint32_t(e.seed),  uint32_t(e.seed >> 32), e.num_logprobs,
+                   e.num_prompt_tokens, e.min_tokens, e.num_stop_tokens, e.num_biases,           {0, 0}};
   return env.sum(bad) == 0;
 }
 
@@ -233,7 +231,8 @@ BLINK_FN bool can_admit(const State& s, const Sequence& q) {
   const QueuePairState& pair = s.qps[q.queue_pair];
   // Without a slot it would only keep those from running that have one.
   const bool has_slot = q.slot != kNone || s.num_free_slots > 0;
-  return !q.cancelled && !pair.closing && q.skipped_pass != s.pass && has_slot && cq_room(s, pair) > completions_per_token(q);
+  return !q.cancelled && !pair.closing && q.skipped_pass != s.pass && has_slot &&
+         cq_room(s, pair) > completions_per_token(q);
 }
 
 // Choose prompts, in order of rank over running and waiting sequences alike, until the step's tokens are spent. Returns
@@ -248,10 +247,13 @@ BLINK_FN Tally choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
     });
     const Rank running = next;
     if (admitting)
-      next = least(next, first_of(env, s, s.waiting, s.num_waiting, now, [&](const Sequence& q) { return can_admit(s, q); }));
+      next = least(next,
+                   first_of(env, s, s.waiting, s.num_waiting, now, [&](const Sequence& q) { return can_admit(s, q); }));
     if (next.sequence == kNone) break;
-    if (next.sequence == running.sequence) extend(env, s, next, t, now);
-    else admitting = admit(env, s, next, t, now);
+    if (next.sequence == running.sequence)
+      extend(env, s, next, t, now);
+    else
+      admitting = admit(env, s, next, t, now);
     t = tally(env, s);
   }
   return t;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Write the batch that admission chose: rows of one token first, then chunks of prompts, at addresses that never change.
-// Only called when no step is in flight, so the arrays need no second buffer.
+// Write the batch that admission chose: rows of one token first, then chunks of prompts, at addresses that never
+// change. Only called when no step is in flight, so the arrays need no second buffer.
 #pragma once
 
 #include "scheduler/admission.h"
@@ -36,8 +36,14 @@ BLINK_FN void write_row(State& s, uint32_t row, uint32_t first, uint32_t index) 
   s.context_lens[row] = int32_t(q.num_computed + q.scheduled);
   if (s.geometry.log_entries > 0)
     s.log[(s.log_count + row) % s.geometry.log_entries] =
-        DecisionLogEntry{uint32_t(s.step), row, index, q.slot, q.num_computed, q.scheduled,
-                         uint32_t(block_table(s, q.slot)[q.num_blocks - 1]), 0};
+        DecisionLogEntry{uint32_t(s.step),
+                         row,
+                         index,
+                         q.slot,
+                         q.num_computed,
+                         q.scheduled,
+                         uint32_t(block_table(s, q.slot)[q.num_blocks - 1]),
+                         0};
 }
 
 BLINK_FN void write_token(State& s, uint32_t at, const Sequence& q, uint32_t position) {
@@ -84,8 +90,8 @@ BLINK_FN uint32_t write_decode_rows(Env& env, State& s, uint32_t needed_blocks) 
 // Write the chunks of prompts behind the rows of one token; the batch grows by them.
 template <class Env>
 BLINK_FN void write_prompt_rows(Env& env, State& s, BatchHeader& batch) {
-  const uint32_t chunks = compact(env, s.running, s.num_running, s.scratch,
-                                  [&](uint32_t i) { return s.sequences[i].scheduled > 1; });
+  const uint32_t chunks =
+      compact(env, s.running, s.num_running, s.scratch, [&](uint32_t i) { return s.sequences[i].scheduled > 1; });
   for (uint32_t n = 0; n < chunks; n++) {
     const uint32_t index = s.scratch[n], first = batch.num_tokens;
     const Sequence& q = s.sequences[index];
@@ -123,7 +129,8 @@ BLINK_FN void write_padding(Env& env, State& s, const BatchHeader& b, uint32_t b
     s.row_slots[row] = 0;
     s.context_lens[row] = 0;
   }
-  for (uint32_t row = b.num_rows + env.lane(); row <= rows; row += env.lanes()) s.query_starts[row] = int32_t(b.num_tokens);
+  for (uint32_t row = b.num_rows + env.lane(); row <= rows; row += env.lanes())
+    s.query_starts[row] = int32_t(b.num_tokens);
 }
 
 // Plan the next step and write its batch. Returns the number of rows; 0 if there is nothing to do.

@@ -143,7 +143,8 @@ BLINK_FN void beat(State& s, uint64_t now) {
     store_release(s.control->heartbeat, ++s.heartbeat);
   }
   uint32_t state = s.engine_state;
-  if (state == uint32_t(EngineState::kReady) && load_relaxed(s.control->drain)) state = uint32_t(EngineState::kDraining);
+  if (state == uint32_t(EngineState::kReady) && load_relaxed(s.control->drain))
+    state = uint32_t(EngineState::kDraining);
   if (state == uint32_t(EngineState::kDraining) && s.num_live == 0) state = uint32_t(EngineState::kDrained);
   if (load_relaxed(s.control->stop)) state = uint32_t(EngineState::kStopped);
   if (state == s.engine_state) return;
@@ -198,8 +199,9 @@ BLINK_FN void free_sequence(Env& env, State& s, uint32_t index) {
 template <class Env>
 BLINK_FN void reap_list(Env& env, State& s, SequenceStatus status, uint64_t now) {
   const bool running = status == SequenceStatus::kRunning;
-  const uint32_t doomed = compact(env, running ? s.running : s.waiting, running ? s.num_running : s.num_waiting, s.scratch,
-                                  [&](uint32_t i) { return s.sequences[i].cancelled || s.qps[s.sequences[i].queue_pair].closing; });
+  const uint32_t doomed =
+      compact(env, running ? s.running : s.waiting, running ? s.num_running : s.num_waiting, s.scratch,
+              [&](uint32_t i) { return s.sequences[i].cancelled || s.qps[s.sequences[i].queue_pair].closing; });
   for (uint32_t n = 0; n < doomed; n++) {
     const uint32_t index = s.scratch[n];
     const Sequence& q = s.sequences[index];

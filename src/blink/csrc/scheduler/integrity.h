@@ -29,7 +29,8 @@ class IntegrityCheck {
       running += s_.sequences[i].status == SequenceStatus::kRunning;
       waiting += s_.sequences[i].status == SequenceStatus::kWaiting;
     }
-    if (running != s_.num_running || waiting != s_.num_waiting) return "a list and the statuses disagree on their number";
+    if (running != s_.num_running || waiting != s_.num_waiting)
+      return "a list and the statuses disagree on their number";
     if (running > s_.geometry.max_num_seqs) return "more sequences run than max_num_seqs";
     std::vector<bool> seen(num_sequences());
     for (uint32_t i = 0; i < running + waiting; i++) {
@@ -95,7 +96,8 @@ class IntegrityCheck {
     }
     if (cached != s_.num_evictable) return "the number of evictable blocks is wrong";
     uint32_t live = 0;
-    for (uint32_t i = 0; i < s_.lru_count; i++) live += lru_live(s_, s_.lru[(s_.lru_head + i) & (s_.geometry.lru_entries - 1)]);
+    for (uint32_t i = 0; i < s_.lru_count; i++)
+      live += lru_live(s_, s_.lru[(s_.lru_head + i) & (s_.geometry.lru_entries - 1)]);
     return live == cached ? nullptr : "the LRU queue misses a cached block";
   }
 

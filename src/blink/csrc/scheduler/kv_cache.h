@@ -21,8 +21,12 @@ BLINK_FN void fail(State& s, ErrorCode code, uint32_t place, uint32_t detail) {
   store_release(s.control->state, uint32_t(EngineState::kFailed));
 }
 
-BLINK_FN int32_t* block_table(const State& s, uint32_t slot) { return s.block_tables + uint64_t(slot) * s.geometry.max_blocks; }
-BLINK_FN Hash* slot_hashes(const State& s, uint32_t slot) { return s.slot_hashes + uint64_t(slot) * s.geometry.max_blocks; }
+BLINK_FN int32_t* block_table(const State& s, uint32_t slot) {
+  return s.block_tables + uint64_t(slot) * s.geometry.max_blocks;
+}
+BLINK_FN Hash* slot_hashes(const State& s, uint32_t slot) {
+  return s.slot_hashes + uint64_t(slot) * s.geometry.max_blocks;
+}
 BLINK_FN uint32_t available_blocks(const State& s) { return s.num_free_blocks + s.num_evictable; }
 
 // Open addressing with linear probing; removal shifts back, so there are no tombstones.
@@ -117,7 +121,8 @@ BLINK_FN void compact_lru(Env& env, State& s) {
   env.sync();
 }
 
-// Give back the slot's first `count` blocks, the last first, so that the ends of prompts are evicted before their starts.
+// Give back the slot's first `count` blocks, the last first, so that the ends of prompts are evicted before their
+// starts.
 template <class Env>
 BLINK_FN void release_blocks(Env& env, State& s, uint32_t slot, uint32_t count) {
   const uint32_t mask = s.geometry.lru_entries - 1;
@@ -175,7 +180,8 @@ struct PrefixHit {
   uint32_t evictable;  // how many of them nobody uses now; repeated ones count again
 };
 
-// Find the longest cached prefix among the slot's first `num_hashes` blocks. Changes nothing but the slot's block table.
+// Find the longest cached prefix among the slot's first `num_hashes` blocks. Changes nothing but the slot's block
+// table.
 template <class Env>
 BLINK_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t num_hashes) {
   PrefixHit hit{0, 0};

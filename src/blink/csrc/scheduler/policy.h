@@ -39,7 +39,8 @@ BLINK_FN Rank rank_of(const State& s, uint32_t index, uint64_t now) {
 
 // First in rank of `list` among those that `eligible` admits; sequence kNone if there is none.
 template <class Env, class Eligible>
-BLINK_FN Rank first_of(Env& env, const State& s, const uint32_t* list, uint32_t count, uint64_t now, Eligible eligible) {
+BLINK_FN Rank first_of(Env& env, const State& s, const uint32_t* list, uint32_t count, uint64_t now,
+                       Eligible eligible) {
   Rank best = kLastRank;
   for (uint32_t i = env.lane(); i < count; i += env.lanes())
     if (eligible(s.sequences[list[i]])) best = least(best, rank_of(s, list[i], now));

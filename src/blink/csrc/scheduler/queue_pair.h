@@ -35,8 +35,8 @@ BLINK_FN uint32_t completions_per_token(const Sequence& q) {
 
 // Store one completion at a position that the caller owns.
 // Orders: the payload before the tag (release); the frontend acquires the tag.
-BLINK_FN void post_at(const State& s, uint32_t qp, uint32_t position, const Cqe& entry, CqeKind kind, FinishReason finish,
-                      uint32_t rank) {
+BLINK_FN void post_at(const State& s, uint32_t qp, uint32_t position, const Cqe& entry, CqeKind kind,
+                      FinishReason finish, uint32_t rank) {
   Cqe& slot = cq_entry(s, qp, position);
   slot.sequence = entry.sequence;
   slot.time_ns = entry.time_ns;
@@ -48,7 +48,8 @@ BLINK_FN void post_at(const State& s, uint32_t qp, uint32_t position, const Cqe&
 }
 
 // Post one completion from a single lane; the caller has checked cq_room().
-BLINK_FN void post(State& s, uint32_t qp, uint64_t sequence, CqeKind kind, FinishReason finish, int32_t token, uint64_t now) {
+BLINK_FN void post(State& s, uint32_t qp, uint64_t sequence, CqeKind kind, FinishReason finish, int32_t token,
+                   uint64_t now) {
   post_at(s, qp, s.qps[qp].cq_tail++, Cqe{sequence, now, token, 0.0f, 0, 0}, kind, finish, 0);
 }
 
@@ -59,10 +60,10 @@ BLINK_FN bool in_arena(const Geometry& g, uint32_t offset, uint64_t bytes) {
 BLINK_FN bool within(float value, float low, float high) { return value >= low && value <= high; }
 
 BLINK_FN bool valid_sampling(const Sqe& e) {
-  return within(e.temperature, 0.0f, 100.0f) && within(e.top_p, 0.0f, 1.0f) && e.top_p > 0.0f && within(e.min_p, 0.0f, 1.0f) &&
-         within(e.repetition_penalty, 0.0f, 1e6f) && e.repetition_penalty > 0.0f && within(e.presence_penalty, -2.0f, 2.0f) &&
-         within(e.frequency_penalty, -2.0f, 2.0f) && e.top_k < 0x80000000u && e.num_logprobs >= -1 &&
-         e.num_logprobs <= int32_t(kMaxLogprobs);
+  return within(e.temperature, 0.0f, 100.0f) && within(e.top_p, 0.0f, 1.0f) && e.top_p > 0.0f &&
+         within(e.min_p, 0.0f, 1.0f) && within(e.repetition_penalty, 0.0f, 1e6f) && e.repetition_penalty > 0.0f &&
+         within(e.presence_penalty, -2.0f, 2.0f) && within(e.frequency_penalty, -2.0f, 2.0f) && e.top_k < 0x80000000u &&
+         e.num_logprobs >= -1 && e.num_logprobs <= int32_t(kMaxLogprobs);
 }
 
 // Check every word of a submission that can be checked without its arena.

@@ -44,7 +44,8 @@ BLINK_FN void retire_row(Env& env, State& s, uint32_t row, uint64_t now) {
   if (q.num_computed != q.num_tokens) return;  // a chunk of a prompt: nothing was sampled
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
   const int32_t token = s.sampled_tokens[row];
-  if (token < 0 || uint32_t(token) >= s.geometry.vocab_size) return fail(s, ErrorCode::kSampledTokenRange, __LINE__, row);
+  if (token < 0 || uint32_t(token) >= s.geometry.vocab_size)
+    return fail(s, ErrorCode::kSampledTokenRange, __LINE__, row);
   s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + q.num_tokens] = token;
   q.num_tokens++;
   q.num_generated++;

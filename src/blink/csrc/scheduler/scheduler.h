@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One bounded pass of the scheduler. The endless loop around it belongs to the host thread or the resident kernel.
 //
-// Env: lane() lanes() sync() now() launch(graph) fetch_add(word, n), and collectives over the lanes: share(x) of lane 0,
-// scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
+// Env: lane() lanes() sync() now() launch(graph) fetch_add(word, n), and collectives over the lanes: share(x) of lane
+// 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
 #pragma once
 
 #include "scheduler/compose.h"
@@ -35,9 +35,8 @@ BLINK_FN void register_blocks(Env& env, State& s) {
   const auto filled = [&](const Sequence& q) {
     return least(q.sqe.num_hashes, (q.num_computed + q.scheduled) / s.geometry.block_size);
   };
-  const uint32_t rows = compact(env, s.row_sequences, s.batch->num_rows, s.scratch, [&](uint32_t i) {
-    return filled(s.sequences[i]) > s.sequences[i].num_registered;
-  });
+  const uint32_t rows = compact(env, s.row_sequences, s.batch->num_rows, s.scratch,
+                                [&](uint32_t i) { return filled(s.sequences[i]) > s.sequences[i].num_registered; });
   if (env.lane() == 0) {
     for (uint32_t n = 0; n < rows; n++) {
       Sequence& q = s.sequences[s.scratch[n]];
@@ -60,8 +59,9 @@ BLINK_FN void count_step(State& s) {
 BLINK_FN void trace_step(State& s, uint64_t launched_ns, bool idle_before) {
   const BatchHeader& b = *s.batch;
   s.trace[s.step & (s.geometry.trace_entries - 1)] =
-      TraceEntry{s.step,        s.retired_ns,        launched_ns,     b.graph,         b.num_rows,     b.num_tokens, b.num_decode_rows,
-                 s.num_running, s.num_waiting, s.num_free_blocks, s.step_admitted, s.step_preempted, idle_before};
+      TraceEntry{s.step,          s.retired_ns,      launched_ns,   b.graph,       b.num_rows,
+                 b.num_tokens,    b.num_decode_rows, s.num_running, s.num_waiting, s.num_free_blocks,
+                 s.step_admitted, s.step_preempted,  idle_before};
 }
 
 // Copy the counters to the region, where frontends read them.

@@ -19,9 +19,9 @@ struct Sequence {
   uint32_t slot;
   uint32_t cancelled;
   FinishReason finish;
-  uint32_t admitted;        // the arena was consumed, kAdmitted was sent
-  uint32_t num_tokens;      // prompt and generated
-  uint32_t num_computed;    // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
+  uint32_t admitted;      // the arena was consumed, kAdmitted was sent
+  uint32_t num_tokens;    // prompt and generated
+  uint32_t num_computed;  // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
   uint32_t num_generated;
   uint32_t num_blocks;
   uint32_t num_registered;  // leading blocks that the prefix cache knows
@@ -66,15 +66,15 @@ struct LruEntry {
 struct QueuePairState {
   uint32_t sq_head, sq_tail;
   uint32_t cq_head, cq_tail;
-  uint32_t attached;   // generation; 0 = nobody
-  uint32_t attaching;  // generation that waits for the old sequences to end
+  uint32_t attached;     // generation; 0 = nobody
+  uint32_t attaching;    // generation that waits for the old sequences to end
   uint32_t last_attach;  // generation seen last in the frontend's word
-  uint32_t expired;    // leases lost
+  uint32_t expired;      // leases lost
   uint32_t lease;
-  uint32_t closing;    // end all its sequences in silence
-  uint32_t num_live;   // sequences that are not free
-  uint32_t cq_need;    // completions that the step in flight may post
-  uint32_t open;       // has room for the completions of a step
+  uint32_t closing;   // end all its sequences in silence
+  uint32_t num_live;  // sequences that are not free
+  uint32_t cq_need;   // completions that the step in flight may post
+  uint32_t open;      // has room for the completions of a step
   uint64_t lease_seen_ns;
 };
 
