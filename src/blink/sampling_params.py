@@ -8,10 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blink.errors import BadRequestError
+from blink.region.layout import CONSTANTS, SAMPLING, ServiceClass
 
-MAX_STOP_TOKENS = 128
-MAX_LOGIT_BIASES = 1024
-MAX_LOGPROBS = 20
+MAX_STOP_TOKENS = CONSTANTS["max_stop_tokens"]
+MAX_LOGIT_BIASES = CONSTANTS["max_logit_biases"]
+MAX_LOGPROBS = CONSTANTS["max_logprobs"]
+_MAX_TEMPERATURE = CONSTANTS["max_temperature"]
+_MAX_PENALTY = CONSTANTS["max_penalty"]
+_MAX_REPETITION_PENALTY = CONSTANTS["max_repetition_penalty"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +60,20 @@ class SamplingParams:
         _require(1 <= self.n <= 128, "n", "between 1 and 128", self.n)
         _require(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
         _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens", self.min_tokens)
-        _require(_within(self.temperature, 0, 100), "temperature", "between 0 and 100", self.temperature)
+        _require(
+            _within(self.temperature, 0, _MAX_TEMPERATURE),
+            "temperature",
+            f"between 0 and {_MAX_TEMPERATURE}",
+            self.temperature,
+        )
         _require(_within(self.top_p, 0, 1) and self.top_p > 0, "top_p", "in (0, 1]", self.top_p)
         _require(-1 <= self.top_k < 2**31, "top_k", "-1 or 0 (off), or at least 1", self.top_k)
         _require(_within(self.min_p, 0, 1), "min_p", "in [0, 1]", self.min_p)
-        _require(_within(self.presence_penalty, -2, 2), "presence_penalty", "in [-2, 2]", self.presence_penalty)
-        _require(_within(self.frequency_penalty, -2, 2), "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(_within(value, -_MAX_PENALTY, _MAX_PENALTY), name, f"in [-{_MAX_PENALTY}, {_MAX_PENALTY}]", value)
         _require(
-            _within(self.repetition_penalty, 0, 1e6) and self.repetition_penalty > 0,
+            _within(self.repetition_penalty, 0, _MAX_REPETITION_PENALTY) and self.repetition_penalty > 0,
             "repetition_penalty",
             "greater than 0",
             self.repetition_penalty,
@@ -91,6 +101,22 @@ class SamplingParams:
         )
         _require(all(self.stop), "stop", "non-empty strings", "")
         _require(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer", self.priority)
+
+    def native_values(self, seed: int) -> dict[str, float]:
+        """Return what travels in an SQE by the names of csrc's fields; a field that is named as here needs no line."""
+        values: dict[str, float] = {
+            "top_k": max(self.top_k, 0),
+            "num_logprobs": -1 if self.logprobs is None else self.logprobs,
+            "seed_low": seed & 0xFFFFFFFF,
+            "seed_high": seed >> 32 & 0xFFFFFFFF,
+            "service_class": ServiceClass.BEST_EFFORT if self.best_effort else ServiceClass.LATENCY_SENSITIVE,
+            "max_tokens": self.max_tokens,
+            "priority": self.priority,
+        }
+        for name in SAMPLING.names or ():
+            if name not in values:
+                values[name] = getattr(self, name)
+        return values
 
 
 def _within(value: float, low: float, high: float) -> bool:

@@ -117,7 +117,7 @@ def run_on_device() -> tuple[np.ndarray, dict[int, list[int]]]:
 
     compute()
     torch.cuda.synchronize()
-    for index in range(int(region.geometry["num_decode_buckets"]) + int(region.geometry["num_mixed_buckets"])):
+    for index in range(int(region.geometry["num_graphs"])):
         scheduler.capture(index, compute)
     started = False
 

@@ -38,7 +38,7 @@ class Honest {
       port_.submit(plain_request(uint64_t(answered_ + 1) << 32, 4), tokens_, 0);
     }
     port_.drain([this](const Cqe& entry) {
-      const auto kind = CqeKind(entry.tag >> 8 & 0xff);
+      const auto kind = tag_of(entry.tag).kind;
       expect(entry.sequence == port_.sequence(0), "the honest frontend got another's completion", entry.sequence);
       if (kind == CqeKind::kAdmitted) return;
       expect(kind == CqeKind::kToken && entry.token == next_token(tokens_), "a wrong token", uint64_t(kind));
@@ -73,11 +73,12 @@ bool is_bad(const Geometry& g, const Sqe& e) {
                           (e.num_stop_tokens > 8 && outside(e.more_stop_offset, 4ull * (e.num_stop_tokens - 8))) ||
                           (e.num_biases > 0 && outside(e.bias_offset, 8ull * e.num_biases)) ||
                           (e.num_hashes > 0 && outside(e.hashes_offset, 16ull * e.num_hashes));
-  const bool bad_values = beyond(e.temperature, 0, 100) || beyond(e.top_p, 0, 1) || e.top_p == 0 ||
-                          beyond(e.min_p, 0, 1) || beyond(e.repetition_penalty, 0, 1e6f) || e.repetition_penalty == 0 ||
-                          beyond(e.presence_penalty, -2, 2) || beyond(e.frequency_penalty, -2, 2) ||
-                          e.top_k > 0x7fffffff || e.num_logprobs < -1 || e.num_logprobs > 20;
-  return bad_sizes || bad_places || bad_values || e.max_tokens < 1 || e.min_tokens > e.max_tokens ||
+  const bool bad_values = beyond(e.sampling.temperature, 0, 100) || beyond(e.sampling.top_p, 0, 1) ||
+                          e.sampling.top_p == 0 || beyond(e.sampling.min_p, 0, 1) ||
+                          beyond(e.sampling.repetition_penalty, 0, 1e6f) || e.sampling.repetition_penalty == 0 ||
+                          beyond(e.sampling.presence_penalty, -2, 2) || beyond(e.sampling.frequency_penalty, -2, 2) ||
+                          e.sampling.top_k > 0x7fffffff || e.sampling.num_logprobs < -1 || e.sampling.num_logprobs > 20;
+  return bad_sizes || bad_places || bad_values || e.max_tokens < 1 || e.sampling.min_tokens > e.max_tokens ||
          e.service_class > 1;
 }
 
@@ -131,7 +132,7 @@ class Hostile {
       for (uint32_t i = 0; i < sizeof e / 4; i++) words[i] = uint32_t(random_());
       if (random_() % 2 == 0) e.opcode = uint32_t(Opcode::kSubmit);
     } else if (random_() % 2 == 0) {
-      for (uint64_t n = 1 + random_() % 3; n > 0; n--) words[random_() % 33] = word();
+      for (uint64_t n = 1 + random_() % 3; n > 0; n--) words[random_() % (offsetof(Sqe, reserved) / 4)] = word();
     }
     bad += is_bad(rig_.geometry(), e);
     sent++;
@@ -148,14 +149,14 @@ class Hostile {
   }
 
   void count(const Cqe& entry) {
-    const auto kind = CqeKind(entry.tag >> 8 & 0xff);
+    const auto kind = tag_of(entry.tag).kind;
     const auto code = RejectCode(entry.token);
     if (kind == CqeKind::kRejected) {
       const bool depends_on_state = code == RejectCode::kTagBusy || code == RejectCode::kUnknownSequence;
       ended += code == RejectCode::kPromptToken;
       refused += !depends_on_state && code != RejectCode::kPromptToken;
     } else {
-      ended += (entry.tag >> 16 & 0xff) != 0;
+      ended += tag_of(entry.tag).finish_reason != FinishReason::kNone;
     }
   }
 

@@ -71,6 +71,7 @@ class Harness:
         self.state = HostState(self.region)
         self._step = step
         self.now = 1_000_000_000
+        self.scheduler: Any = self.state.struct
         self.batch = self.state.array("batch", BATCH_HEADER)
         self.output = self.state.array("output", STEP_OUTPUT)
         self.sequences = self.state.array("sequences", SEQUENCE)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from blink.region.layout import CqeKind, FinishReason
+from blink.region.layout import CqeKind, FinishReason, SequenceStatus
 from blink.sampling_params import SamplingParams
 from harness import Completion, expected_tokens
 
-FREE, WAITING, RUNNING = 0, 1, 2
+FREE, WAITING, RUNNING = SequenceStatus.FREE, SequenceStatus.WAITING, SequenceStatus.RUNNING
 _NO_SLOT = 0xFFFFFFFF
 
 

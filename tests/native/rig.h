@@ -42,10 +42,9 @@ inline Geometry small_geometry(uint32_t queue_pairs) {
   g.trace_entries = 16;
   g.hash_entries = 64;
   g.lru_entries = 128;
-  g.num_decode_buckets = 2;
-  g.decode_buckets[0] = 2, g.decode_buckets[1] = 6;
-  g.num_mixed_buckets = 2;
-  g.mixed_buckets[0] = 16, g.mixed_buckets[1] = 32;
+  g.num_decode_graphs = 2;
+  for (const GraphSize size : {GraphSize{2, 2}, GraphSize{6, 6}, GraphSize{16, 6}, GraphSize{32, 6}})
+    g.graphs[g.num_graphs++] = size;
   g.lease_timeout_ns = 60'000'000'000;
   g.max_queue_age_ns = 2'000'000'000;
   return g;
@@ -56,8 +55,8 @@ inline Sqe plain_request(uint64_t sequence, uint32_t max_tokens) {
   Sqe e{};
   e.opcode = uint32_t(Opcode::kSubmit);
   e.sequence = sequence;
-  e.top_p = e.repetition_penalty = 1.0f;
-  e.num_logprobs = -1;
+  e.sampling.top_p = e.sampling.repetition_penalty = 1.0f;
+  e.sampling.num_logprobs = -1;
   e.max_tokens = max_tokens;
   return e;
 }
@@ -79,20 +78,16 @@ inline std::vector<Hash> block_hashes(const std::vector<int32_t>& prompt) {
 class Rig {
  public:
   explicit Rig(uint32_t queue_pairs) : geometry_(small_geometry(queue_pairs)), kv_(geometry_.num_blocks * kBlockSize) {
-    const uint64_t trace = align_up(align_up(sizeof(Header), 64) + sizeof(Control), 4096);
-    const uint64_t pairs = align_up(trace + geometry_.trace_entries * sizeof(TraceEntry), 4096);
-    region_.resize(pairs + queue_pairs * queue_pair_layout(geometry_).bytes + 4096);
-    Header* header = reinterpret_cast<Header*>(align_up(reinterpret_cast<uint64_t>(region_.data()), 4096));
+    region_.resize(region_layout(geometry_).bytes + kPage);
+    Header* header = reinterpret_cast<Header*>(align_up(reinterpret_cast<uint64_t>(region_.data()), kPage));
     header->geometry = geometry_;
-    header->trace_offset = uint32_t(trace);
-    header->queue_pairs_offset = pairs;
     State sizes{};
     memory_.resize(carve(sizes, geometry_, 0) + 256);
     state_ = reinterpret_cast<State*>(align_up(reinterpret_cast<uint64_t>(memory_.data()), 256));
     *state_ = State{};
     state_->geometry = geometry_;
     carve(*state_, geometry_, reinterpret_cast<uint64_t>(state_));
-    bind_region(*state_, *header, reinterpret_cast<uint64_t>(header));
+    bind_region(*state_, geometry_, reinterpret_cast<uint64_t>(header));
   }
   Rig(const Rig&) = delete;
   Rig& operator=(const Rig&) = delete;
@@ -166,7 +161,7 @@ class Port {
     for (;;) {
       const Cqe& slot = cq_entry(state_, qp_, head_);
       const uint32_t tag = load_acquire(slot.tag);
-      if ((tag & 1) != cq_phase(head_, g_.cq_entries)) break;
+      if (tag_of(tag).phase != cq_phase(head_, g_.cq_entries)) break;
       observe(slot);
       head_++;
     }

@@ -149,7 +149,7 @@ def test_random_sampling_parameters_reach_the_slot_unchanged() -> None:
             "min_tokens": 2,
             "num_logprobs": 3,
         }.items():
-            assert params[name] == value
+            assert params["sampling"][name] == value
         assert (params["num_prompt_tokens"], params["num_stop_tokens"], params["num_biases"]) == (len(PROMPT), 2, 2)
         assert h.state.array("bias_tokens", "i4").reshape(len(h.tokens), -1)[slot, :2].tolist() == [11, 12]
         assert h.state.array("bias_values", "f4").reshape(len(h.tokens), -1)[slot, :2].tolist() == [-2.5, 3.0]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blink.engine.geometry import build_geometry, graph_sizes
 from blink.errors import OverloadedError
 from blink.region.layout import DECISION_LOG_ENTRY
 from blink.region.native import lib
@@ -18,13 +21,18 @@ from harness import Inbox, QueuePair, Step, running, small_config, submission
 
 VOCAB = 97
 PASSES = 350
+CONFIG = small_config(max_num_seqs=5, max_num_batched_tokens=24, scheduling_policy="priority", max_queue_age=0.05)
+# What the scheduler decided when this was recorded; whoever means to change its decisions records anew.
+GOLDEN = {
+    1: "deaaa15a1c5e1a31fc877a8437945c0151fd07fed0962fcf4a9196bed9d68ad2",
+    2: "4746cd1b77da6e8c28ee1c5206c4409c118eb81f68d23d8dfdcd691b381dbd47",
+}
 
 
 def decisions(seed: int, step: Step) -> tuple[np.ndarray[Any, Any], dict[str, int], dict[int, list[int]]]:
     """Play a script and return the decision log, some statistics and what each sequence delivered."""
     script = random.Random(seed)
-    config = small_config(max_num_seqs=5, max_num_batched_tokens=24, scheduling_policy="priority", max_queue_age=0.05)
-    with running(config, num_blocks=20, step=step, cq_entries=64) as h:
+    with running(CONFIG, num_blocks=20, step=step, cq_entries=64) as h:
         h.region.header["hash_key"] = np.arange(16, dtype=np.uint8)  # the order of evictions must not hang on it
         pairs, inbox = [h.frontend(0), h.frontend(1)], Inbox()
         submitted: list[tuple[QueuePair, int]] = []
@@ -68,6 +76,31 @@ def test_the_same_script_gives_the_same_decisions_twice(seed: int) -> None:
     assert first[0].tobytes() == second[0].tobytes() and first[1:] == second[1:]
     # The comparison is worthless unless all kinds of decision were taken.
     assert len(first[0]) > 400 and min(first[1].values()) > 0, first[1]
+
+
+@pytest.mark.parametrize("seed", GOLDEN)
+def test_the_decisions_are_the_recorded_ones(seed: int) -> None:
+    log, statistics, tokens = decisions(seed, lib.blink_step)
+    digest = hashlib.sha256()
+    for field in ("step", "row", "sequence", "slot", "num_computed", "scheduled", "last_block"):
+        digest.update(log[field].astype("<u4").tobytes())
+    digest.update(json.dumps([statistics, sorted(tokens.items())]).encode())
+    assert digest.hexdigest() == GOLDEN[seed]
+
+
+def test_each_step_takes_the_smallest_graph_that_holds_it() -> None:
+    log, _, _ = decisions(1, lib.blink_step)
+    geometry = build_geometry(CONFIG, max_model_len=64, vocab_size=VOCAB, num_blocks=20)
+    sizes, num_decode = graph_sizes(geometry), int(geometry["num_decode_graphs"])
+    chosen = set[int]()
+    for step in np.unique(log["step"]):
+        rows = log[log["step"] == step]
+        decodes = bool((rows["scheduled"] == 1).all())
+        kind = range(num_decode) if decodes else range(num_decode, len(sizes))
+        fitting = [i for i in kind if sizes[i][0] >= rows["scheduled"].sum() and sizes[i][1] >= len(rows)]
+        assert set(rows["graph"]) == {fitting[0]}
+        chosen.add(fitting[0])
+    assert len(chosen) > 3, "too few graphs were in play"
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 7])

@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 
 from blink.errors import OverloadedError
-from blink.region.layout import COMPLETION, CQE, SQE, CqeKind, EngineState, FinishReason, Opcode, RejectCode, StepResult
+from blink.region.layout import (
+    COMPLETION,
+    CQE,
+    SAMPLING,
+    SQE,
+    CqeKind,
+    EngineState,
+    FinishReason,
+    Opcode,
+    RejectCode,
+    StepResult,
+)
 from blink.region.memory import QueuePairAddresses
 from blink.sampling_params import SamplingParams
 from harness import (
@@ -200,6 +211,11 @@ BAD_ENTRIES = {
 }
 
 
+def test_every_reason_to_refuse_an_entry_is_provoked() -> None:
+    """DRAINING by the drain word, below; the others by a bad entry."""
+    assert {*BAD_ENTRIES, RejectCode.NONE, RejectCode.DRAINING} == set(RejectCode)
+
+
 @pytest.mark.parametrize("code", BAD_ENTRIES)
 def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: RejectCode) -> None:
     with running(small_config()) as h:
@@ -215,7 +231,7 @@ def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: R
             "repetition_penalty": 1,
         }
         for name, value in {**sane, "num_logprobs": -1, "max_tokens": 1, **BAD_ENTRIES[code]}.items():
-            entry[name] = value
+            (entry["sampling"] if name in (SAMPLING.names or ()) else entry)[name] = value
         pair._push(entry)
         for _ in range(4):
             h.step()

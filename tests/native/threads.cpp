@@ -51,7 +51,7 @@ class Frontend {
     for (size_t i = 0; i < prompt.size(); i++) prompt[i] = int32_t((i < 24 ? i * 3 + tag % 2 : random_()) % kVocab);
     Sqe e = plain_request(uint64_t(submitted_ + 1) << 32 | tag, uint32_t(1 + random_() % 12));
     e.service_class = random_() % 2;
-    e.num_logprobs = random_() % 3 == 0 ? 2 : -1;
+    e.sampling.num_logprobs = random_() % 3 == 0 ? 2 : -1;
     live_[tag] = Live{prompt, 0, e.max_tokens, false, false};
     port_.submit(e, prompt, tag);
     submitted_++;
@@ -69,7 +69,7 @@ class Frontend {
 
   void observe(const Cqe& entry) {
     const uint32_t tag = uint32_t(entry.sequence);
-    const auto kind = CqeKind(entry.tag >> 8 & 0xff);
+    const auto kind = tag_of(entry.tag).kind;
     const auto it = live_.find(tag);
     const bool known = it != live_.end() && port_.sequence(tag) == entry.sequence;
     if (kind == CqeKind::kRejected) {  // a cancellation that came too late
@@ -89,7 +89,7 @@ class Frontend {
       live.tokens.push_back(token);
       live.delivered++;
     }
-    const auto finish = FinishReason(entry.tag >> 16 & 0xff);
+    const auto finish = tag_of(entry.tag).finish_reason;
     if (finish == FinishReason::kNone && random_() % 50 == 0) cancel(tag);
     if (finish == FinishReason::kNone) return;
     expect(finish == FinishReason::kAbort ? live.cancelled : live.delivered == live.wanted, "ended too early", tag);

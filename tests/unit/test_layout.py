@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import itertools
+import re
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from blink.region import layout
+import blink
 from blink.config import EngineConfig
-from blink.engine.geometry import build_geometry
-from blink.errors import LayoutMismatchError
+from blink.engine.geometry import build_geometry, graph_sizes
+from blink.errors import ConfigError
+from blink.kernels.batch import Header, Param
+from blink.region import layout
 from blink.region.native import lib
 
-GOLDEN_DIGEST = 0x9A097885D20665BA
+CSRC = Path(blink.__file__).parent / "csrc"
+GOLDEN_DIGEST = 0xF8C07D7AFDAD0D71
 
 
 def test_the_digest_is_the_recorded_one() -> None:
@@ -70,22 +75,82 @@ def test_a_drain_takes_exactly_the_entries_of_this_lap(head: int) -> None:
     assert out["index"][:2].tolist() == [0, 1]
 
 
-def test_an_enum_that_differs_from_the_native_one_is_refused() -> None:
-    class Opcode(IntEnum):
-        SUBMIT = 1
-        CANCEL = 3
+def enums_in_the_sources() -> dict[str, dict[str, int]]:
+    """Read every enumeration of the region from the text of its header, without the library."""
+    text = re.sub(r"//.*", "", (CSRC / "region" / "codes.h").read_text())
+    return {
+        name: {member: int(value) for member, value in re.findall(r"k(\w+) = (\d+)", body)}
+        for name, body in re.findall(r"enum class (\w+) : \w+ \{(.*?)\}", text, re.DOTALL)
+    }
 
-    with pytest.raises(LayoutMismatchError, match="Opcode"):
-        layout._check(Opcode)
+
+@pytest.mark.parametrize("name", enums_in_the_sources())
+def test_an_enumeration_has_the_members_of_its_native_one(name: str) -> None:
+    here: type[IntEnum] = getattr(layout, name)
+    native = enums_in_the_sources()[name]
+    assert native and [member.value for member in here] == list(native.values())
+    assert [member.name.replace("_", "").lower() for member in here] == [member.lower() for member in native]
+
+
+def test_a_member_that_no_native_enumeration_has_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="FLYING"):
+        _ = layout.EngineState.FLYING
+    with pytest.raises(ValueError, match="99"):
+        layout.RejectCode(99)
+
+
+def fields_in_the_sources() -> dict[str, list[str]]:
+    """Read the fields of every struct of the region and the state from their headers, without the library."""
+    found: dict[str, list[str]] = {}
+    for header in ("region/layout.h", "scheduler/state.h", "scheduler/failure.h", "gpu/program.h"):
+        text = (CSRC / header).read_text()
+        structs = re.findall(r"^struct (?:alignas\(\d+\) )?(\w+) \{(.*?)^\};", text, re.DOTALL | re.MULTILINE)
+        for name, body in structs:
+            if "FIELDS_OF" in body:
+                assert f"FIELDS_OF({name});" in body
+                found[name] = re.findall(r"(?:FIELD|FIELD_ARRAY|STATE_ARRAY)\([\w*]+, (\w+)[,)]", body)
+                plain = re.findall(r"^  [\w*]+ (\w+)(?:\[\d+\])?;", body, re.MULTILINE)
+                assert set(plain) <= {"reserved"}, f"{name} hides words from Python"
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(fields_in_the_sources()))
+def test_a_struct_has_the_fields_of_its_native_one(name: str) -> None:
+    assert layout.struct_dtype(name).names == tuple(fields_in_the_sources()[name])
+
+
+def test_columns_and_header_words_are_where_the_scheduler_writes_them() -> None:
+    params = np.arange(16, dtype=np.uint32)
+    slot = params.view(layout.SLOT_PARAMS)[0]
+    for param in Param:
+        struct = slot if param.name.lower() in (layout.SLOT_PARAMS.names or ()) else slot["sampling"]
+        assert struct[param.name.lower()].view(np.uint32) == param
+    header = np.arange(8, dtype=np.uint32).view(layout.BATCH_HEADER)[0]
+    assert [int(header[word.name.lower()]) for word in Header if word != Header.STEP] == [0, 1, 2, 3]
+    assert [int(param) for param in Param][:6] == list(range(6)), "the floats come first"
+
+
+def test_a_place_names_file_and_line() -> None:
+    assert layout.place_name(0 << 16 | 12) == "compose.h:12"
+    assert layout.place_name(5 << 16 | 345) == "device.cu:345"
 
 
 def test_a_geometry_keeps_what_it_is_built_from() -> None:
     config = EngineConfig(max_num_seqs=100, max_num_batched_tokens=3000, num_queue_pairs=3, lease_timeout=1.5)
     geometry = build_geometry(config, max_model_len=1000, vocab_size=77, num_blocks=500)
     assert geometry["max_blocks"] == 63 and geometry["lease_timeout_ns"] == 1_500_000_000
-    for kind, limit in (("decode", 100), ("mixed", 3000)):
-        buckets = geometry[f"{kind}_buckets"][: int(geometry[f"num_{kind}_buckets"])].tolist()
-        assert buckets == sorted(set(buckets)) and buckets[-1] == limit
+    graphs, num_decode = graph_sizes(geometry), int(geometry["num_decode_graphs"])
+    decode, mixed = graphs[:num_decode], graphs[num_decode:]
+    for part, limit in ((decode, 100), (mixed, 3000)):
+        assert part == sorted(set(part)) and part[-1][0] == limit
+    assert all(tokens == rows for tokens, rows in decode)
+    assert all(rows == min(tokens, 100) for tokens, rows in mixed)
     for ring in ("sq_entries", "cq_entries", "hash_entries", "lru_entries"):
         assert int(geometry[ring]).bit_count() == 1
     assert geometry["cq_entries"] >= 21 * 100, "one step of logprobs must fit"
+
+
+def test_more_graphs_than_the_table_holds_are_refused() -> None:
+    config = EngineConfig(max_num_seqs=4096, max_num_batched_tokens=1 << 17)
+    with pytest.raises(ConfigError, match="graphs are too many: lower --max-num-seqs"):
+        build_geometry(config, max_model_len=1000, vocab_size=77, num_blocks=500)

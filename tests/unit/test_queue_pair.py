@@ -117,8 +117,16 @@ def test_an_entry_says_where_in_the_arena_each_part_is(pair: QueuePair, memory: 
     assert [*entry["stop_tokens"].tolist(), *part("more_stop_offset", 16, "i4")] == list(stops)
     assert part("bias_offset", 8, "i4") == [7, 9] and entry["num_biases"] == 2 and entry["num_stop_tokens"] == 12
     assert arena[int(entry["bias_offset"]) + 8 :][:8].view("f4").tolist() == [-1.5, 2.0]
-    assert (entry["top_k"], entry["num_logprobs"], entry["max_tokens"], entry["min_tokens"]) == (0, 4, 9, 2)
-    assert entry["seed"] == 5
+    sampling = entry["sampling"]
+    assert (sampling["top_k"], sampling["num_logprobs"], entry["max_tokens"], sampling["min_tokens"]) == (0, 4, 9, 2)
+    assert (sampling["seed_low"], sampling["seed_high"]) == (5, 0)
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 + 7, 2**63 - 1, 2**64 - 1])
+def test_all_bits_of_a_seed_travel(pair: QueuePair, memory: Memory, seed: int) -> None:
+    pair.submit(Submission(np.zeros(4, np.int32), (), seed, b""), SamplingParams())
+    sampling = memory.entry(0)["sampling"]
+    assert int(sampling["seed_high"]) << 32 | int(sampling["seed_low"]) == seed
 
 
 def test_ids_of_a_reused_tag_differ(pair: QueuePair, memory: Memory) -> None:

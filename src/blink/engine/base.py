@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from blink.config import EngineConfig
 from blink.models.weights.files import resolve_model
-from blink.region.layout import EngineState, ErrorCode
+from blink.region.layout import EngineState, ErrorCode, place_name
 from blink.region.memory import Region
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Engine(ABC):
         # The file stays, so that frontends can read the error; the next engine replaces it.
         place, detail = (self._region.control_word(f"error_{word}") for word in ("place", "detail"))
         error = ErrorCode(self._region.control_word("error_code"))
-        logger.error("the scheduler stopped: %s (place %d, detail %d)", error.name, place, detail)
+        logger.error("the scheduler stopped: %s (%s, detail %d)", error.name, place_name(place), detail)
         return 1
 
 

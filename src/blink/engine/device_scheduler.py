@@ -7,7 +7,6 @@ never ends, so such a call would wait for ever.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +16,15 @@ from cuda.bindings import driver
 from cuda.core import Device, Kernel, LaunchConfig, Stream, launch
 
 from blink.engine.device_code import compile_scheduler
+from blink.engine.state import array_places
 from blink.errors import ConfigError
+from blink.region.layout import CONSTANTS, DEVICE_PROGRAM, GRAPH_PAIR, STATE
 from blink.region.memory import Region
 from blink.region.native import lib
 
 _DEVICE_LAUNCH = int(driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
-_LANES = 256  # threads of the scheduler's block; device.cu's kLanes
+_LANES = CONSTANTS["device_lanes"]
+_EXECUTABLES: int = GRAPH_PAIR["executables"].shape[0]
 
 
 def check(result: tuple[Any, ...]) -> Any:
@@ -44,13 +46,13 @@ class DeviceState:
     def __init__(self, region: Region, device: torch.device) -> None:
         """Register the region with CUDA and upload the initial state."""
         geometry = np.ascontiguousarray(region.geometry)
-        self._arrays: dict[str, list[int]] = json.loads(lib.blink_state_text(geometry.ctypes.data))
+        self._arrays = array_places(geometry)
         size = lib.blink_state_bytes(geometry.ctypes.data)
         self.memory = torch.zeros(size, dtype=torch.uint8, device=device)  # also makes the device's context current
         check(driver.cuMemHostRegister(region.address, len(region.bytes), driver.CU_MEMHOSTREGISTER_DEVICEMAP))
         region_address = int(check(driver.cuMemHostGetDevicePointer(region.address, 0)))
         self.address = self.memory.data_ptr()
-        head = np.zeros(lib.blink_state_struct_bytes(), np.uint8)
+        head = np.zeros(STATE.itemsize, np.uint8)
         lib.blink_state_build(head.ctypes.data, region.address, self.address, region_address)
         self.memory[: len(head)].copy_(torch.from_numpy(head))
 
@@ -83,13 +85,12 @@ class DeviceScheduler:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._pairs: dict[int, list[Any]] = {}
+        self._pairs: dict[int, list[int]] = {}
 
     def capture(self, index: int, run_step: Callable[[], None]) -> None:
-        """Capture the scheduler's graph `index` from a function that enqueues one step, and instantiate it twice.
+        """Capture graph `index` of the geometry's table from a function that enqueues one step.
 
-        Twice, as an executable cannot be launched again while its last node is still ending. Capture the largest first:
-        all graphs share one memory pool.
+        Capture the largest first: all graphs share one memory pool.
         """
 
         def run() -> None:
@@ -98,7 +99,7 @@ class DeviceScheduler:
 
         graph = self._capture(run)
         self._graphs[index] = graph
-        self._pairs[index] = [self._instantiate(graph) for _ in range(2)]
+        self._pairs[index] = [int(self._instantiate(graph)) for _ in range(_EXECUTABLES)]
 
     def start(self) -> None:
         """Launch the resident kernel; it runs until the region's stop word or an error."""
@@ -120,11 +121,16 @@ class DeviceScheduler:
         torch.cuda.synchronize(self._device)
 
     def _build_program(self) -> None:
-        """Write csrc/gpu/device.cu's DeviceProgram: state, table of executables, parity and lives."""
-        pairs = [[int(executable) for executable in self._pairs[index]] for index in sorted(self._pairs)]
-        self._table = torch.tensor(pairs, dtype=torch.int64, device=self._device)
-        words = [self._state.address, self._table.data_ptr(), 0]
-        self._program = torch.tensor(words, dtype=torch.int64, device=self._device)
+        """Write csrc/gpu/program.h's DeviceProgram and its table of executables."""
+        table = np.zeros(len(self._pairs), GRAPH_PAIR)
+        table["executables"] = [self._pairs[index] for index in range(len(self._pairs))]
+        self._table = self._upload(table)
+        program = np.zeros(1, DEVICE_PROGRAM)
+        program["state"], program["graphs"] = self._state.address, self._table.data_ptr()
+        self._program = self._upload(program)
+
+    def _upload(self, structs: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(structs.view(np.uint8)).to(self._device)
 
     def _capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph(keep_graph=True)

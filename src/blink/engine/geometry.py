@@ -19,16 +19,22 @@ def power_of_two(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-def decode_buckets(max_num_seqs: int) -> list[int]:
-    """Return the row counts of decode graphs: 1, 2, 4, then by 8 to 64, by 16 to 256 and by 64 beyond."""
+def decode_graphs(max_num_seqs: int) -> list[tuple[int, int]]:
+    """Return the sizes (tokens, rows) of decode graphs: 1, 2, 4, then by 8 to 64, by 16 to 256 and by 64 beyond."""
     steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 64)]
-    return [*(rows for rows in steps if rows < max_num_seqs), max_num_seqs]
+    return [(rows, rows) for rows in (*(rows for rows in steps if rows < max_num_seqs), max_num_seqs)]
 
 
-def mixed_buckets(max_num_batched_tokens: int) -> list[int]:
-    """Return the token counts of mixed graphs: doubling to 256, then by 256 to 2048 and by 1024 beyond."""
+def mixed_graphs(max_num_batched_tokens: int, max_num_seqs: int) -> list[tuple[int, int]]:
+    """Return the sizes of mixed graphs, by tokens: doubling to 256, then by 256 to 2048 and by 1024 beyond."""
     steps = [16, 32, 64, 128, *range(256, 2048, 256), *range(2048, max_num_batched_tokens, 1024)]
-    return [*(tokens for tokens in steps if tokens < max_num_batched_tokens), max_num_batched_tokens]
+    sizes = [*(tokens for tokens in steps if tokens < max_num_batched_tokens), max_num_batched_tokens]
+    return [(tokens, min(tokens, max_num_seqs)) for tokens in sizes]
+
+
+def graph_sizes(geometry: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
+    """Return (tokens, rows) of each graph, in the order of the scheduler's indices."""
+    return geometry["graphs"][: int(geometry["num_graphs"])].tolist()
 
 
 def build_geometry(
@@ -42,7 +48,8 @@ def build_geometry(
     max_blocks = -(-max_model_len // config.block_size)
     _check(max_model_len, max_blocks, num_blocks)
     cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * config.max_num_seqs + config.max_sequences_per_worker)
-    longest = max_model_len * 4 + max_blocks * 16 + CONSTANTS["max_stop_tokens"] * 4 + CONSTANTS["max_logit_biases"] * 8
+    longest = max_model_len * 4 + max_blocks * CONSTANTS["block_hash_bytes"]
+    longest += CONSTANTS["max_stop_tokens"] * 4 + CONSTANTS["max_logit_biases"] * 8
     values: dict[str, int] = {
         "num_queue_pairs": config.num_queue_pairs,
         "sq_entries": power_of_two(2 * config.max_sequences_per_worker),
@@ -69,16 +76,12 @@ def build_geometry(
     geometry = np.zeros((), GEOMETRY)
     for name, value in values.items():
         geometry[name] = value
-    for name, buckets in (
-        ("decode", decode_buckets(config.max_num_seqs)),
-        ("mixed", mixed_buckets(config.max_num_batched_tokens)),
-    ):
-        if len(buckets) > CONSTANTS["max_buckets"]:
-            raise ConfigError(
-                f"{len(buckets)} {name} graphs are too many: lower --max-num-seqs or --max-num-batched-tokens"
-            )
-        geometry[f"num_{name}_buckets"] = len(buckets)
-        geometry[f"{name}_buckets"][: len(buckets)] = buckets
+    decode = decode_graphs(config.max_num_seqs)
+    graphs = decode + mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
+    if len(graphs) > CONSTANTS["max_graphs"]:
+        raise ConfigError(f"{len(graphs)} graphs are too many: lower --max-num-seqs or --max-num-batched-tokens")
+    geometry["num_decode_graphs"], geometry["num_graphs"] = len(decode), len(graphs)
+    geometry["graphs"][: len(graphs)] = graphs
     return geometry
 
 

@@ -7,14 +7,13 @@ import logging
 import os
 import time
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from blink.config import EngineConfig
 from blink.engine.base import Engine, blocks_of_one_sequence, served_name, size_kv_cache
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
-from blink.engine.geometry import build_geometry
+from blink.engine.geometry import build_geometry, graph_sizes
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch, map_batch
 from blink.link.rdma.listener import open_listener
@@ -74,7 +73,7 @@ class GpuEngine(Engine):
 
     def _capture(self) -> None:
         """Capture all graphs, the largest first, as the later ones then reuse its memory."""
-        graphs = list(enumerate(_graph_sizes(self._geometry)))
+        graphs = list(enumerate(graph_sizes(self._geometry)))
         graphs.sort(key=lambda graph: graph[1], reverse=True)
         for index, (num_tokens, num_rows) in tqdm(graphs, desc="capturing graphs", unit="graph"):
             self._run_step(num_tokens, num_rows)  # compiles and loads the kernels
@@ -83,14 +82,6 @@ class GpuEngine(Engine):
 
     def _run_step(self, num_tokens: int, num_rows: int) -> None:
         self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows)
-
-
-def _graph_sizes(geometry: np.ndarray) -> list[tuple[int, int]]:
-    """Return (tokens, rows) of each graph, in the order of the scheduler's indices."""
-    decode = geometry["decode_buckets"][: int(geometry["num_decode_buckets"])].tolist()
-    mixed = geometry["mixed_buckets"][: int(geometry["num_mixed_buckets"])].tolist()
-    max_rows = int(geometry["max_num_seqs"])
-    return [*((rows, rows) for rows in decode), *((tokens, min(tokens, max_rows)) for tokens in mixed)]
 
 
 def _measure_room(config: EngineConfig, model: Decoder) -> int:

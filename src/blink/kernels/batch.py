@@ -5,42 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from blink.region.layout import BATCH_HEADER, SLOT_PARAMS, NativeEnum
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
 
-HEADER_WORDS = 8
-PARAM_WORDS = 16
+HEADER_WORDS = BATCH_HEADER.itemsize // 4
+PARAM_WORDS = SLOT_PARAMS.itemsize // 4
 
 
-class Header(IntEnum):
-    """The words of `Batch.header` that the model reads."""
-
-    NUM_ROWS = 0
-    NUM_TOKENS = 1
-    NUM_DECODE_ROWS = 2
+class Header(NativeEnum, struct="BatchHeader"):
+    """The words of `Batch.header`."""
 
 
-class Param(IntEnum):
+class Param(NativeEnum, struct="SlotParams"):
     """The columns of `Batch.params`; those up to FREQUENCY_PENALTY hold float32 bit patterns."""
-
-    TEMPERATURE = 0
-    TOP_P = 1
-    MIN_P = 2
-    REPETITION_PENALTY = 3
-    PRESENCE_PENALTY = 4
-    FREQUENCY_PENALTY = 5
-    TOP_K = 6
-    SEED_LOW = 7
-    SEED_HIGH = 8
-    NUM_LOGPROBS = 9
-    NUM_PROMPT_TOKENS = 10
-    MIN_TOKENS = 11
-    NUM_STOP_TOKENS = 12
-    NUM_BIASES = 13
 
 
 @dataclass(frozen=True, slots=True)

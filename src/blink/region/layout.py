@@ -1,50 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared structs as numpy dtypes, built from the native library's own table; refuses a mismatch at import."""
+"""The shared structs as numpy dtypes and the shared codes as enumerations, built from the native library's table."""
 
 from __future__ import annotations
 
+import functools
 import json
-from enum import IntEnum
-from typing import Any
+import re
+from enum import EnumMeta, IntEnum
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from blink.errors import LayoutMismatchError
 from blink.region.native import lib
 
-_table: dict[str, Any] = json.loads(lib.blink_layout_text())
+_E = TypeVar("_E")
+
+_table: dict[str, dict[str, Any]] = json.loads(lib.blink_layout_text())
 DIGEST: int = lib.blink_layout_digest()
-CONSTANTS: dict[str, int] = _table["constants"]
 
 
+def _words(native_name: str) -> str:
+    """Return the words of a name such as kMaxGraphs as max_graphs."""
+    return "_".join(re.findall("[A-Z][a-z0-9]*", native_name)).lower()
+
+
+CONSTANTS: dict[str, int] = {_words(name): value for name, value in _table["constants"].items()}
+
+
+@functools.cache
 def struct_dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a native struct, nested structs included."""
-    fields = _table[name]["fields"]
+    fields: dict[str, Any] = dict(_table["structs"][name])
+    size = fields.pop("")
     return np.dtype(
         {
-            "names": [field for field, _, _ in fields],
-            "formats": [_NESTED[field] if code == "struct" else code for field, code, _ in fields],
-            "offsets": [offset for _, _, offset in fields],
-            "itemsize": _table[name]["bytes"],
+            "names": list(fields),
+            "formats": [_field_type(code) for code, _ in fields.values()],
+            "offsets": [offset for _, offset in fields.values()],
+            "itemsize": size,
         }
     )
 
 
-_NESTED: dict[str, np.dtype[Any]] = {}
-GEOMETRY = _NESTED["geometry"] = struct_dtype("Geometry")
-STATISTICS = _NESTED["statistics"] = struct_dtype("Statistics")
+def _field_type(code: str) -> Any:
+    """Return the numpy type of a code such as "u4", "(8,)i4" or "(128,)GraphSize"."""
+    count, element = re.fullmatch(r"(?:\((\d+),\))?(\w+)", code).groups()  # type: ignore[union-attr]
+    base = struct_dtype(element) if element in _table["structs"] else np.dtype(element)
+    return (base, (int(count),)) if count else base
+
+
+GEOMETRY = struct_dtype("Geometry")
+STATISTICS = struct_dtype("Statistics")
 HEADER = struct_dtype("Header")
 CONTROL = struct_dtype("Control")
 TRACE_ENTRY = struct_dtype("TraceEntry")
 FRONTEND_WORDS = struct_dtype("FrontendWords")
 SCHEDULER_WORDS = struct_dtype("SchedulerWords")
+SAMPLING = struct_dtype("Sampling")
 SQE = struct_dtype("Sqe")
 CQE = struct_dtype("Cqe")
+QUEUE_PAIR_LAYOUT = struct_dtype("QueuePairLayout")
 SLOT_PARAMS = struct_dtype("SlotParams")
 BATCH_HEADER = struct_dtype("BatchHeader")
 STEP_OUTPUT = struct_dtype("StepOutput")
 DECISION_LOG_ENTRY = struct_dtype("DecisionLogEntry")
 SEQUENCE = struct_dtype("Sequence")
+STATE = struct_dtype("State")
+GRAPH_PAIR = struct_dtype("GraphPair")
+DEVICE_PROGRAM = struct_dtype("DeviceProgram")
+
+
+def flat_fields(dtype: np.dtype[Any]) -> dict[str, tuple[np.dtype[Any], int]]:
+    """Return type and offset of each field of a struct, those of nested structs under their own names."""
+    found: dict[str, tuple[np.dtype[Any], int]] = {}
+    for name, (field, offset, *_) in (dtype.fields or {}).items():
+        inner = {key: (kind, offset + start) for key, (kind, start) in flat_fields(field).items()}
+        found |= inner or {name: (field, offset)}
+    return found
 
 
 def field_offset(dtype: np.dtype[Any], name: str) -> int:
@@ -53,101 +85,83 @@ def field_offset(dtype: np.dtype[Any], name: str) -> int:
     return dtype.fields[name][1]
 
 
-# A CQE as frontends read it: the tag split into its bytes.
-_PLAIN = ("sequence", "time_ns", "token", "logprob", "index")
-_TAG_BYTES = {"kind": 1, "finish_reason": 2, "rank": 3}
-COMPLETION = np.dtype(
-    {
-        "names": [*_PLAIN, *_TAG_BYTES],
-        "formats": ["u8", "u8", "i4", "f4", "u4", "u1", "u1", "u1"],
-        "offsets": [
-            *(field_offset(CQE, name) for name in _PLAIN),
-            *(field_offset(CQE, "tag") + byte for byte in _TAG_BYTES.values()),
-        ],
-        "itemsize": CQE.itemsize,
-    }
-)
+def _completion() -> np.dtype[Any]:
+    fields = flat_fields(CQE)
+    _, tag = fields.pop("tag")
+    fields |= {name: (kind, tag + start) for name, (kind, start) in flat_fields(struct_dtype("CqeTag")).items()}
+    formats, offsets = zip(*fields.values(), strict=True)
+    return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": CQE.itemsize})
 
 
-class Opcode(IntEnum):
-    SUBMIT = 1
-    CANCEL = 2
+COMPLETION = _completion()  # a CQE as frontends read it: the tag split into its bytes
 
 
-class CqeKind(IntEnum):
-    ADMITTED = 1
-    TOKEN = 2
-    TOP_LOGPROB = 3
-    FINISHED = 4
-    REJECTED = 5
+class _NativeMeta(EnumMeta):
+    """Give an enumeration the members that the native library's table has: of its name, or the words of `struct`."""
+
+    @classmethod
+    def __prepare__(metacls, cls: str, bases: tuple[type, ...], struct: str = "", **options: Any) -> Any:
+        namespace = super().__prepare__(cls, bases, **options)
+        members = _table["enums"].get(cls, {})
+        if struct:
+            members = {f"k_{name}": start // 4 for name, (_, start) in flat_fields(struct_dtype(struct)).items()}
+        for name, value in members.items():
+            namespace[(name[2:] if struct else _words(name)).upper()] = value
+        return namespace
+
+    if TYPE_CHECKING:  # the members; one that does not exist raises AttributeError
+
+        def __getattr__(cls: type[_E], name: str) -> _E: ...
 
 
-class FinishReason(IntEnum):
-    NONE = 0
-    STOP = 1
-    LENGTH = 2
-    ABORT = 3
-    ERROR = 4
+class NativeEnum(IntEnum, metaclass=_NativeMeta):
+    """An enumeration of csrc. A subclass of that name has its members: kTagBusy is TAG_BUSY.
+
+    With `struct`, the members are that struct's 32-bit words by the names of its fields, nested structs included.
+    """
+
+    def __init_subclass__(cls, struct: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
 
 
-class EngineState(IntEnum):
-    BOOTING = 0
-    READY = 1
-    DRAINING = 2
-    DRAINED = 3
-    STOPPED = 4
-    FAILED = 5
+class Opcode(NativeEnum):
+    """What an SQE asks for."""
 
 
-class RejectCode(IntEnum):
-    NONE = 0
-    OPCODE = 1
-    TAG = 2
-    TAG_BUSY = 3
-    UNKNOWN_SEQUENCE = 4
-    PROMPT_LENGTH = 5
-    PROMPT_RANGE = 6
-    PROMPT_TOKEN = 7
-    STOP_TOKENS = 8
-    LOGIT_BIAS = 9
-    HASHES = 10
-    SAMPLING_VALUE = 11
-    MAX_TOKENS = 12
-    SERVICE_CLASS = 13
-    DRAINING = 14
+class CqeKind(NativeEnum):
+    """What a completion tells."""
 
 
-class ErrorCode(IntEnum):
-    NONE = 0
-    STEP_FAILED = 1
-    SAMPLED_TOKEN_RANGE = 2
-    FREE_LIST_CORRUPT = 3
-    REF_COUNT_CORRUPT = 4
-    HASH_TABLE_CORRUPT = 5
-    LAUNCH_FAILED = 6
+class FinishReason(NativeEnum):
+    """Why a sequence ended; NONE while it goes on."""
 
 
-class StepResult(IntEnum):
+class ServiceClass(NativeEnum):
+    """Who may be preempted by whom."""
+
+
+class EngineState(NativeEnum):
+    """What the scheduler does as a whole."""
+
+
+class RejectCode(NativeEnum):
+    """Why an SQE was refused."""
+
+
+class ErrorCode(NativeEnum):
+    """Why the scheduler stopped."""
+
+
+class StepResult(NativeEnum):
     """What one pass of the scheduler did."""
 
-    IDLE = 0
-    BUSY = 1
-    LAUNCHED = 2
-    STOPPED = 3
-    FAILED = 4
+
+class SequenceStatus(NativeEnum):
+    """Where a sequence stands in the scheduler."""
 
 
-def _native_name(name: str) -> str:
-    return "k" + "".join(word.capitalize() for word in name.split("_"))
-
-
-def _check(enum: type[IntEnum]) -> None:
-    here = {_native_name(member.name): member.value for member in enum}
-    if here != _table[enum.__name__]:
-        raise LayoutMismatchError(
-            f"{enum.__name__} differs from the native library: {here} and {_table[enum.__name__]}"
-        )
-
-
-for _enum in (Opcode, CqeKind, FinishReason, EngineState, RejectCode, ErrorCode):
-    _check(_enum)
+def place_name(place: int) -> str:
+    """Return the file and line of csrc that the control block's error_place means."""
+    found = np.uint32(place).reshape(1).view(struct_dtype("Place"))[0]
+    files = {index: file for file, index in _table["files"].items()}
+    return f"{files[int(found['file'])]}:{found['line']}"

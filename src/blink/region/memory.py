@@ -20,6 +20,7 @@ from blink.region.layout import (
     DIGEST,
     FRONTEND_WORDS,
     HEADER,
+    QUEUE_PAIR_LAYOUT,
     SCHEDULER_WORDS,
     TRACE_ENTRY,
     field_offset,
@@ -104,13 +105,12 @@ class QueuePairAddresses:
     """Where the parts of one queue pair are, in bytes from the region's start."""
 
     def __init__(self, region: Described | Region, index: int) -> None:
-        offsets = np.zeros(5, np.uint64)
+        layout: Any = np.zeros((), QUEUE_PAIR_LAYOUT)
         geometry = np.ascontiguousarray(region.geometry)
-        lib.blink_queue_pair_layout(geometry.ctypes.data, offsets.ctypes.data)
+        lib.blink_queue_pair_layout(geometry.ctypes.data, layout.ctypes.data)
         self.base = int(region.header["queue_pairs_offset"]) + index * int(region.header["queue_pair_bytes"])
-        words, sq, cq, arena, _ = (self.base + int(offset) for offset in offsets)
-        self.scheduler_words = words
-        self.sq, self.cq, self.arena = sq, cq, arena
+        self.scheduler_words = words = self.base + int(layout["scheduler_words"])
+        self.sq, self.cq, self.arena = (self.base + int(layout[part]) for part in ("sq", "cq", "arena"))
         self.sq_tail, self.cq_head, self.lease, self.attach = (
             self.base + field_offset(FRONTEND_WORDS, field) for field in ("sq_tail", "cq_head", "lease", "attach")
         )

@@ -22,7 +22,6 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_region_publish": (None, [_PTR, _U64]),
     "blink_queue_pair_layout": (None, [_PTR, _PTR]),
     "blink_state_bytes": (_U64, [_PTR]),
-    "blink_state_struct_bytes": (_U64, []),
     "blink_state_build": (None, [_PTR, _PTR, _U64, _U64]),
     "blink_step": (_U32, [_PTR, _U64]),
     "blink_check_integrity": (_STR, [_PTR]),

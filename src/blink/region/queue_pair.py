@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from blink.errors import OverloadedError
 from blink.region.arena import Arena
-from blink.region.layout import COMPLETION, CONSTANTS, CQE, SQE, CqeKind, Opcode
+from blink.region.layout import COMPLETION, CONSTANTS, CQE, SAMPLING, SQE, CqeKind, Opcode
 from blink.region.memory import QueuePairAddresses
 from blink.region.transport import Transport
-from blink.sampling_params import SamplingParams
 
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
+_SCHEDULING = ("service_class", "max_tokens", "priority")  # parameters that only the scheduler reads
 _DRAIN_BATCH = 4096
 
 
@@ -37,6 +37,17 @@ class Submission:
     stop_tokens: Sequence[int]
     seed: int
     block_hashes: bytes  # 16 for each full block of the prompt
+
+
+class Parameters(Protocol):
+    """How the tokens of one sequence are chosen."""
+
+    @property
+    def logit_bias(self) -> Mapping[int, float]: ...
+
+    def native_values(self, seed: int) -> Mapping[str, float]:
+        """Return a value for each field of csrc's Sampling and for those of its Sqe that the scheduler alone reads."""
+        ...
 
 
 class QueuePair:
@@ -90,7 +101,7 @@ class QueuePair:
         self._lease = self._lease + 1 & 0xFFFFFFFF
         self._transport.store_word(self._at.lease, self._lease)
 
-    def submit(self, submission: Submission, params: SamplingParams) -> int:
+    def submit(self, submission: Submission, params: Parameters) -> int:
         """Queue one sequence and return its id.
 
         Raises:
@@ -172,7 +183,7 @@ class QueuePair:
         self._transport.store_word(self._at.sq_tail, self._sq_tail)
 
 
-def _arena_payload(submission: Submission, params: SamplingParams) -> tuple[bytes, list[int]]:
+def _arena_payload(submission: Submission, params: Parameters) -> tuple[bytes, list[int]]:
     """Return the arena's bytes for a sequence and where in them prompt, hashes, stop tokens and biases start."""
     stops = np.asarray(submission.stop_tokens[_INLINE_STOPS:], np.int32)
     bias_tokens = np.fromiter(params.logit_bias.keys(), np.int32, len(params.logit_bias))
@@ -184,27 +195,22 @@ def _arena_payload(submission: Submission, params: SamplingParams) -> tuple[byte
 
 
 def _submit_entry(
-    sequence: int, submission: Submission, params: SamplingParams, base: int, offsets: list[int]
+    sequence: int, submission: Submission, params: Parameters, base: int, offsets: list[int]
 ) -> np.ndarray[Any, Any]:
     entry = np.zeros((), SQE)
     stops = submission.stop_tokens[:_INLINE_STOPS]
     entry["opcode"] = Opcode.SUBMIT
-    entry["service_class"] = params.best_effort
     entry["sequence"] = sequence
-    entry["seed"] = submission.seed
     names = ("prompt_offset", "hashes_offset", "more_stop_offset", "bias_offset")
     for name, offset in zip(names, offsets, strict=True):
         entry[name] = base + offset
     entry["num_prompt_tokens"] = len(submission.prompt)
-    entry["num_hashes"] = len(submission.block_hashes) // 16
+    entry["num_hashes"] = len(submission.block_hashes) // CONSTANTS["block_hash_bytes"]
     entry["num_stop_tokens"] = len(submission.stop_tokens)
     entry["num_biases"] = len(params.logit_bias)
     entry["stop_tokens"][: len(stops)] = stops
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-        entry[name] = getattr(params, name)
-    entry["top_k"] = max(params.top_k, 0)
-    entry["num_logprobs"] = -1 if params.logprobs is None else params.logprobs
-    entry["max_tokens"] = params.max_tokens
-    entry["min_tokens"] = params.min_tokens
-    entry["priority"] = params.priority
+    values = params.native_values(submission.seed)
+    entry["sampling"] = tuple(values[name] for name in SAMPLING.names or ())
+    for name in _SCHEDULING:
+        entry[name] = values[name]
     return entry

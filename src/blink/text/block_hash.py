@@ -8,7 +8,9 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-HASH_BYTES = 16
+from blink.region.layout import CONSTANTS
+
+HASH_BYTES = CONSTANTS["block_hash_bytes"]
 
 
 def hash_blocks(tokens: npt.NDArray[np.int32], block_size: int, key: bytes, salt: bytes = b"") -> bytes:

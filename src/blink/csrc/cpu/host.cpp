@@ -20,33 +20,27 @@ uint64_t blink_layout_digest() { return layout_digest(); }
 const char* blink_state_text(const Geometry* geometry) {
   static thread_local std::string text;
   State state{};
-  uint64_t offset = align_up(sizeof(State), 256);
   text = "{";
-  visit_arrays(state, *geometry, [&]<class T>(const char* name, T*&, uint64_t count) {
+  place_arrays(state, *geometry, [&]<class T>(const char* name, T*&, uint64_t offset, uint64_t count) {
     text += std::string(text.size() > 1 ? "," : "") + "\"" + name + "\":[" + std::to_string(offset) + "," +
             std::to_string(sizeof(T)) + "," + std::to_string(count) + "]";
-    offset = align_up(offset + count * sizeof(T), 256);
   });
   text += "}";
   return text.c_str();
 }
 
-uint64_t blink_region_bytes(const Geometry* g) {
-  const uint64_t trace = align_up(align_up(sizeof(Header), 64) + sizeof(Control), 4096);
-  const uint64_t pairs = align_up(trace + g->trace_entries * sizeof(TraceEntry), 4096);
-  return pairs + g->num_queue_pairs * queue_pair_layout(*g).bytes;
-}
+uint64_t blink_region_bytes(const Geometry* g) { return region_layout(*g).bytes; }
 
 // Fill a zeroed region's header. The region is usable once blink_region_publish() has stored its epoch.
 void blink_region_init(void* region, const Geometry* g, const uint8_t* hash_key, const char* model) {
   Header& h = *static_cast<Header*>(region);
+  const RegionLayout layout = region_layout(*g);
   h.magic = kMagic;
   h.digest = layout_digest();
-  h.version = kLayoutVersion;
-  h.region_bytes = blink_region_bytes(g);
-  h.trace_offset = uint32_t(align_up(align_up(sizeof(Header), 64) + sizeof(Control), 4096));
-  h.queue_pairs_offset = align_up(h.trace_offset + g->trace_entries * sizeof(TraceEntry), 4096);
-  h.queue_pair_bytes = queue_pair_layout(*g).bytes;
+  h.region_bytes = layout.bytes;
+  h.trace_offset = layout.trace;
+  h.queue_pairs_offset = layout.queue_pairs;
+  h.queue_pair_bytes = layout.queue_pair.bytes;
   std::memcpy(h.hash_key, hash_key, sizeof h.hash_key);
   std::strncpy(h.model, model, sizeof h.model - 1);
   h.geometry = *g;
@@ -62,13 +56,12 @@ uint64_t blink_state_bytes(const Geometry* g) {
 
 // Write the State that belongs at address `state_base`, for a scheduler that sees the region at `region_base`.
 void blink_state_build(State* out, const void* region, uint64_t state_base, uint64_t region_base) {
-  const Header& header = *static_cast<const Header*>(region);
+  const Geometry& geometry = static_cast<const Header*>(region)->geometry;
   *out = State{};
-  out->geometry = header.geometry;
-  carve(*out, header.geometry, state_base);
-  bind_region(*out, header, region_base);
+  out->geometry = geometry;
+  carve(*out, geometry, state_base);
+  bind_region(*out, geometry, region_base);
 }
-uint64_t blink_state_struct_bytes() { return sizeof(State); }
 
 // One pass at a given time, for tests and benchmarks.
 uint32_t blink_step(State* state, uint64_t now_ns) {
@@ -94,7 +87,7 @@ uint32_t blink_cq_drain(const Cqe* queue, uint32_t entries, uint32_t head, Cqe* 
   for (; n < max; n++, head++) {
     const Cqe& entry = queue[head & (entries - 1)];
     const uint32_t tag = load_acquire(entry.tag);
-    if ((tag & 1) != cq_phase(head, entries)) break;
+    if (tag_of(tag).phase != cq_phase(head, entries)) break;
     out[n] = entry;
     out[n].tag = tag;
   }

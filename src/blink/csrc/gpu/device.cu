@@ -1,26 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scheduler as a resident kernel: one block of 256 threads. It launches the step graphs from the device and, before
-// CUDA's limit of launches per life is reached, launches itself anew; all state is in global memory.
+// a window of launches (CUDA's limit) is over, launches itself anew; all state is in global memory.
 #include <cuda_device_runtime_api.h>
 
+#include "gpu/program.h"
 #include "scheduler/scheduler.h"
 
 namespace blink {
 
-constexpr uint32_t kLanes = 256;
+constexpr uint32_t kLanes = kDeviceLanes;
 constexpr uint32_t kWarps = kLanes / 32;
-constexpr uint32_t kLaunchesPerLife = 110;  // CUDA allows 120
-constexpr uint32_t kIdlePasses = 1000;      // passes without work before the block sleeps between looks
+constexpr uint32_t kIdlePasses = 1000;  // passes without work before the block sleeps between looks
 constexpr uint32_t kIdleSleepNs = 20000;
 constexpr uint32_t kBusySleepNs = 500;
-
-// What the host prepares for the kernel: two executables of each graph, as one cannot be launched while it runs.
-struct DeviceProgram {
-  State* state;
-  cudaGraphExec_t (*graphs)[2];
-  uint32_t parity;
-  uint32_t lives;
-};
 
 struct DeviceEnv {
   DeviceProgram* program;
@@ -94,7 +86,7 @@ struct DeviceEnv {
     __threadfence();  // the batch, written by all lanes before the last sync, must be there when the graph starts
     const uint32_t parity = program->parity;
     program->parity = parity ^ 1;
-    return cudaGraphLaunch(program->graphs[graph][parity], cudaStreamGraphFireAndForget) == cudaSuccess;
+    return cudaGraphLaunch(program->graphs[graph].executables[parity], cudaStreamGraphFireAndForget) == cudaSuccess;
   }
 
  private:
@@ -118,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(blink::kLanes, 1) blink_scheduler(b
   DeviceEnv env{program, shared};
   State& state = *program->state;
   uint32_t launches = 0, idle = 0;
-  while (launches < kLaunchesPerLife) {
+  while (launches < kLaunchesPerWindow) {
     const StepResult result = step(env, state);
     if (result == StepResult::kStopped || result == StepResult::kFailed) return;
     launches += result == StepResult::kLaunched;
@@ -129,9 +121,9 @@ extern "C" __global__ void __launch_bounds__(blink::kLanes, 1) blink_scheduler(b
       __nanosleep(kBusySleepNs);
   }
   if (threadIdx.x == 0) {
-    program->lives++;
+    program->windows++;
     if (cudaGraphLaunch(cudaGetCurrentGraphExec(), cudaStreamGraphTailLaunch) != cudaSuccess)
-      fail(state, ErrorCode::kLaunchFailed, __LINE__, launches);
+      fail(state, ErrorCode::kLaunchFailed, BLINK_HERE, launches);
   }
 }
 

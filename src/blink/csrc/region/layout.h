@@ -1,232 +1,261 @@
 // SPDX-License-Identifier: Apache-2.0
 // The region: every struct that frontend and engine share, with the one writer of each word.
 // Python derives its numpy dtypes from these structs (layout_table.h); nothing here is written down a second time.
+// A word that is no FIELD is padding.
 //
 //   Header | Control | Trace ring | queue pair 0: FrontendWords, SchedulerWords, SQ, CQ, arena | queue pair 1 | ...
 #pragma once
 
-#include "region/platform.h"
+#include "region/codes.h"
+#include "region/fields.h"
 
 namespace blink {
 
 constexpr uint64_t kMagic = 0x314b4e494c42ull;  // "BLINK1"
-constexpr uint32_t kLayoutVersion = 1;
-constexpr uint32_t kMaxQueuePairs = 64;
-constexpr uint32_t kMaxBuckets = 64;
+constexpr uint32_t kLayoutVersion = 2;          // changes when the meaning of a word does
+constexpr uint32_t kMaxGraphs = 128;
 constexpr uint32_t kMaxStopTokens = 128;
 constexpr uint32_t kInlineStopTokens = 8;
 constexpr uint32_t kMaxLogitBiases = 1024;
 constexpr uint32_t kMaxLogprobs = 20;
+constexpr uint32_t kMaxTemperature = 100;
+constexpr uint32_t kMaxPenalty = 2;  // presence and frequency, of either sign
+constexpr uint32_t kMaxRepetitionPenalty = 1000000;
+constexpr uint32_t kBlockHashBytes = 16;
+constexpr uint32_t kCacheLine = 64;
+constexpr uint32_t kPage = 4096;
 
-enum class Opcode : uint32_t { kSubmit = 1, kCancel = 2 };
-enum class CqeKind : uint8_t { kAdmitted = 1, kToken = 2, kTopLogprob = 3, kFinished = 4, kRejected = 5 };
-enum class FinishReason : uint8_t { kNone = 0, kStop = 1, kLength = 2, kAbort = 3, kError = 4 };
-enum class ServiceClass : uint32_t { kLatencySensitive = 0, kBestEffort = 1 };
-enum class EngineState : uint32_t { kBooting = 0, kReady = 1, kDraining = 2, kDrained = 3, kStopped = 4, kFailed = 5 };
-
-// Why an SQE was refused; travels in Cqe::token of a kRejected entry.
-enum class RejectCode : uint32_t {
-  kNone = 0,
-  kOpcode = 1,
-  kTag = 2,
-  kTagBusy = 3,
-  kUnknownSequence = 4,
-  kPromptLength = 5,
-  kPromptRange = 6,
-  kPromptToken = 7,
-  kStopTokens = 8,
-  kLogitBias = 9,
-  kHashes = 10,
-  kSamplingValue = 11,
-  kMaxTokens = 12,
-  kServiceClass = 13,
-  kDraining = 14,
-};
-
-// Why the scheduler stopped; Control::error_code.
-enum class ErrorCode : uint32_t {
-  kNone = 0,
-  kStepFailed = 1,         // the model reported a failure
-  kSampledTokenRange = 2,  // the model wrote a token outside the vocabulary
-  kFreeListCorrupt = 3,
-  kRefCountCorrupt = 4,
-  kHashTableCorrupt = 5,
-  kLaunchFailed = 6,
+// What one graph holds, and so a step that it runs: a batch of at most so many tokens and rows.
+struct GraphSize {
+  FIELDS_OF(GraphSize);
+  FIELD(uint32_t, tokens);
+  FIELD(uint32_t, rows);
 };
 
 // Sizes and policy of one engine. writer: engine, before the epoch.
 struct Geometry {
-  uint32_t num_queue_pairs;
-  uint32_t sq_entries;                // power of two
-  uint32_t cq_entries;                // power of two
-  uint32_t arena_bytes;               // multiple of 64
-  uint32_t sequences_per_queue_pair;  // tags 0 .. n-1
-  uint32_t max_num_seqs;
-  uint32_t num_slots;
-  uint32_t max_model_len;
-  uint32_t block_size;
-  uint32_t num_blocks;
-  uint32_t max_blocks;  // of one sequence
-  uint32_t max_num_batched_tokens;
-  uint32_t vocab_size;
-  uint32_t prefix_caching;
-  uint32_t priority_policy;
-  uint32_t trace_entries;  // power of two
-  uint32_t hash_entries;   // power of two, at least twice num_blocks
-  uint32_t lru_entries;    // power of two, at least four times num_blocks
-  uint32_t log_entries;    // decision log of tests; 0 = off
-  uint32_t num_decode_buckets;
-  uint32_t num_mixed_buckets;
+  FIELDS_OF(Geometry);
+  FIELD(uint32_t, num_queue_pairs);
+  FIELD(uint32_t, sq_entries);                // power of two
+  FIELD(uint32_t, cq_entries);                // power of two
+  FIELD(uint32_t, arena_bytes);               // multiple of 64
+  FIELD(uint32_t, sequences_per_queue_pair);  // tags 0 .. n-1
+  FIELD(uint32_t, max_num_seqs);
+  FIELD(uint32_t, num_slots);
+  FIELD(uint32_t, max_model_len);
+  FIELD(uint32_t, block_size);
+  FIELD(uint32_t, num_blocks);
+  FIELD(uint32_t, max_blocks);  // of one sequence
+  FIELD(uint32_t, max_num_batched_tokens);
+  FIELD(uint32_t, vocab_size);
+  FIELD(uint32_t, prefix_caching);
+  FIELD(uint32_t, priority_policy);
+  FIELD(uint32_t, trace_entries);  // power of two
+  FIELD(uint32_t, hash_entries);   // power of two, at least twice num_blocks
+  FIELD(uint32_t, lru_entries);    // power of two, at least four times num_blocks
+  FIELD(uint32_t, log_entries);    // decision log of tests; 0 = off
+  FIELD(uint32_t, num_decode_graphs);
+  FIELD(uint32_t, num_graphs);
   uint32_t reserved;
-  uint64_t lease_timeout_ns;
-  uint64_t max_queue_age_ns;
-  uint32_t decode_buckets[kMaxBuckets];  // rows, ascending
-  uint32_t mixed_buckets[kMaxBuckets];   // tokens, ascending
+  FIELD(uint64_t, lease_timeout_ns);
+  FIELD(uint64_t, max_queue_age_ns);
+  // Graphs of decoding rows alone (a token each), then graphs of any rows; both ascending. A graph's index is its
+  // place.
+  FIELD_ARRAY(GraphSize, graphs, kMaxGraphs);
 };
 
 // writer: engine; `epoch` is stored last, with release, and is never 0 in a usable region.
 struct Header {
-  uint64_t magic;
-  uint64_t digest;
-  uint64_t epoch;
-  uint64_t region_bytes;
-  uint32_t version;
-  uint32_t trace_offset;
-  uint64_t queue_pairs_offset;
-  uint64_t queue_pair_bytes;
-  uint8_t hash_key[16];
-  char model[256];
-  Geometry geometry;
+  FIELDS_OF(Header);
+  FIELD(uint64_t, magic);
+  FIELD(uint64_t, digest);
+  FIELD(uint64_t, epoch);
+  FIELD(uint64_t, region_bytes);
+  FIELD(uint64_t, trace_offset);
+  FIELD(uint64_t, queue_pairs_offset);
+  FIELD(uint64_t, queue_pair_bytes);
+  FIELD_ARRAY(uint8_t, hash_key, 16);
+  FIELD_ARRAY(char, model, 256);
+  FIELD(Geometry, geometry);
 };
 
 // Counters since boot, then gauges. writer: scheduler.
 struct Statistics {
-  uint64_t num_steps;
-  uint64_t decode_launches;
-  uint64_t mixed_launches;
-  uint64_t computed_tokens;
-  uint64_t padded_tokens;
-  uint64_t prompt_tokens;  // of admitted sequences
-  uint64_t generation_tokens;
-  uint64_t prefix_queries;  // tokens looked up
-  uint64_t prefix_hits;     // tokens found
-  uint64_t num_preemptions;
-  uint64_t num_parked;
-  uint64_t evicted_blocks;
-  uint64_t finished_stop;
-  uint64_t finished_length;
-  uint64_t finished_abort;
-  uint64_t num_rejected;
-  uint64_t expired_leases;
-  uint64_t num_running;
-  uint64_t num_waiting;
-  uint64_t num_blocks;
-  uint64_t num_blocks_used;
-  uint64_t num_blocks_cached;
+  FIELDS_OF(Statistics);
+  FIELD(uint64_t, num_steps);
+  FIELD(uint64_t, decode_launches);
+  FIELD(uint64_t, mixed_launches);
+  FIELD(uint64_t, computed_tokens);
+  FIELD(uint64_t, padded_tokens);
+  FIELD(uint64_t, prompt_tokens);  // of admitted sequences
+  FIELD(uint64_t, generation_tokens);
+  FIELD(uint64_t, prefix_queries);  // tokens looked up
+  FIELD(uint64_t, prefix_hits);     // tokens found
+  FIELD(uint64_t, num_preemptions);
+  FIELD(uint64_t, num_parked);
+  FIELD(uint64_t, evicted_blocks);
+  FIELD(uint64_t, finished_stop);
+  FIELD(uint64_t, finished_length);
+  FIELD(uint64_t, finished_abort);
+  FIELD(uint64_t, num_rejected);
+  FIELD(uint64_t, expired_leases);
+  FIELD(uint64_t, num_running);
+  FIELD(uint64_t, num_waiting);
+  FIELD(uint64_t, num_blocks);
+  FIELD(uint64_t, num_blocks_used);
+  FIELD(uint64_t, num_blocks_cached);
 };
 
 struct Control {
+  FIELDS_OF(Control);
   // writer: scheduler
-  alignas(64) uint64_t heartbeat;
-  uint32_t state;  // EngineState
-  uint32_t error_code;
-  uint32_t error_place;
-  uint32_t error_detail;
+  alignas(64) FIELD(uint64_t, heartbeat);
+  FIELD(uint32_t, state);  // EngineState
+  FIELD(uint32_t, error_code);
+  FIELD(uint32_t, error_place);
+  FIELD(uint32_t, error_detail);
   // writer: engine
-  alignas(64) uint32_t drain;
-  uint32_t stop;
+  alignas(64) FIELD(uint32_t, drain);
+  FIELD(uint32_t, stop);
   // writer: scheduler
-  alignas(64) Statistics statistics;
+  alignas(64) FIELD(Statistics, statistics);
 };
 
 // One step. writer: scheduler. Times in nanoseconds of the scheduler's clock.
 struct TraceEntry {
-  uint64_t step;
-  uint64_t retired_ns;   // the previous step's end was seen (equals composed start)
-  uint64_t launched_ns;  // this step was launched
-  uint32_t graph;
-  uint32_t num_rows;
-  uint32_t num_tokens;
-  uint32_t num_decode_rows;
-  uint32_t num_running;
-  uint32_t num_waiting;
-  uint32_t num_free_blocks;
-  uint32_t num_admitted;
-  uint32_t num_preempted;
-  uint32_t idle_before;  // 1: no step was in flight when this one was composed
+  FIELDS_OF(TraceEntry);
+  FIELD(uint64_t, step);
+  FIELD(uint64_t, retired_ns);   // the previous step's end was seen (equals composed start)
+  FIELD(uint64_t, launched_ns);  // this step was launched
+  FIELD(uint32_t, graph);
+  FIELD(uint32_t, num_rows);
+  FIELD(uint32_t, num_tokens);
+  FIELD(uint32_t, num_decode_rows);
+  FIELD(uint32_t, num_running);
+  FIELD(uint32_t, num_waiting);
+  FIELD(uint32_t, num_free_blocks);
+  FIELD(uint32_t, num_admitted);
+  FIELD(uint32_t, num_preempted);
+  FIELD(uint32_t, idle_before);  // 1: no step was in flight when this one was composed
 };
 
 // writer: frontend
 struct FrontendWords {
-  alignas(64) uint32_t sq_tail;
-  uint32_t cq_head;
-  uint32_t lease;   // any change renews
-  uint32_t attach;  // generation that asks for the queue pair; never 0
+  FIELDS_OF(FrontendWords);
+  alignas(64) FIELD(uint32_t, sq_tail);
+  FIELD(uint32_t, cq_head);
+  FIELD(uint32_t, lease);   // any change renews
+  FIELD(uint32_t, attach);  // generation that asks for the queue pair; never 0
 };
 
 // writer: scheduler
 struct SchedulerWords {
-  alignas(64) uint32_t sq_head;
-  uint32_t attached;  // the generation that owns the queue pair; 0 after its lease expired
-  uint32_t cq_tail;
+  FIELDS_OF(SchedulerWords);
+  alignas(64) FIELD(uint32_t, sq_head);
+  FIELD(uint32_t, attached);  // the generation that owns the queue pair; 0 after its lease expired
+  FIELD(uint32_t, cq_tail);
+};
+
+// What the model's kernels need to know of how a sequence is sampled: copied whole from the SQE to the slot.
+// SamplingParams of Python gives each field by its name.
+struct Sampling {
+  FIELDS_OF(Sampling);
+  FIELD(float, temperature);
+  FIELD(float, top_p);
+  FIELD(float, min_p);
+  FIELD(float, repetition_penalty);
+  FIELD(float, presence_penalty);
+  FIELD(float, frequency_penalty);
+  FIELD(uint32_t, top_k);  // 0: all tokens
+  FIELD(uint32_t, seed_low);
+  FIELD(uint32_t, seed_high);
+  FIELD(int32_t, num_logprobs);  // -1: none
+  FIELD(uint32_t, min_tokens);
 };
 
 // Submission queue entry. writer: frontend. Offsets are bytes from the start of the arena, multiples of 4.
 struct Sqe {
-  uint32_t opcode;
-  uint32_t service_class;
-  uint64_t sequence;  // low half: tag; high half: the frontend's generation of that tag
-  uint64_t seed;
-  uint32_t prompt_offset;
-  uint32_t num_prompt_tokens;
-  uint32_t hashes_offset;  // 16 bytes each
-  uint32_t num_hashes;
-  uint32_t more_stop_offset;  // int32 each: the stop tokens beyond kInlineStopTokens
-  uint32_t num_stop_tokens;
-  uint32_t bias_offset;  // int32 tokens, then float biases
-  uint32_t num_biases;
-  int32_t stop_tokens[kInlineStopTokens];
-  float temperature;
-  float top_p;
-  float min_p;
-  float repetition_penalty;
-  float presence_penalty;
-  float frequency_penalty;
-  uint32_t top_k;
-  int32_t num_logprobs;  // -1: none
-  uint32_t max_tokens;
-  uint32_t min_tokens;
-  int32_t priority;
+  FIELDS_OF(Sqe);
+  FIELD(uint32_t, opcode);
+  FIELD(uint32_t, service_class);
+  FIELD(uint64_t, sequence);  // low half: tag; high half: the frontend's generation of that tag
+  FIELD(uint32_t, prompt_offset);
+  FIELD(uint32_t, num_prompt_tokens);
+  FIELD(uint32_t, hashes_offset);  // kBlockHashBytes each
+  FIELD(uint32_t, num_hashes);
+  FIELD(uint32_t, more_stop_offset);  // int32 each: the stop tokens beyond kInlineStopTokens
+  FIELD(uint32_t, num_stop_tokens);
+  FIELD(uint32_t, bias_offset);  // int32 tokens, then float biases
+  FIELD(uint32_t, num_biases);
+  FIELD_ARRAY(int32_t, stop_tokens, kInlineStopTokens);
+  FIELD(uint32_t, max_tokens);
+  FIELD(int32_t, priority);
+  FIELD(Sampling, sampling);
   uint32_t reserved[31];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 
-// Completion queue entry. writer: scheduler; `tag` is stored last, with release.
-// tag: bit 0 phase, bits 8-15 CqeKind, bits 16-23 FinishReason, bits 24-31 rank of a kTopLogprob.
+// The bytes of Cqe::tag.
+struct CqeTag {
+  FIELDS_OF(CqeTag);
+  FIELD(uint8_t, phase);  // 0 or 1
+  FIELD(CqeKind, kind);
+  FIELD(FinishReason, finish_reason);
+  FIELD(uint8_t, rank);  // of a kTopLogprob
+};
+BLINK_FN uint32_t tag_word(CqeTag tag) { return __builtin_bit_cast(uint32_t, tag); }
+BLINK_FN CqeTag tag_of(uint32_t word) { return __builtin_bit_cast(CqeTag, word); }
+
+// Completion queue entry. writer: scheduler; `tag` (a CqeTag) is stored last, with release.
 struct alignas(32) Cqe {
-  uint64_t sequence;
-  uint64_t time_ns;
-  int32_t token;  // kAdmitted: prompt tokens found in the prefix cache; kRejected: RejectCode
-  float logprob;
-  uint32_t index;  // ordinal of the generated token
-  uint32_t tag;
+  FIELDS_OF(Cqe);
+  FIELD(uint64_t, sequence);
+  FIELD(uint64_t, time_ns);
+  FIELD(int32_t, token);  // kAdmitted: prompt tokens found in the prefix cache; kRejected: RejectCode
+  FIELD(float, logprob);
+  FIELD(uint32_t, index);  // ordinal of the generated token
+  FIELD(uint32_t, tag);
 };
 static_assert(sizeof(Cqe) == 32, "two CQEs share a cache line");
 
 BLINK_FN uint32_t cq_phase(uint32_t position, uint32_t entries) { return (position / entries + 1) & 1; }
 
-// Byte offsets inside one queue pair.
+BLINK_FN constexpr uint64_t align_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Byte offsets inside one queue pair, which starts with FrontendWords.
 struct QueuePairLayout {
-  uint64_t scheduler_words, sq, cq, arena, bytes;
+  FIELDS_OF(QueuePairLayout);
+  FIELD(uint64_t, scheduler_words);
+  FIELD(uint64_t, sq);
+  FIELD(uint64_t, cq);
+  FIELD(uint64_t, arena);
+  FIELD(uint64_t, bytes);
 };
-BLINK_FN uint64_t align_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
 BLINK_FN QueuePairLayout queue_pair_layout(const Geometry& g) {
   QueuePairLayout l{};
   l.scheduler_words = sizeof(FrontendWords);
   l.sq = l.scheduler_words + sizeof(SchedulerWords);
   l.cq = l.sq + uint64_t(g.sq_entries) * sizeof(Sqe);
-  l.arena = align_up(l.cq + uint64_t(g.cq_entries) * sizeof(Cqe), 64);
-  l.bytes = align_up(l.arena + g.arena_bytes, 4096);
+  l.arena = align_up(l.cq + uint64_t(g.cq_entries) * sizeof(Cqe), kCacheLine);
+  l.bytes = align_up(l.arena + g.arena_bytes, kPage);
+  return l;
+}
+
+// Byte offsets inside the region, which starts with its Header.
+constexpr uint64_t kControlOffset = align_up(sizeof(Header), kCacheLine);
+
+struct RegionLayout {
+  uint64_t trace, queue_pairs, bytes;
+  QueuePairLayout queue_pair;
+};
+
+BLINK_FN RegionLayout region_layout(const Geometry& g) {
+  RegionLayout l{};
+  l.trace = align_up(kControlOffset + sizeof(Control), kPage);
+  l.queue_pairs = align_up(l.trace + g.trace_entries * sizeof(TraceEntry), kPage);
+  l.queue_pair = queue_pair_layout(g);
+  l.bytes = l.queue_pairs + g.num_queue_pairs * l.queue_pair.bytes;
   return l;
 }
 

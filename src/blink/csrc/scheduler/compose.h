@@ -72,7 +72,7 @@ BLINK_FN uint32_t write_decode_rows(Env& env, State& s, uint32_t needed_blocks) 
       block_table(s, q.slot)[q.num_blocks++] = int32_t(block);
       s.ref_counts[block] = 1;
     } else if (grows) {
-      fail(s, ErrorCode::kFreeListCorrupt, __LINE__, block_rank);
+      fail(s, ErrorCode::kFreeListCorrupt, BLINK_HERE, block_rank);
     }
     if (active) {
       write_row(s, row, row, index);
@@ -102,25 +102,20 @@ BLINK_FN void write_prompt_rows(Env& env, State& s, BatchHeader& batch) {
   }
 }
 
-// Index of the smallest graph that holds the batch: decode graphs first, then mixed ones.
+// Index of the smallest graph that holds the batch.
 BLINK_FN uint32_t choose_graph(const Geometry& g, const BatchHeader& b) {
   const bool decode = b.num_tokens == b.num_decode_rows;
-  const uint32_t* buckets = decode ? g.decode_buckets : g.mixed_buckets;
-  const uint32_t count = decode ? g.num_decode_buckets : g.num_mixed_buckets;
-  uint32_t i = 0;
-  while (i + 1 < count && buckets[i] < b.num_tokens) i++;
-  return decode ? i : g.num_decode_buckets + i;
-}
-BLINK_FN uint32_t bucket_of(const Geometry& g, uint32_t graph) {
-  return graph < g.num_decode_buckets ? g.decode_buckets[graph] : g.mixed_buckets[graph - g.num_decode_buckets];
+  const uint32_t end = decode ? g.num_decode_graphs : g.num_graphs;
+  uint32_t graph = decode ? 0 : g.num_decode_graphs;
+  while (graph + 1 < end && g.graphs[graph].tokens < b.num_tokens) graph++;
+  return graph;
 }
 
 // Make the rest of the bucket harmless: tokens that write no KV, rows without context.
 template <class Env>
-BLINK_FN void write_padding(Env& env, State& s, const BatchHeader& b, uint32_t bucket) {
-  const bool decode = b.num_tokens == b.num_decode_rows;
-  const uint32_t rows = decode ? least(bucket, s.geometry.max_num_seqs) : s.geometry.max_num_seqs;
-  for (uint32_t i = b.num_tokens + env.lane(); i < bucket; i += env.lanes()) {
+BLINK_FN void write_padding(Env& env, State& s, const BatchHeader& b) {
+  const auto [tokens, rows] = s.geometry.graphs[b.graph];
+  for (uint32_t i = b.num_tokens + env.lane(); i < tokens; i += env.lanes()) {
     s.input_ids[i] = 0;
     s.positions[i] = 0;
     s.kv_slots[i] = -1;
@@ -151,10 +146,12 @@ BLINK_FN uint32_t compose(Env& env, State& s, uint64_t now) {
   if (total.tokens > decode_rows) write_prompt_rows(env, s, batch);
   batch.graph = choose_graph(s.geometry, batch);
   batch.step = s.step;
-  write_padding(env, s, batch, bucket_of(s.geometry, batch.graph));
+  write_padding(env, s, batch);
   env.sync();
   if (env.lane() == 0) {
     *s.batch = batch;
+    for (uint32_t row = 0; s.geometry.log_entries > 0 && row < batch.num_rows; row++)
+      s.log[(s.log_count + row) % s.geometry.log_entries].graph = batch.graph;
     s.log_count += batch.num_rows;
   }
   env.sync();

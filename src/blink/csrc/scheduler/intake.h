@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What comes in: leases, attachment of frontends, and new SQEs. Also how a sequence ends.
+// What comes in: leases, attachment of frontends, and new SQEs.
 #pragma once
 
-#include "scheduler/kv_cache.h"
 #include "scheduler/policy.h"
 #include "scheduler/queue_pair.h"
 
@@ -10,38 +9,6 @@ namespace blink {
 
 constexpr uint64_t kHeartbeatNs = 1000000;
 constexpr uint32_t kPollBatch = 16;  // SQEs of one queue pair in one pass: a pass stays bounded
-
-// Keep the entries of `list` that `keep` admits, in order, and return how many those are.
-template <class Env, class Keep>
-BLINK_FN uint32_t compact(Env& env, uint32_t* from, uint32_t count, uint32_t* to, Keep keep) {
-  uint32_t kept = 0;
-  for (uint32_t tile = 0; tile < count; tile += env.lanes()) {
-    const uint32_t i = tile + env.lane();
-    const uint32_t value = i < count ? from[i] : kNone;
-    const bool stays = i < count && keep(value);
-    uint32_t total = 0;
-    const uint32_t rank = env.scan(stays, total);  // synchronises: the tile is read before it is overwritten
-    if (stays) to[kept + rank] = value;
-    kept += total;
-  }
-  env.sync();
-  return kept;
-}
-
-template <class Env>
-BLINK_FN void set_word(Env& env, uint32_t& word, uint32_t value) {
-  env.sync();
-  if (env.lane() == 0) word = value;
-  env.sync();
-}
-
-template <class Env>
-BLINK_FN void keep_only(Env& env, State& s, SequenceStatus status) {
-  const bool running = status == SequenceStatus::kRunning;
-  uint32_t* list = running ? s.running : s.waiting;
-  uint32_t& count = running ? s.num_running : s.num_waiting;
-  set_word(env, count, compact(env, list, count, list, [&](uint32_t q) { return s.sequences[q].status == status; }));
-}
 
 // Let nobody own the queue pair; its sequences end in silence. Runs on: one lane.
 BLINK_FN void detach(State& s, uint32_t qp) {
@@ -175,56 +142,6 @@ BLINK_FN void poll(Env& env, State& s, uint64_t now) {
       env.sync();
     }
   }
-}
-
-// Free everything that a sequence holds. The caller has posted its last completion and compacts its list.
-template <class Env>
-BLINK_FN void free_sequence(Env& env, State& s, uint32_t index) {
-  Sequence& q = s.sequences[index];
-  if (q.num_blocks > 0) release_blocks(env, s, q.slot, q.num_blocks);
-  env.sync();
-  if (env.lane() == 0) {
-    if (q.slot != kNone) s.free_slots[s.num_free_slots++] = q.slot;
-    if (q.cancelled) s.num_cancels--;
-    s.qps[q.queue_pair].num_live--;
-    s.num_live--;
-    s.stats_dirty = 1;
-    q.status = SequenceStatus::kFree;
-  }
-  env.sync();
-}
-
-// End the cancelled sequences of one list and those of closing queue pairs. A cancellation without room for its
-// completion waits.
-template <class Env>
-BLINK_FN void reap_list(Env& env, State& s, SequenceStatus status, uint64_t now) {
-  const bool running = status == SequenceStatus::kRunning;
-  const uint32_t doomed =
-      compact(env, running ? s.running : s.waiting, running ? s.num_running : s.num_waiting, s.scratch,
-              [&](uint32_t i) { return s.sequences[i].cancelled || s.qps[s.sequences[i].queue_pair].closing; });
-  for (uint32_t n = 0; n < doomed; n++) {
-    const uint32_t index = s.scratch[n];
-    const Sequence& q = s.sequences[index];
-    const QueuePairState& pair = s.qps[q.queue_pair];
-    if (!pair.closing && cq_room(s, pair) == 0) continue;
-    env.sync();
-    if (env.lane() == 0) {
-      if (!pair.closing) post(s, q.queue_pair, q.sqe.sequence, CqeKind::kFinished, FinishReason::kAbort, 0, now);
-      s.statistics.finished_abort++;
-    }
-    free_sequence(env, s, index);
-  }
-  if (doomed > 0) keep_only(env, s, status);
-}
-
-template <class Env>
-BLINK_FN void reap(Env& env, State& s, uint64_t now) {
-  uint32_t closing = 0;
-  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes())
-    closing += s.qps[qp].closing ? s.qps[qp].num_live : 0;
-  if (env.sum(closing) + s.num_cancels == 0) return;
-  reap_list(env, s, SequenceStatus::kRunning, now);
-  reap_list(env, s, SequenceStatus::kWaiting, now);
 }
 
 }  // namespace blink

@@ -30,7 +30,7 @@ BLINK_FN uint32_t cq_room(const State& s, const QueuePairState& q) {
 
 // Completions that one sampled token of this sequence posts.
 BLINK_FN uint32_t completions_per_token(const Sequence& q) {
-  return 1 + (q.sqe.num_logprobs > 0 ? uint32_t(q.sqe.num_logprobs) : 0);
+  return 1 + (q.sqe.sampling.num_logprobs > 0 ? uint32_t(q.sqe.sampling.num_logprobs) : 0);
 }
 
 // Store one completion at a position that the caller owns.
@@ -44,7 +44,7 @@ BLINK_FN void post_at(const State& s, uint32_t qp, uint32_t position, const Cqe&
   slot.logprob = entry.logprob;
   slot.index = entry.index;
   const uint32_t phase = cq_phase(position, s.geometry.cq_entries);
-  store_release(slot.tag, phase | uint32_t(kind) << 8 | uint32_t(finish) << 16 | rank << 24);
+  store_release(slot.tag, tag_word({uint8_t(phase), kind, finish, uint8_t(rank)}));
 }
 
 // Post one completion from a single lane; the caller has checked cq_room().
@@ -59,11 +59,13 @@ BLINK_FN bool in_arena(const Geometry& g, uint32_t offset, uint64_t bytes) {
 // NaN fails every comparison, so it is never within.
 BLINK_FN bool within(float value, float low, float high) { return value >= low && value <= high; }
 
-BLINK_FN bool valid_sampling(const Sqe& e) {
-  return within(e.temperature, 0.0f, 100.0f) && within(e.top_p, 0.0f, 1.0f) && e.top_p > 0.0f &&
-         within(e.min_p, 0.0f, 1.0f) && within(e.repetition_penalty, 0.0f, 1e6f) && e.repetition_penalty > 0.0f &&
-         within(e.presence_penalty, -2.0f, 2.0f) && within(e.frequency_penalty, -2.0f, 2.0f) && e.top_k < 0x80000000u &&
-         e.num_logprobs >= -1 && e.num_logprobs <= int32_t(kMaxLogprobs);
+BLINK_FN bool valid_sampling(const Sampling& e) {
+  constexpr float penalty = kMaxPenalty;
+  return within(e.temperature, 0.0f, kMaxTemperature) && within(e.top_p, 0.0f, 1.0f) && e.top_p > 0.0f &&
+         within(e.min_p, 0.0f, 1.0f) && within(e.repetition_penalty, 0.0f, kMaxRepetitionPenalty) &&
+         e.repetition_penalty > 0.0f && within(e.presence_penalty, -penalty, penalty) &&
+         within(e.frequency_penalty, -penalty, penalty) && e.top_k < 0x80000000u && e.num_logprobs >= -1 &&
+         e.num_logprobs <= int32_t(kMaxLogprobs);
 }
 
 // Check every word of a submission that can be checked without its arena.
@@ -77,9 +79,10 @@ BLINK_FN RejectCode validate(const Geometry& g, const Sqe& e) {
   if (e.num_biases > kMaxLogitBiases) return RejectCode::kLogitBias;
   if (e.num_biases > 0 && !in_arena(g, e.bias_offset, uint64_t(e.num_biases) * 8)) return RejectCode::kLogitBias;
   if (e.num_hashes > e.num_prompt_tokens / g.block_size) return RejectCode::kHashes;
-  if (e.num_hashes > 0 && !in_arena(g, e.hashes_offset, uint64_t(e.num_hashes) * 16)) return RejectCode::kHashes;
-  if (!valid_sampling(e)) return RejectCode::kSamplingValue;
-  if (e.max_tokens == 0 || e.min_tokens > e.max_tokens) return RejectCode::kMaxTokens;
+  if (e.num_hashes > 0 && !in_arena(g, e.hashes_offset, uint64_t(e.num_hashes) * kBlockHashBytes))
+    return RejectCode::kHashes;
+  if (!valid_sampling(e.sampling)) return RejectCode::kSamplingValue;
+  if (e.max_tokens == 0 || e.sampling.min_tokens > e.max_tokens) return RejectCode::kMaxTokens;
   if (e.service_class > uint32_t(ServiceClass::kBestEffort)) return RejectCode::kServiceClass;
   return RejectCode::kNone;
 }

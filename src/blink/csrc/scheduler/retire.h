@@ -2,7 +2,7 @@
 // The end of a step: deliver each sampled token once, in order, and end what is complete.
 #pragma once
 
-#include "scheduler/intake.h"
+#include "scheduler/ending.h"
 
 namespace blink {
 
@@ -14,7 +14,7 @@ BLINK_FN bool is_stop_token(const State& s, const Sequence& q, int32_t token) {
 }
 
 BLINK_FN FinishReason finish_of(const State& s, const Sequence& q, int32_t token) {
-  if (q.num_generated > q.sqe.min_tokens && is_stop_token(s, q, token)) return FinishReason::kStop;
+  if (q.num_generated > q.sqe.sampling.min_tokens && is_stop_token(s, q, token)) return FinishReason::kStop;
   if (q.num_generated >= q.sqe.max_tokens || q.num_tokens >= s.geometry.max_model_len) return FinishReason::kLength;
   return FinishReason::kNone;
 }
@@ -45,7 +45,7 @@ BLINK_FN void retire_row(Env& env, State& s, uint32_t row, uint64_t now) {
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
   const int32_t token = s.sampled_tokens[row];
   if (token < 0 || uint32_t(token) >= s.geometry.vocab_size)
-    return fail(s, ErrorCode::kSampledTokenRange, __LINE__, row);
+    return fail(s, ErrorCode::kSampledTokenRange, BLINK_HERE, row);
   s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + q.num_tokens] = token;
   q.num_tokens++;
   q.num_generated++;
@@ -82,11 +82,7 @@ BLINK_FN void retire(Env& env, State& s, uint64_t now) {
     s.statistics.finished_length += harvest.filled;
   }
   env.sync();
-  if (harvest.stopped + harvest.filled == 0) return;
-  const uint32_t ended = compact(env, s.running, s.num_running, s.scratch,
-                                 [&](uint32_t i) { return s.sequences[i].finish != FinishReason::kNone; });
-  for (uint32_t n = 0; n < ended; n++) free_sequence(env, s, s.scratch[n]);
-  keep_only(env, s, SequenceStatus::kRunning);
+  if (harvest.stopped + harvest.filled > 0) end_finished(env, s);
 }
 
 }  // namespace blink

@@ -6,10 +6,9 @@
 #pragma once
 
 #include "scheduler/compose.h"
+#include "scheduler/retire.h"
 
 namespace blink {
-
-enum class StepResult : uint32_t { kIdle = 0, kBusy = 1, kLaunched = 2, kStopped = 3, kFailed = 4 };
 
 // Set the initial state of arrays that are not zero at the start, then say that the engine is ready.
 template <class Env>
@@ -28,32 +27,12 @@ BLINK_FN void boot(Env& env, State& s) {
   env.sync();
 }
 
-// Register the blocks that the step in flight fills. Nobody looks them up before that step is over.
-template <class Env>
-BLINK_FN void register_blocks(Env& env, State& s) {
-  if (!s.geometry.prefix_caching) return;
-  const auto filled = [&](const Sequence& q) {
-    return least(q.sqe.num_hashes, (q.num_computed + q.scheduled) / s.geometry.block_size);
-  };
-  const uint32_t rows = compact(env, s.row_sequences, s.batch->num_rows, s.scratch,
-                                [&](uint32_t i) { return filled(s.sequences[i]) > s.sequences[i].num_registered; });
-  if (env.lane() == 0) {
-    for (uint32_t n = 0; n < rows; n++) {
-      Sequence& q = s.sequences[s.scratch[n]];
-      for (uint32_t i = q.num_registered; i < filled(q); i++)
-        hash_insert(s, slot_hashes(s, q.slot)[i], uint32_t(block_table(s, q.slot)[i]));
-      q.num_registered = filled(q);
-    }
-  }
-  env.sync();
-}
-
 BLINK_FN void count_step(State& s) {
   const BatchHeader& b = *s.batch;
   s.statistics.num_steps++;
   s.statistics.computed_tokens += b.num_tokens;
-  s.statistics.padded_tokens += bucket_of(s.geometry, b.graph) - b.num_tokens;
-  (b.graph < s.geometry.num_decode_buckets ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
+  s.statistics.padded_tokens += s.geometry.graphs[b.graph].tokens - b.num_tokens;
+  (b.graph < s.geometry.num_decode_graphs ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
 }
 
 BLINK_FN void trace_step(State& s, uint64_t launched_ns, bool idle_before) {
@@ -123,7 +102,7 @@ BLINK_FN StepResult step(Env& env, State& s) {
   if (!glance.done) return StepResult::kBusy;
   if (env.lane() == 0) {
     s.retired_ns = glance.now;
-    if (glance.failed) fail(s, ErrorCode::kStepFailed, __LINE__, uint32_t(s.step));
+    if (glance.failed) fail(s, ErrorCode::kStepFailed, BLINK_HERE, uint32_t(s.step));
   }
   env.sync();
   if (s.failed) return StepResult::kFailed;
@@ -135,9 +114,10 @@ BLINK_FN StepResult step(Env& env, State& s) {
   }
   if (env.lane() == 0) {
     s.in_flight = 1;
-    if (!env.launch(s.batch->graph)) fail(s, ErrorCode::kLaunchFailed, __LINE__, s.batch->graph);
+    if (!env.launch(s.batch->graph)) fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, s.batch->graph);
   }
   env.sync();
+  if (s.failed) return StepResult::kFailed;
   housekeep(env, s, !was_in_flight);
   poll(env, s, glance.now);
   return StepResult::kLaunched;

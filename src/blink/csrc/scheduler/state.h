@@ -9,46 +9,36 @@ namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
 
-enum class SequenceStatus : uint32_t { kFree = 0, kWaiting = 1, kRunning = 2 };
-
 // One generation that the scheduler knows; index = queue pair * sequences_per_queue_pair + tag.
 // A waiting sequence with blocks is parked; one with a slot but no blocks was preempted and recomputes.
 struct Sequence {
-  SequenceStatus status;
-  uint32_t queue_pair;
-  uint32_t slot;
-  uint32_t cancelled;
-  FinishReason finish;
-  uint32_t admitted;      // the arena was consumed, kAdmitted was sent
-  uint32_t num_tokens;    // prompt and generated
-  uint32_t num_computed;  // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
-  uint32_t num_generated;
-  uint32_t num_blocks;
-  uint32_t num_registered;  // leading blocks that the prefix cache knows
-  uint32_t scheduled;       // tokens in the current step
-  uint32_t skipped_pass;    // the pass of compose() that had no room for it
-  uint64_t arrival;
-  uint64_t queued_ns;  // start of the present wait
-  uint64_t waited_ns;  // in all waits before
-  Sqe sqe;
+  FIELDS_OF(Sequence);
+  FIELD(SequenceStatus, status);
+  FIELD(uint32_t, queue_pair);
+  FIELD(uint32_t, slot);
+  FIELD(uint32_t, cancelled);
+  FIELD(FinishReason, finish);
+  FIELD(uint32_t, admitted);      // the arena was consumed, kAdmitted was sent
+  FIELD(uint32_t, num_tokens);    // prompt and generated
+  FIELD(uint32_t, num_computed);  // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
+  FIELD(uint32_t, num_generated);
+  FIELD(uint32_t, num_blocks);
+  FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows
+  FIELD(uint32_t, scheduled);       // tokens in the current step
+  FIELD(uint32_t, skipped_pass);    // the pass of compose() that had no room for it
+  FIELD(uint64_t, arrival);
+  FIELD(uint64_t, queued_ns);  // start of the present wait
+  FIELD(uint64_t, waited_ns);  // in all waits before
+  FIELD(Sqe, sqe);
 };
 
-// What sampling needs of a slot; 16 words, read by the model's kernels.
+// What the model's kernels read of a slot besides its tables, by columns of one word.
 struct SlotParams {
-  float temperature;
-  float top_p;
-  float min_p;
-  float repetition_penalty;
-  float presence_penalty;
-  float frequency_penalty;
-  uint32_t top_k;
-  uint32_t seed_low;
-  uint32_t seed_high;
-  int32_t num_logprobs;
-  uint32_t num_prompt_tokens;
-  uint32_t min_tokens;
-  uint32_t num_stop_tokens;
-  uint32_t num_biases;
+  FIELDS_OF(SlotParams);
+  FIELD(Sampling, sampling);
+  FIELD(uint32_t, num_prompt_tokens);
+  FIELD(uint32_t, num_stop_tokens);
+  FIELD(uint32_t, num_biases);
   uint32_t reserved[2];
 };
 static_assert(sizeof(SlotParams) == 64, "a slot's parameters are 16 words");
@@ -56,6 +46,7 @@ static_assert(sizeof(SlotParams) == 64, "a slot's parameters are 16 words");
 struct Hash {
   uint64_t low, high;
 };
+static_assert(sizeof(Hash) == kBlockHashBytes);
 BLINK_FN bool operator==(Hash a, Hash b) { return a.low == b.low && a.high == b.high; }
 
 struct LruEntry {
@@ -64,93 +55,131 @@ struct LruEntry {
 
 // The scheduler's side of one queue pair.
 struct QueuePairState {
-  uint32_t sq_head, sq_tail;
-  uint32_t cq_head, cq_tail;
-  uint32_t attached;     // generation; 0 = nobody
-  uint32_t attaching;    // generation that waits for the old sequences to end
-  uint32_t last_attach;  // generation seen last in the frontend's word
-  uint32_t expired;      // leases lost
-  uint32_t lease;
-  uint32_t closing;   // end all its sequences in silence
-  uint32_t num_live;  // sequences that are not free
-  uint32_t cq_need;   // completions that the step in flight may post
-  uint32_t open;      // has room for the completions of a step
-  uint64_t lease_seen_ns;
+  FIELDS_OF(QueuePairState);
+  FIELD(uint32_t, sq_head);
+  FIELD(uint32_t, sq_tail);
+  FIELD(uint32_t, cq_head);
+  FIELD(uint32_t, cq_tail);
+  FIELD(uint32_t, attached);     // generation; 0 = nobody
+  FIELD(uint32_t, attaching);    // generation that waits for the old sequences to end
+  FIELD(uint32_t, last_attach);  // generation seen last in the frontend's word
+  FIELD(uint32_t, expired);      // leases lost
+  FIELD(uint32_t, lease);
+  FIELD(uint32_t, closing);   // end all its sequences in silence
+  FIELD(uint32_t, num_live);  // sequences that are not free
+  FIELD(uint32_t, cq_need);   // completions that the step in flight may post
+  FIELD(uint32_t, open);      // has room for the completions of a step
+  FIELD(uint64_t, lease_seen_ns);
 };
 
 struct BatchHeader {
-  uint32_t num_rows, num_tokens, num_decode_rows, graph;
-  uint64_t step;
+  FIELDS_OF(BatchHeader);
+  FIELD(uint32_t, num_rows);
+  FIELD(uint32_t, num_tokens);
+  FIELD(uint32_t, num_decode_rows);
+  FIELD(uint32_t, graph);
+  FIELD(uint64_t, step);
   uint32_t reserved[2];
 };
 
 struct StepOutput {
-  uint64_t done_step;  // the step that finished, stored with release
-  uint32_t failed;
+  FIELDS_OF(StepOutput);
+  FIELD(uint64_t, done_step);  // the step that finished, stored with release
+  FIELD(uint32_t, failed);
 };
 
 struct DecisionLogEntry {
-  uint32_t step, row, sequence, slot, num_computed, scheduled, last_block, graph;
+  FIELDS_OF(DecisionLogEntry);
+  FIELD(uint32_t, step);
+  FIELD(uint32_t, row);
+  FIELD(uint32_t, sequence);
+  FIELD(uint32_t, slot);
+  FIELD(uint32_t, num_computed);
+  FIELD(uint32_t, scheduled);
+  FIELD(uint32_t, last_block);
+  FIELD(uint32_t, graph);
 };
 
+BLINK_FN uint64_t num_sequences(const Geometry& g) { return uint64_t(g.num_queue_pairs) * g.sequences_per_queue_pair; }
+
+// Every array is declared with its number of elements; they lie behind the State in this order (state_arrays.h).
 struct State {
-  Geometry geometry;
-  Header* header;
-  Control* control;
-  TraceEntry* trace;
-  uint8_t* queue_pairs;  // in the region
-  QueuePairLayout queue_pair;
+  FIELDS_OF(State);
+  FIELD(Geometry, geometry);
+  // in the region
+  FIELD(Header*, header);
+  FIELD(Control*, control);
+  FIELD(TraceEntry*, trace);
+  FIELD(uint8_t*, queue_pairs);
+  FIELD(QueuePairLayout, queue_pair);
 
-  QueuePairState* qps;
-  Sequence* sequences;
-  uint32_t* running;
-  uint32_t* waiting;
-  uint32_t* free_slots;
-  uint32_t* scratch;  // the list that one phase of a step collects
-  uint32_t* victims;  // blocks under eviction
-  Sqe* inbox;
+  // the batch, which the model reads, and the model's results
+  STATE_ARRAY(BatchHeader, batch, 1);
+  STATE_ARRAY(StepOutput, output, 1);
+  STATE_ARRAY(int32_t, input_ids, g.max_num_batched_tokens);
+  STATE_ARRAY(int32_t, positions, g.max_num_batched_tokens);
+  STATE_ARRAY(int32_t, kv_slots, g.max_num_batched_tokens);
+  STATE_ARRAY(int32_t, query_starts, g.max_num_seqs + 1);
+  STATE_ARRAY(int32_t, context_lens, g.max_num_seqs);
+  STATE_ARRAY(int32_t, row_slots, g.max_num_seqs);
+  STATE_ARRAY(int32_t, sampled_tokens, g.max_num_seqs);
+  STATE_ARRAY(float, sampled_logprobs, g.max_num_seqs);
+  STATE_ARRAY(int32_t, top_tokens, g.max_num_seqs* kMaxLogprobs);
+  STATE_ARRAY(float, top_logprobs, g.max_num_seqs* kMaxLogprobs);
 
-  uint32_t* ref_counts;
-  uint32_t* free_blocks;
-  uint32_t* block_hashed;
-  Hash* block_hashes;
-  uint32_t* block_stamps;
-  uint32_t* hash_table;  // block + 1; 0 = empty
-  LruEntry* lru;
+  // tables of slots, which the model reads
+  STATE_ARRAY(SlotParams, params, g.num_slots);
+  STATE_ARRAY(int32_t, stop_tokens, uint64_t(g.num_slots) * kMaxStopTokens);
+  STATE_ARRAY(int32_t, bias_tokens, uint64_t(g.num_slots) * kMaxLogitBiases);
+  STATE_ARRAY(float, bias_values, uint64_t(g.num_slots) * kMaxLogitBiases);
+  STATE_ARRAY(int32_t, block_tables, uint64_t(g.num_slots) * g.max_blocks);
+  STATE_ARRAY(int32_t, tokens, uint64_t(g.num_slots) * g.max_model_len);
+  STATE_ARRAY(Hash, slot_hashes, uint64_t(g.num_slots) * g.max_blocks);
 
-  Hash* slot_hashes;  // [num_slots, max_blocks]
-  // [num_slots, ...] tables that the model reads
-  SlotParams* params;
-  int32_t* tokens;
-  int32_t* block_tables;
-  int32_t* stop_tokens;
-  int32_t* bias_tokens;
-  float* bias_values;
-  // the batch
-  BatchHeader* batch;
-  int32_t* input_ids;
-  int32_t* positions;
-  int32_t* kv_slots;
-  int32_t* query_starts;
-  int32_t* context_lens;
-  int32_t* row_slots;
-  uint32_t* row_sequences;
-  // the model's results
-  StepOutput* output;
-  int32_t* sampled_tokens;
-  float* sampled_logprobs;
-  int32_t* top_tokens;
-  float* top_logprobs;
-  DecisionLogEntry* log;
+  // the scheduler's own
+  STATE_ARRAY(uint32_t, row_sequences, g.max_num_seqs);
+  STATE_ARRAY(QueuePairState, qps, g.num_queue_pairs);
+  STATE_ARRAY(Sequence, sequences, num_sequences(g));
+  STATE_ARRAY(uint32_t, running, g.max_num_seqs);
+  STATE_ARRAY(uint32_t, waiting, num_sequences(g));
+  STATE_ARRAY(uint32_t, free_slots, g.num_slots);
+  STATE_ARRAY(uint32_t, scratch, num_sequences(g));  // the list that one phase of a step collects
+  STATE_ARRAY(uint32_t, victims, g.num_blocks);      // blocks under eviction
+  STATE_ARRAY(Sqe, inbox, 1);
+  STATE_ARRAY(uint32_t, ref_counts, g.num_blocks);
+  STATE_ARRAY(uint32_t, free_blocks, g.num_blocks);
+  STATE_ARRAY(uint32_t, block_hashed, g.num_blocks);
+  STATE_ARRAY(Hash, block_hashes, g.num_blocks);
+  STATE_ARRAY(uint32_t, block_stamps, g.num_blocks);
+  STATE_ARRAY(uint32_t, hash_table, g.hash_entries);  // block + 1; 0 = empty
+  STATE_ARRAY(LruEntry, lru, g.lru_entries);
+  STATE_ARRAY(DecisionLogEntry, log, g.log_entries);
 
-  uint32_t booted, in_flight, failed, stats_dirty;
-  uint32_t num_running, num_waiting, num_free_slots, num_free_blocks;
-  uint32_t num_evictable, num_cancels, lru_head, lru_count, next_stamp;
-  uint32_t step_admitted, step_preempted, log_count, engine_state;
-  uint32_t pass;
-  uint32_t num_live;
-  uint64_t next_arrival, step, heartbeat_ns, heartbeat, retired_ns;
-  Statistics statistics;
+  FIELD(uint32_t, booted);
+  FIELD(uint32_t, in_flight);
+  FIELD(uint32_t, failed);
+  FIELD(uint32_t, stats_dirty);
+  FIELD(uint32_t, num_running);
+  FIELD(uint32_t, num_waiting);
+  FIELD(uint32_t, num_free_slots);
+  FIELD(uint32_t, num_free_blocks);
+  FIELD(uint32_t, num_evictable);
+  FIELD(uint32_t, num_cancels);
+  FIELD(uint32_t, lru_head);
+  FIELD(uint32_t, lru_count);
+  FIELD(uint32_t, next_stamp);
+  FIELD(uint32_t, step_admitted);
+  FIELD(uint32_t, step_preempted);
+  FIELD(uint32_t, log_count);
+  FIELD(uint32_t, engine_state);
+  FIELD(uint32_t, pass);
+  FIELD(uint32_t, num_live);
+  FIELD(uint64_t, next_arrival);
+  FIELD(uint64_t, step);
+  FIELD(uint64_t, heartbeat_ns);
+  FIELD(uint64_t, heartbeat);
+  FIELD(uint64_t, retired_ns);
+  FIELD(Statistics, statistics);
 };
 
 }  // namespace blink

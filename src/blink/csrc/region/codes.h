@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The enumerations of the region. Python makes its own of these (layout_table.h): their values are below 64.
+#pragma once
+
+#include "region/platform.h"
+
+namespace blink {
+
+enum class Opcode : uint32_t { kSubmit = 1, kCancel = 2 };
+enum class CqeKind : uint8_t { kAdmitted = 1, kToken = 2, kTopLogprob = 3, kFinished = 4, kRejected = 5 };
+enum class FinishReason : uint8_t { kNone = 0, kStop = 1, kLength = 2, kAbort = 3, kError = 4 };
+enum class ServiceClass : uint32_t { kLatencySensitive = 0, kBestEffort = 1 };
+enum class EngineState : uint32_t { kBooting = 0, kReady = 1, kDraining = 2, kDrained = 3, kStopped = 4, kFailed = 5 };
+
+// Why an SQE was refused; travels in Cqe::token of a kRejected entry.
+enum class RejectCode : uint32_t {
+  kNone = 0,
+  kOpcode = 1,
+  kTag = 2,
+  kTagBusy = 3,
+  kUnknownSequence = 4,
+  kPromptLength = 5,
+  kPromptRange = 6,
+  kPromptToken = 7,
+  kStopTokens = 8,
+  kLogitBias = 9,
+  kHashes = 10,
+  kSamplingValue = 11,
+  kMaxTokens = 12,
+  kServiceClass = 13,
+  kDraining = 14,
+};
+
+// Why the scheduler stopped; Control::error_code.
+enum class ErrorCode : uint32_t {
+  kNone = 0,
+  kStepFailed = 1,         // the model reported a failure
+  kSampledTokenRange = 2,  // the model wrote a token outside the vocabulary
+  kFreeListCorrupt = 3,
+  kRefCountCorrupt = 4,
+  kHashTableCorrupt = 5,
+  kLaunchFailed = 6,
+};
+
+// What one pass of the scheduler did.
+enum class StepResult : uint32_t { kIdle = 0, kBusy = 1, kLaunched = 2, kStopped = 3, kFailed = 4 };
+
+// Where a sequence stands in the scheduler.
+enum class SequenceStatus : uint32_t { kFree = 0, kWaiting = 1, kRunning = 2 };
+
+}  // namespace blink

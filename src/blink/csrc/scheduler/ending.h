@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// How sequences end: complete, cancelled, or because their frontend has gone.
+#pragma once
+
+#include "scheduler/kv_cache.h"
+#include "scheduler/list.h"
+#include "scheduler/queue_pair.h"
+
+namespace blink {
+
+// Free everything that a sequence holds. The caller has posted its last completion and compacts its list.
+template <class Env>
+BLINK_FN void free_sequence(Env& env, State& s, uint32_t index) {
+  Sequence& q = s.sequences[index];
+  if (q.num_blocks > 0) release_blocks(env, s, q.slot, q.num_blocks);
+  env.sync();
+  if (env.lane() == 0) {
+    if (q.slot != kNone) s.free_slots[s.num_free_slots++] = q.slot;
+    if (q.cancelled) s.num_cancels--;
+    s.qps[q.queue_pair].num_live--;
+    s.num_live--;
+    s.stats_dirty = 1;
+    q.status = SequenceStatus::kFree;
+  }
+  env.sync();
+}
+
+// End the running sequences whose last token was delivered.
+template <class Env>
+BLINK_FN void end_finished(Env& env, State& s) {
+  const uint32_t ended = compact(env, s.running, s.num_running, s.scratch,
+                                 [&](uint32_t i) { return s.sequences[i].finish != FinishReason::kNone; });
+  for (uint32_t n = 0; n < ended; n++) free_sequence(env, s, s.scratch[n]);
+  keep_only(env, s, SequenceStatus::kRunning);
+}
+
+// End the cancelled sequences of one list and those of closing queue pairs. A cancellation without room for its
+// completion waits.
+template <class Env>
+BLINK_FN void reap_list(Env& env, State& s, SequenceStatus status, uint64_t now) {
+  const bool running = status == SequenceStatus::kRunning;
+  const uint32_t doomed =
+      compact(env, running ? s.running : s.waiting, running ? s.num_running : s.num_waiting, s.scratch,
+              [&](uint32_t i) { return s.sequences[i].cancelled || s.qps[s.sequences[i].queue_pair].closing; });
+  for (uint32_t n = 0; n < doomed; n++) {
+    const uint32_t index = s.scratch[n];
+    const Sequence& q = s.sequences[index];
+    const QueuePairState& pair = s.qps[q.queue_pair];
+    if (!pair.closing && cq_room(s, pair) == 0) continue;
+    env.sync();
+    if (env.lane() == 0) {
+      if (!pair.closing) post(s, q.queue_pair, q.sqe.sequence, CqeKind::kFinished, FinishReason::kAbort, 0, now);
+      s.statistics.finished_abort++;
+    }
+    free_sequence(env, s, index);
+  }
+  if (doomed > 0) keep_only(env, s, status);
+}
+
+template <class Env>
+BLINK_FN void reap(Env& env, State& s, uint64_t now) {
+  uint32_t closing = 0;
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes())
+    closing += s.qps[qp].closing ? s.qps[qp].num_live : 0;
+  if (env.sum(closing) + s.num_cancels == 0) return;
+  reap_list(env, s, SequenceStatus::kRunning, now);
+  reap_list(env, s, SequenceStatus::kWaiting, now);
+}
+
+}  // namespace blink

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table that finds a cached block by the hash of its tokens and all before them.
+#pragma once
+
+#include "scheduler/failure.h"
+
+namespace blink {
+
+// Open addressing with linear probing; removal shifts back, so there are no tombstones.
+BLINK_FN uint32_t hash_home(const State& s, Hash h) { return uint32_t(h.low) & (s.geometry.hash_entries - 1); }
+
+// Position of the hash, or of the empty entry where it would go.
+BLINK_FN uint32_t hash_find(const State& s, Hash h) {
+  const uint32_t mask = s.geometry.hash_entries - 1;
+  uint32_t at = hash_home(s, h);
+  while (s.hash_table[at] != 0 && !(s.block_hashes[s.hash_table[at] - 1] == h)) at = (at + 1) & mask;
+  return at;
+}
+
+// Make the block findable, unless an equal block already is. Runs on: one lane.
+BLINK_FN void hash_insert(State& s, Hash h, uint32_t block) {
+  const uint32_t at = hash_find(s, h);
+  if (s.hash_table[at] != 0 || s.block_hashed[block]) return;
+  s.hash_table[at] = block + 1;
+  s.block_hashes[block] = h;
+  s.block_hashed[block] = 1;
+}
+
+// Runs on: one lane. Fails: stops the scheduler if the block is not in the table.
+BLINK_FN void hash_remove(State& s, uint32_t block) {
+  const uint32_t mask = s.geometry.hash_entries - 1;
+  uint32_t hole = hash_find(s, s.block_hashes[block]);
+  s.block_hashed[block] = 0;
+  if (s.hash_table[hole] != block + 1) return fail(s, ErrorCode::kHashTableCorrupt, BLINK_HERE, block);
+  for (uint32_t at = (hole + 1) & mask; s.hash_table[at] != 0; at = (at + 1) & mask) {
+    const uint32_t home = hash_home(s, s.block_hashes[s.hash_table[at] - 1]);
+    if (((at - home) & mask) < ((at - hole) & mask)) continue;
+    s.hash_table[hole] = s.hash_table[at];
+    hole = at;
+  }
+  s.hash_table[hole] = 0;
+}
+
+}  // namespace blink

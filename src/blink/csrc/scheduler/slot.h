@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// A sequence's slot: what the model reads of its request, copied out of the arena.
+#pragma once
+
+#include "scheduler/ending.h"
+#include "scheduler/intake.h"
+#include "scheduler/prefix_cache.h"
+
+namespace blink {
+
+// Copy what the arena holds of a request into its slot; false if a token in it is out of range.
+template <class Env>
+BLINK_FN bool load_slot(Env& env, State& s, const Sequence& q) {
+  const Geometry& g = s.geometry;
+  const Sqe& e = q.sqe;
+  const uint8_t* from = arena(s, q.queue_pair);
+  const auto* prompt = reinterpret_cast<const int32_t*>(from + e.prompt_offset);
+  const auto* more_stops = reinterpret_cast<const int32_t*>(from + e.more_stop_offset);
+  const auto* biases = reinterpret_cast<const int32_t*>(from + e.bias_offset);
+  const auto* hashes = reinterpret_cast<const uint32_t*>(from + e.hashes_offset);
+  int32_t* tokens = s.tokens + uint64_t(q.slot) * g.max_model_len;
+  int32_t* stops = s.stop_tokens + uint64_t(q.slot) * kMaxStopTokens;
+  uint32_t bad = 0;
+  const auto copy_tokens = [&](int32_t* to, const int32_t* source, uint32_t count) {
+    for (uint32_t i = env.lane(); i < count; i += env.lanes()) {
+      const int32_t token = source[i];
+      to[i] = token;
+      bad += token < 0 || uint32_t(token) >= g.vocab_size;
+    }
+  };
+  const uint32_t inline_stops = least(e.num_stop_tokens, kInlineStopTokens);
+  copy_tokens(tokens, prompt, e.num_prompt_tokens);
+  copy_tokens(stops, e.stop_tokens, inline_stops);
+  copy_tokens(stops + inline_stops, more_stops, e.num_stop_tokens - inline_stops);
+  copy_tokens(s.bias_tokens + uint64_t(q.slot) * kMaxLogitBiases, biases, e.num_biases);
+  for (uint32_t i = env.lane(); i < e.num_biases; i += env.lanes())
+    s.bias_values[uint64_t(q.slot) * kMaxLogitBiases + i] = reinterpret_cast<const float*>(biases + e.num_biases)[i];
+  auto* slot_words = reinterpret_cast<uint32_t*>(slot_hashes(s, q.slot));
+  for (uint32_t i = env.lane(); i < e.num_hashes * (kBlockHashBytes / 4); i += env.lanes()) slot_words[i] = hashes[i];
+  if (env.lane() == 0)
+    s.params[q.slot] = SlotParams{e.sampling, e.num_prompt_tokens, e.num_stop_tokens, e.num_biases, {0, 0}};
+  return env.sum(bad) == 0;
+}
+
+// Give a waiting sequence a slot and its request's data. False if it must wait; a request with bad data is ended.
+template <class Env>
+BLINK_FN bool take_slot(Env& env, State& s, uint32_t index, uint64_t now) {
+  Sequence& q = s.sequences[index];
+  if (q.slot != kNone) return true;
+  if (s.num_free_slots == 0) return false;
+  env.sync();
+  if (env.lane() == 0) q.slot = s.free_slots[--s.num_free_slots];
+  env.sync();
+  if (load_slot(env, s, q)) return true;
+  if (env.lane() == 0) reject(s, q.queue_pair, q.sqe.sequence, RejectCode::kPromptToken, now);
+  free_sequence(env, s, index);
+  keep_only(env, s, SequenceStatus::kWaiting);
+  return true;
+}
+
+}  // namespace blink
