@@ -16,6 +16,8 @@ MAX_LOGPROBS = CONSTANTS["max_logprobs"]
 _MAX_TEMPERATURE = CONSTANTS["max_temperature"]
 _MAX_PENALTY = CONSTANTS["max_penalty"]
 _MAX_REPETITION_PENALTY = CONSTANTS["max_repetition_penalty"]
+_SAMPLING_FIELDS = SAMPLING.names or ()
+_SERVICE_CLASSES = (int(ServiceClass.LATENCY_SENSITIVE), int(ServiceClass.BEST_EFFORT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +111,11 @@ class SamplingParams:
             "num_logprobs": -1 if self.logprobs is None else self.logprobs,
             "seed_low": seed & 0xFFFFFFFF,
             "seed_high": seed >> 32 & 0xFFFFFFFF,
-            "service_class": ServiceClass.BEST_EFFORT if self.best_effort else ServiceClass.LATENCY_SENSITIVE,
+            "service_class": _SERVICE_CLASSES[self.best_effort],
             "max_tokens": self.max_tokens,
             "priority": self.priority,
         }
-        for name in SAMPLING.names or ():
-            if name not in values:
-                values[name] = getattr(self, name)
-        return values
+        return {name: getattr(self, name) for name in _SAMPLING_FIELDS if name not in values} | values
 
 
 def _within(value: float, low: float, high: float) -> bool:

@@ -17,7 +17,7 @@ from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
 from blink.link.shm import ShmTransport
-from blink.region.layout import BATCH_HEADER, DECISION_LOG_ENTRY, STEP_OUTPUT
+from blink.region.layout import BATCH_HEADER, CONSTANTS, DECISION_LOG_ENTRY, DEVICE_PROGRAM, STEP_OUTPUT
 from blink.region.memory import QueuePairAddresses, Region, create_region
 from blink.region.native import lib
 from blink.region.queue_pair import QueuePair, Submission
@@ -132,6 +132,9 @@ def run_on_device() -> tuple[np.ndarray, dict[int, list[int]]]:
 
     found = run(region, advance, start)
     torch.cuda.synchronize()
+    windows = scheduler._program.cpu().numpy().view(DEVICE_PROGRAM)["windows"]
+    launches = int(region.control["statistics"]["num_steps"])
+    assert windows == launches // CONSTANTS["launches_per_window"], "the scheduler restarts after each window"
     state.close(region)
     log = state.array("log", torch.uint8).cpu().numpy().view(DECISION_LOG_ENTRY)
     return log, found

@@ -138,7 +138,8 @@ class Port {
     start();
   }
   void renew_lease() { store_release(words().lease, ++lease_); }
-  bool has_room() const { return tail_ - load_acquire(scheduler_words(state_, qp_).sq_head) < g_.sq_entries; }
+  uint32_t num_unread() const { return tail_ - load_acquire(scheduler_words(state_, qp_).sq_head); }
+  bool has_room() const { return num_unread() < g_.sq_entries; }
   uint64_t sequence(uint32_t tag) const { return generations_[tag]; }
 
   void submit(Sqe e, const std::vector<int32_t>& prompt, uint32_t tag) {

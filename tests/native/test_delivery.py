@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from blink.region.layout import SLOT_PARAMS, CqeKind, FinishReason, StepResult
+from blink.region.layout import SAMPLING, SLOT_PARAMS, CqeKind, FinishReason, StepResult
+from blink.region.queue_pair import Submission
+from blink.sampling_params import SamplingParams
 from harness import Inbox, expected_tokens, run_until_finished, running, small_config, submit
 
 VOCAB = 97
@@ -116,40 +119,27 @@ def test_a_cancellation_that_comes_too_late_is_not_seen_by_the_caller() -> None:
         assert h.statistic("num_rejected") == 1
 
 
-def test_random_sampling_parameters_reach_the_slot_unchanged() -> None:
-    values: dict[str, Any] = {
+def test_sampling_parameters_reach_the_slot_unchanged() -> None:
+    same: dict[str, Any] = {
         "temperature": 0.5,
         "top_p": 0.25,
         "min_p": 0.125,
         "repetition_penalty": 1.5,
         "presence_penalty": -1.5,
+        "frequency_penalty": 0.75,
+        "top_k": 7,
+        "min_tokens": 2,
     }
+    expected = {**same, "num_logprobs": 3, "seed_low": 9, "seed_high": 1 << 31}
+    assert expected.keys() == set(SAMPLING.names or ()), "a parameter that this test does not know"
     with running(small_config()) as h:
-        pair = h.frontend()
-        submit(
-            h,
-            pair,
-            PROMPT,
-            stop_tokens=(5, 6),
-            **values,
-            frequency_penalty=0.75,
-            top_k=7,
-            min_tokens=2,
-            logprobs=3,
-            logit_bias={11: -2.5, 12: 3.0},
-        )
+        request = Submission(np.asarray(PROMPT, np.int32), (5, 6), 9 | 1 << 63, b"")
+        h.frontend().submit(request, SamplingParams(**same, logprobs=3, logit_bias={11: -2.5, 12: 3.0}))
         h.step()
         h.step()
         slot = int(h.sequences[0]["slot"])
         params = h.state.array("params", SLOT_PARAMS)[slot]
-        for name, value in {
-            **values,
-            "frequency_penalty": 0.75,
-            "top_k": 7,
-            "min_tokens": 2,
-            "num_logprobs": 3,
-        }.items():
-            assert params["sampling"][name] == value
+        assert {name: params["sampling"][name] for name in expected} == expected
         assert (params["num_prompt_tokens"], params["num_stop_tokens"], params["num_biases"]) == (len(PROMPT), 2, 2)
         assert h.state.array("bias_tokens", "i4").reshape(len(h.tokens), -1)[slot, :2].tolist() == [11, 12]
         assert h.state.array("bias_values", "f4").reshape(len(h.tokens), -1)[slot, :2].tolist() == [-2.5, 3.0]

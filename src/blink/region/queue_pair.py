@@ -16,6 +16,7 @@ from blink.region.memory import QueuePairAddresses
 from blink.region.transport import Transport
 
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
+_SAMPLING_FIELDS = SAMPLING.names or ()
 _SCHEDULING = ("service_class", "max_tokens", "priority")  # parameters that only the scheduler reads
 _DRAIN_BATCH = 4096
 
@@ -210,7 +211,7 @@ def _submit_entry(
     entry["num_biases"] = len(params.logit_bias)
     entry["stop_tokens"][: len(stops)] = stops
     values = params.native_values(submission.seed)
-    entry["sampling"] = tuple(values[name] for name in SAMPLING.names or ())
+    entry["sampling"] = tuple(values[name] for name in _SAMPLING_FIELDS)
     for name in _SCHEDULING:
         entry[name] = values[name]
     return entry
