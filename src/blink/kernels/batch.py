@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -67,56 +67,47 @@ class Batch:
         device: torch.device | str = "cpu",
     ) -> Batch:
         """Allocate an empty batch (all zero, no row)."""
+        lengths = {
+            "header": HEADER_WORDS,
+            "input_ids": max_tokens,
+            "positions": max_tokens,
+            "kv_slots": max_tokens,
+            "query_starts": max_rows + 1,
+        }
+        widths = _WIDTHS | {"block_tables": max_blocks, "tokens": max_model_len}
 
-        def words(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        def zeros(name: str) -> Tensor:
+            length = lengths.get(name, num_slots if name in _OF_SLOTS else max_rows)
+            shape = (length, widths[name]) if name in widths else (length,)
+            return torch.zeros(shape, dtype=_dtype(name), device=device)
 
-        return cls(
-            header=words(HEADER_WORDS),
-            input_ids=words(max_tokens),
-            positions=words(max_tokens),
-            kv_slots=words(max_tokens),
-            query_starts=words(max_rows + 1),
-            context_lens=words(max_rows),
-            row_slots=words(max_rows),
-            block_tables=words(num_slots, max_blocks),
-            tokens=words(num_slots, max_model_len),
-            params=words(num_slots, PARAM_WORDS),
-            stop_tokens=words(num_slots, MAX_STOP_TOKENS),
-            bias_tokens=words(num_slots, MAX_LOGIT_BIASES),
-            bias_values=words(num_slots, MAX_LOGIT_BIASES, dtype=torch.float32),
-            sampled_tokens=words(max_rows),
-            sampled_logprobs=words(max_rows, dtype=torch.float32),
-            top_tokens=words(max_rows, MAX_LOGPROBS),
-            top_logprobs=words(max_rows, MAX_LOGPROBS, dtype=torch.float32),
-        )
+        return cls(**{field.name: zeros(field.name) for field in fields(cls)})
+
+
+# Elements of one row of the tables, where the model's sizes do not say it.
+_WIDTHS = {
+    "params": PARAM_WORDS,
+    "stop_tokens": MAX_STOP_TOKENS,
+    "bias_tokens": MAX_LOGIT_BIASES,
+    "bias_values": MAX_LOGIT_BIASES,
+    "top_tokens": MAX_LOGPROBS,
+    "top_logprobs": MAX_LOGPROBS,
+}
+_OF_SLOTS = {"block_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values"}
+_FLOATS = {"bias_values", "sampled_logprobs", "top_logprobs"}
+
+
+def _dtype(name: str) -> torch.dtype:
+    return torch.float32 if name in _FLOATS else torch.int32
 
 
 def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int) -> Batch:
     """View the scheduler's arrays as the model's batch; `array` finds one by name, flat, as a type."""
 
-    def ints(name: str, *shape: int) -> Tensor:
-        return array(name, torch.int32).view(shape or (-1,))
+    def view(name: str) -> Tensor:
+        flat = array("batch" if name == "header" else name, _dtype(name))
+        if name in _OF_SLOTS:
+            return flat.view(num_slots, -1)
+        return flat.view(-1, _WIDTHS[name]) if name in _WIDTHS else flat
 
-    def floats(name: str, *shape: int) -> Tensor:
-        return array(name, torch.float32).view(shape or (-1,))
-
-    return Batch(
-        header=ints("batch"),
-        input_ids=ints("input_ids"),
-        positions=ints("positions"),
-        kv_slots=ints("kv_slots"),
-        query_starts=ints("query_starts"),
-        context_lens=ints("context_lens"),
-        row_slots=ints("row_slots"),
-        block_tables=ints("block_tables", num_slots, -1),
-        tokens=ints("tokens", num_slots, -1),
-        params=ints("params", num_slots, PARAM_WORDS),
-        stop_tokens=ints("stop_tokens", num_slots, MAX_STOP_TOKENS),
-        bias_tokens=ints("bias_tokens", num_slots, MAX_LOGIT_BIASES),
-        bias_values=floats("bias_values", num_slots, MAX_LOGIT_BIASES),
-        sampled_tokens=ints("sampled_tokens"),
-        sampled_logprobs=floats("sampled_logprobs"),
-        top_tokens=ints("top_tokens", -1, MAX_LOGPROBS),
-        top_logprobs=floats("top_logprobs", -1, MAX_LOGPROBS),
-    )
+    return Batch(**{field.name: view(field.name) for field in fields(Batch)})

@@ -37,7 +37,6 @@ void blink_region_init(void* region, const Geometry* g, const uint8_t* hash_key,
   const RegionLayout layout = region_layout(*g);
   h.magic = kMagic;
   h.digest = layout_digest();
-  h.region_bytes = layout.bytes;
   h.trace_offset = layout.trace;
   h.queue_pairs_offset = layout.queue_pairs;
   h.queue_pair_bytes = layout.queue_pair.bytes;

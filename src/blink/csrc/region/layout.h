@@ -70,7 +70,6 @@ struct Header {
   FIELD(uint64_t, magic);
   FIELD(uint64_t, digest);
   FIELD(uint64_t, epoch);
-  FIELD(uint64_t, region_bytes);
   FIELD(uint64_t, trace_offset);
   FIELD(uint64_t, queue_pairs_offset);
   FIELD(uint64_t, queue_pair_bytes);
