@@ -85,7 +85,7 @@ class DeviceScheduler:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._pairs: dict[int, list[int]] = {}
+        self._pairs: dict[int, list[Any]] = {}
 
     def capture(self, index: int, run_step: Callable[[], None]) -> None:
         """Capture graph `index` of the geometry's table from a function that enqueues one step.
@@ -99,7 +99,7 @@ class DeviceScheduler:
 
         graph = self._capture(run)
         self._graphs[index] = graph
-        self._pairs[index] = [int(self._instantiate(graph)) for _ in range(_EXECUTABLES)]
+        self._pairs[index] = [self._instantiate(graph) for _ in range(_EXECUTABLES)]
 
     def start(self) -> None:
         """Launch the resident kernel; it runs until the region's stop word or an error."""
@@ -123,7 +123,8 @@ class DeviceScheduler:
     def _build_program(self) -> None:
         """Write csrc/gpu/program.h's DeviceProgram and its table of executables."""
         table = np.zeros(len(self._pairs), GRAPH_PAIR)
-        table["executables"] = [self._pairs[index] for index in range(len(self._pairs))]
+        for index, pair in self._pairs.items():
+            table[index]["executables"] = [int(executable) for executable in pair]
         self._table = self._upload(table)
         program = np.zeros(1, DEVICE_PROGRAM)
         program["state"], program["graphs"] = self._state.address, self._table.data_ptr()
