@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from blink.link.rdma import handshake as rdma_handshake
 from blink.config import EngineConfig, FrontendConfig, RdmaConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError, LayoutMismatchError
+from blink.link.rdma import handshake as rdma_handshake
 from blink.link.rdma.handshake import (
     BackendMismatchError,
     Descriptor,
@@ -30,7 +30,7 @@ from blink.link.rdma.handshake import (
     read_token,
 )
 from blink.link.rdma.nixl_agent import AgentInfo
-from blink.link.rdma.nixl_channel import NixlChannel
+from blink.link.rdma.nixl_link import NixlChannel
 from blink.link.rdma.verbs import EndpointInfo, RemoteWindow
 from blink.region.layout import DIGEST
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C API of the RDMA library, called from Python through ctypes. No function throws; a failure leaves its text
 // behind.
-#include "rdma/verbs_channel.h"
+#include "rdma/verbs_link.h"
 
 using namespace blink;
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from blink.config import RdmaConfig
 from blink.errors import BlinkError, EngineUnavailableError
-from blink.link.rdma.backend import RdmaChannel, open_channel, transport_over
+from blink.link.rdma.ends import RdmaChannel, open_channel, transport_over
 from blink.link.rdma.handshake import TIMEOUT, Descriptor, LineChannel, backend_of, negotiate, parse_place, read_token
 from blink.region.layout import CONSTANTS, CONTROL, HEADER
 from blink.region.memory import QueuePairAddresses, check_header

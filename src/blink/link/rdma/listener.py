@@ -16,9 +16,9 @@ from typing import Any
 
 from blink.config import EngineConfig
 from blink.errors import BlinkError, ConfigError
-from blink.link.rdma.backend import open_endpoint
+from blink.link.rdma.ends import open_endpoint
 from blink.link.rdma.handshake import Descriptor, LineChannel, admit, parse_place, read_token
-from blink.link.rdma.nixl_channel import NixlEndpoint
+from blink.link.rdma.nixl_link import NixlEndpoint
 from blink.link.rdma.verbs import Endpoint, RemoteWindow
 from blink.link.shm import ShmTransport
 from blink.region.layout import CONSTANTS, CONTROL

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from blink.link.rdma.nixl_channel import NixlChannel
+from blink.link.rdma.nixl_link import NixlChannel
 
 
 class NixlTransport:

@@ -48,7 +48,7 @@ class EndpointInfo(ctypes.Structure):
 
 
 class RemoteWindow(ctypes.Structure):
-    """Memory of the engine that the other end may reach; RemoteWindow of csrc/rdma/verbs_channel.h."""
+    """Memory of the engine that the other end may reach; RemoteWindow of csrc/rdma/verbs_link.h."""
 
     _fields_ = (("start", _U64), ("bytes", _U64), ("address", _U64), ("key", _U32), ("reserved", _U32))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blink.link.rdma.nixl_collector import Collector
+from blink.link.rdma.collector import Collector
 from blink.region.layout import CQE
 
 _ENTRIES = 64

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread that collects completions by reading windows of the queue; the rules of csrc/rdma/verbs_channel.h."""
+"""A thread that collects completions by reading windows of the queue; the rules of csrc/rdma/verbs_link.h."""
 
 from __future__ import annotations
 

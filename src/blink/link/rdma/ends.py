@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from blink.config import RdmaConfig
-from blink.link.rdma.nixl_channel import NixlChannel, NixlEndpoint
+from blink.link.rdma.nixl_link import NixlChannel, NixlEndpoint
 from blink.link.rdma.nixl_transport import NixlTransport
 from blink.link.rdma.verbs import Channel, Device, Endpoint, RemoteWindow
-from blink.link.rdma.verbs_transport import VerbsTransport
+from blink.link.rdma.verbs_link import VerbsTransport
 from blink.region.transport import Transport
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from blink.link.rdma.collector import Collector
 from blink.link.rdma.nixl_agent import Agent, AgentInfo, TransferError
-from blink.link.rdma.nixl_collector import Collector
 from blink.link.rdma.verbs import RemoteWindow
 
 _BUFFER_BYTES = 64 << 10  # of one transfer
