@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rdma_processes import CountingProcess, attach, open_connection
+from rdma_processes import CountingProcess, attach, open_link
 from ring import Inspector
 
 pytestmark = pytest.mark.rdma
@@ -21,17 +21,17 @@ _OF_MEMORY = {"mmap", "munmap", "madvise", "brk", "mprotect"}
 
 
 def test_the_engine_makes_no_call_for_a_transfer(engine: CountingProcess, tmp_path: Path) -> None:
-    connection = open_connection(engine.place)
-    pair = attach(connection)
+    link = open_link(engine.place)
+    pair = attach(link)
     listener = listening_thread(engine.process.pid)
     trace = tmp_path / "trace"
     strace = subprocess.Popen(["strace", "-f", "-q", "-p", str(engine.process.pid), "-o", str(trace)])
     time.sleep(3)
-    inspector = Inspector(pair, connection)
+    inspector = Inspector(pair, link)
     inspector.run(50)
     strace.terminate()
     strace.wait()
-    connection.close()
+    link.close()
     assert inspector.answered == 50 and not inspector.faults
     lines = trace.read_text().splitlines()
     calls = [match for line in lines if (match := re.match(r"(\d+)\s+(?:<\.\.\. )?(\w+)(?: resumed|\()", line))]
@@ -41,10 +41,10 @@ def test_the_engine_makes_no_call_for_a_transfer(engine: CountingProcess, tmp_pa
 
 
 def test_the_engines_ends_can_only_answer(engine: CountingProcess) -> None:
-    connection = open_connection(engine.place)
+    link = open_link(engine.place)
     command = ["rdma", "resource", "show", "qp", "-d"]
     queue_pairs = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    connection.close()
+    link.close()
     threads = {task.name for task in Path(f"/proc/{engine.process.pid}/task").iterdir()}
     own = [line for line in queue_pairs if (maker := re.search(r" pid (\d+) ", line)) and maker[1] in threads]
     assert own and all(" state RTR " in line for line in own), queue_pairs

@@ -1,62 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ways to one-sided access, as configured: verbs, or NIXL. Their ends look alike."""
+"""The two ends of an RDMA connection, over the configured backend: the engine's, and the frontend's link."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from blink.config import RdmaConfig
-from blink.link.rdma.nixl_link import NixlChannel, NixlEndpoint
-from blink.link.rdma.nixl_transport import NixlTransport
-from blink.link.rdma.verbs import Channel, Device, Endpoint, RemoteWindow
-from blink.link.rdma.verbs_link import VerbsTransport
-from blink.region.transport import Transport
+from blink.link.rdma.link import RdmaLink
+from blink.link.rdma.message import Lines, Message, RemoteMemory
+from blink.link.rdma.nixl_link import NixlEnd, NixlLink
+from blink.link.rdma.verbs import Device, VerbsEnd
+from blink.link.rdma.verbs_link import VerbsLink
 
 
-class RdmaChannel(Protocol):
-    """What a connection needs of a frontend's end besides its transport."""
+class EngineEnd(Protocol):
+    """The engine's end of a connection: gives one peer access to memory, and never sends anything of its own."""
 
-    def connect(self, peer: Any, shared: RemoteWindow, pair: RemoteWindow) -> None: ...
+    def offer(self, shared: RemoteMemory, pair: RemoteMemory) -> Message:
+        """Let the peer read `shared`, and read and write `pair`; fill in their keys, and describe this end.
 
-    def read(self, offset: int, out: np.ndarray[Any, Any]) -> bool: ...
+        Raises:
+            ConfigError: the memory cannot be registered.
+        """
+        ...
 
-    def start(self, cq_offset: int, entries: int, head: int, event_fd: int, interval_us: int) -> None: ...
+    def await_peer(self, lines: Lines) -> None:
+        """Do what the peer needs to connect, until it says that it has.
 
-    def watch(self, active: bool) -> None: ...
+        Raises:
+            BlinkError, OSError: it does not.
+        """
+        ...
 
-    def failure(self) -> str: ...
+    def close(self) -> None:
+        """Take all access back."""
+        ...
 
-    def close(self) -> None: ...
+
+def open_engine_end(config: RdmaConfig, peer: Message) -> EngineEnd:
+    """Open the engine's end of a connection to the frontend's end that `peer` describes.
+
+    Raises:
+        BlinkError: this machine lacks what the backend needs, or there is no path to the peer.
+    """
+    if config.rdma_backend == "nixl":
+        return NixlEnd(config.nixl_transports)  # the peer finds it, not the other way round
+    return VerbsEnd(_device(config), peer)
 
 
-def device_of(config: RdmaConfig) -> Device:
-    """Return the configured device."""
+def open_link(config: RdmaConfig) -> RdmaLink:
+    """Open a frontend's link, not yet connected.
+
+    Raises:
+        ConfigError: this machine lacks what the backend needs.
+    """
+    if config.rdma_backend == "nixl":
+        return NixlLink(config.nixl_transports)
+    return VerbsLink(_device(config))
+
+
+def _device(config: RdmaConfig) -> Device:
     return Device(config.rdma_device, config.rdma_gid_index)
-
-
-def open_endpoint(config: RdmaConfig) -> Endpoint | NixlEndpoint:
-    """Open the engine's end.
-
-    Raises:
-        ConfigError: this machine lacks what the backend needs.
-    """
-    return NixlEndpoint(config.nixl_transports) if config.rdma_backend == "nixl" else Endpoint(device_of(config))
-
-
-def open_channel(config: RdmaConfig) -> Channel | NixlChannel:
-    """Open a frontend's end.
-
-    Raises:
-        ConfigError: this machine lacks what the backend needs.
-    """
-    return NixlChannel(config.nixl_transports) if config.rdma_backend == "nixl" else Channel(device_of(config))
-
-
-def transport_over(channel: RdmaChannel) -> Transport:
-    """Return the transport over a channel."""
-    if isinstance(channel, NixlChannel):
-        return NixlTransport(channel)
-    assert isinstance(channel, Channel)
-    return VerbsTransport(channel)

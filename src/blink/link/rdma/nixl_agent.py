@@ -11,7 +11,6 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from blink.errors import BlinkError, ConfigError
@@ -29,13 +28,6 @@ _ONE_SIDED = re.compile(r"(rc|dc)(_\w+)?|cma|xpmem|knem")
 
 class TransferError(BlinkError):
     """A transfer did not end well."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentInfo:
-    """What the peer must know of an agent; a frontend's is empty, as nobody writes to it."""
-
-    metadata: bytes = b""
 
 
 class UcxReport:
@@ -146,18 +138,18 @@ class Agent:
                 "raise the limit of locked memory (`ulimit -l unlimited`)"
             ) from error
 
-    def info(self) -> AgentInfo:
-        """Return what the peer must know, of all memory registered so far."""
-        return AgentInfo(self._agent.get_agent_metadata())
+    def metadata(self) -> bytes:
+        """Return what the peer must know of this agent, and of all memory registered so far."""
+        return self._agent.get_agent_metadata()
 
-    def add_peer(self, peer: AgentInfo) -> None:
-        """Learn the peer's address and memory.
+    def add_peer(self, metadata: bytes) -> None:
+        """Learn the peer's address and memory from its metadata.
 
         Raises:
-            ConfigError: the peer's metadata is not that of an agent of this version.
+            ConfigError: it is not that of an agent of this version.
         """
         try:
-            self._peer = self._agent.add_remote_agent(peer.metadata)
+            self._peer = self._agent.add_remote_agent(metadata)
         except Exception as error:
             raise ConfigError(f"NIXL does not understand the engine's agent ({error}): other versions?") from error
 
