@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from blink.errors import ConfigError
-from blink.link.rdma.nixl_agent import check_transports, transports_of
+from blink.link.rdma.ucx import check_transports, transports_of
 
 # What UCX 1.23 writes, shortened: the agent's connection to itself, one to a peer, and the way of messages.
 _REPORT = """\
@@ -54,7 +54,7 @@ def test_the_transports_of_another_agent_do_not_count() -> None:
     assert transports_of(report("write by ucp_put*", "cma/memory", "cma/memory"), "another") == set()
 
 
-# What UCX's documentation says of its transports: whether the target's processor takes no part in a put or get.
+# Which transports of UCX are known to leave the target's processor alone in a put or get.
 _ONE_SIDED = {
     "rc_verbs": True,
     "rc_mlx5": True,

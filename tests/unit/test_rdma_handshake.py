@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchange that sets an RDMA connection up, over a pair of sockets; no RDMA device takes part."""
+"""The handshake that sets an RDMA connection up, over a pair of sockets; no RDMA device takes part."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def in_thread(body: Callable[[], object]) -> tuple[threading.Thread, list[BaseEx
     return thread, errors
 
 
-def exchange(
+def shake_hands(
     ends: tuple[socket.socket, socket.socket], prepare: Callable[[Message], Descriptor], token: str = "secret"
 ) -> tuple[Descriptor | BlinkError, list[BaseException]]:
     """Let both ends talk; return what the frontend has, and what went wrong at the engine's end."""
@@ -98,7 +98,7 @@ def test_both_ends_learn_all_that_the_other_says(ends: tuple[socket.socket, sock
         heard.append(end)
         return DESCRIPTOR
 
-    got, errors = exchange(ends, prepare)
+    got, errors = shake_hands(ends, prepare)
     assert errors == [] and isinstance(got, Descriptor)
     assert heard == [OWN] and got.end == DESCRIPTOR.end
     assert (bytes(got.shared), bytes(got.pair)) == (bytes(DESCRIPTOR.shared), bytes(DESCRIPTOR.pair))
@@ -111,7 +111,7 @@ def test_a_struct_travels_unchanged() -> None:
 
 def test_a_frontend_with_another_token_is_refused_and_gets_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
     prepared: list[Message] = []
-    got, errors = exchange(ends, prepared.append, token="guess")  # type: ignore[arg-type]
+    got, errors = shake_hands(ends, prepared.append, token="guess")  # type: ignore[arg-type]
     assert isinstance(got, RefusedError) and isinstance(errors[0], RefusedError) and prepared == []
 
 
@@ -119,7 +119,7 @@ def test_what_the_engine_cannot_give_reaches_the_frontend_as_it_is(ends: tuple[s
     def prepare(_: Message) -> Descriptor:
         raise EngineUnavailableError("all taken")
 
-    got, _ = exchange(ends, prepare)
+    got, _ = shake_hands(ends, prepare)
     assert isinstance(got, EngineUnavailableError) and got.message == "all taken"
 
 

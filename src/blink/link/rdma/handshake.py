@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that engine and frontend exchange over TCP to set an RDMA connection up.
+"""What engine and frontend say to each other over TCP to set an RDMA connection up.
 
 engine    {"blink": 2, "digest": ..., "nonce": ...}
 frontend  {"digest": ..., "proof": HMAC-SHA256(token, nonce), "backend": NAME, "end": {...}}
