@@ -34,6 +34,7 @@ struct LinkCounters {
 class VerbsLink {
  public:
   VerbsLink(const std::string& device, int gid_index) : end_(device, gid_index) {}
+
   EndInfo info() const { return end_.info(); }
 
   // Connect to the engine's end; `shared` is the region's header and control block, `pair` the queue pair.
@@ -91,8 +92,8 @@ class VerbsLink {
   using Clock = std::chrono::steady_clock;
   static constexpr uint64_t kPage = 4096;
   static constexpr uint32_t kLandingBytes = Collector::kMaxRead * sizeof(Cqe);
-  static constexpr uint32_t kUnsignalled = 32;                       // at most so many in a row
-  static constexpr auto kPatience = std::chrono::seconds(5);         // beyond all retries of the device
+  static constexpr uint32_t kUnsignalled = 32;                // at most so many in a row
+  static constexpr auto kPatience = std::chrono::seconds(5);  // beyond all retries of the device
 
   // Local bytes that the device may read until a write has completed.
   struct Source {
