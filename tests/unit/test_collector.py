@@ -58,8 +58,8 @@ class Collected:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._read = native_read(queue.read)
-        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK)
-        self._handle = lib.blink_collector_start(self._read, None, _OFFSET, _ENTRIES, queue.head, self._event_fd, 50)
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._handle = lib.blink_collector_start(self._read, None, _OFFSET, _ENTRIES, queue.head, self.event_fd, 50)
         self.sequences: list[int] = []
 
     def expect(self, active: bool = True) -> None:
@@ -76,13 +76,13 @@ class Collected:
         """Drain as an event loop does, until position `tail`."""
         while self._queue.head < tail:
             self.expect()
-            assert select.select([self._event_fd], [], [], _PATIENCE)[0], self.sequences
-            os.eventfd_read(self._event_fd)
+            assert select.select([self.event_fd], [], [], _PATIENCE)[0], self.sequences
+            os.eventfd_read(self.event_fd)
             self.drain(at_most)
 
     def close(self) -> None:
         lib.blink_collector_stop(self._handle)
-        os.close(self._event_fd)
+        os.close(self.event_fd)
 
 
 @pytest.fixture
@@ -121,13 +121,22 @@ def test_what_is_drained_in_pieces_is_signalled_until_all_is_taken(queue: Queue,
     assert collected.sequences == list(range(10))
 
 
-def test_what_was_drained_stays_until_its_reader_has_gone_past_it(queue: Queue, collected: Collected) -> None:
+def test_what_has_come_stays_until_its_reader_has_gone_past_it(queue: Queue, collected: Collected) -> None:
     queue.push(2)
     collected.await_sequences(2)
     queue.head = 0
     assert collected.drain() == 2 and collected.sequences == [0, 1, 0, 1]
     collected.expect()
     assert collected.drain() == 0
+
+
+def test_what_is_left_is_signalled_though_no_more_is_expected(queue: Queue, collected: Collected) -> None:
+    queue.push(10)
+    collected.await_sequences(10)
+    queue.head = 5
+    collected.expect(False)
+    assert select.select([collected.event_fd], [], [], _PATIENCE)[0]
+    assert collected.drain() == 5
 
 
 def test_nothing_is_read_unless_completions_are_expected(queue: Queue, collected: Collected) -> None:
