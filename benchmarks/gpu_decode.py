@@ -21,6 +21,7 @@ import numpy as np
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.boot import create_engine
 from blink.link.client import EngineClient
+from blink.link.shm import ShmConnector
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 from blink.region.layout import CqeKind
@@ -32,7 +33,7 @@ BANDWIDTH = 4.3e12  # bytes per second that a copy kernel reaches on an H200, re
 
 
 def connect(region: str) -> EngineClient:
-    client = EngineClient(region, engine_timeout=5.0)
+    client = EngineClient(ShmConnector(region), engine_timeout=5.0)
     while not client.ready:
         client.tick()
         time.sleep(0.02)

@@ -23,9 +23,9 @@ from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
 from blink.errors import OverloadedError
-from blink.link.shm import ShmTransport
+from blink.link.shm import ShmLink
 from blink.region.layout import BATCH_HEADER, STEP_OUTPUT, StepResult
-from blink.region.memory import QueuePairAddresses, create_region, publish_region
+from blink.region.memory import create_region, publish_region
 from blink.region.native import lib
 from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
@@ -63,7 +63,7 @@ class Stepper:
         self.batch = self.state.array("batch", BATCH_HEADER)
         self.output = self.state.array("output", STEP_OUTPUT)
         self.state.array("sampled_tokens", "i4")[:] = 7
-        self.pair = QueuePair(ShmTransport(self.region), QueuePairAddresses(self.region, 0), self.region.geometry)
+        self.pair = QueuePair(ShmLink(self.region, 0))
         self.pair.request_attach()
         while not self.pair.is_attached():
             self.step()

@@ -67,7 +67,7 @@ class EngineConfig:
     rdma_listen: str = option(
         "", "let frontends of other machines in by RDMA: address of the control port", metavar="HOST:PORT"
     )
-    verbs: RdmaConfig = field(default_factory=RdmaConfig)
+    rdma: RdmaConfig = field(default_factory=RdmaConfig)
     region: str = option("blink", "name of the shared memory region that joins frontends and engine")
     device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     max_num_seqs: int = option(256, "sequences that run at once")
@@ -107,8 +107,10 @@ class FrontendConfig:
     """One HTTP frontend worker."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    rdma: str = option("", "use an engine on another machine: its --rdma-listen address", metavar="HOST:PORT")
-    verbs: RdmaConfig = field(default_factory=RdmaConfig)
+    rdma_engine: str = option(
+        "", "use an engine on another machine: its --rdma-listen address", metavar="HOST:PORT", flag="rdma"
+    )
+    rdma: RdmaConfig = field(default_factory=RdmaConfig)
     region: str = option("blink", "name of the engine's shared memory region")
     host: str = option("127.0.0.1", "address to listen on (0.0.0.0 for all)")
     port: int = option(8000, "port to listen on")
@@ -161,5 +163,5 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         require(self, "frontend_workers", 1, 64)
-        if self.frontend.rdma:
+        if self.frontend.rdma_engine:
             raise ConfigError("--rdma is for `blink frontend`: the frontends of `blink serve` are on the engine's host")

@@ -20,6 +20,7 @@ from blink.engine.base import Engine
 from blink.engine.boot import create_engine
 from blink.errors import BadRequestError, ConfigError, EngineUnavailableError, OverloadedError
 from blink.link.client import EngineClient
+from blink.link.shm import ShmConnector
 from blink.region.layout import CqeKind, FinishReason, RejectCode
 from blink.sampling_params import SamplingParams
 from blink.text.assets import load_assets
@@ -82,7 +83,7 @@ class LLM:
         self._thread.start()
         self._engine = boot.result()
         # In one process with the engine, silence means a busy interpreter and not a dead engine.
-        self._client = EngineClient(config.region, engine_timeout=60.0)
+        self._client = EngineClient(ShmConnector(config.region), engine_timeout=60.0)
         self._next_tick = 0.0
         self._await_engine()
 

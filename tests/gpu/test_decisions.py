@@ -16,9 +16,9 @@ import torch
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
-from blink.link.shm import ShmTransport
+from blink.link.shm import ShmLink
 from blink.region.layout import BATCH_HEADER, CONSTANTS, DECISION_LOG_ENTRY, DEVICE_PROGRAM, STEP_OUTPUT
-from blink.region.memory import QueuePairAddresses, Region, create_region
+from blink.region.memory import Region, create_region
 from blink.region.native import lib
 from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
@@ -71,7 +71,7 @@ def drain_all(pair: QueuePair, advance: Callable[[], None]) -> dict[int, list[in
 
 def run(region: Region, advance: Callable[[], None], start: Callable[[], None]) -> dict[int, list[int]]:
     try:
-        pair = QueuePair(ShmTransport(region), QueuePairAddresses(region, 0), region.geometry)
+        pair = QueuePair(ShmLink(region, 0))
         pair.request_attach()
         advance()
         assert pair.is_attached()

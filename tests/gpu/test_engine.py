@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from blink.link.client import EngineClient
+from blink.link.shm import ShmConnector
 from blink.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -55,7 +56,7 @@ def engine(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 
 def connect(region: str, process: subprocess.Popen[bytes]) -> EngineClient:
-    client = EngineClient(region, engine_timeout=3.0)
+    client = EngineClient(ShmConnector(region), engine_timeout=3.0)
     deadline = time.monotonic() + 120
     while not client.ready:
         assert process.poll() is None, "the engine ended"

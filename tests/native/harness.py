@@ -14,7 +14,7 @@ import numpy as np
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
-from blink.link.shm import ShmTransport
+from blink.link.shm import ShmLink
 from blink.region.layout import (
     BATCH_HEADER,
     CONSTANTS,
@@ -27,7 +27,7 @@ from blink.region.layout import (
     FinishReason,
     StepResult,
 )
-from blink.region.memory import QueuePairAddresses, Region, create_region, publish_region
+from blink.region.memory import Region, create_region, publish_region
 from blink.region.native import lib
 from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
@@ -98,7 +98,7 @@ class Harness:
 
     def attach_later(self, index: int) -> QueuePair:
         """Ask for a queue pair as a new owner, without a step."""
-        pair = QueuePair(ShmTransport(self.region), QueuePairAddresses(self.region, index), self.region.geometry)
+        pair = QueuePair(ShmLink(self.region, index))
         pair.request_attach()
         return pair
 

@@ -45,7 +45,7 @@ def live_of(h: Harness, index: int) -> int:
 
 
 def store(h: Harness, pair: QueuePair, index: int, word: str, value: int) -> None:
-    pair._transport.store_word(getattr(QueuePairAddresses(h.region, index), word), value)
+    pair._link.store_word(getattr(QueuePairAddresses(h.region, index), word), value)
 
 
 def test_a_full_completion_queue_loses_and_repeats_nothing() -> None:
@@ -245,7 +245,7 @@ def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: R
 def raw_completions(pair: QueuePair) -> list[Completion]:
     """Look at what has arrived, also for sequences that the queue pair does not know, without taking it."""
     out = np.zeros(64, CQE)
-    count = pair._transport.drain(pair._at.cq, pair._cq_entries, pair.head, out)
+    count = pair._link.drain(pair.head, out)
     return list(out[:count].view(COMPLETION))
 
 

@@ -53,7 +53,7 @@ def build_config(namespace: argparse.Namespace) -> EngineConfig:
         prompt_arena_bytes=ARENA_BYTES,
         enable_prefix_caching=False,
         lease_timeout=namespace.lease_timeout,
-        verbs=RdmaConfig(rdma_backend=namespace.rdma_backend, nixl_transports=namespace.nixl_transports),
+        rdma=RdmaConfig(rdma_backend=namespace.rdma_backend, nixl_transports=namespace.nixl_transports),
     )
 
 

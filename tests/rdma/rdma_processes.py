@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from blink.config import RdmaConfig
-from blink.link.rdma.connector import RdmaConnection, RdmaConnector
-from blink.link.rdma.handshake import Descriptor, LineChannel, negotiate, parse_place
-from blink.link.rdma.verbs import Channel
+from blink.link.base import Link
+from blink.link.rdma.connector import RdmaConnector
+from blink.link.rdma.handshake import Descriptor, confirm, negotiate, parse_place
+from blink.link.rdma.link import RdmaLink
+from blink.link.rdma.message import Lines
 from blink.region.queue_pair import QueuePair
-from blink.region.transport import Transport
 
 TOKEN = "a token of the rig"
 PATIENCE = 400.0  # seconds; only a failure takes so long
@@ -112,33 +113,36 @@ class HttpFrontend:
         self.process.wait()
 
 
-def open_connection(place: str, config: RdmaConfig | None = None) -> RdmaConnection:
+def open_link(place: str, config: RdmaConfig | None = None) -> RdmaLink:
     """Connect as a frontend does, and wait until that is done."""
     os.environ["BLINK_RDMA_TOKEN"] = TOKEN
     connector = RdmaConnector(place, config or RdmaConfig())
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            connection = connector.open()
+            link = connector.open()
         except Exception:
             if time.monotonic() > deadline:
                 raise
-            connection = None
-        if connection is not None:
-            return connection
+            link = None
+        if link is not None:
+            return link
         time.sleep(0.05)
 
 
-def attach(connection: RdmaConnection, transport: Transport | None = None) -> QueuePair:
-    """Return the connection's queue pair, attached; `transport` replaces the connection's own."""
-    pair = QueuePair(transport or connection.transport, connection.addresses, connection.geometry)
+def attach(link: Link) -> QueuePair:
+    """Return the link's queue pair, attached."""
+    pair = QueuePair(link)
     pair.request_attach()
     wait_for(pair.is_attached, "the attachment")
     pair.start()
     return pair
 
 
-def ask(place: str, channel: Channel, token: str = TOKEN) -> Descriptor:
-    """Negotiate alone, as an attacker could."""
+def ask(place: str, link: RdmaLink, token: str = TOKEN) -> Descriptor:
+    """Negotiate alone, and claim to have connected, as an attacker could."""
     with socket.create_connection(parse_place(place, "--rdma")) as control:
-        return negotiate(LineChannel(control), token, channel.info())
+        lines = Lines(control)
+        descriptor = negotiate(lines, token, link.backend, link.info())
+        confirm(lines)
+        return descriptor

@@ -7,12 +7,13 @@ import os
 import select
 import time
 from collections import Counter
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from blink.errors import OverloadedError
-from blink.link.rdma.connector import RdmaConnection
+from blink.link.base import Link
+from blink.link.rdma.link import RdmaLink
 from blink.region.layout import CqeKind
 from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
@@ -23,41 +24,46 @@ _MAX_ANSWER = 6
 _PATIENCE = 60.0  # seconds without any completion
 
 
-class TailFirst:
-    """A connection's transport with the mistake that the protocol rules out: the tail goes first, the prompt last."""
+class _TailFirst:
+    """A link with the mistake that the protocol rules out: the tail goes first, the prompt last."""
 
-    def __init__(self, connection: RdmaConnection) -> None:
-        self._transport = connection.transport
-        self._arena = connection.addresses.arena
-        self._held: list[tuple[int, Any]] = []
-        self.load_word = self._transport.load_word
-        self.drain = self._transport.drain
+    def __init__(self, link: RdmaLink) -> None:
+        self._link = link
+        self._held: list[tuple[int, bytes]] = []
 
-    def write(self, offset: int, data: bytes | np.ndarray[Any, Any]) -> None:
-        if offset >= self._arena:
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._link, name)
+
+    def write(self, offset: int, data: bytes) -> None:
+        if offset >= self._link.addresses.arena:
             self._held.append((offset, data))
         else:
-            self._transport.write(offset, data)
+            self._link.write(offset, data)
 
     def store_word(self, offset: int, value: int) -> None:
-        self._transport.store_word(offset, value)
+        self._link.store_word(offset, value)
         while self._held:
-            self._transport.write(*self._held.pop())
+            self._link.write(*self._held.pop())
+
+
+def tail_first(link: RdmaLink) -> Link:
+    """Return a link over `link` that makes this mistake."""
+    return cast("Link", _TailFirst(link))
 
 
 class Inspector:
     """Own the sequences of one queue pair and check every completion."""
 
-    def __init__(self, pair: QueuePair, connection: RdmaConnection) -> None:
+    def __init__(self, pair: QueuePair, link: Link) -> None:
         self._pair = pair
-        self._connection = connection
+        self._link = link
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._random = np.random.default_rng(7)
         self._expected: dict[int, list[int]] = {}
         self._got: dict[int, list[int]] = {}
         self.faults: Counter[str] = Counter()
         self.answered = 0
-        connection.start_watch(pair.head, self._event_fd, 50)
+        link.notify(self._event_fd, pair.head, 50)
 
     def run(self, num_requests: int) -> None:
         """Send requests and check their answers until all are answered or nothing comes any more."""
@@ -65,7 +71,7 @@ class Inspector:
         while self.answered < num_requests:
             while sent < num_requests and len(self._expected) < _MAX_LIVE and self._submit():
                 sent += 1
-            self._connection.watch(self._pair.head, True)
+            self._link.expect(self._pair.head, True)
             if select.select([self._event_fd], [], [], 0.1)[0]:
                 os.eventfd_read(self._event_fd)
             now = time.monotonic()
@@ -74,10 +80,10 @@ class Inspector:
             if now - renewed > 0.25:
                 self._pair.renew_lease()
                 renewed = now
-            if now - last > _PATIENCE or self._connection.loss():
+            if now - last > _PATIENCE or self._link.loss():
                 self.faults["lost"] += len(self._expected) + num_requests - sent
                 break
-        self._connection.watch(self._pair.head, False)
+        self._link.expect(self._pair.head, False)
 
     def _submit(self) -> bool:
         length = int(self._random.integers(1, MAX_MODEL_LEN - _MAX_ANSWER))

@@ -21,8 +21,8 @@ from blink.link.rdma.connector import RdmaConnector
 from blink.region.layout import CqeKind
 from blink.sampling_params import SamplingParams
 from counting_engine import answer
-from rdma_processes import TOKEN, CountingProcess, HttpFrontend, attach, open_connection, wait_for
-from ring import Inspector, TailFirst
+from rdma_processes import TOKEN, CountingProcess, HttpFrontend, attach, open_link, wait_for
+from ring import Inspector, tail_first
 
 pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="NIXL is not installed (the extra nixl)")
 
@@ -79,18 +79,18 @@ def complete(client: EngineClient) -> list[int]:
 
 
 def test_a_thousand_requests_and_none_is_torn_lost_or_repeated(nixl_engine: CountingProcess) -> None:
-    connection = open_connection(nixl_engine.place, _HERE)
-    inspector = Inspector(attach(connection), connection)
+    link = open_link(nixl_engine.place, _HERE)
+    inspector = Inspector(attach(link), link)
     inspector.run(_REQUESTS)
-    connection.close()
+    link.close()
     assert inspector.answered == _REQUESTS and not inspector.faults, inspector.faults
 
 
 def test_a_tail_before_its_prompt_is_found_out(nixl_engine: CountingProcess) -> None:
-    connection = open_connection(nixl_engine.place, _HERE)
-    inspector = Inspector(attach(connection, TailFirst(connection)), connection)
+    link = open_link(nixl_engine.place, _HERE)
+    inspector = Inspector(attach(tail_first(link)), link)
     inspector.run(_REQUESTS // 10)
-    connection.close()
+    link.close()
     assert inspector.faults["wrong"] > 0
 
 
@@ -119,30 +119,30 @@ def test_after_a_restart_of_the_engine_requests_are_answered_again(nixl_engine: 
 
 
 def test_in_steady_state_only_scheduler_and_model_run_in_the_engine(nixl_engine: CountingProcess) -> None:
-    connection = open_connection(nixl_engine.place, _HERE)
-    inspector = Inspector(attach(connection), connection)
+    link = open_link(nixl_engine.place, _HERE)
+    inspector = Inspector(attach(link), link)
     inspector.run(10)
     time.sleep(0.2)
     before = switches(nixl_engine)
     inspector.run(_REQUESTS // 2)
     after = switches(nixl_engine)
-    connection.close()
+    link.close()
     ran = [thread for thread in after if after[thread] != before.get(thread)]
     assert len(after) > len(ran) <= 2
 
 
 @pytest.mark.slow
 def test_a_connection_outlives_the_interval_of_ucx_for_keepalive_messages(nixl_engine: CountingProcess) -> None:
-    connection = open_connection(nixl_engine.place, _HERE)
-    pair = attach(connection)
+    link = open_link(nixl_engine.place, _HERE)
+    pair = attach(link)
     end = time.monotonic() + 25  # 20 by default
     while time.monotonic() < end:
         pair.renew_lease()
-        assert connection.loss() is None
+        assert link.loss() is None
         time.sleep(0.25)
-    Inspector(pair, connection).run(10)
+    Inspector(pair, link).run(10)
     assert pair.is_attached()
-    connection.close()
+    link.close()
 
 
 def test_a_frontend_that_was_killed_and_started_again_serves() -> None:

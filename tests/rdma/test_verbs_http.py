@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from blink.errors import EngineUnavailableError
-from blink.link.rdma.verbs import Channel, Device
+from blink.link.rdma.verbs import Device
+from blink.link.rdma.verbs_link import VerbsLink
 from counting_engine import answer
-from rdma_processes import CountingProcess, HttpFrontend, ask, attach, open_connection, wait_for
+from rdma_processes import CountingProcess, HttpFrontend, ask, attach, open_link, wait_for
 
 pytestmark = pytest.mark.rdma
 
@@ -43,13 +44,13 @@ def test_a_killed_engine_is_found_again(engine: CountingProcess, frontend: HttpF
 def test_a_frontend_too_many_is_told_so_and_the_queue_pair_of_a_lost_one_comes_back(
     single: CountingProcess,
 ) -> None:
-    first = open_connection(single.place)
+    first = open_link(single.place)
     attach(first)
-    channel = Channel(Device())
+    late = VerbsLink(Device())
     with pytest.raises(EngineUnavailableError, match="--num-queue-pairs"):
-        ask(single.place, channel)
-    channel.close()
+        ask(single.place, late)
+    late.close()
     first.close()
-    second = open_connection(single.place)
+    second = open_link(single.place)
     attach(second)
     second.close()

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from blink.link.rdma.connector import RdmaConnection
 from blink.link.rdma.handshake import RefusedError
-from blink.link.rdma.verbs import Channel, Device
-from rdma_processes import ask, attach, open_connection, wait_for
+from blink.link.rdma.link import RdmaLink
+from blink.link.rdma.verbs import Device
+from blink.link.rdma.verbs_link import VerbsLink
+from rdma_processes import ask, attach, open_link, wait_for
 
 pytestmark = pytest.mark.rdma
 
@@ -19,53 +21,53 @@ _REFUSED = "remote access error"
 
 
 @pytest.fixture
-def connection(engine_place: str):
-    connection = open_connection(engine_place)
-    yield connection
-    connection.close()
+def link(engine_place: str) -> Iterator[RdmaLink]:
+    link = open_link(engine_place)
+    yield link
+    link.close()
 
 
-def test_writing_behind_the_own_queue_pair_is_refused(connection: RdmaConnection) -> None:
-    end = connection.addresses.base + int(connection.header["queue_pair_bytes"])
-    connection.transport.write(end - 4, bytes(8))
-    wait_for(connection.loss, "the refusal")
-    assert _REFUSED in str(connection.loss())
+def test_writing_behind_the_own_queue_pair_is_refused(link: RdmaLink) -> None:
+    end = link.addresses.base + int(link.header["queue_pair_bytes"])
+    link.write(end - 4, bytes(8))
+    wait_for(link.loss, "the refusal")
+    assert _REFUSED in str(link.loss())
 
 
-def test_reading_behind_the_own_queue_pair_is_refused(connection: RdmaConnection) -> None:
-    end = connection.addresses.base + int(connection.header["queue_pair_bytes"])
-    assert not connection.channel.read(end - 4, np.zeros(8, np.uint8))
-    assert _REFUSED in connection.channel.failure()
+def test_reading_behind_the_own_queue_pair_is_refused(link: RdmaLink) -> None:
+    end = link.addresses.base + int(link.header["queue_pair_bytes"])
+    assert not link.read(end - 4, np.zeros(8, np.uint8))
+    assert _REFUSED in link.failure()
 
 
-def test_writing_the_engines_own_words_is_refused(connection: RdmaConnection) -> None:
-    connection.transport.store_word(0, 0)
-    wait_for(connection.loss, "the refusal")
-    assert _REFUSED in str(connection.loss())
+def test_writing_the_engines_own_words_is_refused(link: RdmaLink) -> None:
+    link.store_word(0, 0)
+    wait_for(link.loss, "the refusal")
+    assert _REFUSED in str(link.loss())
 
 
-def test_reading_behind_the_control_block_is_refused(connection: RdmaConnection) -> None:
-    assert not connection.channel.read(int(connection.header["trace_offset"]), np.zeros(8, np.uint8))
-    assert _REFUSED in connection.channel.failure()
+def test_reading_behind_the_control_block_is_refused(link: RdmaLink) -> None:
+    assert not link.read(int(link.header["trace_offset"]), np.zeros(8, np.uint8))
+    assert _REFUSED in link.failure()
 
 
 def test_the_keys_of_another_frontend_open_nothing(engine_place: str) -> None:
-    first, second = Channel(Device()), Channel(Device())
-    theirs, own = ask(engine_place, first), ask(engine_place, second)
-    first_connection = RdmaConnection(first, theirs)
+    first, thief = VerbsLink(Device()), VerbsLink(Device())
+    theirs, own = ask(engine_place, first), ask(engine_place, thief)
+    first.connect(theirs)
     assert theirs.pair.address != own.pair.address and theirs.pair.key != own.pair.key
-    thief = RdmaConnection(second, replace(own, pair=theirs.pair, pair_index=theirs.pair_index))
-    thief.transport.store_word(thief.addresses.lease, 1)
+    thief.connect(replace(own, pair=theirs.pair, pair_index=theirs.pair_index))
+    thief.store_word(thief.addresses.lease, 1)
     wait_for(thief.loss, "the refusal")
     assert _REFUSED in str(thief.loss())
-    assert first_connection.loss() is None
-    attach(first_connection)
-    first_connection.close()
+    assert first.loss() is None
+    attach(first)
+    first.close()
     thief.close()
 
 
 def test_a_wrong_token_is_refused(engine_place: str) -> None:
-    channel = Channel(Device())
+    link = VerbsLink(Device())
     with pytest.raises(RefusedError, match="token"):
-        ask(engine_place, channel, "another token")
-    channel.close()
+        ask(engine_place, link, "another token")
+    link.close()

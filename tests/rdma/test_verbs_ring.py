@@ -8,12 +8,12 @@ import time
 import numpy as np
 import pytest
 
-from blink.link.rdma.connector import RdmaConnection
-from blink.link.rdma.verbs import ChannelCounters
+from blink.link.rdma.verbs import LinkCounters
+from blink.link.rdma.verbs_link import VerbsLink
 from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
-from rdma_processes import attach, open_connection
-from ring import Inspector, TailFirst
+from rdma_processes import attach, open_link
+from ring import Inspector, tail_first
 
 pytestmark = pytest.mark.rdma
 
@@ -21,50 +21,56 @@ _REQUESTS = 1000
 
 
 def test_a_thousand_requests_and_none_is_torn_lost_or_repeated(engine_place: str) -> None:
-    connection = open_connection(engine_place)
-    inspector = Inspector(attach(connection), connection)
+    link = open_verbs(engine_place)
+    inspector = Inspector(attach(link), link)
     inspector.run(_REQUESTS)
-    counters = connection.channel.counters()
-    connection.close()
+    counters = link.counters()
+    link.close()
     print(f"{counters.writes} writes, {counters.reads} reads, {counters.completions} completions")
     assert inspector.answered == _REQUESTS and not inspector.faults, inspector.faults
 
 
 def test_a_tail_before_its_prompt_is_found_out(engine_place: str) -> None:
-    connection = open_connection(engine_place)
-    inspector = Inspector(attach(connection, TailFirst(connection)), connection)
+    link = open_verbs(engine_place)
+    inspector = Inspector(attach(tail_first(link)), link)
     inspector.run(_REQUESTS // 10)
-    connection.close()
+    link.close()
     assert inspector.faults["wrong"] > 0
 
 
 def test_one_completion_acknowledges_the_three_writes_of_a_submission(engine_place: str) -> None:
-    connection = open_connection(engine_place)
-    pair = attach(connection)
-    before = settled(connection)
+    link = open_verbs(engine_place)
+    pair = attach(link)
+    before = settled(link)
     submit(pair)
-    after = settled(connection)
-    connection.close()
+    after = settled(link)
+    link.close()
     assert (after.writes - before.writes, after.completions - before.completions) == (3, 1)
 
 
 def test_nothing_is_read_while_no_sequence_is_awaited(engine_place: str) -> None:
-    connection = open_connection(engine_place)
-    inspector = Inspector(attach(connection), connection)
+    link = open_verbs(engine_place)
+    inspector = Inspector(attach(link), link)
     inspector.run(3)
     time.sleep(0.2)
-    before = connection.channel.counters().reads
+    before = link.counters().reads
     time.sleep(1)
-    after = connection.channel.counters().reads
-    connection.close()
+    after = link.counters().reads
+    link.close()
     assert before == after
 
 
-def settled(connection: RdmaConnection) -> ChannelCounters:
+def open_verbs(place: str) -> VerbsLink:
+    link = open_link(place)
+    assert isinstance(link, VerbsLink)
+    return link
+
+
+def settled(link: VerbsLink) -> LinkCounters:
     """Return the counters once all that was sent is acknowledged."""
     time.sleep(0.5)
-    assert connection.loss() is None  # takes what the device has finished
-    return connection.channel.counters()
+    assert link.loss() is None  # takes what the device has finished
+    return link.counters()
 
 
 def submit(pair: QueuePair) -> None:

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from blink.errors import ConfigError
-from blink.link.rdma.verbs import Channel, Device
+from blink.link.rdma.verbs import Device
+from blink.link.rdma.verbs_link import VerbsLink
 
 pytestmark = pytest.mark.rdma
 
@@ -19,10 +20,13 @@ _PR_CAPBSET_DROP, _CAP_IPC_LOCK = 24, 14
 _REGISTER = """
 import numpy as np
 from blink.errors import ConfigError
-from blink.link.rdma.verbs import Device, Endpoint
+from blink.link.rdma.message import RemoteMemory
+from blink.link.rdma.verbs import Device, VerbsEnd
+from blink.link.rdma.verbs_link import VerbsLink
 memory = np.zeros(1 << 20, np.uint8)
+end = VerbsEnd(Device(), VerbsLink(Device()).info())
 try:
-    Endpoint(Device()).add_memory(memory.ctypes.data, len(memory), start=0, writable=True)
+    end.offer(RemoteMemory(0, 64, memory.ctypes.data), RemoteMemory(64, len(memory), memory.ctypes.data))
 except ConfigError as error:
     print(error)
 """
@@ -30,12 +34,12 @@ except ConfigError as error:
 
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match="mlx5_9"):
-        Channel(Device("mlx5_9"))
+        VerbsLink(Device("mlx5_9"))
 
 
 def test_an_address_that_the_device_lacks_is_named() -> None:
     with pytest.raises(ConfigError, match="no address 200"):
-        Channel(Device(gid_index=200))
+        VerbsLink(Device(gid_index=200))
 
 
 def test_the_limit_of_locked_memory_is_named() -> None:

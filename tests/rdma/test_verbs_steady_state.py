@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from rdma_processes import CountingProcess, attach, open_connection
+from rdma_processes import CountingProcess, attach, open_link, wait_for
 from ring import Inspector
 
 pytestmark = pytest.mark.rdma
@@ -21,18 +20,24 @@ _OF_MEMORY = {"mmap", "munmap", "madvise", "brk", "mprotect"}
 
 
 def test_the_engine_makes_no_call_for_a_transfer(engine: CountingProcess, tmp_path: Path) -> None:
-    connection = open_connection(engine.place)
-    pair = attach(connection)
+    link = open_link(engine.place)
+    pair = attach(link)
     listener = listening_thread(engine.process.pid)
     trace = tmp_path / "trace"
     strace = subprocess.Popen(["strace", "-f", "-q", "-p", str(engine.process.pid), "-o", str(trace)])
-    time.sleep(3)
-    inspector = Inspector(pair, connection)
+
+    def is_traced() -> bool:
+        pair.renew_lease()
+        tasks = Path(f"/proc/{engine.process.pid}/task").iterdir()
+        return all("TracerPid:\t0\n" not in (task / "status").read_text() for task in tasks)
+
+    wait_for(is_traced, "strace")
+    inspector = Inspector(pair, link)
     inspector.run(50)
     strace.terminate()
     strace.wait()
-    connection.close()
-    assert inspector.answered == 50 and not inspector.faults
+    link.close()
+    assert inspector.answered == 50 and not inspector.faults, inspector.faults
     lines = trace.read_text().splitlines()
     calls = [match for line in lines if (match := re.match(r"(\d+)\s+(?:<\.\.\. )?(\w+)(?: resumed|\()", line))]
     assert len(calls) > 50  # the trace did record the model's waits
@@ -41,18 +46,22 @@ def test_the_engine_makes_no_call_for_a_transfer(engine: CountingProcess, tmp_pa
 
 
 def test_the_engines_ends_can_only_answer(engine: CountingProcess) -> None:
-    connection = open_connection(engine.place)
+    link = open_link(engine.place)
     command = ["rdma", "resource", "show", "qp", "-d"]
     queue_pairs = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    connection.close()
+    link.close()
     threads = {task.name for task in Path(f"/proc/{engine.process.pid}/task").iterdir()}
     own = [line for line in queue_pairs if (maker := re.search(r" pid (\d+) ", line)) and maker[1] in threads]
     assert own and all(" state RTR " in line for line in own), queue_pairs
 
 
 def listening_thread(process: int) -> int:
-    """Return the thread that sleeps in accept()."""
-    tasks = Path(f"/proc/{process}/task")
-    found = [task.name for task in tasks.iterdir() if "accept" in (task / "wchan").read_text()]
-    assert len(found) == 1, [(task.name, (task / "wchan").read_text()) for task in tasks.iterdir()]
-    return int(found[0])
+    """Return the thread that sleeps in accept(), once it has done with the frontend that connected last."""
+
+    def found() -> list[str]:
+        tasks = Path(f"/proc/{process}/task").iterdir()
+        return [task.name for task in tasks if "accept" in (task / "wchan").read_text()]
+
+    wait_for(found, "the listener's sleep")
+    (thread,) = found()
+    return int(thread)

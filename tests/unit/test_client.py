@@ -17,6 +17,7 @@ from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
 from blink.errors import EngineUnavailableError
 from blink.link.client import EngineClient
+from blink.link.shm import ShmConnector
 from blink.region.layout import BATCH_HEADER, CqeKind, FinishReason
 from blink.region.memory import create_region, publish_region, region_path
 from blink.region.native import lib
@@ -90,7 +91,7 @@ def start(name: str) -> Iterator[Callable[..., Engine]]:
 
 @pytest.fixture
 def client(name: str) -> Iterator[EngineClient]:
-    client = EngineClient(name, engine_timeout=2.0)
+    client = EngineClient(ShmConnector(name), engine_timeout=2.0)
     yield client
     client.close()
 
@@ -243,7 +244,7 @@ def test_more_clients_than_queue_pairs_wait_for_one_to_go(
     client: EngineClient, name: str, start: Callable[..., Engine]
 ) -> None:
     start(num_queue_pairs=1)
-    first = EngineClient(name, engine_timeout=2.0)
+    first = EngineClient(ShmConnector(name), engine_timeout=2.0)
     connect(first)
     client.tick()
     assert not client.ready and "--num-queue-pairs" in client.unavailable_reason

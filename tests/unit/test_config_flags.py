@@ -129,3 +129,8 @@ def test_every_flag_has_help_text_that_formats(config_class: type) -> None:
     add_flags(parser, config_class)
     parser.format_help()
     assert all(action.help for action in parser._actions)
+
+
+def test_a_field_may_have_a_flag_of_another_name() -> None:
+    assert to_flags(FrontendConfig(rdma_engine="host:1")) == ["--rdma=host:1"]
+    assert _parse(FrontendConfig, ["--rdma", "host:1"]).rdma_engine == "host:1"

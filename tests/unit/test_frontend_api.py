@@ -20,6 +20,7 @@ from blink.api.routes import create_app
 from blink.api.server import add_middleware
 from blink.config import FrontendConfig
 from blink.link.client import EngineClient
+from blink.link.shm import ShmConnector
 from blink.models.weights.files import default_model_path
 from blink.text.assets import load_assets
 
@@ -37,7 +38,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    client = EngineClient(CONFIG.region, 1.0)
+    client = EngineClient(ShmConnector(CONFIG.region), 1.0)
     client.tick()
     store = MetricStore(CONFIG.region, NUM_VALUES, tmp_path_factory.mktemp("metrics"))
     service = CompletionService(CONFIG, load_assets(CONFIG), Poller(client, Metrics(store, client.stats), 0))

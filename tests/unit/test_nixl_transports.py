@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from blink.errors import ConfigError
-from blink.link.rdma.nixl_agent import check_transports, transports_of
+from blink.link.rdma.ucx import check_transports, transports_of
 
 # What UCX 1.23 writes, shortened: the agent's connection to itself, one to a peer, and the way of messages.
 _REPORT = """\
@@ -52,11 +54,45 @@ def test_the_transports_of_another_agent_do_not_count() -> None:
     assert transports_of(report("write by ucp_put*", "cma/memory", "cma/memory"), "another") == set()
 
 
-@pytest.mark.parametrize(
-    ("used", "allowed"), [({"rc_mlx5"}, "rc"), ({"rc_verbs"}, "rc_verbs,ud"), ({"dc_mlx5", "cma"}, "cma,dc")]
-)
-def test_an_allowed_one_sided_transport_passes(used: set[str], allowed: str) -> None:
-    check_transports(used, allowed)
+# Which transports of UCX are known to leave the target's processor alone in a put or get.
+_ONE_SIDED = {
+    "rc_verbs": True,
+    "rc_mlx5": True,
+    "dc_mlx5": True,
+    "cma": True,
+    "knem": True,
+    "xpmem": True,
+    "ud_verbs": False,
+    "ud_mlx5": False,
+    "tcp": False,
+    "sysv": False,
+    "posix": False,
+}
+# Names in --nixl-transports, and the transports that each stands for.
+_NAMES = {
+    "rc": {"rc_verbs", "rc_mlx5"},
+    "rc_mlx5": {"rc_mlx5"},
+    "dc": {"dc_mlx5"},
+    "ud": {"ud_verbs", "ud_mlx5"},
+    "cma": {"cma"},
+    "tcp": {"tcp"},
+}
+
+
+def is_accepted(used: set[str], allowed: str) -> bool:
+    try:
+        check_transports(used, allowed)
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("allowed", [",".join(pair) for pair in itertools.combinations(_NAMES, 2)] + list(_NAMES))
+def test_transports_pass_if_and_only_if_each_is_allowed_and_one_sided(allowed: str) -> None:
+    permitted = set[str]().union(*(_NAMES[name] for name in allowed.split(",")))
+    one_sided = {name for name, is_one_sided in _ONE_SIDED.items() if is_one_sided}
+    for used in itertools.chain.from_iterable(itertools.combinations(_ONE_SIDED, count) for count in (1, 2)):
+        assert is_accepted(set(used), allowed) == (set(used) <= permitted & one_sided), used
 
 
 @pytest.mark.parametrize(

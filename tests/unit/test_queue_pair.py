@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frontend's end of a queue pair, over a transport that plays the scheduler's part word by word."""
+"""The frontend's end of a queue pair, over a link that plays the scheduler's part word by word."""
 
 from __future__ import annotations
 
@@ -29,17 +29,21 @@ class Places:
 
 
 class Memory:
-    """A transport over plain memory that logs every access, and the scheduler's side of it."""
+    """A link to plain memory that logs every access, and the scheduler's side of it."""
+
+    addresses = Places()
 
     def __init__(self) -> None:
+        config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=32, block_size=8, max_sequences_per_worker=TAGS)
+        self.geometry = build_geometry(config, max_model_len=64, vocab_size=97, num_blocks=16)
+        self.geometry["sq_entries"], self.geometry["cq_entries"], self.geometry["arena_bytes"] = 4, 16, 4096
         self.bytes = np.zeros(Places.arena + 4096, np.uint8)
         self.writes: list[tuple[int, int]] = []
         self.posted = 0
 
-    def write(self, offset: int, data: bytes | np.ndarray[Any, Any]) -> None:
-        raw = np.frombuffer(data, np.uint8)
-        self.bytes[offset : offset + len(raw)] = raw
-        self.writes.append((offset, len(raw)))
+    def write(self, offset: int, data: bytes) -> None:
+        self.bytes[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self.writes.append((offset, len(data)))
 
     def store_word(self, offset: int, value: int) -> None:
         self.write(offset, np.uint32(value).tobytes())
@@ -47,8 +51,8 @@ class Memory:
     def load_word(self, offset: int) -> int:
         return int(self.bytes[offset : offset + 4].view(np.uint32)[0])
 
-    def drain(self, cq_offset: int, entries: int, head: int, out: np.ndarray[Any, Any]) -> int:
-        return lib.blink_cq_drain(self.bytes[cq_offset:].ctypes.data, entries, head, out.ctypes.data, len(out))
+    def drain(self, head: int, out: np.ndarray[Any, Any]) -> int:
+        return lib.blink_cq_drain(self.bytes[Places.cq :].ctypes.data, 16, head, out.ctypes.data, len(out))
 
     def set_word(self, offset: int, value: int) -> None:
         self.bytes[offset : offset + 4].view(np.uint32)[0] = value
@@ -72,10 +76,7 @@ def memory() -> Memory:
 
 @pytest.fixture
 def pair(memory: Memory) -> QueuePair:
-    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=32, block_size=8, max_sequences_per_worker=TAGS)
-    geometry = build_geometry(config, max_model_len=64, vocab_size=97, num_blocks=16)
-    geometry["sq_entries"], geometry["cq_entries"], geometry["arena_bytes"] = 4, 16, 4096
-    pair = QueuePair(memory, Places(), geometry)  # type: ignore[arg-type]
+    pair = QueuePair(memory)  # type: ignore[arg-type]
     pair.request_attach()
     memory.set_word(Places.attached, pair.generation)
     pair.start()

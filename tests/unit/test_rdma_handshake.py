@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchange that sets an RDMA connection up, over a pair of sockets; no RDMA device takes part."""
+"""The handshake that sets an RDMA connection up, over a pair of sockets; no RDMA device takes part."""
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from blink.link.rdma import handshake as rdma_handshake
 from blink.config import EngineConfig, FrontendConfig, RdmaConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError, LayoutMismatchError
+from blink.link.rdma import message as rdma_message
 from blink.link.rdma.handshake import (
+    VERSION,
     BackendMismatchError,
     Descriptor,
-    HandshakeError,
-    LineChannel,
     RefusedError,
     admit,
     negotiate,
@@ -29,15 +28,23 @@ from blink.link.rdma.handshake import (
     prove,
     read_token,
 )
-from blink.link.rdma.nixl_agent import AgentInfo
-from blink.link.rdma.nixl_channel import NixlChannel
-from blink.link.rdma.verbs import EndpointInfo, RemoteWindow
+from blink.link.rdma.message import (
+    HandshakeError,
+    Lines,
+    Message,
+    RemoteMemory,
+    struct_from_message,
+    struct_to_message,
+)
+from blink.link.rdma.nixl_link import NixlLink, parse_metadata
+from blink.link.rdma.verbs import EndInfo
 from blink.region.layout import DIGEST
 
-GID = (type(EndpointInfo().gid))(*range(16))
-ENDPOINT = EndpointInfo(GID, 17, 0xABCDEF, 3, 5)
+GID = (type(EndInfo().gid))(*range(16))
+INFO = EndInfo(GID, 17, 0xABCDEF, 3, 5)
+OWN = struct_to_message(INFO)
 DESCRIPTOR = Descriptor(
-    ENDPOINT, RemoteWindow(0, 1000, 1 << 47, 7, 0), RemoteWindow(4096, 9 << 20, 1 << 46, 8, 0), 2, 1 << 63
+    {"of": "the engine"}, RemoteMemory(0, 1000, 1 << 47, 7, 0), RemoteMemory(4096, 9 << 20, 1 << 46, 8, 0), 2, 1 << 63
 )
 
 
@@ -62,13 +69,13 @@ def in_thread(body: Callable[[], object]) -> tuple[threading.Thread, list[BaseEx
     return thread, errors
 
 
-def exchange(
-    ends: tuple[socket.socket, socket.socket], prepare: Callable[[EndpointInfo], Descriptor], token: str = "secret"
+def shake_hands(
+    ends: tuple[socket.socket, socket.socket], prepare: Callable[[Message], Descriptor], token: str = "secret"
 ) -> tuple[Descriptor | BlinkError, list[BaseException]]:
     """Let both ends talk; return what the frontend has, and what went wrong at the engine's end."""
-    thread, errors = in_thread(lambda: admit(LineChannel(ends[0]), "secret", prepare))
+    thread, errors = in_thread(lambda: admit(Lines(ends[0]), "secret", "verbs", prepare))
     try:
-        got: Descriptor | BlinkError = negotiate(LineChannel(ends[1]), token, ENDPOINT)
+        got: Descriptor | BlinkError = negotiate(Lines(ends[1]), token, "verbs", OWN)
     except BlinkError as error:
         got = error
     thread.join()
@@ -81,70 +88,90 @@ def answer_with(ends: tuple[socket.socket, socket.socket], *lines: bytes) -> Non
 
 
 def greeting(**changes: Any) -> bytes:
-    return json.dumps({"blink": 1, "digest": f"{DIGEST:x}", "nonce": "00", **changes}).encode() + b"\n"
+    return json.dumps({"blink": VERSION, "digest": f"{DIGEST:x}", "nonce": "00", **changes}).encode() + b"\n"
 
 
 def test_both_ends_learn_all_that_the_other_says(ends: tuple[socket.socket, socket.socket]) -> None:
-    heard: list[EndpointInfo] = []
+    heard: list[Message] = []
 
-    def prepare(endpoint: EndpointInfo) -> Descriptor:
-        heard.append(endpoint)
+    def prepare(end: Message) -> Descriptor:
+        heard.append(end)
         return DESCRIPTOR
 
-    got, errors = exchange(ends, prepare)
+    got, errors = shake_hands(ends, prepare)
     assert errors == [] and isinstance(got, Descriptor)
-    assert isinstance(got.endpoint, EndpointInfo)
-    assert bytes(heard[0]) == bytes(ENDPOINT) == bytes(got.endpoint)
+    assert heard == [OWN] and got.end == DESCRIPTOR.end
     assert (bytes(got.shared), bytes(got.pair)) == (bytes(DESCRIPTOR.shared), bytes(DESCRIPTOR.pair))
     assert (got.pair_index, got.epoch) == (2, 1 << 63)
 
 
+def test_a_struct_travels_unchanged() -> None:
+    assert bytes(struct_from_message(EndInfo, json.loads(json.dumps(OWN)))) == bytes(INFO)
+
+
 def test_a_frontend_with_another_token_is_refused_and_gets_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
-    prepared: list[EndpointInfo] = []
-    got, errors = exchange(ends, prepared.append, token="guess")  # type: ignore[arg-type]
+    prepared: list[Message] = []
+    got, errors = shake_hands(ends, prepared.append, token="guess")  # type: ignore[arg-type]
     assert isinstance(got, RefusedError) and isinstance(errors[0], RefusedError) and prepared == []
 
 
 def test_what_the_engine_cannot_give_reaches_the_frontend_as_it_is(ends: tuple[socket.socket, socket.socket]) -> None:
-    def prepare(_: EndpointInfo) -> Descriptor:
+    def prepare(_: Message) -> Descriptor:
         raise EngineUnavailableError("all taken")
 
-    got, _ = exchange(ends, prepare)
+    got, _ = shake_hands(ends, prepare)
     assert isinstance(got, EngineUnavailableError) and got.message == "all taken"
 
 
 def test_another_build_is_refused_by_the_frontend(ends: tuple[socket.socket, socket.socket]) -> None:
     answer_with(ends, greeting(digest="1"))
     with pytest.raises(LayoutMismatchError):
-        negotiate(LineChannel(ends[1]), "secret", ENDPOINT)
+        negotiate(Lines(ends[1]), "secret", "verbs", OWN)
 
 
 def test_another_build_is_refused_by_the_engine(ends: tuple[socket.socket, socket.socket]) -> None:
-    thread, errors = in_thread(lambda: admit(LineChannel(ends[0]), "secret", lambda _: DESCRIPTOR))
-    frontend = LineChannel(ends[1])
+    thread, errors = in_thread(lambda: admit(Lines(ends[0]), "secret", "verbs", lambda _: DESCRIPTOR))
+    frontend = Lines(ends[1])
     nonce = frontend.receive()["nonce"]
-    frontend.send({"digest": "1", "proof": prove("secret", nonce), "endpoint": {}})
+    frontend.send({"digest": "1", "proof": prove("secret", str(nonce)), "end": {}})
     assert frontend.receive()["refused"] == "build"
     thread.join()
     assert isinstance(errors[0], LayoutMismatchError)
 
 
+MEMORY = struct_to_message(RemoteMemory())
+
+
 @pytest.mark.parametrize(
     "answer",
     [
-        {"endpoint": {}},
-        {"endpoint": 5},
-        {"endpoint": {"gid": "zz", "qpn": 1, "psn": 1, "lid": 0, "mtu": 1}},
-        {"endpoint": {"gid": "00", "qpn": 1, "psn": 1, "lid": 0, "mtu": 1}},
-        {"endpoint": {"gid": "00" * 16, "qpn": 1 << 32, "psn": 1, "lid": 0, "mtu": 1}},
-        {"endpoint": {"gid": "00" * 16, "qpn": True, "psn": 1, "lid": 0, "mtu": 1}},
+        {},
+        {"end": 5},
+        {"end": {}, "shared": MEMORY, "pair_index": 0, "epoch": 1},
+        {"end": {}, "shared": MEMORY, "pair": {**MEMORY, "key": 1 << 32}, "pair_index": 0, "epoch": 1},
+        {"end": {}, "shared": MEMORY, "pair": MEMORY, "pair_index": True, "epoch": 1},
         {"refused": "something new", "message": "?"},
     ],
 )
 def test_a_nonsense_answer_is_an_error(ends: tuple[socket.socket, socket.socket], answer: dict[str, Any]) -> None:
     answer_with(ends, greeting(), json.dumps(answer).encode() + b"\n")
     with pytest.raises(HandshakeError):
-        negotiate(LineChannel(ends[1]), "secret", ENDPOINT)
+        negotiate(Lines(ends[1]), "secret", "verbs", OWN)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"gid": "zz", "qpn": 1, "psn": 1, "lid": 0, "mtu": 1},
+        {"gid": "00", "qpn": 1, "psn": 1, "lid": 0, "mtu": 1},
+        {"gid": "00" * 16, "qpn": 1 << 32, "psn": 1, "lid": 0, "mtu": 1},
+        {"gid": "00" * 16, "qpn": True, "psn": 1, "lid": 0, "mtu": 1},
+        {"gid": "00" * 16, "qpn": 1, "psn": 1, "lid": 0},
+    ],
+)
+def test_an_end_that_is_none_is_an_error(end: Message) -> None:
+    with pytest.raises(HandshakeError):
+        struct_from_message(EndInfo, end)
 
 
 @pytest.mark.parametrize("line", [b"x" * 5000, b"[]\n", b"{\n", b"\xff\n", b""])
@@ -152,15 +179,15 @@ def test_a_line_that_is_no_message_is_an_error(ends: tuple[socket.socket, socket
     ends[0].sendall(line)
     ends[0].shutdown(socket.SHUT_WR)
     with pytest.raises(HandshakeError):
-        LineChannel(ends[1]).receive()
+        Lines(ends[1]).receive()
 
 
 def test_a_peer_that_says_nothing_is_given_up(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rdma_handshake, "TIMEOUT", 0.2)
+    monkeypatch.setattr(rdma_message, "TIMEOUT", 0.2)
     with pytest.raises(TimeoutError):
-        LineChannel(ends[1]).receive()
+        Lines(ends[1]).receive()
 
 
 def test_the_token_never_travels_and_each_proof_is_for_one_connection() -> None:
@@ -192,7 +219,7 @@ def test_what_is_no_place_is_refused(text: str) -> None:
 
 def test_serve_refuses_a_foreign_engine() -> None:
     with pytest.raises(ConfigError, match="blink frontend"):
-        ServeConfig(engine=EngineConfig(), frontend=FrontendConfig(rdma="host:1"))
+        ServeConfig(engine=EngineConfig(), frontend=FrontendConfig(rdma_engine="host:1"))
 
 
 def test_without_the_library_a_frontend_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,26 +234,19 @@ def test_without_the_library_a_frontend_says_what_to_install(monkeypatch: pytest
     assert result.stdout.startswith("ConfigError") and "libibverbs-dev" in result.stdout
 
 
-def test_the_metadata_of_an_agent_reaches_the_frontend(ends: tuple[socket.socket, socket.socket]) -> None:
-    descriptor = replace(DESCRIPTOR, endpoint=AgentInfo(bytes(range(256))))
-    thread, errors = in_thread(lambda: admit(LineChannel(ends[0]), "secret", lambda _: descriptor, "nixl"))
-    got = negotiate(LineChannel(ends[1]), "secret", AgentInfo())
-    thread.join()
-    assert errors == [] and got.endpoint == descriptor.endpoint
-
-
 def test_ends_of_different_backends_refuse_each_other(ends: tuple[socket.socket, socket.socket]) -> None:
-    thread, errors = in_thread(lambda: admit(LineChannel(ends[0]), "secret", lambda _: DESCRIPTOR))
+    thread, errors = in_thread(lambda: admit(Lines(ends[0]), "secret", "verbs", lambda _: DESCRIPTOR))
     with pytest.raises(BackendMismatchError, match="--rdma-backend verbs, not nixl"):
-        negotiate(LineChannel(ends[1]), "secret", AgentInfo())
+        negotiate(Lines(ends[1]), "secret", "nixl", {})
     thread.join()
     assert isinstance(errors[0], BackendMismatchError)
 
 
-def test_metadata_that_is_none_is_an_error(ends: tuple[socket.socket, socket.socket]) -> None:
-    answer_with(ends, greeting(), json.dumps({"endpoint": {"metadata": "?"}}).encode() + b"\n")
-    with pytest.raises(HandshakeError):
-        negotiate(LineChannel(ends[1]), "secret", AgentInfo())
+def test_the_metadata_of_an_agent_is_read_and_what_is_none_is_an_error() -> None:
+    assert parse_metadata({"metadata": base64.b64encode(bytes(range(256))).decode()}) == bytes(range(256))
+    for end in ({"metadata": "?"}, {"metadata": 5}, {}):
+        with pytest.raises(HandshakeError):
+            parse_metadata(end)
 
 
 def test_without_nixl_a_frontend_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,4 +264,4 @@ def test_without_nixl_a_frontend_says_what_to_install(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("transports", ["", "all", "rc,all", "^tcp", "rc,", "RC"])
 def test_a_list_that_would_allow_anything_is_refused(transports: str) -> None:
     with pytest.raises(ConfigError, match="--nixl-transports"):
-        NixlChannel(transports)
+        NixlLink(transports)

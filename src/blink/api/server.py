@@ -31,6 +31,7 @@ from blink.host.address import Address
 from blink.host.isolation import isolate, parse_cpus
 from blink.link.base import Connector
 from blink.link.client import EngineClient
+from blink.link.shm import ShmConnector
 from blink.text.assets import load_assets
 
 _KEY_VARIABLE = "BLINK_API_KEY"
@@ -54,7 +55,7 @@ def run_worker(config: FrontendConfig) -> int:
     cpus = parse_cpus(config.frontend_cpus)
     isolate(cpus, config.frontend_sched, config.frontend_sched_priority, config.frontend_mlock)
     assets = load_assets(config)
-    client = EngineClient(_engine_of(config), config.engine_timeout)
+    client = EngineClient(_connector_of(config), config.engine_timeout)
     metrics = Metrics(MetricStore(config.region, NUM_VALUES), client.stats)
     metrics.model_name = config.model.served_model_name
     service = CompletionService(config, assets, Poller(client, metrics, config.max_num_queued_reqs))
@@ -66,13 +67,13 @@ def run_worker(config: FrontendConfig) -> int:
     return 0
 
 
-def _engine_of(config: FrontendConfig) -> str | Connector:
-    """Return where the engine is: a region of this host, or the way to another machine."""
-    if not config.rdma:
-        return config.region
+def _connector_of(config: FrontendConfig) -> Connector:
+    """Return the way to the engine: a region of this host, or another machine."""
+    if not config.rdma_engine:
+        return ShmConnector(config.region)
     from blink.link.rdma.connector import RdmaConnector  # only a frontend that uses RDMA needs its library
 
-    return RdmaConnector(config.rdma, config.verbs)
+    return RdmaConnector(config.rdma_engine, config.rdma)
 
 
 def add_middleware(app: FastAPI, config: FrontendConfig) -> None:

@@ -66,7 +66,7 @@ def to_flags(config: object) -> list[str]:
             flags.append(_flag(option.name) if value else _flag(f"no_{option.name}"))
         else:
             values = cast("tuple[str, ...]", value) if isinstance(value, tuple) else (value,)
-            flags += [f"{_flag(option.name)}={item}" for item in values]
+            flags += [f"{_flag(_flag_name(option))}={item}" for item in values]
     return flags
 
 
@@ -116,7 +116,7 @@ def _add_positional_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_flag(group: argparse._ArgumentGroup, owner: type, option: Field[Any], text: str) -> None:
     kind = get_type_hints(owner)[option.name]
-    flag = _flag(option.name)
+    flag = _flag(_flag_name(option))
     if kind is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         return
@@ -124,6 +124,7 @@ def _add_flag(group: argparse._ArgumentGroup, owner: type, option: Field[Any], t
     store = _StoreOnce if option.name == "model" else "store"
     group.add_argument(
         flag,
+        dest=option.name,
         default=argparse.SUPPRESS,
         action="append" if repeatable else store,
         type={int: parse_integer, float: float}.get(kind, str),
@@ -147,6 +148,10 @@ def _describe(option: Field[Any]) -> str:
 
 def _fields(config_class: type) -> tuple[Field[Any], ...]:
     return fields(cast("Any", config_class))
+
+
+def _flag_name(option: Field[Any]) -> str:
+    return option.metadata.get("flag", option.name)
 
 
 def _flag(name: str) -> str:

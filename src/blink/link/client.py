@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from blink.errors import BlinkError, EngineUnavailableError
-from blink.link.base import Connection, Connector, ShmConnector
+from blink.link.base import Connector, Link
 from blink.region.layout import COMPLETION, EngineState, ErrorCode
 from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
@@ -41,16 +41,14 @@ class RegionInfo:
 
 
 class EngineClient:
-    """Hold one queue pair of whatever engine serves now: at a region's name, or at the end of a connector."""
+    """Hold one queue pair of whatever engine serves now: at the end of a connector."""
 
-    def __init__(
-        self, engine: str | Connector, engine_timeout: float, poll_interval_us: int = _POLL_INTERVAL_US
-    ) -> None:
-        self._connector = ShmConnector(engine) if isinstance(engine, str) else engine
+    def __init__(self, connector: Connector, engine_timeout: float, poll_interval_us: int = _POLL_INTERVAL_US) -> None:
+        self._connector = connector
         self._engine_timeout = engine_timeout
         self._poll_interval_us = poll_interval_us
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._connection: Connection | None = None
+        self._link: Link | None = None
         self._pair: QueuePair | None = None
         self._heartbeat = 0
         self._heartbeat_time = 0.0
@@ -92,14 +90,14 @@ class EngineClient:
             OverloadedError: the engine's queue for this worker is full.
             EngineUnavailableError: no engine is ready.
         """
-        if self._connection is None or self._pair is None or not self.ready or self.info is None:
+        if self._link is None or self._pair is None or not self.ready or self.info is None:
             raise EngineUnavailableError(self.unavailable_reason)
-        if self._connection.control_word("state") != EngineState.READY:
+        if self._link.state() != EngineState.READY:
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)])
         hashes = block_hashes if self.info.prefix_caching else b""
         sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes), params)
-        self._watch()
+        self._expect()
         return sequence
 
     def cancel(self, sequence: int) -> None:
@@ -111,17 +109,17 @@ class EngineClient:
         """Return the completions that have arrived (dtype layout.COMPLETION; valid until the next call)."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event_fd)
-        if self._pair is None:
+        if self._pair is None or not self.ready:
             return np.zeros(0, COMPLETION)
         completions = self._pair.drain()
-        self._watch()
+        self._expect()
         return completions
 
     def stats(self) -> dict[str, int]:
         """Return the engine's counters and gauges and this queue pair's; empty when there is no engine."""
-        if self._connection is None or self._pair is None:
+        if self._link is None or self._pair is None:
             return {}
-        statistics = self._connection.statistics()
+        statistics = self._link.report()["statistics"]
         found = {name: int(statistics[name]) for name in statistics.dtype.names}
         found["worker_sequences"] = self._pair.num_live
         found["prompt_arena_used_bytes"] = self._pair.arena_used_bytes
@@ -132,31 +130,31 @@ class EngineClient:
         self._disconnect("closed")
         os.close(self._event_fd)
 
-    def _watch(self) -> None:
-        if self.ready and self._connection is not None and self._pair is not None:
-            self._connection.watch(self._pair.head, self._pair.num_live > 0)
+    def _expect(self) -> None:
+        if self.ready and self._link is not None and self._pair is not None:
+            self._link.expect(self._pair.head, self._pair.num_live > 0)
 
     def _connect(self) -> None:
         try:
-            if self._connection is not None or self._open():
+            if self._link is not None or self._open():
                 self._attach()
         except BlinkError as error:
             self.unavailable_reason = error.message
             self._release()
 
     def _open(self) -> bool:
-        connection = self._connector.open()
-        if connection is None:
+        link = self._connector.open()
+        if link is None:
             return False
-        self._connection = connection
-        self._pair = QueuePair(connection.transport, connection.addresses, connection.geometry)
-        self._heartbeat = connection.heartbeat()
+        self._link = link
+        self._pair = QueuePair(link)
+        self._heartbeat = int(link.report()["heartbeat"])
         self._heartbeat_time = time.monotonic()
         self._pair.request_attach()
         return True
 
     def _attach(self) -> None:
-        assert self._connection is not None and self._pair is not None
+        assert self._link is not None and self._pair is not None
         deadline = time.monotonic() + _ATTACH_WAIT
         while not self._pair.is_attached():
             if time.monotonic() < deadline:
@@ -167,24 +165,23 @@ class EngineClient:
             self.unavailable_reason = "the engine is starting"
             return
         self._pair.start()
-        self.info = _region_info(self._connection)
-        self._connection.start_watch(self._pair.head, self._event_fd, self._poll_interval_us)
+        self.info = _region_info(self._link)
+        self._link.notify(self._event_fd, self._pair.head, self._poll_interval_us)
         self._heartbeat_time = time.monotonic()
         self.ready = True
         self.unavailable_reason = ""
 
     def _loss(self, attaching: bool = False) -> str | None:
         """Say why the engine or the queue pair is gone; None while all is well."""
-        assert self._connection is not None and self._pair is not None
-        self._connection.refresh()
-        state = self._connection.control_word("state")
-        if state == EngineState.FAILED:
-            return f"the engine failed: {ErrorCode(self._connection.control_word('error_code')).name}"
-        if state == EngineState.STOPPED:
+        assert self._link is not None and self._pair is not None
+        words = self._link.report()
+        if words["state"] == EngineState.FAILED:
+            return f"the engine failed: {ErrorCode(int(words['error_code'])).name}"
+        if words["state"] == EngineState.STOPPED:
             return "the engine was stopped"
-        if lost := self._connection.loss():
+        if lost := self._link.loss():
             return lost
-        heartbeat, now = self._connection.heartbeat(), time.monotonic()
+        heartbeat, now = int(words["heartbeat"]), time.monotonic()
         if heartbeat != self._heartbeat:
             self._heartbeat, self._heartbeat_time = heartbeat, now
         elif now - self._heartbeat_time > self._engine_timeout:
@@ -199,13 +196,13 @@ class EngineClient:
         self._release()
 
     def _release(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._pair = None
+        if self._link is not None:
+            self._link.close()
+        self._link = self._pair = None
 
 
-def _region_info(connection: Connection) -> RegionInfo:
-    geometry, header = connection.geometry, connection.header
+def _region_info(link: Link) -> RegionInfo:
+    geometry, header = link.geometry, link.header
     return RegionInfo(
         max_model_len=int(geometry["max_model_len"]),
         vocab_size=int(geometry["vocab_size"]),

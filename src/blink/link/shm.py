@@ -1,32 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The region on this host: POSIX shared memory, which the GPU polls too."""
+"""The link to an engine of this host: POSIX shared memory, which the GPU polls too."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import numpy.typing as npt
 
-from blink.region.memory import Region
+from blink.region.memory import QueuePairAddresses, Region, all_queue_pairs_taken, claim_queue_pair, open_region
 from blink.region.native import lib
 
 
-class ShmTransport:
-    """Access a mapped region; ordered words go through the native library, as numpy loads order nothing on Arm."""
+class ShmConnector:
+    """The way to an engine of this host, by its region's name."""
 
-    def __init__(self, region: Region) -> None:
-        self._bytes = region.bytes
-        self._address = region.address
+    def __init__(self, region: str) -> None:
+        self._region = region
 
-    def write(self, offset: int, data: bytes | np.ndarray[Any, Any]) -> None:
-        source = np.frombuffer(data, np.uint8)
-        self._bytes[offset : offset + len(source)] = source
+    def open(self) -> ShmLink:
+        """Open the region and claim a queue pair.
+
+        Raises:
+            EngineUnavailableError: no engine runs, or all its queue pairs are taken.
+            LayoutMismatchError: engine and frontend are of different builds.
+        """
+        region = open_region(self._region)
+        index = claim_queue_pair(region)
+        if index is None:
+            region.close()
+            raise all_queue_pairs_taken()
+        return ShmLink(region, index)
+
+
+class ShmLink:
+    """A queue pair in mapped memory; ordered words go through the native library, as numpy orders nothing on Arm."""
+
+    def __init__(self, region: Region, index: int) -> None:
+        """Use a queue pair that this process has claimed; the region is this object's from then on."""
+        self.region = region
+        self.index = index
+        self.header: np.void = region.header
+        self.geometry: np.void = region.geometry
+        self.addresses = QueuePairAddresses(region, index)
+        self._entries = int(self.geometry["cq_entries"])
+        self._waiter: int | None = None
+
+    def write(self, offset: int, data: bytes) -> None:
+        self.region.bytes[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
 
     def store_word(self, offset: int, value: int) -> None:
-        lib.blink_store_u32(self._address + offset, value)
+        lib.blink_store_u32(self.region.address + offset, value)
 
     def load_word(self, offset: int) -> int:
-        return lib.blink_load_u32(self._address + offset)
+        return lib.blink_load_u32(self.region.address + offset)
 
-    def drain(self, cq_offset: int, entries: int, head: int, out: np.ndarray[Any, Any]) -> int:
-        return lib.blink_cq_drain(self._address + cq_offset, entries, head, out.ctypes.data, len(out))
+    def notify(self, event_fd: int, head: int, interval_us: int) -> None:
+        queue = self.region.address + self.addresses.cq
+        self._waiter = lib.blink_waiter_start(queue, self._entries, head, event_fd, interval_us)
+
+    def drain(self, head: int, out: npt.NDArray[np.void]) -> int:
+        queue = self.region.address + self.addresses.cq
+        return lib.blink_cq_drain(queue, self._entries, head, out.ctypes.data, len(out))
+
+    def expect(self, head: int, active: bool) -> None:
+        assert self._waiter is not None, "notify() comes first"
+        lib.blink_waiter_expect(self._waiter, head, active)
+
+    def state(self) -> int:
+        return self.region.control_word("state")
+
+    def report(self) -> np.void:
+        state = self.region.control_word("state")  # acquired: the words below are no older
+        words = self.region.control.copy()
+        words["state"] = state
+        return words
+
+    def loss(self) -> str | None:
+        try:
+            is_current = self.region.path.stat().st_ino == self.region.inode
+        except FileNotFoundError:
+            is_current = False
+        return None if is_current else "the engine was restarted"
+
+    def close(self) -> None:
+        if self._waiter is not None:
+            lib.blink_waiter_stop(self._waiter)
+            self._waiter = None
+        self.region.close()

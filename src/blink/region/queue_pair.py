@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from blink.errors import OverloadedError
 from blink.region.arena import Arena
 from blink.region.layout import COMPLETION, CONSTANTS, CQE, SAMPLING, SQE, CqeKind, Opcode
-from blink.region.memory import QueuePairAddresses
-from blink.region.transport import Transport
+
+if TYPE_CHECKING:
+    from blink.link.base import Link
 
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
 _SAMPLING_FIELDS = SAMPLING.names or ()
@@ -52,13 +53,13 @@ class Parameters(Protocol):
 
 
 class QueuePair:
-    """Own one attached queue pair through a transport."""
+    """Own one attached queue pair through a link."""
 
-    def __init__(self, transport: Transport, addresses: QueuePairAddresses, geometry: Any) -> None:
-        self._transport = transport
-        self._at = addresses
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._at = link.addresses
+        geometry = link.geometry
         self._sq_entries = int(geometry["sq_entries"])
-        self._cq_entries = int(geometry["cq_entries"])
         self._arena = Arena(int(geometry["arena_bytes"]))
         self._free_tags = list(range(int(geometry["sequences_per_queue_pair"]) - 1, -1, -1))
         self._generations = [0] * len(self._free_tags)
@@ -80,27 +81,27 @@ class QueuePair:
 
     def request_attach(self) -> None:
         """Ask the scheduler for the queue pair, as a new owner."""
-        load = self._transport.load_word
+        load = self._link.load_word
         self.generation = max(load(self._at.attach), load(self._at.attached)) % 0xFFFFFFFF + 1
         self._lease = load(self._at.lease)
         self.renew_lease()
-        self._transport.store_word(self._at.attach, self.generation)
+        self._link.store_word(self._at.attach, self.generation)
 
     def is_attached(self) -> bool:
         """Say whether the scheduler counts this owner as the queue pair's."""
-        return self._transport.load_word(self._at.attached) == self.generation
+        return self._link.load_word(self._at.attached) == self.generation
 
     def start(self) -> None:
         """Take the positions that the scheduler published with the attachment."""
-        self._sq_tail = self._sq_head = self._transport.load_word(self._at.sq_head)
-        self.head = self._transport.load_word(self._at.cq_tail)
-        self._transport.store_word(self._at.sq_tail, self._sq_tail)
-        self._transport.store_word(self._at.cq_head, self.head)
+        self._sq_tail = self._sq_head = self._link.load_word(self._at.sq_head)
+        self.head = self._link.load_word(self._at.cq_tail)
+        self._link.store_word(self._at.sq_tail, self._sq_tail)
+        self._link.store_word(self._at.cq_head, self.head)
 
     def renew_lease(self) -> None:
         """Show the scheduler that this frontend lives; call it well within the lease timeout."""
         self._lease = self._lease + 1 & 0xFFFFFFFF
-        self._transport.store_word(self._at.lease, self._lease)
+        self._link.store_word(self._at.lease, self._lease)
 
     def submit(self, submission: Submission, params: Parameters) -> int:
         """Queue one sequence and return its id.
@@ -116,7 +117,7 @@ class QueuePair:
         offset = self._arena.allocate(len(payload))
         if offset is None:
             raise OverloadedError("the server's prompt memory is full; retry later")
-        self._transport.write(self._at.arena + offset, payload)
+        self._link.write(self._at.arena + offset, payload)
         tag = self._free_tags.pop()
         self._generations[tag] = self._generations[tag] + 1 & 0xFFFFFFFF
         sequence = self._generations[tag] << 32 | tag
@@ -141,12 +142,12 @@ class QueuePair:
 
     def drain(self) -> np.ndarray[Any, Any]:
         """Return the completions that have arrived (dtype layout.COMPLETION; a view that the next call overwrites)."""
-        count = self._transport.drain(self._at.cq, self._cq_entries, self.head, self._buffer)
+        count = self._link.drain(self.head, self._buffer)
         completions = self._buffer[:count].view(COMPLETION)
         if count == 0:
             return completions
         self.head = self.head + count & 0xFFFFFFFF
-        self._transport.store_word(self._at.cq_head, self.head)
+        self._link.store_word(self._at.cq_head, self.head)
         known = np.ones(count, bool)
         rare = (completions["kind"] != CqeKind.TOKEN) | (completions["finish_reason"] != 0)
         for i in np.flatnonzero(rare):
@@ -173,15 +174,15 @@ class QueuePair:
         """Return the free entries, as last known: the scheduler's word is read only when none seems left."""
         room = self._sq_entries - (self._sq_tail - self._sq_head & 0xFFFFFFFF)
         if room == 0:
-            self._sq_head = self._transport.load_word(self._at.sq_head)
+            self._sq_head = self._link.load_word(self._at.sq_head)
             room = self._sq_entries - (self._sq_tail - self._sq_head & 0xFFFFFFFF)
         return room
 
     def _push(self, entry: np.ndarray[Any, Any]) -> None:
         at = self._at.sq + self._sq_tail % self._sq_entries * SQE.itemsize
-        self._transport.write(at, entry.tobytes())
+        self._link.write(at, entry.tobytes())
         self._sq_tail = self._sq_tail + 1 & 0xFFFFFFFF
-        self._transport.store_word(self._at.sq_tail, self._sq_tail)
+        self._link.store_word(self._at.sq_tail, self._sq_tail)
 
 
 def _arena_payload(submission: Submission, params: Parameters) -> tuple[bytes, list[int]]:

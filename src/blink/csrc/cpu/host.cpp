@@ -5,6 +5,7 @@
 #include "cpu/host_env.h"
 #include "cpu/kernels.h"
 #include "cpu/waiter.h"
+#include "rdma/collector.h"
 #include "region/layout_table.h"
 #include "scheduler/integrity.h"
 #include "scheduler/state_arrays.h"
@@ -93,11 +94,27 @@ uint32_t blink_cq_drain(const Cqe* queue, uint32_t entries, uint32_t head, Cqe* 
   return n;
 }
 
-Waiter* blink_waiter_start(const Cqe* queue, uint32_t entries, int32_t event_fd, uint32_t interval_us) {
-  return new Waiter(queue, entries, event_fd, interval_us);
+Waiter* blink_waiter_start(const Cqe* queue, uint32_t entries, uint32_t head, int32_t event_fd, uint32_t interval_us) {
+  return new Waiter(queue, entries, head, event_fd, interval_us);
 }
-void blink_waiter_watch(Waiter* waiter, uint32_t head, uint32_t active) { waiter->watch(head, active != 0); }
+void blink_waiter_expect(Waiter* waiter, uint32_t head, uint32_t active) { waiter->expect(head, active != 0); }
 void blink_waiter_stop(Waiter* waiter) { delete waiter; }
+
+Collector* blink_collector_start(ReadRegion read, void* context, uint64_t cq_offset, uint32_t entries, uint32_t head,
+                                 int32_t event_fd, uint32_t interval_us) {
+  return new Collector(read, context, cq_offset, entries, head, event_fd, interval_us);
+}
+void blink_collector_expect(Collector* collector, uint32_t head, uint32_t active) {
+  collector->expect(head, active != 0);
+}
+uint32_t blink_collector_drain(Collector* collector, uint32_t head, Cqe* out, uint32_t max) {
+  return collector->drain(head, out, max);
+}
+void blink_collector_stop(Collector* collector) { delete collector; }
+// The pause of both, for tests.
+uint64_t blink_pause_ns(uint64_t silence_ns, uint64_t interval_ns) {
+  return uint64_t(pause_after(std::chrono::nanoseconds(silence_ns), std::chrono::nanoseconds(interval_ns)).count());
+}
 
 void blink_rms_norm(float* out, const float* x, float* residual, const float* weight, uint32_t rows, uint32_t size,
                     float eps) {

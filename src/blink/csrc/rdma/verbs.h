@@ -23,7 +23,7 @@ struct VerbsError : std::runtime_error {
 };
 
 // What the other end must know of this one; plain data, sent over the control connection.
-struct EndpointInfo {
+struct EndInfo {
   uint8_t gid[16];
   uint32_t qpn;
   uint32_t psn;
@@ -38,10 +38,10 @@ constexpr uint8_t kAckTimeout = 14;  // 4.096 us << 14 = 67 ms
 constexpr uint8_t kRetries = 7;
 constexpr uint8_t kHopLimit = 64;
 
-class Endpoint {
+class End {
  public:
   // An empty name takes the first device with an active port; gid_index < 0 chooses the address.
-  Endpoint(const std::string& device, int gid_index) {
+  End(const std::string& device, int gid_index) {
     try {
       open(device);
       choose_gid(gid_index);
@@ -51,11 +51,11 @@ class Endpoint {
       throw;
     }
   }
-  ~Endpoint() { close(); }
-  Endpoint(const Endpoint&) = delete;
-  Endpoint& operator=(const Endpoint&) = delete;
+  ~End() { close(); }
+  End(const End&) = delete;
+  End& operator=(const End&) = delete;
 
-  // Register memory until the endpoint's end; the keys open exactly these bytes.
+  // Register memory until the end's life; the keys open exactly these bytes.
   const ibv_mr& add_memory(void* address, uint64_t bytes, int access) {
     ibv_mr* memory = ibv_reg_mr(domain_, address, bytes, access);
     if (memory == nullptr) throw VerbsError("cannot register " + std::to_string(bytes) + " bytes of memory", errno);
@@ -63,8 +63,8 @@ class Endpoint {
     return *memory;
   }
 
-  EndpointInfo info() const {
-    EndpointInfo info{};
+  EndInfo info() const {
+    EndInfo info{};
     std::memcpy(info.gid, gid_.raw, sizeof info.gid);
     info.qpn = pair_->qp_num;
     info.psn = psn();
@@ -74,7 +74,7 @@ class Endpoint {
   }
 
   // Accept the peer's requests. An end that only answers stays in this state: it can send nothing.
-  void receive_from(const EndpointInfo& peer) {
+  void receive_from(const EndInfo& peer) {
     ibv_qp_attr a{};
     a.qp_state = IBV_QPS_RTR;
     a.path_mtu = ibv_mtu(std::min<uint32_t>(peer.mtu, port_attributes_.active_mtu));

@@ -6,17 +6,14 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable
 
 from blink.config import RdmaConfig
 from blink.errors import BlinkError, EngineUnavailableError
-from blink.link.rdma.backend import RdmaChannel, open_channel, transport_over
-from blink.link.rdma.handshake import TIMEOUT, Descriptor, LineChannel, backend_of, negotiate, parse_place, read_token
-from blink.region.layout import CONSTANTS, CONTROL, HEADER
-from blink.region.memory import QueuePairAddresses, check_header
-from blink.region.transport import Transport
+from blink.link.rdma.ends import open_link
+from blink.link.rdma.handshake import confirm, negotiate, parse_place, read_token
+from blink.link.rdma.link import RdmaLink
+from blink.link.rdma.message import TIMEOUT, Lines
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +32,12 @@ class RdmaConnector:
         self._place = parse_place(place, "--rdma")
         self._token = read_token(config)
         self._config = config
-        open_channel(config).close()
+        open_link(config).close()
         self._attempt: _Attempt | None = None
         self._last_error = ""
 
-    def open(self) -> RdmaConnection | None:
-        """Return a connection once an attempt has made one; the first call starts it.
+    def open(self) -> RdmaLink | None:
+        """Return a link once an attempt has made one; the first call starts it.
 
         Raises:
             BlinkError: the attempt failed; the next call starts another.
@@ -56,102 +53,40 @@ class RdmaConnector:
             self._last_error = attempt.error.message
             raise attempt.error
         self._last_error = ""
-        return attempt.connection
+        return attempt.link
 
-    def _connect(self) -> RdmaConnection:
+    def _connect(self) -> RdmaLink:
         host, port = self._place
-        channel = open_channel(self._config)
+        link = open_link(self._config)
         try:
             with socket.create_connection(self._place, TIMEOUT) as control:
-                lines = LineChannel(control, _MAX_DESCRIPTOR)
-                descriptor = negotiate(lines, self._token, channel.info())
-                connection = RdmaConnection(channel, descriptor)
-                if backend_of(descriptor.endpoint) == "nixl":
-                    lines.send({"connected": True})
-            return connection
+                lines = Lines(control, _MAX_DESCRIPTOR)
+                link.connect(negotiate(lines, self._token, link.backend, link.info()))
+                confirm(lines)
+            return link
         except OSError as error:
-            channel.close()
+            link.close()
             raise EngineUnavailableError(
                 f"the engine at {host}:{port} cannot be reached: {error.strerror or error}"
             ) from error
         except BaseException:
-            channel.close()
+            link.close()
             raise
-
-
-class RdmaConnection:
-    """A queue pair in another machine's memory."""
-
-    def __init__(self, channel: RdmaChannel, descriptor: Descriptor) -> None:
-        """Connect the channel, which is this object's from then on, and read the engine's header.
-
-        Raises:
-            ConfigError: no memory can be registered, or there is no path.
-            EngineUnavailableError: nothing can be read, or the engine was restarted.
-            LayoutMismatchError: engine and frontend are of different builds.
-        """
-        self._channel: Any = channel
-        channel.connect(descriptor.endpoint, descriptor.shared, descriptor.pair)
-        header = np.zeros(1, HEADER)
-        if not channel.read(0, header):
-            raise EngineUnavailableError(f"there is no RDMA path to the engine: {channel.failure()}")
-        self.header = header[0]
-        check_header(self.header)
-        if int(self.header["epoch"]) != descriptor.epoch:
-            raise EngineUnavailableError("the engine was restarted while this frontend connected")
-        self.geometry = self.header["geometry"]
-        self.addresses = QueuePairAddresses(self, descriptor.pair_index)
-        self.transport: Transport = transport_over(channel)
-        self._control = np.zeros(1, CONTROL)
-        self.refresh()
-
-    @property
-    def channel(self) -> Any:
-        """The RDMA connection itself."""
-        return self._channel
-
-    def refresh(self) -> None:
-        """Read the control block: one RDMA READ."""
-        self._channel.read(CONSTANTS["control_offset"], self._control)
-
-    def control_word(self, field: str) -> int:
-        return int(self._control[0][field])
-
-    def heartbeat(self) -> int:
-        return int(self._control[0]["heartbeat"])
-
-    def statistics(self) -> Any:
-        return self._control[0]["statistics"]
-
-    def loss(self) -> str | None:
-        failure = self._channel.failure()
-        return f"the RDMA connection to the engine broke ({failure})" if failure else None
-
-    def start_watch(self, head: int, event_fd: int, interval_us: int) -> None:
-        entries = int(self.geometry["cq_entries"])
-        self._channel.start(self.addresses.cq, entries, head, event_fd, interval_us)
-
-    def watch(self, head: int, active: bool) -> None:
-        del head  # the channel follows it by itself
-        self._channel.watch(active)
-
-    def close(self) -> None:
-        self._channel.close()
 
 
 class _Attempt(threading.Thread):
     """One attempt to connect, on a thread of its own: a host that is away answers late or never."""
 
-    def __init__(self, connect: Any) -> None:
+    def __init__(self, connect: Callable[[], RdmaLink]) -> None:
         super().__init__(name="rdma-connect", daemon=True)
         self._connect = connect
-        self.connection: RdmaConnection | None = None
+        self.link: RdmaLink | None = None
         self.error: BlinkError | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self.connection = self._connect()
+            self.link = self._connect()
         except BlinkError as error:
             self.error = error
         except Exception as error:

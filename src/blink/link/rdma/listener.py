@@ -11,18 +11,16 @@ import logging
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from blink.config import EngineConfig
 from blink.errors import BlinkError, ConfigError
-from blink.link.rdma.backend import open_endpoint
-from blink.link.rdma.handshake import Descriptor, LineChannel, admit, parse_place, read_token
-from blink.link.rdma.nixl_channel import NixlEndpoint
-from blink.link.rdma.verbs import Endpoint, RemoteWindow
-from blink.link.shm import ShmTransport
+from blink.link.rdma.ends import EngineEnd, open_engine_end, open_link
+from blink.link.rdma.handshake import Descriptor, admit, parse_place, read_token
+from blink.link.rdma.message import Lines, Message, RemoteMemory
+from blink.link.shm import ShmConnector, ShmLink
 from blink.region.layout import CONSTANTS, CONTROL
-from blink.region.memory import QueuePairAddresses, Region, all_queue_pairs_taken, claim_queue_pair, open_region
 
 logger = logging.getLogger("blink.engine")
 
@@ -33,20 +31,19 @@ _ATTACH_GRACE = 5.0  # seconds that a new peer has to attach its queue pair
 class _Peer:
     """A frontend on another machine, and what it holds here."""
 
-    region: Region  # opened for this peer: the claim of the queue pair goes with it
-    addresses: QueuePairAddresses
-    endpoint: Endpoint | NixlEndpoint
+    link: ShmLink  # claims its queue pair
+    end: EngineEnd
     since: float
 
     def is_gone(self) -> bool:
         """Say whether the scheduler has dropped this peer: its lease expired, or it never attached."""
-        attached = ShmTransport(self.region).load_word(self.addresses.attached)
+        attached = self.link.load_word(self.link.addresses.attached)
         return attached == 0 and time.monotonic() - self.since > _ATTACH_GRACE
 
     def close(self) -> None:
         """Take its access and its queue pair back."""
-        self.endpoint.close()
-        self.region.close()
+        self.end.close()
+        self.link.close()
 
 
 def open_listener(config: EngineConfig) -> RdmaListener | None:
@@ -63,8 +60,8 @@ class RdmaListener:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._token = read_token(config.verbs)
-        open_endpoint(config.verbs).close()
+        self._token = read_token(config.rdma)
+        open_link(config.rdma).close()  # has this machine all it needs?
         self._peers: list[_Peer] = []
         place = parse_place(config.rdma_listen, "--rdma-listen")
         try:
@@ -86,45 +83,36 @@ class RdmaListener:
             connection, (host, *_) = self._socket.accept()
             with connection:
                 try:
-                    self._admit(LineChannel(connection))
+                    self._admit(Lines(connection))
                     logger.info("a frontend at %s has connected", host)
                 except (BlinkError, OSError) as error:
                     logger.warning("a frontend at %s could not connect: %s", host, error)
                 except Exception:
                     logger.exception("a frontend at %s could not connect", host)
 
-    def _admit(self, control: LineChannel) -> None:
-        admit(control, self._token, self._prepare, self._config.verbs.rdma_backend)
+    def _admit(self, lines: Lines) -> None:
+        admit(lines, self._token, self._config.rdma.rdma_backend, self._prepare)
         peer = self._peers[-1]
-        if isinstance(peer.endpoint, NixlEndpoint):
-            try:
-                peer.endpoint.wire_up(control.is_readable)
-                control.receive()
-            except BaseException:
-                self._peers.remove(peer)
-                peer.close()
-                raise
-
-    def _prepare(self, frontend: Any) -> Descriptor:
-        """Claim a queue pair for a frontend and give it access."""
-        self._dismiss_lost_peers()
-        region = open_region(self._config.region)
-        endpoint = None
         try:
-            index = claim_queue_pair(region)
-            if index is None:
-                raise all_queue_pairs_taken()
-            endpoint = open_endpoint(self._config.verbs)
-            addresses = QueuePairAddresses(region, index)
-            shared, pair = _open_windows(region, addresses, endpoint)
-            endpoint.receive_from(frontend)
+            peer.end.await_peer(lines)
         except BaseException:
-            if endpoint is not None:
-                endpoint.close()
-            region.close()
+            self._peers.remove(peer)
+            peer.close()
             raise
-        self._peers.append(_Peer(region, addresses, endpoint, time.monotonic()))
-        return Descriptor(endpoint.info(), shared, pair, index, int(region.header["epoch"]))
+
+    def _prepare(self, frontend: Message) -> Descriptor:
+        """Claim a queue pair for a frontend, as one of this host would, and give it access."""
+        self._dismiss_lost_peers()
+        with ExitStack() as undo:
+            link = ShmConnector(self._config.region).open()
+            undo.callback(link.close)
+            end = open_engine_end(self._config.rdma, frontend)
+            undo.callback(end.close)
+            shared, pair = _memory_of(link)
+            descriptor = Descriptor(end.offer(shared, pair), shared, pair, link.index, int(link.header["epoch"]))
+            undo.pop_all()
+        self._peers.append(_Peer(link, end, time.monotonic()))
+        return descriptor
 
     def _dismiss_lost_peers(self) -> None:
         for peer in [peer for peer in self._peers if peer.is_gone()]:
@@ -132,13 +120,8 @@ class RdmaListener:
             self._peers.remove(peer)
 
 
-def _open_windows(
-    region: Region, addresses: QueuePairAddresses, endpoint: Endpoint | NixlEndpoint
-) -> tuple[RemoteWindow, RemoteWindow]:
-    """Register header and control block for reading, and one queue pair for reading and writing."""
-    shared = CONSTANTS["control_offset"] + CONTROL.itemsize
-    base, num_bytes = addresses.base, int(region.header["queue_pair_bytes"])
-    return (
-        endpoint.add_memory(region.address, shared, start=0, writable=False),
-        endpoint.add_memory(region.address + base, num_bytes, start=base, writable=True),
-    )
+def _memory_of(link: ShmLink) -> tuple[RemoteMemory, RemoteMemory]:
+    """Return what a frontend needs: header and control block, and its queue pair."""
+    shared_bytes = CONSTANTS["control_offset"] + CONTROL.itemsize
+    address, base, pair_bytes = link.region.address, link.addresses.base, int(link.header["queue_pair_bytes"])
+    return RemoteMemory(0, shared_bytes, address), RemoteMemory(base, pair_bytes, address + base)

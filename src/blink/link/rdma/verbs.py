@@ -10,9 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from blink.errors import ConfigError
+from blink.link.rdma.message import Lines, Message, RemoteMemory, struct_from_message, struct_to_message
 from blink.region.native import declare
 
 _U32, _U64, _I32, _PTR, _STR = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p
@@ -21,40 +20,31 @@ _U32, _U64, _I32, _PTR, _STR = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32,
 _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_verbs_error": (_STR, []),
     "blink_verbs_errno": (_I32, []),
-    "blink_endpoint_open": (_PTR, [_STR, _I32]),
-    "blink_endpoint_close": (None, [_PTR]),
-    "blink_endpoint_info": (None, [_PTR, _PTR]),
-    "blink_endpoint_add_memory": (_U32, [_PTR, _PTR, _U64, _U32]),
-    "blink_endpoint_receive_from": (_U32, [_PTR, _PTR]),
-    "blink_channel_open": (_PTR, [_STR, _I32]),
-    "blink_channel_close": (None, [_PTR]),
-    "blink_channel_info": (None, [_PTR, _PTR]),
-    "blink_channel_connect": (_U32, [_PTR, _PTR, _PTR, _PTR]),
-    "blink_channel_write": (None, [_PTR, _U64, _PTR, _U32]),
-    "blink_channel_store_u32": (None, [_PTR, _U64, _U32]),
-    "blink_channel_read": (_U32, [_PTR, _U64, _PTR, _U32]),
-    "blink_channel_start": (None, [_PTR, _U64, _U32, _U32, _I32, _U32]),
-    "blink_channel_watch": (None, [_PTR, _U32]),
-    "blink_channel_drain": (_U32, [_PTR, _PTR, _U32]),
-    "blink_channel_failure": (_STR, [_PTR]),
-    "blink_channel_counters": (None, [_PTR, _PTR]),
+    "blink_verbs_end_open": (_PTR, [_STR, _I32]),
+    "blink_verbs_end_close": (None, [_PTR]),
+    "blink_verbs_end_info": (None, [_PTR, _PTR]),
+    "blink_verbs_end_add_memory": (_U32, [_PTR, _PTR, _U64, _U32]),
+    "blink_verbs_end_receive_from": (_U32, [_PTR, _PTR]),
+    "blink_verbs_link_open": (_PTR, [_STR, _I32]),
+    "blink_verbs_link_close": (None, [_PTR]),
+    "blink_verbs_link_info": (None, [_PTR, _PTR]),
+    "blink_verbs_link_connect": (_U32, [_PTR, _PTR, _PTR, _PTR]),
+    "blink_verbs_link_write": (None, [_PTR, _U64, _PTR, _U32]),
+    "blink_verbs_link_store_u32": (None, [_PTR, _U64, _U32]),
+    "blink_verbs_link_read": (_U32, [_PTR, _U64, _PTR, _U32]),
+    "blink_verbs_link_failure": (_STR, [_PTR]),
+    "blink_verbs_link_counters": (None, [_PTR, _PTR]),
 }
 
 
-class EndpointInfo(ctypes.Structure):
-    """What one end of a connection must know of the other; EndpointInfo of csrc/rdma/verbs.h."""
+class EndInfo(ctypes.Structure):
+    """What one end of a connection must know of the other; EndInfo of csrc/rdma/verbs.h."""
 
     _fields_ = (("gid", ctypes.c_uint8 * 16), ("qpn", _U32), ("psn", _U32), ("lid", _U32), ("mtu", _U32))
 
 
-class RemoteWindow(ctypes.Structure):
-    """Memory of the engine that the other end may reach; RemoteWindow of csrc/rdma/verbs_channel.h."""
-
-    _fields_ = (("start", _U64), ("bytes", _U64), ("address", _U64), ("key", _U32), ("reserved", _U32))
-
-
-class ChannelCounters(ctypes.Structure):
-    """What a channel has sent so far."""
+class LinkCounters(ctypes.Structure):
+    """What a link has sent so far."""
 
     _fields_ = (("writes", _U64), ("reads", _U64), ("completions", _U64))
 
@@ -105,102 +95,44 @@ class Device:
     gid_index: int = -1  # -1: the first RoCE v2 address of IPv4, else of any kind
 
 
-class Endpoint:
+class VerbsEnd:
     """The engine's end of a connection: gives a peer access to memory and never sends anything."""
 
-    def __init__(self, device: Device) -> None:
-        """Open the device.
+    def __init__(self, device: Device, peer: Message) -> None:
+        """Open the device, and serve the peer's one-sided requests from now on.
 
         Raises:
-            ConfigError: there is no such device, or no library.
+            ConfigError: there is no such device, no library or no path to the peer.
+            HandshakeError: the description of the peer is none.
         """
-        self._handle = check_verbs(verbs().blink_endpoint_open(device.name.encode(), device.gid_index))
+        info = struct_from_message(EndInfo, peer)
+        self._handle = check_verbs(verbs().blink_verbs_end_open(device.name.encode(), device.gid_index))
+        try:
+            check_verbs(verbs().blink_verbs_end_receive_from(self._handle, ctypes.byref(info)))
+        except ConfigError:
+            self.close()
+            raise
 
-    def info(self) -> EndpointInfo:
-        """Return what the peer must know."""
-        info = EndpointInfo()
-        verbs().blink_endpoint_info(self._handle, ctypes.byref(info))
-        return info
-
-    def add_memory(self, address: int, num_bytes: int, *, start: int, writable: bool) -> RemoteWindow:
-        """Let the peer read memory, and write it if `writable`; `start` says where in the region it is.
+    def offer(self, shared: RemoteMemory, pair: RemoteMemory) -> Message:
+        """Let the peer read `shared`, and read and write `pair`; fill in their keys, and describe this end.
 
         Raises:
             ConfigError: the memory cannot be registered.
         """
-        key = check_verbs(verbs().blink_endpoint_add_memory(self._handle, address, num_bytes, writable))
-        return RemoteWindow(start, num_bytes, address, key, 0)
+        for memory, writable in ((shared, False), (pair, True)):
+            memory.key = check_verbs(
+                verbs().blink_verbs_end_add_memory(self._handle, memory.address, memory.bytes, writable)
+            )
+        info = EndInfo()
+        verbs().blink_verbs_end_info(self._handle, ctypes.byref(info))
+        return struct_to_message(info)
 
-    def receive_from(self, peer: EndpointInfo) -> None:
-        """Serve the peer's one-sided requests from now on.
-
-        Raises:
-            ConfigError: there is no path to the peer.
-        """
-        check_verbs(verbs().blink_endpoint_receive_from(self._handle, ctypes.byref(peer)))
+    def await_peer(self, lines: Lines) -> None:
+        """Wait until the peer says that it has connected: the device does the rest."""
+        lines.receive()
 
     def close(self) -> None:
         """Take all access back."""
         if self._handle:
-            verbs().blink_endpoint_close(self._handle)
-            self._handle = 0
-
-
-class Channel:
-    """The frontend's end of a connection."""
-
-    def __init__(self, device: Device) -> None:
-        """Open the device.
-
-        Raises:
-            ConfigError: there is no such device, or no library.
-        """
-        self._handle = check_verbs(verbs().blink_channel_open(device.name.encode(), device.gid_index))
-
-    @property
-    def handle(self) -> int:
-        """The native object, for `verbs()`."""
-        return self._handle
-
-    def info(self) -> EndpointInfo:
-        """Return what the peer must know."""
-        info = EndpointInfo()
-        verbs().blink_channel_info(self._handle, ctypes.byref(info))
-        return info
-
-    def connect(self, peer: EndpointInfo, shared: RemoteWindow, pair: RemoteWindow) -> None:
-        """Connect to the engine's end and its two windows.
-
-        Raises:
-            ConfigError: no memory can be registered, or there is no path to the peer.
-        """
-        arguments = (ctypes.byref(item) for item in (peer, shared, pair))
-        check_verbs(verbs().blink_channel_connect(self._handle, *arguments))
-
-    def read(self, offset: int, out: np.ndarray) -> bool:
-        """Read bytes of the engine's memory into `out` (at most 4096) and wait for them; False after a failure."""
-        return bool(verbs().blink_channel_read(self._handle, offset, out.ctypes.data, out.nbytes))
-
-    def start(self, cq_offset: int, entries: int, head: int, event_fd: int, interval_us: int) -> None:
-        """Collect completions from `head` on in a thread, which makes `event_fd` readable."""
-        verbs().blink_channel_start(self._handle, cq_offset, entries, head, event_fd, interval_us)
-
-    def watch(self, active: bool) -> None:
-        """Say whether completions are expected at all."""
-        verbs().blink_channel_watch(self._handle, active)
-
-    def failure(self) -> str:
-        """Say why the connection is broken; empty while it works."""
-        return verbs().blink_channel_failure(self._handle).decode() if self._handle else "closed"
-
-    def counters(self) -> ChannelCounters:
-        """Return how much was sent so far."""
-        counters = ChannelCounters()
-        verbs().blink_channel_counters(self._handle, ctypes.byref(counters))
-        return counters
-
-    def close(self) -> None:
-        """Break the connection."""
-        if self._handle:
-            verbs().blink_channel_close(self._handle)
+            verbs().blink_verbs_end_close(self._handle)
             self._handle = 0
