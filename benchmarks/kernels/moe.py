@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 import triton
 
+from blink.kernels.cpu.moe import route_reference
 from blink.kernels.gpu.moe import moe_gpu
-from blink.kernels.moe import route_reference
 
 _EXPERTS, _TOP_K, _HIDDEN, _SIZE = 128, 8, 2048, 768
 _BYTES_PER_US, _FLOPS_PER_US = 4.3e6, 790e6

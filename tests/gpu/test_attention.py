@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.kernels.attention import paged_attention_reference, plan_attention_reference
 from blink.kernels.batch import Batch, Header
+from blink.kernels.cpu.attention import paged_attention_reference, plan_attention_reference
 
 gpu_attention = pytest.importorskip("blink.kernels.gpu.attention")
 gpu_plan = pytest.importorskip("blink.kernels.gpu.attention_plan")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.kernels.moe import moe_reference
+from blink.kernels.cpu.moe import moe_reference
 
 gpu_moe = pytest.importorskip("blink.kernels.gpu.moe")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blink.kernels.rms_norm import rms_norm_reference
+from blink.kernels.cpu.rms_norm import rms_norm_reference
 
 gpu_rms_norm = pytest.importorskip("blink.kernels.gpu.rms_norm")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blink.kernels.rotary import HeadNorm, make_rotary_table, rotate_and_store_reference
+from blink.kernels.cpu.rotary import HeadNorm, make_rotary_table, rotate_and_store_reference
 from blink.models.rope import Rope
 
 gpu_rotary = pytest.importorskip("blink.kernels.gpu.rotary")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.sampling import sample_reference
+from blink.kernels.cpu.sampling import sample_reference
 
 gpu_sampling = pytest.importorskip("blink.kernels.gpu.sampling")
 

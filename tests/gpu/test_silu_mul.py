@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blink.kernels.silu_mul import silu_mul_reference
+from blink.kernels.cpu.silu_mul import silu_mul_reference
 
 gpu_silu_mul = pytest.importorskip("blink.kernels.gpu.silu_mul")
 

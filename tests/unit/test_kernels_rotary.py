@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from blink.kernels.rotary import (
+from blink.kernels.cpu.rotary import (
     HeadNorm,
     make_rotary_table,
     rotate_and_store,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
+from blink.kernels.cpu.sampling import sample
 from blink.kernels.cpu.truncation import find_threshold_reference
-from blink.kernels.sampling import sample
 from model_driver import set_params
 
 VOCAB = 60

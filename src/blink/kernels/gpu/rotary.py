@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.rotary import HeadNorm
+from blink.kernels.cpu.rotary import HeadNorm
 
 _HEADS_PER_PROGRAM = 8
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.kernels.silu_mul import silu_mul_reference
+from blink.kernels.cpu.silu_mul import silu_mul_reference
 
 
 def moe(

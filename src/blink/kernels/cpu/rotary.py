@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.rms_norm import rms_norm_reference
+from blink.kernels.cpu.rms_norm import rms_norm_reference
 from blink.region.native import lib
 
 
