@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.cpu.sampling import sample_reference
+from blink.kernels.cpu import sampling as cpu
 
 gpu_sampling = pytest.importorskip("blink.kernels.gpu.sampling")
 
@@ -63,8 +63,8 @@ def assert_equals_reference(batch: Batch, logits: Tensor, device: torch.device) 
         output.fill_(-7)
     found = move(batch, device)
     num_rows = logits.shape[0]
-    gpu_sampling.sample_gpu(logits.to(device), found, num_rows)
-    sample_reference(logits, batch, num_rows)
+    gpu_sampling.sample(logits.to(device), found, num_rows)
+    cpu.sample(logits, batch, num_rows)
     assert found.sampled_tokens.tolist() == batch.sampled_tokens.tolist()
     assert found.top_tokens.tolist() == batch.top_tokens.tolist()
     for name in ("sampled_logprobs", "top_logprobs"):

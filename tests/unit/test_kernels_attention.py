@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
-from blink.kernels.cpu.attention import paged_attention, plan_attention
 
 NUM_BLOCKS, HEAD_DIM = 64, 16
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blink.kernels.cpu.moe import moe
-from blink.kernels.cpu.rms_norm import rms_norm
-from blink.kernels.cpu.silu_mul import silu_mul
 from blink.kernels.linear import linear, pack_weight
+from blink.kernels.moe import moe
+from blink.kernels.rms_norm import rms_norm
+from blink.kernels.silu_mul import silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 

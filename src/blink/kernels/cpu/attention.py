@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of a ragged batch over the paged KV cache. What all layers share is planned once per step."""
+"""Attention on the CPU: rows of equally many queries attend together, over keys and values gathered from the cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
-
-if TYPE_CHECKING:
-    from blink.kernels.gpu.attention_plan import GpuAttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +25,14 @@ class RowGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class CpuAttentionPlan:
     """How one step's queries meet the cache; the same for every layer."""
 
     num_tokens: int
     groups: tuple[RowGroup, ...]
 
 
-def plan_attention(
-    batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor
-) -> AttentionPlan | GpuAttentionPlan:
-    """Prepare the attention of one step of num_tokens tokens and num_rows rows, padding included.
-
-    kv_cache: any layer's, [2, num_blocks, block_size, kv_heads, head_dim]; num_heads: query heads.
-    """
-    if kv_cache.is_cuda:
-        from blink.kernels.gpu.attention_plan import plan_attention_gpu
-
-        return plan_attention_gpu(batch, num_tokens, num_rows, num_heads, kv_cache)
-    return plan_attention_reference(batch, num_tokens, kv_cache.shape[2], kv_cache.dtype)
-
-
-def plan_attention_reference(batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype) -> AttentionPlan:
+def plan_attention(batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype) -> CpuAttentionPlan:
     """Gather all decode rows in one group and give every longer row its own."""
     header = batch.header.tolist()
     num_rows, num_decode = header[Header.NUM_ROWS], header[Header.NUM_DECODE_ROWS]
@@ -58,7 +40,7 @@ def plan_attention_reference(batch: Batch, num_tokens: int, block_size: int, dty
     spans = [(0, num_decode)] if num_decode else []
     spans += [(row, row + 1) for row in range(num_decode, num_rows)]
     groups = (_plan_group(batch, first, last, starts[first : first + 2], block_size, dtype) for first, last in spans)
-    return AttentionPlan(num_tokens, tuple(groups))
+    return CpuAttentionPlan(num_tokens, tuple(groups))
 
 
 def _plan_group(
@@ -78,26 +60,8 @@ def _plan_group(
     return RowGroup(start, last - first, num_queries, length, blocks, mask[:, None] if bool(hidden.any()) else None)
 
 
-def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan | GpuAttentionPlan) -> Tensor:
-    """Return softmax(Q K^T / sqrt(head_dim)) V of every token over its row's cache; causal; padding gives zeros.
-
-    query: [tokens, heads, head_dim]; kv_cache: [2, num_blocks, block_size, kv_heads, head_dim];
-    result: [tokens, heads * head_dim].
-    """
-    assert query.shape[0] == plan.num_tokens
-    assert query.shape[2] == kv_cache.shape[4]
-    assert query.shape[1] % kv_cache.shape[3] == 0
-    if query.is_cuda:
-        from blink.kernels.gpu.attention import GpuAttentionPlan, paged_attention_gpu
-
-        assert isinstance(plan, GpuAttentionPlan)
-        return paged_attention_gpu(query, kv_cache, plan)
-    assert isinstance(plan, AttentionPlan)
-    return paged_attention_reference(query, kv_cache, plan)
-
-
-def paged_attention_reference(query: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
-    """Compute paged_attention with plain PyTorch: gather each group's keys and values, then attend to them."""
+def paged_attention(query: Tensor, kv_cache: Tensor, plan: CpuAttentionPlan) -> Tensor:
+    """Gather each group's keys and values, then attend to them."""
     num_tokens, num_heads, head_dim = query.shape
     if len(plan.groups) == 1 and plan.groups[0].num_rows * plan.groups[0].num_queries == num_tokens:
         return _attend(query, kv_cache, plan.groups[0]).reshape(num_tokens, num_heads * head_dim)

@@ -1,58 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the QKV product and attention: normalise heads (Qwen 3), rotate, write keys and values to the cache."""
+"""Rotation and the KV cache write on the CPU: natively in one pass where it can, else by PyTorch."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from blink.kernels.cpu.rms_norm import rms_norm_reference
+from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.operands import HeadNorm
 from blink.region.native import lib
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """The RMS norms of each query head and each key head."""
-
-    query_weight: Tensor  # [head_dim]
-    key_weight: Tensor  # [head_dim]
-    eps: float
-
-
-def make_rotary_table(frequencies: Sequence[float], num_positions: int, device: torch.device | str) -> Tensor:
-    """Return float32 [num_positions, rotary_dim]: the cosines of all frequencies, then their sines."""
-    rates = torch.tensor(frequencies, dtype=torch.float32, device=device)
-    angles = torch.arange(num_positions, dtype=torch.float32, device=device)[:, None] * rates
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
 def rotate_and_store(
     qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
 ) -> Tensor:
-    """Rotate queries and keys, write keys and values to their slots and return the queries [tokens, heads, head_dim].
-
-    qkv: [tokens, (heads + 2 * kv_heads) * head_dim], which may be overwritten; rotation: float32 [tokens, rotary_dim],
-    rows of the rotary table at the tokens' positions; kv_slots: [tokens], -1 writes nothing;
-    kv_cache: [2, num_blocks, block_size, kv_heads, head_dim].
-    """
-    assert qkv.ndim == 2
-    assert qkv.shape[1] % kv_cache.shape[-1] == 0
-    assert rotation.shape[0] == kv_slots.shape[0] == qkv.shape[0]
-    assert rotation.shape[1] <= kv_cache.shape[-1]
-    if qkv.is_cuda:
-        from blink.kernels.gpu.rotary import rotate_and_store_gpu
-
-        return rotate_and_store_gpu(qkv, rotation, kv_slots, kv_cache, head_norm)
+    """Compute rotate_and_store the fastest way that the operands permit."""
     if head_norm is None and qkv.dtype == torch.float32 and kv_slots.dtype == torch.int32:
         return rotate_and_store_native(qkv, rotation, kv_slots, kv_cache)
-    return rotate_and_store_reference(qkv, rotation, kv_slots, kv_cache, head_norm)
+    return rotate_and_store_torch(qkv, rotation, kv_slots, kv_cache, head_norm)
 
 
 def rotate_and_store_native(qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor) -> Tensor:
-    """Compute rotate_and_store of float32 on the CPU in one pass, in place."""
+    """Compute rotate_and_store of float32 in one pass, in place."""
     assert qkv.is_contiguous() and rotation.is_contiguous() and kv_slots.is_contiguous() and kv_cache.is_contiguous()
     kv_heads, head_dim = kv_cache.shape[-2:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
@@ -66,7 +35,7 @@ def rotate_and_store_native(qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_
     return heads[:, :num_q]
 
 
-def rotate_and_store_reference(
+def rotate_and_store_torch(
     qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
 ) -> Tensor:
     """Compute rotate_and_store with plain PyTorch."""
@@ -75,14 +44,14 @@ def rotate_and_store_reference(
     num_q = heads.shape[1] - 2 * kv_heads
     if head_norm is not None:
         query, key = heads[:, :num_q], heads[:, num_q:-kv_heads]
-        query.copy_(rms_norm_reference(query, head_norm.query_weight, head_norm.eps))
-        key.copy_(rms_norm_reference(key, head_norm.key_weight, head_norm.eps))
-    rotated = rotate_reference(heads[:, :-kv_heads], rotation)
-    store_reference(rotated[:, num_q:], heads[:, -kv_heads:], kv_slots, kv_cache)
+        query.copy_(rms_norm_torch(query, head_norm.query_weight, head_norm.eps))
+        key.copy_(rms_norm_torch(key, head_norm.key_weight, head_norm.eps))
+    rotated = rotate(heads[:, :-kv_heads], rotation)
+    store(rotated[:, num_q:], heads[:, -kv_heads:], kv_slots, kv_cache)
     return rotated[:, :num_q]
 
 
-def rotate_reference(heads: Tensor, rotation: Tensor) -> Tensor:
+def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
     """Rotate the leading components of heads [tokens, heads, head_dim] (computed in float32); the others are copied."""
     half = rotation.shape[1] // 2
     cosines, sines = rotation[:, None, :half], rotation[:, None, half:]
@@ -96,7 +65,7 @@ def rotate_reference(heads: Tensor, rotation: Tensor) -> Tensor:
     return rotated.to(heads.dtype)
 
 
-def store_reference(keys: Tensor, values: Tensor, kv_slots: Tensor, kv_cache: Tensor) -> None:
+def store(keys: Tensor, values: Tensor, kv_slots: Tensor, kv_cache: Tensor) -> None:
     """Write keys and values [tokens, kv_heads, head_dim] to their slots of the cache; slot -1 writes nothing."""
     if int(kv_slots.min()) < 0:
         kept = kv_slots >= 0

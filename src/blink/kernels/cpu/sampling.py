@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose each row's next token from its logits, with the semantics of vLLM's sampler, and report log probabilities.
-
-Randomness is counter-based: a token depends on its row's logits, seed and length alone, never on the batch around it.
-"""
+"""Sampling on the CPU: all rows at once if all are plainly greedy, else row by row."""
 
 from __future__ import annotations
 
@@ -10,32 +7,16 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.cpu.penalties import adjust_logits_reference
-from blink.kernels.cpu.philox import gumbel_reference, gumbel_vocabulary_reference
-from blink.kernels.cpu.truncation import find_threshold_reference
-
-# Below this temperature sampling is greedy, as in vLLM.
-GREEDY_TEMPERATURE = 1e-5
+from blink.kernels.cpu.penalties import adjust_logits
+from blink.kernels.cpu.philox import gumbel, gumbel_of_vocabulary
+from blink.kernels.cpu.truncation import find_threshold
+from blink.kernels.operands import GREEDY_TEMPERATURE
 
 _WORD_MASK = 0xFFFFFFFF
 
 
 def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
-    """Write the sampled token of each row, and its log probabilities if asked for, to the batch's outputs.
-
-    logits: [num_rows, vocab], of each row's last token. Log probabilities are those of the logits as given.
-    """
-    assert logits.ndim == 2
-    assert logits.shape[0] == num_rows <= batch.sampled_tokens.shape[0]
-    if logits.is_cuda:
-        from blink.kernels.gpu.sampling import sample_gpu
-
-        return sample_gpu(logits, batch, num_rows)
-    return sample_reference(logits, batch, num_rows)
-
-
-def sample_reference(logits: Tensor, batch: Batch, num_rows: int) -> None:
-    """Compute sample with plain PyTorch, row by row unless all rows are plainly greedy."""
+    """Compute sample with PyTorch."""
     num_rows = min(num_rows, int(batch.header[Header.NUM_ROWS]))
     slots = batch.row_slots[:num_rows]
     context_lens = batch.context_lens[:num_rows]
@@ -63,7 +44,7 @@ def _all_plain(batch: Batch, slots: Tensor, context_lens: Tensor) -> bool:
 
 def _sample_row(logits: Tensor, batch: Batch, row: int, slot: int, context_len: int) -> None:
     adjusted = logits.to(torch.float32, copy=True)
-    adjust_logits_reference(adjusted, batch, slot, context_len)
+    adjust_logits(adjusted, batch, slot, context_len)
     temperature = float(batch.params_f32[slot, Param.TEMPERATURE])
     if temperature < GREEDY_TEMPERATURE:
         token = int(adjusted.argmax())
@@ -84,8 +65,8 @@ def _draw(logits: Tensor, batch: Batch, slot: int, context_len: int) -> int:
     key = (words[Param.SEED_LOW] & _WORD_MASK, words[Param.SEED_HIGH] & _WORD_MASK)
     top_k = words[Param.TOP_K]
     if top_k == 0 and top_p >= 1 and min_p == 0:
-        noise = gumbel_vocabulary_reference(logits.shape[0], key, context_len, logits.device)
+        noise = gumbel_of_vocabulary(logits.shape[0], key, context_len, logits.device)
         return int((logits + noise).argmax())
-    threshold = find_threshold_reference(logits, top_k=top_k, top_p=top_p, min_p=min_p)
+    threshold = find_threshold(logits, top_k=top_k, top_p=top_p, min_p=min_p)
     kept = (logits >= threshold).nonzero()[:, 0]
-    return int(kept[(logits[kept] + gumbel_reference(kept, key, context_len)).argmax()])
+    return int(kept[(logits[kept] + gumbel(kept, key, context_len)).argmax()])

@@ -59,9 +59,7 @@ class GpuAttentionPlan:
     work_lists: tuple[WorkList, ...]
 
 
-def plan_attention_gpu(
-    batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor
-) -> GpuAttentionPlan:
+def plan_attention(batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor) -> GpuAttentionPlan:
     """Plan the attention of a bucket over layers whose kv_cache is [2, num_blocks, block_size, kv_heads, head_dim]."""
     group = num_heads // kv_cache.shape[3]
     narrow, wide = choose_tiles(kv_cache.dtype, group)

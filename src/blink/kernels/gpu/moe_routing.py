@@ -21,7 +21,7 @@ class Routes(NamedTuple):
     counts: Tensor  # int32 [experts]
 
 
-def route_gpu(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
+def route(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
     """Rank each token's experts, of equals the lowest first. Tokens beyond num_tokens (int32 [1]) choose none."""
     assert router_logits.is_contiguous()
     max_tokens, num_experts = router_logits.shape

@@ -8,12 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.cpu.rotary import HeadNorm
+from blink.kernels.operands import HeadNorm
 
 _HEADS_PER_PROGRAM = 8
 
 
-def rotate_and_store_gpu(
+def rotate_and_store(
     qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
 ) -> Tensor:
     """Compute rotate_and_store of contiguous tensors; qkv stays as it is."""

@@ -41,7 +41,7 @@ _LOGITS_PER_WARP = 512
 _SELECT_WARPS = 8
 
 
-def sample_gpu(logits: Tensor, batch: Batch, num_rows: int) -> None:
+def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     """Compute sample; logits: [num_rows, vocab], rows contiguous."""
     assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1
     vocab_size = logits.shape[1]

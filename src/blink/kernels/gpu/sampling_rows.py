@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.batch import PARAM_WORDS, Header, Param
-from blink.kernels.cpu.sampling import GREEDY_TEMPERATURE
 from blink.kernels.gpu.penalties import adjust_logits
 from blink.kernels.gpu.philox import make_gumbel
+from blink.kernels.operands import GREEDY_TEMPERATURE
 from blink.sampling_params import MAX_LOGPROBS
 
 NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))

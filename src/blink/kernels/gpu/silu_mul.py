@@ -10,7 +10,7 @@ from torch import Tensor
 _BLOCK = 1024
 
 
-def silu_mul_gpu(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor) -> Tensor:
     """Compute silu_mul of a contiguous tensor."""
     assert gate_up.is_contiguous()
     num_tokens, width = gate_up.shape

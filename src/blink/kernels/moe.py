@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mixture-of-experts MLP: route each token to its best experts and sum their weighted results."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from blink.kernels.cpu import moe as cpu
+
+
+def moe(
+    x: Tensor,
+    router_logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    num_tokens: Tensor | None = None,
+    *,
+    top_k: int,
+    renormalize: bool,
+) -> Tensor:
+    """Return the sum over each token's top_k experts of probability * expert(x).
+
+    x: [tokens, hidden]; router_logits: [tokens, experts]; gate_up: [experts, 2 * size, hidden], gate first;
+    down: [experts, hidden, size]; num_tokens: int32 [1], how many tokens are not padding; the GPU needs it and treats
+    no others. Probabilities are a float32 softmax over all experts; `renormalize` makes the chosen ones sum to 1.
+    """
+    assert router_logits.shape == (x.shape[0], gate_up.shape[0])
+    assert gate_up.shape[2] == down.shape[1] == x.shape[1]
+    assert gate_up.shape[1] == 2 * down.shape[2]
+    assert 0 < top_k <= gate_up.shape[0]
+    if x.is_cuda:
+        from blink.kernels.gpu import moe as gpu
+
+        assert num_tokens is not None
+        return gpu.moe(x, router_logits, gate_up, down, num_tokens, top_k=top_k, renormalize=renormalize)
+    return cpu.moe(x, router_logits, gate_up, down, top_k=top_k, renormalize=renormalize)

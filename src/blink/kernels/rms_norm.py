@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Root mean square normalisation, with the residual addition that precedes it in a decoder layer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from blink.kernels.cpu import rms_norm as cpu
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """Normalise the last dimension of x; with `residual`, add x to it in place and normalise the sum.
+
+    x, residual: [..., size]; weight: [size]. The mean is taken in float32.
+    """
+    assert weight.shape == x.shape[-1:]
+    assert residual is None or residual.shape == x.shape
+    if x.is_cuda:
+        from blink.kernels.gpu import rms_norm as gpu
+
+        return gpu.rms_norm(x, weight, eps, residual)
+    return cpu.rms_norm(x, weight, eps, residual)
+
+
+def last_token_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor, query_starts: Tensor, num_rows: int
+) -> Tensor:
+    """Return the norm of x + residual [tokens, size] at each row's last token, [num_rows, size]; residual is kept.
+
+    Row r ends before token query_starts[r + 1].
+    """
+    assert weight.shape == x.shape[-1:]
+    assert residual.shape == x.shape
+    assert query_starts.shape[0] > num_rows
+    if x.is_cuda:
+        from blink.kernels.gpu import rms_norm as gpu
+
+        return gpu.last_token_norm(x, weight, eps, residual, query_starts, num_rows)
+    return cpu.last_token_norm(x, weight, eps, residual, query_starts, num_rows)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between the QKV product and attention: normalise heads (Qwen 3), rotate, write keys and values to the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from blink.kernels.cpu import rotary as cpu
+from blink.kernels.operands import HeadNorm
+
+
+def make_rotary_table(frequencies: Sequence[float], num_positions: int, device: torch.device | str) -> Tensor:
+    """Return float32 [num_positions, rotary_dim]: the cosines of all frequencies, then their sines."""
+    rates = torch.tensor(frequencies, dtype=torch.float32, device=device)
+    angles = torch.arange(num_positions, dtype=torch.float32, device=device)[:, None] * rates
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def rotate_and_store(
+    qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
+) -> Tensor:
+    """Rotate queries and keys, write keys and values to their slots and return the queries [tokens, heads, head_dim].
+
+    qkv: [tokens, (heads + 2 * kv_heads) * head_dim], which may be overwritten; rotation: float32 [tokens, rotary_dim],
+    rows of the rotary table at the tokens' positions; kv_slots: [tokens], -1 writes nothing;
+    kv_cache: [2, num_blocks, block_size, kv_heads, head_dim].
+    """
+    assert qkv.ndim == 2
+    assert qkv.shape[1] % kv_cache.shape[-1] == 0
+    assert rotation.shape[0] == kv_slots.shape[0] == qkv.shape[0]
+    assert rotation.shape[1] <= kv_cache.shape[-1]
+    if qkv.is_cuda:
+        from blink.kernels.gpu import rotary as gpu
+
+        return gpu.rotate_and_store(qkv, rotation, kv_slots, kv_cache, head_norm)
+    return cpu.rotate_and_store(qkv, rotation, kv_slots, kv_cache, head_norm)
