@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportAssignmentType=false, reportCallIssue=false, reportMissingParameterType=false
 """Attention on the GPU: a program for each KV head and item of the plan; a tile's last chunk to end combines all."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportMissingParameterType=false
 """The work of one step's attention, planned on the GPU once per step: which tiles of queries meet which chunks of keys.
 
 A tile is a few consecutive queries of one row, with all query heads that share a KV head. Where tiles alone would leave

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
 """Routing on the GPU in one kernel: each expert's program finds the tokens that chose it, in their order."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportMissingParameterType=false
 """What changes logits before sampling, inside GPU kernels: each program treats its own part of one row's vocabulary."""
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 """Rotation and the KV cache write on the GPU in one kernel: each program takes a few heads of one token."""
 
 from __future__ import annotations

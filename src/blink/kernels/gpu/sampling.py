@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
 """Sampling on the GPU: `_scan` reads the logits once, split over programs, and is nearly all the work of most rows;
 `_select` ends those rows and finds the threshold of rows with top-k, top-p or min-p; `_draw` samples these.
 """
