@@ -23,6 +23,18 @@ DECODE: Rows = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 700)]
 MIXED: Rows = [(1, 40), (1, 600), (7, 7), (33, 530), (2, 16), (70, 71)]
 
 
+@pytest.fixture(autouse=True)
+def _few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter, which runs one program after the other, plan for a GPU of few multiprocessors."""
+    if device.type == "cpu":
+        choose = gpu_plan.choose_tiles
+        monkeypatch.setattr(
+            gpu_plan,
+            "choose_tiles",
+            lambda dtype, group: tuple(dataclasses.replace(tile, num_programs=24) for tile in choose(dtype, group)),
+        )
+
+
 def make_batch(rows: Rows, block_size: int, *, max_tokens: int, max_rows: int) -> Batch:
     """Make a CPU batch of rows (queries, context length) on shuffled blocks; unused table entries point nowhere."""
     max_blocks = MAX_LEN // block_size
