@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import threading
@@ -15,27 +14,15 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from blink.config import EngineConfig, ModelConfig
+from blink.config import EngineConfig
 from blink.engine.cpu import CpuEngine
 from blink.link.client import EngineClient
 from blink.region.layout import EngineState, ErrorCode
 from blink.region.memory import open_region, region_path
 from blink.sampling_params import SamplingParams
+from tiny_model import BLOCK_BYTES, write_tiny_model
 
-MODEL = {
-    "model_type": "llama",
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 128,
-}
 Kind = TypeVar("Kind", bound=CpuEngine)
-BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # layers, keys and values, tokens, heads, head_dim, float32
 
 
 @pytest.fixture
@@ -46,8 +33,7 @@ def region() -> Iterator[str]:
 
 
 def boot(kind: type[Kind], folder: Path, region: str, **options: Any) -> Kind:
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    model = ModelConfig(model=str(folder), load_format="dummy")
+    model = write_tiny_model(folder)
     small: dict[str, Any] = {"num_gpu_blocks_override": 64, **options}
     return kind(EngineConfig(model=model, region=region, device="cpu", max_num_seqs=4, **small))
 
