@@ -17,9 +17,9 @@ import triton.testing
 
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu import attention_plan
-from blink.kernels.gpu.attention import paged_attention_gpu
-from blink.kernels.gpu.attention_plan import GpuAttentionPlan, Tile, plan_attention_gpu
-from blink.kernels.gpu.rotary import rotate_and_store_gpu
+from blink.kernels.gpu.attention import paged_attention
+from blink.kernels.gpu.attention_plan import GpuAttentionPlan, Tile, plan_attention
+from blink.kernels.gpu.rotary import rotate_and_store
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 # Several layers' caches in turn, so that the 60 MB of L2 hold none of them.
@@ -97,16 +97,16 @@ class Case:
         self.rotation = torch.rand(self.num_tokens, HEAD_DIM, device="cuda")
 
     def plan(self) -> GpuAttentionPlan:
-        return plan_attention_gpu(self.batch, self.num_tokens, len(self.rows), HEADS, self.caches[0])
+        return plan_attention(self.batch, self.num_tokens, len(self.rows), HEADS, self.caches[0])
 
     def attend(self) -> None:
         plan = self.plan()
         for query, cache in zip(self.query, self.caches, strict=True):
-            paged_attention_gpu(query, cache, plan)
+            paged_attention(query, cache, plan)
 
     def rotate(self) -> None:
         for qkv, cache in zip(self.qkv, self.caches, strict=True):
-            rotate_and_store_gpu(qkv, self.rotation, self.batch.kv_slots, cache)
+            rotate_and_store(qkv, self.rotation, self.batch.kv_slots, cache)
 
     def time_attention(self) -> float:
         """Return microseconds per layer, without the plan's."""

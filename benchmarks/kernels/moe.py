@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 import triton
 
-from blink.kernels.gpu.moe import moe_gpu
-from blink.kernels.moe import route_reference
+from blink.kernels.cpu.moe import route
+from blink.kernels.gpu.moe import moe
 
 _EXPERTS, _TOP_K, _HIDDEN, _SIZE = 128, 8, 2048, 768
 _BYTES_PER_US, _FLOPS_PER_US = 4.3e6, 790e6
@@ -26,9 +26,9 @@ def main() -> None:
         count = torch.tensor([num_tokens], dtype=torch.int32, device="cuda")
 
         def call(x: torch.Tensor = x, logits: torch.Tensor = logits, count: torch.Tensor = count) -> None:
-            moe_gpu(x, logits, gate_up, down, count, top_k=_TOP_K, renormalize=True)
+            moe(x, logits, gate_up, down, count, top_k=_TOP_K, renormalize=True)
 
-        num_used = route_reference(logits, top_k=_TOP_K, renormalize=True)[1].unique().numel()
+        num_used = route(logits, top_k=_TOP_K, renormalize=True)[1].unique().numel()
         memory = num_used * (gate_up[0].nbytes + down[0].nbytes) / _BYTES_PER_US
         arithmetic = 6 * num_tokens * _TOP_K * _HIDDEN * _SIZE / _FLOPS_PER_US
         median = 1000 * triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median")

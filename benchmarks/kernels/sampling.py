@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.gpu.sampling import sample_gpu
+from blink.kernels.gpu.sampling import sample
 
 _VOCAB, _CONTEXT = 128256, 400
 _BYTES_PER_US = 4.3e6
@@ -38,7 +38,7 @@ def main() -> None:
             batch = _make_batch(num_rows, values)
 
             def call(logits: Tensor = logits, batch: Batch = batch, num_rows: int = num_rows) -> None:
-                sample_gpu(logits, batch, num_rows)
+                sample(logits, batch, num_rows)
 
             median = 1000 * triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median")
             print(f"{name:12} {num_rows:5} {median:8.2f} {logits.nbytes / _BYTES_PER_US:8.2f}")

@@ -1,26 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where kernels are tested: on the GPU, or with TRITON_INTERPRET=1 (small shapes) in Triton's interpreter."""
+"""Where kernels are tested: on the GPU, or with TRITON_INTERPRET=1 in Triton's interpreter.
+
+tests/unit/test_triton_interpreted.py does the latter in the gate.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from triton_interpreter import IS_INTERPRETED
+
+_launched: set[str] = set()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not _INTERPRETED:
+    if not IS_INTERPRETED:
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(pytest.mark.gpu)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _launched:
+        terminalreporter.write_line(f"interpreted kernels: {' '.join(sorted(_launched))}")
+
+
 @pytest.fixture
 def device() -> torch.device:
     """Return where the kernels run."""
-    return torch.device("cpu" if _INTERPRETED else "cuda")
+    return torch.device("cpu" if IS_INTERPRETED else "cuda")
+
+
+@pytest.fixture(autouse=True)
+def _record_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    if IS_INTERPRETED:
+        from triton.runtime.interpreter import InterpretedFunction
+
+        run = InterpretedFunction.run
+
+        def record(kernel: InterpretedFunction[Any], *arguments: Any, **options: Any) -> None:
+            _launched.add(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}")
+            run(kernel, *arguments, **options)
+
+        monkeypatch.setattr(InterpretedFunction, "run", record)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.kernels.attention import paged_attention_reference, plan_attention_reference
 from blink.kernels.batch import Batch, Header
+from blink.kernels.cpu import attention as cpu
 
 gpu_attention = pytest.importorskip("blink.kernels.gpu.attention")
 gpu_plan = pytest.importorskip("blink.kernels.gpu.attention_plan")
@@ -21,6 +21,18 @@ Rows = list[tuple[int, int]]
 
 DECODE: Rows = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 700)]
 MIXED: Rows = [(1, 40), (1, 600), (7, 7), (33, 530), (2, 16), (70, 71)]
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter, which runs one program after the other, plan for a GPU of few multiprocessors."""
+    if device.type == "cpu":
+        choose = gpu_plan.choose_tiles
+        monkeypatch.setattr(
+            gpu_plan,
+            "choose_tiles",
+            lambda dtype, group: tuple(dataclasses.replace(tile, num_programs=24) for tile in choose(dtype, group)),
+        )
 
 
 def make_batch(rows: Rows, block_size: int, *, max_tokens: int, max_rows: int) -> Batch:
@@ -85,15 +97,15 @@ def check(
     query = torch.randn(num_tokens + padding[0], heads[0], head_dim).to(dtype)
     cache, poisoned = cache.to(dtype), poisoned.to(dtype).to(device)
     expected = torch.zeros(query.shape).flatten(1)
-    expected[:num_tokens] = paged_attention_reference(
+    expected[:num_tokens] = cpu.paged_attention(
         query[:num_tokens].float(),
         cache.float(),
-        plan_attention_reference(batch, num_tokens, block_size, torch.float32),
+        cpu.plan_attention(batch, num_tokens, block_size, torch.float32),
     )
-    plan = gpu_plan.plan_attention_gpu(move(batch, device), len(query), len(rows) + padding[1], heads[0], poisoned)
+    plan = gpu_plan.plan_attention(move(batch, device), len(query), len(rows) + padding[1], heads[0], poisoned)
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for _ in range(2):
-        found = gpu_attention.paged_attention_gpu(query.to(device), poisoned, plan)
+        found = gpu_attention.paged_attention(query.to(device), poisoned, plan)
         torch.testing.assert_close(found.cpu().float(), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -143,8 +155,8 @@ def test_a_captured_graph_serves_every_batch_of_its_bucket(device: torch.device)
     query = torch.randn(64, 8, 64)
 
     def run() -> Tensor:
-        plan = gpu_plan.plan_attention_gpu(batch, 64, 4, 8, on_device)
-        return gpu_attention.paged_attention_gpu(query_on_device, on_device, plan)
+        plan = gpu_plan.plan_attention(batch, 64, 4, 8, on_device)
+        return gpu_attention.paged_attention(query_on_device, on_device, plan)
 
     query_on_device = query.to(device)
     run()
@@ -157,7 +169,7 @@ def test_a_captured_graph_serves_every_batch_of_its_bucket(device: torch.device)
             getattr(batch, field.name).copy_(getattr(step, field.name))
         graph.replay()
         num_tokens = int(step.header[Header.NUM_TOKENS])
-        plan = plan_attention_reference(step, num_tokens, 16, torch.float32)
-        expected = paged_attention_reference(query[:num_tokens], cache, plan)
+        plan = cpu.plan_attention(step, num_tokens, 16, torch.float32)
+        expected = cpu.paged_attention(query[:num_tokens], cache, plan)
         torch.testing.assert_close(found[:num_tokens].cpu(), expected, rtol=2e-5, atol=2e-5)
         assert not found[num_tokens:].any()

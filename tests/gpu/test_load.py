@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU server under open-loop load with cancels, slow readers and priorities: nothing leaks, no token is lost.
+"""A GPU server under open-loop load with cancels, slow readers and priorities: no token lost or wrong, no leak.
 
 BLINK_LOAD_SECONDS and BLINK_LOAD_RATE (requests per second) say how long and how hard; 600 and 32 before a release.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import secrets
@@ -27,6 +28,11 @@ from processes import Frontend, answers, measure, open_files, resident_mib, star
 
 SECONDS = float(os.environ.get("BLINK_LOAD_SECONDS", "30"))
 RATE = float(os.environ.get("BLINK_LOAD_RATE", "32"))
+# The tokens of so many answers are checked, at so many places each.
+NUM_ANSWERS, NUM_PLACES = 12, 16
+# What bfloat16 may change in a log probability where other rows share the step, and prompts come in other chunks. Of
+# 128,256 random logits with a standard deviation of 1.3, a few are so close to the best.
+ROUNDING = 0.3
 MODEL = Path(blink.__file__).parent / "models" / "configs" / "llama-3-8b"
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(SECONDS + 300)]
@@ -41,6 +47,15 @@ class Job:
     priority: int
     cancel_after: int | None  # tokens
     pause: float  # seconds, now and then while reading
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a request ended, and the tokens that came until then."""
+
+    job: Job
+    ending: str
+    tokens: list[int]
 
 
 def draw_job(chance: random.Random) -> Job:
@@ -72,8 +87,8 @@ def server() -> Iterator[tuple[subprocess.Popen[bytes], list[Frontend]]]:
             stop(process)
 
 
-async def run_job(client: httpx.AsyncClient, job: Job) -> str:
-    """Send one request and read its answer as the job says; return how it ended."""
+async def run_job(client: httpx.AsyncClient, job: Job) -> Answer:
+    """Send one request and read its answer as the job says."""
     body = {
         "prompt": job.prompt,
         "max_tokens": job.num_tokens,
@@ -83,39 +98,57 @@ async def run_job(client: httpx.AsyncClient, job: Job) -> str:
         "return_token_ids": True,
         "stream": True,
     }
-    tokens = 0
+    tokens: list[int] = []
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code == 503:
-            return "refused"
+            return Answer(job, "refused", tokens)
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
             if not line.startswith("data: {"):
                 continue
             chunk = json.loads(line[6:])
             assert "error" not in chunk, chunk
-            tokens += len(chunk["choices"][0].get("token_ids") or [])
-            if job.cancel_after is not None and tokens >= job.cancel_after:
-                return "cancelled"
-            if job.pause and tokens % 50 == 1:
+            tokens += chunk["choices"][0].get("token_ids") or []
+            if job.cancel_after is not None and len(tokens) >= job.cancel_after:
+                return Answer(job, "cancelled", tokens)
+            if job.pause and len(tokens) % 50 == 1:
                 await asyncio.sleep(job.pause)
-    assert tokens == job.num_tokens
-    return "whole"
+    assert len(tokens) == job.num_tokens
+    return Answer(job, "whole", tokens)
 
 
-async def run_load(urls: list[str], seconds: float, rate: float, seed: int) -> Counter[str]:
-    """Send requests at the times of a Poisson process, to each frontend in turn; count how they ended."""
+async def run_load(urls: list[str], seconds: float, rate: float, seed: int) -> list[Answer]:
+    """Send requests at the times of a Poisson process, to each frontend in turn."""
     chance = random.Random(seed)
     limits = httpx.Limits(max_connections=None)
     clients = [httpx.AsyncClient(base_url=url, timeout=300, limits=limits, trust_env=False) for url in urls]
-    start, at, tasks = time.monotonic(), 0.0, list[asyncio.Task[str]]()
+    start, at, tasks = time.monotonic(), 0.0, list[asyncio.Task[Answer]]()
     try:
         while (at := at + chance.expovariate(rate)) < seconds:
             await asyncio.sleep(max(0.0, start + at - time.monotonic()))
             tasks.append(asyncio.create_task(run_job(clients[len(tasks) % len(clients)], draw_job(chance))))
-        return Counter(await asyncio.gather(*tasks))
+        return await asyncio.gather(*tasks)
     finally:
         for client in clients:
             await client.aclose()
+
+
+def assert_chosen_alone(frontend: Frontend, answers: list[Answer]) -> None:
+    """Ask the idle server again, without the prefix cache, for what follows each beginning of an answer."""
+    chance = random.Random(3)
+    for number, answer in enumerate(chance.sample(answers, NUM_ANSWERS)):
+        for place in chance.sample(range(len(answer.tokens)), min(NUM_PLACES, len(answer.tokens))):
+            again = frontend.complete(
+                [*answer.job.prompt, *answer.tokens[:place]],
+                max_tokens=1,
+                ignore_eos=True,
+                logprobs=20,
+                return_tokens_as_token_ids=True,
+                cache_salt=f"{number} {place}",
+            )
+            best: dict[str, float] = again["choices"][0]["logprobs"]["top_logprobs"][0]
+            found = best.get(f"token_id:{answer.tokens[place]}", -math.inf)
+            assert found > max(best.values()) - ROUNDING, f"token {place} of a {answer.ending} answer"
 
 
 def test_load_with_cancels_slow_readers_and_priorities(
@@ -127,11 +160,14 @@ def test_load_with_cancels_slow_readers_and_priorities(
     asyncio.run(run_load(urls, min(10.0, SECONDS), RATE, seed=1))  # buffers reach their size
     files, memory = measure(processes, open_files), measure(processes, resident_mib)
 
-    ended = asyncio.run(run_load(urls, SECONDS, RATE, seed=2))
+    answers = asyncio.run(run_load(urls, SECONDS, RATE, seed=2))
+    ended = Counter(answer.ending for answer in answers)
     print(f"{ended} in {SECONDS:g} s; {frontends[0].metric('vllm:num_preemptions_total'):g} preemptions")
     assert ended["whole"] > 0.5 * SECONDS * RATE
     assert ended["cancelled"] > 0
     assert ended["refused"] == 0
+    frontends[0].wait_until_idle()
+    assert_chosen_alone(frontends[0], [answer for answer in answers if answer.tokens])
 
     for frontend in frontends:
         frontend.wait_until_idle()

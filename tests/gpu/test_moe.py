@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.kernels.moe import moe_reference
+from blink.kernels.cpu import moe as cpu
 
 gpu_moe = pytest.importorskip("blink.kernels.gpu.moe")
 
@@ -43,13 +43,13 @@ def assert_equals_reference(
     )
     x, gate_up, down = (x * hidden**0.5).to(dtype), gate_up.to(dtype), down.to(dtype)
     logits = make_logits(num_tokens, num_experts, dtype) if router_logits is None else router_logits
-    expected = moe_reference(x.float(), logits, gate_up.float(), down.float(), top_k=top_k, renormalize=renormalize)
+    expected = cpu.moe(x.float(), logits, gate_up.float(), down.float(), top_k=top_k, renormalize=renormalize)
     padded = [
         torch.cat((part, torch.full((num_padding, part.shape[1]), torch.nan, dtype=dtype))) for part in (x, logits)
     ]
     count = torch.tensor([num_tokens], dtype=torch.int32)
     inputs = [part.to(device) for part in (*padded, gate_up, down, count)]
-    found = gpu_moe.moe_gpu(*inputs, top_k=top_k, renormalize=renormalize).cpu()
+    found = gpu_moe.moe(*inputs, top_k=top_k, renormalize=renormalize).cpu()
     torch.testing.assert_close(found[:num_tokens].float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert not found[num_tokens:].any()
 
@@ -80,7 +80,7 @@ def test_many_pairs_per_expert_equal_the_reference(device: torch.device) -> None
 
 
 def test_of_equal_router_logits_the_first_experts_are_chosen(device: torch.device) -> None:
-    routes = gpu_moe.route_gpu(
+    routes = gpu_moe.route(
         torch.zeros(3, 5, device=device), torch.tensor([3], dtype=torch.int32, device=device), top_k=2
     )
     assert routes.counts.tolist() == [3, 3, 0, 0, 0]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blink.kernels.rms_norm import rms_norm_reference
+from blink.kernels.cpu.rms_norm import rms_norm_torch
 
 gpu_rms_norm = pytest.importorskip("blink.kernels.gpu.rms_norm")
 
@@ -22,8 +22,8 @@ def test_norm_and_residual_equal_the_reference(
     torch.manual_seed(size)
     x, residual, weight = (torch.randn(7, size).to(dtype), torch.randn(7, size).to(dtype), torch.rand(size).to(dtype))
     found_residual = residual.to(device, copy=True)
-    found = gpu_rms_norm.rms_norm_gpu(x.to(device), weight.to(device), 1e-5, found_residual if has_residual else None)
-    expected = rms_norm_reference(x, weight, 1e-5, residual if has_residual else None)
+    found = gpu_rms_norm.rms_norm(x.to(device), weight.to(device), 1e-5, found_residual if has_residual else None)
+    expected = rms_norm_torch(x, weight, 1e-5, residual if has_residual else None)
     torch.testing.assert_close(found.cpu(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     torch.testing.assert_close(found_residual.cpu(), residual, rtol=TOLERANCE[dtype], atol=0)
 
@@ -33,14 +33,14 @@ def test_last_tokens_of_rows_are_normalised_and_nothing_else_is_written(device: 
     x, residual, weight = torch.randn(9, 96), torch.randn(9, 96), torch.rand(96)
     starts = torch.tensor([0, 1, 5, 9, 9], dtype=torch.int32)
     kept = residual.to(device, copy=True)
-    found = gpu_rms_norm.last_token_norm_gpu(x.to(device), weight.to(device), 1e-6, kept, starts.to(device), 4)
+    found = gpu_rms_norm.last_token_norm(x.to(device), weight.to(device), 1e-6, kept, starts.to(device), 4)
     last = torch.tensor([0, 4, 8, 8])
-    torch.testing.assert_close(found.cpu(), rms_norm_reference(x[last], weight, 1e-6, residual[last]))
+    torch.testing.assert_close(found.cpu(), rms_norm_torch(x[last], weight, 1e-6, residual[last]))
     assert torch.equal(kept.cpu(), residual)
 
 
 def test_an_empty_batch_reads_within_its_tokens(device: torch.device) -> None:
     x = torch.ones(1, 32, device=device)
     starts = torch.zeros(3, dtype=torch.int32, device=device)
-    found = gpu_rms_norm.last_token_norm_gpu(x, torch.ones(32, device=device), 0.0, torch.ones_like(x), starts, 2)
+    found = gpu_rms_norm.last_token_norm(x, torch.ones(32, device=device), 0.0, torch.ones_like(x), starts, 2)
     torch.testing.assert_close(found.cpu(), torch.ones(2, 32))

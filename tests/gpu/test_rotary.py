@@ -6,7 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blink.kernels.rotary import HeadNorm, make_rotary_table, rotate_and_store_reference
+from blink.kernels.cpu.rotary import rotate_and_store_torch
+from blink.kernels.operands import HeadNorm
+from blink.kernels.rotary import make_rotary_table
 from blink.models.rope import Rope
 
 gpu_rotary = pytest.importorskip("blink.kernels.gpu.rotary")
@@ -33,10 +35,10 @@ def test_queries_and_cache_equal_the_reference(
     on_device = HeadNorm(weights[0].to(device), weights[1].to(device), 1e-6) if with_norm else None
     cache = torch.full((2, NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim), 7.0, dtype=dtype)
     found_cache = cache.to(device, copy=True)
-    found = gpu_rotary.rotate_and_store_gpu(
+    found = gpu_rotary.rotate_and_store(
         qkv.to(device), rotation.to(device), kv_slots.to(device), found_cache, on_device
     )
-    expected = rotate_and_store_reference(qkv.clone(), rotation, kv_slots, cache, norm)
+    expected = rotate_and_store_torch(qkv.clone(), rotation, kv_slots, cache, norm)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(found_cache.cpu(), cache, rtol=tolerance, atol=tolerance)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.sampling import sample_reference
+from blink.kernels.cpu import sampling as cpu
+from triton_interpreter import large
 
 gpu_sampling = pytest.importorskip("blink.kernels.gpu.sampling")
 
@@ -63,8 +64,8 @@ def assert_equals_reference(batch: Batch, logits: Tensor, device: torch.device) 
         output.fill_(-7)
     found = move(batch, device)
     num_rows = logits.shape[0]
-    gpu_sampling.sample_gpu(logits.to(device), found, num_rows)
-    sample_reference(logits, batch, num_rows)
+    gpu_sampling.sample(logits.to(device), found, num_rows)
+    cpu.sample(logits, batch, num_rows)
     assert found.sampled_tokens.tolist() == batch.sampled_tokens.tolist()
     assert found.top_tokens.tolist() == batch.top_tokens.tolist()
     for name in ("sampled_logprobs", "top_logprobs"):
@@ -109,7 +110,7 @@ def test_truncated_rows_draw_the_tokens_of_the_reference(vocab_size: int, scale:
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (5000, 1.0), (9000, 1.0), (0, 0.3), (0, 0.9999)])
-@pytest.mark.parametrize("levels", [1, 5, 100_000])
+@pytest.mark.parametrize("levels", [pytest.param(1, marks=large), 5, 100_000])
 def test_only_tokens_at_or_above_the_threshold_of_the_reference_are_drawn(
     top_k: int, top_p: float, levels: int, device: torch.device
 ) -> None:

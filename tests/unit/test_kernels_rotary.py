@@ -8,13 +8,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from blink.kernels.rotary import (
-    HeadNorm,
-    make_rotary_table,
-    rotate_and_store,
-    rotate_and_store_native,
-    rotate_and_store_reference,
-)
+from blink.kernels.cpu.rotary import rotate_and_store_native, rotate_and_store_torch
+from blink.kernels.operands import HeadNorm
+from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.models.rope import LinearScaling, Llama3Scaling, Rope
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 8
@@ -53,13 +49,13 @@ def test_rotation_is_complex_multiplication_and_leaves_the_rest_of_each_head(rot
 
 
 @pytest.mark.parametrize("rotary_dim", [16, 12])
-def test_the_one_pass_version_agrees_with_the_reference(rotary_dim: int) -> None:
+def test_the_one_pass_version_agrees_with_pytorch(rotary_dim: int) -> None:
     torch.manual_seed(10)
     qkv = torch.randn(5, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
     rotation = make_rotary_table(Rope(theta=100.0, rotary_dim=rotary_dim).frequencies(), 64, "cpu")[[9, 0, 63, 1, 2]]
     kv_slots = torch.tensor([3, -1, 31, 0, 17], dtype=torch.int32)
     caches = [torch.zeros(2, 4, BLOCK_SIZE, KV_HEADS, HEAD_DIM) for _ in range(2)]
-    expected = rotate_and_store_reference(qkv.clone(), rotation, kv_slots, caches[0])
+    expected = rotate_and_store_torch(qkv.clone(), rotation, kv_slots, caches[0])
     found = rotate_and_store_native(qkv, rotation, kv_slots, caches[1])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(caches[1], caches[0], rtol=1e-6, atol=1e-6)

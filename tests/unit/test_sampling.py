@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.cpu.truncation import find_threshold_reference
+from blink.kernels.cpu.truncation import find_threshold
 from blink.kernels.sampling import sample
 from model_driver import set_params
 
@@ -90,7 +90,7 @@ def assert_drawn_from(counts: Counter[int], probabilities: dict[int, float]) -> 
 def test_the_kept_set_equals_the_naive_one(seed: int, vocab_size: int, top_k: int, top_p: float, min_p: float) -> None:
     # Flat logits in the large vocabulary, so that top-p needs more tokens than the first look takes.
     logits = make_logits(vocab_size, seed=seed) * (1.0 if vocab_size == VOCAB else 0.1)
-    threshold = find_threshold_reference(logits, top_k=top_k, top_p=top_p, min_p=min_p)
+    threshold = find_threshold(logits, top_k=top_k, top_p=top_p, min_p=min_p)
     kept = set((logits >= threshold).nonzero()[:, 0].tolist())
     assert kept == keep_naively(logits.double().tolist(), top_k, top_p, min_p)
 
@@ -98,7 +98,7 @@ def test_the_kept_set_equals_the_naive_one(seed: int, vocab_size: int, top_k: in
 @pytest.mark.parametrize(("top_k", "top_p"), [(2, 1.0), (0, 0.5)])
 def test_equal_logits_are_kept_together(top_k: int, top_p: float) -> None:
     logits = torch.tensor([1.0, 3.0, 3.0, 3.0, 0.0])
-    threshold = find_threshold_reference(logits, top_k=top_k, top_p=top_p, min_p=0)
+    threshold = find_threshold(logits, top_k=top_k, top_p=top_p, min_p=0)
     assert (logits >= threshold).tolist() == [False, True, True, True, False]
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engines share: the words of the region that the host writes, how a run ends, the KV cache's size."""
+"""One boot for every engine: listener, model, KV cache, region and batch; then serving until drained or stopped.
+
+Engines differ in how a step is launched, where the scheduler's state lives and how memory is measured.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,78 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from blink.config import EngineConfig
+from blink.engine.geometry import build_geometry
+from blink.kernels.batch import map_batch
+from blink.link.rdma.listener import open_listener
 from blink.models.weights.files import resolve_model
+from blink.models.weights.loader import load_model, resolve_dtype
 from blink.region.layout import EngineState, ErrorCode, place_name
-from blink.region.memory import Region
-
-if TYPE_CHECKING:
-    from blink.models.decoder import Decoder
+from blink.region.memory import create_region, publish_region
 
 logger = logging.getLogger("blink.engine")
 
 
 class Engine(ABC):
-    """A loaded engine and the control block of its region; frontends see it while run() runs."""
+    """Own the model, its KV cache and the region of a scheduler; frontends see the region while run() runs."""
 
-    def __init__(self, region: Region) -> None:
-        self._region = region
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        """Load the model and lay out all memory; frontends see nothing before run().
+
+        Raises:
+            ConfigError: the model, the options and the machine do not fit together.
+        """
+        self._config = config
+        self._listener = open_listener(config)
+        self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
+        spec = self._model.spec
+        num_blocks = self._size_kv_cache()
+        self._geometry = build_geometry(
+            config, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size, num_blocks=num_blocks
+        )
+        self._region = create_region(config.region, self._geometry, served_name(config))
+        self._batch = map_batch(self._create_state(), int(self._geometry["num_slots"]))
+        self._kv_cache = self._model.allocate_kv_cache(num_blocks, config.block_size)
+        logger.info("KV cache: %d blocks of %d tokens", num_blocks, config.block_size)
 
     @abstractmethod
+    def _measure_room(self) -> int:
+        """Return the bytes that the KV cache may take where neither its size nor its blocks are configured."""
+
+    @abstractmethod
+    def _create_state(self) -> Callable[[str, torch.dtype], Tensor]:
+        """Place the scheduler's state beside the model; return what finds its arrays by name, flat, as a type."""
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Start the scheduler."""
+
+    @abstractmethod
+    def _advance(self) -> bool:
+        """Do what the scheduler needs of this thread, for a fraction of a second; return whether it still runs."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Free what the scheduler used."""
+
     def run(self) -> int:
         """Serve until drained or stopped and return the exit status: 0, or 1 after an error."""
+        self._start()
+        try:
+            publish_region(self._region, self._config.region)
+            logger.info("engine ready: region %s", self._config.region)
+            if self._listener is not None:
+                self._listener.start()
+            while self._advance():
+                if self.state == EngineState.DRAINED:
+                    self.stop()
+        finally:
+            self._end()
+        return self._finish()
 
     @property
     def state(self) -> int:
@@ -43,6 +96,26 @@ class Engine(ABC):
         """End the scheduler at its next pass; open requests are lost."""
         self._region.store_control("stop", 1)
 
+    def _run_step(self, num_tokens: int, num_rows: int) -> None:
+        self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows)
+
+    def _size_kv_cache(self) -> int:
+        """Return the number of KV blocks: as configured, or what fits into the bytes configured or measured."""
+        if self._config.num_gpu_blocks_override:
+            return self._config.num_gpu_blocks_override
+        return (self._config.kv_cache_memory_bytes or self._measure_room()) // self._block_bytes
+
+    @property
+    def _block_bytes(self) -> int:
+        """The size of one KV block over all layers."""
+        shape = self._model.spec.kv_cache_shape(1, self._config.block_size)
+        return math.prod(shape) * self._model.dtype.itemsize
+
+    @property
+    def _blocks_of_one_sequence(self) -> int:
+        """How many KV blocks the longest sequence takes."""
+        return -(-self._model.spec.max_model_len // self._config.block_size)
+
     def _finish(self) -> int:
         """Clean up behind a scheduler that has ended and return the process's exit status."""
         if self.state != EngineState.FAILED:
@@ -53,23 +126,6 @@ class Engine(ABC):
         error = ErrorCode(self._region.control_word("error_code"))
         logger.error("the scheduler stopped: %s (%s, detail %d)", error.name, place_name(place), detail)
         return 1
-
-
-def size_kv_cache(config: EngineConfig, model: Decoder, measure_room: Callable[[], int]) -> int:
-    """Return the number of KV blocks: as configured, or what fits into the bytes that `measure_room` finds."""
-    if config.num_gpu_blocks_override:
-        return config.num_gpu_blocks_override
-    return (config.kv_cache_memory_bytes or measure_room()) // block_bytes(config, model)
-
-
-def block_bytes(config: EngineConfig, model: Decoder) -> int:
-    """Return the size of one KV block over all layers."""
-    return math.prod(model.spec.kv_cache_shape(1, config.block_size)) * model.dtype.itemsize
-
-
-def blocks_of_one_sequence(config: EngineConfig, model: Decoder) -> int:
-    """Return how many KV blocks the longest sequence takes."""
-    return -(-model.spec.max_model_len // config.block_size)
 
 
 def served_name(config: EngineConfig) -> str:

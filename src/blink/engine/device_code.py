@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# The cuda packages choose their modules when imported, which pyright cannot follow.
+# pyright: reportAttributeAccessIssue=false
 """Compiles and links the scheduler for a GPU, from the packaged sources and the CUDA wheels: no toolkit is needed."""
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# The cuda packages choose their modules when imported, which pyright cannot follow.
+# pyright: reportAttributeAccessIssue=false
 """The resident scheduler of one GPU: its memory, the step graphs that it launches, and its start.
 
 Once start() has returned, nothing in this process may synchronise with the device or allocate on it: the scheduler

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of the model: each file holds a checked wrapper and its plain PyTorch reference."""
+"""The operations of the model: each file checks its operands and picks the code for their device, cpu/ or gpu/."""

@@ -3,82 +3,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.kernels.batch import Batch, Header
+from blink.kernels.batch import Batch
+from blink.kernels.cpu import attention as cpu
 
 if TYPE_CHECKING:
     from blink.kernels.gpu.attention_plan import GpuAttentionPlan
 
-
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Consecutive rows of equally many queries, with block lists padded to the longest row's."""
-
-    start: int  # first query
-    num_rows: int
-    num_queries: int  # of each row
-    length: int  # keys of the longest row
-    blocks: Tensor  # [num_rows * blocks per row]
-    mask: Tensor | None  # [num_rows, 1, num_queries, length], added to the scores; None: every query sees every key
+    AttentionPlan: TypeAlias = cpu.CpuAttentionPlan | GpuAttentionPlan
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """How one step's queries meet the cache; the same for every layer."""
-
-    num_tokens: int
-    groups: tuple[RowGroup, ...]
-
-
-def plan_attention(
-    batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor
-) -> AttentionPlan | GpuAttentionPlan:
+def plan_attention(batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor) -> AttentionPlan:
     """Prepare the attention of one step of num_tokens tokens and num_rows rows, padding included.
 
     kv_cache: any layer's, [2, num_blocks, block_size, kv_heads, head_dim]; num_heads: query heads.
     """
     if kv_cache.is_cuda:
-        from blink.kernels.gpu.attention_plan import plan_attention_gpu
+        from blink.kernels.gpu import attention_plan as gpu
 
-        return plan_attention_gpu(batch, num_tokens, num_rows, num_heads, kv_cache)
-    return plan_attention_reference(batch, num_tokens, kv_cache.shape[2], kv_cache.dtype)
-
-
-def plan_attention_reference(batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype) -> AttentionPlan:
-    """Gather all decode rows in one group and give every longer row its own."""
-    header = batch.header.tolist()
-    num_rows, num_decode = header[Header.NUM_ROWS], header[Header.NUM_DECODE_ROWS]
-    starts = batch.query_starts[: num_rows + 1].tolist()
-    spans = [(0, num_decode)] if num_decode else []
-    spans += [(row, row + 1) for row in range(num_decode, num_rows)]
-    groups = (_plan_group(batch, first, last, starts[first : first + 2], block_size, dtype) for first, last in spans)
-    return AttentionPlan(num_tokens, tuple(groups))
+        return gpu.plan_attention(batch, num_tokens, num_rows, num_heads, kv_cache)
+    return cpu.plan_attention(batch, num_tokens, kv_cache.shape[2], kv_cache.dtype)
 
 
-def _plan_group(
-    batch: Batch, first: int, last: int, queries: list[int], block_size: int, dtype: torch.dtype
-) -> RowGroup:
-    start, num_queries = queries[0], queries[1] - queries[0]
-    lens = batch.context_lens[first:last]
-    length = int(lens.max())
-    tables = batch.block_tables.index_select(0, batch.row_slots[first:last])
-    last_block = (lens.long() - 1).div_(block_size, rounding_mode="floor")
-    # Short rows repeat their own last block: what lies behind a table's end is not to be read.
-    columns = torch.arange(-(-length // block_size), device=lens.device).minimum(last_block[:, None])
-    blocks = tables.gather(1, columns).flatten()
-    visible = lens[:, None, None] - num_queries + 1 + torch.arange(num_queries, device=lens.device)[:, None]
-    hidden = torch.arange(length, device=lens.device) >= visible
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=lens.device).masked_fill_(hidden, -torch.inf)
-    return RowGroup(start, last - first, num_queries, length, blocks, mask[:, None] if bool(hidden.any()) else None)
-
-
-def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan | GpuAttentionPlan) -> Tensor:
+def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
     """Return softmax(Q K^T / sqrt(head_dim)) V of every token over its row's cache; causal; padding gives zeros.
 
     query: [tokens, heads, head_dim]; kv_cache: [2, num_blocks, block_size, kv_heads, head_dim];
@@ -87,42 +37,8 @@ def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan | GpuAt
     assert query.shape[0] == plan.num_tokens
     assert query.shape[2] == kv_cache.shape[4]
     assert query.shape[1] % kv_cache.shape[3] == 0
-    if query.is_cuda:
-        from blink.kernels.gpu.attention import GpuAttentionPlan, paged_attention_gpu
+    if isinstance(plan, cpu.CpuAttentionPlan):
+        return cpu.paged_attention(query, kv_cache, plan)
+    from blink.kernels.gpu import attention as gpu
 
-        assert isinstance(plan, GpuAttentionPlan)
-        return paged_attention_gpu(query, kv_cache, plan)
-    assert isinstance(plan, AttentionPlan)
-    return paged_attention_reference(query, kv_cache, plan)
-
-
-def paged_attention_reference(query: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
-    """Compute paged_attention with plain PyTorch: gather each group's keys and values, then attend to them."""
-    num_tokens, num_heads, head_dim = query.shape
-    if len(plan.groups) == 1 and plan.groups[0].num_rows * plan.groups[0].num_queries == num_tokens:
-        return _attend(query, kv_cache, plan.groups[0]).reshape(num_tokens, num_heads * head_dim)
-    result = query.new_zeros(query.shape)
-    for group in plan.groups:
-        tokens = slice(group.start, group.start + group.num_rows * group.num_queries)
-        result[tokens] = _attend(query[tokens], kv_cache, group)
-    return result.view(num_tokens, num_heads * head_dim)
-
-
-def _attend(query: Tensor, kv_cache: Tensor, group: RowGroup) -> Tensor:
-    kv_heads, head_dim = kv_cache.shape[3:]
-    keys, values = (
-        cache.flatten(1).index_select(0, group.blocks).view(group.num_rows, -1, kv_heads, head_dim)[:, : group.length]
-        for cache in kv_cache
-    )
-    per_row = query.view(group.num_rows, group.num_queries, -1, head_dim)
-    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    if group.num_queries == 1:
-        # The query heads that share a KV head stand where queries of one head would: no key is repeated or read twice.
-        shared = per_row.view(group.num_rows, kv_heads, -1, head_dim)
-        mask = None if group.mask is None else group.mask.expand(-1, kv_heads, shared.shape[2], -1)
-        found = functional.scaled_dot_product_attention(shared, keys, values, attn_mask=mask)
-        return found.reshape(query.shape)
-    found = functional.scaled_dot_product_attention(
-        per_row.transpose(1, 2), keys, values, attn_mask=group.mask, enable_gqa=True
-    )
-    return found.transpose(1, 2).reshape(query.shape)
+    return gpu.paged_attention(query, kv_cache, plan)

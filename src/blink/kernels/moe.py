@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.kernels.silu_mul import silu_mul_reference
+from blink.kernels.cpu import moe as cpu
 
 
 def moe(
@@ -31,29 +29,8 @@ def moe(
     assert gate_up.shape[1] == 2 * down.shape[2]
     assert 0 < top_k <= gate_up.shape[0]
     if x.is_cuda:
-        from blink.kernels.gpu.moe import moe_gpu
+        from blink.kernels.gpu import moe as gpu
 
         assert num_tokens is not None
-        return moe_gpu(x, router_logits, gate_up, down, num_tokens, top_k=top_k, renormalize=renormalize)
-    return moe_reference(x, router_logits, gate_up, down, top_k=top_k, renormalize=renormalize)
-
-
-def moe_reference(
-    x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, *, top_k: int, renormalize: bool
-) -> Tensor:
-    """Compute moe with plain PyTorch, one expert after the other."""
-    weights, experts = route_reference(router_logits, top_k=top_k, renormalize=renormalize)
-    result = torch.zeros_like(x)
-    for expert in experts.unique().tolist():
-        tokens, choices = (experts == expert).nonzero(as_tuple=True)
-        found = functional.linear(silu_mul_reference(functional.linear(x[tokens], gate_up[expert])), down[expert])
-        result.index_add_(0, tokens, found * weights[tokens, choices, None].to(x.dtype))
-    return result
-
-
-def route_reference(router_logits: Tensor, *, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """Return the float32 weights and the experts of each token, both [tokens, top_k]."""
-    weights, experts = router_logits.softmax(-1, dtype=torch.float32).topk(top_k)
-    if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return weights, experts
+        return gpu.moe(x, router_logits, gate_up, down, num_tokens, top_k=top_k, renormalize=renormalize)
+    return cpu.moe(x, router_logits, gate_up, down, top_k=top_k, renormalize=renormalize)

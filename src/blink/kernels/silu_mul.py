@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as functional
 from torch import Tensor
+
+from blink.kernels.cpu import silu_mul as cpu
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -12,13 +13,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     assert gate_up.ndim == 2
     assert gate_up.shape[1] % 2 == 0
     if gate_up.is_cuda:
-        from blink.kernels.gpu.silu_mul import silu_mul_gpu
+        from blink.kernels.gpu import silu_mul as gpu
 
-        return silu_mul_gpu(gate_up)
-    return silu_mul_reference(gate_up)
-
-
-def silu_mul_reference(gate_up: Tensor) -> Tensor:
-    """Compute silu_mul with plain PyTorch."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
+        return gpu.silu_mul(gate_up)
+    return cpu.silu_mul(gate_up)

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from blink.kernels.attention import AttentionPlan, paged_attention, plan_attention
+from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
 from blink.kernels.linear import linear
 from blink.kernels.moe import moe
+from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import last_token_norm, rms_norm
-from blink.kernels.rotary import HeadNorm, make_rotary_table, rotate_and_store
+from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
 from blink.kernels.silu_mul import silu_mul
 from blink.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from blink.kernels.gpu.attention_plan import GpuAttentionPlan
+    from blink.kernels.attention import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class StepInputs:
     rotation: Tensor  # [tokens, rotary_dim], rows of the rotary table
     kv_slots: Tensor  # [tokens]
     num_tokens: Tensor  # [1], those that are not padding
-    plan: AttentionPlan | GpuAttentionPlan
+    plan: AttentionPlan
 
 
 class Decoder:

@@ -9,7 +9,7 @@ from torch import Tensor
 from blink.kernels.batch import Batch, Param
 
 
-def adjust_logits_reference(logits: Tensor, batch: Batch, slot: int, context_len: int) -> None:
+def adjust_logits(logits: Tensor, batch: Batch, slot: int, context_len: int) -> None:
     """Change one row's logits (float32 [vocab]) in place as its slot's parameters ask for.
 
     Penalties are counted afresh from the slot's first context_len tokens, so that no state outlives the step.

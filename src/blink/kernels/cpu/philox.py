@@ -12,7 +12,7 @@ _ROUNDS = 10
 _MASK = 0xFFFFFFFF
 
 
-def philox_reference(counters: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+def philox(counters: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
     """Return the four random words of each counter; words are int64 tensors that hold 0 .. 2**32 - 1."""
     c0, c1, c2, c3 = counters
     k0, k1 = key
@@ -29,22 +29,22 @@ def philox_reference(counters: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple
     return c0, c1, c2, c3
 
 
-def gumbel_reference(indices: Tensor, key: tuple[int, int], step: int) -> Tensor:
+def gumbel(indices: Tensor, key: tuple[int, int], step: int) -> Tensor:
     """Return float32 Gumbel noise of vocabulary indices (int64) at one step of the sequence seeded with `key`.
 
     Index i takes word i % 4 of the counter (i // 4, 0, step, 0), whatever other indices are asked for.
     """
     zero = torch.zeros_like(indices)
-    words = philox_reference((indices // 4, zero, zero + step, zero), key)
+    words = philox((indices // 4, zero, zero + step, zero), key)
     word = torch.stack(words).gather(0, (indices % 4)[None])[0]
     return make_gumbel(word)
 
 
-def gumbel_vocabulary_reference(vocab_size: int, key: tuple[int, int], step: int, device: torch.device) -> Tensor:
+def gumbel_of_vocabulary(vocab_size: int, key: tuple[int, int], step: int, device: torch.device) -> Tensor:
     """Return the noise of all indices 0 .. vocab_size: four for each counter."""
     counter = torch.arange(-(-vocab_size // 4), device=device)
     zero = torch.zeros((), dtype=torch.int64, device=device)
-    words = philox_reference((counter, zero, zero + step, zero), key)
+    words = philox((counter, zero, zero + step, zero), key)
     return make_gumbel(torch.stack(words, dim=1).flatten()[:vocab_size])
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 _FIRST_LOOK = 1024
 
 
-def find_threshold_reference(logits: Tensor, *, top_k: int, top_p: float, min_p: float) -> float:
+def find_threshold(logits: Tensor, *, top_k: int, top_p: float, min_p: float) -> float:
     """Return the smallest logit (already divided by the temperature) of one row that may be sampled.
 
     All tokens with that logit may be: equal logits are never told apart, so that no sort's order matters.

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportAssignmentType=false, reportCallIssue=false, reportMissingParameterType=false
 """Attention on the GPU: a program for each KV head and item of the plan; a tile's last chunk to end combines all."""
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from blink.kernels.gpu.attention_plan import (
 _LOWEST = tl.constexpr(-1e30)
 
 
-def paged_attention_gpu(query: Tensor, kv_cache: Tensor, plan: GpuAttentionPlan) -> Tensor:
+def paged_attention(query: Tensor, kv_cache: Tensor, plan: GpuAttentionPlan) -> Tensor:
     """Compute paged_attention of contiguous tensors with head_dim a multiple of 16 up to 256."""
     num_tokens, num_heads, head_dim = query.shape
     assert query.is_contiguous() and kv_cache.is_contiguous() and query.dtype == kv_cache.dtype

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportMissingParameterType=false
 """The work of one step's attention, planned on the GPU once per step: which tiles of queries meet which chunks of keys.
 
 A tile is a few consecutive queries of one row, with all query heads that share a KV head. Where tiles alone would leave
@@ -59,9 +60,7 @@ class GpuAttentionPlan:
     work_lists: tuple[WorkList, ...]
 
 
-def plan_attention_gpu(
-    batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor
-) -> GpuAttentionPlan:
+def plan_attention(batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor) -> GpuAttentionPlan:
     """Plan the attention of a bucket over layers whose kv_cache is [2, num_blocks, block_size, kv_heads, head_dim]."""
     group = num_heads // kv_cache.shape[3]
     narrow, wide = choose_tiles(kv_cache.dtype, group)

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
 """The mixture-of-experts MLP on the GPU: routing, two grouped products (the first with the activation), weighted sum.
 
 Grids are sized for the worst distribution over experts; programs find their tile in the experts' counts. Each token's
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.gpu.moe_routing import Routes, route_gpu
+from blink.kernels.gpu.moe_routing import Routes, route
 from blink.kernels.gpu.silu_mul import silu
 
 
@@ -29,7 +30,7 @@ class Tiling:
     num_stages: int
 
 
-def moe_gpu(
+def moe(
     x: Tensor,
     router_logits: Tensor,
     gate_up: Tensor,
@@ -44,7 +45,7 @@ def moe_gpu(
     max_tokens, hidden = x.shape
     size = down.shape[2]
     assert hidden % 16 == 0 and size % 16 == 0
-    routes = route_gpu(router_logits, num_tokens, top_k)
+    routes = route(router_logits, num_tokens, top_k)
     num_pairs = max_tokens * top_k
     inner = x.new_empty(num_pairs, size)
     found = x.new_empty(num_pairs, hidden)

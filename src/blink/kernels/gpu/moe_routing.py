@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
 """Routing on the GPU in one kernel: each expert's program finds the tokens that chose it, in their order."""
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Routes(NamedTuple):
     counts: Tensor  # int32 [experts]
 
 
-def route_gpu(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
+def route(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
     """Rank each token's experts, of equals the lowest first. Tokens beyond num_tokens (int32 [1]) choose none."""
     assert router_logits.is_contiguous()
     max_tokens, num_experts = router_logits.shape

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportMissingParameterType=false
 """What changes logits before sampling, inside GPU kernels: each program treats its own part of one row's vocabulary."""
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def adjust_logits(
     if penalized:
         repetition = tl.load(floats + REPETITION)
         scaled = tl.where(logits > 0, tl.math.div_rn(logits, repetition + tl.zeros_like(logits)), logits * repetition)
-        logits = tl.where((seen != 0) & (repetition != 1.0), scaled, logits)
+        logits = tl.where(seen != 0, scaled, logits)
         generated = seen & (_IN_PROMPT - 1)
         penalty = tl.load(floats + FREQUENCY) * generated.to(tl.float32) + tl.load(floats + PRESENCE)
         logits = tl.where(generated > 0, logits - penalty, logits)

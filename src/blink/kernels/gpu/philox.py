@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportMissingParameterType=false
 """The Gumbel noise of blink.kernels.cpu.philox inside GPU kernels: the same counters, keys and mapping."""
 
 from __future__ import annotations

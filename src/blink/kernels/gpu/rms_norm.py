@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportMissingParameterType=false
 """Root mean square normalisation on the GPU: one program per row, one read and one write of each element."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Tensor
 _ELEMENTS_PER_WARP = 512
 
 
-def rms_norm_gpu(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """Compute rms_norm of contiguous tensors."""
     assert x.is_contiguous() and weight.is_contiguous()
     assert residual is None or (residual.is_contiguous() and residual.dtype == x.dtype)
@@ -34,7 +35,7 @@ def rms_norm_gpu(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None 
     return result
 
 
-def last_token_norm_gpu(
+def last_token_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor, query_starts: Tensor, num_rows: int
 ) -> Tensor:
     """Compute last_token_norm of contiguous tensors; a row without tokens reads token 0."""

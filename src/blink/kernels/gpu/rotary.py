@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 """Rotation and the KV cache write on the GPU in one kernel: each program takes a few heads of one token."""
 
 from __future__ import annotations
@@ -8,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.rotary import HeadNorm
+from blink.kernels.operands import HeadNorm
 
 _HEADS_PER_PROGRAM = 8
 
 
-def rotate_and_store_gpu(
+def rotate_and_store(
     qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
 ) -> Tensor:
     """Compute rotate_and_store of contiguous tensors; qkv stays as it is."""

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
 """Sampling on the GPU: `_scan` reads the logits once, split over programs, and is nearly all the work of most rows;
 `_select` ends those rows and finds the threshold of rows with top-k, top-p or min-p; `_draw` samples these.
 """
@@ -41,7 +42,7 @@ _LOGITS_PER_WARP = 512
 _SELECT_WARPS = 8
 
 
-def sample_gpu(logits: Tensor, batch: Batch, num_rows: int) -> None:
+def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     """Compute sample; logits: [num_rows, vocab], rows contiguous."""
     assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1
     vocab_size = logits.shape[1]

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportMissingParameterType=false
 """What the sampling kernels do with one row: scan a part of its logits, combine the parts, write the outputs."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 from blink.kernels.batch import PARAM_WORDS, Header, Param
 from blink.kernels.gpu.penalties import adjust_logits
 from blink.kernels.gpu.philox import make_gumbel
-from blink.kernels.sampling import GREEDY_TEMPERATURE
+from blink.kernels.operands import GREEDY_TEMPERATURE
 from blink.sampling_params import MAX_LOGPROBS
 
 NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
@@ -28,7 +29,7 @@ MAX_TOP = tl.constexpr(MAX_LOGPROBS)
 GREEDY_BELOW = tl.constexpr(GREEDY_TEMPERATURE)
 
 # Entries that a part keeps for its best logits, MAX_LOGPROBS rounded up to a power of two.
-TOP_WIDTH = 32
+TOP_WIDTH: int = triton.next_power_of_2(MAX_LOGPROBS)
 _TOP_WIDTH = tl.constexpr(TOP_WIDTH)
 
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportMissingParameterType=false
 """The gated activation on the GPU: one pass over gate and up."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from torch import Tensor
 _BLOCK = 1024
 
 
-def silu_mul_gpu(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor) -> Tensor:
     """Compute silu_mul of a contiguous tensor."""
     assert gate_up.is_contiguous()
     num_tokens, width = gate_up.shape

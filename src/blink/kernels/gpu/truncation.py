@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
+# pyright: reportOperatorIssue=false
 """The threshold of min-p, top-k and top-p inside GPU kernels: one program searches one row, without sorting it.
 
 Both limits ask for the largest t such that the tokens with logit >= t reach a target: k tokens, or a mass of p. Passes

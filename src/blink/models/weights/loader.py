@@ -14,7 +14,7 @@ from tqdm import tqdm
 from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.kernels.linear import pack_weight
-from blink.kernels.rotary import HeadNorm
+from blink.kernels.operands import HeadNorm
 from blink.models.decoder import Decoder, DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint, SafetensorsCheckpoint

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mixture-of-experts MLP on the CPU, one expert after the other."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from blink.kernels.cpu.silu_mul import silu_mul
+
+
+def moe(x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, *, top_k: int, renormalize: bool) -> Tensor:
+    """Compute moe with PyTorch."""
+    weights, experts = route(router_logits, top_k=top_k, renormalize=renormalize)
+    result = torch.zeros_like(x)
+    for expert in experts.unique().tolist():
+        tokens, choices = (experts == expert).nonzero(as_tuple=True)
+        found = functional.linear(silu_mul(functional.linear(x[tokens], gate_up[expert])), down[expert])
+        result.index_add_(0, tokens, found * weights[tokens, choices, None].to(x.dtype))
+    return result
+
+
+def route(router_logits: Tensor, *, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """Return the float32 weights and the experts of each token, both [tokens, top_k]."""
+    weights, experts = router_logits.softmax(-1, dtype=torch.float32).topk(top_k)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, experts

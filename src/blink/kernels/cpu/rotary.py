@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotation and the KV cache write on the CPU: natively in one pass where it can, else by PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.operands import HeadNorm
+from blink.region.native import lib
+
+
+def rotate_and_store(
+    qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
+) -> Tensor:
+    """Compute rotate_and_store the fastest way that the operands permit."""
+    if head_norm is None and qkv.dtype == torch.float32 and kv_slots.dtype == torch.int32:
+        return rotate_and_store_native(qkv, rotation, kv_slots, kv_cache)
+    return rotate_and_store_torch(qkv, rotation, kv_slots, kv_cache, head_norm)
+
+
+def rotate_and_store_native(qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor) -> Tensor:
+    """Compute rotate_and_store of float32 in one pass, in place."""
+    assert qkv.is_contiguous() and rotation.is_contiguous() and kv_slots.is_contiguous() and kv_cache.is_contiguous()
+    kv_heads, head_dim = kv_cache.shape[-2:]
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    num_q = heads.shape[1] - 2 * kv_heads
+    keys = kv_cache.data_ptr()
+    values = keys + kv_cache.stride(0) * kv_cache.element_size()
+    lib.blink_rotate_and_store(
+        qkv.data_ptr(), rotation.data_ptr(), kv_slots.data_ptr(), keys, values,
+        qkv.shape[0], num_q, kv_heads, head_dim, rotation.shape[1],
+    )  # fmt: skip
+    return heads[:, :num_q]
+
+
+def rotate_and_store_torch(
+    qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
+) -> Tensor:
+    """Compute rotate_and_store with plain PyTorch."""
+    kv_heads, head_dim = kv_cache.shape[-2:]
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    num_q = heads.shape[1] - 2 * kv_heads
+    if head_norm is not None:
+        query, key = heads[:, :num_q], heads[:, num_q:-kv_heads]
+        query.copy_(rms_norm_torch(query, head_norm.query_weight, head_norm.eps))
+        key.copy_(rms_norm_torch(key, head_norm.key_weight, head_norm.eps))
+    rotated = rotate(heads[:, :-kv_heads], rotation)
+    store(rotated[:, num_q:], heads[:, -kv_heads:], kv_slots, kv_cache)
+    return rotated[:, :num_q]
+
+
+def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate the leading components of heads [tokens, heads, head_dim] (computed in float32); the others are copied."""
+    half = rotation.shape[1] // 2
+    cosines, sines = rotation[:, None, :half], rotation[:, None, half:]
+    wide = heads.float()
+    low, high = wide[..., :half], wide[..., half : 2 * half]
+    rotated = torch.empty_like(wide, memory_format=torch.contiguous_format)
+    torch.mul(low, cosines, out=rotated[..., :half]).addcmul_(high, sines, value=-1)
+    torch.mul(high, cosines, out=rotated[..., half : 2 * half]).addcmul_(low, sines)
+    if 2 * half < heads.shape[-1]:
+        rotated[..., 2 * half :] = wide[..., 2 * half :]
+    return rotated.to(heads.dtype)
+
+
+def store(keys: Tensor, values: Tensor, kv_slots: Tensor, kv_cache: Tensor) -> None:
+    """Write keys and values [tokens, kv_heads, head_dim] to their slots of the cache; slot -1 writes nothing."""
+    if int(kv_slots.min()) < 0:
+        kept = kv_slots >= 0
+        keys, values, kv_slots = keys[kept], values[kept], kv_slots[kept]
+    places = kv_slots.long()
+    slots = kv_cache.flatten(1, 2)
+    slots[0].index_copy_(0, places, keys)
+    slots[1].index_copy_(0, places, values)

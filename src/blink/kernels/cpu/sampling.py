@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling on the CPU: all rows at once if all are plainly greedy, else row by row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blink.kernels.batch import Batch, Header, Param
+from blink.kernels.cpu.penalties import adjust_logits
+from blink.kernels.cpu.philox import gumbel, gumbel_of_vocabulary
+from blink.kernels.cpu.truncation import find_threshold
+from blink.kernels.operands import GREEDY_TEMPERATURE
+
+_WORD_MASK = 0xFFFFFFFF
+
+
+def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
+    """Compute sample with PyTorch."""
+    num_rows = min(num_rows, int(batch.header[Header.NUM_ROWS]))
+    slots = batch.row_slots[:num_rows]
+    context_lens = batch.context_lens[:num_rows]
+    if _all_plain(batch, slots, context_lens):
+        batch.sampled_tokens[:num_rows] = logits[:num_rows].argmax(-1)
+        return
+    for row, (slot, context_len) in enumerate(zip(slots.tolist(), context_lens.tolist(), strict=True)):
+        _sample_row(logits[row], batch, row, slot, context_len)
+
+
+def _all_plain(batch: Batch, slots: Tensor, context_lens: Tensor) -> bool:
+    words = batch.params.index_select(0, slots)
+    floats = words.view(torch.float32)
+    special = (
+        (floats[:, Param.TEMPERATURE] >= GREEDY_TEMPERATURE)
+        | (floats[:, Param.REPETITION_PENALTY] != 1)
+        | (floats[:, Param.PRESENCE_PENALTY] != 0)
+        | (floats[:, Param.FREQUENCY_PENALTY] != 0)
+        | (words[:, Param.NUM_LOGPROBS] >= 0)
+        | (words[:, Param.NUM_BIASES] > 0)
+        | (context_lens - words[:, Param.NUM_PROMPT_TOKENS] < words[:, Param.MIN_TOKENS])
+    )
+    return not bool(special.any())
+
+
+def _sample_row(logits: Tensor, batch: Batch, row: int, slot: int, context_len: int) -> None:
+    adjusted = logits.to(torch.float32, copy=True)
+    adjust_logits(adjusted, batch, slot, context_len)
+    temperature = float(batch.params_f32[slot, Param.TEMPERATURE])
+    if temperature < GREEDY_TEMPERATURE:
+        token = int(adjusted.argmax())
+    else:
+        token = _draw(adjusted.div_(temperature), batch, slot, context_len)
+    batch.sampled_tokens[row] = token
+    num_logprobs = int(batch.params[slot, Param.NUM_LOGPROBS])
+    if num_logprobs >= 0:
+        logprobs = logits.log_softmax(0, dtype=torch.float32)
+        batch.sampled_logprobs[row] = logprobs[token]
+        batch.top_logprobs[row, :num_logprobs], batch.top_tokens[row, :num_logprobs] = logprobs.topk(num_logprobs)
+
+
+def _draw(logits: Tensor, batch: Batch, slot: int, context_len: int) -> int:
+    """Draw from the softmax of one row's logits, truncated as the slot asks: the largest of logit + Gumbel noise."""
+    words = batch.params[slot].tolist()
+    top_p, min_p = batch.params_f32[slot, Param.TOP_P : Param.MIN_P + 1].tolist()
+    key = (words[Param.SEED_LOW] & _WORD_MASK, words[Param.SEED_HIGH] & _WORD_MASK)
+    top_k = words[Param.TOP_K]
+    if top_k == 0 and top_p >= 1 and min_p == 0:
+        noise = gumbel_of_vocabulary(logits.shape[0], key, context_len, logits.device)
+        return int((logits + noise).argmax())
+    threshold = find_threshold(logits, top_k=top_k, top_p=top_p, min_p=min_p)
+    kept = (logits >= threshold).nonzero()[:, 0]
+    return int(kept[(logits[kept] + gumbel(kept, key, context_len)).argmax()])

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operations and their code for each device agree on beside the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# Below this temperature sampling is greedy, as in vLLM.
+GREEDY_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """The RMS norms of each query head and each key head."""
+
+    query_weight: Tensor  # [head_dim]
+    key_weight: Tensor  # [head_dim]
+    eps: float

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every engine does around its steps: size the cache, serve, drain, report a failure, free what it took."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from blink.config import EngineConfig
+from blink.engine.cpu import CpuEngine
+from blink.link.client import EngineClient
+from blink.region.layout import EngineState, ErrorCode
+from blink.region.memory import open_region, region_path
+from blink.sampling_params import SamplingParams
+from tiny_model import BLOCK_BYTES, write_tiny_model
+
+Kind = TypeVar("Kind", bound=CpuEngine)
+
+
+@pytest.fixture
+def region() -> Iterator[str]:
+    name = f"boot-{os.getpid()}-{secrets.token_hex(3)}"
+    yield name
+    region_path(name).unlink(missing_ok=True)
+
+
+def boot(kind: type[Kind], folder: Path, region: str, **options: Any) -> Kind:
+    model = write_tiny_model(folder)
+    small: dict[str, Any] = {"num_gpu_blocks_override": 64, **options}
+    return kind(EngineConfig(model=model, region=region, device="cpu", max_num_seqs=4, **small))
+
+
+class Running:
+    """An engine whose run() goes on in a thread, and what it returned or raised."""
+
+    def __init__(self, engine: CpuEngine) -> None:
+        self._engine = engine
+        self.status: int | None = None
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.status = self._engine.run()
+        except Exception as error:
+            self.error = error
+
+    def join(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def submit(region: str) -> EngineClient:
+    """Attach to the engine and ask it for three tokens."""
+    client = EngineClient(region, engine_timeout=60.0)
+    deadline = time.monotonic() + 60
+    while not client.ready:
+        assert time.monotonic() < deadline, client.unavailable_reason
+        client.tick()
+        time.sleep(0.01)
+    params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    client.submit(np.arange(5, dtype=np.int32), params, seed=0)
+    return client
+
+
+def wait_for_end(client: EngineClient) -> list[int]:
+    """Return the tokens of the one sequence."""
+    tokens: list[int] = []
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        client.tick()
+        for completion in client.drain():
+            if completion["kind"] == 2:
+                tokens.append(int(completion["token"]))
+            if completion["finish_reason"]:
+                return tokens
+        time.sleep(0.005)
+    raise AssertionError("the sequence did not end")
+
+
+def test_a_drained_engine_ends_well_and_takes_its_region_away(tmp_path: Path, region: str) -> None:
+    engine = boot(CpuEngine, tmp_path, region)
+    assert not region_path(region).exists()
+    running = Running(engine)
+    client = submit(region)
+    assert len(wait_for_end(client)) == 3
+    engine.drain()
+    running.join()
+    assert (running.status, running.error) == (0, None)
+    assert not region_path(region).exists()
+    client.close()
+
+
+class Failing(CpuEngine):
+    def _run_step(self, num_tokens: int, num_rows: int) -> None:
+        raise RuntimeError(f"no step of {num_tokens} tokens and {num_rows} rows")
+
+
+def test_a_model_that_fails_ends_the_engine_with_the_error_in_its_region(tmp_path: Path, region: str) -> None:
+    running = Running(boot(Failing, tmp_path, region))
+    client = submit(region)
+    running.join()
+    assert (running.status, running.error) == (1, None)
+    left = open_region(region)
+    assert left.control_word("state") == EngineState.FAILED
+    assert left.control_word("error_code") == ErrorCode.STEP_FAILED
+    client.close()
+
+
+class Broken(CpuEngine):
+    ends = 0
+
+    def _advance(self) -> bool:
+        raise OSError("the host is broken")
+
+    def _end(self) -> None:
+        self.ends += 1
+        super()._end()
+
+
+def test_an_error_of_the_host_still_ends_the_scheduler(tmp_path: Path, region: str) -> None:
+    engine = boot(Broken, tmp_path, region)
+    running = Running(engine)
+    running.join()
+    assert str(running.error) == "the host is broken"
+    assert engine.ends == 1
+    seen = open_region(region)
+    before = seen.heartbeat()
+    time.sleep(0.2)
+    assert seen.heartbeat() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "num_blocks"),
+    [
+        ({"num_gpu_blocks_override": 11}, 11),
+        ({"num_gpu_blocks_override": 11, "kv_cache_memory_bytes": 20 * BLOCK_BYTES}, 11),
+        ({"num_gpu_blocks_override": 0, "kv_cache_memory_bytes": 20 * BLOCK_BYTES + 1}, 20),
+        ({"num_gpu_blocks_override": 0}, 33),
+    ],
+)
+def test_the_cache_has_the_blocks_configured_or_those_that_fit(
+    tmp_path: Path, region: str, options: dict[str, int], num_blocks: int
+) -> None:
+    class Measured(CpuEngine):
+        def _measure_room(self) -> int:
+            return 34 * BLOCK_BYTES - 1
+
+    engine = boot(Measured, tmp_path, region, **options)
+    running = Running(engine)
+    submit(region).close()
+    assert int(open_region(region).geometry["num_blocks"]) == num_blocks
+    engine.stop()
+    running.join()

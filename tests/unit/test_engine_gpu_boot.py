@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the GPU engine boots, with everything that needs the device replaced: sizes, the order of captures, the end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from blink.config import EngineConfig
+from blink.engine import base
+from blink.engine.state import HostState
+from blink.errors import ConfigError
+from blink.models.decoder import Decoder
+from blink.models.weights.loader import load_model
+from blink.region.layout import EngineState
+from blink.region.memory import Region, region_path
+from tiny_model import BLOCK_BYTES, write_tiny_model
+
+pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
+gpu = pytest.importorskip("blink.engine.gpu")
+
+GIB = 1 << 30
+Log = list[str | int | tuple[int, int]]
+STEP_BYTES = 12345
+
+
+class DeviceTwin:
+    """Stands for the state in GPU memory and for the scheduler that runs there; logs what the engine asks of it."""
+
+    log: Log
+    num_blocks = 0
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self._state = HostState(region)
+        DeviceTwin.num_blocks = int(region.geometry["num_blocks"])
+
+    def array(self, name: str, dtype: torch.dtype) -> Tensor:
+        return self._state.tensor(name, dtype)
+
+    def capture(self, index: int, run_step: Callable[[], None]) -> None:
+        self.log.append(index)
+        run_step()
+
+    def start(self) -> None:
+        self.log.append("start")
+        self._region.control["state"] = EngineState.STOPPED
+
+    def close(self, region: Region) -> None:
+        assert region is self._region
+        self.log.append("close")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """Replace the device: what is logged are steps (tokens, rows), captured graphs, start and close."""
+    DeviceTwin.log = []
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "")
+    monkeypatch.setattr(gpu, "DeviceState", lambda region, device: DeviceTwin(region))  # noqa: ARG005
+    monkeypatch.setattr(gpu, "DeviceScheduler", lambda state: state)
+    monkeypatch.setattr(
+        base,
+        "load_model",
+        lambda config, device, dtype: load_model(config, torch.device("cpu"), torch.float32),  # noqa: ARG005
+    )
+    monkeypatch.setattr(
+        Decoder,
+        "forward",
+        lambda self, batch, kv_cache, *sizes: DeviceTwin.log.append(sizes),  # noqa: ARG005
+    )
+    for name, value in {"current_device": 0, "memory_allocated": 100, "max_memory_allocated": 100 + STEP_BYTES}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    for name in ("reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return DeviceTwin.log
+
+
+def boot(folder: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, total: int) -> tuple[base.Engine, str]:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
+    region = f"boot-{os.getpid()}-{secrets.token_hex(3)}"
+    model = write_tiny_model(folder)
+    config = EngineConfig(
+        model=model, region=region, max_num_seqs=4, max_num_batched_tokens=40, gpu_memory_utilization=0.5
+    )
+    return gpu.GpuEngine(config), region
+
+
+def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_device(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = 77 * BLOCK_BYTES + 5  # half of all, less what is in use, the largest step and 1 GiB for graphs
+    engine, region = boot(tmp_path, monkeypatch, free=4 * GIB, total=2 * (3 * GIB - STEP_BYTES - room))
+    sizes = [(1, 1), (2, 2), (4, 4), (16, 4), (32, 4), (40, 4)]
+    expected: Log = [(40, 4)]
+    for index in (5, 4, 3, 2, 1, 0):
+        expected += [sizes[index], index, sizes[index]]
+    assert log == expected
+    assert DeviceTwin.num_blocks == 77
+    assert engine.run() == 0
+    assert log[len(expected) :] == ["start", "close"]
+    assert not region_path(region).exists()
+
+
+def test_a_gpu_without_room_for_a_block_is_refused(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="4 of 10 GiB are in use; raise --gpu-memory-utilization"):
+        boot(tmp_path, monkeypatch, free=6 * GIB, total=10 * GIB)
+    assert log == [(40, 4)]

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every Triton kernel in Triton's interpreter on the CPU: the kernel tests of tests/gpu, with their cases and oracles.
+
+What it cannot do is skipped there with a reason: products of bfloat16, whose bit patterns it multiplies, and captured
+graphs. What it cannot show: programs run one after the other, so neither races nor memory orders are seen, and launch
+options (warps, stages) mean nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import blink.kernels.gpu
+
+_TESTS = Path(__file__).parents[1] / "gpu"
+_MODULES = ("attention", "moe", "rms_norm", "rotary", "sampling_kernels", "silu_mul")
+
+
+def list_kernels() -> set[str]:
+    """Return module.name of each function that the host launches: name[grid](...)."""
+    launched: set[str] = set()
+    for path in Path(blink.kernels.gpu.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Subscript)
+                and isinstance(node.func.value, ast.Name)
+            ):
+                launched.add(f"{path.stem}.{node.func.value.id}")
+    return launched
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # half a minute of one core
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton: pip offers it for Linux on x86-64 and arm64")
+def test_every_triton_kernel_passes_its_tests_in_the_interpreter() -> None:
+    files = [str(_TESTS / f"test_{name}.py") for name in _MODULES]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=600", *files]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-8000:]
+    interpreted = re.search(r"^interpreted kernels: (.*)$", run.stdout, re.MULTILINE)
+    assert interpreted is not None
+    kernels = list_kernels()
+    assert len(kernels) >= 10
+    assert set(interpreted[1].split()) == kernels
