@@ -10,7 +10,7 @@ from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from blink.api.connection import EXTENSION, Exchange
+from blink.api.http1 import EXTENSION, Exchange
 
 
 class Channel(Protocol):

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from blink.api.completions import CompletionService
-from blink.api.connection import StreamingProtocol
+from blink.api.http1 import StreamingProtocol
 from blink.api.metric_store import MetricStore
 from blink.api.metrics import NUM_VALUES, Metrics
 from blink.api.middleware import ApiKeyGuard, BodyLimit, RequestIds
