@@ -11,8 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from blink.config import FrontendConfig
 from blink.models.weights.files import default_model_path
-from blink.text.tokenizer import Tokenizer, load_tokenizer
+from blink.text.assets import load_assets
+from blink.text.tokenizer import Tokenizer
 from processes import (
     MAX_BODY_BYTES,
     MAX_MODEL_LEN,
@@ -64,4 +66,4 @@ def server(region: str) -> Iterator[Frontend]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    return load_tokenizer(default_model_path())
+    return load_assets(FrontendConfig()).tokenizer
