@@ -174,7 +174,7 @@ class LLM:
     def _generate(self, sequences: Sequence[PlannedSequence], call: _Call) -> None:
         waiting = list(reversed(sequences))
         try:
-            while waiting or self._table.num_open:
+            while waiting or self._table.num_open:  # also what an interrupt has kept from being noted
                 self._submit(waiting, call)
                 self._wait()
                 self._table.drain()
@@ -188,7 +188,8 @@ class LLM:
             try:
                 call.submitted.append(self._table.submit(call, waiting[-1]))
             except OverloadedError:
-                if not self._table.num_open:
+                # Those of an interrupted call may still be leaving.
+                if not self._client.stats().get("worker_sequences"):
                     raise
                 return
             waiting.pop()
