@@ -65,7 +65,7 @@ def frontend(llm: LLM, model: Path) -> Iterator[Frontend]:
 
 
 def sampled(seed: int = 1, **params: Any) -> SamplingParams:
-    return SamplingParams(**{"seed": seed, "max_tokens": 12, "ignore_eos": True, **params})
+    return SamplingParams(**dict[str, Any](seed=seed, max_tokens=12, ignore_eos=True) | params)
 
 
 def texts(llm: LLM, prompts: Any, params: Any = None) -> list[str]:

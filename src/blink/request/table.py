@@ -123,16 +123,17 @@ class SequenceTable:
         """Take all completions that have arrived to their owners."""
         rows = self.client.drain()
         owners: dict[Owner, None] = {}
+        find, note_token = self._open.get, self._observer.note_token
         for sequence, token, logprob, time_ns, kind, reason in zip(
             *(rows[name].tolist() for name in _FIELDS), strict=True
         ):
-            opened = self._open.get(sequence)
+            opened = find(sequence)
             if opened is None:  # cancelled: its last completions are nobody's
                 continue
             owners[opened.owner] = None
             try:
                 if kind == _TOKEN:
-                    self._observer.note_token(opened, time_ns)
+                    note_token(opened, time_ns)
                     self._add_token(sequence, opened, token, logprob, reason)
                 elif kind == _TOP_LOGPROB:
                     opened.generation.add_top_logprob(token, logprob)
