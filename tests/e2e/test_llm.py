@@ -19,7 +19,7 @@ from blink import LLM, SamplingParams
 from blink.errors import BadRequestError, EngineUnavailableError
 from blink.models.weights.files import default_model_path
 from blink.region.memory import region_path
-from processes import Frontend, start_frontend, stop
+from processes import Frontend, start_frontend, stop, wait_for
 from tiny_model import write_tiny_model
 
 pytestmark = [
@@ -228,7 +228,15 @@ def online(frontend: Frontend, fields: dict[str, Any]) -> Any:
     ]
 
 
-def test_priorities_order_calls_only_under_their_policy(model: Path) -> None:
+def test_an_engine_in_this_process_works_after_a_pause_longer_than_its_lease(model: Path) -> None:
+    with load(model, lease_timeout=0.5) as llm:
+        expected = texts(llm, PROMPT)
+        for losses in (1, 2):
+            wait_for(lambda losses=losses: llm.stats()["expired_leases"] == losses, 60)
+            assert texts(llm, PROMPT) == expected
+
+
+def test_a_priority_is_taken_under_its_policy(model: Path) -> None:
     with load(model, scheduling_policy="priority") as llm:
         assert len(texts(llm, PROMPT, sampled(priority=3))) == 1
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that boots in a second: a single small layer with random weights, and the default model's vocabulary."""
+"""A model that boots in a second: a single small layer with random weights and the default model's vocabulary.
+
+Its output weights are not those of its input: so greedy tokens look random, and each depends on those before it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ CONFIG = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,
     "hidden_act": "silu",
     "eos_token_id": 2,
 }
