@@ -85,6 +85,12 @@ def server(region: str) -> Iterator[Frontend]:
 
 
 @pytest.fixture(scope="session")
+def default_server(server: Frontend) -> Frontend:
+    """The frontend of the default model, also where `server` is another."""
+    return server
+
+
+@pytest.fixture(scope="session")
 def tiny_server(tiny_engine: Engine) -> Iterator[Frontend]:
     """A frontend of the engine whose tokens mean nothing; they are as good as any where answers are compared."""
     frontend = start_frontend(tiny_engine.region, f"--tokenizer={default_model_path()}", "--keep-alive-timeout=60")

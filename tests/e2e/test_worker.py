@@ -165,6 +165,7 @@ def test_more_sequences_than_the_engine_holds_are_503_and_leave_nothing_behind(s
 def test_workers_of_one_port_share_requests_and_metrics(start: Start) -> None:
     port = free_port()
     first, second = start(port=port), start(port=port)
+    wait_for(lambda: _listens(second), PATIENCE)  # until now, the first may have answered for it
     series = 'vllm:request_success_total{engine="0",finished_reason="length"'
     before = first.metric(series)
     for _ in range(12):  # each on its own connection: the kernel spreads them
@@ -181,6 +182,17 @@ def test_workers_of_one_port_share_requests_and_metrics(start: Start) -> None:
     assert values == {str(before + 12)}
     stop(first.process)
     assert second.complete(**BODY)["choices"]
+
+
+def _listens(frontend: Frontend) -> bool:
+    """Whether this very process, and not another one of its port, listens."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = {f"socket:[{line[9]}]" for line in lines if line[3] == "0A"}
+    for file in Path(f"/proc/{frontend.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            if str(file.readlink()) in listening:
+                return True
+    return False
 
 
 def test_a_killed_worker_frees_its_sequences_and_disturbs_no_other(start: Start, server: Frontend) -> None:
