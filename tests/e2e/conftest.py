@@ -76,8 +76,8 @@ def region(engine: Engine) -> str:
 
 
 @pytest.fixture(scope="session")
-def server(region: str) -> Iterator[Frontend]:
-    """The frontend that most tests talk to."""
+def default_server(region: str) -> Iterator[Frontend]:
+    """A frontend of the default model."""
     # The tests' client keeps connections for five seconds: the server must not be the one that closes them.
     frontend = start_frontend(region, f"--max-body-bytes={MAX_BODY_BYTES}", "--keep-alive-timeout=60")
     yield frontend
@@ -85,9 +85,9 @@ def server(region: str) -> Iterator[Frontend]:
 
 
 @pytest.fixture(scope="session")
-def default_server(server: Frontend) -> Frontend:
-    """The frontend of the default model, also where `server` is another."""
-    return server
+def server(default_server: Frontend) -> Frontend:
+    """The frontend that most tests talk to."""
+    return default_server
 
 
 @pytest.fixture(scope="session")
