@@ -23,11 +23,11 @@ from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
 from blink.errors import OverloadedError
+from blink.link.queue_pair import QueuePair, Submission
 from blink.link.shm import ShmLink
 from blink.region.layout import BATCH_HEADER, STEP_OUTPUT, StepResult
 from blink.region.memory import create_region, publish_region
 from blink.region.native import lib
-from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
 from blink.text.block_hash import hash_blocks
 

@@ -8,30 +8,31 @@ import secrets
 import select
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
 from blink.config import EngineConfig, FrontendConfig, ModelConfig
-from blink.engine.base import Engine
-from blink.engine.boot import create_engine
-from blink.errors import BadRequestError, ConfigError, EngineUnavailableError, OverloadedError
-from blink.link.client import EngineClient
+from blink.engine.thread import EngineThread
+from blink.errors import BadRequestError, BlinkError, ConfigError, EngineUnavailableError, OverloadedError
+from blink.link.client import EngineClient, RegionInfo
 from blink.link.shm import ShmConnector
-from blink.region.layout import CqeKind, FinishReason, RejectCode
+from blink.request.planner import Plan, PlannedSequence, Planner, Rendering
+from blink.request.source import PromptType, Source, as_list, source_of
+from blink.request.table import Observer, SequenceTable
 from blink.sampling_params import SamplingParams
 from blink.text.assets import load_assets
-from blink.text.generation import FINISH_NAMES, Generation, TokenLogprob
-from blink.text.prompt import Prompt, PromptRules, prepare_prompt
+from blink.text.generation import Generation, TokenLogprob
+from blink.text.prompt import PromptRules
 
 _TICK_SECONDS = 0.25
 _START_SECONDS = 30.0
-_SEED_MASK = 2**64 - 1
 
-Message = Mapping[str, Any]
+
+Message = Mapping[str, Any]  # JSON: roles, contents and whatever else the template reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +56,10 @@ class RequestOutput:
     outputs: list[CompletionOutput]
 
 
-@dataclass(slots=True)
-class _Job:
-    """A sequence to generate."""
-
-    prompt: Prompt
-    params: SamplingParams
-    seed: int
-    generation: Generation
-
-
 class LLM:
-    """Load a model and generate from it; use as a context manager, or call close().
+    """Load a model and generate from it; calls from several threads take turns.
+
+    Use as a context manager, or call close(); else the engine stops when the object or the process goes.
 
     Args:
         model: a Hugging Face directory or a .gguf file; empty for SmolLM2-135M-Instruct.
@@ -78,14 +71,16 @@ class LLM:
     def __init__(self, model: str = "", **options: Any) -> None:
         config = _engine_config(model, options)
         self._assets = load_assets(FrontendConfig(model=config.model))
-        boot: Future[Engine] = Future()
-        self._thread = threading.Thread(target=_run_engine, args=(config, boot), name="blink-engine", daemon=True)
-        self._thread.start()
-        self._engine = boot.result()
+        self._planner = Planner(self._assets)
+        engine = EngineThread(config)
         # In one process with the engine, silence means a busy interpreter and not a dead engine.
         self._client = EngineClient(ShmConnector(config.region), engine_timeout=60.0)
+        self._finalizer = weakref.finalize(self, _shut_down, self._client, engine)
+        self._table = SequenceTable(self._client, Observer())
+        self._turn = threading.Lock()
         self._next_tick = 0.0
-        self._await_engine()
+        with self._turn:
+            self._await_engine()
 
     def __enter__(self) -> LLM:
         return self
@@ -94,135 +89,121 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Stop the engine and free its memory."""
-        if self._thread.is_alive():
-            self._client.close()
-            self._engine.stop()
-            self._thread.join()
+        """Wait for running calls, stop the engine and free its memory."""
+        with self._turn:
+            self._finalizer()
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-        sampling_params: SamplingParams | None = None,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Complete prompts given as texts or token ids, in order.
+        """Complete prompts, in order; with the model's own sampling defaults unless `sampling_params` says otherwise.
 
+        Args:
+            prompts: one or several, each as text, token ids or {"prompt": ...} or {"prompt_token_ids": ...}.
+            sampling_params: for all prompts, or one for each.
         Raises:
-            BadRequestError: a prompt is empty or too long.
+            BadRequestError: a prompt is empty or too long, or the parameters do not fit the model.
             EngineUnavailableError: the engine failed.
         """
-        return self._run(_as_list(prompts), sampling_params or SamplingParams(), use_tqdm, add_special_tokens=True)
+        sources = [source_of(prompt) for prompt in as_list(prompts)]
+        return self._run(sources, sampling_params, use_tqdm, add_special_tokens=True)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template.
 
         Raises:
             BadRequestError: the model has no chat template, or it refuses the messages.
         """
-        template = self._assets.chat_template
-        if template is None:
-            raise BadRequestError("This model has no chat template; use generate().", "messages")
-        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        texts = [template.render(conversation) for conversation in conversations]
-        return self._run(texts, sampling_params or SamplingParams(), use_tqdm, add_special_tokens=False)
+        rendering = Rendering(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=chat_template_kwargs or {},
+        )
+        is_one = not messages or isinstance(messages[0], Mapping)
+        conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
+        sources = [Source(self._planner.render(conversation, rendering)) for conversation in conversations]
+        return self._run(sources, sampling_params, use_tqdm, add_special_tokens=False)
 
     def stats(self) -> dict[str, int]:
         """Return the engine's counters and gauges (csrc/region/layout.h: Statistics)."""
         return self._client.stats()
 
     def _run(
-        self, sources: Sequence[str | list[int]], params: SamplingParams, use_tqdm: bool, *, add_special_tokens: bool
+        self,
+        sources: Sequence[Source],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        *,
+        add_special_tokens: bool,
     ) -> list[RequestOutput]:
-        info = self._client.info
-        assert info is not None
-        rules = PromptRules(add_special_tokens=add_special_tokens)
-        prompts = [prepare_prompt(source, rules, self._assets.tokenizer, info) for source in sources]
-        jobs = [job for prompt in prompts for job in self._plan(prompt, params)]
-        with tqdm(total=len(jobs), desc="generating", unit="seq", disable=not use_tqdm) as progress:
-            self._generate(jobs, progress)
-        outputs = [_output(job.generation) for job in jobs]
-        return [
-            RequestOutput(
-                source if isinstance(source, str) else None,
-                prompt.tokens.tolist(),
-                outputs[i * params.n : (i + 1) * params.n],
-            )
-            for i, (source, prompt) in enumerate(zip(sources, prompts, strict=True))
-        ]
+        each = self._params_of_each(params, len(sources))
+        with self._turn:
+            engine = self._await_engine()  # nobody renewed the lease since the last call
+            plans: list[Plan] = []
+            for source, chosen in zip(sources, each, strict=True):
+                rules = PromptRules(add_special_tokens=add_special_tokens, cache_salt=source.cache_salt)
+                plans.append(self._planner.plan_now([source.prompt], chosen, rules, engine))
+            sequences = [planned for plan in plans for planned in plan.sequences]
+            with tqdm(total=len(sequences), desc="generating", unit="seq", disable=not use_tqdm) as progress:
+                self._generate(sequences, _Call(self._table, progress))
+        return [_output(source, plan) for source, plan in zip(sources, plans, strict=True)]
 
-    def _plan(self, prompt: Prompt, params: SamplingParams) -> Iterator[_Job]:
-        base = secrets.randbits(64) if params.seed is None else params.seed
-        for place in range(params.n):
-            generation = Generation(place, self._assets.tokenizer, params, self._assets.eos_token_ids)
-            yield _Job(prompt, params, base + place & _SEED_MASK, generation)
+    def _params_of_each(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    ) -> Sequence[SamplingParams]:
+        if params is None:
+            params = SamplingParams(**cast("dict[str, Any]", self._assets.sampling_defaults))
+        if isinstance(params, SamplingParams):
+            return [params] * num_prompts
+        if len(params) != num_prompts:
+            raise BadRequestError(f"{num_prompts} prompts need as many sampling_params, got {len(params)}.")
+        return params
 
-    def _generate(self, jobs: Sequence[_Job], progress: tqdm[Any]) -> None:
-        self._await_engine()  # nobody renewed the lease since the last call
-        waiting = list(reversed(jobs))
-        running: dict[int, _Job] = {}
+    def _generate(self, sequences: Sequence[PlannedSequence], call: _Call) -> None:
+        waiting = list(reversed(sequences))
         try:
-            while waiting or running:
-                self._submit(waiting, running)
+            while waiting or self._table.num_open:  # also what an interrupt has kept from being noted
+                self._submit(waiting, call)
                 self._wait()
-                for completion in self._client.drain():
-                    self._handle(completion, running, progress)
+                self._table.drain()
+                if call.error is not None:
+                    raise call.error
         finally:
-            for sequence in running:
-                self._client.cancel(sequence)
+            call.cancel("abort")
 
-    def _submit(self, waiting: list[_Job], running: dict[int, _Job]) -> None:
+    def _submit(self, waiting: list[PlannedSequence], call: _Call) -> None:
         while waiting:
-            job = waiting[-1]
             try:
-                sequence = self._client.submit(
-                    job.prompt.tokens,
-                    job.params,
-                    seed=job.seed,
-                    eos_token_ids=self._assets.eos_token_ids,
-                    block_hashes=job.prompt.block_hashes,
-                )
+                call.submitted.append(self._table.submit(call, waiting[-1]))
             except OverloadedError:
-                if not running:
+                # Those of an interrupted call may still be leaving.
+                if not self._client.stats().get("worker_sequences"):
                     raise
                 return
-            running[sequence] = waiting.pop()
+            waiting.pop()
 
     def _wait(self) -> None:
         select.select([self._client], [], [], _TICK_SECONDS)
         if time.monotonic() >= self._next_tick:
             self._next_tick = time.monotonic() + _TICK_SECONDS
-            if lost := self._client.tick():
-                raise EngineUnavailableError(lost)
+            self._table.tick()
 
-    def _handle(self, completion: Any, running: dict[int, _Job], progress: tqdm[Any]) -> None:
-        sequence, kind = int(completion["sequence"]), completion["kind"]
-        if sequence not in running:
-            return
-        generation = running[sequence].generation
-        token, reason = int(completion["token"]), int(completion["finish_reason"])
-        if kind == CqeKind.TOP_LOGPROB:
-            generation.add_top_logprob(token, float(completion["logprob"]))
-        elif kind == CqeKind.TOKEN:
-            generation.add_token(token, float(completion["logprob"]), reason)
-        elif kind == CqeKind.FINISHED:
-            generation.finish(FINISH_NAMES[FinishReason(reason)])
-        elif kind == CqeKind.REJECTED:
-            raise BadRequestError(f"the engine refused the request: {RejectCode(token).name}")
-        if generation.finish_reason:
-            del running[sequence]
-            progress.update()
-            if not reason:  # a stop string ended it here; the engine does not know yet
-                self._client.cancel(sequence)
-
-    def _await_engine(self) -> None:
+    def _await_engine(self) -> RegionInfo:
+        if not self._finalizer.alive:
+            raise EngineUnavailableError("This LLM is closed.")
         deadline = time.monotonic() + _START_SECONDS
         self._client.tick()
         while not self._client.ready:
@@ -230,17 +211,44 @@ class LLM:
             if time.monotonic() > deadline:
                 raise EngineUnavailableError(self._client.unavailable_reason)
             time.sleep(0.01)
+        assert self._client.info is not None
+        return self._client.info
 
 
-def _run_engine(config: EngineConfig, boot: Future[Engine]) -> None:
-    """Create an engine and run it, on one thread: OpenMP keeps a pool for each thread that computes."""
-    try:
-        engine = create_engine(config)
-    except BaseException as error:
-        boot.set_exception(error)
-        return
-    boot.set_result(engine)
-    engine.run()
+class _Call:
+    """One call's sequences: the owner of them all in the table."""
+
+    def __init__(self, table: SequenceTable, progress: tqdm[Any]) -> None:
+        self.arrived = time.perf_counter()
+        self.submitted: list[int] = []
+        self.error: BlinkError | None = None
+        self._table = table
+        self._progress = progress
+
+    def note_change(self, generation: Generation) -> None:
+        """Move the progress bar when a sequence has ended."""
+        if generation.finish_reason is not None:
+            self._progress.update()
+
+    def flush(self) -> None:
+        """Leave the output with the sequences: it is taken at the end."""
+
+    def fail(self, error: BlinkError, reason: str = "error") -> None:
+        """Keep the error for the caller and cancel what is open."""
+        self.error = self.error or error
+        self.cancel(reason)
+
+    def cancel(self, reason: str) -> None:
+        """Take what is open away from the engine."""
+        for sequence in self.submitted:
+            self._table.cancel(sequence, reason)
+        self.submitted.clear()
+
+
+def _shut_down(client: EngineClient, engine: EngineThread) -> None:
+    """Stop an engine. Must not hold its LLM: also called when that is collected, and at the process's exit."""
+    client.close()
+    engine.stop()
 
 
 def _engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
@@ -256,14 +264,15 @@ def _engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
     return EngineConfig(model=ModelConfig(model=model, **model_options), **engine_options)
 
 
-def _as_list(prompts: Any) -> list[Any]:
-    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [prompts] if single else list(prompts)
+def _output(source: Source, plan: Plan) -> RequestOutput:
+    text = source.prompt if isinstance(source.prompt, str) else None
+    outputs = [_completion(planned.generation) for planned in plan.sequences]
+    return RequestOutput(text, plan.prompts[0].tokens.tolist(), outputs)
 
 
-def _output(generation: Generation) -> CompletionOutput:
-    piece = generation.take()
+def _completion(generation: Generation) -> CompletionOutput:
+    delta = generation.take()
     assert generation.finish_reason is not None
     return CompletionOutput(
-        generation.index, piece.text, piece.tokens, piece.logprobs, generation.finish_reason, generation.stop_reason
+        generation.index, delta.text, delta.tokens, delta.logprobs, generation.finish_reason, generation.stop_reason
     )

@@ -29,7 +29,8 @@ class SamplingParams:
         temperature: 0 is greedy.
         top_k: 0 or -1 considers all tokens.
         logprobs: None for none, else how many top tokens to report beside the sampled one (0 to 20).
-        stop: strings that end the text; cut from it unless include_stop_str_in_output.
+        max_tokens: None fills the context.
+        stop: a string, or several, that end the text; cut from it unless include_stop_str_in_output.
         best_effort: run in the class that latency-sensitive requests may preempt.
         priority: lower runs earlier; only with the scheduling policy "priority".
     Raises:
@@ -37,7 +38,7 @@ class SamplingParams:
     """
 
     n: int = 1
-    max_tokens: int = 16
+    max_tokens: int | None = 16
     min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -49,7 +50,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
-    stop: Sequence[str] = ()
+    stop: str | Sequence[str] | None = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -60,8 +61,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _require(1 <= self.n <= 128, "n", "between 1 and 128", self.n)
-        _require(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
-        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens", self.min_tokens)
+        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
+        _require(
+            self.min_tokens >= 0 and (self.max_tokens is None or self.min_tokens <= self.max_tokens),
+            "min_tokens",
+            "between 0 and max_tokens",
+            self.min_tokens,
+        )
         _require(
             _within(self.temperature, 0, _MAX_TEMPERATURE),
             "temperature",
@@ -101,8 +107,13 @@ class SamplingParams:
             f"at most {MAX_STOP_TOKENS // 2} ids",
             len(self.stop_token_ids),
         )
-        _require(all(self.stop), "stop", "non-empty strings", "")
+        _require(all(self.stops), "stop", "non-empty strings", "")
         _require(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer", self.priority)
+
+    @property
+    def stops(self) -> Sequence[str]:
+        """Return the stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
     def native_values(self, seed: int) -> dict[str, float]:
         """Return what travels in an SQE by the names of csrc's fields; a field that is named as here needs no line."""

@@ -8,11 +8,14 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from blink.config import FrontendConfig
 from blink.models.weights.files import default_model_path
-from blink.text.tokenizer import Tokenizer, load_tokenizer
+from blink.text.assets import load_assets
+from blink.text.tokenizer import Tokenizer
 from processes import (
     MAX_BODY_BYTES,
     MAX_MODEL_LEN,
@@ -24,6 +27,7 @@ from processes import (
     stop,
     wait_for,
 )
+from tiny_model import write_tiny_model
 
 _BOOT_SECONDS = 300.0  # on a machine that does much else
 
@@ -33,13 +37,30 @@ def engine() -> Iterator[Engine]:
     """A running CPU engine with the default model."""
     if not default_model_path().is_file():
         pytest.skip("the default model is not downloaded")
+    with _run_engine(f"--max-model-len={MAX_MODEL_LEN}") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A running CPU engine whose tokens mean nothing and come within some milliseconds."""
+    if not default_model_path().is_file():
+        pytest.skip("the default model, whose vocabulary it has, is not downloaded")
+    folder = write_tiny_model(tmp_path_factory.mktemp("tiny"))
+    flags = ["--load-format=dummy", f"--max-model-len={MAX_MODEL_LEN}", "--num-gpu-blocks-override=4096"]
+    with _run_engine(str(folder), *flags, "--served-model-name=tiny") as engine:
+        yield engine
+
+
+@contextmanager
+def _run_engine(*flags: str) -> Iterator[Engine]:
     name = f"e2e-{os.getpid()}-{secrets.token_hex(3)}"
-    flags = [f"--region={name}", "--device=cpu", "--cpu-threads=1", f"--max-model-len={MAX_MODEL_LEN}"]
-    flags += ["--num-queue-pairs=6", f"--max-sequences-per-worker={MAX_SEQUENCES}"]
-    flags += ["--max-num-batched-tokens=512"]  # long prompts come in chunks, and buffers soon reach their size
-    process = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags])
+    # Long prompts come in chunks, and buffers soon reach their size.
+    sizes = ["--num-queue-pairs=6", f"--max-sequences-per-worker={MAX_SEQUENCES}", "--max-num-batched-tokens=512"]
+    command = [sys.executable, "-m", "blink", "engine", f"--region={name}", "--device=cpu", "--cpu-threads=1"]
+    process = subprocess.Popen([*command, *sizes, *flags])
     try:
-        frontend = start_frontend(name, wait=False)
+        frontend = start_frontend(name, "--skip-tokenizer-init", wait=False)
         try:
             wait_for(lambda: answers(frontend) == 200, _BOOT_SECONDS)
         finally:
@@ -55,13 +76,28 @@ def region(engine: Engine) -> str:
 
 
 @pytest.fixture(scope="session")
-def server(region: str) -> Iterator[Frontend]:
+def default_server(region: str) -> Iterator[Frontend]:
+    """A frontend of the default model."""
+    # The tests' client keeps connections for five seconds: the server must not be the one that closes them.
+    frontend = start_frontend(region, f"--max-body-bytes={MAX_BODY_BYTES}", "--keep-alive-timeout=60")
+    yield frontend
+    stop(frontend.process)
+
+
+@pytest.fixture(scope="session")
+def server(default_server: Frontend) -> Frontend:
     """The frontend that most tests talk to."""
-    frontend = start_frontend(region, f"--max-body-bytes={MAX_BODY_BYTES}", "--keep-alive-timeout=1")
+    return default_server
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_engine: Engine) -> Iterator[Frontend]:
+    """A frontend of the engine whose tokens mean nothing; they are as good as any where answers are compared."""
+    frontend = start_frontend(tiny_engine.region, f"--tokenizer={default_model_path()}", "--keep-alive-timeout=60")
     yield frontend
     stop(frontend.process)
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    return load_tokenizer(default_model_path())
+    return load_assets(FrontendConfig()).tokenizer

@@ -17,6 +17,11 @@ MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "c
 PROMPT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nName a colour.<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.fixture
+def server(tiny_server: Frontend) -> Frontend:
+    return tiny_server
+
+
 def chat(server: Frontend, **body: Any) -> Any:
     options: dict[str, Any] = {"model": server.model, "messages": MESSAGES, "temperature": 0, "max_tokens": 12, **body}
     extra = {name: options.pop(name) for name in list(options) if name in EXTRA}
@@ -141,7 +146,7 @@ def test_detokenize_gives_the_text_back(server: Frontend) -> None:
 
 def test_models_list_and_card(server: Frontend) -> None:
     (model,) = server.client.models.list().data
-    assert model.id == "SmolLM2-135M-Instruct"
+    assert model.id == server.model == "tiny"
     assert model.max_model_len == MAX_MODEL_LEN  # type: ignore[attr-defined]
     assert server.client.models.retrieve(model.id) == model
     missing = server.http.get("/v1/models/org/other")

@@ -15,6 +15,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 PROMPT = "The capital of France is"
 
 
+@pytest.fixture
+def server(tiny_server: Frontend) -> Frontend:
+    return tiny_server
+
+
 def text_of(response: Any, index: int = 0) -> str:
     return response["choices"][index]["text"]
 
@@ -198,13 +203,13 @@ def test_continuous_usage_counts_up(server: Frontend) -> None:
     assert len(counts) >= 3
 
 
-def test_penalties_and_truncations_change_the_text(server: Frontend) -> None:
+def test_penalties_and_truncations_change_the_text(default_server: Frontend) -> None:
     prompt = "a a a a a a a a"
-    usual = text_of(server.complete(prompt, max_tokens=8))
+    usual = text_of(default_server.complete(prompt, max_tokens=8))
     for change in ({"repetition_penalty": 2.0}, {"frequency_penalty": 2.0}, {"presence_penalty": 2.0}):
-        assert text_of(server.complete(prompt, max_tokens=8, **change)) != usual
+        assert text_of(default_server.complete(prompt, max_tokens=8, **change)) != usual
     for change in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):  # each leaves the likeliest token alone
-        assert text_of(server.complete(prompt, max_tokens=8, temperature=1.0, **change)) == usual
+        assert text_of(default_server.complete(prompt, max_tokens=8, temperature=1.0, **change)) == usual
 
 
 def test_an_unknown_model_is_404(server: Frontend) -> None:

@@ -18,10 +18,13 @@ import httpx
 import pytest
 
 from blink.host.isolation import format_cpus
+from blink.models.weights.files import default_model_path
+from tiny_model import write_tiny_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
-_BOOT_SECONDS = 90.0
+_BOOT_SECONDS = 300.0
+_PATIENCE = 120.0  # seconds; reached only by failures
 _CPUS = sorted(os.sched_getaffinity(0))[:2]
 # Bounded answers bound the time; one thread is steadier than several on a busy machine.
 _SMALL = ("--max-model-len=200", "--cpu-threads=1")
@@ -34,7 +37,7 @@ class Served:
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=_PATIENCE, trust_env=False)
         self.process = subprocess.Popen(_command("serve", f"--port={port}", *_SMALL, *flags))
 
     def is_ready(self) -> bool:
@@ -98,18 +101,18 @@ def test_engine_killed_is_restarted_while_frontends_stay_and_answer_503(server: 
     frontends, [engine] = server.children("frontend"), server.children("engine")
     assert len(frontends) == 2
     os.kill(engine, signal.SIGKILL)
-    _await(lambda: server.http.get("/health").status_code == 503, 10)
+    _await(lambda: server.http.get("/health").status_code == 503, _PATIENCE)
     _await(server.is_ready, _BOOT_SECONDS)
     assert server.children("engine") != [engine]
     assert sorted(server.children("frontend")) == sorted(frontends)
-    _await(lambda: server.complete("The capital of France is") == before, 10)
+    _await(lambda: server.complete("The capital of France is") == before, _PATIENCE)
 
 
 def test_frontend_killed_is_restarted_while_the_engine_stays(server: Served) -> None:
     [engine], frontends = server.children("engine"), server.children("frontend")
     os.kill(frontends[0], signal.SIGKILL)
-    _await(lambda: len(set(server.children("frontend")) - {frontends[0]}) == 2, 30)
-    _await(server.is_ready, 30)
+    _await(lambda: len(set(server.children("frontend")) - {frontends[0]}) == 2, _PATIENCE)
+    _await(server.is_ready, _PATIENCE)
     assert server.children("engine") == [engine]
 
 
@@ -117,13 +120,13 @@ def test_chat_sends_the_whole_conversation(server: Served) -> None:
     questions = ["Say the word yes.", "Now say the word no."]
     before = server.metric("request_prompt_tokens_sum")
     chat = _chat(server, "--system", "Answer in one word.", "--temperature=0", "--max-tokens=16")
-    output, _ = chat.communicate("".join(f"{question}\n" for question in questions), timeout=60)
+    output, _ = chat.communicate("".join(f"{question}\n" for question in questions), timeout=_PATIENCE)
     assert chat.returncode == 0
     first_answer = output.split("> ", 2)[1].removesuffix("\n")
     conversation = [("system", "Answer in one word."), ("user", questions[0])]
     expected = _count_tokens(server, conversation)
     expected += _count_tokens(server, [*conversation, ("assistant", first_answer), ("user", questions[1])])
-    _await(lambda: server.metric("request_prompt_tokens_sum") - before == expected, 10)
+    _await(lambda: server.metric("request_prompt_tokens_sum") - before == expected, _PATIENCE)
 
 
 def test_interrupt_stops_the_answer_and_frees_its_sequence(server: Served) -> None:
@@ -136,15 +139,15 @@ def test_interrupt_stops_the_answer_and_frees_its_sequence(server: Served) -> No
     _read_until(chat, " ")  # the answer has begun
     chat.send_signal(signal.SIGINT)
     _read_until(chat, "[stopped]\n> ")
-    _await(lambda: server.metric("num_requests_running") == 0, 10)
+    _await(lambda: server.metric("num_requests_running") == 0, _PATIENCE)
     chat.stdin.close()  # as Ctrl-D
-    assert chat.wait(30) == 0
+    assert chat.wait(_PATIENCE) == 0
 
 
 def test_sample_streams_the_greedy_answer_and_the_server_leaves(server: Served) -> None:
     prompt = "What is the capital of France?"
     chat = _chat(server, "--once", prompt, "--temperature", "0", "--max-tokens", "100")
-    expected, _ = chat.communicate(timeout=60)
+    expected, _ = chat.communicate(timeout=_PATIENCE)
     assert chat.returncode == 0
     command = _command(
         "serve", "--port=0", *_SMALL, "--api-key=secret", f"--sample-prompt={prompt}", "--exit-after-sample"
@@ -156,7 +159,9 @@ def test_sample_streams_the_greedy_answer_and_the_server_leaves(server: Served) 
 
 def test_a_second_server_on_the_port_is_refused(server: Served) -> None:
     port = server.url.rpartition(":")[2]
-    run = subprocess.run(_command("serve", "--port", port), capture_output=True, text=True, timeout=30, check=False)
+    run = subprocess.run(
+        _command("serve", "--port", port), capture_output=True, text=True, timeout=_PATIENCE, check=False
+    )
     assert run.returncode == 2
     assert f"port {port} is in use" in run.stderr
     assert server.is_ready()
@@ -172,18 +177,19 @@ def test_terminate_lets_an_open_request_finish_and_leaves_nothing_behind() -> No
             next(lines)
             served.process.send_signal(signal.SIGTERM)
             rest = list(lines)
-        assert served.process.wait(30) == 0
+        assert served.process.wait(_PATIENCE) == 0
     events = [line for line in rest if line.startswith("data: ")]
     assert events[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in "".join(events)
     assert [child for child in children if _parent(Path(f"/proc/{child}"))] == []
 
 
-def test_children_die_with_a_killed_supervisor() -> None:
-    with _served() as served:
+def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
+    tokenizer = f"--tokenizer={default_model_path()}"
+    with _served(str(write_tiny_model(tmp_path)), "--load-format=dummy", tokenizer) as served:
         children = served.children("engine") + served.children("frontend")
         served.process.kill()
-        _await(lambda: not any(_parent(Path(f"/proc/{child}")) for child in children), 20)
+        _await(lambda: not any(_parent(Path(f"/proc/{child}")) for child in children), _PATIENCE)
 
 
 def _command(*arguments: str) -> list[str]:

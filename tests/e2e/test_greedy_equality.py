@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Greedy output equals that of Hugging Face transformers, token for token, however the scheduler batches."""
+"""Greedy output equals that of Hugging Face transformers, token for token, however the scheduler batches: all of it.
+
+The gate compares a part of it with a recording: test_greedy_recorded.py.
+"""
 
 from __future__ import annotations
 
-import os
-import time
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from blink import LLM, SamplingParams
-from blink.models.weights.files import resolve_model
 from prose import LENGTHS, read_prompts
+from record_greedy import RECORDING, generate_with_transformers, load_transformers_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
 
 NEW_TOKENS = 64
-# Which of the 20 prompts also run alone, and through transformers' own loop; BLINK_EXHAUSTIVE=1: all.
-ALONE = range(20) if os.environ.get("BLINK_EXHAUSTIVE") else (0, 19)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 
 
@@ -31,17 +30,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def transformers_model() -> Any:
-    """The same file, loaded by transformers itself in float32."""
-    path = resolve_model("")
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-
-
-@torch.inference_mode()
-def generate_with_transformers(model: Any, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    limits = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "pad_token_id": 0}
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **limits)
-    return found[0, len(prompt) :].tolist()
+    return load_transformers_model()
 
 
 @torch.inference_mode()
@@ -77,9 +66,15 @@ def test_every_token_is_the_one_that_transformers_finds_most_likely(
 def test_prompts_alone_are_what_transformers_generates(
     roomy: LLM, transformers_model: Any, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    for i in ALONE:
-        assert generate(roomy, [prompts[i]])[0] == expected[i]
-        assert generate_with_transformers(transformers_model, prompts[i]) == expected[i]
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        assert generate(roomy, [prompt])[0] == tokens
+        assert generate_with_transformers(transformers_model, prompt, NEW_TOKENS)[0] == tokens
+
+
+def test_the_recording_for_the_gate_is_what_transformers_generates(transformers_model: Any) -> None:
+    for entry in json.loads(RECORDING.read_text()):
+        found, _ = generate_with_transformers(transformers_model, entry["prompt"], len(entry["output"]))
+        assert found == entry["output"]
 
 
 def test_all_at_once_again_from_the_prefix_cache(
@@ -99,12 +94,3 @@ def test_all_at_once_in_small_chunks_with_preemption(prompts: list[list[int]], e
     assert stats["num_preemptions"] > 0
     assert stats["mixed_launches"] > sum(LENGTHS) // 48
     assert stats["num_blocks_used"] == 0
-
-
-def test_an_engine_in_this_process_works_after_a_pause_longer_than_its_lease(
-    prompts: list[list[int]], expected: list[list[int]]
-) -> None:
-    with LLM(max_model_len=800, lease_timeout=0.5) as llm:
-        for _ in range(2):
-            time.sleep(1)
-            assert generate(llm, prompts[:1]) == expected[:1]

@@ -16,11 +16,11 @@ import torch
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
+from blink.link.queue_pair import QueuePair, Submission
 from blink.link.shm import ShmLink
 from blink.region.layout import BATCH_HEADER, CONSTANTS, DECISION_LOG_ENTRY, DEVICE_PROGRAM, STEP_OUTPUT
 from blink.region.memory import Region, create_region
 from blink.region.native import lib
-from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blink.link.queue_pair import Submission
 from blink.region.layout import SAMPLING, SLOT_PARAMS, CqeKind, FinishReason, StepResult
-from blink.region.queue_pair import Submission
 from blink.sampling_params import SamplingParams
 from harness import Inbox, expected_tokens, run_until_finished, running, small_config, submit
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from blink.errors import OverloadedError
+from blink.link.queue_pair import QueuePair
 from blink.region.layout import EngineState, ErrorCode, StepResult
-from blink.region.queue_pair import QueuePair
 from blink.sampling_params import SamplingParams
 from harness import Harness, small_config, submission
 from model import FREE, Deliveries, Request, Rules, StepJudge, answer_of

@@ -18,11 +18,11 @@ from typing import Any
 
 from blink.config import RdmaConfig
 from blink.link.base import Link
+from blink.link.queue_pair import QueuePair
 from blink.link.rdma.connector import RdmaConnector
 from blink.link.rdma.handshake import Descriptor, confirm, negotiate, parse_place
 from blink.link.rdma.link import RdmaLink
 from blink.link.rdma.message import Lines
-from blink.region.queue_pair import QueuePair
 
 TOKEN = "a token of the rig"
 PATIENCE = 400.0  # seconds; only a failure takes so long

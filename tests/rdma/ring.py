@@ -13,9 +13,9 @@ import numpy as np
 
 from blink.errors import OverloadedError
 from blink.link.base import Link
+from blink.link.queue_pair import QueuePair, Submission
 from blink.link.rdma.link import RdmaLink
 from blink.region.layout import CqeKind
-from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
 from counting_engine import MAX_MODEL_LEN, VOCAB, answer
 

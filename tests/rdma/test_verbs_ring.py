@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
+from blink.link.queue_pair import QueuePair, Submission
 from blink.link.rdma.verbs import LinkCounters
 from blink.link.rdma.verbs_link import VerbsLink
-from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
 from rdma_processes import attach, open_link
 from ring import Inspector, tail_first

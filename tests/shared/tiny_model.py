@@ -1,29 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A llama that boots in no time, with random weights."""
+"""A model that boots in a second: a single small layer with random weights and the default model's vocabulary.
+
+Its output weights are not those of its input: so greedy tokens look random, and each depends on those before it.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from blink.config import ModelConfig
-
-_CONFIG = {
+CONFIG = {
     "model_type": "llama",
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 49152,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
-    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
 }
-BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # layers, keys and values, tokens, heads, head_dim, float32
+BLOCK_BYTES = 2 * 16 * 16 * 4  # of KV cache, for one layer and head: keys and values, tokens, head_dim, float32
 
 
-def write_tiny_model(folder: Path) -> ModelConfig:
-    """Write the model's description to the folder; return how to load it."""
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
-    return ModelConfig(model=str(folder), load_format="dummy")
+def write_tiny_model(folder: Path, **changes: int) -> Path:
+    """Write the model's config, its only file: use it with load_format "dummy" and a tokenizer of another model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    return folder

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from blink.config import EngineConfig
+from blink.config import EngineConfig, ModelConfig
 from blink.engine.cpu import CpuEngine
 from blink.link.client import EngineClient
+from blink.link.shm import ShmConnector
 from blink.region.layout import EngineState, ErrorCode
 from blink.region.memory import open_region, region_path
 from blink.sampling_params import SamplingParams
@@ -33,7 +34,8 @@ def region() -> Iterator[str]:
 
 
 def boot(kind: type[Kind], folder: Path, region: str, **options: Any) -> Kind:
-    model = write_tiny_model(folder)
+    path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128)
+    model = ModelConfig(model=str(path), load_format="dummy")
     small: dict[str, Any] = {"num_gpu_blocks_override": 64, **options}
     return kind(EngineConfig(model=model, region=region, device="cpu", max_num_seqs=4, **small))
 
@@ -61,7 +63,7 @@ class Running:
 
 def submit(region: str) -> EngineClient:
     """Attach to the engine and ask it for three tokens."""
-    client = EngineClient(region, engine_timeout=60.0)
+    client = EngineClient(ShmConnector(region), engine_timeout=60.0)
     deadline = time.monotonic() + 60
     while not client.ready:
         assert time.monotonic() < deadline, client.unavailable_reason

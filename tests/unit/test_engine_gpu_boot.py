@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.config import EngineConfig
+from blink.config import EngineConfig, ModelConfig
 from blink.engine import base
 from blink.engine.state import HostState
 from blink.errors import ConfigError
@@ -85,7 +85,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 def boot(folder: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, total: int) -> tuple[base.Engine, str]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
     region = f"boot-{os.getpid()}-{secrets.token_hex(3)}"
-    model = write_tiny_model(folder)
+    path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128)
+    model = ModelConfig(model=str(path), load_format="dummy")
     config = EngineConfig(
         model=model, region=region, max_num_seqs=4, max_num_batched_tokens=40, gpu_memory_utilization=0.5
     )

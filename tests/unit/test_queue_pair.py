@@ -11,9 +11,9 @@ import pytest
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.errors import OverloadedError
+from blink.link.queue_pair import QueuePair, Submission
 from blink.region.layout import CQE, SQE, CqeKind, FinishReason, Opcode, RejectCode
 from blink.region.native import lib
-from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
 
 TAGS = 3

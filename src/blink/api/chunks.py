@@ -11,7 +11,7 @@ from blink.api.error_body import blink_error_json
 from blink.api.reply import Reply, usage_of
 from blink.api.session import Session
 from blink.errors import BlinkError
-from blink.text.generation import Generation, Piece
+from blink.text.generation import Delta, Generation
 
 DONE = b"data: [DONE]\n\n"
 
@@ -38,11 +38,11 @@ class ChunkEncoder:
 
     def encode(self, generation: Generation) -> bytes:
         """Return what a sequence has gained as one chunk; the first time with what must stand before it."""
-        index, piece = generation.index, generation.take()
+        index, delta = generation.index, generation.take()
         if not self._started[index]:
             self._started[index] = True
-            return self._opening(generation) + self._encode_piece(generation, piece)
-        return self._encode_piece(generation, piece)
+            return self._opening(generation) + self._encode_delta(generation, delta)
+        return self._encode_delta(generation, delta)
 
     def encode_end(self, error: BlinkError | None) -> bytes:
         """Return the last bytes of the stream."""
@@ -53,18 +53,18 @@ class ChunkEncoder:
         usage = usage_of(self._session.prompts, self._session.generations, self._reply.num_choices)
         return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._common, orjson.dumps(usage), DONE)
 
-    def _encode_piece(self, generation: Generation, piece: Piece) -> bytes:
-        text = orjson.dumps(piece.text)
+    def _encode_delta(self, generation: Generation, delta: Delta) -> bytes:
+        text = orjson.dumps(delta.text)
         if self._is_plain and generation.finish_reason is None:
             return b"%b%b%b" % (self._heads[generation.index], text, self._plain_tail)
         fields: dict[str, Any] = {
-            "logprobs": self._logprobs(generation, piece),
+            "logprobs": self._logprobs(generation, delta),
             "finish_reason": generation.finish_reason,
         }
         if generation.finish_reason is not None:
             fields["stop_reason"] = generation.stop_reason
         if self._reply.return_token_ids:
-            fields["token_ids"] = piece.tokens
+            fields["token_ids"] = delta.tokens
         rest = orjson.dumps(fields)[1:]
         return b"%b%b%b,%b]%b}\n\n" % (
             self._heads[generation.index],
@@ -93,15 +93,15 @@ class ChunkEncoder:
             body["usage"] = self._usage(generation)
         return b"%b,%b\n\n" % (self._common, orjson.dumps(body)[1:])
 
-    def _logprobs(self, generation: Generation, piece: Piece) -> dict[str, Any] | None:
+    def _logprobs(self, generation: Generation, delta: Delta) -> dict[str, Any] | None:
         form = self._reply.logprobs
         if form is None:
             return None
         if self._reply.is_chat:
-            return form.chat(piece.logprobs)
+            return form.chat(delta.logprobs)
         offset = self._offsets[generation.index]
-        self._offsets[generation.index] += form.length(piece.logprobs)
-        return form.completion(piece.logprobs, offset)
+        self._offsets[generation.index] += form.length(delta.logprobs)
+        return form.completion(delta.logprobs, offset)
 
     def _running_usage(self, generation: Generation) -> bytes:
         return b',"usage":' + orjson.dumps(self._usage(generation)) if self._reply.continuous_usage else b""

@@ -7,7 +7,6 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from fastapi import Request, Response
 
@@ -15,16 +14,16 @@ from blink.api.logprobs import LogprobFormat
 from blink.api.poller import Poller
 from blink.api.reply import Reply, encode_whole
 from blink.api.sampling import build_sampling_params
-from blink.api.schema import ChatBody, CompletionBody, ConversationBody, GenerationBody
+from blink.api.schema import ChatBody, CompletionBody, GenerationBody
 from blink.api.session import Session
 from blink.api.stream import EventStream, WholeResult
 from blink.config import FrontendConfig
-from blink.errors import BadRequestError, EngineUnavailableError, NotFoundError, OverloadedError
+from blink.errors import EngineUnavailableError, NotFoundError, OverloadedError
 from blink.link.client import RegionInfo
+from blink.request.planner import Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
-from blink.text.messages import flatten_messages
-from blink.text.prompt import Prompt, PromptRules, prepare_prompts
+from blink.text.prompt import PromptRules
 
 REQUEST_ID_HEADER = "x-request-id"
 _TEXT_FIELDS = {"prompt", "messages", "tools", "documents", "stop", "user", "cache_salt"}
@@ -39,6 +38,7 @@ class CompletionService:
         self.config = config
         self.assets = assets
         self.poller = poller
+        self.planner = Planner(assets)
         self.is_draining = False
 
     @property
@@ -69,25 +69,6 @@ class CompletionService:
         if name and name != self.model_name:
             raise NotFoundError(f"The model `{name}` does not exist.", "model")
 
-    def render_chat(self, body: ConversationBody) -> str:
-        """Return the prompt text of a conversation.
-
-        Raises:
-            BadRequestError: the model has no chat template, or it refuses the messages.
-        """
-        template = self.assets.chat_template
-        if template is None:
-            raise BadRequestError("The model has no chat template; start the server with --chat-template.", "messages")
-        variables = {"tools": body.tools, "documents": body.documents, **(body.chat_template_kwargs or {})}
-        if body.reasoning_effort is not None:
-            variables["reasoning_effort"] = body.reasoning_effort
-        return template.render(
-            flatten_messages(body.messages),
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            variables=variables,
-        )
-
     async def answer(self, body: CompletionBody | ChatBody, request: Request) -> Response:
         """Run a request and return its response, streamed or whole.
 
@@ -110,33 +91,22 @@ class CompletionService:
         except EngineUnavailableError:
             self.poller.metrics.count_rejection("engine_unavailable")
             raise
-        await result.wait(session, request.scope, request.receive)
+        await result.wait(session, request.scope)
         return Response(encode_whole(reply, session), media_type="application/json")
 
     async def _plan(self, body: CompletionBody | ChatBody, request: Request, arrived: float) -> tuple[Session, Reply]:
-        engine, tokenizer = self.engine, self.assets.tokenizer
-        sources = [self.render_chat(body)] if isinstance(body, ChatBody) else body.prompts
-        params = self._params(body, engine, body.token_limit or engine.max_model_len)
-        if params.n * len(sources) > engine.max_sequences:
-            raise BadRequestError(f"One request may ask for at most {engine.max_sequences} sequences.", "n")
-        prompts = await prepare_prompts(sources, _prompt_rules(body), tokenizer, engine)
-        jobs = [(prompt, _fit(params, prompt, body.token_limit, engine.max_model_len)) for prompt in prompts]
+        engine = self.engine
+        sources = self._sources(body)
+        params = build_sampling_params(body, self.assets.sampling_defaults)
+        plan = await self.planner.plan(sources, params, _prompt_rules(body), engine)
         reply = self._reply(body, request, params, sources)
         if self.config.enable_log_requests:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
-            logger.info("request %s: %d prompt tokens, %s", reply.id, sum(p.num_tokens for p in prompts), shown)
-        return Session(self.poller, tokenizer, jobs, self.assets.eos_token_ids, arrived), reply
+            logger.info("request %s: %d prompt tokens, %s", reply.id, sum(p.num_tokens for p in plan.prompts), shown)
+        return Session(self.poller, plan, arrived), reply
 
-    def _params(self, body: CompletionBody | ChatBody, engine: RegionInfo, max_tokens: int) -> SamplingParams:
-        if body.token_limit is not None and body.token_limit < 1:
-            raise BadRequestError(f"max_tokens must be at least 1, got {body.token_limit}.", "max_tokens")
-        return build_sampling_params(
-            body,
-            max_tokens=max_tokens,
-            vocab_size=engine.vocab_size,
-            defaults=self.assets.sampling_defaults,
-            allow_priority=engine.scheduling_policy == "priority",
-        )
+    def _sources(self, body: CompletionBody | ChatBody) -> Sequence[str | list[int]]:
+        return [self.planner.render(body.messages, body.rendering)] if isinstance(body, ChatBody) else body.prompts
 
     def _reply(
         self,
@@ -169,21 +139,10 @@ class CompletionService:
 def _prompt_rules(body: CompletionBody | ChatBody) -> PromptRules:
     return PromptRules(
         add_special_tokens=body.add_special_tokens,
-        token_limit=body.token_limit,
         truncate=body.truncate_prompt_tokens,
         truncate_right=body.truncation_side == "right",
         cache_salt=body.cache_salt,
     )
-
-
-def _fit(params: SamplingParams, prompt: Prompt, token_limit: int | None, max_model_len: int) -> SamplingParams:
-    """Let a request without a limit fill the context."""
-    if token_limit is not None:
-        return params
-    max_tokens = max_model_len - prompt.num_tokens
-    if params.min_tokens > max_tokens:
-        raise BadRequestError(f"min_tokens must be at most {max_tokens} after this prompt.", "min_tokens")
-    return replace(params, max_tokens=max_tokens)
 
 
 def _request_id(body: GenerationBody, request: Request) -> str:

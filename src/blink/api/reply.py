@@ -70,29 +70,29 @@ def encode_whole(reply: Reply, session: Session) -> bytes:
 
 
 def _completion_choice(reply: Reply, session: Session, generation: Generation) -> dict[str, Any]:
-    piece = generation.take()
+    delta = generation.take()
     choice: dict[str, Any] = {
         "index": generation.index,
-        "text": reply.echo_of(generation) + piece.text,
-        "logprobs": reply.logprobs.completion(piece.logprobs, 0) if reply.logprobs else None,
+        "text": reply.echo_of(generation) + delta.text,
+        "logprobs": reply.logprobs.completion(delta.logprobs, 0) if reply.logprobs else None,
         "finish_reason": generation.finish_reason,
         "stop_reason": generation.stop_reason,
     }
     if reply.return_token_ids:
-        choice["token_ids"] = piece.tokens
+        choice["token_ids"] = delta.tokens
         choice["prompt_token_ids"] = reply.prompt_of(session, generation).tokens.tolist()
     return choice
 
 
 def _chat_choice(reply: Reply, _: Session, generation: Generation) -> dict[str, Any]:
-    piece = generation.take()
+    delta = generation.take()
     choice: dict[str, Any] = {
         "index": generation.index,
-        "message": {"role": reply.role, "content": piece.text, "refusal": None, "tool_calls": []},
-        "logprobs": reply.logprobs.chat(piece.logprobs) if reply.logprobs else None,
+        "message": {"role": reply.role, "content": delta.text, "refusal": None, "tool_calls": []},
+        "logprobs": reply.logprobs.chat(delta.logprobs) if reply.logprobs else None,
         "finish_reason": generation.finish_reason,
         "stop_reason": generation.stop_reason,
     }
     if reply.return_token_ids:
-        choice["token_ids"] = piece.tokens
+        choice["token_ids"] = delta.tokens
     return choice

@@ -101,7 +101,9 @@ def _token_routes(service: CompletionService) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
         service.check_model(body.model)
-        text = body.prompt if isinstance(body, TokenizeTextBody) else service.render_chat(body)
+        text = (
+            body.prompt if isinstance(body, TokenizeTextBody) else service.planner.render(body.messages, body.rendering)
+        )
         tokenizer, engine = service.assets.tokenizer, service.engine
         tokens: list[int] = []
         if text:
@@ -144,7 +146,7 @@ def _status_routes(service: CompletionService) -> APIRouter:
     @_read(router, "/load")
     async def load() -> dict[str, int]:
         """Return the sequences of this worker that the engine has."""
-        return {"server_load": service.poller.num_sequences}
+        return {"server_load": service.poller.table.num_open}
 
     @_read(router, "/metrics")
     async def metrics() -> Response:

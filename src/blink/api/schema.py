@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag
 
 from blink.api.unsupported import reject_tools, reject_unsupported
 from blink.errors import BadRequestError
+from blink.request.planner import Rendering
 
 TokenIds = list[StrictInt]
 Message = dict[str, Any]
@@ -72,11 +73,6 @@ class GenerationBody(Body):
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("Stream options can only be defined when `stream=True`.", "stream_options")
         return self
-
-    @property
-    def stops(self) -> list[str]:
-        """Return the stop strings as a list."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
 def _prompt_kind(value: Any) -> str:
@@ -158,12 +154,19 @@ class ConversationBody(Body):
     def _check_rendering(self) -> ConversationBody:
         if self.chat_template is not None:
             raise BadRequestError("Chat templates in requests are not allowed.", "chat_template")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise BadRequestError(
-                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
-                "continue_final_message",
-            )
         return self
+
+    @property
+    def rendering(self) -> Rendering:
+        """Return how the messages become a prompt."""
+        variables = {"tools": self.tools, "documents": self.documents, **(self.chat_template_kwargs or {})}
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        return Rendering(
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            variables=variables,
+        )
 
 
 class ChatBody(GenerationBody, ConversationBody):

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from blink.api.completions import CompletionService
-from blink.api.connection import StreamingProtocol
+from blink.api.http1 import StreamingProtocol
 from blink.api.metric_store import MetricStore
 from blink.api.metrics import NUM_VALUES, Metrics
 from blink.api.middleware import ApiKeyGuard, BodyLimit, RequestIds
@@ -128,14 +128,14 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         timeout = self._service.config.shutdown_timeout
-        num_open = self._service.poller.num_sequences
+        num_open = self._service.poller.table.num_open
         if num_open:
             logger.info("stopping: %d sequences may finish within %g s", num_open, timeout)
         error = EngineUnavailableError("The server is shutting down.")
-        timer = asyncio.get_running_loop().call_later(timeout, self._service.poller.fail_all, error)
+        timer = asyncio.get_running_loop().call_later(timeout, self._service.poller.table.fail_all, error)
         await super().shutdown(sockets)
         timer.cancel()
-        self._service.poller.fail_all(error)
+        self._service.poller.table.fail_all(error)
 
 
 def _uvicorn_config(app: FastAPI, config: FrontendConfig) -> uvicorn.Config:

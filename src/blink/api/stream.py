@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from blink.api.channel import Channel, open_channel, watch_disconnect
 from blink.api.chunks import ChunkEncoder
+from blink.api.http1 import ResponseWriter, writer_of
 from blink.api.reply import Reply
 from blink.api.session import Session
 from blink.errors import BlinkError
@@ -36,7 +36,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._encoder = ChunkEncoder(reply, session)
         self._session = session
-        self._channel: Channel | None = None
+        self._writer: ResponseWriter | None = None
         self._early = b""
         self._done = asyncio.Event()
 
@@ -51,29 +51,31 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response (called by the framework)."""
-        channel = open_channel(scope, send)
+        del receive  # the body has been read
+        writer = writer_of(scope)
+        writer.prepare_stream()
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            self._channel = channel
+            self._writer = writer
             if self._early:
-                channel.write(self._early)
-            with watch_disconnect(scope, receive, self._abandon):
-                await channel.drain(self._done)
+                writer.write(self._early)
+            with writer.on_disconnect(self._abandon):
+                await self._done.wait()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._session.fail(disconnect_error(), "abort")
 
     def _abandon(self) -> None:
-        self._channel = None
+        self._writer = None
         self._session.fail(disconnect_error(), "abort")
 
     def _write(self, data: bytes) -> None:
-        if self._channel is None:  # the response has not started, or the client has gone
+        if self._writer is None:  # the response has not started, or the client has gone
             self._early += data
-        elif self._channel.write(data) > _MAX_UNSENT_BYTES:
+        elif self._writer.write(data) > _MAX_UNSENT_BYTES:
             # A client that does not read must not fill this worker's memory.
-            channel, self._channel = self._channel, None
-            channel.abort()
+            writer, self._writer = self._writer, None
+            writer.abort()
             self._session.fail(disconnect_error(), "abort")
 
 
@@ -95,14 +97,14 @@ class WholeResult:
         else:
             self._ended.set_exception(error)
 
-    async def wait(self, session: Session, scope: Scope, receive: Receive) -> None:
+    async def wait(self, session: Session, scope: Scope) -> None:
         """Return when all sequences have ended.
 
         Raises:
             BlinkError: the request failed or its client has gone.
         """
         try:
-            with watch_disconnect(scope, receive, lambda: session.fail(disconnect_error(), "abort")):
+            with writer_of(scope).on_disconnect(lambda: session.fail(disconnect_error(), "abort")):
                 await self._ended
         finally:
             session.fail(disconnect_error(), "abort")

@@ -17,8 +17,8 @@ import numpy as np
 
 from blink.errors import BlinkError, EngineUnavailableError
 from blink.link.base import Connector, Link
+from blink.link.queue_pair import QueuePair, Submission
 from blink.region.layout import COMPLETION, EngineState, ErrorCode
-from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
 
 _ATTACH_WAIT = 0.02  # seconds for the scheduler's answer within one tick

@@ -26,7 +26,7 @@ class TokenLogprob(NamedTuple):
     top: list[tuple[int, float]]
 
 
-class Piece(NamedTuple):
+class Delta(NamedTuple):
     """What a sequence has gained since it was last asked."""
 
     text: str
@@ -64,7 +64,7 @@ class Generation:
         self._params = params
         self._eos = () if params.ignore_eos else eos_token_ids
         self._detokenizer = tokenizer.open_detokenizer(skip_special_tokens=params.skip_special_tokens)
-        self._matcher = StopMatcher(params.stop, include=params.include_stop_str_in_output) if params.stop else None
+        self._matcher = StopMatcher(params.stops, include=params.include_stop_str_in_output) if params.stops else None
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -97,11 +97,11 @@ class Generation:
                 self._texts.append(self._matcher.finish())
             self.finish_reason = reason
 
-    def take(self) -> Piece:
+    def take(self) -> Delta:
         """Return what is new since the last call."""
-        piece = Piece("".join(self._texts), self._tokens, self._logprobs)
+        delta = Delta("".join(self._texts), self._tokens, self._logprobs)
         self._texts, self._tokens, self._logprobs = [], [], []
-        return piece
+        return delta
 
     def _add_text(self, text: str) -> None:
         # Text of the first min_tokens tokens is not searched for stop strings, as in vLLM.

@@ -61,7 +61,7 @@ class Prompt:
 
 
 async def prepare_prompts(
-    sources: Sequence[str] | Sequence[list[int]], rules: PromptRules, tokenizer: Tokenizer, limits: Limits
+    sources: Sequence[str | list[int]], rules: PromptRules, tokenizer: Tokenizer, limits: Limits
 ) -> list[Prompt]:
     """Tokenize, truncate, check and hash the prompts of one request; long ones in a thread.
 
@@ -69,23 +69,26 @@ async def prepare_prompts(
         BadRequestError: a prompt is empty, too long or holds unknown token ids.
     """
 
-    def prepare_all() -> list[Prompt]:
-        return [prepare_prompt(source, rules, tokenizer, limits) for source in sources]
-
-    if not sources:
-        raise BadRequestError("prompt must not be an empty list.", "prompt")
     weight = sum(len(source) for source in sources)
-    if weight <= (_INLINE_CHARS if isinstance(sources[0], str) else _INLINE_TOKENS):
-        return prepare_all()
-    return await asyncio.to_thread(prepare_all)
+    if weight <= (_INLINE_CHARS if sources and isinstance(sources[0], str) else _INLINE_TOKENS):
+        return prepare_prompts_now(sources, rules, tokenizer, limits)
+    return await asyncio.to_thread(prepare_prompts_now, sources, rules, tokenizer, limits)
 
 
-def prepare_prompt(source: str | list[int], rules: PromptRules, tokenizer: Tokenizer, limits: Limits) -> Prompt:
-    """Tokenize, truncate, check and hash one prompt.
+def prepare_prompts_now(
+    sources: Sequence[str | list[int]], rules: PromptRules, tokenizer: Tokenizer, limits: Limits
+) -> list[Prompt]:
+    """Do what prepare_prompts() does in the calling thread.
 
     Raises:
-        BadRequestError: it is empty, too long or holds unknown token ids.
+        BadRequestError: a prompt is empty, too long or holds unknown token ids.
     """
+    if not sources:
+        raise BadRequestError("prompt must not be an empty list.", "prompt")
+    return [_prepare(source, rules, tokenizer, limits) for source in sources]
+
+
+def _prepare(source: str | list[int], rules: PromptRules, tokenizer: Tokenizer, limits: Limits) -> Prompt:
     if isinstance(source, str):
         if (
             not rules.any_length

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to token ids and back, from tokenizer.json or GGUF metadata. Loads neither torch nor transformers."""
+"""Text to token ids and back. Loads neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from blink.errors import BadRequestError, ConfigError
-from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -19,7 +18,6 @@ from blink.text.detokenizer import (
     TokenBytes,
     TokenTexts,
 )
-from blink.text.gguf_tokenizer import build_tokenizer
 
 
 class Tokenizer:
@@ -108,13 +106,11 @@ class NoTokenizer(Tokenizer):
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load the tokenizer of a model directory with tokenizer.json, or of a GGUF file.
+    """Load the tokenizer.json of a model directory.
 
     Raises:
         ConfigError: there is none, or it is broken.
     """
-    if path.is_file():
-        return Tokenizer(build_tokenizer(read_gguf_metadata(path)))
     file = path / "tokenizer.json"
     if not file.is_file():
         raise ConfigError(

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blink.api.logprobs import LogprobFormat
+from blink.config import FrontendConfig
 from blink.models.weights.files import default_model_path
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
+from blink.text.assets import load_assets
 from blink.text.generation import Generation
-from blink.text.tokenizer import Tokenizer, load_tokenizer
+from blink.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
 EOS = 2
@@ -24,7 +26,7 @@ TEXT = "One fish, two fish, red fish, blue fish. 👩‍👩‍👧 Ünïcode!"
 
 @cache
 def tokenizer() -> Tokenizer:
-    return load_tokenizer(default_model_path())
+    return load_assets(FrontendConfig()).tokenizer
 
 
 def encode(text: str) -> list[int]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from blink.api.error_body import describe_validation
 from blink.api.sampling import build_sampling_params
 from blink.api.schema import ChatBody, CompletionBody
 from blink.errors import BadRequestError
+from blink.link.client import RegionInfo
+from blink.request.planner import check_request
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -38,7 +41,6 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("top_logprobs", 2),
         ("stream_options", {"include_usage": True}),
         ("chat_template", "{{ 1 }}"),
-        ("continue_final_message", True),
         ("length_penalty", 2.0),
         ("prompt_embeds", "x"),
     ],
@@ -88,14 +90,25 @@ def test_many_errors_are_cut_to_ten_and_quote_nothing() -> None:
     assert error.param == "prompt"
 
 
+ENGINE = RegionInfo(
+    max_model_len=64,
+    vocab_size=100,
+    block_size=16,
+    model="m",
+    hash_key=b"",
+    max_sequences=8,
+    prefix_caching=False,
+    scheduling_policy="fcfs",
+    num_queue_pairs=1,
+)
+
+
 def params_of(body: dict[str, Any], defaults: dict[str, float | int] | None = None, priority: bool = False) -> Any:
-    return build_sampling_params(
-        CompletionBody.model_validate({"prompt": "x", **body}),
-        max_tokens=5,
-        vocab_size=100,
-        defaults=defaults or {},
-        allow_priority=priority,
-    )
+    """What a request asks for, after all checks of its parameters."""
+    fields = {"prompt": "x", "max_tokens": 5, **body}
+    params = build_sampling_params(CompletionBody.model_validate(fields), defaults or {})
+    check_request(params, 1, replace(ENGINE, scheduling_policy="priority") if priority else ENGINE)
+    return params
 
 
 def test_the_model_defaults_apply_only_where_the_client_is_silent() -> None:
@@ -107,7 +120,7 @@ def test_the_model_defaults_apply_only_where_the_client_is_silent() -> None:
 
 def test_logit_biases_are_by_token_id_and_clamped() -> None:
     assert params_of({"logit_bias": {"7": 1000, "8": -0.5}}).logit_bias == {7: 100.0, 8: -0.5}
-    for key in ("100", "-1", "x", "\u0661"):
+    for key in ("100", "-1", "x", "\u0661", "9" * 5000):
         with pytest.raises(BadRequestError) as caught:
             params_of({"logit_bias": {key: 1}})
         assert caught.value.param == "logit_bias"
@@ -142,6 +155,9 @@ def test_only_the_flex_tier_is_best_effort() -> None:
         ("seed", 2**63),
         ("stop", [""]),
         ("stop_token_ids", [100]),
+        ("stop_token_ids", [-1]),
+        ("logit_bias", {"1": float("nan")}),
+        ("max_tokens", 0),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None:

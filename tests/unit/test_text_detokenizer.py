@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from blink.config import FrontendConfig
 from blink.models.weights.files import default_model_path
+from blink.text.assets import load_assets
 from blink.text.detokenizer import StreamDetokenizer
-from blink.text.tokenizer import Tokenizer, load_tokenizer
+from blink.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
 EMOJI = "👩‍👩‍👧‍👦 中文 é"
@@ -21,7 +23,7 @@ EMOJI = "👩‍👩‍👧‍👦 中文 é"
 
 @cache
 def byte_level() -> Tokenizer:
-    return load_tokenizer(default_model_path())
+    return load_assets(FrontendConfig()).tokenizer
 
 
 @cache

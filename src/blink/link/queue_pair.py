@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from blink.errors import OverloadedError
+from blink.link.base import Link
 from blink.region.arena import Arena
 from blink.region.layout import COMPLETION, CONSTANTS, CQE, SAMPLING, SQE, CqeKind, Opcode
-
-if TYPE_CHECKING:
-    from blink.link.base import Link
 
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
 _SAMPLING_FIELDS = SAMPLING.names or ()

@@ -4,23 +4,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-EXTENSION = "blink.exchange"
+_EXTENSION = "blink.response_writer"
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_PIPELINED = 16
 _CLOSE_SECONDS = 1.0
 
 
 class StreamingProtocol(HttpToolsProtocol):
-    """Give each request its Exchange; tell all of a connection's requests when the client goes away."""
+    """Give each request its ResponseWriter; tell all of a connection's requests when the client goes away."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.watchers: set[Callable[[], None]] = set()
+        self.leave_callbacks: set[Callable[[], None]] = set()
         self._head_bytes = 0
         self._reads_head = True
         self._head_timer: asyncio.TimerHandle | None = None
@@ -45,12 +47,12 @@ class StreamingProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Put the exchange into the request's scope before its task runs."""
+        """Put the writer into the request's scope before its task runs."""
         super().on_headers_complete()
         self._reads_head, self._head_bytes = False, 0
         self._cancel_head_timer()
         scope: dict[str, Any] = self.scope  # pyright: ignore[reportAssignmentType]
-        scope["extensions"] = {EXTENSION: Exchange(self, self.cycle)}
+        scope["extensions"] = {_EXTENSION: ResponseWriter(self, self.cycle)}
         if self.pipeline and len(self.pipeline) < _MAX_PIPELINED:
             # uvicorn stops reading behind a pipelined request; the end of the connection would go unnoticed.
             self.flow.resume_reading()
@@ -60,9 +62,9 @@ class StreamingProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._cancel_head_timer()
         self.pipeline.clear()
-        watchers, self.watchers = self.watchers, set()
-        for watcher in watchers:
-            watcher()
+        leave_callbacks, self.leave_callbacks = self.leave_callbacks, set()
+        for call_back in leave_callbacks:
+            call_back()
 
     def shutdown(self) -> None:
         """Close an idle connection, let a busy one finish."""
@@ -107,8 +109,8 @@ class StreamingProtocol(HttpToolsProtocol):
             self.loop.call_later(_CLOSE_SECONDS, self.transport.abort)
 
 
-class Exchange:
-    """One request and its response on a connection."""
+class ResponseWriter:
+    """The body of one response, written straight to its connection; and the news that its client has gone."""
 
     __slots__ = ("_cycle", "_protocol")
 
@@ -134,12 +136,21 @@ class Exchange:
         """Close the connection and throw away what was not sent."""
         self._cycle.transport.abort()
 
-    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when the client has gone; return a function that ends the watch."""
+    @contextmanager
+    def on_disconnect(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call back once if the client goes away inside the block. The request's body must have been read."""
         if self._cycle.transport.is_closing():
             callback()
         elif not self._protocol.pipeline:
             # A large body leaves reading paused, and so the end of the connection unnoticed.
             self._protocol.flow.resume_reading()
-        self._protocol.watchers.add(callback)
-        return lambda: self._protocol.watchers.discard(callback)
+        self._protocol.leave_callbacks.add(callback)
+        try:
+            yield
+        finally:
+            self._protocol.leave_callbacks.discard(callback)
+
+
+def writer_of(scope: Scope) -> ResponseWriter:
+    """Return the writer of a request's response."""
+    return scope["extensions"][_EXTENSION]

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
+from blink.config import FrontendConfig
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.files import default_model_path
 from blink.models.weights.gguf_header import read_gguf_metadata
+from blink.text.assets import load_assets
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -40,7 +42,7 @@ NASTY = [
 
 @cache
 def smollm() -> Tokenizer:
-    return load_tokenizer(default_model_path())
+    return load_assets(FrontendConfig()).tokenizer
 
 
 @cache

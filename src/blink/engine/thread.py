@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine on a thread of this process, for `LLM`."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+from blink.config import EngineConfig
+from blink.engine.base import Engine
+from blink.engine.boot import create_engine
+from blink.region.memory import region_path
+
+
+class EngineThread:
+    """Boot an engine and run it, on one thread: OpenMP keeps a pool for each thread that computes."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Return when the engine is loaded.
+
+        Raises:
+            ConfigError: the model, the options and the machine do not fit together.
+        """
+        boot: Future[Engine] = Future()
+        self._thread = threading.Thread(target=_run, args=(config, boot), name="blink-engine", daemon=True)
+        self._thread.start()
+        self._engine = boot.result()
+
+    def stop(self) -> None:
+        """Stop the engine and wait for its end."""
+        self._engine.stop()
+        if self._thread is not threading.current_thread():  # a garbage collection may run there
+            self._thread.join()
+
+
+def _run(config: EngineConfig, boot: Future[Engine]) -> None:
+    try:
+        engine = create_engine(config)
+    except BaseException as error:
+        boot.set_exception(error)
+        return
+    boot.set_result(engine)
+    try:
+        engine.run()
+    finally:
+        region_path(config.region).unlink(missing_ok=True)  # after a failure nobody comes to read the error

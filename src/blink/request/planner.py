@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From prompts or messages and sampling parameters to checked sequences, the same for HTTP and for `LLM`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from blink.errors import BadRequestError
+from blink.link.client import RegionInfo
+from blink.sampling_params import SamplingParams
+from blink.text.assets import ModelAssets
+from blink.text.generation import Generation
+from blink.text.messages import flatten_messages
+from blink.text.prompt import Prompt, PromptRules, prepare_prompts, prepare_prompts_now
+
+_SEED_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """How a conversation becomes a prompt; `variables` go to the chat template."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSequence:
+    """One sequence as the engine will get it, and what will become of its tokens."""
+
+    prompt: Prompt
+    params: SamplingParams
+    seed: int
+    eos_token_ids: tuple[int, ...]
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The sequences of one request: those of the first prompt, then those of the next."""
+
+    prompts: list[Prompt]
+    sequences: list[PlannedSequence]
+    num_choices: int  # per prompt
+
+
+class Planner:
+    """Plan the requests for one model."""
+
+    def __init__(self, assets: ModelAssets) -> None:
+        self._assets = assets
+
+    def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> str:
+        """Return the prompt text of a conversation.
+
+        Raises:
+            BadRequestError: the model has no chat template, or it or a message does not fit.
+        """
+        template = self._assets.chat_template
+        if template is None:
+            raise BadRequestError(
+                "The model has no chat template; send a prompt, or start with --chat-template.", "messages"
+            )
+        if not messages:
+            raise BadRequestError("messages must not be empty.", "messages")
+        if rendering.continue_final_message and rendering.add_generation_prompt:
+            raise BadRequestError(
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+                "continue_final_message",
+            )
+        return template.render(
+            flatten_messages(messages),
+            add_generation_prompt=rendering.add_generation_prompt,
+            continue_final_message=rendering.continue_final_message,
+            variables=rendering.variables,
+        )
+
+    async def plan(
+        self, sources: Sequence[str | list[int]], params: SamplingParams, rules: PromptRules, engine: RegionInfo
+    ) -> Plan:
+        """Check a request for all its prompts and plan it; long prompts are tokenized in a thread.
+
+        Raises:
+            BadRequestError: the engine cannot do it; `param` names what to change.
+        """
+        check_request(params, len(sources), engine)
+        rules = replace(rules, token_limit=params.max_tokens)
+        prompts = await prepare_prompts(sources, rules, self._assets.tokenizer, engine)
+        return self._plan_sequences(prompts, params, engine)
+
+    def plan_now(
+        self, sources: Sequence[str | list[int]], params: SamplingParams, rules: PromptRules, engine: RegionInfo
+    ) -> Plan:
+        """Do what plan() does in the calling thread.
+
+        Raises:
+            BadRequestError: the engine cannot do it; `param` names what to change.
+        """
+        check_request(params, len(sources), engine)
+        rules = replace(rules, token_limit=params.max_tokens)
+        prompts = prepare_prompts_now(sources, rules, self._assets.tokenizer, engine)
+        return self._plan_sequences(prompts, params, engine)
+
+    def _plan_sequences(self, prompts: list[Prompt], params: SamplingParams, engine: RegionInfo) -> Plan:
+        assets = self._assets
+        sequences: list[PlannedSequence] = []
+        for prompt in prompts:
+            fitted = _fit(params, prompt, engine.max_model_len)
+            base = secrets.randbits(64) if params.seed is None else params.seed
+            for place in range(params.n):
+                generation = Generation(len(sequences), assets.tokenizer, fitted, assets.eos_token_ids)
+                seed = (base + place) & _SEED_MASK
+                sequences.append(PlannedSequence(prompt, fitted, seed, assets.eos_token_ids, generation))
+        return Plan(prompts, sequences, params.n)
+
+
+def check_request(params: SamplingParams, num_prompts: int, engine: RegionInfo) -> None:
+    """Refuse what this engine would not do.
+
+    Raises:
+        BadRequestError: a priority without its policy, a token id that is none, or too many sequences.
+    """
+    if params.priority and engine.scheduling_policy != "priority":
+        raise BadRequestError('Got priority but the scheduling policy is not "priority".', "priority")
+    for param, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+        for token in tokens:
+            if not 0 <= token < engine.vocab_size:
+                raise BadRequestError(f"{param}: {token} is not a token id of this model.", param)
+    if params.n * num_prompts > engine.max_sequences:
+        raise BadRequestError(f"One request may ask for at most {engine.max_sequences} sequences.", "n")
+
+
+def _fit(params: SamplingParams, prompt: Prompt, max_model_len: int) -> SamplingParams:
+    """Let a request without a limit fill the context."""
+    if params.max_tokens is not None:
+        return params
+    max_tokens = max_model_len - prompt.num_tokens
+    if params.min_tokens > max_tokens:
+        raise BadRequestError(f"min_tokens must be at most {max_tokens} after this prompt.", "min_tokens")
+    return replace(params, max_tokens=max_tokens)
