@@ -10,7 +10,7 @@ import pytest
 from blink.errors import EngineUnavailableError
 from blink.link.rdma.verbs import Channel, Device
 from counting_engine import answer
-from rdma_processes import CountingProcess, HttpFrontend, ask, attach, open_connection, wait_for
+from rdma_processes import CountingProcess, HttpFrontend, ask, attach, open_connection, renewed, wait_for
 
 pytestmark = pytest.mark.rdma
 
@@ -44,9 +44,9 @@ def test_a_frontend_too_many_is_told_so_and_the_queue_pair_of_a_lost_one_comes_b
     single: CountingProcess,
 ) -> None:
     first = open_connection(single.place)
-    attach(first)
+    pair = attach(first)
     channel = Channel(Device())
-    with pytest.raises(EngineUnavailableError, match="--num-queue-pairs"):
+    with renewed(pair), pytest.raises(EngineUnavailableError, match="--num-queue-pairs"):
         ask(single.place, channel)
     channel.close()
     first.close()

@@ -12,7 +12,7 @@ from blink.link.rdma.connector import RdmaConnection
 from blink.link.rdma.verbs import ChannelCounters
 from blink.region.queue_pair import QueuePair, Submission
 from blink.sampling_params import SamplingParams
-from rdma_processes import attach, open_connection
+from rdma_processes import attach, open_connection, wait_for
 from ring import Inspector, TailFirst
 
 pytestmark = pytest.mark.rdma
@@ -52,19 +52,25 @@ def test_nothing_is_read_while_no_sequence_is_awaited(engine_place: str) -> None
     connection = open_connection(engine_place)
     inspector = Inspector(attach(connection), connection)
     inspector.run(3)
-    time.sleep(0.2)
-    before = connection.channel.counters().reads
-    time.sleep(1)
-    after = connection.channel.counters().reads
+    wait_for(lambda: not reads_within_a_second(connection), "the end of the reads")
+    assert not reads_within_a_second(connection)
     connection.close()
-    assert before == after
 
 
 def settled(connection: RdmaConnection) -> ChannelCounters:
-    """Return the counters once all that was sent is acknowledged."""
-    time.sleep(0.5)
-    assert connection.loss() is None  # takes what the device has finished
-    return connection.channel.counters()
+    """Return the counters once they stand still: all that was sent is acknowledged."""
+    while True:
+        before = connection.channel.counters()
+        time.sleep(0.5)
+        assert connection.loss() is None  # takes what the device has finished
+        if bytes(counters := connection.channel.counters()) == bytes(before):
+            return counters
+
+
+def reads_within_a_second(connection: RdmaConnection) -> int:
+    before = connection.channel.counters().reads
+    time.sleep(1)
+    return connection.channel.counters().reads - before
 
 
 def submit(pair: QueuePair) -> None:
