@@ -47,7 +47,7 @@ class Frontend:
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(sample))
 
     def wait_until_idle(self) -> None:
-        wait_for(lambda: self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting") == 0, 10)
+        wait_for(lambda: self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting") == 0, 60)
 
 
 @dataclass
@@ -77,10 +77,10 @@ def start_frontend(
     url = f"{'https' if '--ssl-certfile' in ' '.join(flags) else 'http'}://127.0.0.1:{port}"
     command = [sys.executable, "-m", "blink", "frontend", f"--region={region}", f"--port={port}", *flags]
     process = subprocess.Popen(command)
-    http = httpx.Client(base_url=url, timeout=60, trust_env=False, verify=verify)
+    http = httpx.Client(base_url=url, timeout=120, trust_env=False, verify=verify)
     frontend = Frontend(process, port, url, http, OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
     if wait:
-        wait_for(lambda: answers(frontend) == 200, 30)
+        wait_for(lambda: answers(frontend) == 200, 120)
         frontend.model = http.get("/v1/models").json().get("data", [{"id": ""}])[0]["id"]
     return frontend
 
@@ -89,7 +89,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(15)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()
