@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 
 from blink import LLM, SamplingParams
 from processes import free_port, stop, wait_for
+from tiny_model import write_tiny_model
 
 pytestmark = [
     pytest.mark.e2e,
@@ -33,21 +33,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGE = _ROOT / "src" / "blink"
 _SITE = [folder for folder in sys.path if folder.endswith("site-packages")]  # of this environment
 _PROMPT = [5, 17, 23, 99, 250]
-_SHAPE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 @pytest.fixture(scope="module")
@@ -105,15 +90,15 @@ def test_repaired_wheel_fits_any_linux_of_its_age_and_brings_no_library_along(bu
 
 
 def test_installed_wheel_serves_what_the_checkout_computes(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(_SHAPE))
+    model = write_tiny_model(tmp_path / "model")
     where = subprocess.run([python, "-c", "import blink; print(blink.__file__)"], capture_output=True, text=True)
     assert Path(where.stdout.strip()).is_relative_to(python.parents[1])
-    with LLM(str(tmp_path), load_format="dummy", skip_tokenizer_init=True, kv_cache_memory_bytes=16 << 20) as llm:
+    with LLM(str(model), load_format="dummy", skip_tokenizer_init=True, kv_cache_memory_bytes=16 << 20) as llm:
         greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
         [expected] = llm.generate([_PROMPT], greedy)
     port = free_port()
     flags = [f"--port={port}", "--load-format=dummy", "--skip-tokenizer-init", "--kv-cache-memory-bytes=16M"]
-    command = [python.with_name("blink"), "serve", tmp_path, *flags, "--device=cpu", "--enable-log-requests"]
+    command = [python.with_name("blink"), "serve", model, *flags, "--device=cpu", "--enable-log-requests"]
     with (tmp_path / "log").open("w+") as log:
         server = subprocess.Popen(command, cwd=tmp_path, env=_bare_environment(), stderr=log)
         try:

@@ -6,13 +6,13 @@ All of it goes on while other tests run: in the rig to load torch takes minutes,
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rdma_processes import HttpFrontend, ModelEngine, free_port, wait_for
+from tiny_model import write_tiny_model
 
 _PATIENT = ("--engine-timeout=300",)  # the engine is slow, not gone
 
@@ -29,25 +29,8 @@ class ServedModel:
 
 
 def tiny_model(folder: Path) -> ServedModel:
-    """Describe a model of two layers and random weights, which is asked with token ids."""
-    shape = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    (folder / "config.json").write_text(json.dumps(shape))
-    flags = (str(folder), "--load-format=dummy", "--skip-tokenizer-init")
+    """Describe a small model with random weights, which is asked with token ids."""
+    flags = (str(write_tiny_model(folder)), "--load-format=dummy", "--skip-tokenizer-init")
     prompts = [[7, 11, 13], [500, 3, *range(100, 170), 9]]
     questions = tuple({"prompt": prompt, "max_tokens": 24, "ignore_eos": True} for prompt in prompts)
     return ServedModel("tiny", flags, flags, "/v1/completions", questions)

@@ -9,10 +9,10 @@ from enum import IntEnum
 import numpy as np
 import pytest
 
-from blink.region import layout
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.errors import LayoutMismatchError
+from blink.region import layout
 from blink.region.native import lib
 
 GOLDEN_DIGEST = 0x9A097885D20665BA

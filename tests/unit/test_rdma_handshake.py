@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from blink.link.rdma import handshake as rdma_handshake
 from blink.config import EngineConfig, FrontendConfig, RdmaConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError, LayoutMismatchError
+from blink.link.rdma import handshake as rdma_handshake
 from blink.link.rdma.handshake import (
     BackendMismatchError,
     Descriptor,
