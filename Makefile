@@ -129,6 +129,6 @@ $(VENV)/.engine-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEV
 	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[$(EXTRA)]'
 	touch $@
 
-$(VENV)/.dev-$(DEVICE): $(VENV)/.engine-$(DEVICE)
+$(VENV)/.dev-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
 	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[$(EXTRA),dev]'
-	touch $@
+	touch $(VENV)/.engine-$(DEVICE) $@
