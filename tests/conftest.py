@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--long") and (long := [item for item in items if item.get_closest_marker("long")]):
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
-    if Path("/dev/nvidiactl").exists():
-        return
-    skip = pytest.mark.skip(reason="needs an NVIDIA GPU: there is no /dev/nvidiactl")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+    if lack := _lack_of_gpu():
+        skip = pytest.mark.skip(reason=lack)
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
+
+
+def _lack_of_gpu() -> str:
+    if not Path("/dev/nvidiactl").exists():
+        return "needs an NVIDIA GPU: there is no /dev/nvidiactl"
+    if version("torch").endswith("+cpu"):
+        return "needs torch for CUDA: make test-gpu installs it"
+    return ""
