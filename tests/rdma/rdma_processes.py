@@ -42,6 +42,25 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+@contextmanager
+def renewed(pair: QueuePair) -> Iterator[None]:
+    """Renew a queue pair's lease meanwhile, from a thread."""
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(0.1):
+            pair.renew_lease()
+
+    pair.renew_lease()
+    with ThreadPoolExecutor(1) as pool:
+        renewing = pool.submit(renew)
+        try:
+            yield
+        finally:
+            over.set()
+    renewing.result()
+
+
 class CountingProcess:
     """A counting engine in a process of its own, restarted at will."""
 
@@ -138,25 +157,6 @@ def attach(connection: RdmaConnection, transport: Transport | None = None) -> Qu
     wait_for(pair.is_attached, "the attachment")
     pair.start()
     return pair
-
-
-@contextmanager
-def renewed(pair: QueuePair) -> Iterator[None]:
-    """Renew a queue pair's lease meanwhile, from a thread."""
-    over = threading.Event()
-
-    def renew() -> None:
-        while not over.wait(0.1):
-            pair.renew_lease()
-
-    pair.renew_lease()
-    with ThreadPoolExecutor(1) as pool:
-        renewing = pool.submit(renew)
-        try:
-            yield
-        finally:
-            over.set()
-    renewing.result()
 
 
 def ask(place: str, channel: Channel, token: str = TOKEN) -> Descriptor:

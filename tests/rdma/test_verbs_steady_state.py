@@ -25,7 +25,13 @@ def test_the_engine_makes_no_call_for_a_transfer(engine: CountingProcess, tmp_pa
     listener = listening_thread(engine.process.pid)
     trace = tmp_path / "trace"
     strace = subprocess.Popen(["strace", "-f", "-q", "-p", str(engine.process.pid), "-o", str(trace)])
-    wait_for(lambda: tracers(engine.process.pid) == {str(strace.pid)}, "strace on every thread")
+
+    def is_traced() -> bool:
+        pair.renew_lease()
+        tasks = Path(f"/proc/{engine.process.pid}/task").iterdir()
+        return all("TracerPid:\t0\n" not in (task / "status").read_text() for task in tasks)
+
+    wait_for(is_traced, "strace")
     inspector = Inspector(pair, connection)
     inspector.run(50)
     strace.terminate()
@@ -47,12 +53,6 @@ def test_the_engines_ends_can_only_answer(engine: CountingProcess) -> None:
     threads = {task.name for task in Path(f"/proc/{engine.process.pid}/task").iterdir()}
     own = [line for line in queue_pairs if (maker := re.search(r" pid (\d+) ", line)) and maker[1] in threads]
     assert own and all(" state RTR " in line for line in own), queue_pairs
-
-
-def tracers(process: int) -> set[str]:
-    """Return which processes trace the threads of one, with "0" for those that nobody traces."""
-    tasks = Path(f"/proc/{process}/task")
-    return {(task / "status").read_text().split("TracerPid:")[1].split()[0] for task in tasks.iterdir()}
 
 
 def listening_thread(process: int) -> int:
