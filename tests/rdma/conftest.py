@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from guest import GuestRun, Outcome
-from model_servers import ModelServers
+from model_servers import ModelServers, default_model, tiny_model
 from rdma_processes import CountingProcess, HttpFrontend
 from two_machines import run_two_machines
 from vm import end_all_machines
@@ -52,14 +52,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("rdma") and isinstance(item.parent, pytest.Collector):
             items[i] = GuestTest.from_parent(item.parent, name=item.name)
             items[i].run = run  # type: ignore[attr-defined]
-            items[i].add_marker(pytest.mark.timeout(GuestRun.TIMEOUT + 60))
+            items[i].add_marker(pytest.mark.timeout(2 * GuestRun.TIMEOUT))
     # Last, as their machines work while the other tests run here.
     items.sort(key=lambda item: Path(__file__).parent in item.path.parents)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Boot the machines now, one after the other: they work at the lowest priority while other tests run here."""
+    """Boot the machines now, one after the other: they work at a lower priority while other tests run here."""
     if _HERE or session.config.option.collectonly:
         return
     selected = [item for item in session.items if Path(__file__).parent in item.path.parents]
@@ -105,15 +105,23 @@ def frontend(engine_place: str) -> Iterator[HttpFrontend]:
 @pytest.fixture(scope="session")
 def single() -> Iterator[CountingProcess]:
     """An engine with one queue pair and a short lease."""
-    engine = CountingProcess("single", num_queue_pairs=1, lease_timeout=0.5)
+    engine = CountingProcess("single", num_queue_pairs=1, lease_timeout=3)
     yield engine
     engine.kill()
 
 
 @pytest.fixture(scope="session")
-def model_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServers]:
+def tiny_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServers]:
+    """The servers of a tiny model."""
+    servers = ModelServers(tiny_model(tmp_path_factory.mktemp("tiny")))
+    yield servers
+    servers.kill()
+
+
+@pytest.fixture(scope="session")
+def default_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServers]:
     """The servers of the default model."""
-    servers = ModelServers(tmp_path_factory.mktemp("model"))
+    servers = ModelServers(default_model(tmp_path_factory.mktemp("default")))
     yield servers
     servers.kill()
 
@@ -122,6 +130,6 @@ def model_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelSer
 def start_early(request: pytest.FixtureRequest) -> Any:
     """Start what takes long before the first test."""
     wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    for name in ("model_servers", "frontend", "single"):
+    for name in ("tiny_servers", "default_servers", "frontend", "single"):
         if name in wanted:
             request.getfixturevalue(name)

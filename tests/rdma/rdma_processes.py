@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from blink.link.rdma.link import RdmaLink
 from blink.link.rdma.message import Lines
 
 TOKEN = "a token of the rig"
-PATIENCE = 400.0  # seconds; only a failure takes so long
+PATIENCE = 1500.0  # seconds; only a failure takes so long, on a machine that does much else
 _ENVIRONMENT = {**os.environ, "BLINK_RDMA_TOKEN": TOKEN}
 
 
@@ -39,6 +41,25 @@ def wait_for(condition: Callable[[], object], what: str, pause: float = 0.05) ->
 def free_port() -> int:
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         return free.getsockname()[1]
+
+
+@contextmanager
+def renewed(pair: QueuePair) -> Iterator[None]:
+    """Renew a queue pair's lease meanwhile, from a thread."""
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(0.1):
+            pair.renew_lease()
+
+    pair.renew_lease()
+    with ThreadPoolExecutor(1) as pool:
+        renewing = pool.submit(renew)
+        try:
+            yield
+        finally:
+            over.set()
+    renewing.result()
 
 
 class CountingProcess:
@@ -61,10 +82,10 @@ class CountingProcess:
 
 
 class ModelEngine:
-    """A `blink engine` with the default model, and small."""
+    """A small `blink engine` with a real model: the default one, unless the flags name another."""
 
-    def __init__(self, region: str, place: str) -> None:
-        flags = [f"--region={region}", f"--rdma-listen={place}", "--device=cpu", "--max-model-len=128"]
+    def __init__(self, region: str, place: str, *more: str) -> None:
+        flags = [*more, f"--region={region}", f"--rdma-listen={place}", "--device=cpu", "--max-model-len=128"]
         flags += ["--kv-cache-memory-bytes=64M", "--max-num-seqs=8", "--max-num-batched-tokens=64", "--cpu-threads=1"]
         self.process = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags], env=_ENVIRONMENT)
 

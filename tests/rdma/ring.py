@@ -21,7 +21,7 @@ from counting_engine import MAX_MODEL_LEN, VOCAB, answer
 
 _MAX_LIVE = 32
 _MAX_ANSWER = 6
-_PATIENCE = 60.0  # seconds without any completion
+_PATIENCE = 300.0  # seconds without any completion
 
 
 class _TailFirst:

@@ -14,7 +14,7 @@ from two_machines import TESTS
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(6100),
     pytest.mark.skipif(os.environ.get("BLINK_TEST_RDMA") == "here", reason="boots machines of its own"),
 ]
 

@@ -11,7 +11,7 @@ from blink.errors import EngineUnavailableError
 from blink.link.rdma.verbs import Device
 from blink.link.rdma.verbs_link import VerbsLink
 from counting_engine import answer
-from rdma_processes import CountingProcess, HttpFrontend, ask, attach, open_link, wait_for
+from rdma_processes import CountingProcess, HttpFrontend, ask, attach, open_link, renewed, wait_for
 
 pytestmark = pytest.mark.rdma
 
@@ -45,9 +45,9 @@ def test_a_frontend_too_many_is_told_so_and_the_queue_pair_of_a_lost_one_comes_b
     single: CountingProcess,
 ) -> None:
     first = open_link(single.place)
-    attach(first)
+    pair = attach(first)
     late = VerbsLink(Device())
-    with pytest.raises(EngineUnavailableError, match="--num-queue-pairs"):
+    with renewed(pair), pytest.raises(EngineUnavailableError, match="--num-queue-pairs"):
         ask(single.place, late)
     late.close()
     first.close()

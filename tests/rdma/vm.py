@@ -26,8 +26,9 @@ from packages import Packages, RigUnavailableError, fetch_packages
 
 HERE = Path(__file__).resolve().parent
 _DIED = 99
-# A machine ends with whoever started it, and leaves the processor to everything else.
-_LOW_PRIORITY = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "19")
+# A machine ends with whoever started it, and gives way to everything else; yet beside processes that never sleep it
+# must get on (at the lowest priority it would have a sixtieth of a core).
+_LOW_PRIORITY = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "5")
 
 _running: set[subprocess.Popen[str]] = set()
 

@@ -89,7 +89,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(15)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()

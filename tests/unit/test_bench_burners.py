@@ -20,7 +20,7 @@ import time
 from blink.bench.burners import Burners
 with Burners(2, (), {_SMALL}) as burners:
     print(*(process.pid for process in burners.processes), flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -37,7 +37,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _await_end(processes: list[int]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(map(_is_alive, processes)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(_is_alive, processes))
@@ -50,7 +50,7 @@ def test_half_of_them_compute_and_half_copy_on_their_core() -> None:
         work = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[3] for pid in pids]
         assert work == [b"compute", b"copy", b"compute"]
         assert all(os.sched_getaffinity(pid) == {cpu} for pid in pids)
-        before, deadline = [_cpu_ticks(pid) for pid in pids], time.monotonic() + 20
+        before, deadline = [_cpu_ticks(pid) for pid in pids], time.monotonic() + 60
         while any(_cpu_ticks(pid) <= ticks for pid, ticks in zip(pids, before, strict=True)):
             assert time.monotonic() < deadline, "a burner does not burn"
             time.sleep(0.02)

@@ -100,3 +100,7 @@ def test_wrong_addresses_are_refused(url: str) -> None:
 def test_nobody_there_is_said() -> None:
     with pytest.raises(EngineUnavailableError, match="no server at"):
         Target(ServerConfig(port=1))
+
+
+def test_requests_get_the_time_asked_for(models: Models) -> None:
+    assert _target(models, request_timeout=7).endpoint.timeout == 7

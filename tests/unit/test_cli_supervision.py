@@ -17,10 +17,10 @@ from blink.cli.supervision import Child, RestartPolicy, describe_exit
 _SUPERVISOR = """
 import sys, time
 from blink.cli.supervision import Child
-child = Child("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
+child = Child("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"])
 child.start()
 print(child._process.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -54,7 +54,7 @@ def test_delay_has_a_ceiling() -> None:
 def test_child_reports_its_end_once() -> None:
     child = Child("wrong", [sys.executable, "-c", "raise SystemExit(2)"])
     child.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (status := child.reap()) is None and time.monotonic() < deadline:
         time.sleep(0.02)
     assert status == 2
@@ -65,10 +65,10 @@ def test_child_reports_its_end_once() -> None:
 def test_child_starts_with_no_signal_blocked() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        child = Child("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
+        child = Child("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"])
         child.start()
         child.send(signal.SIGTERM)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while (status := child.reap()) is None and time.monotonic() < deadline:
             time.sleep(0.02)
     finally:
@@ -82,7 +82,7 @@ def test_child_dies_with_a_killed_supervisor() -> None:
         child = int(supervisor.stdout.readline())
         os.kill(child, 0)
         supervisor.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while _is_alive(child) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _is_alive(child)

@@ -5,11 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
-import zipfile
-from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGE = _ROOT / "src" / "blink"
@@ -106,22 +102,3 @@ def test_no_module_has_a_vague_name() -> None:
 def test_nothing_is_left_to_do_in_the_product() -> None:
     marked = [path for path in _PRODUCT if re.search(r"\b(TODO|FIXME|XXX|HACK)\b", path.read_text())]
     assert _relative(marked) == []
-
-
-@pytest.mark.skipif(find_spec("scikit_build_core") is None, reason="needs the build tools that `make test` installs")
-def test_wheel_carries_the_library_its_sources_and_the_model_shapes(tmp_path: Path) -> None:
-    from scikit_build_core.build import build_wheel
-
-    settings: dict[str, str | list[str]] = {"build-dir": str(tmp_path / "build")}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(_ROOT)
-        wheel = tmp_path / build_wheel(str(tmp_path), settings)
-    assert re.fullmatch(r"blink_serve-[\d.]+-py3-none-linux_\w+\.whl", wheel.name)
-    shipped = set(zipfile.ZipFile(wheel).namelist())
-    sources = {
-        str(path.relative_to(_ROOT / "src"))
-        for path in _PACKAGE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    own = {name for name in shipped if name.startswith("blink/")} - {"blink/lib/libblink_verbs.so"}  # needs libibverbs
-    assert own == sources | {"blink/lib/libblink.so"}

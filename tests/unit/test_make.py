@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `make` would install and run on machines with and without an NVIDIA driver; nothing is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LISTS_A_GPU = "echo 'GPU 0: NVIDIA H200 (UUID: GPU-0)'"
+_FINDS_NO_DRIVER = 'echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."; exit 9'
+
+
+class Machine:
+    """A machine whose driver is what the test says, with an environment of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.venv = folder / "venv"
+        self._programs = folder / "bin"
+        self._files = [folder / "version", folder / "nvidia0"]
+        self._programs.mkdir()
+        self.venv.mkdir()
+        self.install_nvidia_smi("exit 127")
+
+    def install_nvidia_smi(self, script: str) -> None:
+        program = self._programs / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+
+    def load_driver(self, num_files: int) -> None:
+        for path in self._files[:num_files]:
+            path.touch()
+
+    def stamp(self, *names: str) -> None:
+        for name in names:
+            (self.venv / name).touch()
+
+    def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        files = " ".join(map(str, self._files))
+        kept = {name: value for name, value in os.environ.items() if name not in ("DEVICE", "MAKEFLAGS", "MFLAGS")}
+        return subprocess.run(
+            ["make", f"VENV={self.venv}", f"NVIDIA_FILES={files}", *arguments],
+            cwd=_ROOT,
+            env={**kept, "PATH": f"{self._programs}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def plan(self, *arguments: str) -> str:
+        """Return the commands that make would run."""
+        run = self.make("-n", *arguments)
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_without_a_driver_the_cpu_build_is_installed_and_serves(machine: Machine) -> None:
+    machine.install_nvidia_smi(_FINDS_NO_DRIVER)
+    assert machine.make("print-device").stdout == "Blink runs on the CPU (DEVICE=cpu): there is no NVIDIA driver.\n"
+    plan = machine.plan("serve")
+    assert "+cpu'" in plan and "'.[engine]'" in plan and "--device cpu" in plan
+    assert "gpu]" not in plan and "--device cuda" not in plan
+
+
+@pytest.mark.parametrize("target", ["serve", "demo"])
+def test_with_a_driver_the_gpu_extra_is_installed_and_serves(machine: Machine, target: str) -> None:
+    machine.install_nvidia_smi(_LISTS_A_GPU)
+    assert machine.make("print-device").stdout == "Blink runs on the GPU (DEVICE=cuda): there is an NVIDIA driver.\n"
+    plan = machine.plan(target)
+    assert "'.[gpu]'" in plan and "--device cuda" in plan and "+cpu'" not in plan
+    assert "Blink runs on the GPU" in plan
+
+
+def test_the_kernels_files_tell_of_a_driver_too_but_not_without_a_device(machine: Machine) -> None:
+    machine.load_driver(1)
+    assert "DEVICE=cpu" in machine.make("print-device").stdout
+    machine.load_driver(2)
+    assert "DEVICE=cuda" in machine.make("print-device").stdout
+
+
+def test_device_overrides_what_was_found(machine: Machine) -> None:
+    assert "'.[gpu]'" in machine.plan("serve", "DEVICE=cuda")
+    machine.install_nvidia_smi(_LISTS_A_GPU)
+    assert "'.[engine]'" in machine.plan("serve", "DEVICE=cpu")
+    wrong = machine.make("print-device", "DEVICE=tpu")
+    assert wrong.returncode != 0 and "cpu or cuda" in wrong.stderr
+
+
+def test_an_installed_kind_is_kept_and_the_other_replaces_it(machine: Machine) -> None:
+    machine.stamp(".tools", ".torch-cpu", ".engine-cpu")
+    assert "pip" not in machine.plan("serve", "DEVICE=cpu")
+    plan = machine.plan("serve", "DEVICE=cuda")
+    assert f"rm -f {machine.venv}/.*-cpu" in plan and "uninstall --quiet --yes torch" in plan
+    assert plan.index("uninstall") < plan.index("install 'torch==") < plan.index("'.[gpu]'")
+
+
+def test_gpu_tests_name_what_they_need_instead_of_being_skipped(machine: Machine) -> None:
+    run = machine.make("test-gpu")
+    assert run.returncode != 0
+    assert "make test-gpu needs an NVIDIA GPU with its driver" in run.stderr
