@@ -117,6 +117,7 @@ class SamplingParams:
 
     def native_values(self, seed: int) -> dict[str, float]:
         """Return what travels in an SQE by the names of csrc's fields; a field that is named as here needs no line."""
+        assert self.max_tokens is not None  # the planner has filled it in
         values: dict[str, float] = {
             "top_k": max(self.top_k, 0),
             "num_logprobs": -1 if self.logprobs is None else self.logprobs,

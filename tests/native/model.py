@@ -36,6 +36,7 @@ def answer_of(
     prompt: list[int], stops: frozenset[int], params: SamplingParams, vocab_size: int, max_model_len: int
 ) -> tuple[list[int], FinishReason]:
     """Return the tokens that a request must yield, and why it ends."""
+    assert params.max_tokens is not None
     longest = min(params.max_tokens, max_model_len - len(prompt))
     tokens = expected_tokens(prompt, longest, vocab_size)
     for count, token in enumerate(tokens, 1):

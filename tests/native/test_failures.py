@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import blink
-from blink.engine.base import Engine
+from blink.engine.base import conclude
 from blink.region.layout import EngineState, ErrorCode, StepResult, place_name
 from blink.region.native import lib
 from conftest import Compile
@@ -120,18 +120,11 @@ def test_a_launch_that_fails_stops_the_engine(compile_native: Compile) -> None:
         check_failure(h, library.no_launch_step, ErrorCode.LAUNCH_FAILED, detail=int(h.geometry["num_decode_graphs"]))
 
 
-class EndedEngine(Engine):
-    """An engine whose scheduler has ended."""
-
-    def run(self) -> int:
-        return self._finish()
-
-
 def test_the_engine_logs_the_error_with_its_place_and_exits_with_1(caplog: pytest.LogCaptureFixture) -> None:
     with running(small_config()) as h:
         launched_step(h)
         h.step()
-        assert EndedEngine(h.region).run() == 1
+        assert conclude(h.region) == 1
         place = place_name(h.region.control_word("error_place"))
         assert place.startswith("scheduler.h:")
         assert f"STEP_FAILED ({place}, detail {h.region.control_word('error_detail')})" in caplog.text

@@ -21,7 +21,7 @@ from blink.link.rdma.listener import open_listener
 from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import load_model, resolve_dtype
 from blink.region.layout import EngineState, ErrorCode, place_name
-from blink.region.memory import create_region, publish_region
+from blink.region.memory import Region, create_region, publish_region
 
 logger = logging.getLogger("blink.engine")
 
@@ -81,7 +81,7 @@ class Engine(ABC):
                     self.stop()
         finally:
             self._end()
-        return self._finish()
+        return conclude(self._region)
 
     @property
     def state(self) -> int:
@@ -116,16 +116,17 @@ class Engine(ABC):
         """How many KV blocks the longest sequence takes."""
         return -(-self._model.spec.max_model_len // self._config.block_size)
 
-    def _finish(self) -> int:
-        """Clean up behind a scheduler that has ended and return the process's exit status."""
-        if self.state != EngineState.FAILED:
-            self._region.path.unlink(missing_ok=True)
-            return 0
-        # The file stays, so that frontends can read the error; the next engine replaces it.
-        place, detail = (self._region.control_word(f"error_{word}") for word in ("place", "detail"))
-        error = ErrorCode(self._region.control_word("error_code"))
-        logger.error("the scheduler stopped: %s (%s, detail %d)", error.name, place_name(place), detail)
-        return 1
+
+def conclude(region: Region) -> int:
+    """Clean up behind a scheduler that has ended and return the process's exit status."""
+    if region.control_word("state") != EngineState.FAILED:
+        region.path.unlink(missing_ok=True)
+        return 0
+    # The file stays, so that frontends can read the error; the next engine replaces it.
+    place, detail = (region.control_word(f"error_{word}") for word in ("place", "detail"))
+    error = ErrorCode(region.control_word("error_code"))
+    logger.error("the scheduler stopped: %s (%s, detail %d)", error.name, place_name(place), detail)
+    return 1
 
 
 def served_name(config: EngineConfig) -> str:
