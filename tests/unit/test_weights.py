@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from blink.config import ModelConfig
+from blink.config import FrontendConfig, ModelConfig
 from blink.errors import ConfigError
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model, resolve_dtype
+from blink.text.assets import load_assets
 from model_driver import Driver
 
 CPU = torch.device("cpu")
@@ -143,10 +144,11 @@ def test_a_sliding_window_limits_the_length(tmp_path: Path) -> None:
     assert load_dummy(write_config(tmp_path, **switched_off)).spec.max_model_len == 128
 
 
-def test_end_tokens_of_both_config_files_are_joined(tmp_path: Path) -> None:
-    path = write_config(tmp_path, eos_token_id=5)
+def test_the_generation_config_says_where_texts_end_before_the_models_own(tmp_path: Path) -> None:
+    config = FrontendConfig(model=ModelConfig(model=write_config(tmp_path, eos_token_id=5), skip_tokenizer_init=True))
+    assert load_assets(config).eos_token_ids == (5,)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 5]}')
-    assert load_dummy(path).spec.eos_token_ids == (5, 7)
+    assert load_assets(config).eos_token_ids == (7, 5)
 
 
 def test_types_resolve_by_device_and_unknown_ones_are_refused() -> None:

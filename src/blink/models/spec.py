@@ -32,7 +32,6 @@ class ModelSpec:
     experts_per_token: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
-    eos_token_ids: tuple[int, ...] = ()
 
     @property
     def q_size(self) -> int:

@@ -14,17 +14,13 @@ from blink.models.spec import ARCHITECTURES, ModelSpec
 
 
 def read_config_json(directory: Path) -> ModelSpec:
-    """Read config.json and, where present, generation_config.json (for its end-of-sequence tokens).
+    """Read config.json.
 
     Raises:
-        ConfigError: a file is missing or malformed, or the model needs something that Blink does not do.
+        ConfigError: the file is missing or malformed, or the model needs something that Blink does not do.
     """
     path = directory / "config.json"
-    config = _Config(_read_json(path), str(path))
-    generation_path = directory / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.exists() else {}
-    eos_token_ids = _list_ids(config.values.get("eos_token_id")) + _list_ids(generation.get("eos_token_id"))
-    return _make_spec(config, tuple(dict.fromkeys(eos_token_ids)))
+    return _make_spec(_Config(_read_json(path), str(path)))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -60,7 +56,7 @@ class _Config:
             raise ConfigError(f"{self.place}: {what} is not supported; use another model.")
 
 
-def _make_spec(config: _Config, eos_token_ids: tuple[int, ...]) -> ModelSpec:
+def _make_spec(config: _Config) -> ModelSpec:
     architecture = config.need("model_type")
     _check_supported(config, architecture)
     num_heads = config.need("num_attention_heads")
@@ -86,7 +82,6 @@ def _make_spec(config: _Config, eos_token_ids: tuple[int, ...]) -> ModelSpec:
         experts_per_token=config.need("num_experts_per_tok") if is_moe else 0,
         moe_intermediate_size=config.need("moe_intermediate_size") if is_moe else 0,
         norm_topk_prob=is_moe and config.get("norm_topk_prob", False),
-        eos_token_ids=eos_token_ids,
     )
 
 
@@ -129,9 +124,3 @@ def _read_rope(config: _Config, head_dim: int) -> Rope:
         config.require(kind == "default", f"rotary scaling '{kind}'")
     rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     return Rope(theta=float(rope.need("rope_theta")), rotary_dim=rotary_dim, scaling=scaling)
-
-
-def _list_ids(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list) else [value]

@@ -49,7 +49,6 @@ def read_gguf_spec(file: GgufFile) -> ModelSpec:
         experts_per_token=metadata.need("expert_used_count") if is_moe else 0,
         moe_intermediate_size=metadata.need("expert_feed_forward_length") if is_moe else 0,
         norm_topk_prob=is_moe,
-        eos_token_ids=metadata.list_eos_ids(),
     )
 
 
@@ -77,10 +76,6 @@ class _Metadata:
         if value is None:
             raise ConfigError(f"{self.file.path}: metadata '{self._prefix}.{key}' is missing; convert the model again.")
         return value
-
-    def list_eos_ids(self) -> tuple[int, ...]:
-        found = (self.file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
-        return tuple(dict.fromkeys(token for token in found if token is not None))
 
 
 def _read_rope(metadata: _Metadata, head_dim: int) -> Rope:
