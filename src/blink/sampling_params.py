@@ -12,6 +12,8 @@ from blink.errors import BadRequestError
 MAX_STOP_TOKENS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
+MAX_STOPS = 128
+MAX_STOP_CHARS = 16_384  # of all stop strings of a request together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,9 @@ class SamplingParams:
             len(self.stop_token_ids),
         )
         _require(all(self.stop), "stop", "non-empty strings", "")
+        _require(len(self.stop) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} strings", len(self.stop))
+        stop_chars = sum(map(len, self.stop))
+        _require(stop_chars <= MAX_STOP_CHARS, "stop", f"at most {MAX_STOP_CHARS} characters in sum", stop_chars)
         _require(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer", self.priority)
 
 
