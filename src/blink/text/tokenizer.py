@@ -12,6 +12,7 @@ from tokenizers import decoders, models
 
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.gguf_header import read_gguf_metadata
+from blink.models.weights.text_files import check_size
 from blink.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -20,6 +21,9 @@ from blink.text.detokenizer import (
     TokenTexts,
 )
 from blink.text.gguf_tokenizer import build_tokenizer
+
+# The largest vocabularies of today take 35 MiB.
+_MAX_TOKENIZER_BYTES = 128 << 20
 
 
 class Tokenizer:
@@ -121,6 +125,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
             f"{path} holds no tokenizer.json; name a directory that does with --tokenizer,"
             " or take token ids only with --skip-tokenizer-init."
         )
+    check_size(file, _MAX_TOKENIZER_BYTES)
     try:
         return Tokenizer(Backend.from_file(str(file)))
     except Exception as error:  # the library raises bare Exception
