@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from blink.errors import BadRequestError, ConfigError
+from blink.models.weights.fields import one_line
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.models.weights.text_files import check_size
 from blink.text.detokenizer import (
@@ -129,4 +130,4 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer(Backend.from_file(str(file)))
     except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{file} is not a readable tokenizer: {error}") from error
+        raise ConfigError(f"{file} is not a readable tokenizer: {one_line(error)}") from error

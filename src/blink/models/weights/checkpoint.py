@@ -14,6 +14,7 @@ from torch import Tensor
 
 from blink.errors import ConfigError
 from blink.models.spec import ModelSpec
+from blink.models.weights.fields import one_line
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.shards import list_shards
 
@@ -117,7 +118,7 @@ class SafetensorsCheckpoint:
                 # Open for as long as the checkpoint: the file is mapped, not read.
                 shard = safe_open(path, framework="pt")
             except Exception as error:  # the library's error type is not public
-                raise ConfigError(f"{path} is not a readable safetensors file ({error}); download it again.") from error
+                raise ConfigError(f"{path} is not a readable safetensors file ({one_line(error)}).") from error
             self._owners.update(dict.fromkeys(shard.keys(), shard))
 
     def check(self, name: str, shape: Sequence[int]) -> None:
@@ -130,7 +131,7 @@ class SafetensorsCheckpoint:
         try:
             values = self._owners[name].get_tensor(name)
         except Exception as error:  # as above
-            raise ConfigError(f"{self._directory}: '{name}' cannot be read ({error}).") from error
+            raise ConfigError(f"{self._directory}: '{name}' cannot be read ({one_line(error)}).") from error
         if not values.is_floating_point():
             raise ConfigError(f"{self._directory}: '{name}' has type {values.dtype}, which is not supported.")
         target.copy_(values)

@@ -11,6 +11,7 @@ from blink.errors import ConfigError
 
 _MAX_INTEGER = 2**31 - 1
 _SHOWN_CHARS = 60
+_SAID_CHARS = 300
 
 
 class Fields:
@@ -95,6 +96,11 @@ class Fields:
     def _wrong(self, key: str, value: object, rule: str) -> ConfigError:
         shown = show(value)
         return ConfigError(f"{self.place}: '{self._prefix}{key}' must be {rule}, but is {shown}.")
+
+
+def one_line(error: Exception) -> str:
+    """Return what a library says of a file, which may quote it, on one line."""
+    return " ".join(str(error).split())[:_SAID_CHARS]
 
 
 def show(value: object) -> str:
