@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,8 +35,8 @@ class Fields:
         """Return a finite number of at least low."""
         value = self._find(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # A comparison with an int of any length is exact; float() of it could overflow.
-        if not is_number or math.isnan(value) or not low <= value <= 1e300:
+        # NaN fails any comparison; float() of an int of any length could overflow.
+        if not is_number or not low <= value <= 1e300:
             raise self._wrong(key, value, f"a number of at least {low:g}")
         return float(value)
 
