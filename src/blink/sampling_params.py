@@ -13,6 +13,8 @@ from blink.region.layout import CONSTANTS, SAMPLING, ServiceClass
 MAX_STOP_TOKENS = CONSTANTS["max_stop_tokens"]
 MAX_LOGIT_BIASES = CONSTANTS["max_logit_biases"]
 MAX_LOGPROBS = CONSTANTS["max_logprobs"]
+MAX_STOPS = 128
+MAX_STOP_CHARS = 16_384  # of all stop strings of a request together
 _MAX_TEMPERATURE = CONSTANTS["max_temperature"]
 _MAX_PENALTY = CONSTANTS["max_penalty"]
 _MAX_REPETITION_PENALTY = CONSTANTS["max_repetition_penalty"]
@@ -108,6 +110,9 @@ class SamplingParams:
             len(self.stop_token_ids),
         )
         _require(all(self.stops), "stop", "non-empty strings", "")
+        _require(len(self.stops) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} strings", len(self.stops))
+        stop_chars = sum(map(len, self.stops))
+        _require(stop_chars <= MAX_STOP_CHARS, "stop", f"at most {MAX_STOP_CHARS} characters in sum", stop_chars)
         _require(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer", self.priority)
 
     @property

@@ -13,6 +13,7 @@ from blink.models.weights.files import default_model_path
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.text.messages import flatten_messages
 from blink.text.template import ChatTemplate
+from model_mutations import memory_limit
 
 LLAMA_LIKE = """{{- bos_token }}
 {%- for message in messages %}
@@ -88,6 +89,48 @@ def test_what_a_template_refuses_is_a_bad_request(source: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         ChatTemplate(source, {}).render(CHATS[0])
     assert caught.value.param == "messages"
+
+
+ENDLESS = {
+    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "loops that skip all": "{% for a in range(99999) %}{% for b in range(99999) if b < 0 %}{% endfor %}{% endfor %}",
+    "a macro that calls itself twice": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    ),
+    "a loop that enters itself twice": (
+        "{% for a in [60] recursive %}{% if a %}{{ loop([a - 1]) }}{{ loop([a - 1]) }}{% endif %}{% endfor %}"
+    ),
+    "text that doubles": "{% set n = namespace(t='xx') %}{% for a in range(60) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
+    "lists that double": "{% set n = namespace(t=[1]) %}{% for a in range(60) %}{% set n.t = n.t + n.t %}{% endfor %}",
+    "a repeated text": "{{ 'x' * 99999999999 }}",
+    "a repeated list": "{{ [1] * 99999999999 }}",
+    "a large power": "{{ 9 ** (9 ** 9) }}",
+    "a large text in a loop": "{% set x = 'x' * 9999999 %}{% for a in range(99999) %}{{ x }}{% endfor %}",
+    "written text in a loop": "{% for a in range(99999) %}" + "x" * 9999 + "{% endfor %}",
+    "text of a macro": "{% macro f() %}"
+    + "x" * 9999
+    + "{% endmacro %}{% for a in range(99999) %}{% set b = f() %}{% endfor %}",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_without_an_end_is_refused(source: str) -> None:
+    with pytest.raises(BadRequestError, match=r"it does too much|takes longer than"), memory_limit(1 << 30):
+        ChatTemplate(source, {}).render(CHATS[0])
+
+
+def test_a_deeply_nested_template_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        ChatTemplate("{{ " + "(" * 100_000, {})
+
+
+def test_long_conversations_are_no_endless_ones() -> None:
+    message = {"role": "user", "content": "word " * 200_000}
+    text = ChatTemplate(LLAMA_LIKE, {"bos_token": "<s>"}).render([message] * 8)
+    assert text.count("word") == 8 * 200_000
+    short = {"role": "user", "content": "x"}
+    assert ChatTemplate(LLAMA_LIKE, {"bos_token": "<s>"}).render([short] * 20_000).count("<|user|>") == 20_000
 
 
 def test_a_malformed_template_is_a_config_error() -> None:

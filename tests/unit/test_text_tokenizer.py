@@ -180,3 +180,21 @@ def test_unknown_tokenizers_are_refused_not_guessed() -> None:
         build_tokenizer(metadata("from-mars"))
     with pytest.raises(ConfigError, match="llama"):
         build_tokenizer({**metadata("gpt-2"), "tokenizer.ggml.model": "llama"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": None}, "'tokenizer.ggml.tokens' is missing"),
+        ({"tokens": ["a", 3]}, "must be a list of strings"),
+        ({"merges": ["ab"]}, "merges 'ab', which are no tokens"),
+        ({"merges": ["a c"]}, "merges 'a c', which are no tokens"),
+        ({"pre": ["gpt-2"]}, "'tokenizer.ggml.pre' must be a string"),
+        ({"token_type": [1.5]}, "must be a list of whole numbers"),
+        ({"add_bos_token": True, "bos_token_id": 3}, "must be a whole number from 0 to 2, but is 3"),
+    ],
+)
+def test_malformed_parts_of_a_gguf_tokenizer_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    parts = {"model": "gpt2", "tokens": ["a", "b", "ab"], "merges": ["a b"], **changes}
+    with pytest.raises(ConfigError, match=message):
+        build_tokenizer({f"tokenizer.ggml.{name}": value for name, value in parts.items()})

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model, resolve_dtype
 from blink.text.assets import load_assets
 from model_driver import Driver
+from model_mutations import memory_limit
 
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = {
@@ -157,3 +159,43 @@ def test_types_resolve_by_device_and_unknown_ones_are_refused() -> None:
     assert resolve_dtype("float16", CPU) == torch.float16
     with pytest.raises(ConfigError, match="int8"):
         resolve_dtype("int8", CPU)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 0}, "'num_attention_heads' must be a whole number from 1"),
+        ({"hidden_size": "64"}, "'hidden_size' must be a whole number from 1 to 2147483647, but is '64'"),
+        ({"vocab_size": True}, "'vocab_size' must be a whole number"),
+        ({"num_hidden_layers": 10**400}, "but is a number of very many digits"),
+        ({"rms_norm_eps": float("nan")}, "'rms_norm_eps' must be a number"),
+        ({"rope_theta": 10**400}, "'rope_theta' must be a number"),
+        ({"rope_theta": 0.5}, "a base at least 1"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factors and divisors must be positive"),
+        ({"rope_scaling": [1]}, "'rope_scaling' must be an object, but is a list of 1"),
+        ({"num_key_value_heads": 3}, "a multiple of the key-value heads"),
+        ({"head_dim": 7}, "the size of a head must be even"),
+        ({**EXPERTS, "num_experts_per_tok": 5}, "more experts than there are"),
+        ({"max_position_embeddings": 2**31 - 1}, "give --max-model-len 2097152 or less"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_dummy(write_config(tmp_path, **changes))
+
+
+def test_a_description_is_read_from_ordinary_files_of_bounded_size(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("[" * 200_000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_dummy(str(tmp_path))
+    os.truncate(file, 33 << 20)
+    with pytest.raises(ConfigError, match="more than the 33554432 that such a file may have"):
+        load_dummy(str(tmp_path))
+
+
+def test_a_tensor_that_the_files_lack_takes_no_memory(tmp_path: Path) -> None:
+    path = save_model(tmp_path)
+    write_config(tmp_path, intermediate_size=2**31 - 1)
+    with pytest.raises(ConfigError, match=r"asks for \(2147483647, 64\)"), memory_limit(1 << 30):
+        load_model(ModelConfig(model=path), CPU, torch.float32)

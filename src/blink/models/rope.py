@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+_SMALLEST_FACTOR = 1e-6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
@@ -43,6 +45,16 @@ class Rope:
     rotary_dim: int
     scaling: Llama3Scaling | LinearScaling | None = None
     divisors: tuple[float, ...] = ()  # one per frequency, as GGUF files store the scaling
+
+    def is_sound(self) -> bool:
+        """Return whether `frequencies` has a result: numbers that are finite and positive."""
+        factors = list(self.divisors)
+        if isinstance(self.scaling, Llama3Scaling):
+            # Between the two the scaling is blended.
+            factors += [self.scaling.factor, self.scaling.high_freq_factor - self.scaling.low_freq_factor]
+        elif self.scaling is not None:
+            factors.append(self.scaling.factor)
+        return self.theta >= 1 and all(_SMALLEST_FACTOR <= factor < math.inf for factor in factors)
 
     def frequencies(self) -> list[float]:
         """Return the rotary_dim / 2 frequencies in radians per token."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blink.errors import ConfigError
 from blink.models.rope import Rope
 
 ARCHITECTURES = ("llama", "qwen3", "qwen3_moe", "phi3")
@@ -32,6 +33,25 @@ class ModelSpec:
     experts_per_token: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
+
+    def check(self, place: str) -> None:
+        """Check what the values must be to each other; `place` names the file that they come from.
+
+        Raises:
+            ConfigError: the model cannot be as it is described.
+        """
+        rules = {
+            "the query heads must be a multiple of the key-value heads": self.num_heads % self.num_kv_heads == 0,
+            "the size of a head must be even and at least 2": self.head_dim >= 2 and self.head_dim % 2 == 0,
+            "the rotated part must be even and within the head": (
+                2 <= self.rope.rotary_dim <= self.head_dim and self.rope.rotary_dim % 2 == 0
+            ),
+            "a token cannot have more experts than there are": self.experts_per_token <= self.num_experts,
+            "the rotary base, factors and divisors must be positive, a base at least 1": self.rope.is_sound(),
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise ConfigError(f"{place}: {rule}; download or convert the model again.")
 
     @property
     def q_size(self) -> int:

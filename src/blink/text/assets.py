@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from blink.config import FrontendConfig
-from blink.errors import ConfigError
+from blink.errors import BadRequestError, ConfigError
+from blink.models.weights.fields import Fields
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
+from blink.models.weights.text_files import read_json, read_text
+from blink.sampling_params import SamplingParams
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.template import ChatTemplate
 from blink.text.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
@@ -45,7 +47,7 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         # The model, not a borrowed tokenizer, says where its texts end and how it likes to be sampled.
         eos_token_ids = _end_tokens(root) or eos_token_ids
     if config.chat_template:
-        template = _read_text(Path(config.chat_template))
+        template = read_text(Path(config.chat_template))
     return ModelAssets(
         root=str(root),
         tokenizer=tokenizer,
@@ -68,14 +70,15 @@ def _load_parts(config: FrontendConfig, root: Path) -> _Parts:
 def _load_gguf(path: Path) -> _Parts:
     metadata = read_gguf_metadata(path)
     tokenizer = Tokenizer(build_tokenizer(metadata))
+    fields = Fields(metadata, str(path), "tokenizer.ggml.")
     special_tokens = {
-        name: tokenizer.token_name(metadata[f"tokenizer.ggml.{name}_id"])
+        name: tokenizer.token_name(fields.integer(f"{name}_id", low=0))
         for name in _SPECIAL_TOKENS
-        if f"tokenizer.ggml.{name}_id" in metadata
+        if fields.has(f"{name}_id")
     }
-    found = (metadata.get(f"tokenizer.ggml.{name}") for name in _GGUF_END_TOKENS)
-    eos_token_ids = tuple(dict.fromkeys(token for token in found if token is not None))
-    return tokenizer, metadata.get("tokenizer.chat_template", ""), special_tokens, eos_token_ids
+    found = (fields.integer(name, low=0) for name in _GGUF_END_TOKENS if fields.has(name))
+    template = Fields(metadata, str(path)).text("tokenizer.chat_template", "")
+    return tokenizer, template, special_tokens, tuple(dict.fromkeys(found))
 
 
 def _load_directory(path: Path) -> _Parts:
@@ -83,7 +86,7 @@ def _load_directory(path: Path) -> _Parts:
     config = _read_json(path / "tokenizer_config.json")
     special_tokens = {name: text for name in _SPECIAL_TOKENS if (text := _token_text(config.get(name)))}
     file = path / "chat_template.jinja"
-    template = _read_text(file) if file.is_file() else _default_template(config.get("chat_template"))
+    template = read_text(file) if file.is_file() else _default_template(config, path)
     eos_token_ids = _end_tokens(path)
     if not eos_token_ids and "eos_token" in special_tokens:
         token = tokenizer.token_id(special_tokens["eos_token"])
@@ -91,42 +94,39 @@ def _load_directory(path: Path) -> _Parts:
     return tokenizer, template, special_tokens, eos_token_ids
 
 
-def _token_text(entry: Any) -> str:
-    return entry.get("content", "") if isinstance(entry, dict) else entry or ""
+def _token_text(entry: object) -> str:
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else ""
 
 
-def _default_template(entry: Any) -> str:
+def _default_template(config: Mapping[str, Any], path: Path) -> str:
+    entry = config.get("chat_template")
     if isinstance(entry, list):  # several named templates
-        return next((item["template"] for item in entry if item.get("name") == "default"), "")
-    return entry or ""
+        named = [item for item in entry if isinstance(item, dict) and item.get("name") == "default"]
+        entry = named[0].get("template") if named else ""
+    return Fields({"chat_template": entry}, str(path / "tokenizer_config.json")).text("chat_template", "")
 
 
 def _end_tokens(path: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
-        found = _read_json(path / name).get("eos_token_id")
-        if found is not None:
-            return tuple(found) if isinstance(found, list) else (found,)
+        fields = Fields(_read_json(path / name), str(path / name))
+        if fields.has("eos_token_id"):
+            return tuple(fields.integers("eos_token_id", as_list=True))
     return ()
 
 
 def _sampling_defaults(root: Path) -> dict[str, float | int]:
     if not root.is_dir():
         return {}
-    config = _read_json(root / "generation_config.json")
-    return {name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None}
+    path = root / "generation_config.json"
+    config = _read_json(path)
+    defaults = {name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None}
+    try:
+        SamplingParams(**defaults)
+    except (BadRequestError, TypeError, OverflowError) as error:
+        raise ConfigError(f"{path} is malformed: {error}") from error
+    return defaults
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(_read_text(path))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+    return read_json(path) if path.is_file() else {}

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from blink.errors import ConfigError
+from blink.models.weights.fields import Fields, show
 
 _CONTROL = 3
 _USER_DEFINED = 4
@@ -70,26 +71,37 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Build the tokenizer that `tokenizer.ggml.*` describes.
 
     Raises:
-        ConfigError: the kind of tokenizer is not byte-level BPE, or its pre-tokenizer is unknown.
+        ConfigError: the kind of tokenizer is not byte-level BPE, its pre-tokenizer is unknown, or a part is malformed.
     """
-    kind, name = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
+    fields = Fields(metadata, "The GGUF file's metadata", "tokenizer.ggml.")
+    kind, name = fields.text("model", ""), fields.text("pre", "gpt-2")
     if kind != "gpt2":
-        raise ConfigError(f"GGUF tokenizers of type {kind!r} are not supported; give --tokenizer a directory.")
+        raise ConfigError(f"GGUF tokenizers of type {show(kind)} are not supported; give --tokenizer a directory.")
     split = _SPLITS.get(name)
     if split is None:
-        raise ConfigError(f"The GGUF pre-tokenizer {name!r} is unknown; give --tokenizer a directory.")
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split.ignore_merges))
+        raise ConfigError(f"The GGUF pre-tokenizer {show(name)} is unknown; give --tokenizer a directory.")
+    tokens = fields.texts("tokens")
+    tokenizer = Tokenizer(_bpe(tokens, fields.texts("merges"), split))
     tokenizer.pre_tokenizer = _pre_tokenizer(split)
     tokenizer.decoder = decoders.ByteLevel()
     if split.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    _add_special_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []))
-    if metadata.get("tokenizer.ggml.add_bos_token", split.add_bos):
-        _prepend_bos(tokenizer, tokens, metadata)
+    _add_special_tokens(tokenizer, tokens, fields.integers("token_type", []))
+    if fields.flag("add_bos_token", split.add_bos):
+        _prepend_bos(tokenizer, tokens, fields)
     return tokenizer
+
+
+def _bpe(tokens: list[str], lines: list[str], split: _Split) -> models.BPE:
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    merges: list[tuple[str, str]] = []
+    for line in lines:
+        left, space, right = line.partition(" ")
+        # What the library finds wrong here it answers with a panic or a bare Exception.
+        if not space or left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise ConfigError(f"The GGUF file merges {show(line)}, which are no tokens; give --tokenizer a directory.")
+        merges.append((left, right))
+    return models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split.ignore_merges)
 
 
 def _pre_tokenizer(split: _Split) -> pre_tokenizers.PreTokenizer:
@@ -109,10 +121,10 @@ def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text, kind in pairs if kind == _USER_DEFINED])
 
 
-def _prepend_bos(tokenizer: Tokenizer, tokens: list[str], metadata: Mapping[str, Any]) -> None:
-    bos_id = metadata.get("tokenizer.ggml.bos_token_id")
-    if bos_id is None:
+def _prepend_bos(tokenizer: Tokenizer, tokens: list[str], fields: Fields) -> None:
+    if not fields.has("bos_token_id"):
         raise ConfigError("The GGUF file asks for a BOS token but names none; give --tokenizer a directory.")
+    bos_id = fields.integer("bos_token_id", low=0, high=len(tokens) - 1)
     # This replaces ByteLevel's post-processor, which only trims offsets: nobody asks for offsets here.
     tokenizer.post_processor = processors.TemplateProcessing(
         single=["BOS", "$A"], special_tokens=[{"id": "BOS", "ids": [bos_id], "tokens": [tokens[bos_id]]}]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Render chat messages with the model's Jinja template, in the sandbox and with the extras that templates expect."""
+"""Render chat messages with the model's Jinja template, in a sandbox with limits, with what templates expect."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from blink.errors import BadRequestError, ConfigError
+from blink.models.weights.fields import one_line
+from blink.text.template_budget import BudgetedEnvironment, limited
 
 # Marks where the last message ends; the space at its end shows whether the template strips messages.
 _END_MARK = "\ue000END-OF-MESSAGE\ue000 "
@@ -58,16 +59,21 @@ class ChatTemplate:
         Raises:
             ConfigError: the template is malformed.
         """
-        environment = ImmutableSandboxedEnvironment(
+        environment = BudgetedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         functions: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         environment.globals.update(functions)
         try:
-            self._template = environment.from_string(source)
+            parsed = environment.instrument(environment.parse(source))
+            code = environment.compile(parsed)
+            self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"The chat template is malformed: line {error.lineno}: {error.message}") from error
+            reason = one_line(jinja2.TemplateError(error.message))
+            raise ConfigError(f"The chat template is malformed: line {error.lineno}: {reason}") from error
+        except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # from Python's compiler
+            raise ConfigError(f"The chat template is too large or nested too deeply ({one_line(error)}).") from error
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -87,8 +93,10 @@ class ChatTemplate:
         if continue_final_message:
             final = messages[-1]
             messages = [*messages[:-1], {**final, "content": (final.get("content") or "") + _END_MARK}]
+        num_chars = sum(len(str(message.get("content"))) for message in messages)
         try:
-            text = self._template.render(names, messages=messages, add_generation_prompt=add_generation_prompt)
+            with limited(num_chars):
+                text = self._template.render(names, messages=messages, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # templates are programs: a message they did not foresee may raise anything
             raise BadRequestError(f"The chat template refused the messages: {error}", "messages") from error
         return _cut_at_mark(text) if continue_final_message else text

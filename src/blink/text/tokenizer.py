@@ -11,6 +11,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from blink.errors import BadRequestError, ConfigError
+from blink.models.weights.fields import one_line
+from blink.models.weights.text_files import check_size
 from blink.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -18,6 +20,9 @@ from blink.text.detokenizer import (
     TokenBytes,
     TokenTexts,
 )
+
+# The largest vocabularies of today take 35 MiB.
+_MAX_TOKENIZER_BYTES = 128 << 20
 
 
 class Tokenizer:
@@ -117,7 +122,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
             f"{path} holds no tokenizer.json; name a directory that does with --tokenizer,"
             " or take token ids only with --skip-tokenizer-init."
         )
+    check_size(file, _MAX_TOKENIZER_BYTES)
     try:
         return Tokenizer(Backend.from_file(str(file)))
     except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{file} is not a readable tokenizer: {error}") from error
+        raise ConfigError(f"{file} is not a readable tokenizer: {one_line(error)}") from error

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from blink.errors import ConfigError
 from blink.models.spec import ModelSpec
+from blink.models.weights.fields import one_line
 from blink.models.weights.gguf_file import GgufFile
+from blink.models.weights.shards import list_shards
 
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -45,11 +47,19 @@ _EXPERT_NAME = re.compile(r"(mlp\.experts)\.(\d+)(\..+)")
 class Checkpoint(Protocol):
     """A source of weights."""
 
-    def fill(self, name: str, target: Tensor) -> None:
-        """Write the named tensor to target, converted to its dtype.
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """Check that there is a tensor of that name and shape, before memory is taken for it.
 
         Raises:
-            ConfigError: there is no such tensor, or its shape is not target's.
+            ConfigError: there is not.
+        """
+        ...
+
+    def fill(self, name: str, target: Tensor) -> None:
+        """Write the named tensor, which check() has found, to target, converted to its dtype.
+
+        Raises:
+            ConfigError: it cannot be read.
         """
         ...
 
@@ -61,14 +71,23 @@ class GgufCheckpoint:
         self._file = GgufFile(path)
         self._spec = spec
 
-    def fill(self, name: str, target: Tensor) -> None:
+    def check(self, name: str, shape: Sequence[int]) -> None:
         stored, expert = _find_gguf_name(name)
         if stored not in self._file.tensors:
             raise ConfigError(f"{self._file.path} has no tensor '{stored}'; download or convert the model again.")
+        found = self._file.tensors[stored].shape
+        if expert is not None:
+            if expert >= found[0]:
+                raise ConfigError(f"{self._file.path}: '{stored}' has {found[0]} experts, so no number {expert}.")
+            found = found[1:]
+        _check_shape(found, shape, f"{self._file.path}: '{stored}'")
+
+    def fill(self, name: str, target: Tensor) -> None:
+        stored, expert = _find_gguf_name(name)
         values = torch.from_numpy(self._file.read_tensor(stored, expert))
         if self._spec.architecture == "llama" and stored.startswith("blk.") and ".attn_" in stored:
             values = self._restore_order(stored, values)
-        _copy(values, target, f"{self._file.path}: '{stored}'")
+        target.copy_(values)
 
     def _restore_order(self, stored: str, values: Tensor) -> Tensor:
         """Undo llama.cpp's interleaving of each head's two halves, which its rotary kernel for llama wants."""
@@ -93,33 +112,29 @@ class SafetensorsCheckpoint:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._owners: dict[str, Any] = {}  # tensor name: open file
-        for path in _list_shards(directory):
+        self._owners: dict[str, safe_open] = {}
+        for path in list_shards(directory):
             try:
                 # Open for as long as the checkpoint: the file is mapped, not read.
                 shard = safe_open(path, framework="pt")
             except Exception as error:  # the library's error type is not public
-                raise ConfigError(f"{path} is not a readable safetensors file ({error}); download it again.") from error
+                raise ConfigError(f"{path} is not a readable safetensors file ({one_line(error)}).") from error
             self._owners.update(dict.fromkeys(shard.keys(), shard))
 
-    def fill(self, name: str, target: Tensor) -> None:
+    def check(self, name: str, shape: Sequence[int]) -> None:
         if name not in self._owners:
             raise ConfigError(f"{self._directory} has no tensor '{name}'; download the model again.")
-        _copy(self._owners[name].get_tensor(name), target, f"{self._directory}: '{name}'")
+        found = self._owners[name].get_slice(name).get_shape()
+        _check_shape(found, shape, f"{self._directory}: '{name}'")
 
-
-def _list_shards(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if not index.exists():
-        return sorted(directory.glob("*.safetensors"))
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{index} is malformed ({error}); download it again.") from error
-    missing = [name for name in names if not (directory / name).is_file()]
-    if missing:
-        raise ConfigError(f"{directory} lacks {', '.join(missing)}, which its index names; download the model again.")
-    return [directory / name for name in names]
+    def fill(self, name: str, target: Tensor) -> None:
+        try:
+            values = self._owners[name].get_tensor(name)
+        except Exception as error:  # as above
+            raise ConfigError(f"{self._directory}: '{name}' cannot be read ({one_line(error)}).") from error
+        if not values.is_floating_point():
+            raise ConfigError(f"{self._directory}: '{name}' has type {values.dtype}, which is not supported.")
+        target.copy_(values)
 
 
 class DummyCheckpoint:
@@ -128,6 +143,9 @@ class DummyCheckpoint:
     def __init__(self, device: torch.device, seed: int) -> None:
         self._generator = torch.Generator(device).manual_seed(seed)
 
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """Find a tensor of every name and shape."""
+
     def fill(self, name: str, target: Tensor) -> None:
         if name.endswith("norm.weight"):
             target.fill_(1)
@@ -135,10 +153,9 @@ class DummyCheckpoint:
             target.normal_(std=0.02, generator=self._generator)
 
 
-def _copy(values: Tensor, target: Tensor, place: str) -> None:
-    if values.shape != target.shape:
+def _check_shape(found: Sequence[int], wanted: Sequence[int], place: str) -> None:
+    if tuple(found) != tuple(wanted):
         raise ConfigError(
-            f"{place} has shape {tuple(values.shape)}, but the model's description asks for {tuple(target.shape)};"
+            f"{place} has shape {tuple(found)}, but the model's description asks for {tuple(wanted)};"
             " the files do not belong together."
         )
-    target.copy_(values)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import mmap
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,16 @@ import gguf
 import numpy as np
 
 from blink.errors import ConfigError
-from blink.models.weights.gguf_header import HEADER_ERRORS, HeaderReader, TensorInfo, unreadable
+from blink.models.weights.fields import Fields, show
+from blink.models.weights.gguf_header import HeaderReader, TensorInfo, map_gguf
+
+_PLAIN_KINDS = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
+_MAX_ALIGNMENT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies. `shape` is in PyTorch's order (rows first)."""
+    """Where a tensor lies, which is within the file. `shape` is in PyTorch's order (rows first)."""
 
     shape: tuple[int, ...]
     kind: gguf.GGMLQuantizationType
@@ -34,14 +38,13 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            reader = HeaderReader(self._data)
-            self.metadata, infos = reader.read_pairs(), reader.read_tensor_infos()
-            self.tensors = _place_tensors(self.metadata, infos, reader.offset)
-        except (OSError, *HEADER_ERRORS) as error:
-            raise unreadable(path, error) from error
+        self._data = map_gguf(path)
+        reader = HeaderReader(self._data, path)
+        self.metadata, infos = reader.read_pairs(), reader.read_tensor_infos()
+        default = gguf.GGUF_DEFAULT_ALIGNMENT
+        alignment = Fields(self.metadata, str(path)).integer("general.alignment", default, high=_MAX_ALIGNMENT)
+        start = -(-reader.offset // alignment) * alignment
+        self.tensors = {name: self._place(name, info, start) for name, info in infos.items()}
         end = max((tensor.offset + tensor.num_bytes for tensor in self.tensors.values()), default=0)
         if end > len(self._data):
             raise ConfigError(f"{path} is cut off: {len(self._data)} of at least {end} bytes; download it again.")
@@ -63,21 +66,18 @@ class GgufFile:
         values = values.reshape(shape).astype(np.float32, copy=False)
         return values if values.flags.writeable else values.copy()
 
+    def _place(self, name: str, info: TensorInfo, start: int) -> GgufTensor:
+        """Add to a tensor's offset where the tensors' part starts, and find its size."""
+        where = f"{self.path}: tensor {show(name)}"
+        try:
+            kind = gguf.GGMLQuantizationType(info.kind)
+        except ValueError as error:
+            raise ConfigError(f"{where} has an unknown type ({info.kind}); use a Q8_0, F16 or BF16 file.") from error
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        if 0 in info.shape or info.shape[-1] % block:
+            raise ConfigError(f"{where} cannot have the shape {info.shape}; download or convert the model again.")
+        return GgufTensor(info.shape, kind, start + info.offset, math.prod(info.shape) // block * block_bytes)
+
 
 def _as_stored(rows: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:
-    plain = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
-    return rows.view(plain[kind]) if kind in plain else rows
-
-
-def _place_tensors(metadata: dict[str, Any], infos: list[TensorInfo], header_bytes: int) -> dict[str, GgufTensor]:
-    """Add to each tensor's offset where the tensors' part starts, and find its size."""
-    alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
-    start = -(-header_bytes // alignment) * alignment
-    return {info.name: _place_tensor(info, start) for info in infos}
-
-
-def _place_tensor(info: TensorInfo, start: int) -> GgufTensor:
-    kind = gguf.GGMLQuantizationType(info.kind)
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    num_elements = int(np.prod(info.shape, dtype=np.int64))
-    return GgufTensor(info.shape, kind, start + info.offset, num_elements // block * block_bytes)
+    return rows.view(_PLAIN_KINDS[kind]) if kind in _PLAIN_KINDS else rows

@@ -21,6 +21,8 @@ from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufChe
 from blink.models.weights.files import resolve_model
 from blink.models.weights.source import find_format, read_spec
 
+# Beyond it the rotary table alone takes a GiB, and a description that says more is more likely damaged than right.
+_MAX_CONTEXT = 1 << 21
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -56,7 +58,12 @@ def _limit_length(spec: ModelSpec, max_model_len: int) -> ModelSpec:
         raise ConfigError(
             f"--max-model-len {max_model_len} is too much for the model; use at most {spec.max_model_len}."
         )
-    return dataclasses.replace(spec, max_model_len=max_model_len) if max_model_len else spec
+    length = max_model_len or spec.max_model_len
+    if length > _MAX_CONTEXT:
+        raise ConfigError(
+            f"The model's context of {length} tokens is too long; give --max-model-len {_MAX_CONTEXT} or less."
+        )
+    return dataclasses.replace(spec, max_model_len=length)
 
 
 def _open_checkpoint(path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device) -> Checkpoint:
@@ -135,6 +142,10 @@ class _Loader:
         spec = self._spec
         size = spec.moe_intermediate_size
         router = pack_weight(self._read(f"{prefix}.gate.weight", spec.num_experts, spec.hidden_size))
+        for expert in range(spec.num_experts):
+            self._checkpoint.check(f"{prefix}.experts.{expert}.gate_proj.weight", (size, spec.hidden_size))
+            self._checkpoint.check(f"{prefix}.experts.{expert}.up_proj.weight", (size, spec.hidden_size))
+            self._checkpoint.check(f"{prefix}.experts.{expert}.down_proj.weight", (spec.hidden_size, size))
         gate_up = self._allocate(spec.num_experts, 2 * size, spec.hidden_size)
         down = self._allocate(spec.num_experts, spec.hidden_size, size)
         for expert in range(spec.num_experts):
@@ -146,18 +157,24 @@ class _Loader:
 
     def _stack(self, ending: str, parts: dict[str, int], *columns: int) -> Tensor:
         """Read tensors of the given numbers of rows into one, one below the other."""
+        for name, rows in parts.items():
+            self._checkpoint.check(f"{name}.{ending}", (rows, *columns))
         target = self._allocate(sum(parts.values()), *columns)
-        for name, rows in zip(parts, target.split(list(parts.values())), strict=True):
-            self._fill(f"{name}.{ending}", rows)
+        for name, part in zip(parts, target.split(list(parts.values())), strict=True):
+            self._fill(f"{name}.{ending}", part)
         return target
 
     def _read(self, name: str, *shape: int) -> Tensor:
+        self._checkpoint.check(name, shape)
         target = self._allocate(*shape)
         self._fill(name, target)
         return target
 
     def _allocate(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        try:
+            return torch.empty(shape, dtype=self._dtype, device=self._device)
+        except RuntimeError as error:  # torch has no type of its own for it on the CPU
+            raise ConfigError(f"There is no memory for a tensor of the shape {shape}: use a smaller model.") from error
 
     def _fill(self, name: str, target: Tensor) -> None:
         self._checkpoint.fill(name, target)

@@ -37,4 +37,6 @@ def read_spec(path: Path) -> ModelSpec:
     Raises:
         ConfigError: the description is missing or malformed, or Blink does not run this model.
     """
-    return read_gguf_spec(GgufFile(path)) if path.is_file() else read_config_json(path)
+    spec = read_gguf_spec(GgufFile(path)) if path.is_file() else read_config_json(path)
+    spec.check(str(path))
+    return spec

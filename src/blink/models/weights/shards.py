@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the safetensors files of a model directory, and nothing outside of it. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blink.errors import ConfigError
+from blink.models.weights.fields import show
+from blink.models.weights.text_files import read_json
+
+
+def list_shards(directory: Path) -> list[Path]:
+    """Return the files with weights: those that the index names, or all where there is no index.
+
+    Raises:
+        ConfigError: the index is malformed, or a file is missing or lies elsewhere.
+    """
+    index = directory / "model.safetensors.index.json"
+    paths = _read_index(index) if index.exists() else sorted(directory.glob("*.safetensors"))
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise ConfigError(f"{directory} lacks {', '.join(missing)}, which its index names; download the model again.")
+    homes = _find_homes(directory.resolve())
+    for path in paths:
+        if path.resolve().parent not in homes:
+            raise ConfigError(f"{path} is a link out of the model's directory; put the file itself there.")
+    return paths
+
+
+def _read_index(index: Path) -> list[Path]:
+    weights = read_json(index).get("weight_map")
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
+        raise ConfigError(f"{index} is malformed ('weight_map' must name a file for each tensor); download it again.")
+    names = sorted(set(weights.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors") or "\0" in name:
+            raise ConfigError(
+                f"{index} is malformed ({show(name)} is no safetensors file beside it); download it again."
+            )
+    return [index.parent / name for name in names]
+
+
+def _find_homes(directory: Path) -> set[Path]:
+    """Return where the files may lie: the snapshots of a Hugging Face cache are links to its blobs."""
+    if directory.parent.name != "snapshots":
+        return {directory}
+    return {directory, (directory.parent.parent / "blobs").resolve()}

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model files from strangers: whatever is wrong with one ends in one line and takes little memory.
+
+BLINK_MUTATIONS sets how many are tried of each kind of file.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from blink.config import FrontendConfig, ModelConfig
+from blink.errors import ConfigError
+from blink.models.weights.files import default_model_path
+from blink.models.weights.gguf_header import read_gguf_metadata
+from blink.models.weights.loader import load_model
+from blink.models.weights.source import read_spec
+from blink.text.assets import load_assets
+from model_mutations import GgufMutator, assert_one_line, memory_limit, mutate_directory, write_directory, write_gguf
+
+NUM_MUTATIONS = int(os.environ.get("BLINK_MUTATIONS", "250"))
+MARGIN = 768 << 20  # what 2,097,152 positions of a head of 32 take twice over, and the allocators' arenas
+
+pytestmark = pytest.mark.timeout(120 + NUM_MUTATIONS)
+
+
+def load_weights(path: Path) -> None:
+    load_model(ModelConfig(model=str(path)), torch.device("cpu"), torch.float32)
+
+
+def load_frontend(path: Path) -> None:
+    load_assets(FrontendConfig(model=ModelConfig(model=str(path))))
+
+
+def outcomes(path: Path, loads: tuple[Callable[[Path], object], ...]) -> list[str]:
+    """Load a model in several ways; each may only succeed or raise a ConfigError."""
+    found: list[str] = []
+    for load in loads:
+        try:
+            with memory_limit(MARGIN):
+                load(path)
+            found.append("success")
+        except ConfigError as error:
+            assert_one_line(error)
+            found.append("refusal")
+    return found
+
+
+def test_damaged_gguf_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path)
+    assert outcomes(path, (load_weights, load_frontend)) == ["success", "success"]
+    mutator, seen = GgufMutator(path), Counter[str]()
+    for seed in range(NUM_MUTATIONS):
+        path.write_bytes(mutator.mutate(random.Random(seed)))
+        seen.update(outcomes(path, (load_weights, load_frontend)))
+    assert seen["refusal"] > NUM_MUTATIONS > seen["success"] > NUM_MUTATIONS // 10
+
+
+def test_damaged_directories_are_refused_in_one_line(tmp_path: Path) -> None:
+    whole, path = tmp_path / "whole", tmp_path / "model"
+    write_directory(whole)
+    assert outcomes(whole, (load_weights, load_frontend)) == ["success", "success"]
+    seen = Counter[str]()
+    for seed in range(NUM_MUTATIONS):
+        shutil.copytree(whole, path, dirs_exist_ok=True)
+        mutate_directory(path, random.Random(seed))
+        seen.update(outcomes(path, (load_weights, load_frontend)))
+    assert seen["success"] > NUM_MUTATIONS // 2
+    assert seen["refusal"] > NUM_MUTATIONS // 5
+
+
+@pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
+def test_damaged_headers_of_the_default_model_are_refused_in_one_line(tmp_path: Path) -> None:
+    size = default_model_path().stat().st_size
+    mutator, path, seen = GgufMutator(default_model_path()), tmp_path / "model.gguf", Counter[str]()
+    for seed in range(NUM_MUTATIONS // 10):
+        path.write_bytes(mutator.mutate(random.Random(seed)))
+        os.truncate(path, size)  # the weights are a hole
+        seen.update(outcomes(path, (read_spec, read_gguf_metadata)))
+    assert seen["refusal"]
+    assert seen["success"]
