@@ -89,8 +89,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--region", required=True)
     parser.add_argument("--rdma-listen", default="")
-    parser.add_argument("--num-queue-pairs", type=int, default=16)
-    parser.add_argument("--lease-timeout", type=float, default=5.0)
+    parser.add_argument("--num-queue-pairs", type=int, default=48)
+    # On a busy machine a frontend in the rig may be silent for seconds.
+    parser.add_argument("--lease-timeout", type=float, default=60.0)
     parser.add_argument("--rdma-backend", default="verbs")
     parser.add_argument("--nixl-transports", default="rc")
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
