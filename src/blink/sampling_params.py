@@ -109,11 +109,14 @@ class SamplingParams:
             f"at most {MAX_STOP_TOKENS // 2} ids",
             len(self.stop_token_ids),
         )
+        self._check_stops()
+        _require(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer", self.priority)
+
+    def _check_stops(self) -> None:
         _require(all(self.stops), "stop", "non-empty strings", "")
         _require(len(self.stops) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} strings", len(self.stops))
         stop_chars = sum(map(len, self.stops))
         _require(stop_chars <= MAX_STOP_CHARS, "stop", f"at most {MAX_STOP_CHARS} characters in sum", stop_chars)
-        _require(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer", self.priority)
 
     @property
     def stops(self) -> Sequence[str]:
