@@ -216,7 +216,7 @@ def report_step(case: Case) -> None:
     old, new = time_graph(case.run_before), time_graph(case.run_after)
     rates = [f"{case.step_bytes / time / 1e6:.2f} TB/s" for time in (old, new)]
     print(
-        f"{case.rows:2} rows, context {case.context}: before {old:7.1f} us ({rates[0]}), after {new:7.1f} us ({rates[1]}, "
+        f"{case.rows} rows, context {case.context}: before {old:.1f} us ({rates[0]}), after {new:.1f} us ({rates[1]}, "
         f"{case.step_bytes / new / BANDWIDTH:.0%} of {BANDWIDTH / 1e6} TB/s); logits differ by {error:.1e}",
         flush=True,
     )

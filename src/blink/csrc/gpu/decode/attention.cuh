@@ -98,6 +98,20 @@ __device__ inline void load_tile(const AttentionArgs& args, const Place<S>& at, 
   }
 }
 
+// Bring the tiles that this warp will take later to L2.
+template <class S>
+__device__ inline void fetch_later(const AttentionArgs& args, const Place<S>& at, int tile) {
+  constexpr int stride = S::cluster * S::warps, most = 8;
+  const int end = min((at.length + kTileKeys - 1) / kTileKeys, tile + (most + 1) * stride);
+  for (int later = tile + stride; later < end; later += stride) {
+    const int index = later * kTileKeys + at.lane / 2;
+    if (index >= at.length - 1) continue;
+    const Bf16* from = at.key(index) + at.lane % 2 * (S::head_dim / 2);
+    prefetch_line(from);
+    prefetch_line(from + args.values);
+  }
+}
+
 // Put the new key and value in their place of the tile.
 template <class S>
 __device__ inline void insert_new(const AttentionArgs& args, const Place<S>& at, int tile, const Bf16* new_key,
@@ -333,6 +347,7 @@ template <int kGroup, int kHeadDim, int kRotaryDim, int kKvHeads, int kBlockSize
 __global__ void __launch_bounds__(32 * kWarps) attend(const AttentionArgs args) {
   using S = AttentionShape<kGroup, kHeadDim, kRotaryDim, kKvHeads, kBlockSize, kCluster, kWarps, kNorm>;
   __shared__ AttentionShared<S> shared;
+  launch_dependents();
   Place<S> at;
   at.row = blockIdx.y;
   at.head = blockIdx.x / kCluster;
@@ -348,8 +363,8 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const AttentionArgs args) 
   Tile<S> kv;
   int tile = at.warp * kCluster + at.rank;
   load_tile(args, at, tile, kv);
+  fetch_later(args, at, tile);
   const Angles<S> angles = load_angles(args, at);
-  launch_dependents();
   wait_for_prerequisites();
 
   const bool owner = num_tiles > 0 && last % kCluster == at.rank;

@@ -28,10 +28,11 @@ __device__ inline void wait_for_prerequisites() {
 #endif
 }
 
-// Load what no kernel writes and nobody reads twice. Volatile: stays above wait_for_prerequisites().
+// Load what no kernel of the step writes and nobody reads twice. Not as read-only data, which the compiler would be free
+// to load behind wait_for_prerequisites().
 __device__ inline Vec16 load_once(const void* from) {
   Vec16 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(from));
   return v;
@@ -59,6 +60,8 @@ __device__ inline void prefetch_to_l2(const void* from, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
+
+__device__ inline void prefetch_line(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 __device__ inline float low_float(unsigned pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high_float(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }

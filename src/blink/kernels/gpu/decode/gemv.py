@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of up to 16 rows with a weight, with what stands before and behind them in a decoder layer."""
+"""Products of up to 8 rows with a weight, with what stands before and behind them in a decoder layer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from torch import Tensor
 
 from blink.kernels.gpu.decode.launch import compile_kernel, has_clusters, launch
 
-MAX_ROWS = 16
-_TILE = 8  # csrc/gpu/decode/gemv.cuh's kTile
-_STEP = 32  # its kStepK
-_MAX_STEPS = 32  # loads of a lane: more of them than registers hold
+MAX_ROWS = 8
+_STEP = 32  # k of one row that a load takes at least
+_WARP_WEIGHTS = 8192  # that a warp's registers hold
+_MAX_WARPS = 7
+_MAX_CLUSTER = 8
+_FEW_WARPS = 5  # of which several blocks fit a multiprocessor
+_SHARED_BYTES = 100 << 10  # of which two blocks fit
 
 
 class _Output(Enum):  # csrc/gpu/decode/gemv.cuh's Output
@@ -34,26 +37,56 @@ class _Arguments(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("n", ctypes.c_int),
         ("ahead", ctypes.c_int),
+        ("fetched", ctypes.c_int),
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How k is split, and how many tiles of weights beyond those in registers are fetched to L2."""
+    """How a product is split among warps; see csrc/gpu/decode/gemv.cuh."""
 
     warps: int
     cluster: int
+    slices: int  # of 32 k, that one load of a warp takes of the same weight row
+    tile: int  # weight rows of a block
     ahead: int = 0
+    fetched: int = 0
 
 
-def choose_split(rows: int, k: int, n: int) -> Split:  # noqa: ARG001 - benchmarks put others in this one's place
-    """Return how the warps and blocks of a cluster share k, so that all of a lane's weights fit its registers."""
-    steps = -(-k // _STEP)
+def choose_split(rows: int, k: int, n: int) -> Split | None:  # noqa: ARG001 - n is for benchmarks' own choices
+    """Return a split with which all weights of a lane fit its registers; None if there is none."""
+    slices, tile = (8, 8) if rows == 1 else (4, 8) if rows == 2 else (2, 16)
+    splits = [_split(k, tile, count) for count in (8, 4, 2) if count <= slices]
+    best = min(splits, key=lambda split: split.warps * split.cluster * _slice(k, split))  # the least beyond k's end
+    fits = best.warps <= _MAX_WARPS and _shared_bytes(rows, k, best, has_norm=True) <= _SHARED_BYTES
+    return best if fits else None
+
+
+def _split(k: int, tile: int, slices: int) -> Split:
+    span = _STEP * slices
+    warps = _ceil(_ceil(k, span), _WARP_WEIGHTS // tile // span)
     cluster = 1
-    while has_clusters() and cluster < 8 and steps > 5 * _MAX_STEPS * cluster:
+    while cluster < _MAX_CLUSTER and has_clusters() and warps > _FEW_WARPS * cluster:
         cluster *= 2
-    warps = max(2, -(-steps // (_MAX_STEPS * cluster)))
-    return Split(warps, cluster)
+    return Split(max(2, _ceil(warps, cluster)), cluster, slices, tile)
+
+
+def _slice(k: int, split: Split) -> int:
+    """Return the k of one warp."""
+    span = _STEP * split.slices
+    return _ceil(k, span * split.warps * split.cluster) * span
+
+
+def _shared_bytes(rows: int, k: int, split: Split, *, has_norm: bool) -> int:
+    """Return the size of csrc/gpu/decode/gemv.cuh's GemvShared: activations, norm weights, partial sums."""
+    width = _slice(k, split)
+    staged = split.warps * rows * (width + 32) * 2
+    sums = split.warps * split.cluster * rows * (split.tile + 1) * 4
+    return _ceil(staged + sums, 16) * 16 + has_norm * split.warps * width * 2
+
+
+def _ceil(value: int, divisor: int) -> int:
+    return -(-value // divisor)
 
 
 def normed_linear(
@@ -79,7 +112,9 @@ def add_linear(x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None 
 
 def can_multiply(rows: int, weight: Tensor) -> bool:
     """Tell whether the kernels take so many rows and this weight [out, in]."""
-    return rows <= MAX_ROWS and weight.dtype == torch.bfloat16 and weight.shape[1] % 8 == 0
+    n, k = weight.shape
+    sizes = rows <= MAX_ROWS and k % 8 == 0 and n >= 32
+    return sizes and weight.dtype == torch.bfloat16 and choose_split(rows, k, n) is not None
 
 
 def _launch(
@@ -99,8 +134,10 @@ def _launch(
     assert weight.shape == (2 * n if output is _Output.GATE else n, k) and out.shape[0] == rows
     assert x.dtype == out.dtype == weight.dtype
     split = choose_split(rows, k, n)
+    assert split is not None
+    outputs = split.tile // 2 if output is _Output.GATE else split.tile
     norm = "true" if norm_weight is not None else "false"
-    name = f"blink::gemv<{rows}, {k}, {split.warps}, {split.cluster}, {output.value}, {norm}>"
+    sizes = f"{rows}, {k}, {split.warps}, {split.cluster}, {split.slices}, {split.tile}"
     arguments = _Arguments(
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
@@ -110,6 +147,13 @@ def _launch(
         eps,
         n,
         split.ahead,
+        split.fetched,
     )
-    tiles = -(-n // (_TILE // 2 if output is _Output.GATE else _TILE))
-    launch(compile_kernel(name), (tiles * split.cluster, 1), 32 * split.warps, arguments, cluster=split.cluster)
+    launch(
+        compile_kernel(f"blink::gemv<{sizes}, {output.value}, {norm}>"),
+        (_ceil(n, outputs) * split.cluster, 1),
+        32 * split.warps,
+        arguments,
+        cluster=split.cluster,
+        shared_bytes=_shared_bytes(rows, k, split, has_norm=norm_weight is not None),
+    )

@@ -33,7 +33,17 @@ def compile_kernel(name: str) -> driver.CUfunction:
     device.set_current()
     code = compile_code(f"sm_{device.arch}", (name,))
     _compiled.append(code)
-    return check(driver.cuKernelGetFunction(driver.CUkernel(int(code.get_kernel(name).handle))))
+    kernel = check(driver.cuKernelGetFunction(driver.CUkernel(int(code.get_kernel(name).handle))))
+    allow_shared_memory(kernel)
+    return kernel
+
+
+def allow_shared_memory(kernel: driver.CUfunction) -> None:
+    """Let a launch ask for as much dynamic shared memory as a block can have beside the kernel's own."""
+    attributes = driver.CUfunction_attribute
+    own = check(driver.cuFuncGetAttribute(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel))
+    most = Device().properties.max_shared_memory_per_block_optin - own
+    check(driver.cuFuncSetAttribute(kernel, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most))
 
 
 _compiled: list[ObjectCode] = []  # never freed: captured graphs use them
@@ -52,10 +62,12 @@ def launch(
     arguments: ctypes.Structure,
     *,
     cluster: int = 1,
+    shared_bytes: int = 0,
     programmatic: bool = True,
 ) -> None:
     """Launch a kernel that takes one struct. grid: in blocks; cluster: how many of a row of them work together."""
     config = driver.CUlaunchConfig()
+    config.sharedMemBytes = shared_bytes
     config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.hStream = torch.cuda.current_stream().cuda_stream
