@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a few rows of activations with a weight [out, in], for decoding. A cluster of blocks computes a tile of
-// outputs of all rows; its warps split k, and all weights of a block are on their way to registers before it waits for
-// the activations. The norm before and the residual or activation behind the product are part of it.
+// Products of a few rows of activations with a weight [out, in], for decoding. One warp of a block copies weight rows to
+// a ring of stages in shared memory, from before the block waits for the activations on; the others split k, keep their
+// part of the activations in registers and multiply. The norm before and the residual or activation behind are part of it.
 #pragma once
 
 #include "ptx.cuh"
@@ -18,92 +18,73 @@ struct GemvArgs {
   Bf16* out;           // [rows, n], n at least a tile's outputs
   float eps;
   int n;
-  int ahead, fetched;  // the first `fetched` tiles bring those `ahead` of them to L2 while they wait
 };
 
-// How a tile's products are laid out. One load of a warp takes 32 * kSlices consecutive k of 8 / kSlices weight rows, so
-// that whole lines are read; to the matrix instruction these are 8 columns of 32 k, and the activations' slices are as
-// many rows. Of its 16 rows x 8 columns, only those of the same slice count.
-template <int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, Output kOutput>
+// Sizes. A 16-byte load of a warp takes 32 * kSlices consecutive k of 8 / kSlices weight rows. To the matrix instruction
+// these are 8 columns of 32 k, and the activations' slices are as many rows: of its 16 rows x 8 columns only those of the
+// same slice count. kCluster blocks share k, kTile weight rows are a block's, kStageRows of them at once in a stage.
+template <int kRows_, int kK_, int kWarps_, int kCluster_, int kSlices_, int kTile_, int kStageRows_, int kStages_,
+          Output kOutput_, bool kNorm_>
 struct GemvShape {
+  static constexpr int rows = kRows_, k = kK_, warps = kWarps_, cluster = kCluster_, slices = kSlices_, tile = kTile_;
+  static constexpr int stage_rows = kStageRows_, stages = kStages_;
+  static constexpr Output output = kOutput_;
+  static constexpr bool norm = kNorm_;
   // Few rows leave half of the instruction's rows free; these then take every second pair of k.
-  static constexpr bool folded = kRows * kSlices <= 8;
-  static constexpr int slots = (folded ? 8 : 16) / kSlices;  // rows of one slice
-  static constexpr int span = 32 * kSlices;                  // k of a load
-  static constexpr int group = 8 / kSlices;                  // weight rows of a load
-  static constexpr int groups = kTile / group;
-  static constexpr int steps = (kK + span * kWarps * kCluster - 1) / (span * kWarps * kCluster);
-  static constexpr int slice = steps * span;  // k of a warp
-  static constexpr bool whole = slice * kWarps * kCluster == kK;  // no lane's k is beyond the end
-  static constexpr int outputs = kOutput == Output::kGate ? kTile / 2 : kTile;
-  static constexpr int registers = (4 * groups * steps + 40 + 7) / 8 * 8;
-  static constexpr int blocks = 65536 / (32 * kWarps * registers);  // that fit a multiprocessor
-  static constexpr int partials = kWarps * kCluster;
-  static constexpr int stride = slice + 32;  // of staged rows, padded against bank conflicts
-  static_assert(kRows <= slots && slots <= 8 && groups * group == kTile);
+  static constexpr bool folded = rows * slices <= 8;
+  static constexpr int slots = (folded ? 8 : 16) / slices;  // rows of one slice
+  static constexpr int group = 8 / slices;                  // weight rows of a load
+  static constexpr int span = 32 * slices;                  // k of a load
+  static constexpr int block_k = k / cluster;
+  static constexpr int steps = block_k / (span * warps);
+  static constexpr int parts = folded ? 1 : 2;  // of a step's activations: rows 0 to 7 and 8 to 15 of the instruction
+  static constexpr int outputs = output == Output::kGate ? tile / 2 : tile;
+  static constexpr int turns = tile / stage_rows;
+  static constexpr int pitch = block_k + (group > 1 ? 32 : 0);  // of rows in a stage, against bank conflicts
+  static constexpr int partials = warps * slices;
+  static constexpr int threads = 32 * (warps + 1);
+  static constexpr int share = outputs / cluster;  // that one block of a cluster writes
+  static constexpr int outputs_per_thread = (rows * share + 32 * warps - 1) / (32 * warps);
+  static_assert(rows <= slots && slots <= 8 && steps * span * warps * cluster == k);
+  static_assert(turns * stage_rows == tile && stage_rows % group == 0 && outputs % cluster == 0);
 };
 
-template <int kRows, int kTile, int kPartials>
-struct GemvSums {  // of the block that writes the outputs, one partial sum for each warp of the cluster
-  float products[kPartials][kRows][kTile];
-  float squares[kPartials][kRows];
+template <class S>
+struct GemvShared {
+  alignas(128) Bf16 ring[S::stages][S::stage_rows][S::pitch];
+  float sums[S::partials][S::rows][S::tile + 1];
+  float squares[S::warps][S::rows];
+  // Of the cluster's blocks, for the outputs that this one writes.
+  float from_blocks[S::cluster][S::rows][S::tile / S::cluster + 1], squares_from[S::cluster][S::rows];
+  alignas(8) Barrier full[S::stages], empty[S::stages];
 };
 
-template <class Shape, int kRows, int kWarps, int kTile>
-struct GemvShared {  // the norm's weights follow, with kNorm
-  alignas(16) Bf16 staged[kWarps][kRows][Shape::stride];
-  GemvSums<kRows, kTile, Shape::partials> sums;
-};
-
-// Address of a lane's first weights. The last tile ends with the last output, some of which two tiles then compute.
-template <class Shape, int kK>
-__device__ inline const Bf16* first_weight(const GemvArgs& args, int tile, int first_k) {
-  const int lane = threadIdx.x % 32, column = lane / 4;
-  const int row = min(tile * Shape::outputs, args.n - Shape::outputs) + column % Shape::group;
-  return args.weight + long(row) * kK + first_k + column / Shape::group * 32 + lane % 4 * 8;
-}
-
-template <class Shape, Output kOutput, int kK>
-__device__ inline void load_weights(const GemvArgs& args, const Bf16* first, int first_k,
-                                    Vec16 (&weights)[Shape::groups][Shape::steps]) {
-  const int lane = threadIdx.x % 32;
-  const int k = first_k + lane / 4 / Shape::group * 32 + lane % 4 * 8;
+// Copy a stage of weight rows. The last tile ends with the last output, some of which two tiles then compute.
+template <class S>
+__device__ inline void copy_stage(const GemvArgs& args, int tile, int rank, int turn, GemvShared<S>& shared) {
+  const int slot = turn % S::stages, first = min(tile * S::outputs, args.n - S::outputs);
+  expect(shared.full[slot], S::stage_rows * S::block_k * 2);
 #pragma unroll
-  for (int group = 0; group < Shape::groups; group++) {
-    const Bf16* row = first + long(group * Shape::group) * kK;
-    // The second half of a gated tile stands n rows further on.
-    constexpr int half = Shape::outputs;
-    if (kOutput == Output::kGate) {
-      const int in_tile = group * Shape::group + (Shape::group > half ? lane / 4 % Shape::group : 0);
-      if (in_tile >= half) row += long(args.n - half) * kK;
-    }
-#pragma unroll
-    for (int step = 0; step < Shape::steps; step++)
-      weights[group][step] =
-          Shape::whole || k + step * Shape::span < kK ? load_once(row + step * Shape::span) : Vec16{};
+  for (int i = 0; i < S::stage_rows; i++) {
+    const int in_tile = turn * S::stage_rows + i;
+    const int row = first + (in_tile < S::outputs ? in_tile : in_tile - S::outputs + args.n);
+    copy(shared.ring[slot][i], args.weight + long(row) * S::k + rank * S::block_k, S::block_k * 2, shared.full[slot]);
   }
 }
 
-template <class Shape, int kK>
-__device__ inline void copy_slice(Bf16* to, const Bf16* from, int first_k) {
-#pragma unroll
-  for (int start = 0; start < Shape::slice; start += 256) {
-    const int k = start + threadIdx.x % 32 * 8;
-    const bool inside = (start + 256 <= Shape::slice || k < Shape::slice) && (Shape::whole || first_k + k < kK);
-    if (inside) copy_to_shared(to + k, from + first_k + k);
+// What one thread of the copying warp does.
+template <class S>
+__device__ inline void copy_weights(const GemvArgs& args, int tile, int rank, GemvShared<S>& shared) {
+  for (int turn = S::stages; turn < S::turns; turn++) {
+    wait(shared.empty[turn % S::stages], (turn / S::stages - 1) % 2);
+    copy_stage<S>(args, tile, rank, turn, shared);
   }
 }
 
-// Bring later tiles' weights to L2, once this block's own have come: what it waits for else is not memory.
-template <class Shape, int kK>
-__device__ inline void fetch_ahead(const GemvArgs& args, int tile, int rank, const Vec16& last) {
-  const int next = tile + args.ahead, row = threadIdx.x;
-  if (tile >= args.fetched || (next + 1) * Shape::outputs > args.n) return;
-  asm volatile("" ::"r"(last.x), "r"(last.y), "r"(last.z), "r"(last.w) : "memory");
-  if (row >= Shape::groups * Shape::group || rank != 0) return;
-  const int place = next * Shape::outputs + row % Shape::outputs + (row < Shape::outputs ? 0 : args.n);
-  prefetch_to_l2(args.weight + long(place) * kK, kK * 2);
-}
+template <class S>
+struct Activations {  // a warp's part of them, as the matrix instruction takes them
+  Vec16 values[S::steps][S::parts];
+};
 
 __device__ inline float square_sum(unsigned pair) {
   return low_float(pair) * low_float(pair) + high_float(pair) * high_float(pair);
@@ -113,158 +94,200 @@ __device__ inline float square_sum(Vec16 v) {
   return square_sum(v.x) + square_sum(v.y) + square_sum(v.z) + square_sum(v.w);
 }
 
-// Bring a warp's slice of the activations to shared memory, times the norm's weights. Returns each row's sum of squares
-// over the slice.
-template <class Shape, int kRows, int kK, bool kNorm>
-__device__ inline void stage(const Bf16* x, int first_k, Bf16 (&staged)[kRows][Shape::stride], const Bf16* norm,
-                             float (&squares)[kRows]) {
-  constexpr int turns = (Shape::slice / 8 + 31) / 32;
-  const int lane = threadIdx.x % 32;
-  Vec16 values[kRows][turns];
+// Load a warp's activations, times the norm's weights. Lanes whose row is beyond the last one take that again: what they
+// compute, nobody reads. Leaves each row's sum of squares.
+template <class S>
+__device__ inline void load_activations(const GemvArgs& args, int first_k, int warp, Activations<S>& to,
+                                        GemvShared<S>& shared) {
+  const int lane = threadIdx.x % 32, row = lane / 4;
+  const int k = first_k + row / S::slots * 32 + lane % 4 * 8;
+  const Bf16* from = args.x + long(min(row % S::slots, S::rows - 1)) * S::k;
 #pragma unroll
-  for (int row = 0; row < kRows; row++)
+  for (int step = 0; step < S::steps; step++)
 #pragma unroll
-    for (int turn = 0; turn < turns; turn++) {
-      const int k = (turn * 32 + lane) * 8;
-      const bool inside = k < Shape::slice && (Shape::whole || first_k + k < kK);
-      values[row][turn] = inside ? load(x + row * kK + first_k + k) : Vec16{};
+    for (int part = 0; part < S::parts; part++)
+      to.values[step][part] = load(from + k + step * S::span + part * (8 / S::slots * 32));
+  if (!S::norm) return;
+  float squares = 0;
+#pragma unroll
+  for (int step = 0; step < S::steps; step++)
+#pragma unroll
+    for (int part = 0; part < S::parts; part++) {
+      Vec16& v = to.values[step][part];
+      squares += square_sum(v);
+      v = multiply(v, *reinterpret_cast<const Vec16*>(args.norm + k + step * S::span + part * (8 / S::slots * 32)));
     }
 #pragma unroll
-  for (int row = 0; row < kRows; row++) {
-    squares[row] = 0;
-#pragma unroll
-    for (int turn = 0; turn < turns; turn++) {
-      const int k = (turn * 32 + lane) * 8;
-      if (k >= Shape::slice) continue;
-      Vec16 v = values[row][turn];
-      if (kNorm) {
-        squares[row] += square_sum(v);
-        v = multiply(v, *reinterpret_cast<const Vec16*>(norm + k));
-      }
-      *reinterpret_cast<Vec16*>(&staged[row][k]) = Shape::folded ? Vec16{v.x, v.z, v.y, v.w} : v;
-    }
-#pragma unroll
-    for (int step = 16; kNorm && step > 0; step /= 2) squares[row] += __shfl_xor_sync(~0u, squares[row], step);
-  }
-  __syncwarp();
+  for (int step = 1; step < 32; step *= 2)
+    if (step < 4 || step >= 4 * S::slots) squares += __shfl_xor_sync(~0u, squares, step);
+  if (lane % 4 == 0 && row < S::slots && row < S::rows) shared.squares[warp][row] = squares;
 }
 
-// The products of one group of weight rows with a warp's slice: two outputs a lane, of which lanes with the same row and
-// output hold parts. Lanes whose row is beyond the last one compute what nobody reads.
-template <class Shape, int kRows>
-__device__ inline void multiply_group(const Vec16 (&weights)[Shape::steps],
-                                      const Bf16 (&staged)[kRows][Shape::stride], float (&products)[2]) {
+// Multiply one group of a stage's weight rows; what counts of the results goes to the warp's sums.
+template <class S>
+__device__ inline void multiply_group(const Bf16* weights, const Activations<S>& x, int warp, int in_tile,
+                                      GemvShared<S>& shared) {
   const int lane = threadIdx.x % 32, row = lane / 4;
-  const Bf16* low = &staged[min(row % Shape::slots, kRows - 1)][row / Shape::slots * 32 + lane % 4 * 8];
-  constexpr int high = Shape::folded ? 0 : 8 / Shape::slots * 32;  // from row to row + 8
+  const Bf16* from = weights + row % S::group * S::pitch + row / S::group * 32 + lane % 4 * 8;
   float first[4] = {}, second[4] = {};
 #pragma unroll
-  for (int step = 0; step < Shape::steps; step++) {
-    const Vec16 a = *reinterpret_cast<const Vec16*>(low + step * Shape::span), b = weights[step];
-    if constexpr (Shape::folded) {
-      multiply_add(first, a.x, a.y, a.z, a.w, b.x, b.y);
-      multiply_add(second, a.x, a.y, a.z, a.w, b.z, b.w);
+  for (int step = 0; step < S::steps; step++) {
+    const Vec16 b = *reinterpret_cast<const Vec16*>(from + step * S::span), a = x.values[step][0];
+    if constexpr (S::folded) {
+      multiply_add(first, a.x, a.z, a.y, a.w, b.x, b.y);
+      multiply_add(second, a.x, a.z, a.y, a.w, b.z, b.w);
     } else {
-      const Vec16 c = *reinterpret_cast<const Vec16*>(low + step * Shape::span + high);
+      const Vec16 c = x.values[step][S::parts - 1];
       multiply_add(first, a.x, c.x, a.y, c.y, b.x, b.y);
       multiply_add(second, a.z, c.z, a.w, c.w, b.z, b.w);
     }
   }
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const int slice = (lane % 4 * 2 + i) / Shape::group;
-    if constexpr (Shape::folded) {
-      products[i] = row / Shape::slots == slice ? first[i] + second[i + 2] : 0;
+    const int column = lane % 4 * 2 + i, slice = column / S::group, token = row % S::slots;
+    if (token >= S::rows) continue;
+    float* sums = &shared.sums[warp * S::slices + slice][token][in_tile + column % S::group];
+    if constexpr (S::folded) {
+      if (row / S::slots == slice) *sums = first[i] + second[i + 2];
     } else {
-      products[i] = row / Shape::slots == slice ? first[i] + second[i] : 0;
-      products[i] += (row + 8) / Shape::slots == slice ? first[i + 2] + second[i + 2] : 0;
+      if (row / S::slots == slice) *sums = first[i] + second[i];
+      if ((row + 8) / S::slots == slice) *sums = first[i + 2] + second[i + 2];
     }
   }
 }
 
-// Add up what lanes hold of the same outputs, and leave it where the cluster's first block adds up all warps' sums.
-template <class Shape, int kRows, int kTile, int kPartials>
-__device__ inline void leave_products(GemvSums<kRows, kTile, kPartials>& all, int partial, int group,
-                                      float (&products)[2]) {
-  const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
-  if (Shape::group == 1) products[0] += products[1];
-  constexpr int values = Shape::group == 1 ? 1 : 2;
+template <class S>
+__device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp, GemvShared<S>& shared) {
+  const int warp_k = warp * S::steps * S::span;
+  Activations<S> x;
+  load_activations<S>(args, rank * S::block_k + warp_k, warp, x, shared);
+#pragma unroll 1
+  for (int turn = 0; turn < S::turns; turn++) {
+    const int slot = turn % S::stages;
+    wait(shared.full[slot], turn / S::stages % 2);
 #pragma unroll
-  for (int i = 0; i < values; i++) {
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2)
-      if (step * 2 >= Shape::group) products[i] += __shfl_xor_sync(~0u, products[i], step);
-#pragma unroll
-    for (int step = 4 * Shape::slots; step < 32; step *= 2) products[i] += __shfl_xor_sync(~0u, products[i], step);
-    if (row < kRows && row < Shape::slots && column < (Shape::group == 1 ? 2 : Shape::group))
-      store_in_cluster(address_in(0, &all.products[partial][row][group * Shape::group + column + i]), products[i]);
+    for (int row = 0; row < S::stage_rows; row += S::group)
+      multiply_group<S>(shared.ring[slot][row] + warp_k, x, warp, turn * S::stage_rows + row, shared);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0 && turn + S::stages < S::turns) arrive(shared.empty[slot]);
   }
 }
 
-template <class Shape, Output kOutput, int kRows, int kTile, int kPartials, int kK, bool kNorm>
-__device__ inline void write_outputs(const GemvArgs& args, const GemvSums<kRows, kTile, kPartials>& all, int tile) {
-  const int first = min(tile * Shape::outputs, args.n - Shape::outputs);
-  for (int at = threadIdx.x; at < kRows * Shape::outputs; at += blockDim.x) {
-    const int row = at / Shape::outputs, column = at % Shape::outputs, place = first + column;
-    if (place < tile * Shape::outputs) continue;  // the tile before writes it
+// Add up the block's sums of a weight row; four neighbouring lanes do it together.
+template <class S>
+__device__ inline float add_up(const GemvShared<S>& shared, int row, int in_tile) {
+  float sum = 0;
+#pragma unroll
+  for (int i = threadIdx.x % 4; i < S::partials; i += 4) sum += shared.sums[i][row][in_tile];
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  return sum + __shfl_xor_sync(~0u, sum, 2);
+}
+
+// Send the block's sums to those that write the outputs: each block of a cluster a part of them.
+template <class S>
+__device__ inline void exchange(int rank, GemvShared<S>& shared) {
+  for (int at = threadIdx.x / 4; at < S::rows * S::tile; at += S::threads / 4) {
+    const int row = at / S::tile, in_tile = at % S::tile, output = in_tile % S::outputs;
+    const float sum = add_up<S>(shared, row, in_tile);
+    const int place = output % S::share + in_tile / S::outputs * S::share;
+    if (threadIdx.x % 4 == 0)
+      store_in_cluster(address_in(output / S::share, &shared.from_blocks[rank][row][place]), sum);
+  }
+  if (S::norm && threadIdx.x < S::rows * S::cluster) {
+    const int row = threadIdx.x % S::rows;
+    float sum = 0;
+    for (int warp = 0; warp < S::warps; warp++) sum += shared.squares[warp][row];
+    store_in_cluster(address_in(threadIdx.x / S::rows, &shared.squares_from[rank][row]), sum);
+  }
+}
+
+// The outputs that a thread writes. What they are added to is loaded long before.
+template <class S>
+struct Outputs {
+  Bf16* place[S::outputs_per_thread];
+  float addend[S::outputs_per_thread];
+};
+
+template <class S>
+__device__ inline Outputs<S> load_addends(const GemvArgs& args, int tile, int rank) {
+  const int first = min(tile * S::outputs, args.n - S::outputs);
+  Outputs<S> to;
+#pragma unroll
+  for (int i = 0; i < S::outputs_per_thread; i++) {
+    const int at = i * 32 * S::warps + threadIdx.x;
+    const int output = first + rank * S::share + at % S::share;
+    // The tile before writes what this one only shares with it.
+    const bool writes = at < S::rows * S::share && output >= tile * S::outputs;
+    to.place[i] = writes ? args.out + long(at / S::share) * args.n + output : nullptr;
+    to.addend[i] = 0;
+    if (!writes) continue;
+    if (S::output == Output::kAdd) to.addend[i] = to_float(*to.place[i]);
+    if (S::output != Output::kGate && args.bias) to.addend[i] += to_float(args.bias[output]);
+  }
+  return to;
+}
+
+template <class S>
+__device__ inline void write_outputs(const GemvArgs& args, const GemvShared<S>& shared, const Outputs<S>& to) {
+#pragma unroll
+  for (int i = 0; i < S::outputs_per_thread; i++) {
+    if (!to.place[i]) continue;
+    const int at = i * 32 * S::warps + threadIdx.x, row = at / S::share, output = at % S::share;
     float value = 0, up = 0, squares = 0;
 #pragma unroll
-    for (int i = 0; i < kPartials; i++) {
-      value += all.products[i][row][column];
-      if (kOutput == Output::kGate) up += all.products[i][row][column + Shape::outputs];
-      if (kNorm) squares += all.squares[i][row];
+    for (int block = 0; block < S::cluster; block++) {
+      value += shared.from_blocks[block][row][output];
+      if (S::output == Output::kGate) up += shared.from_blocks[block][row][output + S::share];
+      if (S::norm) squares += shared.squares_from[block][row];
     }
-    const float rate = kNorm ? rsqrtf(squares / kK + args.eps) : 1;
+    const float rate = S::norm ? rsqrtf(squares / S::k + args.eps) : 1;
     value *= rate;
-    if (kOutput == Output::kGate) value = value / (1 + __expf(-value)) * up * rate;
-    Bf16* out = args.out + long(row) * args.n + place;
-    if (kOutput != Output::kGate && args.bias) value += to_float(args.bias[place]);
-    if (kOutput == Output::kAdd) value += to_float(*out);
-    *out = to_bf16(value);
+    if (S::output == Output::kGate) value = value / (1 + __expf(-value)) * up * rate;
+    *to.place[i] = to_bf16(value + to.addend[i]);
   }
 }
 
-template <int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, Output kOutput, bool kNorm>
-__global__ void
-__launch_bounds__(32 * kWarps, (GemvShape<kRows, kK, kWarps, kCluster, kSlices, kTile, kOutput>::blocks))
-    gemv(const GemvArgs args) {
-  using Shape = GemvShape<kRows, kK, kWarps, kCluster, kSlices, kTile, kOutput>;
-  extern __shared__ __align__(16) char memory[];
-  auto& shared = *reinterpret_cast<GemvShared<Shape, kRows, kWarps, kTile>*>(memory);
-
-  launch_dependents();
-  const int rank = kCluster > 1 ? int(cluster_rank()) : 0;
-  const int tile = blockIdx.x / kCluster, warp = threadIdx.x / 32;
-  const int partial = rank * kWarps + warp, first_k = partial * Shape::slice;
-  Bf16* norms = reinterpret_cast<Bf16*>(memory + sizeof(shared)) + warp * Shape::slice;
-  if (kCluster > 1) cluster_arrive();  // all blocks have started once all have waited, below
-
-  Vec16 weights[Shape::groups][Shape::steps];
-  load_weights<Shape, kOutput, kK>(args, first_weight<Shape, kK>(args, tile, first_k), first_k, weights);
-  if (kNorm) copy_slice<Shape, kK>(norms, args.norm, first_k);
-  if (args.fetched > 0) fetch_ahead<Shape, kK>(args, tile, rank, weights[Shape::groups - 1][Shape::steps - 1]);
-  if (kNorm) wait_for_copies();
-  __syncwarp();
-  wait_for_prerequisites();
-
-  float squares[kRows];
-  stage<Shape, kRows, kK, kNorm>(args.x, first_k, shared.staged[warp], norms, squares);
-  if (kCluster > 1) cluster_wait();
-#pragma unroll
-  for (int group = 0; group < Shape::groups; group++) {
-    float products[2];
-    multiply_group<Shape, kRows>(weights[group], shared.staged[warp], products);
-    leave_products<Shape>(shared.sums, partial, group, products);
-  }
-  if (kNorm && threadIdx.x % 32 == 0)
-    for (int row = 0; row < kRows; row++) store_in_cluster(address_in(0, &shared.sums.squares[partial][row]), squares[row]);
-  if (kCluster > 1) {
+template <class S>
+__device__ inline void sync_cluster() {
+  if (S::cluster > 1) {
     cluster_arrive();
     cluster_wait();
   } else {
     __syncthreads();
   }
-  if (rank == 0) write_outputs<Shape, kOutput, kRows, kTile, Shape::partials, kK, kNorm>(args, shared.sums, tile);
+}
+
+template <int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, int kStageRows, int kStages,
+          Output kOutput, bool kNorm>
+__global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) gemv(const GemvArgs args) {
+  using S = GemvShape<kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages, kOutput, kNorm>;
+  extern __shared__ __align__(128) char memory[];
+  auto& shared = *reinterpret_cast<GemvShared<S>*>(memory);
+  const int rank = kCluster > 1 ? int(cluster_rank()) : 0;
+  const int tile = blockIdx.x / kCluster, warp = threadIdx.x / 32;
+
+  if (threadIdx.x == 32 * kWarps) {
+    for (int i = 0; i < kStages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], kWarps);
+    publish_barriers();
+    for (int turn = 0; turn < kStages && turn < S::turns; turn++) copy_stage<S>(args, tile, rank, turn, shared);
+  }
+  launch_dependents();
+  __syncthreads();
+  if (kCluster > 1) cluster_arrive();  // all blocks have started once all have waited, below
+  Outputs<S> to = {};
+  if (warp == kWarps) {
+    if (threadIdx.x % 32 == 0) copy_weights<S>(args, tile, rank, shared);
+    __syncwarp();
+  } else {
+    wait_for_prerequisites();
+    to = load_addends<S>(args, tile, rank);
+    multiply_weights<S>(args, rank, warp, shared);
+  }
+  __syncthreads();
+  if (kCluster > 1) cluster_wait();
+  exchange<S>(rank, shared);
+  sync_cluster<S>();
+  write_outputs<S>(args, shared, to);
 }
 
 }  // namespace blink

@@ -48,16 +48,56 @@ __device__ inline Vec16 load(const void* from) {
   return v;
 }
 
-__device__ inline void copy_to_shared(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from)
-               : "memory");
+// A barrier in shared memory that counts arrivals and copied bytes; its phases alternate between parity 0 and 1.
+using Barrier = unsigned long long;
+
+__device__ inline unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
+
+__device__ inline void initialize(Barrier& barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-__device__ inline void prefetch_to_l2(const void* from, unsigned bytes) {
+// Copies that this thread starts from here on find the barriers initialised.
+__device__ inline void publish_barriers() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+__device__ inline void arrive(Barrier& barrier) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&barrier)) : "memory");
+}
+
+// Wait until the phase of this parity is over.
+__device__ inline void wait(Barrier& barrier, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      " @!done bra again;\n}" ::"r"(shared_address(&barrier)),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+// Arrive and expect so many bytes of copies, which the phase then waits for as well.
+__device__ inline void expect(Barrier& barrier, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(
+                   shared_address(&barrier)),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+
+// Copy consecutive memory to shared memory, counted by the barrier. All three are multiples of 16 bytes.
+__device__ inline void copy(void* to, const void* from, unsigned bytes, Barrier& barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+               : "memory");
 #endif
 }
 

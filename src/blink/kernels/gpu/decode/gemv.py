@@ -13,12 +13,10 @@ from torch import Tensor
 from blink.kernels.gpu.decode.launch import compile_kernel, has_clusters, launch
 
 MAX_ROWS = 8
-_STEP = 32  # k of one row that a load takes at least
-_WARP_WEIGHTS = 8192  # that a warp's registers hold
-_MAX_WARPS = 7
-_MAX_CLUSTER = 8
-_FEW_WARPS = 5  # of which several blocks fit a multiprocessor
-_SHARED_BYTES = 100 << 10  # of which two blocks fit
+_UNIT = 32  # k of one row that a load takes at least
+_MAX_PARTS = 16  # 16-byte parts of the activations that a lane keeps in registers
+_STAGE_BYTES = 16 << 10
+_RING_BYTES = 64 << 10  # with which three blocks fit a multiprocessor
 
 
 class _Output(Enum):  # csrc/gpu/decode/gemv.cuh's Output
@@ -36,57 +34,59 @@ class _Arguments(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("eps", ctypes.c_float),
         ("n", ctypes.c_int),
-        ("ahead", ctypes.c_int),
-        ("fetched", ctypes.c_int),
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a product is split among warps; see csrc/gpu/decode/gemv.cuh."""
+    """How a product is split: see csrc/gpu/decode/gemv.cuh."""
 
     warps: int
     cluster: int
     slices: int  # of 32 k, that one load of a warp takes of the same weight row
     tile: int  # weight rows of a block
-    ahead: int = 0
-    fetched: int = 0
+    stage_rows: int
+    stages: int
 
 
 def choose_split(rows: int, k: int, n: int) -> Split | None:  # noqa: ARG001 - n is for benchmarks' own choices
-    """Return a split with which all weights of a lane fit its registers; None if there is none."""
-    slices, tile = (8, 8) if rows == 1 else (4, 8) if rows == 2 else (2, 16)
-    splits = [_split(k, tile, count) for count in (8, 4, 2) if count <= slices]
-    best = min(splits, key=lambda split: split.warps * split.cluster * _slice(k, split))  # the least beyond k's end
-    fits = best.warps <= _MAX_WARPS and _shared_bytes(rows, k, best, has_norm=True) <= _SHARED_BYTES
-    return best if fits else None
+    """Return a split with which a lane's activations fit its registers; None if there is none."""
+    most = 8 if rows <= 2 else 4 if rows <= 4 else 2
+    for slices in (count for count in (8, 4, 2, 1) if count <= most):
+        units = k // (_UNIT * slices)
+        max_steps = _MAX_PARTS if rows * slices <= 8 else _MAX_PARTS // 2
+        for cluster in (1, 2, 4, 8) if has_clusters() else (1,):
+            for warps in (4, 8, 7, 6, 5, 3, 2, 1):
+                if (
+                    units * _UNIT * slices == k
+                    and units % (warps * cluster) == 0 < units // (warps * cluster) <= max_steps
+                ):
+                    return _make_split(k, warps, cluster, slices)
+    return None
 
 
-def _split(k: int, tile: int, slices: int) -> Split:
-    span = _STEP * slices
-    warps = _ceil(_ceil(k, span), _WARP_WEIGHTS // tile // span)
-    cluster = 1
-    while cluster < _MAX_CLUSTER and has_clusters() and warps > _FEW_WARPS * cluster:
-        cluster *= 2
-    return Split(max(2, _ceil(warps, cluster)), cluster, slices, tile)
+def _make_split(k: int, warps: int, cluster: int, slices: int) -> Split:
+    group, row_bytes = 8 // slices, k // cluster * 2
+    stage_rows = group
+    while stage_rows < 8 and 2 * stage_rows * row_bytes <= _STAGE_BYTES:
+        stage_rows *= 2
+    tile = 32 if row_bytes <= _STAGE_BYTES else 16
+    stages = min(max(2, _RING_BYTES // (stage_rows * row_bytes)), tile // stage_rows)
+    return Split(warps, cluster, slices, tile, stage_rows, stages)
 
 
-def _slice(k: int, split: Split) -> int:
-    """Return the k of one warp."""
-    span = _STEP * split.slices
-    return _ceil(k, span * split.warps * split.cluster) * span
+def _shared_bytes(rows: int, k: int, split: Split) -> int:
+    """Return the size of csrc/gpu/decode/gemv.cuh's GemvShared."""
+    pitch = k // split.cluster + (32 if split.slices < 8 else 0)
+    ring = split.stages * split.stage_rows * pitch * 2
+    sums = split.warps * split.slices * rows * (split.tile + 1) + split.warps * rows
+    exchanged = split.cluster * rows * (split.tile // split.cluster + 1) + split.cluster * rows
+    barriers = 2 * split.stages * 8
+    return _round_up(_round_up(ring + (sums + exchanged) * 4, 8) + barriers, 128)
 
 
-def _shared_bytes(rows: int, k: int, split: Split, *, has_norm: bool) -> int:
-    """Return the size of csrc/gpu/decode/gemv.cuh's GemvShared: activations, norm weights, partial sums."""
-    width = _slice(k, split)
-    staged = split.warps * rows * (width + 32) * 2
-    sums = split.warps * split.cluster * rows * (split.tile + 1) * 4
-    return _ceil(staged + sums, 16) * 16 + has_norm * split.warps * width * 2
-
-
-def _ceil(value: int, divisor: int) -> int:
-    return -(-value // divisor)
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
 
 
 def normed_linear(
@@ -113,8 +113,10 @@ def add_linear(x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None 
 def can_multiply(rows: int, weight: Tensor) -> bool:
     """Tell whether the kernels take so many rows and this weight [out, in]."""
     n, k = weight.shape
-    sizes = rows <= MAX_ROWS and k % 8 == 0 and n >= 32
-    return sizes and weight.dtype == torch.bfloat16 and choose_split(rows, k, n) is not None
+    if rows > MAX_ROWS or weight.dtype != torch.bfloat16:
+        return False
+    split = choose_split(rows, k, n)
+    return split is not None and split.tile <= n
 
 
 def _launch(
@@ -133,11 +135,12 @@ def _launch(
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     assert weight.shape == (2 * n if output is _Output.GATE else n, k) and out.shape[0] == rows
     assert x.dtype == out.dtype == weight.dtype
-    split = choose_split(rows, k, n)
+    split = choose_split(rows, k, weight.shape[0])
     assert split is not None
     outputs = split.tile // 2 if output is _Output.GATE else split.tile
     norm = "true" if norm_weight is not None else "false"
-    sizes = f"{rows}, {k}, {split.warps}, {split.cluster}, {split.slices}, {split.tile}"
+    sizes = (rows, k, split.warps, split.cluster, split.slices, split.tile, split.stage_rows, split.stages)
+    name = f"blink::gemv<{', '.join(map(str, sizes))}, {output.value}, {norm}>"
     arguments = _Arguments(
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
@@ -146,14 +149,12 @@ def _launch(
         out.data_ptr(),
         eps,
         n,
-        split.ahead,
-        split.fetched,
     )
     launch(
-        compile_kernel(f"blink::gemv<{sizes}, {output.value}, {norm}>"),
-        (_ceil(n, outputs) * split.cluster, 1),
-        32 * split.warps,
+        compile_kernel(name),
+        (-(-n // outputs) * split.cluster, 1),
+        32 * (split.warps + 1),
         arguments,
         cluster=split.cluster,
-        shared_bytes=_shared_bytes(rows, k, split, has_norm=norm_weight is not None),
+        shared_bytes=_shared_bytes(rows, k, split),
     )
