@@ -14,21 +14,31 @@ from torch import Tensor
 from blink.engine.batch import Batch
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, can_multiply, gated_linear, normed_linear
-from blink.kernels.gpu.decode.launch import has_clusters
+from blink.kernels.gpu.decode.launch import can_launch
 
 if TYPE_CHECKING:
     from blink.models.decoder import DenseMlp, Layer
     from blink.models.spec import ModelSpec
 
 # With more rows cuBLAS is as fast: see benchmarks/kernels/decode_layer.py.
-MAX_DECODE_ROWS = 8
+MAX_DECODE_ROWS = 4
 
 
 def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int) -> bool:
     """Tell whether a bucket of so many decoding rows runs on these kernels; needs a current GPU."""
-    if spec.num_experts or rows > MAX_DECODE_ROWS or not has_clusters():
+    if spec.num_experts or rows > MAX_DECODE_ROWS or not can_launch():
         return False
-    return can_attend(spec.head_dim, spec.rope.rotary_dim, spec.num_heads, spec.num_kv_heads, dtype)
+    hidden = spec.hidden_size
+    weights = (
+        (spec.q_size + 2 * spec.kv_size, hidden),
+        (hidden, spec.q_size),
+        (2 * spec.intermediate_size, hidden),
+        (hidden, spec.intermediate_size),
+        (spec.vocab_size, hidden),
+    )
+    return can_attend(spec.head_dim, spec.rope.rotary_dim, spec.num_heads, spec.num_kv_heads, dtype) and all(
+        can_multiply(rows, n, k, dtype) for n, k in weights
+    )
 
 
 def run_decode_layer(
@@ -43,5 +53,4 @@ def run_decode_layer(
 
 def compute_decode_logits(residual: Tensor, norm: Tensor, eps: float, lm_head: Tensor) -> Tensor:
     """Return the logits [rows, vocab] of the last layer's residual."""
-    assert can_multiply(residual.shape[0], lm_head)
     return normed_linear(residual, norm, eps, lm_head)

@@ -364,6 +364,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const AttentionArgs args) 
   int tile = at.warp * kCluster + at.rank;
   load_tile(args, at, tile, kv);
   fetch_later(args, at, tile);
+  if (kNorm && at.warp == 0) prefetch_line((at.lane % 2 ? args.key_norm : args.query_norm) + at.lane / 2 * 8 % kHeadDim);
   const Angles<S> angles = load_angles(args, at);
   wait_for_prerequisites();
 

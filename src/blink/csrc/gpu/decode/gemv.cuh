@@ -68,7 +68,8 @@ __device__ inline void copy_stage(const GemvArgs& args, int tile, int rank, int 
   for (int i = 0; i < S::stage_rows; i++) {
     const int in_tile = turn * S::stage_rows + i;
     const int row = first + (in_tile < S::outputs ? in_tile : in_tile - S::outputs + args.n);
-    copy(shared.ring[slot][i], args.weight + long(row) * S::k + rank * S::block_k, S::block_k * 2, shared.full[slot]);
+    const Bf16* from = args.weight + long(row) * S::k + rank * S::block_k;
+    copy_once(shared.ring[slot][i], from, S::block_k * 2, shared.full[slot]);
   }
 }
 
@@ -79,6 +80,12 @@ __device__ inline void copy_weights(const GemvArgs& args, int tile, int rank, Ge
     wait(shared.empty[turn % S::stages], (turn / S::stages - 1) % 2);
     copy_stage<S>(args, tile, rank, turn, shared);
   }
+}
+
+// Bring the norm's weights to L2, where they have not survived since the last step.
+template <class S>
+__device__ inline void fetch_norm(const GemvArgs& args, int rank) {
+  for (int k = threadIdx.x * 64; k < S::block_k; k += S::warps * 32 * 64) prefetch_line(args.norm + rank * S::block_k + k);
 }
 
 template <class S>
@@ -279,6 +286,7 @@ __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) gemv(c
     if (threadIdx.x % 32 == 0) copy_weights<S>(args, tile, rank, shared);
     __syncwarp();
   } else {
+    if (kNorm) fetch_norm<S>(args, rank);
     wait_for_prerequisites();
     to = load_addends<S>(args, tile, rank);
     multiply_weights<S>(args, rank, warp, shared);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instructions that CUDA C++ has no words for. Where an architecture lacks one of Hopper's, it becomes nothing, and
-// kernels are launched without what needs it.
+// The instructions that CUDA C++ has no words for. Those that came with Hopper are nothing on older architectures: what
+// uses them compiles there and must not run.
 #pragma once
 
 namespace blink {
@@ -91,13 +91,17 @@ __device__ inline void expect(Barrier& barrier, unsigned bytes) {
 #endif
 }
 
-// Copy consecutive memory to shared memory, counted by the barrier. All three are multiples of 16 bytes.
-__device__ inline void copy(void* to, const void* from, unsigned bytes, Barrier& barrier) {
+// Copy consecutive memory to shared memory, counted by the barrier; L2 shall forget it first, as nobody reads it again.
+// Addresses and size are multiples of 16 bytes.
+__device__ inline void copy_once(void* to, const void* from, unsigned bytes, Barrier& barrier) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(&barrier))
-               : "memory");
+  asm volatile(
+      "{\n .reg .b64 policy;\n"
+      " createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n"
+      "}" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+      : "memory");
 #endif
 }
 

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from blink.engine.batch import Batch
-from blink.kernels.gpu.decode.launch import compile_kernel, has_clusters, launch
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.rotary import HeadNorm
-
-_WARPS = 8
 
 
 class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's AttentionArgs
@@ -38,14 +36,12 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's Attention
 
 def choose_split(rows: int) -> tuple[int, int]:
     """Return the blocks of a cluster and the warps of each that share the keys of one row and KV head."""
-    if not has_clusters():
-        return 1, _WARPS
-    return (8 if rows <= 2 else 4 if rows <= 4 else 2), _WARPS
+    return (8 if rows <= 2 else 4), 4
 
 
 def can_attend(head_dim: int, rotary_dim: int, num_heads: int, kv_heads: int, dtype: torch.dtype) -> bool:
     """Tell whether the kernel takes these sizes."""
-    sizes = head_dim in (64, 128) and rotary_dim % (head_dim // 16) == 0 and rotary_dim <= head_dim
+    sizes = head_dim in (64, 128) and 0 < rotary_dim <= head_dim and rotary_dim % (head_dim // 16) == 0
     return sizes and num_heads % kv_heads == 0 and num_heads // kv_heads <= 8 and dtype == torch.bfloat16
 
 

@@ -21,8 +21,8 @@ _ATTRIBUTE = driver.CUlaunchAttributeID
 _HOPPER = (9, 0)
 
 
-def has_clusters() -> bool:
-    """Tell whether the current GPU has clusters of blocks and programmatic launches: from Hopper on."""
+def can_launch() -> bool:
+    """Tell whether the current GPU has clusters, bulk copies and programmatic launches: from Hopper on."""
     return torch.cuda.get_device_capability() >= _HOPPER
 
 
@@ -74,7 +74,7 @@ def launch(
     attributes = []
     if cluster > 1:
         attributes.append(_attribute(_ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, cluster))
-    if programmatic and has_clusters():
+    if programmatic:
         attributes.append(_attribute(_ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 1))
     config.attrs = attributes
     config.numAttrs = len(attributes)
