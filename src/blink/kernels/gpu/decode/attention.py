@@ -36,7 +36,7 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's Attention
 
 def choose_split(rows: int) -> tuple[int, int]:
     """Return the blocks of a cluster and the warps of each that share the keys of one row and KV head."""
-    return (8 if rows <= 2 else 4), 4
+    return (8, 4) if rows <= 2 else (4, 8) if rows <= 4 else (4, 4)
 
 
 def can_attend(head_dim: int, rotary_dim: int, num_heads: int, kv_heads: int, dtype: torch.dtype) -> bool:

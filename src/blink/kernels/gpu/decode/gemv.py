@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,7 +15,7 @@ from blink.kernels.gpu.decode.launch import compile_kernel, launch
 
 MAX_ROWS = 8
 _UNIT = 32  # k of one row that a load takes at least
-_MAX_PARTS = 16  # 16-byte parts of the activations that a lane keeps in registers
+_FEW_STEPS = 8  # for each, a lane keeps two 16-byte parts of the activations in registers, or one with few rows
 _STAGE_BYTES = 16 << 10
 _RING_BYTES = 64 << 10  # with which three blocks fit a multiprocessor
 
@@ -58,26 +59,26 @@ def choose_split(rows: int, k: int, n: int) -> Split | None:
     preferred = (8, 4) if rows == 2 or rows > 4 else (4, 8)
     for slices in (count for count in (8, 4, 2, 1) if count <= most):
         units = k // (_UNIT * slices)
-        max_steps = _MAX_PARTS if rows * slices <= 8 else _MAX_PARTS // 2
         if units * _UNIT * slices != k:
             continue
-        for cluster in (1, 2, 4, 8):
+        limits = (_FEW_STEPS, 2 * _FEW_STEPS) if rows * slices <= 8 else (_FEW_STEPS,)
+        for cluster, limit in itertools.product((1, 2, 4, 8), limits):
             for warps in (*preferred, 7, 6, 5, 3, 2, 1):
-                if units % (warps * cluster) == 0 and units // (warps * cluster) <= max_steps:
-                    return _make_split(k, n, warps, cluster, slices)
+                if units % (warps * cluster) == 0 and units // (warps * cluster) <= limit:
+                    return _make_split(rows, k, n, warps, cluster, slices)
     return None
 
 
-def _make_split(k: int, n: int, warps: int, cluster: int, slices: int) -> Split:
+def _make_split(rows: int, k: int, n: int, warps: int, cluster: int, slices: int) -> Split:
     row_bytes = k // cluster * 2
     stage_rows = 8 // slices
-    while stage_rows < 8 and 2 * stage_rows * row_bytes <= _STAGE_BYTES:
+    while stage_rows < 8 and 2 * stage_rows * row_bytes <= (_STAGE_BYTES if rows > 1 else _STAGE_BYTES // 2):
         stage_rows *= 2
     # A few blocks a multiprocessor: if all of these fit at once, those of the next kernel find no room to start in.
     blocks = n * cluster // 16 / torch.cuda.get_device_properties().multi_processor_count
     tile = 32 if 2 < blocks <= 8 else 16
-    stages = min(max(2, _RING_BYTES // (stage_rows * row_bytes)), tile // stage_rows)
-    return Split(warps, cluster, slices, tile, stage_rows, stages)
+    stages = max(3 if rows == 2 else 2, _RING_BYTES // (stage_rows * row_bytes))
+    return Split(warps, cluster, slices, tile, stage_rows, min(stages, tile // stage_rows))
 
 
 def _shared_bytes(rows: int, k: int, split: Split) -> int:
