@@ -26,7 +26,7 @@ struct AttentionArgs {
   int table_stride;
 };
 
-constexpr int kTileKeys = 16;    // keys that a warp takes at once
+constexpr int kTileKeys = 16;      // keys that a warp takes at once
 constexpr float kLowest = -1e30f;  // below every score, and finite: differences are never NaN
 
 template <int kGroup_, int kHeadDim_, int kRotaryDim_, int kKvHeads_, int kBlockSize_, int kCluster_, int kWarps_,
@@ -40,11 +40,11 @@ struct AttentionShape {
   static constexpr int cluster = kCluster_;
   static constexpr int warps = kWarps_;
   static constexpr bool norm = kNorm_;
-  static constexpr int steps = head_dim / 32;         // 16-byte loads of a key by each of its four lanes
-  static constexpr int value_lanes = head_dim / 8;    // lanes of a value, 16 bytes each
+  static constexpr int steps = head_dim / 32;       // 16-byte loads of a key by each of its four lanes
+  static constexpr int value_lanes = head_dim / 8;  // lanes of a value, 16 bytes each
   static constexpr int turns = kTileKeys * value_lanes / 32;
-  static constexpr int dims = head_dim / 32;          // of each lane, where a warp holds one head
-  static constexpr int token = kv_heads * head_dim;   // elements between tokens of the cache
+  static constexpr int dims = head_dim / 32;         // of each lane, where a warp holds one head
+  static constexpr int token = kv_heads * head_dim;  // elements between tokens of the cache
   static_assert(group <= 8 && dims % 2 == 0 && rotary_dim / 2 % dims == 0 && rotary_dim <= head_dim);
 };
 
@@ -149,7 +149,8 @@ __device__ inline Angles<S> load_angles(const AttentionArgs& args, const Place<S
   return angles;
 }
 
-// Normalise, if the model does, and rotate one head; a warp's lanes hold its dims. Rounds where single operations would.
+// Normalise, if the model does, and rotate one head; a warp's lanes hold its dims. Rounds where single operations
+// would.
 template <class S>
 __device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float eps, const Angles<S>& angles, int lane,
                                     Bf16* to, Bf16* also_to) {
@@ -364,7 +365,8 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const AttentionArgs args) 
   int tile = at.warp * kCluster + at.rank;
   load_tile(args, at, tile, kv);
   fetch_later(args, at, tile);
-  if (kNorm && at.warp == 0) prefetch_line((at.lane % 2 ? args.key_norm : args.query_norm) + at.lane / 2 * 8 % kHeadDim);
+  if (kNorm && at.warp == 0)
+    prefetch_line((at.lane % 2 ? args.key_norm : args.query_norm) + at.lane / 2 * 8 % kHeadDim);
   const Angles<S> angles = load_angles(args, at);
   wait_for_prerequisites();
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a few rows of activations with a weight [out, in], for decoding. One warp of a block copies weight rows to
-// a ring of stages in shared memory, from before the block waits for the activations on; the others split k, keep their
-// part of the activations in registers and multiply. The norm before and the residual or activation behind are part of it.
+// Products of a few rows of activations with a weight [out, in], for decoding. One warp of a block copies weight rows
+// to a ring of stages in shared memory, from before the block waits for the activations on; the others split k, keep
+// their part of the activations in registers and multiply. The norm before and the residual or activation behind are
+// part of it.
 #pragma once
 
 #include "ptx.cuh"
@@ -20,9 +21,10 @@ struct GemvArgs {
   int n;
 };
 
-// Sizes. A 16-byte load of a warp takes 32 * kSlices consecutive k of 8 / kSlices weight rows. To the matrix instruction
-// these are 8 columns of 32 k, and the activations' slices are as many rows: of its 16 rows x 8 columns only those of the
-// same slice count. kCluster blocks share k, kTile weight rows are a block's, kStageRows of them at once in a stage.
+// Sizes. A 16-byte load of a warp takes 32 * kSlices consecutive k of 8 / kSlices weight rows. To the matrix
+// instruction these are 8 columns of 32 k, and the activations' slices are as many rows: of its 16 rows x 8 columns
+// only those of the same slice count. kCluster blocks share k, kTile weight rows are a block's, kStageRows of them at
+// once in a stage.
 template <int kRows_, int kK_, int kWarps_, int kCluster_, int kSlices_, int kTile_, int kStageRows_, int kStages_,
           Output kOutput_, bool kNorm_>
 struct GemvShape {
@@ -85,7 +87,8 @@ __device__ inline void copy_weights(const GemvArgs& args, int tile, int rank, Ge
 // Bring the norm's weights to L2, where they have not survived since the last step.
 template <class S>
 __device__ inline void fetch_norm(const GemvArgs& args, int rank) {
-  for (int k = threadIdx.x * 64; k < S::block_k; k += S::warps * 32 * 64) prefetch_line(args.norm + rank * S::block_k + k);
+  for (int k = threadIdx.x * 64; k < S::block_k; k += S::warps * 32 * 64)
+    prefetch_line(args.norm + rank * S::block_k + k);
 }
 
 template <class S>
@@ -101,8 +104,8 @@ __device__ inline float square_sum(Vec16 v) {
   return square_sum(v.x) + square_sum(v.y) + square_sum(v.z) + square_sum(v.w);
 }
 
-// Load a warp's activations, times the norm's weights. Lanes whose row is beyond the last one take that again: what they
-// compute, nobody reads. Leaves each row's sum of squares.
+// Load a warp's activations, times the norm's weights. Lanes whose row is beyond the last one take that again: what
+// they compute, nobody reads. Leaves each row's sum of squares.
 template <class S>
 __device__ inline void load_activations(const GemvArgs& args, int first_k, int warp, Activations<S>& to,
                                         GemvShared<S>& shared) {

@@ -28,8 +28,8 @@ __device__ inline void wait_for_prerequisites() {
 #endif
 }
 
-// Load what no kernel of the step writes and nobody reads twice. Not as read-only data, which the compiler would be free
-// to load behind wait_for_prerequisites().
+// Load what no kernel of the step writes and nobody reads twice. Not as read-only data, which the compiler would be
+// free to load behind wait_for_prerequisites().
 __device__ inline Vec16 load_once(const void* from) {
   Vec16 v;
   asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -66,7 +66,8 @@ __device__ inline void publish_barriers() {
 }
 
 __device__ inline void arrive(Barrier& barrier) {
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&barrier)) : "memory");
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&barrier))
+               : "memory");
 }
 
 // Wait until the phase of this parity is over.
@@ -84,10 +85,10 @@ __device__ inline void wait(Barrier& barrier, unsigned parity) {
 // Arrive and expect so many bytes of copies, which the phase then waits for as well.
 __device__ inline void expect(Barrier& barrier, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(
-                   shared_address(&barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(shared_address(&barrier)),
+      "r"(bytes)
+      : "memory");
 #endif
 }
 
@@ -98,7 +99,8 @@ __device__ inline void copy_once(void* to, const void* from, unsigned bytes, Bar
   asm volatile(
       "{\n .reg .b64 policy;\n"
       " createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n"
+      " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "policy;\n"
       "}" ::"r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
@@ -130,12 +132,14 @@ __device__ inline Vec16 multiply(Vec16 a, Vec16 b) {
   return {multiply_pairs(a.x, b.x), multiply_pairs(a.y, b.y), multiply_pairs(a.z, b.z), multiply_pairs(a.w, b.w)};
 }
 
-// Sums of products over 16 k of 16 rows (a) and 8 columns (b). Which k a lane's registers hold is free, as long as a and
-// b agree: each lane takes 8 consecutive k, 16 bytes, for two of these. Lane l has a's rows l / 4 (a0, a2) and 8 + l / 4
-// (a1, a3), b's column l / 4, and of the sums row l / 4 (0, 1) and 8 + l / 4 (2, 3), columns l % 4 * 2 and the next.
+// Sums of products over 16 k of 16 rows (a) and 8 columns (b). Which k a lane's registers hold is free, as long as a
+// and b agree: each lane takes 8 consecutive k, 16 bytes, for two of these. Lane l has a's rows l / 4 (a0, a2) and 8 +
+// l / 4 (a1, a3), b's column l / 4, and of the sums row l / 4 (0, 1) and 8 + l / 4 (2, 3), columns l % 4 * 2 and the
+// next.
 __device__ inline void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
                                     unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
