@@ -4,80 +4,9 @@
 // rotates heads and writes the cache. All older keys are on their way to registers before it waits for that product.
 #pragma once
 
-#include "ptx.cuh"
+#include "attention_heads.cuh"
 
 namespace blink {
-
-struct AttentionArgs {
-  const Bf16* qkv;  // [rows, (kGroup + 2) * kv_heads * head_dim]
-  Bf16* cache;      // [2, blocks, block_size, kv_heads, head_dim]
-  long values;      // elements from keys to values
-  const int* block_tables;
-  const int* row_slots;     // [rows]
-  const int* context_lens;  // [rows]; with the new token, 0 for padding
-  const int* positions;     // [rows]
-  const int* kv_slots;      // [rows]; where the new key and value go, -1: nowhere
-  const float* rotary;      // [positions, kRotaryDim], cosines before sines
-  const Bf16* query_norm;   // [head_dim], with kNorm
-  const Bf16* key_norm;
-  Bf16* out;  // [rows, kGroup * kv_heads * head_dim]
-  float eps;
-  float scale;  // of the scores, for powers of 2
-  int table_stride;
-};
-
-constexpr int kTileKeys = 16;      // keys that a warp takes at once
-constexpr float kLowest = -1e30f;  // below every score, and finite: differences are never NaN
-
-template <int kGroup_, int kHeadDim_, int kRotaryDim_, int kKvHeads_, int kBlockSize_, int kCluster_, int kWarps_,
-          bool kNorm_>
-struct AttentionShape {
-  static constexpr int group = kGroup_;  // query heads per KV head, up to 8
-  static constexpr int head_dim = kHeadDim_;
-  static constexpr int rotary_dim = kRotaryDim_;
-  static constexpr int kv_heads = kKvHeads_;
-  static constexpr int block_size = kBlockSize_;
-  static constexpr int cluster = kCluster_;
-  static constexpr int warps = kWarps_;
-  static constexpr bool norm = kNorm_;
-  static constexpr int steps = head_dim / 32;       // 16-byte loads of a key by each of its four lanes
-  static constexpr int value_lanes = head_dim / 8;  // lanes of a value, 16 bytes each
-  static constexpr int turns = kTileKeys * value_lanes / 32;
-  static constexpr int dims = head_dim / 32;         // of each lane, where a warp holds one head
-  static constexpr int token = kv_heads * head_dim;  // elements between tokens of the cache
-  static_assert(group <= 8 && dims % 2 == 0 && rotary_dim / 2 % dims == 0 && rotary_dim <= head_dim);
-};
-
-template <class S>
-struct Tile {  // a warp's keys, as the matrix instruction takes them, and values, a few dims of every few keys a lane
-  Vec16 keys[2][S::steps];
-  Vec16 values[S::turns];
-};
-
-template <class S>
-struct AttentionShared {
-  alignas(16) Bf16 queries[S::group][S::head_dim + 32];  // padded against bank conflicts
-  alignas(16) Bf16 new_key[S::head_dim];
-  alignas(16) float weights[S::warps][kTileKeys][8];
-  float shrink[S::warps][8];
-  alignas(16) float parts[S::warps][S::group][S::head_dim];
-  float best[S::warps][S::group], total[S::warps][S::group];
-  alignas(16) float block_part[S::group][S::head_dim];
-  float block_best[S::group], block_total[S::group];
-};
-
-// Where one row's attention happens.
-template <class S>
-struct Place {
-  int row, head, rank, warp, lane;
-  int length;        // keys, the new one included
-  const int* table;  // the row's blocks
-  const Bf16* keys;  // of this head
-
-  __device__ const Bf16* key(int index) const {
-    return keys + (long(table[index / S::block_size]) * S::block_size + index % S::block_size) * S::token;
-  }
-};
 
 // Load a tile's keys and values but the new one, which is not in the cache yet.
 template <class S>
@@ -127,83 +56,6 @@ __device__ inline void insert_new(const AttentionArgs& args, const Place<S>& at,
   for (int turn = 0; turn < S::turns; turn++)
     if (turn * (32 / S::value_lanes) + at.lane / S::value_lanes == index)
       to.values[turn] = load(new_value + at.lane % S::value_lanes * 8);
-}
-
-template <class S>
-struct Angles {  // of a lane's dims
-  float cosines[S::dims], sines[S::dims];
-};
-
-template <class S>
-__device__ inline Angles<S> load_angles(const AttentionArgs& args, const Place<S>& at) {
-  constexpr int half = S::rotary_dim / 2;
-  const int dim = at.lane * S::dims;
-  const float* from = args.rotary + long(args.positions[at.row]) * S::rotary_dim;
-  Angles<S> angles;
-#pragma unroll
-  for (int i = 0; i < S::dims; i++) {
-    angles.cosines[i] = dim < 2 * half ? from[dim % half + i] : 1;
-    const float sine = dim < 2 * half ? from[half + dim % half + i] : 0;
-    angles.sines[i] = dim < half ? -sine : sine;
-  }
-  return angles;
-}
-
-// Normalise, if the model does, and rotate one head; a warp's lanes hold its dims. Rounds where single operations
-// would.
-template <class S>
-__device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float eps, const Angles<S>& angles, int lane,
-                                    Bf16* to, Bf16* also_to) {
-  constexpr int half = S::rotary_dim / 2 / S::dims;  // in lanes
-  float values[S::dims], squares = 0;
-#pragma unroll
-  for (int i = 0; i < S::dims; i += 2) {
-    unsigned pair;
-    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(pair) : "l"(from + lane * S::dims + i) : "memory");
-    values[i] = low_float(pair);
-    values[i + 1] = high_float(pair);
-    squares += values[i] * values[i] + values[i + 1] * values[i + 1];
-  }
-  if (S::norm) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-    const float rate = rsqrtf(squares / S::head_dim + eps);
-#pragma unroll
-    for (int i = 0; i < S::dims; i++)
-      values[i] = to_float(to_bf16(values[i] * rate * to_float(norm[lane * S::dims + i])));
-  }
-  float rotated[S::dims];
-#pragma unroll
-  for (int i = 0; i < S::dims; i++) {
-    const float other = __shfl_sync(~0u, values[i], lane < half ? lane + half : lane - half);
-    rotated[i] = values[i] * angles.cosines[i] + (lane < 2 * half ? other * angles.sines[i] : 0);
-  }
-#pragma unroll
-  for (int i = 0; i < S::dims; i += 2) {
-    const unsigned pair = to_bf16_pair(rotated[i], rotated[i + 1]);
-    *reinterpret_cast<unsigned*>(to + lane * S::dims + i) = pair;
-    if (also_to) *reinterpret_cast<unsigned*>(also_to + lane * S::dims + i) = pair;
-  }
-}
-
-// Prepare the queries, and in the block that owns the new token its key; write key and value to the cache.
-template <class S>
-__device__ inline void prepare_heads(const AttentionArgs& args, const Place<S>& at, const Angles<S>& angles, bool owner,
-                                     AttentionShared<S>& shared) {
-  constexpr int width = (S::group + 2) * S::token;
-  const Bf16* qkv = args.qkv + long(at.row) * width;
-  const long slot = args.kv_slots[at.row];
-  Bf16* cell = slot < 0 ? nullptr : args.cache + slot * S::token + at.head * S::head_dim;
-  for (int head = at.warp; head < S::group + int(owner); head += S::warps) {
-    const bool is_key = head == S::group;
-    const Bf16* from = qkv + (is_key ? S::group * S::kv_heads + at.head : at.head * S::group + head) * S::head_dim;
-    prepare_head<S>(from, is_key ? args.key_norm : args.query_norm, args.eps, angles, at.lane,
-                    is_key ? shared.new_key : shared.queries[is_key ? 0 : head], is_key ? cell : nullptr);
-  }
-  if (owner && cell && at.warp == S::warps - 1 && at.lane < S::value_lanes) {
-    const Bf16* value = qkv + ((S::group + 1) * S::kv_heads + at.head) * S::head_dim;
-    *reinterpret_cast<Vec16*>(cell + args.values + at.lane * 8) = load(value + at.lane * 8);
-  }
 }
 
 template <class S>
