@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time the kernels of decoding rows against cuBLAS and the Triton kernels, in the shape of Llama-3-8B.
+
+First the whole step as one graph, then chains of one kernel over all layers' weights; medians of replays.
+
+Run with: python benchmarks/kernels/decode_layer.py [--rows 1 2 4 8] [--context 300] [--step-only]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from blink.engine.batch import Batch, Header
+from blink.kernels.attention import paged_attention, plan_attention
+from blink.kernels.gpu.decode import attention as decode_attention_module
+from blink.kernels.gpu.decode import gemv
+from blink.kernels.gpu.decode.attention import decode_attention
+from blink.kernels.gpu.decode.gemv import add_linear, gated_linear, normed_linear
+from blink.kernels.gpu.decode.launch import launch
+from blink.kernels.linear import linear
+from blink.kernels.rms_norm import rms_norm
+from blink.kernels.rotary import rotate_and_store
+from blink.kernels.silu_mul import silu_mul
+from blink.models.decode_step import compute_decode_logits, run_decode_layer
+from blink.models.decoder import Decoder, DenseMlp, Layer
+from blink.models.rope import Rope
+from blink.models.spec import ModelSpec
+
+SPEC = ModelSpec(
+    architecture="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=14336,
+    rms_norm_eps=1e-5,
+    rope=Rope(theta=5e5, rotary_dim=128),
+    max_model_len=8192,
+)
+BLOCK_SIZE = 16
+BANDWIDTH = 4.5e6  # bytes per us that reads reach on an H200
+Run = Callable[[], object]
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(std=0.02)
+
+
+def make_layer(spec: ModelSpec) -> Layer:
+    hidden, inter = spec.hidden_size, spec.intermediate_size
+    return Layer(
+        attention_norm=1 + draw(hidden),
+        qkv=draw(spec.q_size + 2 * spec.kv_size, hidden),
+        qkv_bias=None,
+        output=draw(hidden, spec.q_size),
+        output_bias=None,
+        head_norm=None,
+        mlp_norm=1 + draw(hidden),
+        mlp=DenseMlp(draw(2 * inter, hidden), draw(hidden, inter)),
+    )
+
+
+class Model:
+    """Random weights of all layers; they serve both sets of kernels."""
+
+    def __init__(self, spec: ModelSpec = SPEC) -> None:
+        self.spec = spec
+        self.layers = [make_layer(spec) for _ in range(spec.num_layers)]
+        self.embedding, self.lm_head = draw(spec.vocab_size, spec.hidden_size), draw(spec.vocab_size, spec.hidden_size)
+        self.norm = 1 + draw(spec.hidden_size)
+        self.decoder = Decoder(spec, self.embedding, self.layers, self.norm, self.lm_head)
+        self.table = self.decoder._rotary_table
+
+
+class Case:
+    """One batch of decoding rows with its KV cache, and the two ways to run a step."""
+
+    def __init__(self, model: Model, rows: int, context: int) -> None:
+        self.model, self.rows, self.context = model, rows, context
+        blocks = -(-context // BLOCK_SIZE)
+        self.batch = make_batch(rows, context, blocks, model.spec.vocab_size)
+        self.cache = model.decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE).normal_()
+
+    def run_before(self) -> Tensor:
+        return self.model.decoder.compute_logits(self.batch, self.cache, self.rows, self.rows)
+
+    def run_after(self) -> Tensor:
+        model, eps = self.model, self.model.spec.rms_norm_eps
+        residual = model.embedding.index_select(0, self.batch.input_ids[: self.rows])
+        for layer, cache in zip(model.layers, self.cache, strict=True):
+            assert isinstance(layer.mlp, DenseMlp)
+            run_decode_layer(layer, layer.mlp, residual, cache, self.batch, model.table, eps)
+        return compute_decode_logits(residual, model.norm, eps, model.lm_head)
+
+    @property
+    def step_bytes(self) -> int:
+        matrices = [m for layer in self.model.layers for m in (layer.qkv, layer.output, *mlp_weights(layer))]
+        return sum(m.numel() for m in [*matrices, self.model.lm_head]) * 2 + self.kv_bytes * len(self.model.layers)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.rows * self.context * self.model.spec.kv_size * 2 * 2
+
+
+def mlp_weights(layer: Layer) -> tuple[Tensor, Tensor]:
+    assert isinstance(layer.mlp, DenseMlp)
+    return layer.mlp.gate_up, layer.mlp.down
+
+
+def make_batch(rows: int, context: int, blocks: int, vocab_size: int) -> Batch:
+    batch = Batch.allocate(
+        max_tokens=rows, max_rows=rows, num_slots=rows, max_blocks=blocks, max_model_len=context, device="cuda"
+    )
+    batch.header[Header.NUM_ROWS] = batch.header[Header.NUM_TOKENS] = batch.header[Header.NUM_DECODE_ROWS] = rows
+    batch.input_ids.random_(vocab_size)
+    batch.positions.fill_(context - 1)
+    batch.query_starts.copy_(torch.arange(rows + 1))
+    batch.context_lens.fill_(context)
+    batch.row_slots.copy_(torch.arange(rows))
+    batch.block_tables.copy_(torch.randperm(rows * blocks).view(rows, blocks))
+    last = batch.block_tables[:, (context - 1) // BLOCK_SIZE]
+    batch.kv_slots.copy_(last * BLOCK_SIZE + (context - 1) % BLOCK_SIZE)
+    return batch
+
+
+def time_graph(run: Run, replays: int = 15) -> float:
+    """Return the median microseconds of a replay of what `run` launches, replays following one another."""
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+    for _ in range(3):
+        graph.replay()
+    for event in events[:-1]:
+        event.record()
+        graph.replay()
+    events[-1].record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events)) * 1e3
+
+
+def each_layer(case: Case, run: Callable[[Layer, Tensor], object]) -> Run:
+    def run_all() -> None:
+        for layer, cache in zip(case.model.layers, case.cache, strict=True):
+            run(layer, cache)
+
+    return run_all
+
+
+def parts(case: Case) -> Iterator[tuple[str, int, Run, Run]]:
+    """Yield parts of a layer: name, bytes, and chains over all layers with either set of kernels."""
+    model, spec, batch, rows = case.model, case.model.spec, case.batch, case.rows
+    eps = spec.rms_norm_eps
+    x, residual, act = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), draw(rows, spec.intermediate_size)
+    qkv, first = draw(rows, spec.q_size + 2 * spec.kv_size), model.layers[0]
+    rotation = model.table[batch.positions]
+
+    def attend_before() -> None:
+        plan = plan_attention(batch, rows, rows, spec.num_heads, case.cache[0])
+        for cache in case.cache:
+            paged_attention(rotate_and_store(qkv, rotation, batch.kv_slots, cache), cache, plan)
+
+    def gate_before(layer: Layer, _: Tensor) -> None:
+        silu_mul(linear(rms_norm(x, layer.mlp_norm, eps, residual), mlp_weights(layer)[0]))
+
+    yield (
+        "norm, qkv", first.qkv.numel() * 2,
+        each_layer(case, lambda layer, _: linear(rms_norm(x, layer.attention_norm, eps, residual), layer.qkv)),
+        each_layer(case, lambda layer, _: normed_linear(x, layer.attention_norm, eps, layer.qkv)),
+    )  # fmt: skip
+    yield (
+        "rotary, attention", case.kv_bytes, attend_before,
+        each_layer(case, lambda _, cache: decode_attention(qkv, cache, batch, model.table)),
+    )  # fmt: skip
+    yield (
+        "output, add", first.output.numel() * 2,
+        each_layer(case, lambda layer, _: linear(x, layer.output)),
+        each_layer(case, lambda layer, _: add_linear(x, layer.output, residual)),
+    )  # fmt: skip
+    yield (
+        "norm, gate/up, silu", mlp_weights(first)[0].numel() * 2, each_layer(case, gate_before),
+        each_layer(case, lambda layer, _: gated_linear(x, layer.mlp_norm, eps, mlp_weights(layer)[0])),
+    )  # fmt: skip
+    yield (
+        "down, add", mlp_weights(first)[1].numel() * 2,
+        each_layer(case, lambda layer, _: linear(act, mlp_weights(layer)[1])),
+        each_layer(case, lambda layer, _: add_linear(act, mlp_weights(layer)[1], residual)),
+    )  # fmt: skip
+
+
+def without_overlap(run: Run) -> float:
+    """Time a chain whose kernels start only when the one in front has ended."""
+
+    def launch_alone(*args: object, **options: object) -> None:
+        launch(*args, **options, programmatic=False)
+
+    gemv.launch = decode_attention_module.launch = launch_alone
+    try:
+        return time_graph(run)
+    finally:
+        gemv.launch = decode_attention_module.launch = launch
+
+
+def report_step(case: Case) -> None:
+    before, after = case.run_before().float(), case.run_after().float()
+    error = float((before - after).norm() / before.norm())
+    old, new = time_graph(case.run_before), time_graph(case.run_after)
+    rates = [f"{case.step_bytes / time / 1e6:.2f} TB/s" for time in (old, new)]
+    print(
+        f"{case.rows} rows, context {case.context}: before {old:.1f} us ({rates[0]}), after {new:.1f} us ({rates[1]}, "
+        f"{case.step_bytes / new / BANDWIDTH:.0%} of {BANDWIDTH / 1e6} TB/s); logits differ by {error:.1e}",
+        flush=True,
+    )
+
+
+def report_parts(case: Case) -> None:
+    print(f"   {'us a layer':20} {'MB':>6} {'before':>7} {'alone':>7} {'after':>7} {'TB/s':>6}")
+    layers = len(case.model.layers)
+    for name, num_bytes, before, after in parts(case):
+        times = [time / layers for time in (time_graph(before), without_overlap(after), time_graph(after))]
+        rate = num_bytes / times[2] / 1e6
+        print(
+            f"   {name:20} {num_bytes / 1e6:6.1f} {times[0]:7.2f} {times[1]:7.2f} {times[2]:7.2f} {rate:6.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--context", type=int, nargs="+", default=[300])
+    parser.add_argument("--step-only", action="store_true", help="leave the single kernels out")
+    options = parser.parse_args()
+    with torch.inference_mode():
+        llama = Model()
+        for length in options.context:
+            for count in options.rows:
+                measured = Case(llama, count, length)
+                report_step(measured)
+                if not options.step_only:
+                    report_parts(measured)

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the QKV product to what attention works on: head norms, rotation, and the write to the KV cache.
+#pragma once
+
+#include "attention_shape.cuh"
+
+namespace blink {
+
+template <class S>
+struct Angles {  // of a lane's dims
+  float cosines[S::dims], sines[S::dims];
+};
+
+template <class S>
+__device__ inline Angles<S> load_angles(const AttentionArgs& args, const Place<S>& at) {
+  constexpr int half = S::rotary_dim / 2;
+  const int dim = at.lane * S::dims;
+  const float* from = args.rotary + long(args.positions[at.row]) * S::rotary_dim;
+  Angles<S> angles;
+#pragma unroll
+  for (int i = 0; i < S::dims; i++) {
+    angles.cosines[i] = dim < 2 * half ? from[dim % half + i] : 1;
+    const float sine = dim < 2 * half ? from[half + dim % half + i] : 0;
+    angles.sines[i] = dim < half ? -sine : sine;
+  }
+  return angles;
+}
+
+// Normalise, if the model does, and rotate one head; a warp's lanes hold its dims. Rounds where single operations
+// would.
+template <class S>
+__device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float eps, const Angles<S>& angles, int lane,
+                                    Bf16* to, Bf16* also_to) {
+  constexpr int half = S::rotary_dim / 2 / S::dims;  // in lanes
+  float values[S::dims], squares = 0;
+#pragma unroll
+  for (int i = 0; i < S::dims; i += 2) {
+    unsigned pair;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(pair) : "l"(from + lane * S::dims + i) : "memory");
+    values[i] = low_float(pair);
+    values[i + 1] = high_float(pair);
+    squares += values[i] * values[i] + values[i + 1] * values[i + 1];
+  }
+  if (S::norm) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
+    const float rate = rsqrtf(squares / S::head_dim + eps);
+#pragma unroll
+    for (int i = 0; i < S::dims; i++)
+      values[i] = to_float(to_bf16(values[i] * rate * to_float(norm[lane * S::dims + i])));
+  }
+  float rotated[S::dims];
+#pragma unroll
+  for (int i = 0; i < S::dims; i++) {
+    const float other = __shfl_sync(~0u, values[i], lane < half ? lane + half : lane - half);
+    rotated[i] = values[i] * angles.cosines[i] + (lane < 2 * half ? other * angles.sines[i] : 0);
+  }
+#pragma unroll
+  for (int i = 0; i < S::dims; i += 2) {
+    const unsigned pair = to_bf16_pair(rotated[i], rotated[i + 1]);
+    *reinterpret_cast<unsigned*>(to + lane * S::dims + i) = pair;
+    if (also_to) *reinterpret_cast<unsigned*>(also_to + lane * S::dims + i) = pair;
+  }
+}
+
+// Prepare the queries, and in the block that owns the new token its key; write key and value to the cache.
+template <class S>
+__device__ inline void prepare_heads(const AttentionArgs& args, const Place<S>& at, const Angles<S>& angles, bool owner,
+                                     AttentionShared<S>& shared) {
+  constexpr int width = (S::group + 2) * S::token;
+  const Bf16* qkv = args.qkv + long(at.row) * width;
+  const long slot = args.kv_slots[at.row];
+  Bf16* cell = slot < 0 ? nullptr : args.cache + slot * S::token + at.head * S::head_dim;
+  for (int head = at.warp; head < S::group + int(owner); head += S::warps) {
+    const bool is_key = head == S::group;
+    const Bf16* from = qkv + (is_key ? S::group * S::kv_heads + at.head : at.head * S::group + head) * S::head_dim;
+    prepare_head<S>(from, is_key ? args.key_norm : args.query_norm, args.eps, angles, at.lane,
+                    is_key ? shared.new_key : shared.queries[is_key ? 0 : head], is_key ? cell : nullptr);
+  }
+  if (owner && cell && at.warp == S::warps - 1 && at.lane < S::value_lanes) {
+    const Bf16* value = qkv + ((S::group + 1) * S::kv_heads + at.head) * S::head_dim;
+    *reinterpret_cast<Vec16*>(cell + args.values + at.lane * 8) = load(value + at.lane * 8);
+  }
+}
+
+}  // namespace blink

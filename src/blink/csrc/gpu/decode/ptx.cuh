@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// The instructions that CUDA C++ has no words for. Those that came with Hopper are nothing on older architectures: what
+// uses them compiles there and must not run.
+#pragma once
+
+namespace blink {
+
+struct Bf16 {
+  unsigned short bits;
+};
+
+struct Vec16 {  // 16 bytes: eight bf16
+  unsigned x, y, z, w;
+};
+
+// A programmatic edge lets the next kernel of the stream start while this one runs ...
+__device__ inline void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// ... and makes it wait here until all kernels before it have ended and their writes can be seen. Nothing that another
+// kernel of the step writes may be read before, and nothing written.
+__device__ inline void wait_for_prerequisites() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Load what no kernel of the step writes and nobody reads twice. Not as read-only data, which the compiler would be
+// free to load behind wait_for_prerequisites().
+__device__ inline Vec16 load_once(const void* from) {
+  Vec16 v;
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+
+// Load what an earlier kernel of the step has written.
+__device__ inline Vec16 load(const void* from) {
+  Vec16 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
+// A barrier in shared memory that counts arrivals and copied bytes; its phases alternate between parity 0 and 1.
+using Barrier = unsigned long long;
+
+__device__ inline unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
+
+__device__ inline void initialize(Barrier& barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
+
+// Copies that this thread starts from here on find the barriers initialised.
+__device__ inline void publish_barriers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+__device__ inline void arrive(Barrier& barrier) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&barrier))
+               : "memory");
+}
+
+// Wait until the phase of this parity is over.
+__device__ inline void wait(Barrier& barrier, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      " @!done bra again;\n}" ::"r"(shared_address(&barrier)),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+// Arrive and expect so many bytes of copies, which the phase then waits for as well.
+__device__ inline void expect(Barrier& barrier, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(shared_address(&barrier)),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+
+// Copy consecutive memory to shared memory, counted by the barrier; L2 shall forget it first, as nobody reads it again.
+// Addresses and size are multiples of 16 bytes.
+__device__ inline void copy_once(void* to, const void* from, unsigned bytes, Barrier& barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n .reg .b64 policy;\n"
+      " createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "policy;\n"
+      "}" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+      : "memory");
+#endif
+}
+
+__device__ inline void prefetch_line(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
+__device__ inline float low_float(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_float(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ inline float to_float(Bf16 value) { return __uint_as_float(unsigned(value.bits) << 16); }
+
+__device__ inline unsigned to_bf16_pair(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ inline Bf16 to_bf16(float value) { return {static_cast<unsigned short>(to_bf16_pair(value, 0.0f))}; }
+
+// Products of two pairs of bf16, rounded once.
+__device__ inline unsigned multiply_pairs(unsigned a, unsigned b) {
+  unsigned product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+  return product;
+}
+
+__device__ inline Vec16 multiply(Vec16 a, Vec16 b) {
+  return {multiply_pairs(a.x, b.x), multiply_pairs(a.y, b.y), multiply_pairs(a.z, b.z), multiply_pairs(a.w, b.w)};
+}
+
+// Sums of products over 16 k of 16 rows (a) and 8 columns (b). Which k a lane's registers hold is free, as long as a
+// and b agree: each lane takes 8 consecutive k, 16 bytes, for two of these. Lane l has a's rows l / 4 (a0, a2) and 8 +
+// l / 4 (a1, a3), b's column l / 4, and of the sums row l / 4 (0, 1) and 8 + l / 4 (2, 3), columns l % 4 * 2 and the
+// next.
+__device__ inline void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                    unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The block's place in its cluster, and the cluster's barrier. Without clusters every block is alone.
+__device__ inline unsigned cluster_rank() {
+  unsigned rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+
+__device__ inline void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ inline void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// The address of another block's copy of a shared variable.
+__device__ inline unsigned address_in(unsigned rank, const void* own) {
+  unsigned address = unsigned(__cvta_generic_to_shared(own));
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+#endif
+  return address;
+}
+
+__device__ inline void store_in_cluster(unsigned address, float value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+#else
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+#endif
+}
+
+__device__ inline float load_in_cluster(unsigned address) {
+  float value;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+#else
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+#endif
+  return value;
+}
+
+}  // namespace blink

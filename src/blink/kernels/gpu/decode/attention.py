@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of rows that decode, from the QKV product on: head norms, rotation, the KV cache write, softmax."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+from torch import Tensor
+
+from blink.engine.batch import Batch
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.rotary import HeadNorm
+
+
+class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's AttentionArgs
+    _fields_ = [
+        ("qkv", ctypes.c_void_p),
+        ("cache", ctypes.c_void_p),
+        ("values", ctypes.c_int64),
+        ("block_tables", ctypes.c_void_p),
+        ("row_slots", ctypes.c_void_p),
+        ("context_lens", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("kv_slots", ctypes.c_void_p),
+        ("rotary", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("table_stride", ctypes.c_int),
+    ]
+
+
+def choose_split(rows: int) -> tuple[int, int]:
+    """Return the blocks of a cluster and the warps of each that share the keys of one row and KV head."""
+    return (8, 4) if rows <= 2 else (4, 8) if rows <= 4 else (4, 4)
+
+
+def can_attend(head_dim: int, rotary_dim: int, num_heads: int, kv_heads: int, dtype: torch.dtype) -> bool:
+    """Tell whether the kernel takes these sizes."""
+    sizes = head_dim in (64, 128) and 0 < rotary_dim <= head_dim and rotary_dim % (head_dim // 16) == 0
+    return sizes and num_heads % kv_heads == 0 and num_heads // kv_heads <= 8 and dtype == torch.bfloat16
+
+
+def decode_attention(
+    qkv: Tensor, kv_cache: Tensor, batch: Batch, rotary_table: Tensor, head_norm: HeadNorm | None = None
+) -> Tensor:
+    """Return the attention [rows, heads * head_dim] of rows of one token and write their keys and values to the cache.
+
+    qkv: [rows, (heads + 2 * kv_heads) * head_dim], row r of which is the batch's token r; kv_cache: [2, num_blocks,
+    block_size, kv_heads, head_dim]; rotary_table: float32 [positions, rotary_dim]. Rows without context give zeros.
+    No kernel of the same step may write the batch or the cache's older tokens: they are read before the wait.
+    """
+    rows, width = qkv.shape
+    block_size, kv_heads, head_dim = kv_cache.shape[2:]
+    num_heads = width // head_dim - 2 * kv_heads
+    rotary_dim = rotary_table.shape[1]
+    assert can_attend(head_dim, rotary_dim, num_heads, kv_heads, qkv.dtype)
+    assert qkv.is_contiguous() and kv_cache.is_contiguous() and rotary_table.is_contiguous()
+    assert kv_cache.dtype == qkv.dtype and rotary_table.dtype == torch.float32
+    cluster, warps = choose_split(rows)
+    group = num_heads // kv_heads
+    norm = "true" if head_norm else "false"
+    name = f"blink::attend<{group}, {head_dim}, {rotary_dim}, {kv_heads}, {block_size}, {cluster}, {warps}, {norm}>"
+    out = qkv.new_empty(rows, num_heads * head_dim)
+    arguments = _Arguments(
+        qkv.data_ptr(),
+        kv_cache.data_ptr(),
+        kv_cache.stride(0),
+        batch.block_tables.data_ptr(),
+        batch.row_slots.data_ptr(),
+        batch.context_lens.data_ptr(),
+        batch.positions.data_ptr(),
+        batch.kv_slots.data_ptr(),
+        rotary_table.data_ptr(),
+        head_norm.query_weight.data_ptr() if head_norm else None,
+        head_norm.key_weight.data_ptr() if head_norm else None,
+        out.data_ptr(),
+        head_norm.eps if head_norm else 0.0,
+        math.log2(math.e) / math.sqrt(head_dim),
+        batch.block_tables.stride(0),
+    )
+    launch(compile_kernel(name), (kv_heads * cluster, rows), 32 * warps, arguments, cluster=cluster)
+    return out

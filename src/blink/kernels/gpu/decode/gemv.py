@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of up to 8 rows with a weight, with what stands before and behind them in a decoder layer."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
+
+MAX_ROWS = 8
+_UNIT = 32  # k of one row that a load takes at least
+_FEW_STEPS = 8  # for each, a lane keeps two 16-byte parts of the activations in registers, or one with few rows
+_STAGE_BYTES = 16 << 10
+_RING_BYTES = 64 << 10  # with which three blocks fit a multiprocessor
+
+
+class _Output(Enum):  # csrc/gpu/decode/gemv.cuh's Output
+    STORE = "blink::Output::kStore"
+    ADD = "blink::Output::kAdd"
+    GATE = "blink::Output::kGate"
+
+
+class _Arguments(ctypes.Structure):
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("n", ctypes.c_int),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a product is split: see csrc/gpu/decode/gemv.cuh."""
+
+    warps: int
+    cluster: int
+    slices: int  # of 32 k, that one load of a warp takes of the same weight row
+    tile: int  # weight rows of a block
+    stage_rows: int
+    stages: int
+
+
+def choose_split(rows: int, k: int, n: int) -> Split | None:
+    """Return the split of a product with a weight [n, k]; None if there is none.
+
+    The preferences follow a sweep on an H200 with the shapes of Llama-3-8B.
+    """
+    most = 8 if rows <= 2 else 4 if rows <= 4 else 2
+    preferred = (8, 4) if rows == 2 or rows > 4 else (4, 8)
+    for slices in (count for count in (8, 4, 2, 1) if count <= most):
+        units = k // (_UNIT * slices)
+        if units * _UNIT * slices != k:
+            continue
+        limits = (_FEW_STEPS, 2 * _FEW_STEPS) if rows * slices <= 8 else (_FEW_STEPS,)
+        for cluster, limit in itertools.product((1, 2, 4, 8), limits):
+            for warps in (*preferred, 7, 6, 5, 3, 2, 1):
+                if units % (warps * cluster) == 0 and units // (warps * cluster) <= limit:
+                    return _make_split(rows, k, n, warps, cluster, slices)
+    return None
+
+
+def _make_split(rows: int, k: int, n: int, warps: int, cluster: int, slices: int) -> Split:
+    row_bytes = k // cluster * 2
+    stage_rows = 8 // slices
+    while stage_rows < 8 and 2 * stage_rows * row_bytes <= (_STAGE_BYTES if rows > 1 else _STAGE_BYTES // 2):
+        stage_rows *= 2
+    # A few blocks a multiprocessor: if all of these fit at once, those of the next kernel find no room to start in.
+    blocks = n * cluster // 16 / torch.cuda.get_device_properties().multi_processor_count
+    tile = 32 if 2 < blocks <= 8 else 16
+    stages = max(3 if rows == 2 else 2, _RING_BYTES // (stage_rows * row_bytes))
+    return Split(warps, cluster, slices, tile, stage_rows, min(stages, tile // stage_rows))
+
+
+def _shared_bytes(rows: int, k: int, split: Split) -> int:
+    """Return the size of csrc/gpu/decode/gemv.cuh's GemvShared."""
+    pitch = k // split.cluster + (32 if split.slices < 8 else 0)
+    ring = split.stages * split.stage_rows * pitch * 2
+    sums = split.warps * split.slices * rows * (split.tile + 1) + split.warps * rows
+    exchanged = split.cluster * rows * (split.tile // split.cluster + 1) + split.cluster * rows
+    barriers = 2 * split.stages * 8
+    return _round_up(_round_up(ring + (sums + exchanged) * 4, 8) + barriers, 128)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def normed_linear(
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Return rms_norm(x) @ weight.T + bias."""
+    out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
+    _launch(_Output.STORE, x, weight, out, bias=bias, norm_weight=norm_weight, eps=eps)
+    return out
+
+
+def gated_linear(x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return silu(gate) * up of rms_norm(x) @ gate_up.T, whose first half are the gates."""
+    out = x.new_empty(x.shape[0], gate_up.shape[0] // 2) if out is None else out
+    _launch(_Output.GATE, x, gate_up, out, norm_weight=norm_weight, eps=eps)
+    return out
+
+
+def add_linear(x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None) -> None:
+    """Add x @ weight.T + bias to residual in place."""
+    _launch(_Output.ADD, x, weight, residual, bias=bias)
+
+
+def can_multiply(rows: int, n: int, k: int, dtype: torch.dtype) -> bool:
+    """Tell whether the kernels take so many rows and a weight [n, k] of this type."""
+    split = choose_split(rows, k, n) if rows <= MAX_ROWS and dtype == torch.bfloat16 else None
+    return split is not None and split.tile <= n
+
+
+def _launch(
+    output: _Output,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    rows, k = x.shape
+    n = out.shape[1]
+    assert can_multiply(rows, *weight.shape, weight.dtype)
+    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    assert weight.shape == (2 * n if output is _Output.GATE else n, k) and out.shape[0] == rows
+    assert x.dtype == out.dtype == weight.dtype
+    split = choose_split(rows, k, weight.shape[0])
+    assert split is not None
+    outputs = split.tile // 2 if output is _Output.GATE else split.tile
+    norm = "true" if norm_weight is not None else "false"
+    sizes = (rows, k, split.warps, split.cluster, split.slices, split.tile, split.stage_rows, split.stages)
+    name = f"blink::gemv<{', '.join(map(str, sizes))}, {output.value}, {norm}>"
+    arguments = _Arguments(
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        x.data_ptr(),
+        None if norm_weight is None else norm_weight.data_ptr(),
+        out.data_ptr(),
+        eps,
+        n,
+    )
+    launch(
+        compile_kernel(name),
+        (-(-n // outputs) * split.cluster, 1),
+        32 * (split.warps + 1),
+        arguments,
+        cluster=split.cluster,
+        shared_bytes=_shared_bytes(rows, k, split),
+    )

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles kernels of csrc/gpu/decode by name and launches them on torch's stream, which may be capturing.
+
+A launch is programmatic: the kernel may start before the one in front of it has ended, and waits for it inside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.bindings import driver
+from cuda.core import Device, ObjectCode, Program, ProgramOptions
+
+_SOURCES = Path(__file__).parents[3] / "csrc" / "gpu" / "decode"
+_ATTRIBUTE = driver.CUlaunchAttributeID
+_HOPPER = (9, 0)
+
+
+def can_launch() -> bool:
+    """Tell whether the current GPU has clusters, bulk copies and programmatic launches: from Hopper on."""
+    return torch.cuda.get_device_capability() >= _HOPPER
+
+
+@functools.cache
+def compile_kernel(name: str) -> driver.CUfunction:
+    """Return the kernel of a name such as "blink::gemv<1, 4096, ...>" for the current GPU; takes about a second."""
+    device = Device()
+    device.set_current()
+    code = compile_code(f"sm_{device.arch}", (name,))
+    _compiled.append(code)
+    kernel = check(driver.cuKernelGetFunction(driver.CUkernel(int(code.get_kernel(name).handle))))
+    allow_shared_memory(kernel)
+    return kernel
+
+
+def allow_shared_memory(kernel: driver.CUfunction) -> None:
+    """Let a launch ask for as much dynamic shared memory as a block can have beside the kernel's own."""
+    attributes = driver.CUfunction_attribute
+    own = check(driver.cuFuncGetAttribute(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel))
+    most = Device().properties.max_shared_memory_per_block_optin - own
+    check(driver.cuFuncSetAttribute(kernel, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most))
+
+
+_compiled: list[ObjectCode] = []  # never freed: captured graphs use them
+
+
+def compile_code(arch: str, names: Sequence[str]) -> ObjectCode:
+    """Compile named kernels for an architecture such as "sm_90"; needs no GPU."""
+    options = ProgramOptions(name="decode.cu", std="c++20", arch=arch, include_path=[str(_SOURCES)])
+    return Program((_SOURCES / "decode.cu").read_text(), "c++", options).compile("cubin", name_expressions=tuple(names))
+
+
+def launch(
+    kernel: driver.CUfunction,
+    grid: tuple[int, int],
+    threads: int,
+    arguments: ctypes.Structure,
+    *,
+    cluster: int = 1,
+    shared_bytes: int = 0,
+    programmatic: bool = True,
+) -> None:
+    """Launch a kernel that takes one struct. grid: in blocks; cluster: how many of a row of them work together."""
+    config = driver.CUlaunchConfig()
+    config.sharedMemBytes = shared_bytes
+    config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.hStream = torch.cuda.current_stream().cuda_stream
+    attributes = []
+    if cluster > 1:
+        attributes.append(_attribute(_ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, cluster))
+    if programmatic:
+        attributes.append(_attribute(_ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 1))
+    config.attrs = attributes
+    config.numAttrs = len(attributes)
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+    check(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0))
+
+
+def _attribute(kind: driver.CUlaunchAttributeID, value: int) -> driver.CUlaunchAttribute:
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = kind
+    if kind == _ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+        attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = value, 1, 1
+    else:
+        attribute.value.programmaticStreamSerializationAllowed = value
+    return attribute
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """Return what a driver call returns beside its status.
+
+    Raises:
+        RuntimeError: the call failed.
+    """
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"CUDA error {status.name}")
+    return values[0] if values else None

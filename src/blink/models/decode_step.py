@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step of a dense decoder for a few rows of one token each: five kernels a layer, each overlapping its neighbours.
+
+The residual is kept in one tensor, to which both products of a layer add; norms are computed by who reads it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from blink.engine.batch import Batch
+from blink.kernels.gpu.decode.attention import can_attend, decode_attention
+from blink.kernels.gpu.decode.gemv import add_linear, can_multiply, gated_linear, normed_linear
+from blink.kernels.gpu.decode.launch import can_launch
+
+if TYPE_CHECKING:
+    from blink.models.decoder import DenseMlp, Layer
+    from blink.models.spec import ModelSpec
+
+# With more rows cuBLAS is as fast: see benchmarks/kernels/decode_layer.py.
+MAX_DECODE_ROWS = 4
+
+
+def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int) -> bool:
+    """Tell whether a bucket of so many decoding rows runs on these kernels; needs a current GPU."""
+    if spec.num_experts or rows > MAX_DECODE_ROWS or not can_launch():
+        return False
+    hidden = spec.hidden_size
+    weights = (
+        (spec.q_size + 2 * spec.kv_size, hidden),
+        (hidden, spec.q_size),
+        (2 * spec.intermediate_size, hidden),
+        (hidden, spec.intermediate_size),
+        (spec.vocab_size, hidden),
+    )
+    return can_attend(spec.head_dim, spec.rope.rotary_dim, spec.num_heads, spec.num_kv_heads, dtype) and all(
+        can_multiply(rows, n, k, dtype) for n, k in weights
+    )
+
+
+def run_decode_layer(
+    layer: Layer, mlp: DenseMlp, residual: Tensor, kv_cache: Tensor, batch: Batch, rotary_table: Tensor, eps: float
+) -> None:
+    """Run one layer on residual [rows, hidden], in place; row r is the batch's token r."""
+    qkv = normed_linear(residual, layer.attention_norm, eps, layer.qkv, layer.qkv_bias)
+    attended = decode_attention(qkv, kv_cache, batch, rotary_table, layer.head_norm)
+    add_linear(attended, layer.output, residual, layer.output_bias)
+    add_linear(gated_linear(residual, layer.mlp_norm, eps, mlp.gate_up), mlp.down, residual)
+
+
+def compute_decode_logits(residual: Tensor, norm: Tensor, eps: float, lm_head: Tensor) -> Tensor:
+    """Return the logits [rows, vocab] of the last layer's residual."""
+    return normed_linear(residual, norm, eps, lm_head)

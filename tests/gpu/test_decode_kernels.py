@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of decoding rows against plain references, over shapes and edges; what overlaps must not race."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from blink.engine.batch import Batch, Header
+from blink.kernels.attention import paged_attention_reference, plan_attention_reference
+from blink.kernels.rms_norm import rms_norm_reference
+from blink.kernels.rotary import HeadNorm, make_rotary_table, rotate_and_store_reference
+from blink.kernels.silu_mul import silu_mul_reference
+from blink.models.rope import Rope
+
+pytest.importorskip("cuda.core")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from cuda.bindings import driver
+from cuda.core import Device, Program, ProgramOptions
+
+from blink.kernels.gpu.decode import gemv
+from blink.kernels.gpu.decode.attention import decode_attention
+from blink.kernels.gpu.decode.gemv import add_linear, gated_linear, normed_linear
+from blink.kernels.gpu.decode.launch import can_launch, check, launch
+
+pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
+
+EPS = 1e-5
+BLOCK_SIZE = 16
+
+
+def draw(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, device="cuda") * scale).to(torch.bfloat16)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return rms_norm_reference(x.float(), weight.float(), EPS)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize(("n", "k"), [(96, 512), (40, 576), (36, 4096), (64, 5120), (34, 14336), (32, 1056)])
+def test_products_equal_the_reference(rows: int, n: int, k: int) -> None:
+    torch.manual_seed(1)
+    x, weight, norm_weight, bias = draw(rows, k), draw(n, k, scale=k**-0.5), draw(k), draw(n)
+    expected = functional.linear(normed(x, norm_weight), weight.float())
+    assert error(normed_linear(x, norm_weight, EPS, weight), expected) < 1e-2
+    assert error(normed_linear(x, norm_weight, EPS, weight, bias), expected + bias.float()) < 1e-2
+    residual = draw(rows, n)
+    added = residual.float() + functional.linear(x.float(), weight.float())
+    found = residual.clone()
+    add_linear(x, weight, found)
+    assert error(found, added) < 1e-2
+    found = residual.clone()
+    add_linear(x, weight, found, bias)
+    assert error(found, added + bias.float()) < 1e-2
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.parametrize(("n", "k"), [(96, 512), (42, 576), (36, 4096), (768, 576), (37, 1056)])
+def test_gated_products_equal_the_reference(rows: int, n: int, k: int) -> None:
+    torch.manual_seed(2)
+    x, weight, norm_weight = draw(rows, k), draw(2 * n, k, scale=k**-0.5), draw(k)
+    expected = silu_mul_reference(functional.linear(normed(x, norm_weight), weight.float()))
+    assert error(gated_linear(x, norm_weight, EPS, weight), expected) < 1e-2
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 7])
+@pytest.mark.parametrize("slices", [1, 2, 4, 8])
+@pytest.mark.parametrize(("warps", "cluster", "stages"), [(4, 1, 2), (2, 4, 3), (8, 2, 4)])
+def test_any_split_gives_the_same_products(
+    rows: int, slices: int, warps: int, cluster: int, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if rows * slices > 16 or 32 * slices * warps * cluster > 2048:
+        pytest.skip("the instruction has 16 rows, and each warp takes a whole load")
+    torch.manual_seed(3)
+    x, weight, norm_weight = draw(rows, 2048), draw(84, 2048), draw(2048)
+    products = functional.linear(normed(x, norm_weight), weight.float())
+    split = gemv.Split(warps, cluster, slices, 32, 8, stages)
+    monkeypatch.setattr(gemv, "choose_split", lambda *_: split)
+    assert error(normed_linear(x, norm_weight, EPS, weight), products) < 1e-2
+    assert error(gated_linear(x, norm_weight, EPS, weight), silu_mul_reference(products)) < 1e-2
+
+
+def make_batch(lengths: list[int], max_len: int) -> tuple[Batch, int]:
+    """Make a CPU batch of decoding rows, 0 being padding, on shuffled blocks; return it with the number of blocks."""
+    rows, max_blocks = len(lengths), -(-max_len // BLOCK_SIZE)
+    batch = Batch.allocate(
+        max_tokens=rows, max_rows=rows, num_slots=rows + 1, max_blocks=max_blocks, max_model_len=max_len
+    )
+    used = [-(-length // BLOCK_SIZE) for length in lengths]
+    blocks = torch.randperm(sum(used) + 1, dtype=torch.int32)[: sum(used)].split(used)
+    batch.block_tables.fill_(10**8)
+    batch.kv_slots.fill_(-1)
+    active = sum(length > 0 for length in lengths)
+    batch.query_starts.copy_(torch.arange(rows + 1).clamp(max=active))
+    for row, (length, own) in enumerate(zip(lengths, blocks, strict=True)):
+        if length:
+            batch.row_slots[row] = rows - row
+            batch.block_tables[rows - row, : len(own)] = own
+            batch.context_lens[row], batch.positions[row] = length, length - 1
+            batch.kv_slots[row] = own[-1] * BLOCK_SIZE + (length - 1) % BLOCK_SIZE
+    batch.header[Header.NUM_ROWS] = batch.header[Header.NUM_TOKENS] = batch.header[Header.NUM_DECODE_ROWS] = active
+    return batch, sum(used) + 1
+
+
+def on_gpu(batch: Batch) -> Batch:
+    return Batch(**{field.name: getattr(batch, field.name).cuda() for field in dataclasses.fields(batch)})
+
+
+def attend_reference(
+    qkv: Tensor, cache: Tensor, batch: Batch, table: Tensor, num_heads: int, norm: HeadNorm | None
+) -> Tensor:
+    """Attend with the existing references, in float32 but for what the cache keeps; cache is written."""
+    active = int(batch.header[Header.NUM_ROWS])
+    rotation = table[batch.positions[:active].long()]
+    query = rotate_and_store_reference(qkv[:active].clone(), rotation, batch.kv_slots[:active], cache, norm)
+    plan = plan_attention_reference(batch, active, BLOCK_SIZE, torch.float32)
+    expected = torch.zeros(qkv.shape[0], num_heads * query.shape[2])
+    expected[:active] = paged_attention_reference(query.float(), cache.float(), plan)
+    return expected
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [[1], [15], [16], [17], [300], [2000], [1, 15, 17, 0], [300, 16, 700, 1, 128, 129, 0, 0], [5000, 31]],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "rotary_dim", "with_norm"),
+    [(32, 8, 128, 128, False), (9, 3, 64, 64, False), (4, 1, 128, 96, False), (16, 2, 128, 128, True),
+     (3, 3, 64, 32, True), (5, 1, 128, 128, False)],
+)  # fmt: skip
+def test_attention_and_cache_equal_the_reference(
+    lengths: list[int], heads: int, kv_heads: int, head_dim: int, rotary_dim: int, with_norm: bool
+) -> None:
+    torch.manual_seed(4)
+    batch, num_blocks = make_batch(lengths, 6000)
+    table = make_rotary_table(Rope(theta=1e4, rotary_dim=rotary_dim).frequencies(), 6000, "cpu")
+    qkv = draw(len(lengths), (heads + 2 * kv_heads) * head_dim)
+    weights = torch.rand(2, head_dim).to(torch.bfloat16) + 0.5
+    norm = HeadNorm(weights[0], weights[1], 1e-6) if with_norm else None
+    norm_on_gpu = HeadNorm(weights[0].cuda(), weights[1].cuda(), 1e-6) if with_norm else None
+    cache = draw(2, num_blocks, BLOCK_SIZE, kv_heads, head_dim)
+    expected_cache = cache.cpu()
+    expected = attend_reference(qkv.cpu(), expected_cache, batch, table, heads, norm)
+    found = decode_attention(qkv, cache, on_gpu(batch), table.cuda(), norm_on_gpu).cpu()
+    assert error(found, expected) < 1e-2
+    assert error(cache.cpu(), expected_cache) < 1e-3
+    untouched = torch.ones(cache.shape[1:3], dtype=torch.bool).flatten()
+    untouched[batch.kv_slots[batch.kv_slots >= 0].long()] = False
+    assert torch.equal(cache.cpu().flatten(1, 2)[:, untouched], expected_cache.flatten(1, 2)[:, untouched])
+    assert not found[int(batch.header[Header.NUM_ROWS]) :].any()
+
+
+class Chain:
+    """Two small layers over one residual, as a step runs them."""
+
+    def __init__(self, rows: int) -> None:
+        torch.manual_seed(5)
+        hidden, inter, self.heads, self.kv_heads, head_dim = 1024, 2048, 8, 2, 128
+        batch, num_blocks = make_batch([40 * (row + 1) for row in range(rows)], 512)
+        self.batch = on_gpu(batch)
+        self.table = make_rotary_table(Rope(theta=1e4, rotary_dim=head_dim).frequencies(), 512, "cuda")
+        self.start = draw(rows, hidden)
+        self.residual = self.start.clone()
+        self.cache = draw(2, num_blocks, BLOCK_SIZE, self.kv_heads, head_dim)
+        width = (self.heads + 2 * self.kv_heads) * head_dim
+        self.norm, self.qkv = draw(hidden), draw(width, hidden, scale=hidden**-0.5)
+        self.output, self.gate_up = draw(hidden, 1024, scale=0.03), draw(2 * inter, hidden, scale=0.03)
+        self.down = draw(hidden, inter, scale=0.02)
+
+    def run(self) -> None:
+        self.residual.copy_(self.start)
+        for _ in range(2):
+            qkv = normed_linear(self.residual, self.norm, EPS, self.qkv)
+            add_linear(decode_attention(qkv, self.cache, self.batch, self.table), self.output, self.residual)
+            add_linear(gated_linear(self.residual, self.norm, EPS, self.gate_up), self.down, self.residual)
+
+    def capture(self) -> torch.cuda.CUDAGraph:
+        self.run()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph):
+            self.run()
+        graph.instantiate()
+        return graph
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = Chain(rows)
+    with monkeypatch.context() as patch:
+
+        def launch_alone(*args: object, **options: object) -> None:
+            launch(*args, **options, programmatic=False)  # pyright: ignore[reportArgumentType]
+            torch.cuda.synchronize()
+
+        patch.setattr("blink.kernels.gpu.decode.gemv.launch", launch_alone)
+        patch.setattr("blink.kernels.gpu.decode.attention.launch", launch_alone)
+        chain.run()
+    expected = chain.residual.clone()
+    assert expected.isfinite().all() and not torch.equal(expected, chain.start)
+    graph = chain.capture()
+    for _ in range(200):
+        chain.residual.zero_()
+        graph.replay()
+        assert torch.equal(chain.residual, expected)
+
+
+def test_edges_between_the_captured_kernels_are_programmatic() -> None:
+    graph = Chain(1).capture()
+    handle = driver.CUgraph(graph.raw_cuda_graph())
+    count = driver.cuGraphGetEdges(handle)[-1]
+    _, _, edges, _ = driver.cuGraphGetEdges(handle, count)[1:]
+    kinds = [edge.type for edge in edges]
+    programmatic = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+    assert [int(kind) for kind in kinds].count(programmatic) >= 9  # the first kernel follows a copy
+
+
+def test_a_captured_step_instantiates_for_launches_from_the_device() -> None:
+    chain = Chain(2)
+    graph = chain.capture()
+    chain.residual.zero_()
+    graph.replay()
+    expected = chain.residual.clone()
+    flags = int(driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
+    executable = check(driver.cuGraphInstantiate(driver.CUgraph(graph.raw_cuda_graph()), flags))
+    stream = torch.cuda.current_stream().cuda_stream
+    check(driver.cuGraphUpload(executable, stream))
+    chain.residual.zero_()
+    check(driver.cuGraphLaunch(executable, stream))
+    assert torch.equal(chain.residual, expected)
+    check(driver.cuGraphExecDestroy(executable))
+
+
+_PRODUCER = r"""
+extern "C" __global__ void produce(unsigned short* to, const unsigned short* from, int count) {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  unsigned long long start, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+  do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now < start + 100000);
+  for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
+}
+"""
+
+
+def produce_late(to: Tensor, source: Tensor) -> None:
+    """Copy, but let dependent kernels start 100 us before."""
+    device = Device()
+    device.set_current()
+    code = Program(_PRODUCER, "c++", ProgramOptions(arch=f"sm_{device.arch}")).compile("cubin")
+    kernel = check(driver.cuKernelGetFunction(driver.CUkernel(int(code.get_kernel("produce").handle))))
+    values = (to.data_ptr(), source.data_ptr(), to.numel())
+    types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    stream = torch.cuda.current_stream().cuda_stream
+    check(driver.cuLaunchKernel(kernel, 1, 1, 1, 256, 1, 1, 0, stream, (values, types), 0))
+    _kept.append(code)
+
+
+_kept: list[object] = []
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_kernels_wait_for_a_producer_that_lets_them_start_early(rows: int) -> None:
+    chain = Chain(rows)
+    x, wide = draw(rows, 1024), draw(rows, chain.qkv.shape[0])
+
+    def add(source: Tensor) -> Tensor:
+        residual = chain.start.clone()
+        add_linear(source, chain.output, residual)
+        return residual
+
+    cases: list[tuple[Tensor, Callable[[Tensor], Tensor]]] = [
+        (x, lambda source: normed_linear(source, chain.norm, EPS, chain.qkv)),
+        (x, lambda source: gated_linear(source, chain.norm, EPS, chain.gate_up)),
+        (wide, lambda source: decode_attention(source, chain.cache, chain.batch, chain.table)),
+    ]
+    for source, run in cases:
+        expected = run(source)
+        late = torch.zeros_like(source)
+        torch.cuda.synchronize()
+        produce_late(late, source)
+        assert torch.equal(run(late), expected)
+    residual = chain.start.clone()
+    late = torch.zeros_like(x)
+    expected = add(x)
+    torch.cuda.synchronize()
+    produce_late(late, x)
+    add_linear(late, chain.output, residual)
+    assert torch.equal(residual, expected)
