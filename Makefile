@@ -39,7 +39,7 @@ PIP_INSTALL := $(PIP) install --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 EXTRA := $(if $(filter cuda,$(DEVICE)),gpu,engine)
 CMAKE = $(or $(shell command -v cmake),$(BIN)/cmake)
-NATIVE_SOURCES := CMakeLists.txt $(wildcard src/blink/csrc/*/*)
+NATIVE_SOURCES := CMakeLists.txt $(shell find src/blink/csrc -type f)
 CXX_FILES = $(shell find src tests benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 # Whether the installed torch is built for CUDA.
 TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'

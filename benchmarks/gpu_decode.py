@@ -29,7 +29,7 @@ from blink.region.memory import open_region
 from blink.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 185
-BANDWIDTH = 4.3e12  # bytes per second that a copy kernel reaches on an H200, reads and writes counted
+BANDWIDTH = 4.5e12  # bytes per second that reading reaches on an H200
 
 
 def connect(region: str) -> EngineClient:
@@ -81,7 +81,7 @@ def read_launches(region: str, rows: int) -> dict[str, float]:
 
 
 def floor_ms(spec: ModelSpec, rows: int) -> float:
-    """Least milliseconds of a step: the bfloat16 weights that it reads, over the bandwidth that copies reach.
+    """Least milliseconds of a step: the bfloat16 weights that it reads, over the bandwidth that reads reach.
 
     Of a mixture of experts, those that `rows` tokens are expected to choose, if they choose evenly. Keys and values
     are left out.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from blink.engine.batch import Batch, Header
 from blink.kernels.attention import paged_attention, plan_attention
+from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu.decode import attention as decode_attention_module
 from blink.kernels.gpu.decode import gemv
 from blink.kernels.gpu.decode.attention import decode_attention
@@ -28,7 +28,8 @@ from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
 from blink.kernels.silu_mul import silu_mul
 from blink.models.decode_step import compute_decode_logits, run_decode_layer
-from blink.models.decoder import Decoder, DenseMlp, Layer
+from blink.models.decoder import Decoder
+from blink.models.layer import DenseMlp, Layer
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
@@ -97,7 +98,7 @@ class Case:
         residual = model.embedding.index_select(0, self.batch.input_ids[: self.rows])
         for layer, cache in zip(model.layers, self.cache, strict=True):
             assert isinstance(layer.mlp, DenseMlp)
-            run_decode_layer(layer, layer.mlp, residual, cache, self.batch, model.table, eps)
+            run_decode_layer(layer, residual, cache, self.batch, model.table, eps)
         return compute_decode_logits(residual, model.norm, eps, model.lm_head)
 
     @property

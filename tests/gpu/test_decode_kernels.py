@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# The cuda packages choose their modules when imported, which pyright cannot follow.
+# pyright: reportAttributeAccessIssue=false
 """The kernels of decoding rows against plain references, over shapes and edges; what overlaps must not race."""
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.engine.batch import Batch, Header
-from blink.kernels.attention import paged_attention_reference, plan_attention_reference
-from blink.kernels.rms_norm import rms_norm_reference
-from blink.kernels.rotary import HeadNorm, make_rotary_table, rotate_and_store_reference
-from blink.kernels.silu_mul import silu_mul_reference
+from blink.kernels.batch import Batch, Header
+from blink.kernels.cpu.attention import paged_attention, plan_attention
+from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.cpu.rotary import rotate_and_store_torch
+from blink.kernels.cpu.silu_mul import silu_mul
+from blink.kernels.operands import HeadNorm
+from blink.kernels.rotary import make_rotary_table
+from blink.models.decoder import Decoder
+from blink.models.layer import DenseMlp, Layer
 from blink.models.rope import Rope
+from blink.models.spec import ModelSpec
 
 pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
@@ -30,6 +37,7 @@ from blink.kernels.gpu.decode import gemv
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, gated_linear, normed_linear
 from blink.kernels.gpu.decode.launch import can_launch, check, launch
+from blink.models.decode_step import MAX_DECODE_ROWS, can_decode
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
 
@@ -46,7 +54,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
-    return rms_norm_reference(x.float(), weight.float(), EPS)
+    return rms_norm_torch(x.float(), weight.float(), EPS)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8])
@@ -72,7 +80,7 @@ def test_products_equal_the_reference(rows: int, n: int, k: int) -> None:
 def test_gated_products_equal_the_reference(rows: int, n: int, k: int) -> None:
     torch.manual_seed(2)
     x, weight, norm_weight = draw(rows, k), draw(2 * n, k, scale=k**-0.5), draw(k)
-    expected = silu_mul_reference(functional.linear(normed(x, norm_weight), weight.float()))
+    expected = silu_mul(functional.linear(normed(x, norm_weight), weight.float()))
     assert error(gated_linear(x, norm_weight, EPS, weight), expected) < 1e-2
 
 
@@ -90,7 +98,7 @@ def test_any_split_gives_the_same_products(
     split = gemv.Split(warps, cluster, slices, 32, 8, stages)
     monkeypatch.setattr(gemv, "choose_split", lambda *_: split)
     assert error(normed_linear(x, norm_weight, EPS, weight), products) < 1e-2
-    assert error(gated_linear(x, norm_weight, EPS, weight), silu_mul_reference(products)) < 1e-2
+    assert error(gated_linear(x, norm_weight, EPS, weight), silu_mul(products)) < 1e-2
 
 
 def make_batch(lengths: list[int], max_len: int) -> tuple[Batch, int]:
@@ -125,10 +133,10 @@ def attend_reference(
     """Attend with the existing references, in float32 but for what the cache keeps; cache is written."""
     active = int(batch.header[Header.NUM_ROWS])
     rotation = table[batch.positions[:active].long()]
-    query = rotate_and_store_reference(qkv[:active].clone(), rotation, batch.kv_slots[:active], cache, norm)
-    plan = plan_attention_reference(batch, active, BLOCK_SIZE, torch.float32)
+    query = rotate_and_store_torch(qkv[:active].clone(), rotation, batch.kv_slots[:active], cache, norm)
+    plan = plan_attention(batch, active, BLOCK_SIZE, torch.float32)
     expected = torch.zeros(qkv.shape[0], num_heads * query.shape[2])
-    expected[:active] = paged_attention_reference(query.float(), cache.float(), plan)
+    expected[:active] = paged_attention(query.float(), cache.float(), plan)
     return expected
 
 
@@ -301,3 +309,60 @@ def test_kernels_wait_for_a_producer_that_lets_them_start_early(rows: int) -> No
     produce_late(late, x)
     add_linear(late, chain.output, residual)
     assert torch.equal(residual, expected)
+
+
+def make_decoder(*, qk_norm: bool, bias: bool) -> Decoder:
+    spec = ModelSpec(
+        architecture="llama",
+        vocab_size=1000,
+        hidden_size=512,
+        num_layers=3,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=64,
+        intermediate_size=1024,
+        rms_norm_eps=EPS,
+        rope=Rope(theta=10000.0, rotary_dim=64),
+        max_model_len=512,
+        tie_embeddings=False,
+        qk_norm=qk_norm,
+        attention_bias=bias,
+    )
+
+    def make_layer() -> Layer:
+        return Layer(
+            attention_norm=1 + draw(512, scale=0.1),
+            qkv=draw(768, 512, scale=0.05),
+            qkv_bias=draw(768) if bias else None,
+            output=draw(512, 512, scale=0.05),
+            output_bias=draw(512) if bias else None,
+            head_norm=HeadNorm(1 + draw(64, scale=0.1), 1 + draw(64, scale=0.1), EPS) if qk_norm else None,
+            mlp_norm=1 + draw(512, scale=0.1),
+            mlp=DenseMlp(draw(2048, 512, scale=0.05), draw(512, 1024, scale=0.05)),
+        )
+
+    layers = [make_layer() for _ in range(3)]
+    return Decoder(spec, draw(1000, 512), layers, 1 + draw(512, scale=0.1), draw(1000, 512, scale=0.05))
+
+
+@pytest.mark.parametrize("lengths", [[1], [17, 300], [300, 16, 41, 0]], ids=str)
+@pytest.mark.parametrize(("qk_norm", "bias"), [(False, False), (True, False), (False, True)])
+def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
+    lengths: list[int], qk_norm: bool, bias: bool
+) -> None:
+    torch.manual_seed(9)
+    decoder = make_decoder(qk_norm=qk_norm, bias=bias)
+    rows = len(lengths)
+    assert rows <= MAX_DECODE_ROWS and can_decode(decoder.spec, torch.bfloat16, rows)
+    host_batch, num_blocks = make_batch(lengths, 512)
+    host_batch.input_ids.random_(1000)
+    host_batch.block_tables.clamp_(max=num_blocks - 1)
+    batch = on_gpu(host_batch)
+    cache = decoder.allocate_kv_cache(num_blocks, BLOCK_SIZE).normal_()
+    twin = cache.clone()
+    active = sum(length > 0 for length in lengths)
+    expected = decoder.compute_logits(batch, twin, rows, rows)[:active]
+    found = decoder.compute_logits(batch, cache, rows, rows, decoding=True)[:active]
+    assert error(found, expected) < 3e-2
+    assert error(cache, twin) < 1e-2
+    assert torch.isfinite(found).all()

@@ -103,7 +103,7 @@ def test_a_drained_engine_ends_well_and_takes_its_region_away(tmp_path: Path, re
 
 
 class Failing(CpuEngine):
-    def _run_step(self, num_tokens: int, num_rows: int) -> None:
+    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False) -> None:  # noqa: ARG002
         raise RuntimeError(f"no step of {num_tokens} tokens and {num_rows} rows")
 
 

@@ -26,7 +26,7 @@ pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
 gpu = pytest.importorskip("blink.engine.gpu")
 
 GIB = 1 << 30
-Log = list[str | int | tuple[int, int]]
+Log = list[tuple[int, int, bool] | int | str]
 STEP_BYTES = 12345
 
 
@@ -59,7 +59,7 @@ class DeviceTwin:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """Replace the device: what is logged are steps (tokens, rows), captured graphs, start and close."""
+    """Replace the device: what is logged are steps (tokens, rows, decoding), captured graphs, start and close."""
     DeviceTwin.log = []
     monkeypatch.setenv("CUDA_MODULE_LOADING", "")
     monkeypatch.setattr(gpu, "DeviceState", lambda region, device: DeviceTwin(region))  # noqa: ARG005
@@ -72,7 +72,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(
         Decoder,
         "forward",
-        lambda self, batch, kv_cache, *sizes: DeviceTwin.log.append(sizes),  # noqa: ARG005
+        lambda self, batch, kv_cache, *sizes, decoding=False: DeviceTwin.log.append((*sizes, decoding)),  # noqa: ARG005
     )
     for name, value in {"current_device": 0, "memory_allocated": 100, "max_memory_allocated": 100 + STEP_BYTES}.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
@@ -98,8 +98,8 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
 ) -> None:
     room = 77 * BLOCK_BYTES + 5  # half of all, less what is in use, the largest step and 1 GiB for graphs
     engine, region = boot(tmp_path, monkeypatch, free=4 * GIB, total=2 * (3 * GIB - STEP_BYTES - room))
-    sizes = [(1, 1), (2, 2), (4, 4), (16, 4), (32, 4), (40, 4)]
-    expected: Log = [(40, 4)]
+    sizes = [(1, 1, True), (2, 2, True), (4, 4, True), (16, 4, False), (32, 4, False), (40, 4, False)]
+    expected: Log = [(40, 4, False)]
     for index in (5, 4, 3, 2, 1, 0):
         expected += [sizes[index], index, sizes[index]]
     assert log == expected
@@ -112,4 +112,4 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
 def test_a_gpu_without_room_for_a_block_is_refused(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="4 of 10 GiB are in use; raise --gpu-memory-utilization"):
         boot(tmp_path, monkeypatch, free=6 * GIB, total=10 * GIB)
-    assert log == [(40, 4)]
+    assert log == [(40, 4, False)]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -79,10 +80,12 @@ class GpuEngine(Engine):
         """Capture all graphs, the largest first, as the later ones then reuse its memory."""
         graphs = list(enumerate(graph_sizes(self._geometry)))
         graphs.sort(key=lambda graph: graph[1], reverse=True)
-        for index, (num_tokens, num_rows) in tqdm(graphs, desc="capturing graphs", unit="graph"):
-            self._run_step(num_tokens, num_rows)  # compiles and loads the kernels
+        num_decode_graphs = int(self._geometry["num_decode_graphs"])
+        for index, size in tqdm(graphs, desc="capturing graphs", unit="graph"):
+            run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs)
+            run()  # compiles and loads the kernels
             torch.cuda.synchronize()
-            self._scheduler.capture(index, lambda tokens=num_tokens, rows=num_rows: self._run_step(tokens, rows))
+            self._scheduler.capture(index, run)
 
     def _start(self) -> None:
         self._scheduler.start()

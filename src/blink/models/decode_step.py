@@ -6,19 +6,15 @@ The residual is kept in one tensor, to which both products of a layer add; norms
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from blink.engine.batch import Batch
+from blink.kernels.batch import Batch
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, can_multiply, gated_linear, normed_linear
 from blink.kernels.gpu.decode.launch import can_launch
-
-if TYPE_CHECKING:
-    from blink.models.decoder import DenseMlp, Layer
-    from blink.models.spec import ModelSpec
+from blink.models.layer import DenseMlp, Layer
+from blink.models.spec import ModelSpec
 
 # With more rows cuBLAS is as fast: see benchmarks/kernels/decode_layer.py.
 MAX_DECODE_ROWS = 4
@@ -42,9 +38,11 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int) -> bool:
 
 
 def run_decode_layer(
-    layer: Layer, mlp: DenseMlp, residual: Tensor, kv_cache: Tensor, batch: Batch, rotary_table: Tensor, eps: float
+    layer: Layer, residual: Tensor, kv_cache: Tensor, batch: Batch, rotary_table: Tensor, eps: float
 ) -> None:
     """Run one layer on residual [rows, hidden], in place; row r is the batch's token r."""
+    mlp = layer.mlp
+    assert isinstance(mlp, DenseMlp)
     qkv = normed_linear(residual, layer.attention_norm, eps, layer.qkv, layer.qkv_bias)
     attended = decode_attention(qkv, kv_cache, batch, rotary_table, layer.head_norm)
     add_linear(attended, layer.output, residual, layer.output_bias)

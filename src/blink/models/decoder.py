@@ -13,46 +13,15 @@ from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
 from blink.kernels.linear import linear
 from blink.kernels.moe import moe
-from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import last_token_norm, rms_norm
 from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
 from blink.kernels.silu_mul import silu_mul
+from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from blink.kernels.attention import AttentionPlan
-
-
-@dataclass(frozen=True, slots=True)
-class DenseMlp:
-    """The gated MLP; weights as pack_weight returned them."""
-
-    gate_up: Tensor  # [2 * intermediate, hidden]
-    down: Tensor  # [hidden, intermediate]
-
-
-@dataclass(frozen=True, slots=True)
-class MoeMlp:
-    """A gated MLP per expert and the router that chooses among them."""
-
-    router: Tensor  # [experts, hidden]
-    gate_up: Tensor  # [experts, 2 * intermediate, hidden]
-    down: Tensor  # [experts, hidden, intermediate]
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The weights of one decoder layer; matrices as pack_weight returned them."""
-
-    attention_norm: Tensor  # [hidden]
-    qkv: Tensor  # [q_size + 2 * kv_size, hidden]
-    qkv_bias: Tensor | None
-    output: Tensor  # [hidden, q_size]
-    output_bias: Tensor | None
-    head_norm: HeadNorm | None
-    mlp_norm: Tensor  # [hidden]
-    mlp: DenseMlp | MoeMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +57,22 @@ class Decoder:
         ).zero_()
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> None:
-        """Run one step over the batch's first num_tokens tokens and num_rows rows, padding included, and sample."""
-        sample(self.compute_logits(batch, kv_cache, num_tokens, num_rows), batch, num_rows)
+    def forward(
+        self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int, *, decoding: bool = False
+    ) -> None:
+        """Run one step over the batch's first num_tokens tokens and num_rows rows, padding included, and sample.
+
+        decoding: whether every row is of one token, so that kernels made for that may run.
+        """
+        sample(self.compute_logits(batch, kv_cache, num_tokens, num_rows, decoding=decoding), batch, num_rows)
 
     @torch.inference_mode()
-    def compute_logits(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> Tensor:
+    def compute_logits(
+        self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int, *, decoding: bool = False
+    ) -> Tensor:
         """Run one step without sampling and return the logits [num_rows, vocab] of each row's last token."""
+        if decoding and self._has_decode_kernels(num_rows):
+            return self._decode(batch, kv_cache, num_rows)
         step = StepInputs(
             rotation=self._rotary_table.index_select(0, batch.positions[:num_tokens]),
             kv_slots=batch.kv_slots[:num_tokens],
@@ -109,6 +87,22 @@ class Decoder:
         eps = self.spec.rms_norm_eps
         hidden = last_token_norm(update, self._norm, eps, residual, batch.query_starts, num_rows)
         return linear(hidden, self._lm_head)
+
+    def _has_decode_kernels(self, num_rows: int) -> bool:
+        if self.device.type != "cuda":
+            return False
+        from blink.models.decode_step import can_decode
+
+        return can_decode(self.spec, self.dtype, num_rows)
+
+    def _decode(self, batch: Batch, kv_cache: Tensor, num_rows: int) -> Tensor:
+        from blink.models.decode_step import compute_decode_logits, run_decode_layer
+
+        eps = self.spec.rms_norm_eps
+        residual = self._embedding.index_select(0, batch.input_ids[:num_rows])
+        for layer, layer_cache in zip(self._layers, kv_cache, strict=True):
+            run_decode_layer(layer, residual, layer_cache, batch, self._rotary_table, eps)
+        return compute_decode_logits(residual, self._norm, eps, self._lm_head)
 
     def _run_layer(
         self, layer: Layer, residual: Tensor, update: Tensor | None, kv_cache: Tensor, step: StepInputs

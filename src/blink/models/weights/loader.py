@@ -15,7 +15,8 @@ from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.kernels.linear import pack_weight
 from blink.kernels.operands import HeadNorm
-from blink.models.decoder import Decoder, DenseMlp, Layer, MoeMlp
+from blink.models.decoder import Decoder
+from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint, SafetensorsCheckpoint
 from blink.models.weights.files import resolve_model

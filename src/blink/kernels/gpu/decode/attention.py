@@ -9,9 +9,9 @@ import math
 import torch
 from torch import Tensor
 
-from blink.engine.batch import Batch
+from blink.kernels.batch import Batch
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
-from blink.kernels.rotary import HeadNorm
+from blink.kernels.operands import HeadNorm
 
 
 class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's AttentionArgs

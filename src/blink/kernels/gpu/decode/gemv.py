@@ -134,7 +134,7 @@ def _launch(
 ) -> None:
     rows, k = x.shape
     n = out.shape[1]
-    assert can_multiply(rows, *weight.shape, weight.dtype)
+    assert can_multiply(rows, weight.shape[0], k, weight.dtype)
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     assert weight.shape == (2 * n if output is _Output.GATE else n, k) and out.shape[0] == rows
     assert x.dtype == out.dtype == weight.dtype

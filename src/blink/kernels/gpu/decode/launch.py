@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# The cuda packages choose their modules when imported, which pyright cannot follow.
+# pyright: reportAttributeAccessIssue=false
 """Compiles kernels of csrc/gpu/decode by name and launches them on torch's stream, which may be capturing.
 
 A launch is programmatic: the kernel may start before the one in front of it has ended, and waits for it inside.

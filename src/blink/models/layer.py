@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of one decoder layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from blink.kernels.operands import HeadNorm
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """The gated MLP; weights as pack_weight returned them."""
+
+    gate_up: Tensor  # [2 * intermediate, hidden]
+    down: Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeMlp:
+    """A gated MLP per expert and the router that chooses among them."""
+
+    router: Tensor  # [experts, hidden]
+    gate_up: Tensor  # [experts, 2 * intermediate, hidden]
+    down: Tensor  # [experts, hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The weights of one decoder layer; matrices as pack_weight returned them."""
+
+    attention_norm: Tensor  # [hidden]
+    qkv: Tensor  # [q_size + 2 * kv_size, hidden]
+    qkv_bias: Tensor | None
+    output: Tensor  # [hidden, q_size]
+    output_bias: Tensor | None
+    head_norm: HeadNorm | None
+    mlp_norm: Tensor  # [hidden]
+    mlp: DenseMlp | MoeMlp
