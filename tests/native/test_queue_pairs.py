@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -208,6 +210,7 @@ BAD_ENTRIES = {
     RejectCode.SAMPLING_VALUE: {"temperature": float("nan")},
     RejectCode.MAX_TOKENS: {"max_tokens": 0},
     RejectCode.SERVICE_CLASS: {"service_class": 2},
+    RejectCode.BIAS_VALUE: {"num_biases": 1, "bias_offset": 4096},  # where the test writes a NaN
 }
 
 
@@ -232,6 +235,7 @@ def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: R
         }
         for name, value in {**sane, "num_logprobs": -1, "max_tokens": 1, **BAD_ENTRIES[code]}.items():
             (entry["sampling"] if name in (SAMPLING.names or ()) else entry)[name] = value
+        write_arena(pair, 4096, np.array([1, np.float32("nan").view(np.int32)], np.int32))
         pair._push(entry)
         for _ in range(4):
             h.step()
@@ -240,6 +244,25 @@ def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: R
         assert h.statistic("num_rejected") == 1
         run_until_finished(h, inbox, [pair], [sound])
         assert inbox.tokens(sound) == expected_tokens(PROMPT, 9, VOCAB)
+
+
+@pytest.mark.parametrize("bias", [float("nan"), float("inf"), -float("inf"), 100.5, -1e38])
+def test_a_bias_that_is_no_number_or_too_large_ends_its_request_alone(bias: float) -> None:
+    with running(small_config()) as h:
+        hostile, pair, refused, inbox = h.frontend(0), h.frontend(1), Inbox(), Inbox()
+        sound = submit(h, pair, PROMPT, max_tokens=9, logit_bias={5: 100.0, 6: -100.0})
+        bad = submit(h, hostile, PROMPT, logit_bias=dict.fromkeys(range(5), 1.0))
+        live = hostile._live[bad & 0xFFFFFFFF]
+        write_arena(hostile, live.offset + live.num_bytes - 4, np.array([bias], np.float32))  # the last of the five
+        run_until_finished(h, refused, [hostile], [bad])
+        run_until_finished(h, inbox, [pair], [sound])
+        assert [RejectCode(int(c["token"])) for c in refused.of_kind(bad, CqeKind.REJECTED)] == [RejectCode.BIAS_VALUE]
+        assert inbox.tokens(sound) == expected_tokens(PROMPT, 9, VOCAB)
+        assert live_of(h, 0) == 0
+
+
+def write_arena(pair: QueuePair, offset: int, words: np.ndarray[Any, Any]) -> None:
+    pair._link.write(pair._at.arena + offset, words.tobytes())
 
 
 def raw_completions(pair: QueuePair) -> list[Completion]:

@@ -17,6 +17,7 @@ constexpr uint32_t kMaxGraphs = 128;
 constexpr uint32_t kMaxStopTokens = 128;
 constexpr uint32_t kInlineStopTokens = 8;
 constexpr uint32_t kMaxLogitBiases = 1024;
+constexpr uint32_t kMaxLogitBias = 100;  // of either sign
 constexpr uint32_t kMaxLogprobs = 20;
 constexpr uint32_t kMaxTemperature = 100;
 constexpr uint32_t kMaxPenalty = 2;  // presence and frequency, of either sign
@@ -96,6 +97,7 @@ struct Statistics {
   FIELD(uint64_t, finished_stop);
   FIELD(uint64_t, finished_length);
   FIELD(uint64_t, finished_abort);
+  FIELD(uint64_t, finished_error);
   FIELD(uint64_t, num_rejected);
   FIELD(uint64_t, expired_leases);
   FIELD(uint64_t, num_running);

@@ -55,7 +55,7 @@ class LayoutText {
   void enums() {
     (one_enum<Enums>(), ...);
   }
-  void value(std::string_view name, uint64_t value) { entry(name, std::to_string(value)); }
+  void value(std::string_view name, int64_t value) { entry(name, std::to_string(value)); }
   std::string finish() { return "{" + text_ + "}"; }
 
   // Called by visit_fields().
@@ -105,7 +105,7 @@ class LayoutText {
 };
 
 inline void list_constants(LayoutText& t) {
-#define CONSTANT(name) t.value(#name, uint64_t(name))
+#define CONSTANT(name) t.value(#name, int64_t(name))
   CONSTANT(kMagic);
   CONSTANT(kLayoutVersion);
   CONSTANT(kControlOffset);
@@ -113,6 +113,7 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kMaxStopTokens);
   CONSTANT(kInlineStopTokens);
   CONSTANT(kMaxLogitBiases);
+  CONSTANT(kMaxLogitBias);
   CONSTANT(kMaxLogprobs);
   CONSTANT(kMaxTemperature);
   CONSTANT(kMaxPenalty);
@@ -120,6 +121,7 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kBlockHashBytes);
   CONSTANT(kDeviceLanes);
   CONSTANT(kLaunchesPerWindow);
+  CONSTANT(kNoToken);
 #undef CONSTANT
 }
 

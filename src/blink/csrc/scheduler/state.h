@@ -8,6 +8,7 @@
 namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
+constexpr int32_t kNoToken = -1;  // what the model samples of a row that has no finite logit left, or a NaN
 
 // One generation that the scheduler knows; index = queue pair * sequences_per_queue_pair + tag.
 // A waiting sequence with blocks is parked; one with a slot but no blocks was preempted and recomputes.
