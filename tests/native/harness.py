@@ -27,6 +27,7 @@ from blink.region.layout import (
     ErrorCode,
     FinishReason,
     StepResult,
+    struct_dtype,
 )
 from blink.region.memory import Region, create_region, publish_region
 from blink.region.native import lib
@@ -74,6 +75,7 @@ class Harness:
         self.scheduler: Any = self.state.struct
         self.batch = self.state.array("batch", BATCH_HEADER)
         self.output = self.state.array("output", STEP_OUTPUT)
+        self.queue_pairs = self.state.array("qps", struct_dtype("QueuePairState"))
         self.sequences = self.state.array("sequences", SEQUENCE)
         self.tokens = self.state.array("tokens", "i4").reshape(-1, max_model_len)
         self.kv = np.full(num_blocks * config.block_size, -1, np.int64)  # position and token of each cell

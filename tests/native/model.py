@@ -138,8 +138,9 @@ class StepJudge:
         open_pairs: set[int],
         *,
         arrivals_seen: bool,
+        attached: list[bool],
     ) -> None:
-        """Judge a composed pass that launched `rows`.
+        """Judge a composed pass that launched `rows`; `attached` says which queue pairs had an owner.
 
         `open_pairs` had drained their completions; `arrivals_seen` says whether new entries were read before composing.
         """
@@ -151,15 +152,28 @@ class StepJudge:
         ours = np.isin(after["queue_pair"], list(open_pairs))
         decoding = (after["status"] == RUNNING) & (after["num_tokens"] - after["num_computed"] == 1) & ours
         assert set(np.flatnonzero(decoding)) <= {index for index, _ in rows}, "a decoding sequence was left out"
-        free_slots = self.rules.num_slots - int(((after["status"] != FREE) & (after["slot"] != _NO_SLOT)).sum())
         may_start = (after["status"] == WAITING) & ours & (after["cancelled"] == 0)
-        may_start &= (after["slot"] != _NO_SLOT) | (free_slots > 0)
+        may_start &= (after["slot"] != _NO_SLOT) | np.isin(after["queue_pair"], self._takers(after, attached))
         kept_waiting = (before["status"] == WAITING) & (before["num_blocks"] <= after["num_blocks"])
         may_start &= kept_waiting | (arrivals_seen & (before["status"] == FREE))
         left = [int(index) for index in np.flatnonzero(may_start)]
         self._judge_order(before, after, left, now)
         if tokens < self.rules.max_num_batched_tokens:
             self._judge_preemption(after, left, now)
+
+    def _takers(self, after: Any, attached: list[bool]) -> list[int]:
+        """Return the queue pairs that could have had one slot more all through the pass, whoever else asked."""
+        holders = after["queue_pair"][(after["status"] != FREE) & (after["slot"] != _NO_SLOT)]
+        held = np.bincount(holders, minlength=len(attached)).tolist()
+        num_slots, count = self.rules.num_slots, max(1, sum(attached))
+        free, reserve, share = num_slots - sum(held), max(1, num_slots // 2 // count), max(1, num_slots // count)
+        kept = sum(max(0, reserve - have) for have, is_attached in zip(held, attached, strict=True) if is_attached)
+        beyond = free > kept
+        return [
+            pair
+            for pair, have in enumerate(held)
+            if attached[pair] and free > 0 and (have < reserve or (beyond and have < share))
+        ]
 
     def _judge_order(self, before: Any, after: Any, left: list[int], now: int) -> None:
         started = np.flatnonzero((after["status"] == RUNNING) & (before["status"] != RUNNING))

@@ -164,7 +164,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if result != StepResult.BUSY:
             rows = self.harness.batch_rows() if result == StepResult.LAUNCHED else []
             quick = {i for i, owner in enumerate(self.owners) if owner.quick_passes > 2}
-            self.judge.judge(before, after, rows, now, quick, arrivals_seen=not was_in_flight)
+            attached = (self.harness.queue_pairs["attached"] != 0).tolist()
+            if sum(attached) == int(self.harness.scheduler["num_attached"]):  # else they changed after composing
+                self.judge.judge(before, after, rows, now, quick, arrivals_seen=not was_in_flight, attached=attached)
         self._check_leases(after, result)
         self.healthy = True
 

@@ -187,7 +187,7 @@ class EngineClient:
         elif now - self._heartbeat_time > self._engine_timeout:
             return f"the engine has given no sign of life for {self._engine_timeout:g} s"
         if not attaching and not self._pair.is_attached():
-            return "this frontend was silent for too long and lost its lease"
+            return "this frontend was silent, or left its completions unread, for too long and lost its lease"
         return None
 
     def _disconnect(self, reason: str) -> None:

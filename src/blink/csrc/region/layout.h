@@ -60,6 +60,7 @@ struct Geometry {
   uint32_t reserved;
   FIELD(uint64_t, lease_timeout_ns);
   FIELD(uint64_t, max_queue_age_ns);
+  FIELD(uint64_t, stall_timeout_ns);
   // Graphs of decoding rows alone (a token each), then graphs of any rows; both ascending. A graph's index is its
   // place.
   FIELD_ARRAY(GraphSize, graphs, kMaxGraphs);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "scheduler/policy.h"
+#include "scheduler/share.h"
 #include "scheduler/slot.h"
 
 namespace blink {
@@ -57,7 +58,11 @@ BLINK_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint
 }
 
 // It cannot go on before its frontend reads completions, so others may use its place and its blocks.
-BLINK_FN bool is_stalled(const State& s, const Sequence& q) { return !s.qps[q.queue_pair].open && q.scheduled == 0; }
+BLINK_FN bool is_stalled(const State& s, const Sequence& q) {
+  const QueuePairState& pair = s.qps[q.queue_pair];
+  const bool waits = q.status == SequenceStatus::kWaiting && cq_room(s, pair) <= completions_per_token(q);
+  return q.scheduled == 0 && (!pair.open || waits);
+}
 
 // Whose blocks may be taken besides those of parked and stalled sequences.
 enum class Victims { kParked, kBestEffort, kRunning };
@@ -176,11 +181,8 @@ BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
 }
 
 BLINK_FN bool can_admit(const State& s, const Sequence& q) {
-  const QueuePairState& pair = s.qps[q.queue_pair];
   // Without a slot it would only keep those from running that have one.
-  const bool has_slot = q.slot != kNone || s.num_free_slots > 0;
-  return !q.cancelled && !pair.closing && q.skipped_pass != s.pass && has_slot &&
-         cq_room(s, pair) > completions_per_token(q);
+  return q.skipped_pass != s.pass && can_start(s, q) && (q.slot != kNone || s.qps[q.queue_pair].may_take);
 }
 
 // Choose prompts, in order of rank over running and waiting sequences alike, until the step's tokens are spent. Returns
@@ -188,6 +190,7 @@ BLINK_FN bool can_admit(const State& s, const Sequence& q) {
 template <class Env>
 BLINK_FN Tally choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
   bool admitting = true;
+  share_slots(env, s);
   while (!s.failed && t.tokens < s.geometry.max_num_batched_tokens && (t.pending > 0 || s.num_waiting > 0)) {
     Rank next = first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
       return q.scheduled == 0 && q.num_tokens - q.num_computed > 1 && s.qps[q.queue_pair].open &&
@@ -202,6 +205,7 @@ BLINK_FN Tally choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
       extend(env, s, next, t, now);
     else
       admitting = admit(env, s, next, t, now);
+    if (next.sequence != running.sequence) offer_slots(env, s);
     t = tally(env, s);
   }
   return t;

@@ -113,18 +113,20 @@ class IntegrityCheck {
   }
 
   const char* queue_pairs() {
-    std::vector<uint32_t> live(s_.geometry.num_queue_pairs);
+    std::vector<uint32_t> live(s_.geometry.num_queue_pairs), slots(s_.geometry.num_queue_pairs);
     uint32_t cancels = 0;
     for (uint32_t i = 0; i < num_sequences(); i++) {
       const Sequence& q = s_.sequences[i];
       if (q.status == SequenceStatus::kFree) continue;
       live[i / s_.geometry.sequences_per_queue_pair]++;
+      slots[i / s_.geometry.sequences_per_queue_pair] += q.slot != kNone;
       cancels += q.cancelled;
       if (q.queue_pair != i / s_.geometry.sequences_per_queue_pair) return "a sequence belongs to another queue pair";
     }
     uint32_t total = 0;
     for (uint32_t qp = 0; qp < s_.geometry.num_queue_pairs; qp++) {
       if (live[qp] != s_.qps[qp].num_live) return "a queue pair miscounts its sequences";
+      if (slots[qp] != s_.qps[qp].num_slots) return "a queue pair miscounts its slots";
       total += live[qp];
     }
     if (total != s_.num_live) return "the live sequences are miscounted";

@@ -60,7 +60,11 @@ BLINK_FN bool take_slot(Env& env, State& s, uint32_t index, uint64_t now) {
   if (q.slot != kNone) return true;
   if (s.num_free_slots == 0) return false;
   env.sync();
-  if (env.lane() == 0) q.slot = s.free_slots[--s.num_free_slots];
+  if (env.lane() == 0) {
+    q.slot = s.free_slots[--s.num_free_slots];
+    s.qps[q.queue_pair].num_slots++;
+    s.qps[q.queue_pair].num_asking--;
+  }
   env.sync();
   const RejectCode code = load_slot(env, s, q);
   if (code == RejectCode::kNone) return true;

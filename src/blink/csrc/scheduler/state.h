@@ -71,6 +71,10 @@ struct QueuePairState {
   FIELD(uint32_t, cq_need);   // completions that the step in flight may post
   FIELD(uint32_t, open);      // has room for the completions of a step
   FIELD(uint64_t, lease_seen_ns);
+  FIELD(uint64_t, flowing_ns);  // when its completions were last read, or nothing waited for that
+  FIELD(uint32_t, num_slots);   // held by its sequences
+  FIELD(uint32_t, may_take);    // one more of them may have a slot now
+  FIELD(uint32_t, num_asking);  // its sequences that wait for a slot and could have one, as the pass began
 };
 
 struct BatchHeader {
@@ -175,6 +179,7 @@ struct State {
   FIELD(uint32_t, engine_state);
   FIELD(uint32_t, pass);
   FIELD(uint32_t, num_live);
+  FIELD(uint32_t, num_attached);  // queue pairs, at least 1
   FIELD(uint64_t, next_arrival);
   FIELD(uint64_t, step);
   FIELD(uint64_t, heartbeat_ns);
