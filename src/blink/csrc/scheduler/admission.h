@@ -134,6 +134,7 @@ BLINK_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t no
   if (q.num_blocks == 0) {
     q.num_blocks = q.num_registered = hit.blocks;
     q.num_computed = found;
+    q.chain = hit.blocks > 0 ? registration_of(s, uint32_t(block_table(s, q.slot)[hit.blocks - 1])) : kChainStart;
   }
   if (!q.admitted) {
     q.admitted = 1;

@@ -109,7 +109,35 @@ class IntegrityCheck {
       if (hash_find(s_, s_.block_hashes[s_.hash_table[i] - 1]) != i) return "a hash entry cannot be found";
     }
     for (uint32_t b = 0; b < s_.geometry.num_blocks; b++) hashed += s_.block_hashed[b] != 0;
-    return entries == hashed ? nullptr : "the hash table and the blocks disagree";
+    return entries == hashed ? parents() : "the hash table and the blocks disagree";
+  }
+
+  // Each chain of registered blocks ends at a prompt's start or where a parent is gone; and what a sequence reads from
+  // a registered block are its own tokens.
+  const char* parents() {
+    for (uint32_t b = 0; b < s_.geometry.num_blocks; b++) {
+      if (!s_.block_hashed[b]) continue;
+      uint32_t at = b, length = 0;
+      while (s_.block_parents[at].block != kNone) {
+        const Registration parent = s_.block_parents[at];
+        if (parent.block >= s_.geometry.num_blocks || parent.count > s_.block_registrations[parent.block])
+          return "a block's parent was never registered";
+        if (!s_.block_hashed[parent.block] || !(registration_of(s_, parent.block) == parent)) break;
+        at = parent.block;
+        if (++length > s_.geometry.num_blocks) return "blocks are each other's parents";
+      }
+    }
+    for (uint32_t i = 0; i < num_sequences(); i++) {
+      const Sequence& q = s_.sequences[i];
+      if (q.status == SequenceStatus::kFree) continue;
+      const int32_t* tokens = s_.tokens + uint64_t(q.slot) * s_.geometry.max_model_len;
+      for (uint32_t at = 0; at < q.num_blocks * s_.geometry.block_size; at++) {
+        const uint32_t block = uint32_t(block_table(s_, q.slot)[at / s_.geometry.block_size]);
+        if (s_.block_hashed[block] && block_tokens(s_, block)[at % s_.geometry.block_size] != tokens[at])
+          return "a sequence reads a cached block of other tokens";
+      }
+    }
+    return nullptr;
   }
 
   const char* queue_pairs() {

@@ -10,6 +10,15 @@ namespace blink {
 constexpr uint32_t kNone = 0xffffffffu;
 constexpr int32_t kNoToken = -1;  // what the model samples of a row that has no finite logit left, or a NaN
 
+// A block of the prefix cache as it was registered once: no other content ever has both numbers.
+struct Registration {
+  FIELDS_OF(Registration);
+  FIELD(uint32_t, block);  // kNone: before the first block of a prompt
+  FIELD(uint32_t, count);  // of this block's registrations
+};
+BLINK_FN bool operator==(Registration a, Registration b) { return a.block == b.block && a.count == b.count; }
+constexpr Registration kChainStart{kNone, 0};
+
 // One generation that the scheduler knows; index = queue pair * sequences_per_queue_pair + tag.
 // A waiting sequence with blocks is parked; one with a slot but no blocks was preempted and recomputes.
 struct Sequence {
@@ -24,7 +33,8 @@ struct Sequence {
   FIELD(uint32_t, num_computed);  // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
   FIELD(uint32_t, num_generated);
   FIELD(uint32_t, num_blocks);
-  FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows
+  FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
+  FIELD(Registration, chain);       // the last of them, or its equal that was there before
   FIELD(uint32_t, scheduled);       // tokens in the current step
   FIELD(uint32_t, skipped_pass);    // the pass of compose() that had no room for it
   FIELD(uint64_t, arrival);
@@ -155,6 +165,9 @@ struct State {
   STATE_ARRAY(uint32_t, free_blocks, g.num_blocks);
   STATE_ARRAY(uint32_t, block_hashed, g.num_blocks);
   STATE_ARRAY(Hash, block_hashes, g.num_blocks);
+  STATE_ARRAY(uint32_t, block_registrations, g.num_blocks);  // how often each was registered
+  STATE_ARRAY(Registration, block_parents, g.num_blocks);    // of a registered block: the one before it in its prompt
+  STATE_ARRAY(int32_t, block_tokens, uint64_t(g.num_blocks) * g.block_size);  // of a registered block
   STATE_ARRAY(uint32_t, block_stamps, g.num_blocks);
   STATE_ARRAY(uint32_t, hash_table, g.hash_entries);  // block + 1; 0 = empty
   STATE_ARRAY(LruEntry, lru, g.lru_entries);
