@@ -79,6 +79,7 @@ class Harness:
         self.sequences = self.state.array("sequences", SEQUENCE)
         self.tokens = self.state.array("tokens", "i4").reshape(-1, max_model_len)
         self.kv = np.full(num_blocks * config.block_size, -1, np.int64)  # position and token of each cell
+        self.histories = np.zeros_like(self.kv)  # digest of all tokens up to each cell's
         self.block_size = config.block_size
         self.in_flight = False
         self.log_count = 0
@@ -142,8 +143,13 @@ class Harness:
         for row in range(rows):
             assert starts[row] < starts[row + 1]
             at = np.arange(lens[row])
-            cells = self.kv[tables[slots[row]][at // self.block_size] * self.block_size + at % self.block_size]
+            where = tables[slots[row]][at // self.block_size] * self.block_size + at % self.block_size
+            cells = self.kv[where]
             assert (cells >> 32 == at).all(), "the KV cache holds another position"
+            history = np.cumsum((cells & 0xFFFFFFFF) * (at + 1) * 1_000_003)
+            new = starts[row + 1] - starts[row]
+            self.histories[where[-new:]] = history[-new:]
+            assert (self.histories[where] == history).all(), "the KV cache holds another prompt's"
             sampled[row] = next_token(cells & 0xFFFFFFFF, self.vocab_size)
         self._write_logprobs(rows)
 

@@ -22,8 +22,8 @@ BLINK_FN int32_t* block_tokens(const State& s, uint32_t block) {
 }
 BLINK_FN Registration registration_of(const State& s, uint32_t block) { return {block, s.block_registrations[block]}; }
 
-// Whether a registered block follows `parent` and holds the tokens of block `i` of the slot's prompt. Hashes alone prove
-// nothing: frontends send them.
+// Whether a registered block follows `parent` and holds the tokens of block `i` of the slot's prompt. Hashes alone
+// prove nothing: frontends send them.
 BLINK_FN bool continues(const State& s, uint32_t block, Registration parent, uint32_t slot, uint32_t i) {
   if (!(s.block_parents[block] == parent)) return false;
   const int32_t* tokens = s.tokens + uint64_t(slot) * s.geometry.max_model_len + uint64_t(i) * s.geometry.block_size;
@@ -45,7 +45,8 @@ BLINK_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t num_h
     if (i < num_hashes) table[i] = int32_t(entry) - 1;
     env.sync();  // the block before was found by another lane
     bool found = entry != 0 && (i == 0 || table[i - 1] >= 0);
-    if (found) found = continues(s, entry - 1, i == 0 ? kChainStart : registration_of(s, uint32_t(table[i - 1])), slot, i);
+    if (found)
+      found = continues(s, entry - 1, i == 0 ? kChainStart : registration_of(s, uint32_t(table[i - 1])), slot, i);
     const uint32_t end = env.least(found ? kNone : least(i, num_hashes));
     hit.blocks = least(end, least(num_hashes, tile + env.lanes()));
     if (i < num_hashes && i >= hit.blocks) table[i] = 0;  // a table holds blocks, also where nobody should look
