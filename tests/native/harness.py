@@ -76,6 +76,7 @@ class Harness:
         self.batch = self.state.array("batch", BATCH_HEADER)
         self.output = self.state.array("output", STEP_OUTPUT)
         self.queue_pairs = self.state.array("qps", struct_dtype("QueuePairState"))
+        self.flows = self.state.array("flows", struct_dtype("Flow"))
         self.sequences = self.state.array("sequences", SEQUENCE)
         self.tokens = self.state.array("tokens", "i4").reshape(-1, max_model_len)
         self.kv = np.full(num_blocks * config.block_size, -1, np.int64)  # position and token of each cell
@@ -214,8 +215,10 @@ def small_config(**options: Any) -> EngineConfig:
     return EngineConfig(**(defaults | options))
 
 
-def submission(prompt: Sequence[int], stop_tokens: tuple[int, ...] = (), hashes: bytes = b"") -> Submission:
-    return Submission(np.asarray(prompt, np.int32), stop_tokens, 0, hashes)
+def submission(
+    prompt: Sequence[int], stop_tokens: tuple[int, ...] = (), hashes: bytes = b"", flow: int = 0
+) -> Submission:
+    return Submission(np.asarray(prompt, np.int32), stop_tokens, 0, hashes, flow)
 
 
 def submit(
@@ -225,11 +228,12 @@ def submit(
     *,
     stop_tokens: tuple[int, ...] = (),
     cached: bool = True,
+    flow: int = 0,
     **params: Any,
 ) -> int:
     """Submit a prompt with its block hashes (unless not `cached`) and return the sequence's id."""
     hashes = harness.hashes(prompt) if cached else b""
-    return pair.submit(submission(prompt, stop_tokens, hashes), SamplingParams(**params))
+    return pair.submit(submission(prompt, stop_tokens, hashes, flow), SamplingParams(**params))
 
 
 def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:

@@ -12,8 +12,9 @@
 namespace blink {
 
 constexpr uint64_t kMagic = 0x314b4e494c42ull;  // "BLINK1"
-constexpr uint32_t kLayoutVersion = 2;          // changes when the meaning of a word does
+constexpr uint32_t kLayoutVersion = 3;          // changes when the meaning of a word does
 constexpr uint32_t kMaxGraphs = 128;
+constexpr uint32_t kFlows = 256;  // of a queue pair
 constexpr uint32_t kMaxStopTokens = 128;
 constexpr uint32_t kInlineStopTokens = 8;
 constexpr uint32_t kMaxLogitBiases = 1024;
@@ -193,7 +194,8 @@ struct Sqe {
   FIELD(uint32_t, max_tokens);
   FIELD(int32_t, priority);
   FIELD(Sampling, sampling);
-  uint32_t reserved[31];
+  FIELD(uint32_t, flow);  // whose request this is, as far as shares go: modulo kFlows
+  uint32_t reserved[30];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 

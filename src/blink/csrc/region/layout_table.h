@@ -110,6 +110,7 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kLayoutVersion);
   CONSTANT(kControlOffset);
   CONSTANT(kMaxGraphs);
+  CONSTANT(kFlows);
   CONSTANT(kMaxStopTokens);
   CONSTANT(kInlineStopTokens);
   CONSTANT(kMaxLogitBiases);
@@ -132,7 +133,7 @@ inline const std::string& layout_text() {
       t.structs<GraphSize, Geometry, Header, Statistics, Control, TraceEntry>();
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, QueuePairLayout>();
       t.structs<SlotParams, BatchHeader, StepOutput, DecisionLogEntry>();
-      t.structs<Registration, Sequence, QueuePairState, State, Place, GraphPair, DeviceProgram>();
+      t.structs<Registration, Sequence, Flow, QueuePairState, State, Place, GraphPair, DeviceProgram>();
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();

@@ -4,6 +4,7 @@
 
 #include "scheduler/kv_cache.h"
 #include "scheduler/list.h"
+#include "scheduler/policy.h"
 #include "scheduler/queue_pair.h"
 
 namespace blink {
@@ -20,6 +21,7 @@ BLINK_FN void free_sequence(Env& env, State& s, uint32_t index) {
       s.qps[q.queue_pair].num_slots--;
     }
     if (q.cancelled) s.num_cancels--;
+    flow_of(s, q).num_live--;
     s.qps[q.queue_pair].num_live--;
     s.num_live--;
     s.stats_dirty = 1;

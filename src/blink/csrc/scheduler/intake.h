@@ -2,7 +2,7 @@
 // What comes in: leases, attachment of frontends, and new SQEs.
 #pragma once
 
-#include "scheduler/policy.h"
+#include "scheduler/flow.h"
 #include "scheduler/queue_pair.h"
 
 namespace blink {
@@ -31,12 +31,6 @@ BLINK_FN void attach(State& s, uint32_t qp, uint64_t now) {
   store_relaxed(words.sq_head, q.sq_head);
   store_relaxed(words.cq_tail, q.cq_tail);
   store_release(words.attached, q.attached);
-}
-
-// Whether something waits until the frontend reads the completions that it has.
-BLINK_FN bool is_blocked(const State& s, const QueuePairState& q) {
-  if (q.cq_tail == q.cq_head || (q.num_live == 0 && q.sq_head == q.sq_tail)) return false;
-  return !q.open || cq_room(s, q) <= 1 + kMaxLogprobs;
 }
 
 // Take over how far the frontend has read; false if it has left a full queue unread for too long.
@@ -98,6 +92,7 @@ BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   q.queued_ns = now;
   q.sqe = e;
   s.waiting[s.num_waiting++] = index;
+  join_flow(s, q);
   s.qps[qp].num_live++;
   s.num_live++;
 }

@@ -157,8 +157,20 @@ class IntegrityCheck {
       if (slots[qp] != s_.qps[qp].num_slots) return "a queue pair miscounts its slots";
       total += live[qp];
     }
+    if (const char* broken = flows()) return broken;
     if (total != s_.num_live) return "the live sequences are miscounted";
     return cancels == s_.num_cancels ? nullptr : "the cancellations are miscounted";
+  }
+
+  const char* flows() {
+    std::vector<uint32_t> live(s_.geometry.num_queue_pairs * kFlows);
+    for (uint32_t i = 0; i < num_sequences(); i++)
+      if (s_.sequences[i].status != SequenceStatus::kFree) live[&flow_of(s_, s_.sequences[i]) - s_.flows]++;
+    for (uint32_t i = 0; i < live.size(); i++) {
+      if (s_.flows[i].num_live != live[i]) return "a flow miscounts its sequences";
+      if (s_.flows[i].pending != 0) return "a flow was left half counted";
+    }
+    return nullptr;
   }
 
   const State& s_;

@@ -64,6 +64,14 @@ struct LruEntry {
   uint32_t block, stamp;
 };
 
+// What the sequences of one flow have cost so far.
+struct Flow {
+  FIELDS_OF(Flow);
+  FIELD(uint64_t, computed);  // tokens computed for it, but never less than others had when it came back
+  FIELD(uint32_t, num_live);
+  FIELD(uint32_t, pending);  // scratch of one phase of a step
+};
+
 // The scheduler's side of one queue pair.
 struct QueuePairState {
   FIELDS_OF(QueuePairState);
@@ -154,6 +162,7 @@ struct State {
   // the scheduler's own
   STATE_ARRAY(uint32_t, row_sequences, g.max_num_seqs);
   STATE_ARRAY(QueuePairState, qps, g.num_queue_pairs);
+  STATE_ARRAY(Flow, flows, uint64_t(g.num_queue_pairs) * kFlows);
   STATE_ARRAY(Sequence, sequences, num_sequences(g));
   STATE_ARRAY(uint32_t, running, g.max_num_seqs);
   STATE_ARRAY(uint32_t, waiting, num_sequences(g));
@@ -193,6 +202,8 @@ struct State {
   FIELD(uint32_t, pass);
   FIELD(uint32_t, num_live);
   FIELD(uint32_t, num_attached);  // queue pairs, at least 1
+  FIELD(uint32_t, prompt_share);  // tokens of a prompt in this step while other flows' prompts wait
+  FIELD(uint64_t, flow_floor);    // least counter of the flows that a step served, as far as it has risen
   FIELD(uint64_t, next_arrival);
   FIELD(uint64_t, step);
   FIELD(uint64_t, heartbeat_ns);
