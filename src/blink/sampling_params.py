@@ -96,19 +96,7 @@ class SamplingParams:
             f"between 0 and {MAX_LOGPROBS}",
             self.logprobs,
         )
-        _require(
-            len(self.logit_bias) <= MAX_LOGIT_BIASES,
-            "logit_bias",
-            f"at most {MAX_LOGIT_BIASES} entries",
-            len(self.logit_bias),
-        )
-        for bias in self.logit_bias.values():
-            _require(
-                _within(bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
-                "logit_bias",
-                f"in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]",
-                bias,
-            )
+        _check_biases(self.logit_bias)
         _require(
             len(self.stop_token_ids) <= MAX_STOP_TOKENS // 2,
             "stop_token_ids",
@@ -139,6 +127,13 @@ class SamplingParams:
             "priority": self.priority,
         }
         return {name: getattr(self, name) for name in _SAMPLING_FIELDS if name not in values} | values
+
+
+def _check_biases(biases: Mapping[int, float]) -> None:
+    _require(len(biases) <= MAX_LOGIT_BIASES, "logit_bias", f"at most {MAX_LOGIT_BIASES} entries", len(biases))
+    for bias in biases.values():
+        rule = f"in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]"
+        _require(_within(bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS), "logit_bias", rule, bias)
 
 
 def _within(value: float, low: float, high: float) -> bool:

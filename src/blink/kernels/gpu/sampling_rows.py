@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportMissingParameterType=false
+# pyright: reportMissingParameterType=false, reportOperatorIssue=false
 """What the sampling kernels do with one row: scan a part of its logits, combine the parts, write the outputs."""
 
 from __future__ import annotations
