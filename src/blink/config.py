@@ -83,6 +83,9 @@ class EngineConfig:
     max_sequences_per_worker: int = option(1024, "sequences (running or waiting) of one frontend worker")
     prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
     lease_timeout: float = option(5.0, "seconds without a sign of life after which a frontend's sequences are dropped")
+    stall_timeout: float = option(
+        30.0, "seconds that a frontend may leave its full completion queue unread before its sequences are dropped"
+    )
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
 
     def __post_init__(self) -> None:
@@ -94,6 +97,7 @@ class EngineConfig:
         require(self, "num_queue_pairs", 1, 64)
         require(self, "max_sequences_per_worker", 1, 1 << 16)
         require(self, "lease_timeout", 0.5, 3600)
+        require(self, "stall_timeout", 0.5, 3600)
         require(self, "max_queue_age", 0, 1e6)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

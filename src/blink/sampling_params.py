@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import math
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ from blink.region.layout import CONSTANTS, SAMPLING, ServiceClass
 MAX_STOP_TOKENS = CONSTANTS["max_stop_tokens"]
 MAX_LOGIT_BIASES = CONSTANTS["max_logit_biases"]
 MAX_LOGPROBS = CONSTANTS["max_logprobs"]
+MAX_LOGIT_BIAS = CONSTANTS["max_logit_bias"]
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings of a request together
 _MAX_TEMPERATURE = CONSTANTS["max_temperature"]
@@ -76,14 +77,14 @@ class SamplingParams:
             f"between 0 and {_MAX_TEMPERATURE}",
             self.temperature,
         )
-        _require(_within(self.top_p, 0, 1) and self.top_p > 0, "top_p", "in (0, 1]", self.top_p)
+        _require(_within(self.top_p, 0, 1) and _as_native(self.top_p) > 0, "top_p", "in (0, 1]", self.top_p)
         _require(-1 <= self.top_k < 2**31, "top_k", "-1 or 0 (off), or at least 1", self.top_k)
         _require(_within(self.min_p, 0, 1), "min_p", "in [0, 1]", self.min_p)
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(_within(value, -_MAX_PENALTY, _MAX_PENALTY), name, f"in [-{_MAX_PENALTY}, {_MAX_PENALTY}]", value)
         _require(
-            _within(self.repetition_penalty, 0, _MAX_REPETITION_PENALTY) and self.repetition_penalty > 0,
+            _within(self.repetition_penalty, 0, _MAX_REPETITION_PENALTY) and _as_native(self.repetition_penalty) > 0,
             "repetition_penalty",
             "greater than 0",
             self.repetition_penalty,
@@ -95,14 +96,7 @@ class SamplingParams:
             f"between 0 and {MAX_LOGPROBS}",
             self.logprobs,
         )
-        _require(
-            len(self.logit_bias) <= MAX_LOGIT_BIASES,
-            "logit_bias",
-            f"at most {MAX_LOGIT_BIASES} entries",
-            len(self.logit_bias),
-        )
-        for bias in self.logit_bias.values():
-            _require(_within(bias, -100, 100), "logit_bias", "in [-100, 100]", bias)
+        _check_biases(self.logit_bias)
         _require(
             len(self.stop_token_ids) <= MAX_STOP_TOKENS // 2,
             "stop_token_ids",
@@ -138,8 +132,20 @@ class SamplingParams:
         return {name: getattr(self, name) for name in _SAMPLING_FIELDS if name not in values} | values
 
 
+def _check_biases(biases: Mapping[int, float]) -> None:
+    _require(len(biases) <= MAX_LOGIT_BIASES, "logit_bias", f"at most {MAX_LOGIT_BIASES} entries", len(biases))
+    for bias in biases.values():
+        rule = f"in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]"
+        _require(_within(bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS), "logit_bias", rule, bias)
+
+
 def _within(value: float, low: float, high: float) -> bool:
-    return math.isfinite(value) and low <= value <= high
+    return low <= value <= high  # false for NaN
+
+
+def _as_native(value: float) -> float:
+    """Return the value as the engine gets it: tiny ones become 0 in float32."""
+    return ctypes.c_float(value).value
 
 
 def _require(condition: bool, param: str, rule: str, value: object) -> None:

@@ -53,7 +53,7 @@ def submit_all(pair: QueuePair) -> list[int]:
         prompt = np.concatenate([common, own] if i % 2 else [own]).astype(np.int32)
         hashes = b"".join(bytes([7, j]) * 8 for j in range(2)) if i % 2 else b""
         params = SamplingParams(max_tokens=int(chance.integers(1, 60)), best_effort=i % 3 == 0)
-        sequences.append(pair.submit(Submission(prompt, (), 0, hashes), params))
+        sequences.append(pair.submit(Submission(prompt, (), 0, hashes, len(sequences) % 3), params))
     return sequences
 
 

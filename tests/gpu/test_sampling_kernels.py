@@ -172,3 +172,36 @@ def test_a_large_bucket_with_few_rows_gives_the_same_tokens(device: torch.device
     batch = make_batch(rows, vocab_size)
     batch.header[Header.NUM_ROWS] = 5
     assert_equals_reference(batch, make_logits(len(rows), vocab_size, torch.float32), device)
+
+
+BROKEN = {"nan": torch.nan, "inf": torch.inf, "nothing": -torch.inf}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("vocab_size", [70, 5003])
+def test_a_row_without_a_finite_largest_logit_gets_no_token_and_the_others_theirs(
+    vocab_size: int, broken: str, device: torch.device
+) -> None:
+    kinds: list[dict[Param, float]] = [
+        {},
+        {Param.REPETITION_PENALTY: 1.5},
+        {Param.TEMPERATURE: 1.0},
+        {Param.TEMPERATURE: 1.0, Param.TOP_K: 9},
+        {Param.TEMPERATURE: 1.0, Param.TOP_P: 0.9, Param.MIN_P: 0.1},
+    ]
+    logits = make_logits(10, vocab_size, torch.float32)
+    logits[:5] = -torch.inf if broken == "nothing" else logits[:5]
+    logits[:5, vocab_size // 3] = BROKEN[broken]
+    batch = make_batch([*kinds, *kinds], vocab_size)
+    assert_equals_reference(batch, logits, device)
+    assert batch.sampled_tokens[:5].tolist() == [-1] * 5
+    assert (batch.sampled_tokens[5:10] >= 0).all()
+
+
+def test_biases_that_hide_all_tokens_or_are_no_numbers_leave_no_token(device: torch.device) -> None:
+    values = {Param.NUM_BIASES: 50, Param.TEMPERATURE: 1.0, Param.MIN_P: 0.1}
+    batch = make_batch([values, values, {**values, Param.NUM_BIASES: 0}], 50)
+    batch.bias_values[batch.row_slots[0], :50] = torch.nan
+    batch.bias_values[batch.row_slots[1], :50] = -torch.inf
+    assert_equals_reference(batch, make_logits(3, 50, torch.float32), device)
+    assert (batch.sampled_tokens[:3] >= 0).tolist() == [False, False, True]

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A hostile frontend against the scheduler: random and mutated entries, random words, random arena contents, while an
-// honest frontend beside it must get the right tokens and no byte of its queue pair may change but by the scheduler.
+// A hostile frontend against the scheduler: random and mutated entries, words and heads, random arena contents (tokens,
+// floats, hashes: also those of the honest one's prompts), a queue left unread under a live lease, while an honest
+// frontend beside it must get the right tokens and no byte of its queue pair may change but by the scheduler.
 //
 // fuzz ENTRIES SEED: exit status 1 on any mismatch.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -21,6 +23,14 @@ void expect(bool holds, const char* what, uint64_t detail) {
 }
 
 constexpr uint32_t kHonest = 0, kHostile = 1, kIdle = 2;
+constexpr uint64_t kTurnNs = 100'000, kStallTurns = 400;
+
+// The honest frontend's request number `n`.
+std::vector<int32_t> honest_prompt(uint32_t n) {
+  std::vector<int32_t> tokens;
+  for (uint32_t i = 0; i < 9 + n % 30; i++) tokens.push_back(int32_t((i * 5 + n / 7) % kVocab));
+  return tokens;
+}
 
 // One request after the other, each checked token by token.
 class Honest {
@@ -34,7 +44,7 @@ class Honest {
   void act() {
     port_.renew_lease();
     if (tokens_.empty()) {
-      for (uint32_t i = 0; i < 9 + answered_ % 30; i++) tokens_.push_back(int32_t((i * 5 + answered_ / 7) % kVocab));
+      tokens_ = honest_prompt(answered_);
       wanted_ = tokens_.size() + 4;
       port_.submit(plain_request(uint64_t(answered_ + 1) << 32, 4), tokens_, 0);
     }
@@ -86,19 +96,28 @@ bool is_bad(const Geometry& g, const Sqe& e) {
 // Sends what no frontend would.
 class Hostile {
  public:
-  Hostile(Rig& rig, uint32_t seed) : rig_(rig), port_(rig, kHostile), random_(seed) { spoil_arena(); }
-  uint64_t sent = 0, bad = 0, refused = 0, ended = 0;
+  Hostile(Rig& rig, const Honest& honest, uint32_t seed)
+      : rig_(rig), honest_(honest), port_(rig, kHostile), random_(seed) {
+    spoil_arena();
+  }
+  uint64_t sent = 0, bad = 0, refused = 0, ended = 0, biased = 0;
 
+  bool is_attached() const { return port_.is_attached(); }
   void attach() {
     port_.request_attach();
     started_ = false;
   }
-  void act() {
+  // Do what comes to mind; leave the queue unread at times, for up to `longest` turns.
+  void act(uint64_t longest) {
     port_.renew_lease();
     if (!port_.is_attached()) return;
     if (!started_) port_.start();
     started_ = true;
-    drain();
+    if (deaf_turns_ == 0 && random_() % 1024 == 0) deaf_turns_ = 1 + random_() % longest;
+    if (deaf_turns_ > 0)
+      deaf_turns_--;
+    else
+      drain();
     if (random_() % 64 == 0) spoil_arena();
     while (port_.has_room() && random_() % 64 != 0) push();
   }
@@ -109,8 +128,10 @@ class Hostile {
   // Break the protocol of the frontend's words.
   void misbehave() {
     FrontendWords& words = port_.words();
-    const uint64_t kind = random_() % 3;
-    store_release(kind == 0 ? words.sq_tail : kind == 1 ? words.cq_head : words.lease, uint32_t(random_()));
+    const uint64_t kind = random_() % 4;
+    uint32_t& word = kind == 0 ? words.sq_tail : kind == 1 ? words.lease : words.cq_head;
+    // The last kind of head is a jump by less than the queue holds: to entries that were not written, or read before.
+    store_release(word, kind < 3 ? uint32_t(random_()) : word + uint32_t(random_() % 128) - 64);
   }
 
  private:
@@ -127,6 +148,8 @@ class Hostile {
     e.num_prompt_tokens = uint32_t(1 + random_() % 60);
     e.num_hashes = random_() % 2 == 0 ? e.num_prompt_tokens / kBlockSize : 0;
     e.hashes_offset = uint32_t(random_() % 512) * 4;
+    if (random_() % 4 == 0) use_forgery(e);
+    if (random_() % 4 == 0) use_biases(e);
     if (random_() % 8 == 0) e.opcode = uint32_t(Opcode::kCancel);
     auto* words = reinterpret_cast<uint32_t*>(&e);
     if (random_() % 8 == 0) {
@@ -140,12 +163,41 @@ class Hostile {
     port_.push(e);
   }
 
-  // Mostly tokens; sometimes anything. Repeated words make equal hashes of different blocks.
+  // Send a prompt like the honest frontend's, with some tokens changed, under its hashes.
+  void use_forgery(Sqe& e) {
+    std::vector<int32_t> prompt = honest_prompt(honest_.answered() + uint32_t(random_() % 3));
+    const std::vector<Hash> hashes = block_hashes(prompt);
+    for (uint64_t n = random_() % 3; n > 0; n--) prompt[random_() % prompt.size()] = int32_t(random_() % kVocab);
+    std::memcpy(port_.arena() + kForgery, prompt.data(), prompt.size() * 4);
+    if (!hashes.empty()) std::memcpy(port_.arena() + kForgery + 256, hashes.data(), hashes.size() * sizeof(Hash));
+    e.prompt_offset = kForgery;
+    e.hashes_offset = kForgery + 256 + (random_() % 4 == 0 ? sizeof(Hash) : 0);  // or each under the next one's
+    e.num_prompt_tokens = uint32_t(prompt.size());
+    e.num_hashes = uint32_t(hashes.size());
+  }
+
+  // Biases that are sound, and at times one that is not.
+  void use_biases(Sqe& e) {
+    static const float edges[] = {100.0f, -100.0f, 0.0f, 1e-45f, 100.00001f, -1e38f, INFINITY, -INFINITY, NAN, -NAN};
+    e.num_biases = uint32_t(1 + random_() % 16);
+    e.bias_offset = kBiases;
+    auto* tokens = reinterpret_cast<int32_t*>(port_.arena() + kBiases);
+    auto* values = reinterpret_cast<float*>(tokens + e.num_biases);
+    for (uint32_t i = 0; i < e.num_biases; i++) tokens[i] = int32_t(random_() % kVocab);
+    for (uint32_t i = 0; i < e.num_biases; i++) values[i] = float(random_() % 200) - 100;
+    if (random_() % 4 == 0) values[random_() % e.num_biases] = edges[random_() % std::size(edges)];
+  }
+
+  // Mostly tokens; sometimes anything, floats that are no numbers too. Repeated words make equal hashes of different
+  // blocks.
   void spoil_arena() {
     auto* words = reinterpret_cast<uint32_t*>(port_.arena());
     for (uint32_t i = 0; i < rig_.geometry().arena_bytes / 4; i++) {
       const uint64_t kind = random_() % 1024;
-      words[i] = kind == 0 ? uint32_t(random_()) : kind < 700 && i > 4 ? words[i - 4] : uint32_t(random_() % kVocab);
+      words[i] = kind == 0             ? uint32_t(random_())
+                 : kind == 1           ? 0x7f800000u | (word() & 0x80400000u)
+                 : kind < 700 && i > 4 ? words[i - 4]
+                                       : uint32_t(random_() % kVocab);
     }
   }
 
@@ -154,22 +206,29 @@ class Hostile {
     const auto code = RejectCode(entry.token);
     if (kind == CqeKind::kRejected) {
       const bool depends_on_state = code == RejectCode::kTagBusy || code == RejectCode::kUnknownSequence;
-      ended += code == RejectCode::kPromptToken;
-      refused += !depends_on_state && code != RejectCode::kPromptToken;
+      const bool of_arena = code == RejectCode::kPromptToken || code == RejectCode::kBiasValue;
+      biased += code == RejectCode::kBiasValue;
+      ended += of_arena;
+      refused += !depends_on_state && !of_arena;
     } else {
       ended += tag_of(entry.tag).finish_reason != FinishReason::kNone;
     }
   }
 
+  static constexpr uint32_t kBiases = 6656, kForgery = 7168;  // places in the arena
+
   Rig& rig_;
+  const Honest& honest_;
   Port port_;
   std::mt19937_64 random_;
+  uint64_t deaf_turns_ = 0;
   bool started_ = false;
 };
 
 class Fuzz {
  public:
-  explicit Fuzz(uint32_t seed) : rig_(3), honest_(rig_), hostile_(rig_, seed), random_(seed) {
+  explicit Fuzz(uint32_t seed) : rig_(3), honest_(rig_), hostile_(rig_, honest_, seed), random_(seed) {
+    rig_.state().geometry.stall_timeout_ns = kStallTurns * kTurnNs;
     honest_.port().request_attach();
     hostile_.attach();
     pass();
@@ -178,7 +237,7 @@ class Fuzz {
 
   // Bad and good entries through sound words: each bad one is refused, each good one comes to its end.
   void send_entries(uint64_t count) {
-    while (hostile_.sent < count) turn([this] { hostile_.act(); });
+    while (hostile_.sent < count) turn([this] { hostile_.act(kStallTurns / 2); });
     for (uint32_t n = 0; rig_.state().num_live > 0 || hostile_.refused < hostile_.bad || honest_.is_unread(); n++) {
       expect(n < 20000, "something accepted does not come to its end", rig_.state().num_live);
       turn([this] { hostile_.drain(); });
@@ -192,9 +251,9 @@ class Fuzz {
   // Random words as well, and owners that come and go.
   void break_words(uint64_t count) {
     for (uint64_t until = hostile_.sent + count; hostile_.sent < until;) {
-      turn([this] { hostile_.act(); });
-      if (random_() % 100 == 0) hostile_.misbehave();
-      if (random_() % 150 == 0) hostile_.attach();
+      turn([this] { hostile_.act(kStallTurns * 2); });
+      if (random_() % 300 == 0) hostile_.misbehave();
+      if (random_() % (hostile_.is_attached() ? 3000 : 150) == 0) hostile_.attach();
     }
     // A new and honest owner of the hostile queue pair finds it usable.
     hostile_.attach();
@@ -207,9 +266,12 @@ class Fuzz {
   }
 
   void report() const {
-    std::printf("sent %llu bad %llu refused %llu ended %llu honest answers %u steps %llu preempted %llu hits %llu\n",
-                ull(hostile_.sent), ull(hostile_.bad), ull(hostile_.refused), ull(hostile_.ended), honest_.answered(),
-                ull(statistics().num_steps), ull(statistics().num_preemptions), ull(statistics().prefix_hits));
+    std::printf(
+        "sent %llu bad %llu refused %llu ended %llu biased %llu honest answers %u expired %llu steps %llu "
+        "preempted %llu hits %llu\n",
+        ull(hostile_.sent), ull(hostile_.bad), ull(hostile_.refused), ull(hostile_.ended), ull(hostile_.biased),
+        honest_.answered(), ull(statistics().expired_leases), ull(statistics().num_steps),
+        ull(statistics().num_preemptions), ull(statistics().prefix_hits));
   }
 
  private:
@@ -225,7 +287,7 @@ class Fuzz {
   }
 
   void pass() {
-    SoloEnv env{now_ += 100'000};
+    SoloEnv env{now_ += kTurnNs};
     const StepResult result = step(env, rig_.state());
     expect(result != StepResult::kFailed, "the scheduler failed", rig_.state().control->error_place);
     in_flight_ = in_flight_ || result == StepResult::kLaunched;

@@ -27,6 +27,7 @@ from blink.region.layout import (
     ErrorCode,
     FinishReason,
     StepResult,
+    struct_dtype,
 )
 from blink.region.memory import Region, create_region, publish_region
 from blink.region.native import lib
@@ -74,9 +75,12 @@ class Harness:
         self.scheduler: Any = self.state.struct
         self.batch = self.state.array("batch", BATCH_HEADER)
         self.output = self.state.array("output", STEP_OUTPUT)
+        self.queue_pairs = self.state.array("qps", struct_dtype("QueuePairState"))
+        self.flows = self.state.array("flows", struct_dtype("Flow"))
         self.sequences = self.state.array("sequences", SEQUENCE)
         self.tokens = self.state.array("tokens", "i4").reshape(-1, max_model_len)
         self.kv = np.full(num_blocks * config.block_size, -1, np.int64)  # position and token of each cell
+        self.histories = np.zeros_like(self.kv)  # digest of all tokens up to each cell's
         self.block_size = config.block_size
         self.in_flight = False
         self.log_count = 0
@@ -140,8 +144,13 @@ class Harness:
         for row in range(rows):
             assert starts[row] < starts[row + 1]
             at = np.arange(lens[row])
-            cells = self.kv[tables[slots[row]][at // self.block_size] * self.block_size + at % self.block_size]
+            where = tables[slots[row]][at // self.block_size] * self.block_size + at % self.block_size
+            cells = self.kv[where]
             assert (cells >> 32 == at).all(), "the KV cache holds another position"
+            history = np.cumsum((cells & 0xFFFFFFFF) * (at + 1) * 1_000_003)
+            new = starts[row + 1] - starts[row]
+            self.histories[where[-new:]] = history[-new:]
+            assert (self.histories[where] == history).all(), "the KV cache holds another prompt's"
             sampled[row] = next_token(cells & 0xFFFFFFFF, self.vocab_size)
         self._write_logprobs(rows)
 
@@ -206,8 +215,10 @@ def small_config(**options: Any) -> EngineConfig:
     return EngineConfig(**(defaults | options))
 
 
-def submission(prompt: Sequence[int], stop_tokens: tuple[int, ...] = (), hashes: bytes = b"") -> Submission:
-    return Submission(np.asarray(prompt, np.int32), stop_tokens, 0, hashes)
+def submission(
+    prompt: Sequence[int], stop_tokens: tuple[int, ...] = (), hashes: bytes = b"", flow: int = 0
+) -> Submission:
+    return Submission(np.asarray(prompt, np.int32), stop_tokens, 0, hashes, flow)
 
 
 def submit(
@@ -217,11 +228,12 @@ def submit(
     *,
     stop_tokens: tuple[int, ...] = (),
     cached: bool = True,
+    flow: int = 0,
     **params: Any,
 ) -> int:
     """Submit a prompt with its block hashes (unless not `cached`) and return the sequence's id."""
     hashes = harness.hashes(prompt) if cached else b""
-    return pair.submit(submission(prompt, stop_tokens, hashes), SamplingParams(**params))
+    return pair.submit(submission(prompt, stop_tokens, hashes, flow), SamplingParams(**params))
 
 
 def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blink.region.layout import CqeKind, FinishReason, SequenceStatus
+from blink.region.layout import CONSTANTS, CqeKind, FinishReason, SequenceStatus
 from blink.sampling_params import SamplingParams
 from harness import Completion, expected_tokens
 
@@ -138,8 +138,12 @@ class StepJudge:
         open_pairs: set[int],
         *,
         arrivals_seen: bool,
+        attached: list[bool],
+        counters: tuple[Any, Any],
     ) -> None:
-        """Judge a composed pass that launched `rows`.
+        """Judge a composed pass that launched `rows`; `attached` says which queue pairs had an owner.
+
+        `counters` are the flows' tokens before and after the pass.
 
         `open_pairs` had drained their completions; `arrivals_seen` says whether new entries were read before composing.
         """
@@ -151,22 +155,42 @@ class StepJudge:
         ours = np.isin(after["queue_pair"], list(open_pairs))
         decoding = (after["status"] == RUNNING) & (after["num_tokens"] - after["num_computed"] == 1) & ours
         assert set(np.flatnonzero(decoding)) <= {index for index, _ in rows}, "a decoding sequence was left out"
-        free_slots = self.rules.num_slots - int(((after["status"] != FREE) & (after["slot"] != _NO_SLOT)).sum())
         may_start = (after["status"] == WAITING) & ours & (after["cancelled"] == 0)
-        may_start &= (after["slot"] != _NO_SLOT) | (free_slots > 0)
+        may_start &= (after["slot"] != _NO_SLOT) | np.isin(after["queue_pair"], self._takers(after, attached))
         kept_waiting = (before["status"] == WAITING) & (before["num_blocks"] <= after["num_blocks"])
         may_start &= kept_waiting | (arrivals_seen & (before["status"] == FREE))
         left = [int(index) for index in np.flatnonzero(may_start)]
-        self._judge_order(before, after, left, now)
+        self._judge_order(before, after, left, now, counters)
         if tokens < self.rules.max_num_batched_tokens:
             self._judge_preemption(after, left, now)
 
-    def _judge_order(self, before: Any, after: Any, left: list[int], now: int) -> None:
-        started = np.flatnonzero((after["status"] == RUNNING) & (before["status"] != RUNNING))
-        if len(started) and left:
-            last = max(self.rank(after, int(index), now) for index in started)
-            first = min(self.rank(after, index, now) for index in left)
-            assert last < first, "a request was started before one that goes first"
+    def _takers(self, after: Any, attached: list[bool]) -> list[int]:
+        """Return the queue pairs that could have had one slot more all through the pass, whoever else asked."""
+        holders = after["queue_pair"][(after["status"] != FREE) & (after["slot"] != _NO_SLOT)]
+        held = np.bincount(holders, minlength=len(attached)).tolist()
+        num_slots, count = self.rules.num_slots, max(1, sum(attached))
+        free, reserve, share = num_slots - sum(held), max(1, num_slots // 2 // count), max(1, num_slots // count)
+        kept = sum(max(0, reserve - have) for have, is_attached in zip(held, attached, strict=True) if is_attached)
+        beyond = free > kept
+        return [
+            pair
+            for pair, have in enumerate(held)
+            if attached[pair] and free > 0 and (have < reserve or (beyond and have < share))
+        ]
+
+    def _judge_order(self, before: Any, after: Any, left: list[int], now: int, counters: tuple[Any, Any]) -> None:
+        """Counters only grow in a pass: who started had at least its flow's first, who was left at most its last."""
+        flows = (after["queue_pair"] * CONSTANTS["flows"] + after["sqe"]["flow"] % CONSTANTS["flows"]).tolist()
+        for started in np.flatnonzero((after["status"] == RUNNING) & (before["status"] != RUNNING)).tolist():
+            *tier, arrival = self.rank(after, started, now)
+            for index in left:
+                *other_tier, other_arrival = self.rank(after, index, now)
+                assert tier <= other_tier, "a request was started before one that goes first"
+                if tier == other_tier and flows[started] == flows[index]:
+                    assert arrival < other_arrival, "a flow's requests were started out of order"
+                elif tier == other_tier:
+                    least, most = counters[0][flows[started]], counters[1][flows[index]]
+                    assert least <= most, "a request was started before one of a flow that cost less"
 
     def _judge_preemption(self, after: Any, left: list[int], now: int) -> None:
         if all(self.rank(after, index, now)[:2] == (1, 1) for index in left):
@@ -176,7 +200,7 @@ class StepJudge:
             assert self.rank(after, int(index), now)[:2] != (1, 1), "best-effort runs while a more urgent request waits"
 
     def rank(self, sequences: Any, index: int, now: int) -> tuple[int, ...]:
-        """Return what decides who goes first: age, class, priority, arrival."""
+        """Return what decides who goes first beside the flow's cost: age, class, priority, and last the arrival."""
         q = sequences[index]
         waited = self.waited.get(index, 0) + (now - self.since[index] if index in self.since else 0)
         if waited > self.rules.max_queue_age_ns:

@@ -45,7 +45,7 @@ inline Geometry small_geometry(uint32_t queue_pairs) {
   g.num_decode_graphs = 2;
   for (const GraphSize size : {GraphSize{2, 2}, GraphSize{6, 6}, GraphSize{16, 6}, GraphSize{32, 6}})
     g.graphs[g.num_graphs++] = size;
-  g.lease_timeout_ns = 60'000'000'000;
+  g.lease_timeout_ns = g.stall_timeout_ns = 60'000'000'000;
   g.max_queue_age_ns = 2'000'000'000;
   return g;
 }
@@ -98,24 +98,46 @@ class Rig {
   // Play the model for the launched batch: fill KV cells and sample from what the block tables hold.
   void compute() {
     const BatchHeader& batch = *state_->batch;
-    for (uint32_t t = 0; t < batch.num_tokens; t++) kv_[uint32_t(state_->kv_slots[t])] = state_->input_ids[t];
+    for (uint32_t row = 0; row < batch.num_rows; row++) {
+      for (int32_t t = state_->query_starts[row]; t < state_->query_starts[row + 1]; t++) {
+        const uint32_t at = uint32_t(state_->positions[t]);
+        const uint64_t before = at == 0 ? 0 : cell(row, at - 1).history;
+        kv_[uint32_t(state_->kv_slots[t])] = {state_->input_ids[t], extend(before, state_->input_ids[t])};
+      }
+    }
     for (uint32_t row = 0; row < batch.num_rows; row++) sample(row);
     store_release(state_->output->done_step, batch.step);
   }
 
  private:
+  // What the KV cache holds of a position: its token, and a digest of all tokens up to it.
+  struct Cell {
+    int32_t token;
+    uint64_t history;
+  };
+  static uint64_t extend(uint64_t history, int32_t token) { return (history + uint64_t(token) + 1) * 0x100000001b3ull; }
+  const Cell& cell(uint32_t row, uint32_t at) const {
+    const int32_t* table = block_table(*state_, uint32_t(state_->row_slots[row]));
+    return kv_[uint32_t(table[at / kBlockSize]) * kBlockSize + at % kBlockSize];
+  }
+
   void sample(uint32_t row) {
     std::vector<int32_t> tokens(size_t(state_->context_lens[row]));
-    const int32_t* table = block_table(*state_, uint32_t(state_->row_slots[row]));
-    for (size_t i = 0; i < tokens.size(); i++)
-      tokens[i] = kv_[uint32_t(table[i / kBlockSize]) * kBlockSize + i % kBlockSize];
-    state_->sampled_tokens[row] = next_token(tokens);
+    uint64_t history = 0;
+    bool sound = true;
+    for (uint32_t i = 0; i < tokens.size(); i++) {
+      tokens[i] = cell(row, i).token;
+      history = extend(history, tokens[i]);
+      sound = sound && cell(row, i).history == history;
+    }
+    // KV that another prompt left is wrong even where the tokens are the same.
+    state_->sampled_tokens[row] = (next_token(tokens) + !sound) % int32_t(kVocab);
     for (uint32_t rank = 0; rank < kMaxLogprobs; rank++) state_->top_tokens[row * kMaxLogprobs + rank] = int32_t(rank);
   }
 
   Geometry geometry_;
   std::vector<uint8_t> region_, memory_;
-  std::vector<int32_t> kv_;
+  std::vector<Cell> kv_;
   State* state_ = nullptr;
 };
 

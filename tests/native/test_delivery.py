@@ -105,6 +105,29 @@ def test_a_cancelled_sequence_ends_once_and_frees_what_it_held(when: str) -> Non
         assert h.statistic("finished_abort") == 1 and h.statistic("num_blocks_used") == 0
 
 
+@pytest.mark.parametrize("when", ["first token", "later"])
+def test_a_row_without_a_token_ends_its_sequence_alone_with_an_error(when: str) -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequences = [submit(h, pair, [*PROMPT, i], max_tokens=20, logprobs=2) for i in range(3)]
+        delivered = 0 if when == "first token" else 4
+        while int(h.sequences[1]["num_generated"]) < delivered or int(h.batch[0]["num_rows"]) < 3:
+            h.step(finish=False)
+            if int(h.sequences[1]["num_generated"]) < delivered:
+                h.finish()
+        row = next(row for row, (index, _) in enumerate(h.batch_rows()) if index == 1)
+        h.state.array("sampled_tokens", "i4")[row] = -1
+        h.finish()
+        run_until_finished(h, inbox, [pair], sequences)
+        assert [inbox.finish(s) for s in sequences] == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]
+        assert inbox.tokens(sequences[1]) == expected_tokens([*PROMPT, 1], delivered, VOCAB)
+        for i in (0, 2):
+            assert inbox.tokens(sequences[i]) == expected_tokens([*PROMPT, i], 20, VOCAB)
+        assert pair.num_live == 0
+        h.step()
+        assert h.statistic("finished_error") == 1 and h.statistic("num_blocks_used") == 0
+
+
 def test_a_cancellation_that_comes_too_late_is_not_seen_by_the_caller() -> None:
     with running(small_config()) as h:
         pair, inbox = h.frontend(), Inbox()

@@ -134,7 +134,7 @@ def test_every_error_is_provoked() -> None:
     assert {ErrorCode.NONE, ErrorCode.LAUNCH_FAILED, *(code for code, _ in BREAKS)} == set(ErrorCode)
 
 
-@pytest.mark.parametrize("token", [-1, 97, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("token", [-2, 97, 2**31 - 1, -(2**31)])
 def test_a_sampled_token_outside_the_vocabulary_stops_the_engine(token: int) -> None:
     with running(small_config()) as h:
         launched(h)

@@ -12,8 +12,6 @@ import pytest
 
 from conftest import Compile
 
-_FUZZ_ENTRIES = 1_000_000
-
 
 def build(compile_native: Compile, source: str, sanitizer: str, *flags: str) -> Path:
     """Compile a test program with a sanitizer; skip where the compiler has none."""
@@ -29,10 +27,10 @@ def build(compile_native: Compile, source: str, sanitizer: str, *flags: str) -> 
     return compile_native(source, *flags, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
 
 
-def run(program: Path, *arguments: int) -> dict[str, int]:
+def run(program: Path, *arguments: int, timeout: float = 100) -> dict[str, int]:
     """Run a program, which must exit with 0, and return the counts that it prints."""
     done = subprocess.run(
-        [str(program), *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100
+        [str(program), *map(str, arguments)], capture_output=True, text=True, check=False, timeout=timeout
     )
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
     return {name: int(value) for name, value in re.findall(r"([a-z]+) (\d+)", done.stdout)}
@@ -49,8 +47,23 @@ def test_threads_deliver_every_token_without_a_race(compile_native: Compile, san
     assert counts["preempted"] + counts["parked"] > 0
 
 
-def test_random_entries_and_words_of_one_frontend_harm_nobody(compile_native: Compile) -> None:
+def check_fuzz(program: Path, entries: int, seed: int, timeout: float) -> None:
+    counts = run(program, entries, seed, timeout=timeout)
+    # The run is worthless unless it went through what it is for.
+    assert counts["sent"] >= entries and counts["bad"] > entries / 5
+    assert min(counts["ended"], counts["answers"], counts["hits"]) > entries / 200
+    assert counts["biased"] > entries / 10_000 and counts["preempted"] > 0 and counts["expired"] > 0
+
+
+def test_random_entries_words_and_arenas_of_one_frontend_harm_nobody(compile_native: Compile) -> None:
     program = build(compile_native, "fuzz.cpp", "address,undefined", "-O1")
-    counts = run(program, _FUZZ_ENTRIES, 1)
-    assert counts["sent"] >= _FUZZ_ENTRIES and counts["bad"] > _FUZZ_ENTRIES / 5
-    assert counts["ended"] > 1000 and counts["answers"] > 1000 and counts["preempted"] > 0
+    check_fuzz(program, 150_000, 1, timeout=100)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_ten_million_random_entries_of_one_frontend_harm_nobody(compile_native: Compile) -> None:
+    """Take minutes of one core: five runs of two million entries, each with a seed of its own."""
+    program = build(compile_native, "fuzz.cpp", "address,undefined", "-O1")
+    for seed in range(2, 7):
+        check_fuzz(program, 2_000_000, seed, timeout=600)

@@ -120,9 +120,47 @@ def test_repeated_hashes_of_a_faulty_frontend_do_not_corrupt_the_cache() -> None
         cached_tokens(h, pair, [3] * 8 + [4])
         block = h.hashes([3] * 8)
         liar = pair.submit(submission([3] * 33, (), block * 4), SamplingParams(max_tokens=3))
-        # The model refuses KV of another position; here only the scheduler's books matter.
-        h.compute = lambda: None
         run_until_finished(h, inbox, [pair], [liar])
-        assert inbox.cached(liar) == 32
+        assert inbox.cached(liar) == 8 and inbox.tokens(liar) == expected_tokens([3] * 33, 3, VOCAB)
         h.step()
         assert h.statistic("num_blocks_used") == 0
+
+
+PROMPT = prompt_of(33)
+OTHER = prompt_of(33, 50)
+FORGERIES = {
+    "all tokens are others": (OTHER, slice(0, 4)),
+    "the middle is another": (PROMPT[:8] + OTHER[8:16] + PROMPT[16:], slice(0, 4)),
+    "the start is another": (OTHER[:8] + PROMPT[8:], slice(0, 4)),
+    "equal blocks behind another start": (OTHER[:8] + PROMPT[8:], slice(1, 4)),
+    "equal blocks at another place": (PROMPT[8:16] + PROMPT[:8] + OTHER[16:], slice(1, 4)),
+}
+
+
+@pytest.mark.parametrize("honest_first", [False, True])
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_tokens_under_the_hashes_of_a_foreign_prompt_cost_its_owner_cache_hits_at_most(
+    forgery: str, honest_first: bool
+) -> None:
+    prompt, forged = FORGERIES[forgery]
+    with running(small_config(), num_blocks=24) as h:
+        hostile, pair, inbox = h.frontend(0), h.frontend(1), Inbox()
+        if honest_first:
+            cached_tokens(h, pair, PROMPT[:17])
+        hashes = [h.hashes(PROMPT)[i : i + 16] for i in range(0, 64, 16)]
+        kept = range(*forged.indices(4))
+        sent = b"".join(block if i in kept else bytes([i]) * 16 for i, block in enumerate(hashes))
+        liar = hostile.submit(submission(prompt, (), sent), SamplingParams(max_tokens=3))
+        run_until_finished(h, inbox, [hostile], [liar])
+        assert inbox.tokens(liar) == expected_tokens(prompt, 3, VOCAB)
+        cached_tokens(h, pair, PROMPT)  # checks what is generated
+        assert cached_tokens(h, pair, PROMPT) == 32, "what was forged has given way"
+
+
+def test_sequences_that_compute_equal_blocks_side_by_side_leave_one_chain() -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        short, long = submit(h, pair, PROMPT[:9], max_tokens=2), submit(h, pair, PROMPT, max_tokens=2)
+        run_until_finished(h, inbox, [pair], [short, long])
+        assert inbox.cached(long) == 0, "they did not run side by side"
+        assert cached_tokens(h, pair, PROMPT) == 32

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -93,6 +95,111 @@ def test_a_frontend_that_reads_nothing_does_not_take_places_and_blocks_from_othe
         # And the deaf one, when it hears again, has lost nothing.
         run_until_finished(h, inbox, [deaf, pair], list(inbox.completions))
         inbox.drain(deaf)
+
+
+def hold_all_slots_unread(h: Harness, deaf: QueuePair) -> None:
+    """Let a frontend fill as many slots as it can have: urgent requests park best-effort ones; then it stops."""
+    inbox = Inbox()
+    for best_effort in (True, False):
+        for i in range(int(h.geometry["max_num_seqs"])):
+            submit(h, deaf, [*PROMPT, i], max_tokens=50, best_effort=best_effort)
+        for _ in range(4):
+            h.step()
+            inbox.drain(deaf)
+    for _ in range(60):
+        deaf.renew_lease()
+        h.step()
+
+
+def steps_of_a_request(h: Harness, pair: QueuePair, deaf: QueuePair | None) -> int:
+    """Return the passes that a request takes from its submission to its end, while the deaf one keeps its lease."""
+    inbox = Inbox()
+    sequence = submit(h, pair, PROMPT, max_tokens=10)
+    for steps in range(200):
+        if inbox.finish(sequence) is not None:
+            assert inbox.tokens(sequence) == expected_tokens(PROMPT, 10, VOCAB)
+            return steps
+        if deaf is not None:
+            deaf.renew_lease()
+        h.step()
+        inbox.drain(pair)
+    raise AssertionError("the request starves")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["attached before", "attached later"])
+def test_a_frontend_that_holds_slots_and_reads_nothing_does_not_slow_others(late: bool) -> None:
+    with running(small_config(), cq_entries=64) as h:
+        pair = h.frontend(1)
+        alone = steps_of_a_request(h, pair, None)
+    with running(small_config(num_queue_pairs=3), cq_entries=64) as h:
+        pair = h.frontend(1)
+        if late:  # nobody is there that slots were kept for
+            pair._link.store_word(pair._at.attach, 0)
+            h.step()
+        deaf = h.frontend(0)
+        hold_all_slots_unread(h, deaf)
+        assert int(h.queue_pairs[0]["num_slots"]) == (8 if late else 6)
+        if late:
+            for _ in range(31):  # --stall-timeout
+                deaf.renew_lease()
+                h.step(1000)
+            pair = h.frontend(1)
+        for _ in range(8):
+            assert steps_of_a_request(h, pair, deaf) <= 2 * alone
+
+
+def test_a_full_queue_that_is_left_unread_costs_the_queue_pair_though_its_lease_is_renewed() -> None:
+    with running(small_config(stall_timeout=7.0), cq_entries=16) as h:
+        deaf = h.frontend(0)
+        submit(h, deaf, PROMPT, max_tokens=50)
+        for _ in range(40):
+            deaf.renew_lease()
+            h.step()
+        for _ in range(6):
+            deaf.renew_lease()
+            h.step(1000)
+        assert deaf.is_attached() and live_of(h, 0) == 1
+        deaf.drain()
+        for _ in range(7):  # it was read: time starts anew
+            deaf.renew_lease()
+            h.step(1000)
+        assert deaf.is_attached()
+        for _ in range(20):
+            deaf.renew_lease()
+            h.step()
+        for _ in range(9):
+            deaf.renew_lease()
+            h.step(1000)
+        assert not deaf.is_attached() and live_of(h, 0) == 0
+        assert h.statistic("expired_leases") == 1
+        successor, inbox = h.frontend(0), Inbox()
+        sequence = submit(h, successor, PROMPT, max_tokens=3)
+        run_until_finished(h, inbox, [successor], [sequence])
+
+
+@pytest.mark.parametrize("heads", [(0x80000000,), (0x80000000, 0x70000000)])
+def test_senseless_heads_do_not_count_as_reading(heads: tuple[int, ...]) -> None:
+    with running(small_config(stall_timeout=7.0), cq_entries=16) as h:
+        deaf = h.frontend(0)
+        submit(h, deaf, PROMPT, max_tokens=50)
+        for turn in range(12):
+            deaf.renew_lease()
+            store(h, deaf, 0, "cq_head", heads[turn % len(heads)])
+            h.step(1000)
+        assert not deaf.is_attached()
+
+
+def test_a_queue_pair_takes_all_slots_that_nobody_else_keeps_or_asks_for() -> None:
+    with running(small_config(max_num_seqs=8), num_blocks=64) as h:
+        alone, inbox = h.frontend(0), Inbox()
+        for best_effort in (True, False):
+            for i in range(4):
+                submit(h, alone, [*PROMPT, i], max_tokens=40, best_effort=best_effort)
+        for _ in range(4):
+            inbox.drain(alone)
+            h.step()
+        h.frontend(1)
+        assert int((h.sequences["status"] == 2).sum()) == 8, "idle frontends keep no place of the batch free"
 
 
 def test_an_expired_lease_frees_everything_of_that_frontend_and_nothing_of_others() -> None:
@@ -208,6 +315,7 @@ BAD_ENTRIES = {
     RejectCode.SAMPLING_VALUE: {"temperature": float("nan")},
     RejectCode.MAX_TOKENS: {"max_tokens": 0},
     RejectCode.SERVICE_CLASS: {"service_class": 2},
+    RejectCode.BIAS_VALUE: {"num_biases": 1, "bias_offset": 4096},  # where the test writes a NaN
 }
 
 
@@ -232,6 +340,7 @@ def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: R
         }
         for name, value in {**sane, "num_logprobs": -1, "max_tokens": 1, **BAD_ENTRIES[code]}.items():
             (entry["sampling"] if name in (SAMPLING.names or ()) else entry)[name] = value
+        write_arena(pair, 4096, np.array([1, np.float32("nan").view(np.int32)], np.int32))
         pair._push(entry)
         for _ in range(4):
             h.step()
@@ -240,6 +349,25 @@ def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: R
         assert h.statistic("num_rejected") == 1
         run_until_finished(h, inbox, [pair], [sound])
         assert inbox.tokens(sound) == expected_tokens(PROMPT, 9, VOCAB)
+
+
+@pytest.mark.parametrize("bias", [float("nan"), float("inf"), -float("inf"), 100.5, -1e38])
+def test_a_bias_that_is_no_number_or_too_large_ends_its_request_alone(bias: float) -> None:
+    with running(small_config()) as h:
+        hostile, pair, refused, inbox = h.frontend(0), h.frontend(1), Inbox(), Inbox()
+        sound = submit(h, pair, PROMPT, max_tokens=9, logit_bias={5: 100.0, 6: -100.0})
+        bad = submit(h, hostile, PROMPT, logit_bias=dict.fromkeys(range(5), 1.0))
+        live = hostile._live[bad & 0xFFFFFFFF]
+        write_arena(hostile, live.offset + live.num_bytes - 4, np.array([bias], np.float32))  # the last of the five
+        run_until_finished(h, refused, [hostile], [bad])
+        run_until_finished(h, inbox, [pair], [sound])
+        assert [RejectCode(int(c["token"])) for c in refused.of_kind(bad, CqeKind.REJECTED)] == [RejectCode.BIAS_VALUE]
+        assert inbox.tokens(sound) == expected_tokens(PROMPT, 9, VOCAB)
+        assert live_of(h, 0) == 0
+
+
+def write_arena(pair: QueuePair, offset: int, words: np.ndarray[Any, Any]) -> None:
+    pair._link.write(pair._at.arena + offset, words.tobytes())
 
 
 def raw_completions(pair: QueuePair) -> list[Completion]:

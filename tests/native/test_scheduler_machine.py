@@ -92,15 +92,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.healthy = True
 
-    @rule(i=PAIR, prompt=PROMPT, params=PARAMS, stops=STOPS)
-    def submit(self, i: int, prompt: list[int], params: SamplingParams, stops: frozenset[int]) -> None:
+    @rule(i=PAIR, prompt=PROMPT, params=PARAMS, stops=STOPS, flow=st.sampled_from([0, 1, 257]))
+    def submit(self, i: int, prompt: list[int], params: SamplingParams, stops: frozenset[int], flow: int) -> None:
         owner = self.owners[i]
         if not owner.alive or not owner.attached:
             return
         prompt = prompt[: MAX_MODEL_LEN - 1]
         answer, reason = answer_of(prompt, stops, params, VOCAB, MAX_MODEL_LEN)
         try:
-            sequence = owner.pair.submit(submission(prompt, tuple(stops), self.harness.hashes(prompt)), params)
+            sequence = owner.pair.submit(submission(prompt, tuple(stops), self.harness.hashes(prompt), flow), params)
         except OverloadedError:
             return
         owner.deliveries.requests[sequence] = Request(prompt, stops, params, answer, reason)
@@ -155,6 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.healthy = False
         for owner in self.owners:
             self._live(owner)
+        costs = self.harness.flows["computed"].copy()
         before, was_in_flight = self.harness.sequences.copy(), self.harness.num_launches > self.harness.num_retired
         result = self.harness.step(milliseconds, finish=finish)
         after, now = self.harness.sequences, self.harness.now
@@ -164,7 +165,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         if result != StepResult.BUSY:
             rows = self.harness.batch_rows() if result == StepResult.LAUNCHED else []
             quick = {i for i, owner in enumerate(self.owners) if owner.quick_passes > 2}
-            self.judge.judge(before, after, rows, now, quick, arrivals_seen=not was_in_flight)
+            attached = (self.harness.queue_pairs["attached"] != 0).tolist()
+            if sum(attached) == int(self.harness.scheduler["num_attached"]):  # else they changed after composing
+                self.judge.judge(
+                    before,
+                    after,
+                    rows,
+                    now,
+                    quick,
+                    arrivals_seen=not was_in_flight,
+                    attached=attached,
+                    counters=(costs, self.harness.flows["computed"]),
+                )
         self._check_leases(after, result)
         self.healthy = True
 

@@ -143,6 +143,8 @@ def test_only_the_flex_tier_is_best_effort() -> None:
     [
         ("temperature", -1),
         ("temperature", float("nan")),
+        ("top_p", 1e-50),  # 0 in float32
+        ("repetition_penalty", 1e-50),
         ("top_p", 0),
         ("top_k", -2),
         ("min_p", 2),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.truncation import find_threshold
+from blink.kernels.operands import NO_TOKEN
 from blink.kernels.sampling import sample
 from model_driver import set_params
 
@@ -246,3 +247,26 @@ def test_plain_greedy_rows_get_the_same_token_beside_special_rows() -> None:
     set_params(mixed, 0, {Param.TEMPERATURE: 1.0, Param.TOP_P: 0.5})  # slot 0 is row 5
     sample(logits, mixed, 6)
     assert plain.sampled_tokens[:5].tolist() == mixed.sampled_tokens[:5].tolist() == logits[:5].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {Param.REPETITION_PENALTY: 1.5},
+        {Param.TEMPERATURE: 1.0},
+        {Param.TEMPERATURE: 1.0, Param.MIN_P: 0.1, Param.TOP_P: 0.9, Param.NUM_LOGPROBS: 3},
+    ],
+)
+def test_a_row_without_a_finite_largest_logit_gets_no_token_and_the_others_theirs(
+    params: dict[Param, float], broken: float
+) -> None:
+    batch, untouched = make_batch(3, params), make_batch(3, params)
+    logits = make_logits(3, VOCAB)
+    sample(logits, untouched, 3)
+    logits[1] = -math.inf
+    logits[1, 7] = broken
+    sample(logits, batch, 3)
+    tokens = untouched.sampled_tokens.tolist()
+    assert batch.sampled_tokens.tolist() == [tokens[0], NO_TOKEN, tokens[2]] and min(tokens) >= 0

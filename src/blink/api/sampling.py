@@ -8,10 +8,9 @@ from typing import Any
 
 from blink.api.schema import ChatBody, CompletionBody
 from blink.errors import BadRequestError
-from blink.sampling_params import SamplingParams
+from blink.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 
 _STANDARD = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-_MAX_BIAS = 100.0
 _MAX_DIGITS = 10  # more than any token id has
 
 
@@ -54,4 +53,4 @@ def _token_id(key: str) -> int:
 
 def _clamp(bias: float) -> float:
     """Return the bias within vLLM's bounds; what is no number stays, to be refused."""
-    return min(max(bias, -_MAX_BIAS), _MAX_BIAS)
+    return min(max(bias, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS)

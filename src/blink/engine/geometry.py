@@ -71,6 +71,7 @@ def build_geometry(
         "lru_entries": power_of_two(4 * num_blocks),
         "log_entries": log_entries,
         "lease_timeout_ns": int(config.lease_timeout * _SECOND),
+        "stall_timeout_ns": int(config.stall_timeout * _SECOND),
         "max_queue_age_ns": int(config.max_queue_age * _SECOND),
     }
     geometry = np.zeros((), GEOMETRY)

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from blink.region.layout import CONSTANTS
+
 # Below this temperature sampling is greedy, as in vLLM.
 GREEDY_TEMPERATURE = 1e-5
+# Sampled of a row whose largest logit, as changed and scaled, is not finite: that sequence alone ends with an error.
+NO_TOKEN = CONSTANTS["no_token"]
 
 
 @dataclass(frozen=True, slots=True)

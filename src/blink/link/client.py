@@ -83,8 +83,9 @@ class EngineClient:
         seed: int,
         eos_token_ids: Sequence[int] = (),
         block_hashes: bytes = b"",
+        flow: int = 0,
     ) -> int:
-        """Queue one sequence and return its id.
+        """Queue one sequence of a flow and return its id.
 
         Raises:
             OverloadedError: the engine's queue for this worker is full.
@@ -96,7 +97,7 @@ class EngineClient:
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)])
         hashes = block_hashes if self.info.prefix_caching else b""
-        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes), params)
+        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes, flow), params)
         self._expect()
         return sequence
 
@@ -187,7 +188,7 @@ class EngineClient:
         elif now - self._heartbeat_time > self._engine_timeout:
             return f"the engine has given no sign of life for {self._engine_timeout:g} s"
         if not attaching and not self._pair.is_attached():
-            return "this frontend was silent for too long and lost its lease"
+            return "this frontend was silent, or left its completions unread, for too long and lost its lease"
         return None
 
     def _disconnect(self, reason: str) -> None:

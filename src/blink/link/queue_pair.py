@@ -37,6 +37,7 @@ class Submission:
     stop_tokens: Sequence[int]
     seed: int
     block_hashes: bytes  # 16 for each full block of the prompt
+    flow: int = 0  # whose request this is: flows of one priority get equal shares of the engine
 
 
 class Parameters(Protocol):
@@ -204,6 +205,7 @@ def _submit_entry(
     names = ("prompt_offset", "hashes_offset", "more_stop_offset", "bias_offset")
     for name, offset in zip(names, offsets, strict=True):
         entry[name] = base + offset
+    entry["flow"] = submission.flow & 0xFFFFFFFF
     entry["num_prompt_tokens"] = len(submission.prompt)
     entry["num_hashes"] = len(submission.block_hashes) // CONSTANTS["block_hash_bytes"]
     entry["num_stop_tokens"] = len(submission.stop_tokens)

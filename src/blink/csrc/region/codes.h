@@ -29,13 +29,14 @@ enum class RejectCode : uint32_t {
   kMaxTokens = 12,
   kServiceClass = 13,
   kDraining = 14,
+  kBiasValue = 15,
 };
 
 // Why the scheduler stopped; Control::error_code.
 enum class ErrorCode : uint32_t {
   kNone = 0,
   kStepFailed = 1,         // the model reported a failure
-  kSampledTokenRange = 2,  // the model wrote a token outside the vocabulary
+  kSampledTokenRange = 2,  // the model wrote a token outside the vocabulary, and not kNoToken
   kFreeListCorrupt = 3,
   kRefCountCorrupt = 4,
   kHashTableCorrupt = 5,

@@ -12,11 +12,13 @@
 namespace blink {
 
 constexpr uint64_t kMagic = 0x314b4e494c42ull;  // "BLINK1"
-constexpr uint32_t kLayoutVersion = 2;          // changes when the meaning of a word does
+constexpr uint32_t kLayoutVersion = 3;          // changes when the meaning of a word does
 constexpr uint32_t kMaxGraphs = 128;
+constexpr uint32_t kFlows = 256;  // of a queue pair
 constexpr uint32_t kMaxStopTokens = 128;
 constexpr uint32_t kInlineStopTokens = 8;
 constexpr uint32_t kMaxLogitBiases = 1024;
+constexpr uint32_t kMaxLogitBias = 100;  // of either sign
 constexpr uint32_t kMaxLogprobs = 20;
 constexpr uint32_t kMaxTemperature = 100;
 constexpr uint32_t kMaxPenalty = 2;  // presence and frequency, of either sign
@@ -59,6 +61,7 @@ struct Geometry {
   uint32_t reserved;
   FIELD(uint64_t, lease_timeout_ns);
   FIELD(uint64_t, max_queue_age_ns);
+  FIELD(uint64_t, stall_timeout_ns);
   // Graphs of decoding rows alone (a token each), then graphs of any rows; both ascending. A graph's index is its
   // place.
   FIELD_ARRAY(GraphSize, graphs, kMaxGraphs);
@@ -96,6 +99,7 @@ struct Statistics {
   FIELD(uint64_t, finished_stop);
   FIELD(uint64_t, finished_length);
   FIELD(uint64_t, finished_abort);
+  FIELD(uint64_t, finished_error);
   FIELD(uint64_t, num_rejected);
   FIELD(uint64_t, expired_leases);
   FIELD(uint64_t, num_running);
@@ -190,7 +194,8 @@ struct Sqe {
   FIELD(uint32_t, max_tokens);
   FIELD(int32_t, priority);
   FIELD(Sampling, sampling);
-  uint32_t reserved[31];
+  FIELD(uint32_t, flow);  // whose request this is, as far as shares go: modulo kFlows
+  uint32_t reserved[30];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 

@@ -55,7 +55,7 @@ class LayoutText {
   void enums() {
     (one_enum<Enums>(), ...);
   }
-  void value(std::string_view name, uint64_t value) { entry(name, std::to_string(value)); }
+  void value(std::string_view name, int64_t value) { entry(name, std::to_string(value)); }
   std::string finish() { return "{" + text_ + "}"; }
 
   // Called by visit_fields().
@@ -105,14 +105,16 @@ class LayoutText {
 };
 
 inline void list_constants(LayoutText& t) {
-#define CONSTANT(name) t.value(#name, uint64_t(name))
+#define CONSTANT(name) t.value(#name, int64_t(name))
   CONSTANT(kMagic);
   CONSTANT(kLayoutVersion);
   CONSTANT(kControlOffset);
   CONSTANT(kMaxGraphs);
+  CONSTANT(kFlows);
   CONSTANT(kMaxStopTokens);
   CONSTANT(kInlineStopTokens);
   CONSTANT(kMaxLogitBiases);
+  CONSTANT(kMaxLogitBias);
   CONSTANT(kMaxLogprobs);
   CONSTANT(kMaxTemperature);
   CONSTANT(kMaxPenalty);
@@ -120,6 +122,7 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kBlockHashBytes);
   CONSTANT(kDeviceLanes);
   CONSTANT(kLaunchesPerWindow);
+  CONSTANT(kNoToken);
 #undef CONSTANT
 }
 
@@ -130,7 +133,7 @@ inline const std::string& layout_text() {
       t.structs<GraphSize, Geometry, Header, Statistics, Control, TraceEntry>();
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, QueuePairLayout>();
       t.structs<SlotParams, BatchHeader, StepOutput, DecisionLogEntry>();
-      t.structs<Sequence, QueuePairState, State, Place, GraphPair, DeviceProgram>();
+      t.structs<Registration, Sequence, Flow, QueuePairState, State, Place, GraphPair, DeviceProgram>();
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();

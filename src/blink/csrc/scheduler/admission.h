@@ -3,7 +3,8 @@
 // blocks last. There is no prefill or decode phase: num_computed of every sequence catches up with its num_tokens.
 #pragma once
 
-#include "scheduler/policy.h"
+#include "scheduler/flow.h"
+#include "scheduler/share.h"
 #include "scheduler/slot.h"
 
 namespace blink {
@@ -57,10 +58,22 @@ BLINK_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint
 }
 
 // It cannot go on before its frontend reads completions, so others may use its place and its blocks.
-BLINK_FN bool is_stalled(const State& s, const Sequence& q) { return !s.qps[q.queue_pair].open && q.scheduled == 0; }
+BLINK_FN bool is_stalled(const State& s, const Sequence& q) {
+  const QueuePairState& pair = s.qps[q.queue_pair];
+  const bool waits = q.status == SequenceStatus::kWaiting && cq_room(s, pair) <= completions_per_token(q);
+  return q.scheduled == 0 && (!pair.open || waits);
+}
 
 // Whose blocks may be taken besides those of parked and stalled sequences.
-enum class Victims { kParked, kBestEffort, kRunning };
+enum class Victims { kParked, kYielding, kRunning };
+
+// Whether a running sequence makes way for one that waits: it is stalled, of the lower class, or came later and got
+// ahead of one that has waited for too long.
+BLINK_FN bool yields(const State& s, const Sequence& running, const Sequence& waiting, uint64_t now) {
+  const bool aged = is_aged(s, waiting, now) && !is_aged(s, running, now) && waiting.arrival < running.arrival;
+  const bool urgent = !is_best_effort(s, waiting, now) && is_best_effort(s, running, now);
+  return is_stalled(s, running) || aged || urgent;
+}
 
 // Free the blocks of one sequence that is stalled or ranks behind `rank`: of a parked one first, then of a running one,
 // the last in rank first.
@@ -73,8 +86,8 @@ BLINK_FN bool make_room(Env& env, State& s, Rank rank, Victims victims, uint64_t
   Rank victim = last_of(env, s, s.waiting, s.num_waiting, now, behind);
   if (victim.sequence == kNone)
     victim = last_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
-      const bool yields = victims == Victims::kBestEffort && is_best_effort(s, q, now);
-      return behind(q) && (victims == Victims::kRunning || yields || is_stalled(s, q));
+      const bool gives_way = victims == Victims::kYielding && yields(s, q, s.sequences[rank.sequence], now);
+      return behind(q) && (victims == Victims::kRunning || gives_way || is_stalled(s, q));
     });
   if (victim.sequence == kNone) return false;
   preempt(env, s, victim.sequence, false, now);
@@ -89,6 +102,7 @@ BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
     q.scheduled = s.qps[q.queue_pair].open && q.num_tokens - q.num_computed == 1;
   }
   env.sync();
+  charge_decoders(env, s);
   Tally t = tally(env, s);
   while (t.blocks > available_blocks(s)) {
     if (!make_room(env, s, kFirstRank, Victims::kRunning, now)) break;
@@ -97,21 +111,24 @@ BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
   return t;
 }
 
-// Give a running sequence the next chunk of its prompt, as far as tokens and blocks last.
+// Give a running sequence the next chunk of its prompt, or a longer one, as far as tokens, blocks and its share last.
 template <class Env>
 BLINK_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
+  const uint32_t start = q.num_computed + q.scheduled;
+  const Victims victims = q.scheduled == 0 ? Victims::kRunning : Victims::kParked;
   const uint32_t left = s.geometry.max_num_batched_tokens - t.tokens;
-  uint32_t chunk = least(q.num_tokens - q.num_computed, left);
-  uint32_t extra = missing_blocks(s, q, q.num_computed + chunk);
-  while (t.blocks + extra > available_blocks(s) && make_room(env, s, rank, Victims::kRunning, now)) t = tally(env, s);
+  uint32_t chunk = least(q.num_tokens - start, q.scheduled == 0 ? least(left, s.prompt_share) : left);
+  uint32_t extra = missing_blocks(s, q, start + chunk);
+  while (t.blocks + extra > available_blocks(s) && make_room(env, s, rank, victims, now)) t = tally(env, s);
   extra = least(extra, available_blocks(s) - least(t.blocks, available_blocks(s)));
-  chunk = least(chunk, (q.num_blocks + extra) * s.geometry.block_size - q.num_computed);
+  chunk = least(chunk, (q.num_blocks + extra) * s.geometry.block_size - start);
   if (extra > 0) allocate_blocks(env, s, q.slot, q.num_blocks, extra);
   env.sync();
   if (env.lane() == 0) {
     q.num_blocks += extra;
-    q.scheduled = chunk;
+    q.scheduled += chunk;
+    flow_of(s, q).computed += chunk;
     if (chunk == 0) q.skipped_pass = s.pass;
   }
   env.sync();
@@ -129,6 +146,7 @@ BLINK_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t no
   if (q.num_blocks == 0) {
     q.num_blocks = q.num_registered = hit.blocks;
     q.num_computed = found;
+    q.chain = hit.blocks > 0 ? registration_of(s, uint32_t(block_table(s, q.slot)[hit.blocks - 1])) : kChainStart;
   }
   if (!q.admitted) {
     q.admitted = 1;
@@ -148,11 +166,9 @@ BLINK_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t no
 template <class Env>
 BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
-  const bool best_effort = is_best_effort(s, q, now);
   if (s.num_running == s.geometry.max_num_seqs) {
-    const Rank victim = last_of(env, s, s.running, s.num_running, now, [&](const Sequence& v) {
-      return is_stalled(s, v) || (!best_effort && is_best_effort(s, v, now));
-    });
+    const Rank victim =
+        last_of(env, s, s.running, s.num_running, now, [&](const Sequence& v) { return yields(s, v, q, now); });
     if (victim.sequence == kNone) return false;
     preempt(env, s, victim.sequence, true, now);
     t = tally(env, s);
@@ -164,7 +180,7 @@ BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
     hit = find_prefix(env, s, q.slot, cacheable_blocks(s, q));
     const uint32_t wanted = missing_blocks(s, q, q.num_tokens) - hit.blocks;
     if (t.blocks + wanted + hit.evictable <= available_blocks(s)) break;
-    if (!make_room(env, s, rank, best_effort ? Victims::kParked : Victims::kBestEffort, now)) return false;
+    if (!make_room(env, s, rank, Victims::kYielding, now)) return false;
     t = tally(env, s);
   }
   acquire_prefix(env, s, q.slot, hit);
@@ -176,23 +192,43 @@ BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
 }
 
 BLINK_FN bool can_admit(const State& s, const Sequence& q) {
-  const QueuePairState& pair = s.qps[q.queue_pair];
   // Without a slot it would only keep those from running that have one.
-  const bool has_slot = q.slot != kNone || s.num_free_slots > 0;
-  return !q.cancelled && !pair.closing && q.skipped_pass != s.pass && has_slot &&
-         cq_room(s, pair) > completions_per_token(q);
+  return q.skipped_pass != s.pass && can_start(s, q) && (q.slot != kNone || s.qps[q.queue_pair].may_take);
+}
+
+// Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.
+BLINK_FN bool wants_chunk(const State& s, const Sequence& q) {
+  return q.status == SequenceStatus::kRunning && q.scheduled == 0 && q.num_tokens - q.num_computed > 1 &&
+         s.qps[q.queue_pair].open && q.skipped_pass != s.pass;
+}
+
+// Give what other flows have left of the step's tokens to prompts whose share was too small for them.
+template <class Env>
+BLINK_FN Tally use_leftovers(Env& env, State& s, Tally t, uint64_t now) {
+  while (!s.failed && s.prompt_share != kNone && t.tokens < s.geometry.max_num_batched_tokens) {
+    const Rank next = first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
+      const uint32_t rest = q.num_tokens - q.num_computed;
+      return q.scheduled > 0 && q.scheduled < rest && q.skipped_pass != s.pass;
+    });
+    if (next.sequence == kNone) break;
+    extend(env, s, next, t, now);
+    t = tally(env, s);
+  }
+  return t;
 }
 
 // Choose prompts, in order of rank over running and waiting sequences alike, until the step's tokens are spent. Returns
 // what all chosen sequences take.
 template <class Env>
 BLINK_FN Tally choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
+  if (t.pending == 0 && s.num_waiting == 0) return t;
   bool admitting = true;
+  share_slots(env, s);
+  share_prompt_tokens(env, s, t.tokens, [&](const Sequence& q) {
+    return q.status == SequenceStatus::kWaiting ? can_admit(s, q) : wants_chunk(s, q);
+  });
   while (!s.failed && t.tokens < s.geometry.max_num_batched_tokens && (t.pending > 0 || s.num_waiting > 0)) {
-    Rank next = first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
-      return q.scheduled == 0 && q.num_tokens - q.num_computed > 1 && s.qps[q.queue_pair].open &&
-             q.skipped_pass != s.pass;
-    });
+    Rank next = first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) { return wants_chunk(s, q); });
     const Rank running = next;
     if (admitting)
       next = least(next,
@@ -202,9 +238,10 @@ BLINK_FN Tally choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
       extend(env, s, next, t, now);
     else
       admitting = admit(env, s, next, t, now);
+    if (next.sequence != running.sequence) offer_slots(env, s);
     t = tally(env, s);
   }
-  return t;
+  return use_leftovers(env, s, t, now);
 }
 
 }  // namespace blink

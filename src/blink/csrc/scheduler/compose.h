@@ -138,6 +138,7 @@ BLINK_FN uint32_t compose(Env& env, State& s, uint64_t now) {
   }
   open_queue_pairs(env, s);
   const Tally total = choose_prompts(env, s, choose_decoders(env, s, now), now);
+  raise_floor(env, s);
   if (s.failed || total.tokens == 0) return 0;
   if (env.lane() == 0) s.step++;
   env.sync();

@@ -4,6 +4,7 @@
 
 #include "scheduler/kv_cache.h"
 #include "scheduler/list.h"
+#include "scheduler/policy.h"
 #include "scheduler/queue_pair.h"
 
 namespace blink {
@@ -15,8 +16,12 @@ BLINK_FN void free_sequence(Env& env, State& s, uint32_t index) {
   if (q.num_blocks > 0) release_blocks(env, s, q.slot, q.num_blocks);
   env.sync();
   if (env.lane() == 0) {
-    if (q.slot != kNone) s.free_slots[s.num_free_slots++] = q.slot;
+    if (q.slot != kNone) {
+      s.free_slots[s.num_free_slots++] = q.slot;
+      s.qps[q.queue_pair].num_slots--;
+    }
     if (q.cancelled) s.num_cancels--;
+    flow_of(s, q).num_live--;
     s.qps[q.queue_pair].num_live--;
     s.num_live--;
     s.stats_dirty = 1;

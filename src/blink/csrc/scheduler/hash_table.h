@@ -17,11 +17,9 @@ BLINK_FN uint32_t hash_find(const State& s, Hash h) {
   return at;
 }
 
-// Make the block findable, unless an equal block already is. Runs on: one lane.
+// Make a block findable by a hash that no other has. Runs on: one lane.
 BLINK_FN void hash_insert(State& s, Hash h, uint32_t block) {
-  const uint32_t at = hash_find(s, h);
-  if (s.hash_table[at] != 0 || s.block_hashed[block]) return;
-  s.hash_table[at] = block + 1;
+  s.hash_table[hash_find(s, h)] = block + 1;
   s.block_hashes[block] = h;
   s.block_hashed[block] = 1;
 }

@@ -2,7 +2,7 @@
 // What comes in: leases, attachment of frontends, and new SQEs.
 #pragma once
 
-#include "scheduler/policy.h"
+#include "scheduler/flow.h"
 #include "scheduler/queue_pair.h"
 
 namespace blink {
@@ -25,12 +25,20 @@ BLINK_FN void attach(State& s, uint32_t qp, uint64_t now) {
   SchedulerWords& words = scheduler_words(s, qp);
   q.sq_head = q.sq_tail;
   q.closing = 0;
-  q.lease_seen_ns = now;
+  q.lease_seen_ns = q.flowing_ns = now;
   q.attached = q.attaching;
   q.attaching = 0;
   store_relaxed(words.sq_head, q.sq_head);
   store_relaxed(words.cq_tail, q.cq_tail);
   store_release(words.attached, q.attached);
+}
+
+// Take over how far the frontend has read; false if it has left a full queue unread for too long.
+BLINK_FN bool follow_reader(const State& s, QueuePairState& q, uint32_t head, uint64_t now) {
+  const bool reads = head != q.cq_head && q.cq_tail - head <= s.geometry.cq_entries;
+  q.cq_head = head;
+  if (reads || !is_blocked(s, q)) q.flowing_ns = now;
+  return now < q.flowing_ns || now - q.flowing_ns <= s.geometry.stall_timeout_ns;
 }
 
 // Read the frontend's words and act on them. Runs on: one lane for each queue pair.
@@ -39,7 +47,7 @@ BLINK_FN void read_frontend(State& s, uint32_t qp, uint64_t now) {
   const FrontendWords& words = frontend_words(s, qp);
   const uint32_t wanted = load_acquire(words.attach);
   q.sq_tail = load_acquire(words.sq_tail);
-  q.cq_head = load_acquire(words.cq_head);
+  const uint32_t head = load_acquire(words.cq_head);
   const uint32_t lease = load_relaxed(words.lease);
   if (lease != q.lease) {
     q.lease = lease;
@@ -50,7 +58,9 @@ BLINK_FN void read_frontend(State& s, uint32_t qp, uint64_t now) {
     q.attaching = wanted;
     detach(s, qp);
   }
-  if (q.attached && now > q.lease_seen_ns && now - q.lease_seen_ns > s.geometry.lease_timeout_ns) {
+  const bool is_read = follow_reader(s, q, head, now);
+  const bool is_silent = now > q.lease_seen_ns && now - q.lease_seen_ns > s.geometry.lease_timeout_ns;
+  if (q.attached && (is_silent || !is_read)) {
     detach(s, qp);
     q.expired++;
   }
@@ -82,6 +92,7 @@ BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   q.queued_ns = now;
   q.sqe = e;
   s.waiting[s.num_waiting++] = index;
+  join_flow(s, q);
   s.qps[qp].num_live++;
   s.num_live++;
 }

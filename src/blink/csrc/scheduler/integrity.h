@@ -109,26 +109,68 @@ class IntegrityCheck {
       if (hash_find(s_, s_.block_hashes[s_.hash_table[i] - 1]) != i) return "a hash entry cannot be found";
     }
     for (uint32_t b = 0; b < s_.geometry.num_blocks; b++) hashed += s_.block_hashed[b] != 0;
-    return entries == hashed ? nullptr : "the hash table and the blocks disagree";
+    return entries == hashed ? parents() : "the hash table and the blocks disagree";
+  }
+
+  // Each chain of registered blocks ends at a prompt's start or where a parent is gone; and what a sequence reads from
+  // a registered block are its own tokens.
+  const char* parents() {
+    for (uint32_t b = 0; b < s_.geometry.num_blocks; b++) {
+      if (!s_.block_hashed[b]) continue;
+      uint32_t at = b, length = 0;
+      while (s_.block_parents[at].block != kNone) {
+        const Registration parent = s_.block_parents[at];
+        if (parent.block >= s_.geometry.num_blocks || parent.count > s_.block_registrations[parent.block])
+          return "a block's parent was never registered";
+        if (!s_.block_hashed[parent.block] || !(registration_of(s_, parent.block) == parent)) break;
+        at = parent.block;
+        if (++length > s_.geometry.num_blocks) return "blocks are each other's parents";
+      }
+    }
+    for (uint32_t i = 0; i < num_sequences(); i++) {
+      const Sequence& q = s_.sequences[i];
+      if (q.status == SequenceStatus::kFree) continue;
+      const int32_t* tokens = s_.tokens + uint64_t(q.slot) * s_.geometry.max_model_len;
+      for (uint32_t at = 0; at < q.num_blocks * s_.geometry.block_size; at++) {
+        const uint32_t block = uint32_t(block_table(s_, q.slot)[at / s_.geometry.block_size]);
+        if (s_.block_hashed[block] && block_tokens(s_, block)[at % s_.geometry.block_size] != tokens[at])
+          return "a sequence reads a cached block of other tokens";
+      }
+    }
+    return nullptr;
   }
 
   const char* queue_pairs() {
-    std::vector<uint32_t> live(s_.geometry.num_queue_pairs);
+    std::vector<uint32_t> live(s_.geometry.num_queue_pairs), slots(s_.geometry.num_queue_pairs);
     uint32_t cancels = 0;
     for (uint32_t i = 0; i < num_sequences(); i++) {
       const Sequence& q = s_.sequences[i];
       if (q.status == SequenceStatus::kFree) continue;
       live[i / s_.geometry.sequences_per_queue_pair]++;
+      slots[i / s_.geometry.sequences_per_queue_pair] += q.slot != kNone;
       cancels += q.cancelled;
       if (q.queue_pair != i / s_.geometry.sequences_per_queue_pair) return "a sequence belongs to another queue pair";
     }
     uint32_t total = 0;
     for (uint32_t qp = 0; qp < s_.geometry.num_queue_pairs; qp++) {
       if (live[qp] != s_.qps[qp].num_live) return "a queue pair miscounts its sequences";
+      if (slots[qp] != s_.qps[qp].num_slots) return "a queue pair miscounts its slots";
       total += live[qp];
     }
+    if (const char* broken = flows()) return broken;
     if (total != s_.num_live) return "the live sequences are miscounted";
     return cancels == s_.num_cancels ? nullptr : "the cancellations are miscounted";
+  }
+
+  const char* flows() {
+    std::vector<uint32_t> live(s_.geometry.num_queue_pairs * kFlows);
+    for (uint32_t i = 0; i < num_sequences(); i++)
+      if (s_.sequences[i].status != SequenceStatus::kFree) live[&flow_of(s_, s_.sequences[i]) - s_.flows]++;
+    for (uint32_t i = 0; i < live.size(); i++) {
+      if (s_.flows[i].num_live != live[i]) return "a flow miscounts its sequences";
+      if (s_.flows[i].pending != 0) return "a flow was left half counted";
+    }
+    return nullptr;
   }
 
   const State& s_;

@@ -6,16 +6,25 @@
 
 namespace blink {
 
-// Lower is earlier: aged requests, then class, then priority, then arrival.
+// Lower is earlier: aged requests, then class, then priority; among equals the flow that has cost least so far (the
+// virtual token counter of Sheng et al., Fairness in Serving Large Language Models, 2024), and in a flow the arrival.
 struct Rank {
   uint64_t order;
+  uint64_t computed;
   uint64_t arrival;
   uint32_t sequence;
 };
-BLINK_FN bool operator<(Rank a, Rank b) { return a.order != b.order ? a.order < b.order : a.arrival < b.arrival; }
+BLINK_FN bool operator<(Rank a, Rank b) {
+  if (a.order != b.order) return a.order < b.order;
+  return a.computed != b.computed ? a.computed < b.computed : a.arrival < b.arrival;
+}
 
-constexpr Rank kLastRank{~0ull, ~0ull, kNone};  // behind every sequence
-constexpr Rank kFirstRank{0, 0, kNone};         // before every sequence
+constexpr Rank kLastRank{~0ull, ~0ull, ~0ull, kNone};  // behind every sequence
+constexpr Rank kFirstRank{0, 0, 0, kNone};             // before every sequence
+
+BLINK_FN Flow& flow_of(const State& s, const Sequence& q) {
+  return s.flows[q.queue_pair * kFlows + q.sqe.flow % kFlows];
+}
 
 // Time spent waiting, before and between runs.
 BLINK_FN uint64_t waited_ns(const Sequence& q, uint64_t now) {
@@ -34,7 +43,7 @@ BLINK_FN Rank rank_of(const State& s, uint32_t index, uint64_t now) {
   const Sequence& q = s.sequences[index];
   const uint64_t priority = s.geometry.priority_policy ? uint32_t(q.sqe.priority) ^ 0x80000000u : 0;
   const uint64_t order = 1 + (uint64_t(q.sqe.service_class) << 33) + priority;
-  return Rank{is_aged(s, q, now) ? 0 : order, q.arrival + 1, index};
+  return Rank{is_aged(s, q, now) ? 0 : order, flow_of(s, q).computed, q.arrival + 1, index};
 }
 
 // First in rank of `list` among those that `eligible` admits; sequence kNone if there is none.

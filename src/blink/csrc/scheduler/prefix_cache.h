@@ -14,28 +14,49 @@ BLINK_FN Hash* slot_hashes(const State& s, uint32_t slot) {
 
 struct PrefixHit {
   uint32_t blocks;     // leading blocks found, written to the slot's block table
-  uint32_t evictable;  // how many of them nobody uses now; repeated ones count again
+  uint32_t evictable;  // how many of them nobody uses now
 };
 
+BLINK_FN int32_t* block_tokens(const State& s, uint32_t block) {
+  return s.block_tokens + uint64_t(block) * s.geometry.block_size;
+}
+BLINK_FN Registration registration_of(const State& s, uint32_t block) { return {block, s.block_registrations[block]}; }
+
+// Whether a registered block follows `parent` and holds the tokens of block `i` of the slot's prompt. Hashes alone
+// prove nothing: frontends send them.
+BLINK_FN bool continues(const State& s, uint32_t block, Registration parent, uint32_t slot, uint32_t i) {
+  if (!(s.block_parents[block] == parent)) return false;
+  const int32_t* tokens = s.tokens + uint64_t(slot) * s.geometry.max_model_len + uint64_t(i) * s.geometry.block_size;
+  uint32_t differing = 0;
+  for (uint32_t k = 0; k < s.geometry.block_size; k++) differing += block_tokens(s, block)[k] != tokens[k];
+  return differing == 0;
+}
+
 // Find the longest cached prefix among the slot's first `num_hashes` blocks. Changes nothing but the slot's block
-// table.
+// table. Each block is compared with the one found before it, all at once: the chain holds as far as every link does.
 template <class Env>
 BLINK_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t num_hashes) {
   PrefixHit hit{0, 0};
+  int32_t* table = block_table(s, slot);
   for (uint32_t tile = 0; tile < num_hashes; tile += env.lanes()) {
     const uint32_t i = tile + env.lane();
     uint32_t entry = 0;
     if (i < num_hashes) entry = s.hash_table[hash_find(s, slot_hashes(s, slot)[i])];
-    if (entry != 0) block_table(s, slot)[i] = int32_t(entry - 1);
-    const uint32_t end = env.least(entry != 0 ? kNone : least(i, num_hashes));
+    if (i < num_hashes) table[i] = int32_t(entry) - 1;
+    env.sync();  // the block before was found by another lane
+    bool found = entry != 0 && (i == 0 || table[i - 1] >= 0);
+    if (found)
+      found = continues(s, entry - 1, i == 0 ? kChainStart : registration_of(s, uint32_t(table[i - 1])), slot, i);
+    const uint32_t end = env.least(found ? kNone : least(i, num_hashes));
     hit.blocks = least(end, least(num_hashes, tile + env.lanes()));
-    hit.evictable += env.sum(uint32_t(entry != 0 && i < hit.blocks && s.ref_counts[entry - 1] == 0));
+    if (i < num_hashes && i >= hit.blocks) table[i] = 0;  // a table holds blocks, also where nobody should look
+    hit.evictable += env.sum(uint32_t(found && i < hit.blocks && s.ref_counts[entry - 1] == 0));
     if (hit.blocks < tile + env.lanes()) break;
   }
   return hit;
 }
 
-// Take a reference on the blocks that find_prefix() found. They may repeat: a frontend can send any hashes.
+// Take a reference on the blocks that find_prefix() found.
 template <class Env>
 BLINK_FN void acquire_prefix(Env& env, State& s, uint32_t slot, PrefixHit hit) {
   uint32_t revived = 0;
@@ -46,24 +67,55 @@ BLINK_FN void acquire_prefix(Env& env, State& s, uint32_t slot, PrefixHit hit) {
   env.sync();
 }
 
+// Make a block unknown to the cache. Runs on: one lane.
+BLINK_FN void forget(State& s, uint32_t block) {
+  hash_remove(s, block);
+  if (s.ref_counts[block] > 0) return;
+  s.free_blocks[s.num_free_blocks++] = block;  // its entry of the LRU queue is dead now
+  s.num_evictable--;
+  s.statistics.evicted_blocks++;
+}
+
+// Register block `i` of a sequence, whose tokens are in place, or go on from its equal that is registered. A block with
+// the same hash that is not its equal gives way: it was forged, or follows one that was evicted. Runs on: one lane.
+BLINK_FN void register_block(State& s, Sequence& q, uint32_t i) {
+  const uint32_t block = uint32_t(block_table(s, q.slot)[i]);
+  const Hash hash = slot_hashes(s, q.slot)[i];
+  if (const uint32_t entry = s.hash_table[hash_find(s, hash)]; entry != 0) {
+    if (continues(s, entry - 1, q.chain, q.slot, i)) {
+      q.chain = registration_of(s, entry - 1);
+      return;
+    }
+    forget(s, entry - 1);
+  }
+  hash_insert(s, hash, block);
+  s.block_registrations[block]++;
+  s.block_parents[block] = q.chain;
+  q.chain = registration_of(s, block);
+}
+
 // Register the blocks that the step in flight fills. Nobody looks them up before that step is over.
 template <class Env>
 BLINK_FN void register_blocks(Env& env, State& s) {
   if (!s.geometry.prefix_caching) return;
-  const auto filled = [&](const Sequence& q) {
-    return least(q.sqe.num_hashes, (q.num_computed + q.scheduled) / s.geometry.block_size);
-  };
+  const uint32_t size = s.geometry.block_size;
+  const auto filled = [&](const Sequence& q) { return least(q.sqe.num_hashes, (q.num_computed + q.scheduled) / size); };
   const uint32_t rows = compact(env, s.row_sequences, s.batch->num_rows, s.scratch,
                                 [&](uint32_t i) { return filled(s.sequences[i]) > s.sequences[i].num_registered; });
-  if (env.lane() == 0) {
-    for (uint32_t n = 0; n < rows; n++) {
-      Sequence& q = s.sequences[s.scratch[n]];
-      for (uint32_t i = q.num_registered; i < filled(q); i++)
-        hash_insert(s, slot_hashes(s, q.slot)[i], uint32_t(block_table(s, q.slot)[i]));
-      q.num_registered = filled(q);
+  for (uint32_t n = 0; n < rows; n++) {
+    Sequence& q = s.sequences[s.scratch[n]];
+    const uint32_t first = q.num_registered, end = filled(q);
+    for (uint32_t at = first * size + env.lane(); at < end * size; at += env.lanes()) {
+      const uint32_t block = uint32_t(block_table(s, q.slot)[at / size]);
+      block_tokens(s, block)[at % size] = s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + at];
     }
+    env.sync();
+    if (env.lane() == 0) {
+      for (uint32_t i = first; i < end; i++) register_block(s, q, i);
+      q.num_registered = end;
+    }
+    env.sync();
   }
-  env.sync();
 }
 
 }  // namespace blink

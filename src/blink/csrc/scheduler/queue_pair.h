@@ -28,6 +28,12 @@ BLINK_FN uint32_t cq_room(const State& s, const QueuePairState& q) {
   return taken >= s.geometry.cq_entries ? 0 : s.geometry.cq_entries - taken;
 }
 
+// Whether something waits until the frontend reads the completions that it has.
+BLINK_FN bool is_blocked(const State& s, const QueuePairState& q) {
+  if (q.cq_tail == q.cq_head || (q.num_live == 0 && q.sq_head == q.sq_tail)) return false;
+  return !q.open || cq_room(s, q) <= 1 + kMaxLogprobs;
+}
+
 // Completions that one sampled token of this sequence posts.
 BLINK_FN uint32_t completions_per_token(const Sequence& q) {
   return 1 + (q.sqe.sampling.num_logprobs > 0 ? uint32_t(q.sqe.sampling.num_logprobs) : 0);

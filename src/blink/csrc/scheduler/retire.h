@@ -35,6 +35,14 @@ BLINK_FN void deliver(Env& env, State& s, uint32_t row, const Sequence& q, uint6
   post_at(s, q.queue_pair, at, entry, CqeKind::kToken, q.finish, 0);
 }
 
+// End a sequence whose row gave nothing to sample from: those of the same step go on. Runs on: one lane.
+template <class Env>
+BLINK_FN void give_up(Env& env, State& s, Sequence& q, uint64_t now) {
+  q.finish = FinishReason::kError;
+  const Cqe entry{q.sqe.sequence, now, 0, 0.0f, 0, 0};
+  post_at(s, q.queue_pair, env.fetch_add(s.qps[q.queue_pair].cq_tail, 1), entry, CqeKind::kFinished, q.finish, 0);
+}
+
 // Take over what one row computed. Runs on: one lane.
 template <class Env>
 BLINK_FN void retire_row(Env& env, State& s, uint32_t row, uint64_t now) {
@@ -44,6 +52,7 @@ BLINK_FN void retire_row(Env& env, State& s, uint32_t row, uint64_t now) {
   if (q.num_computed != q.num_tokens) return;  // a chunk of a prompt: nothing was sampled
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
   const int32_t token = s.sampled_tokens[row];
+  if (token == kNoToken) return give_up(env, s, q, now);
   if (token < 0 || uint32_t(token) >= s.geometry.vocab_size)
     return fail(s, ErrorCode::kSampledTokenRange, BLINK_HERE, row);
   s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + q.num_tokens] = token;
@@ -53,18 +62,18 @@ BLINK_FN void retire_row(Env& env, State& s, uint32_t row, uint64_t now) {
   deliver(env, s, row, q, now);
 }
 
-// Tokens that a step sampled, and sequences that ended with one.
+// Tokens that a step sampled, and sequences that ended with it.
 struct Harvest {
-  uint32_t sampled, stopped, filled;
+  uint32_t sampled, stopped, filled, failed;
 };
 BLINK_FN Harvest operator+(Harvest a, Harvest b) {
-  return {a.sampled + b.sampled, a.stopped + b.stopped, a.filled + b.filled};
+  return {a.sampled + b.sampled, a.stopped + b.stopped, a.filled + b.filled, a.failed + b.failed};
 }
 
 template <class Env>
 BLINK_FN void retire(Env& env, State& s, uint64_t now) {
   const uint32_t rows = s.batch->num_rows;
-  Harvest harvest{0, 0, 0};
+  Harvest harvest{0, 0, 0, 0};
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
     const Sequence& q = s.sequences[s.row_sequences[row]];
     const uint32_t before = q.num_generated;
@@ -72,6 +81,7 @@ BLINK_FN void retire(Env& env, State& s, uint64_t now) {
     harvest.sampled += q.num_generated - before;
     harvest.stopped += q.finish == FinishReason::kStop;
     harvest.filled += q.finish == FinishReason::kLength;
+    harvest.failed += q.finish == FinishReason::kError;
   }
   harvest = env.sum(harvest);
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) s.qps[qp].cq_need = 0;
@@ -80,9 +90,10 @@ BLINK_FN void retire(Env& env, State& s, uint64_t now) {
     s.statistics.generation_tokens += harvest.sampled;
     s.statistics.finished_stop += harvest.stopped;
     s.statistics.finished_length += harvest.filled;
+    s.statistics.finished_error += harvest.failed;
   }
   env.sync();
-  if (harvest.stopped + harvest.filled > 0) end_finished(env, s);
+  if (harvest.stopped + harvest.filled + harvest.failed > 0) end_finished(env, s);
 }
 
 }  // namespace blink

@@ -8,9 +8,15 @@
 
 namespace blink {
 
-// Copy what the arena holds of a request into its slot; false if a token in it is out of range.
+// Values of a request's arena that are out of range.
+struct Faults {
+  uint32_t tokens, biases;
+};
+BLINK_FN Faults operator+(Faults a, Faults b) { return {a.tokens + b.tokens, a.biases + b.biases}; }
+
+// Copy what the arena holds of a request into its slot. Each word is read once: its frontend may still change it.
 template <class Env>
-BLINK_FN bool load_slot(Env& env, State& s, const Sequence& q) {
+BLINK_FN RejectCode load_slot(Env& env, State& s, const Sequence& q) {
   const Geometry& g = s.geometry;
   const Sqe& e = q.sqe;
   const uint8_t* from = arena(s, q.queue_pair);
@@ -20,12 +26,12 @@ BLINK_FN bool load_slot(Env& env, State& s, const Sequence& q) {
   const auto* hashes = reinterpret_cast<const uint32_t*>(from + e.hashes_offset);
   int32_t* tokens = s.tokens + uint64_t(q.slot) * g.max_model_len;
   int32_t* stops = s.stop_tokens + uint64_t(q.slot) * kMaxStopTokens;
-  uint32_t bad = 0;
+  Faults bad{0, 0};
   const auto copy_tokens = [&](int32_t* to, const int32_t* source, uint32_t count) {
     for (uint32_t i = env.lane(); i < count; i += env.lanes()) {
       const int32_t token = source[i];
       to[i] = token;
-      bad += token < 0 || uint32_t(token) >= g.vocab_size;
+      bad.tokens += token < 0 || uint32_t(token) >= g.vocab_size;
     }
   };
   const uint32_t inline_stops = least(e.num_stop_tokens, kInlineStopTokens);
@@ -33,13 +39,18 @@ BLINK_FN bool load_slot(Env& env, State& s, const Sequence& q) {
   copy_tokens(stops, e.stop_tokens, inline_stops);
   copy_tokens(stops + inline_stops, more_stops, e.num_stop_tokens - inline_stops);
   copy_tokens(s.bias_tokens + uint64_t(q.slot) * kMaxLogitBiases, biases, e.num_biases);
-  for (uint32_t i = env.lane(); i < e.num_biases; i += env.lanes())
-    s.bias_values[uint64_t(q.slot) * kMaxLogitBiases + i] = reinterpret_cast<const float*>(biases + e.num_biases)[i];
+  constexpr float most_bias = kMaxLogitBias;
+  for (uint32_t i = env.lane(); i < e.num_biases; i += env.lanes()) {
+    const float bias = reinterpret_cast<const float*>(biases + e.num_biases)[i];
+    s.bias_values[uint64_t(q.slot) * kMaxLogitBiases + i] = bias;
+    bad.biases += !within(bias, -most_bias, most_bias);
+  }
   auto* slot_words = reinterpret_cast<uint32_t*>(slot_hashes(s, q.slot));
   for (uint32_t i = env.lane(); i < e.num_hashes * (kBlockHashBytes / 4); i += env.lanes()) slot_words[i] = hashes[i];
   if (env.lane() == 0)
     s.params[q.slot] = SlotParams{e.sampling, e.num_prompt_tokens, e.num_stop_tokens, e.num_biases, {0, 0}};
-  return env.sum(bad) == 0;
+  bad = env.sum(bad);
+  return bad.tokens > 0 ? RejectCode::kPromptToken : bad.biases > 0 ? RejectCode::kBiasValue : RejectCode::kNone;
 }
 
 // Give a waiting sequence a slot and its request's data. False if it must wait; a request with bad data is ended.
@@ -49,10 +60,15 @@ BLINK_FN bool take_slot(Env& env, State& s, uint32_t index, uint64_t now) {
   if (q.slot != kNone) return true;
   if (s.num_free_slots == 0) return false;
   env.sync();
-  if (env.lane() == 0) q.slot = s.free_slots[--s.num_free_slots];
+  if (env.lane() == 0) {
+    q.slot = s.free_slots[--s.num_free_slots];
+    s.qps[q.queue_pair].num_slots++;
+    s.qps[q.queue_pair].num_asking--;
+  }
   env.sync();
-  if (load_slot(env, s, q)) return true;
-  if (env.lane() == 0) reject(s, q.queue_pair, q.sqe.sequence, RejectCode::kPromptToken, now);
+  const RejectCode code = load_slot(env, s, q);
+  if (code == RejectCode::kNone) return true;
+  if (env.lane() == 0) reject(s, q.queue_pair, q.sqe.sequence, code, now);
   free_sequence(env, s, index);
   keep_only(env, s, SequenceStatus::kWaiting);
   return true;

@@ -8,6 +8,16 @@
 namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
+constexpr int32_t kNoToken = -1;  // what the model samples of a row that has no finite logit left, or a NaN
+
+// A block of the prefix cache as it was registered once: no other content ever has both numbers.
+struct Registration {
+  FIELDS_OF(Registration);
+  FIELD(uint32_t, block);  // kNone: before the first block of a prompt
+  FIELD(uint32_t, count);  // of this block's registrations
+};
+BLINK_FN bool operator==(Registration a, Registration b) { return a.block == b.block && a.count == b.count; }
+constexpr Registration kChainStart{kNone, 0};
 
 // One generation that the scheduler knows; index = queue pair * sequences_per_queue_pair + tag.
 // A waiting sequence with blocks is parked; one with a slot but no blocks was preempted and recomputes.
@@ -23,7 +33,8 @@ struct Sequence {
   FIELD(uint32_t, num_computed);  // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
   FIELD(uint32_t, num_generated);
   FIELD(uint32_t, num_blocks);
-  FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows
+  FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
+  FIELD(Registration, chain);       // the last of them, or its equal that was there before
   FIELD(uint32_t, scheduled);       // tokens in the current step
   FIELD(uint32_t, skipped_pass);    // the pass of compose() that had no room for it
   FIELD(uint64_t, arrival);
@@ -53,6 +64,14 @@ struct LruEntry {
   uint32_t block, stamp;
 };
 
+// What the sequences of one flow have cost so far.
+struct Flow {
+  FIELDS_OF(Flow);
+  FIELD(uint64_t, computed);  // tokens computed for it, but never less than others had when it came back
+  FIELD(uint32_t, num_live);
+  FIELD(uint32_t, pending);  // scratch of one phase of a step
+};
+
 // The scheduler's side of one queue pair.
 struct QueuePairState {
   FIELDS_OF(QueuePairState);
@@ -70,6 +89,10 @@ struct QueuePairState {
   FIELD(uint32_t, cq_need);   // completions that the step in flight may post
   FIELD(uint32_t, open);      // has room for the completions of a step
   FIELD(uint64_t, lease_seen_ns);
+  FIELD(uint64_t, flowing_ns);  // when its completions were last read, or nothing waited for that
+  FIELD(uint32_t, num_slots);   // held by its sequences
+  FIELD(uint32_t, may_take);    // one more of them may have a slot now
+  FIELD(uint32_t, num_asking);  // its sequences that wait for a slot and could have one, as the pass began
 };
 
 struct BatchHeader {
@@ -139,6 +162,7 @@ struct State {
   // the scheduler's own
   STATE_ARRAY(uint32_t, row_sequences, g.max_num_seqs);
   STATE_ARRAY(QueuePairState, qps, g.num_queue_pairs);
+  STATE_ARRAY(Flow, flows, uint64_t(g.num_queue_pairs) * kFlows);
   STATE_ARRAY(Sequence, sequences, num_sequences(g));
   STATE_ARRAY(uint32_t, running, g.max_num_seqs);
   STATE_ARRAY(uint32_t, waiting, num_sequences(g));
@@ -150,6 +174,9 @@ struct State {
   STATE_ARRAY(uint32_t, free_blocks, g.num_blocks);
   STATE_ARRAY(uint32_t, block_hashed, g.num_blocks);
   STATE_ARRAY(Hash, block_hashes, g.num_blocks);
+  STATE_ARRAY(uint32_t, block_registrations, g.num_blocks);  // how often each was registered
+  STATE_ARRAY(Registration, block_parents, g.num_blocks);    // of a registered block: the one before it in its prompt
+  STATE_ARRAY(int32_t, block_tokens, uint64_t(g.num_blocks) * g.block_size);  // of a registered block
   STATE_ARRAY(uint32_t, block_stamps, g.num_blocks);
   STATE_ARRAY(uint32_t, hash_table, g.hash_entries);  // block + 1; 0 = empty
   STATE_ARRAY(LruEntry, lru, g.lru_entries);
@@ -174,6 +201,9 @@ struct State {
   FIELD(uint32_t, engine_state);
   FIELD(uint32_t, pass);
   FIELD(uint32_t, num_live);
+  FIELD(uint32_t, num_attached);  // queue pairs, at least 1
+  FIELD(uint32_t, prompt_share);  // tokens of a prompt in this step while other flows' prompts wait
+  FIELD(uint64_t, flow_floor);    // least counter of the flows that a step served, as far as it has risen
   FIELD(uint64_t, next_arrival);
   FIELD(uint64_t, step);
   FIELD(uint64_t, heartbeat_ns);

@@ -10,7 +10,7 @@ from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.penalties import adjust_logits
 from blink.kernels.cpu.philox import gumbel, gumbel_of_vocabulary
 from blink.kernels.cpu.truncation import find_threshold
-from blink.kernels.operands import GREEDY_TEMPERATURE
+from blink.kernels.operands import GREEDY_TEMPERATURE, NO_TOKEN
 
 _WORD_MASK = 0xFFFFFFFF
 
@@ -21,7 +21,9 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     slots = batch.row_slots[:num_rows]
     context_lens = batch.context_lens[:num_rows]
     if _all_plain(batch, slots, context_lens):
-        batch.sampled_tokens[:num_rows] = logits[:num_rows].argmax(-1)
+        tokens = logits[:num_rows].argmax(-1, keepdim=True)  # of a NaN if there is one
+        largest = logits[:num_rows].gather(-1, tokens)
+        batch.sampled_tokens[:num_rows] = torch.where(largest.isfinite(), tokens, NO_TOKEN)[:, 0]
         return
     for row, (slot, context_len) in enumerate(zip(slots.tolist(), context_lens.tolist(), strict=True)):
         _sample_row(logits[row], batch, row, slot, context_len)
@@ -46,10 +48,13 @@ def _sample_row(logits: Tensor, batch: Batch, row: int, slot: int, context_len: 
     adjusted = logits.to(torch.float32, copy=True)
     adjust_logits(adjusted, batch, slot, context_len)
     temperature = float(batch.params_f32[slot, Param.TEMPERATURE])
-    if temperature < GREEDY_TEMPERATURE:
-        token = int(adjusted.argmax())
-    else:
-        token = _draw(adjusted.div_(temperature), batch, slot, context_len)
+    is_greedy = temperature < GREEDY_TEMPERATURE
+    if not is_greedy:
+        adjusted.div_(temperature)
+    if not bool(adjusted.max().isfinite()):
+        batch.sampled_tokens[row] = NO_TOKEN
+        return
+    token = int(adjusted.argmax()) if is_greedy else _draw(adjusted, batch, slot, context_len)
     batch.sampled_tokens[row] = token
     num_logprobs = int(batch.params[slot, Param.NUM_LOGPROBS])
     if num_logprobs >= 0:

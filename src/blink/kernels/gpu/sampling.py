@@ -24,6 +24,7 @@ from blink.kernels.gpu.sampling_rows import (
     Outputs,
     Parts,
     Slots,
+    can_sample,
     draw_best,
     finish_row,
     is_greedy,
@@ -182,19 +183,20 @@ def _select(
     if is_truncated(words, floats):
         index = tl.arange(0, PARTS_BLOCK)
         inside = index < NUM_PARTS
-        largest = tl.max(tl.load(parts.best + row * NUM_PARTS + index, mask=inside, other=float("-inf")), axis=0)
+        best = tl.load(parts.best + row * NUM_PARTS + index, mask=inside, other=float("-inf"))
         lowest = tl.min(tl.load(parts.lowest + row * NUM_PARTS + index, mask=inside, other=float("inf")), axis=0)
         threshold = find_threshold(
             parts.scaled + row * (NUM_PARTS * BLOCK),
             NUM_PARTS * BLOCK,
             candidates + row * MAX_CANDIDATES,
             lowest,
-            largest,
+            tl.max(best, axis=0),
             tl.load(words + TOP_K),
             tl.load(floats + TOP_P),
             tl.load(floats + MIN_P),
         )
-        tl.store(thresholds + row, threshold)
+        # No logit reaches a threshold that is NaN.
+        tl.store(thresholds + row, tl.where(can_sample(best), threshold, float("nan")))
         tl.store(arrivals + row, 0)
     else:
         finish_row(logits + row * logits_stride, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)

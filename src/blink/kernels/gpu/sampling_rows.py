@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportMissingParameterType=false
+# pyright: reportMissingParameterType=false, reportOperatorIssue=false
 """What the sampling kernels do with one row: scan a part of its logits, combine the parts, write the outputs."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from blink.kernels.batch import PARAM_WORDS, Header, Param
 from blink.kernels.gpu.penalties import adjust_logits
 from blink.kernels.gpu.philox import make_gumbel
-from blink.kernels.operands import GREEDY_TEMPERATURE
+from blink.kernels.operands import GREEDY_TEMPERATURE, NO_TOKEN
 from blink.sampling_params import MAX_LOGPROBS
 
 NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
@@ -27,6 +27,7 @@ NUM_LOGPROBS = tl.constexpr(int(Param.NUM_LOGPROBS))
 PARAM_STRIDE = tl.constexpr(PARAM_WORDS)
 MAX_TOP = tl.constexpr(MAX_LOGPROBS)
 GREEDY_BELOW = tl.constexpr(GREEDY_TEMPERATURE)
+_NO_TOKEN = tl.constexpr(NO_TOKEN)
 
 # Entries that a part keeps for its best logits, MAX_LOGPROBS rounded up to a power of two.
 TOP_WIDTH: int = triton.next_power_of_2(MAX_LOGPROBS)
@@ -81,10 +82,25 @@ def is_truncated(words, floats):
 
 
 @triton.jit
+def find_largest(values):
+    """Return the largest of one part's values, NaN if one is: the maximum of the hardware passes over these."""
+    num_nans = tl.sum((values != values).to(tl.int32), axis=0)
+    return tl.where(num_nans > 0, float("nan"), tl.max(values, axis=0))
+
+
+@triton.jit
+def can_sample(best):
+    """Say whether the largest of the parts' largest values is finite; best: all of a row, -inf beyond them."""
+    largest = tl.max(best, axis=0)
+    num_broken = tl.sum(((best != best) | (best == float("inf"))).to(tl.int32), axis=0)
+    return (num_broken == 0) & (largest > float("-inf"))
+
+
+@triton.jit
 def store_best(parts, part, values, first):
     """Store the largest of one part's values and its token, the first of equals."""
-    best, place = tl.max(values, axis=0, return_indices=True)
-    tl.store(parts.best + part, best)
+    _, place = tl.max(values, axis=0, return_indices=True)
+    tl.store(parts.best + part, find_largest(values))
     tl.store(parts.tokens + part, first + place)
 
 
@@ -113,7 +129,7 @@ def scan_special(logits, parts, slots, slot, part, context_len, first, tokens_st
         logits = tl.math.div_rn(logits, tl.load(floats + TEMPERATURE) + tl.zeros_like(logits))
         if is_truncated(words, floats):
             tl.store(scaled + tl.arange(0, BLOCK), logits)
-            tl.store(parts.best + part, tl.max(logits, axis=0))
+            tl.store(parts.best + part, find_largest(logits))
             tl.store(parts.lowest + part, tl.min(tl.where(logits == float("-inf"), float("inf"), logits), axis=0))
         else:
             draw_best(parts, part, logits, words, context_len, first, BLOCK)
@@ -160,10 +176,10 @@ def finish_row(
     # Not from L1: other programs may have just written them.
     values = tl.load(parts.best + row * NUM_PARTS + index, mask=inside, other=float("-inf"), cache_modifier=".cg")
     tokens = tl.load(parts.tokens + row * NUM_PARTS + index, mask=inside, other=vocab_size, cache_modifier=".cg")
-    # The lowest of equals; were all values NaN, still a token of the vocabulary.
+    # The lowest of equals, and a place to read at in any case.
     token = tl.min(tl.where(values == tl.max(values, axis=0), tokens, vocab_size - 1), axis=0)
     token = tl.minimum(token, vocab_size - 1)
-    tl.store(outputs.sampled_tokens + row, token)
+    tl.store(outputs.sampled_tokens + row, tl.where(can_sample(values), token, _NO_TOKEN))
     if num_logprobs >= 0:
         total = _log_mass(parts, row, NUM_PARTS, PARTS_BLOCK)
         tl.store(outputs.sampled_logprobs + row, tl.load(logits + token).to(tl.float32) - total)
