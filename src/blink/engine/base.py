@@ -49,8 +49,12 @@ class Engine(ABC):
             config, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size, num_blocks=num_blocks
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
-        self._batch = map_batch(self._create_state(), int(self._geometry["num_slots"]))
-        self._kv_cache = self._allocate_kv_cache(num_blocks)
+        try:
+            self._batch = map_batch(self._create_state(), int(self._geometry["num_slots"]))
+            self._kv_cache = self._allocate_kv_cache(num_blocks)
+        except BaseException:
+            self._region.remove()
+            raise
         self._has_lost_region = False
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, config.block_size)
 
