@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from blink.errors import ConfigError
 from blink.region.files import open_own
+
+logger = logging.getLogger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -33,28 +35,36 @@ class MetricStore:
         """
         self._size_bytes = 8 * size
         self._region = region
+        self._is_failing = False
         self._directory = parent / f"blink.metrics-{os.geteuid()}"
-        self._path = self._directory / f"{region}.{os.getpid()}-{os.urandom(4).hex()}.worker"
         try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
-            _check_own(self._directory)
             with self._exclusive():
                 self._remove_dead_regions()
-                self._file = self._create_file()
+                self._open_file(bytes(self._size_bytes))
         except OSError as error:
             raise ConfigError(f"cannot keep metrics in {self._directory}: {error.strerror}") from error
-        self._map = mmap.mmap(self._file.fileno(), self._size_bytes)
-        self.values = memoryview(self._map).cast("d")
+
+    def restore(self) -> None:
+        """Write this worker's file anew if it was deleted or cut."""
+        if self._is_whole():
+            return
+        try:
+            with self._exclusive():
+                cut = os.fstat(self._file.fileno()).st_size < self._size_bytes  # what was mapped there is gone
+                self._open_file(bytes(self._size_bytes) if cut else bytes(self.values.cast("B")))
+        except (OSError, ConfigError) as error:
+            if not self._is_failing:
+                logger.warning("cannot keep metrics in %s: %s", self._directory, error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+            logger.warning("the file of this worker's metrics was gone: written anew")
 
     def sum(self) -> list[float]:
-        """Return the sums over all workers of the region whose files are there and whole, and this one's numbers."""
-        others = [path for path in self._files() if _region_of(path) == self._region and path != self._path]
-        columns = [self.values]
-        for path in others:
-            with suppress(OSError, ConfigError):  # deleted since, or no file of a worker
-                data = _read(path)
-                if len(data) == self._size_bytes:
-                    columns.append(memoryview(data).cast("d"))
+        """Return the sums over all workers of the region."""
+        others = (path for path in self._files() if _region_of(path) == self._region and path != self._path)
+        arrays = [bytes(self.values.cast("B")), *(_read_if_there(path) for path in others)]
+        columns = [memoryview(data).cast("d") for data in arrays if len(data) == self._size_bytes]
         return [sum(row) for row in zip(*columns, strict=True)]
 
     def close(self) -> None:
@@ -64,15 +74,27 @@ class MetricStore:
     def _files(self) -> list[Path]:
         return sorted(self._directory.glob("*.worker"))
 
-    def _create_file(self) -> BinaryIO:
-        file = os.fdopen(_open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL), "r+b")
-        fcntl.flock(file, fcntl.LOCK_EX)
+    def _is_whole(self) -> bool:
         try:
-            os.posix_fallocate(file.fileno(), 0, self._size_bytes)  # a page that is not there would be fatal later
+            found = self._path.stat()
         except OSError:
-            self._path.unlink()
+            return False
+        return found.st_ino == os.fstat(self._file.fileno()).st_ino and found.st_size >= self._size_bytes
+
+    def _open_file(self, content: bytes) -> None:
+        """Create this worker's file with its pages: memory that is missing later would end the process."""
+        path = self._directory / f"{self._region}.{os.getpid()}-{os.urandom(4).hex()}.worker"
+        file = os.fdopen(_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), "r+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.posix_fallocate(file.fileno(), 0, self._size_bytes)
+            os.pwrite(file.fileno(), content, 0)
+            values = memoryview(mmap.mmap(file.fileno(), self._size_bytes)).cast("d")
+        except OSError:
+            path.unlink(missing_ok=True)
+            file.close()
             raise
-        return file
+        self._path, self._file, self.values = path, file, values
 
     def _remove_dead_regions(self) -> None:
         files = self._files()
@@ -83,13 +105,11 @@ class MetricStore:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        _check_own(self._directory)
         with os.fdopen(_open(self._directory / "lock", os.O_RDWR | os.O_CREAT), "r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-
-def _region_of(path: Path) -> str:
-    return path.name.rsplit(".", 2)[0]
 
 
 def _check_own(directory: Path) -> None:
@@ -106,9 +126,16 @@ def _open(path: Path, flags: int) -> int:
     return open_own(path, flags, forbidden=0)  # the directory keeps others out
 
 
-def _read(path: Path) -> bytes:
-    with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
-        return file.read()
+def _read_if_there(path: Path) -> bytes:
+    try:
+        with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
+            return file.read()
+    except (OSError, ConfigError):  # removed since the listing, or no worker's file
+        return b""
+
+
+def _region_of(path: Path) -> str:
+    return path.name.rsplit(".", 2)[0]
 
 
 def _is_locked(path: Path) -> bool:
