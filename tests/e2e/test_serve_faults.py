@@ -178,6 +178,7 @@ def test_a_hung_engine_is_replaced(server: Served) -> None:
     assert server.answer() == before and server.child("engine") != engine
 
 
+@pytest.mark.long
 def test_an_engine_that_dies_while_it_boots_ends_the_server_at_once(tmp_path: Path) -> None:
     command = [*serve_command(tmp_path), f"--port={free_port()}", f"--region=faults-boot-{os.getpid()}"]
     command += ["--num-gpu-blocks-override=0", "--kv-cache-memory-bytes=100000G"]
@@ -201,3 +202,16 @@ def test_too_few_descriptors_are_said_in_one_line(tmp_path: Path) -> None:
         line = serve_command(tmp_path)
         line[line.index("serve") :] = [command]
         assert "LimitNOFILE" in refused(line, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 100)))
+
+
+@pytest.mark.long
+def test_a_full_shm_is_said_in_one_line(tmp_path: Path) -> None:
+    small = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mount = "mount -t tmpfs -o size=256k tmpfs /dev/shm"
+    if subprocess.run([*small, mount], capture_output=True, check=False).returncode:
+        pytest.skip("needs user namespaces, to mount a small /dev/shm")
+    command = [*small, f'{mount} && exec "$@"', "sh", *serve_command(tmp_path), f"--port={free_port()}"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    assert run.returncode == 2, run.stderr
+    [line] = [line for line in run.stderr.splitlines() if line.startswith("blink: error: ")]
+    assert "/dev/shm has no room" in line and "Traceback" not in run.stderr
