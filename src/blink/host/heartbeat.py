@@ -16,6 +16,7 @@ def start_beating(loop: asyncio.AbstractEventLoop) -> None:
     """Give signs of life for as long as the event loop turns, if a supervisor asked for them."""
     fd = os.environ.pop(VARIABLE, "")
     if fd:
+        os.set_inheritable(int(fd), False)  # this process's children do not beat for it
         _beat(loop, int(fd))
 
 
