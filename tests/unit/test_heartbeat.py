@@ -42,28 +42,36 @@ def test_a_pause_of_the_whole_machine_is_no_silence() -> None:
     assert silence.look(5000.0, heard=False) == 1.0
 
 
-def test_a_child_is_silent_once_it_stops_to_beat_and_not_before_it_began() -> None:
+@pytest.fixture
+def beating() -> Iterator[Child]:
     child = Child("beating", [sys.executable, "-c", _BEATING])
     child.start()
-    now, deadline = 0.0, time.monotonic() + _PATIENCE
-    assert child.silence(now) == child.silence(1000.0) == 0.0
-    while child._silence is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-        child.silence(2000.0)
-    child.send(signal.SIGSTOP)
-    time.sleep(0.3)
-    child.silence(2001.0)  # takes the last beats
-    silent = [child.silence(2001.0 + now) for now in (1.0, 2.0, 3.0)]
-    assert silent[0] >= 1.0 and [silent[1] - silent[0], silent[2] - silent[1]] == [1.0, 1.0]
-    child.send(signal.SIGCONT)
-    while child.silence(2004.0):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    yield child
     child.send(signal.SIGKILL)
-    while child.reap() is None:
+    while child.is_running and child.reap() is None:
         time.sleep(0.02)
-    assert child.silence(9000.0) == 0.0
+
+
+def test_a_child_is_silent_once_it_stops_to_beat_and_not_before_it_began(beating: Child) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    assert beating.silence(0.0) == beating.silence(1000.0) == 0.0
+    while beating._silence is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        beating.silence(2000.0)
+    beating.send(signal.SIGSTOP)
+    time.sleep(0.3)
+    beating.silence(2001.0)  # takes the last beats
+    silent = [beating.silence(2001.0 + now) for now in (1.0, 2.0, 3.0)]
+    assert silent[0] >= 1.0 and [silent[1] - silent[0], silent[2] - silent[1]] == [1.0, 1.0]
+    beating.send(signal.SIGCONT)
+    while beating.silence(2004.0):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    beating.send(signal.SIGKILL)
+    while beating.reap() is None:
+        time.sleep(0.02)
+    assert beating.silence(9000.0) == 0.0
 
 
 class Beats:
