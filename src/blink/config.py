@@ -164,8 +164,10 @@ class ServeConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     frontend: FrontendConfig = field(default_factory=FrontendConfig)
     frontend_workers: int = option(1, "frontend processes that share the port")
+    frontend_timeout: float = option(3.0, "seconds without a sign of life after which a frontend is started again")
 
     def __post_init__(self) -> None:
         require(self, "frontend_workers", 1, 64)
+        require(self, "frontend_timeout", 1, 3600)
         if self.frontend.rdma_engine:
             raise ConfigError("--rdma is for `blink frontend`: the frontends of `blink serve` are on the engine's host")

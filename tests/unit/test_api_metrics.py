@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from blink.api import metrics as names
 from blink.api.metric_store import MetricStore
 from blink.api.metrics import NUM_VALUES, Metrics
+from blink.errors import ConfigError
 
 _WORKER = """
 import sys
@@ -54,6 +57,63 @@ def test_a_region_without_living_workers_starts_from_zero(tmp_path: Path) -> Non
     store = MetricStore("one", 3, tmp_path)
     assert store.sum() == [0.0, 0.0, 0.0]
     assert len(list(tmp_path.glob("*/*.worker"))) == 1
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["link", "open to all"])
+def test_a_directory_into_which_others_could_write_is_refused(tmp_path: Path, kind: str) -> None:
+    target, directory = tmp_path / "target", tmp_path / f"blink.metrics-{os.geteuid()}"
+    target.mkdir()
+    if kind == "link":
+        directory.symlink_to(target)
+    else:
+        directory.mkdir()
+        directory.chmod(0o777)
+    with pytest.raises(ConfigError, match="nobody else may write"):
+        MetricStore("one", 3, tmp_path)
+    assert not [*target.iterdir(), *directory.iterdir()]
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    target, directory = tmp_path / "target", tmp_path / f"blink.metrics-{os.geteuid()}"
+    target.write_text("precious")
+    directory.mkdir(mode=0o700)
+    (directory / "lock").symlink_to(target)
+    with pytest.raises(ConfigError, match="link"):
+        MetricStore("one", 3, tmp_path)
+    assert target.read_text() == "precious"
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uid = os.geteuid()
+    MetricStore("one", 3, tmp_path).close()
+    (tmp_path / f"blink.metrics-{uid}").rename(tmp_path / f"blink.metrics-{uid + 1}")
+    monkeypatch.setattr("blink.api.metric_store.os.geteuid", lambda: uid + 1)
+    with pytest.raises(ConfigError, match=f"belongs to user {uid}"):
+        MetricStore("one", 3, tmp_path)
+
+
+def test_a_full_shm_is_one_clear_error_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("blink.api.metric_store.os.posix_fallocate", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        MetricStore("one", 3, tmp_path)
+    assert not [*tmp_path.glob("*/*.worker")]
+
+
+def test_sums_outlive_deleted_and_truncated_files(tmp_path: Path) -> None:
+    store = MetricStore("one", 3, tmp_path)
+    store.values[1] = 1.0
+    sibling = start_worker(tmp_path, "one", 20.0)
+    files = [*tmp_path.glob("*/*.worker")]
+    assert len(files) == 2
+    store._path.unlink()
+    assert store.sum() == [0.0, 21.0, 0.0]
+    os.truncate(next(path for path in files if path != store._path), 0)
+    assert store.sum() == [0.0, 1.0, 0.0]
+    sibling.communicate()
     store.close()
 
 

@@ -28,10 +28,10 @@ def test_delays_double_and_the_fifth_death_exhausts() -> None:
     policy = RestartPolicy()
     delays: list[float] = []
     for now in range(4):
-        policy.record_death(float(now))
+        policy.record_death(float(now), lived=1.0)
         assert not policy.is_exhausted
         delays.append(policy.delay)
-    policy.record_death(4.0)
+    policy.record_death(4.0, lived=1.0)
     assert delays == [0, 1, 2, 4]
     assert policy.is_exhausted
 
@@ -39,15 +39,23 @@ def test_delays_double_and_the_fifth_death_exhausts() -> None:
 def test_deaths_before_the_window_are_forgotten() -> None:
     policy = RestartPolicy(max_deaths=5, window=300)
     for now in range(0, 3000, 76):  # never five within 300 s
-        policy.record_death(float(now))
+        policy.record_death(float(now), lived=60.0)
         assert not policy.is_exhausted
-    assert policy.delay == 4
+
+
+def test_only_short_lives_in_a_row_delay_the_next_start() -> None:
+    policy = RestartPolicy(max_deaths=100)
+    delays: list[float] = []
+    for lived in (100.0, 6.0, 1.0, 1.0, 1.0, 6.0, 100.0, 1.0, 1.0):
+        policy.record_death(0.0, lived)
+        delays.append(policy.delay)
+    assert delays == [0, 0, 0, 1, 2, 0, 0, 0, 1]
 
 
 def test_delay_has_a_ceiling() -> None:
     policy = RestartPolicy(max_delay=30)
     for _ in range(50):
-        policy.record_death(1.0)
+        policy.record_death(1.0, lived=1.0)
     assert policy.delay == 30
 
 
@@ -96,6 +104,13 @@ def _is_alive(process: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("status", "text"), [(3, "ended with exit status 3"), (-9, "was killed by SIGKILL")])
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (3, "ended with exit status 3"),
+        (-9, "was killed by SIGKILL"),
+        (-7, "was killed by SIGBUS: its shared memory was truncated, or /dev/shm is full"),
+    ],
+)
 def test_exit_is_described_in_words(status: int, text: str) -> None:
     assert describe_exit(status) == text

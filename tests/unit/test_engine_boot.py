@@ -16,6 +16,7 @@ import pytest
 
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.cpu import CpuEngine
+from blink.errors import ConfigError
 from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
 from blink.region.layout import EngineState, ErrorCode
@@ -100,6 +101,37 @@ def test_a_drained_engine_ends_well_and_takes_its_region_away(tmp_path: Path, re
     assert (running.status, running.error) == (0, None)
     assert not region_path(region).exists()
     client.close()
+
+
+def test_a_deleted_region_is_restored_and_serves_on(tmp_path: Path, region: str) -> None:
+    engine = boot(CpuEngine, tmp_path, region)
+    running = Running(engine)
+    submit(region).close()
+    region_path(region).unlink()
+    client = submit(region)
+    assert len(wait_for_end(client)) == 3
+    engine.drain()
+    running.join()
+    assert (running.status, running.error) == (0, None)
+    client.close()
+
+
+def test_an_engine_whose_region_was_replaced_ends_and_leaves_the_other_file(tmp_path: Path, region: str) -> None:
+    running = Running(boot(CpuEngine, tmp_path, region))
+    submit(region).close()
+    other = region_path(f"{region}-other")
+    other.write_bytes(b"another's")
+    other.rename(region_path(region))
+    running.join()
+    assert (running.status, running.error) == (1, None)
+    assert region_path(region).read_bytes() == b"another's"
+    assert [*region_path(region).parent.glob(f"{region_path(region).name}*")] == [region_path(region)]
+
+
+def test_a_cache_larger_than_the_memory_is_refused_before_any_is_taken(tmp_path: Path, region: str) -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
+        boot(CpuEngine, tmp_path, region, num_gpu_blocks_override=0, kv_cache_memory_bytes=1 << 50)
+    assert not [*region_path(region).parent.glob(f"{region_path(region).name}*")]
 
 
 class Failing(CpuEngine):

@@ -258,7 +258,7 @@ def test_without_nixl_a_frontend_says_what_to_install(monkeypatch: pytest.Monkey
         "except Exception as error: print(type(error).__name__, error)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("ConfigError") and "blink-serve[nixl]" in result.stdout
+    assert result.stdout.startswith("ConfigError") and "pip install '.[nixl]'" in result.stdout
 
 
 @pytest.mark.parametrize("transports", ["", "all", "rc,all", "^tcp", "rc,", "RC"])

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -19,7 +21,7 @@ from blink.errors import BlinkError, EngineUnavailableError
 from blink.link.rdma import listener as rdma_listener
 from blink.link.rdma.handshake import Descriptor, confirm, negotiate, parse_place
 from blink.link.rdma.listener import RdmaListener
-from blink.link.rdma.message import Lines, Message, RemoteMemory
+from blink.link.rdma.message import TIMEOUT, Lines, Message, RemoteMemory
 from blink.region.memory import Region, create_region, publish_region
 
 _TOKEN = "secret"
@@ -114,6 +116,37 @@ def test_the_queue_pair_of_a_frontend_that_did_not_connect_comes_back_at_once(pl
     ask(place, confirms=True)
     wait_for(lambda: PlayedEnd.ends[1].is_connected)
     assert not PlayedEnd.ends[1].is_closed
+
+
+def test_silent_connections_delay_nobody(place: str) -> None:
+    address = parse_place(place, "--rdma")
+    silent = [socket.create_connection(address) for _ in range(2 * rdma_listener._MAX_STRANGERS)]
+    started = time.monotonic()
+    assert ask(place, confirms=True).pair_index == 0
+    assert time.monotonic() - started < TIMEOUT / 2, "it waited for a silent connection"
+    strangers = [thread for thread in threading.enumerate() if thread.name == "rdma-set-up"]
+    assert len(strangers) <= rdma_listener._MAX_STRANGERS + 1
+    for connection in silent:
+        connection.close()
+
+
+def test_a_system_without_descriptors_ends_no_listener(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(place, confirms=True)
+    wait_for(lambda: PlayedEnd.ends[0].is_connected)
+    accept, refused = rdma_listener.RdmaListener._accept, list[int]()
+
+    def lack(listener: RdmaListener) -> None:
+        if len(refused) < 2:
+            refused.append(1)
+            raise OSError(errno.EMFILE, "Too many open files")
+        accept(listener)
+
+    monkeypatch.setattr(rdma_listener, "_ACCEPT_PAUSE", 0.01)
+    monkeypatch.setattr(RdmaListener, "_accept", lack)
+    for _ in range(2):  # the first is still served by the call that waited already
+        with pytest.raises(EngineUnavailableError, match="--num-queue-pairs"):
+            ask(place, confirms=True)
+    assert len(refused) == 2
 
 
 def test_a_frontend_too_many_is_told_so(place: str) -> None:

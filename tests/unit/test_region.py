@@ -17,17 +17,15 @@ import pytest
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.errors import ConfigError, EngineUnavailableError, LayoutMismatchError
-from blink.region.layout import CQE, DIGEST, SQE
+from blink.region.files import check_unserved, region_path, remove_stale_regions
+from blink.region.layout import CONSTANTS, CQE, DIGEST, SQE
 from blink.region.memory import (
     QueuePairAddresses,
     Region,
-    check_unserved,
     claim_queue_pair,
     create_region,
     open_region,
     publish_region,
-    region_path,
-    remove_stale_regions,
 )
 
 PAIRS = 3
@@ -120,11 +118,12 @@ def test_only_old_regions_without_an_engine_are_removed(
     region: Region, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = region_path(f"{name}-dead")
-    dead.write_bytes(b"x")
+    dead.write_bytes(CONSTANTS["magic"].to_bytes(8, sys.byteorder))
+    dead.chmod(0o600)
     remove_stale_regions()
     assert dead.exists(), "a region that was just made may have its engine still to come"
     now = time.time()
-    monkeypatch.setattr("blink.region.memory.time.time", lambda: now + 3600)
+    monkeypatch.setattr("blink.region.files.time.time", lambda: now + 3600)
     remove_stale_regions()
     assert not dead.exists() and region.path.exists()
 

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from blink.errors import ConfigError
+from blink.region.files import open_own
+
+logger = logging.getLogger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -27,24 +31,39 @@ class MetricStore:
         """Open the store of a region with room for `size` numbers.
 
         Raises:
-            ConfigError: the directory cannot be made or belongs to somebody else.
+            ConfigError: the directory cannot be made, has no room, or is not this user's alone.
         """
         self._size_bytes = 8 * size
         self._region = region
-        self._directory = parent / f"blink.metrics-{os.getuid()}"
+        self._is_failing = False
+        self._directory = parent / f"blink.metrics-{os.geteuid()}"
         try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
             with self._exclusive():
                 self._remove_dead_regions()
-                self._file = self._create_file()
+                self._open_file(bytes(self._size_bytes))
         except OSError as error:
             raise ConfigError(f"cannot keep metrics in {self._directory}: {error.strerror}") from error
-        self._map = mmap.mmap(self._file.fileno(), self._size_bytes)
-        self.values = memoryview(self._map).cast("d")
+
+    def restore(self) -> None:
+        """Write this worker's file anew if it was deleted or cut."""
+        if self._is_whole():
+            return
+        try:
+            with self._exclusive():
+                cut = os.fstat(self._file.fileno()).st_size < self._size_bytes  # what was mapped there is gone
+                self._open_file(bytes(self._size_bytes) if cut else bytes(self.values.cast("B")))
+        except (OSError, ConfigError) as error:
+            if not self._is_failing:
+                logger.warning("cannot keep metrics in %s: %s", self._directory, error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+            logger.warning("the file of this worker's metrics was gone: written anew")
 
     def sum(self) -> list[float]:
         """Return the sums over all workers of the region."""
-        arrays = [path.read_bytes() for path in self._files() if _region_of(path) == self._region]
+        others = (path for path in self._files() if _region_of(path) == self._region and path != self._path)
+        arrays = [bytes(self.values.cast("B")), *(_read_if_there(path) for path in others)]
         columns = [memoryview(data).cast("d") for data in arrays if len(data) == self._size_bytes]
         return [sum(row) for row in zip(*columns, strict=True)]
 
@@ -55,12 +74,27 @@ class MetricStore:
     def _files(self) -> list[Path]:
         return sorted(self._directory.glob("*.worker"))
 
-    def _create_file(self) -> BinaryIO:
+    def _is_whole(self) -> bool:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return False
+        return found.st_ino == os.fstat(self._file.fileno()).st_ino and found.st_size >= self._size_bytes
+
+    def _open_file(self, content: bytes) -> None:
+        """Create this worker's file with its pages: memory that is missing later would end the process."""
         path = self._directory / f"{self._region}.{os.getpid()}-{os.urandom(4).hex()}.worker"
-        file = path.open("x+b")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.truncate(self._size_bytes)
-        return file
+        file = os.fdopen(_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), "r+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.posix_fallocate(file.fileno(), 0, self._size_bytes)
+            os.pwrite(file.fileno(), content, 0)
+            values = memoryview(mmap.mmap(file.fileno(), self._size_bytes)).cast("d")
+        except OSError:
+            path.unlink(missing_ok=True)
+            file.close()
+            raise
+        self._path, self._file, self.values = path, file, values
 
     def _remove_dead_regions(self) -> None:
         files = self._files()
@@ -71,9 +105,33 @@ class MetricStore:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        with (self._directory / "lock").open("wb") as lock:
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        _check_own(self._directory)
+        with os.fdopen(_open(self._directory / "lock", os.O_RDWR | os.O_CREAT), "r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _check_own(directory: Path) -> None:
+    """Refuse a directory into which somebody else could put files, or a link to one."""
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"metrics are not kept in {directory}: it must be a directory of this user (id {os.geteuid()}) to which "
+            f"nobody else may write, but belongs to user {found.st_uid} and has mode {stat.filemode(found.st_mode)}"
+        )
+
+
+def _open(path: Path, flags: int) -> int:
+    return open_own(path, flags, forbidden=0)  # the directory keeps others out
+
+
+def _read_if_there(path: Path) -> bytes:
+    try:
+        with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
+            return file.read()
+    except (OSError, ConfigError):  # removed since the listing, or no worker's file
+        return b""
 
 
 def _region_of(path: Path) -> str:
@@ -81,7 +139,7 @@ def _region_of(path: Path) -> str:
 
 
 def _is_locked(path: Path) -> bool:
-    with path.open("rb") as file:
+    with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

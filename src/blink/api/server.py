@@ -28,6 +28,7 @@ from blink.api.routes import create_app
 from blink.config import FrontendConfig
 from blink.errors import ConfigError, EngineUnavailableError
 from blink.host.address import Address
+from blink.host.heartbeat import start_beating
 from blink.host.isolation import isolate, parse_cpus
 from blink.link.base import Connector
 from blink.link.client import EngineClient
@@ -98,6 +99,7 @@ def _lifespan(service: CompletionService):
     @asynccontextmanager
     async def run(_: FastAPI) -> AsyncIterator[None]:
         service.poller.start()
+        start_beating(asyncio.get_running_loop())
         # What is alive now lives as long as the process: no collection need ever walk through it again.
         gc.collect()
         gc.freeze()

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from blink.errors import BlinkError
+from blink.host.extras import how_to_install
 
 
 class EnergyMeter:
@@ -20,7 +21,7 @@ class EnergyMeter:
         try:
             self._nvml: Any = import_module("pynvml")
         except ImportError as error:
-            raise BlinkError("nvidia-ml-py is not installed (pip install 'blink-serve[bench]')") from error
+            raise BlinkError(f"nvidia-ml-py is not installed: {how_to_install('bench')}") from error
         try:
             self._nvml.nvmlInit()
             self._gpu = self._nvml.nvmlDeviceGetHandleByIndex(index)

@@ -17,6 +17,7 @@ from typing import Final, Literal
 from blink.config import FrontendConfig
 from blink.errors import BlinkError
 from blink.host.address import Address
+from blink.host.extras import how_to_install
 from blink.host.isolation import format_cpus
 from blink.host.process import read_available_memory
 from blink.models.weights.files import default_model_path
@@ -136,7 +137,7 @@ def examine_hardware() -> Iterator[Finding]:
 def examine_torch() -> Iterator[Finding]:
     """Ask another process for torch's version and the GPUs it sees."""
     if find_spec("torch") is None:
-        advice = "pip install 'blink-serve[engine]'; a machine with frontends only does not need it"
+        advice = f"{how_to_install('engine')}; a machine with frontends only does not need it"
         yield Finding("fail", "torch", "is not installed", advice)
         return
     probe = subprocess.run([sys.executable, "-c", _TORCH_PROBE], capture_output=True, text=True, check=False)
@@ -148,7 +149,7 @@ def examine_torch() -> Iterator[Finding]:
     for name, memory in gpus:
         yield Finding("ok", "GPU", f"{name}, {memory / _GIB:.0f} GiB")
     if gpus and (missing := [package for package in _GPU_PACKAGES if find_spec(package) is None]):
-        advice = "pip install 'blink-serve[gpu]', or use --device cpu"
+        advice = f"{how_to_install('gpu')}, or use --device cpu"
         yield Finding("warn", "GPU packages", f"{' and '.join(missing)} not installed", advice)
     if not gpus:
         yield Finding("ok", "GPU", "none that torch can use: the engine runs on the CPU")

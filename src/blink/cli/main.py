@@ -17,6 +17,8 @@ from blink.cli.flags import add_flags, build_config
 from blink.cli.supervision import CONFIG_EXIT_STATUS
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError
+from blink.host.extras import how_to_install
+from blink.host.process import raise_descriptor_limit
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["_Parser"]
@@ -123,6 +125,7 @@ def _add_chat_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(namespace: argparse.Namespace) -> int:
+    raise_descriptor_limit()
     from blink.cli.serve import Sample, run_serve
 
     if "region" not in namespace:  # several servers of one host must not meet in one region
@@ -135,13 +138,23 @@ def _serve(namespace: argparse.Namespace) -> int:
 
 
 def _engine(namespace: argparse.Namespace) -> int:
-    from blink.engine.boot import run_engine
+    from blink.region.files import check_unserved
 
+    raise_descriptor_limit()
+    config = build_config(EngineConfig, namespace)
+    check_unserved(config.region)  # again later, but this is before torch and the model are loaded
+    try:
+        from blink.engine.boot import run_engine
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the engine needs {error.name}, which is not installed: {how_to_install('engine')}"
+        ) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return run_engine(build_config(EngineConfig, namespace))
+    return run_engine(config)
 
 
 def _frontend(namespace: argparse.Namespace) -> int:
+    raise_descriptor_limit()
     from blink.api.server import run_worker
 
     return run_worker(build_config(FrontendConfig, namespace))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor behind `blink serve`: one engine and its frontends, kept alive and stopped in order.
 
-It touches no request: after the start it sleeps until a child dies or a signal arrives.
+It touches no request: after the start it sleeps, but for a look at the children's signs of life twice a second.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from blink.cli.flags import to_flags
+from blink.cli.health import EngineHealth
 from blink.cli.supervision import CONFIG_EXIT_STATUS, Child, describe_exit
 from blink.config import FrontendConfig, ServeConfig
 from blink.errors import ConfigError
 from blink.host.address import Address
 from blink.host.isolation import deal_cpus, format_cpus, parse_cpus
 from blink.models.weights.files import resolve_model
-from blink.region.memory import region_path
+from blink.region.files import Reservation, check_unserved, region_path, remove_unserved
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _PROBE_INTERVAL: Final = 0.2  # seconds between looks at /health while not ready
+_LOOK_INTERVAL: Final = 0.5  # seconds between looks at the children's signs of life
+_ENGINE_SILENCE: Final = 10.0  # seconds without a heartbeat after which an engine is ended
 _STOP_GRACE: Final = 10.0  # seconds beyond its own limits that a child gets to stop
 
 
@@ -43,11 +46,21 @@ def run_serve(config: ServeConfig, sample: Sample | None = None) -> int:
     """Run an engine and its frontends until a signal arrives; return the exit status.
 
     Raises:
-        ConfigError: the address is not free, the model is not there, or the options do not fit together.
+        ConfigError: address or region are not free, the model is not there, or the options do not fit together.
     """
     config = resolve_serve(config)
     if sample is not None and config.frontend.uds:
         raise ConfigError("--sample-prompt asks over TCP: it does not go with --uds")
+    reserved = Reservation(config.engine.region)
+    try:
+        return _serve(config, sample)
+    finally:
+        reserved.close()
+
+
+def _serve(config: ServeConfig, sample: Sample | None) -> int:
+    check_unserved(config.engine.region)
+    remove_unserved(region_path(config.engine.region))
     resolve_model(config.engine.model.model)  # fetched or refused once, before there are two processes to do so
     address = _listening_address(config.frontend)
     # Blocked, so that they wait for sigtimedwait; children unblock them.
@@ -95,6 +108,7 @@ class _Supervisor:
             _child(f"frontend {index}", "frontend", *to_flags(worker_config(config, index)))
             for index in range(config.frontend_workers)
         ]
+        self._health = EngineHealth(config.engine.region, _ENGINE_SILENCE)
         self._asking: Child | None = None
         self._started = time.monotonic()
         self._ready = False
@@ -111,6 +125,7 @@ class _Supervisor:
             self._await_event()
             self._reap()
             self._restart_due()
+            self._end_the_hung()
             self._check_ready()
         return self._stop(self._status)
 
@@ -118,11 +133,10 @@ class _Supervisor:
         return [self._engine, *self._frontends]
 
     def _await_event(self) -> None:
-        """Sleep until a signal arrives, a restart is due or the next probe; note a wish to stop."""
+        """Sleep until a signal arrives, a restart is due or the next look; note a wish to stop."""
         waits = [child.restart_at - time.monotonic() for child in self._kept() if child.restart_at is not None]
-        if not self._ready:
-            waits.append(_PROBE_INTERVAL)
-        if _await_signal(min(waits) if waits else None) in _STOP_SIGNALS:
+        waits.append(_LOOK_INTERVAL if self._ready else _PROBE_INTERVAL)
+        if _await_signal(min(waits)) in _STOP_SIGNALS:
             _say("stopping: open requests may finish; a second signal ends them")
             self._status = 0
 
@@ -143,10 +157,15 @@ class _Supervisor:
         if status == CONFIG_EXIT_STATUS:  # its own message says what to change
             self._status = status
             return
+        now = time.monotonic()
+        child.policy.record_death(now, now - child.started_at)
         if child is self._engine:
+            if not (self._was_ready or self._health.was_seen or self._region.exists()):
+                _say(f"{child.name} {describe_exit(status)} while it booted: change what its message says; giving up")
+                self._status = 1
+                return
             # Without its region, frontends notice in a quarter of a second instead of after the engine timeout.
-            self._region.unlink(missing_ok=True)
-        child.policy.record_death(time.monotonic())
+            remove_unserved(self._region)
         _say(f"{child.name} {describe_exit(status)}")
         # Once it has worked, losing a frontend again and again costs its connections only: keep on.
         if child.policy.is_exhausted and not (self._was_ready and child is not self._engine):
@@ -159,7 +178,24 @@ class _Supervisor:
     def _restart_due(self) -> None:
         for child in self._kept():
             if child.restart_at is not None and child.restart_at <= time.monotonic():
+                if child is self._engine:
+                    self._health.reset()
                 child.start()
+
+    def _end_the_hung(self) -> None:
+        """Kill a child that lives and yet does nothing; it is buried and started again as any other."""
+        now = time.monotonic()
+        if self._engine.is_running and (fault := self._health.fault(now)):
+            self._condemn(self._engine, fault)
+        for child in self._frontends:
+            if (silent := child.silence(now)) > self._config.frontend_timeout:
+                self._condemn(child, f"has given no sign of life for {silent:.0f} s")
+
+    def _condemn(self, child: Child, fault: str) -> None:
+        if not child.is_condemned:
+            _say(f"{child.name} {fault}: ending it")
+            child.is_condemned = True
+            child.send(signal.SIGKILL)
 
     def _check_ready(self) -> None:
         if self._ready or self._status is not None or not all(child.is_running for child in self._kept()):
@@ -185,7 +221,7 @@ class _Supervisor:
         drain = self._config.frontend.shutdown_timeout
         orderly = _stop_children([*self._frontends, *([self._asking] if self._asking else [])], drain + _STOP_GRACE)
         orderly = _stop_children([self._engine], _STOP_GRACE if orderly else 0.0) and orderly
-        self._region.unlink(missing_ok=True)  # left behind by a killed engine
+        remove_unserved(self._region)  # left behind by a killed engine
         _say("stopped")
         return status if orderly else 1
 
@@ -214,12 +250,9 @@ def _kill(children: list[Child]) -> None:
             _await_signal(0.1)
 
 
-def _await_signal(seconds: float | None) -> int | None:
-    """Wait for a stop signal or a child's end; without a limit when `seconds` is None."""
-    awaited = {*_STOP_SIGNALS, signal.SIGCHLD}
-    if seconds is None:
-        return signal.sigwaitinfo(awaited).si_signo
-    found = signal.sigtimedwait(awaited, max(0.0, seconds))
+def _await_signal(seconds: float) -> int | None:
+    """Wait for a stop signal or a child's end."""
+    found = signal.sigtimedwait({*_STOP_SIGNALS, signal.SIGCHLD}, max(0.0, seconds))
     return found.si_signo if found is not None else None
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from blink.host.heartbeat import VARIABLE, Pulse, Silence
 from blink.host.process import die_with_parent
 
 # Exit status of a process that refuses its configuration: starting it again cannot help.
@@ -18,15 +20,18 @@ CONFIG_EXIT_STATUS = 2
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """Decide when a dead process starts again: at once, then after 1, 2, 4, ... seconds, and at last not at all."""
+    """Decide when a dead process starts again: at once, but after 1, 2, 4, ... seconds in a loop of short lives."""
 
     max_deaths: int = 5
     window: float = 300.0  # seconds in which max_deaths are too many
     max_delay: float = 30.0
+    settled: float = 5.0  # seconds of life after which a death is no part of a loop
     _deaths: deque[float] = field(default_factory=deque[float])
+    _short_lives: int = 0
 
-    def record_death(self, now: float) -> None:
-        """Remember a death at `now` (seconds) and forget those before the window."""
+    def record_death(self, now: float, lived: float) -> None:
+        """Remember a death at `now` (seconds) after a life of `lived` seconds, and forget those before the window."""
+        self._short_lives = 0 if lived >= self.settled else self._short_lives + 1
         self._deaths.append(now)
         while self._deaths[0] < now - self.window:
             self._deaths.popleft()
@@ -39,8 +44,7 @@ class RestartPolicy:
     @property
     def delay(self) -> float:
         """Seconds to wait before the next start."""
-        recent = len(self._deaths)
-        return 0.0 if recent <= 1 else min(2.0 ** (recent - 2), self.max_delay)
+        return 0.0 if self._short_lives <= 1 else min(2.0 ** (self._short_lives - 2), self.max_delay)
 
 
 class Child:
@@ -50,8 +54,12 @@ class Child:
         self.name = name
         self.policy = RestartPolicy()
         self.restart_at: float | None = None  # monotonic seconds; None: running, or not to be started
+        self.started_at = 0.0  # monotonic seconds
+        self.is_condemned = False  # to be killed for doing nothing, until it starts again
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
+        self._pulse: Pulse | None = None
+        self._silence: Silence | None = None
 
     @property
     def is_running(self) -> bool:
@@ -61,19 +69,36 @@ class Child:
     def start(self) -> None:
         """Start the process: output goes to the supervisor's, signals of the terminal do not reach it."""
         self.restart_at = None
+        self.started_at = time.monotonic()
+        self.is_condemned = False
+        self._silence = None
         supervisor = os.getpid()
 
         def tie_to_supervisor() -> None:
             die_with_parent(supervisor, signal.SIGTERM)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
+        if self._pulse is None:
+            self._pulse = Pulse()
+        self._pulse.take()  # of the process before
         # Safe although it runs Python after a fork: the supervisor has one thread.
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
             preexec_fn=tie_to_supervisor,
             start_new_session=True,
+            pass_fds=[self._pulse.fd],
+            env={**os.environ, VARIABLE: str(self._pulse.fd)},
         )
+
+    def silence(self, now: float) -> float:
+        """Return the seconds without a beat of a process that has begun to beat; look about once a second."""
+        if not self.is_running or self._pulse is None:
+            return 0.0
+        heard = self._pulse.take()
+        if self._silence is None and heard:
+            self._silence = Silence()
+        return self._silence.look(now, heard) if self._silence is not None else 0.0
 
     def reap(self) -> int | None:
         """Return the exit status once if the process has ended (negative: the signal that killed it)."""
@@ -90,6 +115,8 @@ class Child:
 
 def describe_exit(status: int) -> str:
     """Say in words how a process ended."""
+    if status == -signal.SIGBUS:
+        return "was killed by SIGBUS: its shared memory was truncated, or /dev/shm is full"
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with exit status {status}"

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
+from blink.errors import ConfigError
+from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
 from blink.link.rdma.listener import open_listener
 from blink.models.weights.files import resolve_model
@@ -24,6 +26,8 @@ from blink.region.layout import EngineState, ErrorCode, place_name
 from blink.region.memory import Region, create_region, publish_region
 
 logger = logging.getLogger("blink.engine")
+
+_ADVICE = "lower --kv-cache-memory-bytes or --num-gpu-blocks-override"
 
 
 class Engine(ABC):
@@ -40,12 +44,18 @@ class Engine(ABC):
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
         spec = self._model.spec
         num_blocks = self._size_kv_cache()
+        self._check_memory(num_blocks)
         self._geometry = build_geometry(
             config, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size, num_blocks=num_blocks
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
-        self._batch = map_batch(self._create_state(), int(self._geometry["num_slots"]))
-        self._kv_cache = self._model.allocate_kv_cache(num_blocks, config.block_size)
+        try:
+            self._batch = map_batch(self._create_state(), int(self._geometry["num_slots"]))
+            self._kv_cache = self._allocate_kv_cache(num_blocks)
+        except BaseException:
+            self._region.remove()
+            raise
+        self._has_lost_region = False
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, config.block_size)
 
     @abstractmethod
@@ -73,15 +83,36 @@ class Engine(ABC):
         self._start()
         try:
             publish_region(self._region, self._config.region)
+            self._region.keep_spare(self._config.region)
             logger.info("engine ready: region %s", self._config.region)
             if self._listener is not None:
                 self._listener.start()
             while self._advance():
-                if self.state == EngineState.DRAINED:
+                if self.state == EngineState.DRAINED or not self._keep_region():
                     self.stop()
         finally:
             self._end()
+            self._region.remove_spare()
+        if self._has_lost_region:
+            self._region.remove()
+            return 1
         return conclude(self._region)
+
+    def remove_region(self) -> None:
+        """Delete the region's file, unless it is another engine's by now."""
+        self._region.remove()
+
+    def _keep_region(self) -> bool:
+        """Restore the region's file if it was deleted; return whether frontends can find it."""
+        if self._region.is_current():
+            return True
+        if self._region.restore():
+            logger.warning("%s was deleted, and is there again", self._region.path)
+            return True
+        if not self._has_lost_region:
+            logger.error("%s was deleted, replaced or truncated: no frontend can reach this engine", self._region.path)
+        self._has_lost_region = True
+        return False
 
     @property
     def state(self) -> int:
@@ -105,6 +136,19 @@ class Engine(ABC):
             return self._config.num_gpu_blocks_override
         return (self._config.kv_cache_memory_bytes or self._measure_room()) // self._block_bytes
 
+    def _check_memory(self, num_blocks: int) -> None:
+        """Refuse a KV cache that is larger than a host's memory, before anything is taken for it."""
+        size, free = num_blocks * self._block_bytes, read_available_memory()
+        if self._model.device.type == "cpu" and size > free:
+            raise ConfigError(f"the KV cache of {_gib(size)} does not fit into {_gib(free)} of free memory: {_ADVICE}")
+
+    def _allocate_kv_cache(self, num_blocks: int) -> Tensor:
+        try:
+            return self._model.allocate_kv_cache(num_blocks, self._config.block_size)
+        except (RuntimeError, MemoryError) as error:
+            size = _gib(num_blocks * self._block_bytes)
+            raise ConfigError(f"there is no memory for the KV cache of {size}: {_ADVICE}") from error
+
     @property
     def _block_bytes(self) -> int:
         """The size of one KV block over all layers."""
@@ -120,13 +164,17 @@ class Engine(ABC):
 def conclude(region: Region) -> int:
     """Clean up behind a scheduler that has ended and return the process's exit status."""
     if region.control_word("state") != EngineState.FAILED:
-        region.path.unlink(missing_ok=True)
+        region.remove()
         return 0
     # The file stays, so that frontends can read the error; the next engine replaces it.
     place, detail = (region.control_word(f"error_{word}") for word in ("place", "detail"))
     error = ErrorCode(region.control_word("error_code"))
     logger.error("the scheduler stopped: %s (%s, detail %d)", error.name, place_name(place), detail)
     return 1
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
 
 
 def served_name(config: EngineConfig) -> str:

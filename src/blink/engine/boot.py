@@ -25,7 +25,13 @@ def run_engine(config: EngineConfig) -> int:
     Raises:
         ConfigError: model, options and machine do not fit together.
     """
-    engine = create_engine(config)
+    try:
+        engine = create_engine(config)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ConfigError(
+            f"there is not enough memory ({str(error).splitlines()[0]}): take a smaller model or dtype, or lower "
+            "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
+        ) from error
     # The boot's objects live as long as the process: the collector need not walk them again.
     gc.freeze()
 

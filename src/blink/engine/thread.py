@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.boot import create_engine
-from blink.region.memory import region_path
 
 
 class EngineThread:
@@ -43,4 +42,4 @@ def _run(config: EngineConfig, boot: Future[Engine]) -> None:
     try:
         engine.run()
     finally:
-        region_path(config.region).unlink(missing_ok=True)  # after a failure nobody comes to read the error
+        engine.remove_region()  # after a failure nobody comes to read the error

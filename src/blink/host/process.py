@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of this machine: how a child ends with its parent, and how much memory there is."""
+"""Processes of this machine: how a child ends with its parent, what a process may open, how much memory there is."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
+from contextlib import suppress
 from pathlib import Path
 
+from blink.errors import ConfigError
+
+_FEWEST_DESCRIPTORS = 256  # an engine opens some 50 while it boots, and a frontend needs one for each connection
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -16,6 +21,23 @@ def die_with_parent(parent: int, signum: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process and its children open as many files and connections as the machine permits them.
+
+    Raises:
+        ConfigError: that is too few.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # a limit without end that the kernel does not take
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if 0 <= hard < _FEWEST_DESCRIPTORS:
+        raise ConfigError(
+            f"only {hard} files and connections may be open at once, and {_FEWEST_DESCRIPTORS} are needed: raise the "
+            "limit (`ulimit -Hn 65536`, systemd LimitNOFILE=65536, containers --ulimit nofile=65536)"
+        )
 
 
 def read_available_memory() -> int:

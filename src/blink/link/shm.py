@@ -75,11 +75,7 @@ class ShmLink:
         return words
 
     def loss(self) -> str | None:
-        try:
-            is_current = self.region.path.stat().st_ino == self.region.inode
-        except FileNotFoundError:
-            is_current = False
-        return None if is_current else "the engine was restarted"
+        return None if self.region.is_current() else "the engine was restarted"
 
     def close(self) -> None:
         if self._waiter is not None:

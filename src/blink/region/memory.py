@@ -7,13 +7,25 @@ import fcntl
 import mmap
 import os
 import struct
-import time
+import sys
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from blink.errors import ConfigError, EngineUnavailableError, LayoutMismatchError
+from blink.errors import BlinkError, ConfigError, EngineUnavailableError, LayoutMismatchError
+from blink.region.files import (
+    check_unserved,
+    is_served,
+    mark_region,
+    open_own,
+    region_path,
+    remove_own,
+    remove_stale_regions,
+    remove_unserved,
+    set_lock,
+    spare_path,
+)
 from blink.region.layout import (
     CONSTANTS,
     CONTROL,
@@ -27,20 +39,6 @@ from blink.region.layout import (
 )
 from blink.region.native import lib
 
-_SHM = Path("/dev/shm")
-_FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length (0: to the end), pid
-
-
-def region_path(name: str) -> Path:
-    """Return the file behind a region's name.
-
-    Raises:
-        ConfigError: the name holds characters other than letters, digits, '-', '_' and '.'.
-    """
-    if not name or not all(c.isalnum() or c in "-_." for c in name):
-        raise ConfigError(f"the region name {name!r} may hold letters, digits, '-', '_' and '.' only")
-    return _SHM / f"blink-{name}"
-
 
 class Region:
     """A mapped region. Every word has one writer, named in csrc/region/layout.h."""
@@ -48,6 +46,7 @@ class Region:
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self.fd = fd
+        self._spare: Path | None = None  # a second name of the file, known to its engine alone
         self.inode = os.fstat(fd).st_ino
         self.memory = mmap.mmap(fd, 0)
         self.bytes = np.frombuffer(self.memory, np.uint8)
@@ -84,12 +83,47 @@ class Region:
         """Return the ring of step records."""
         return self.view(TRACE_ENTRY, int(self.header["trace_offset"]), int(self.geometry["trace_entries"]))
 
+    def is_current(self) -> bool:
+        """Say whether the file is still there under its name, and whole."""
+        try:
+            found = self.path.lstat()
+        except OSError:
+            return False
+        return found.st_ino == self.inode and found.st_size == len(self.bytes)
+
+    def keep_spare(self, name: str) -> None:
+        """Give the published file a second name, from which restore() makes the first again."""
+        spare = spare_path(name)
+        os.link(self.path, spare, follow_symlinks=False)
+        self._spare = spare
+
+    def restore(self) -> bool:
+        """Give a file that was deleted its name again; say whether that was possible."""
+        if self._spare is None:
+            return False
+        try:
+            os.link(self._spare, self.path, follow_symlinks=False)
+        except OSError:
+            return False
+        return self.is_current()
+
+    def remove_spare(self) -> None:
+        """Delete the second name."""
+        if self._spare is not None:
+            remove_own(self._spare, self.inode)
+            self._spare = None
+
+    def remove(self) -> None:
+        """Delete the file's names, unless other files have taken them."""
+        remove_own(self.path, self.inode)
+        self.remove_spare()
+
     def close(self) -> None:
         """Close the file and give back its locks; the mapping goes when its last view does."""
         if self.fd >= 0:
             # The mapping holds a descriptor of its own, which would keep the locks.
             fcntl.flock(self.fd, fcntl.LOCK_UN)
-            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+            set_lock(self.fd, fcntl.F_UNLCK)
             os.close(self.fd)
             self.fd = -1
 
@@ -119,98 +153,101 @@ class QueuePairAddresses:
         )
 
 
-def _is_served(fd: int) -> bool:
-    """Say whether a live engine holds the region's lock; takes the lock if none does."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    return False
-
-
-def check_unserved(name: str) -> None:
-    """Refuse a region name that a live engine serves.
-
-    Raises:
-        ConfigError: another engine has it.
-    """
-    try:
-        fd = os.open(region_path(name), os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    served = _is_served(fd)
-    os.close(fd)
-    if served:
-        raise ConfigError(f"another engine serves the region {name!r}; stop it or give another --region")
-
-
-def remove_stale_regions() -> None:
-    """Delete regions whose engine was killed more than a minute ago: nobody else would."""
-    for path in _SHM.glob("blink-*"):
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue
-        old = time.time() - os.fstat(fd).st_ctime > 60
-        if old and not _is_served(fd):
-            path.unlink(missing_ok=True)
-        os.close(fd)
-
-
 def create_region(name: str, geometry: np.ndarray[Any, Any], model: str) -> Region:
-    """Create the region of a new engine under a temporary name; publish_region() makes it visible.
+    """Create the region of a new engine under a name of its own; publish_region() makes it visible.
 
     Raises:
         ConfigError: the name is taken, or /dev/shm is too small.
     """
     check_unserved(name)
     remove_stale_regions()
-    path = region_path(name)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    spare = spare_path(name)
     size = lib.blink_region_bytes(geometry.ctypes.data)
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    _is_served(fd)
+    fd = -1
     try:
+        fd = os.open(spare, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        is_served(fd)
+        mark_region(fd)
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
-        os.close(fd)
-        temporary.unlink()
+        if fd >= 0:
+            os.close(fd)
+            spare.unlink()
         raise ConfigError(
             f"/dev/shm has no room for the region of {size >> 20} MiB ({error.strerror}); enlarge it "
             "(for containers: --shm-size) or lower --num-queue-pairs or --prompt-arena-bytes"
         ) from error
-    region = Region(temporary, fd)
+    region = Region(spare, fd)
     lib.blink_region_init(region.address, geometry.ctypes.data, os.urandom(16), model.encode()[:255])
     return region
 
 
 def publish_region(region: Region, name: str) -> None:
-    """Give the region its boot id and its name; frontends of an earlier engine notice the new file."""
+    """Give the region its boot id and its name; frontends of an earlier engine notice the new file.
+
+    Raises:
+        ConfigError: another engine has taken the name since.
+    """
     (epoch,) = struct.unpack("<Q", os.urandom(8))
     lib.blink_region_publish(region.address, epoch | 1)
-    region.path = region.path.rename(region_path(name))
+    path = region_path(name)
+    remove_unserved(path)
+    try:
+        os.link(region.path, path)  # unlike rename(), it takes the name from nobody
+    except OSError as error:
+        region.remove()
+        raise ConfigError(f"another engine serves the region {name!r}; stop it or give another --region") from error
+    remove_own(region.path, region.inode)
+    region.path = path
 
 
 def open_region(name: str) -> Region:
     """Open and check a running engine's region.
 
     Raises:
-        EngineUnavailableError: no engine has published it.
+        EngineUnavailableError: no engine has published it, or it was truncated.
         LayoutMismatchError: engine and frontend are of different builds.
+        ConfigError: its file is somebody else's.
     """
     path = region_path(name)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_own(path)
     except FileNotFoundError:
         raise EngineUnavailableError("the engine is not running or still starting") from None
-    region = Region(path, fd)
     try:
-        check_header(region.header)
-    except LayoutMismatchError:
-        region.close()
+        _check_file(fd, path)
+    except BlinkError:
+        os.close(fd)
         raise
-    return region
+    return Region(path, fd)
+
+
+def read_heartbeat(name: str) -> int | None:
+    """Read the heartbeat in a region's file; None if there is none.
+
+    It is read and not mapped: a file may be truncated at any time, and touching a mapping of it would be fatal.
+    """
+    try:
+        fd = open_own(region_path(name), os.O_RDONLY)
+    except (FileNotFoundError, ConfigError):
+        return None
+    try:
+        word = os.pread(fd, 8, CONSTANTS["control_offset"] + field_offset(CONTROL, "heartbeat"))
+    finally:
+        os.close(fd)
+    return int.from_bytes(word, sys.byteorder) if len(word) == 8 else None
+
+
+def _check_file(fd: int, path: Path) -> None:
+    """Check a region's file before it is mapped."""
+    data = os.pread(fd, HEADER.itemsize, 0)
+    if len(data) < HEADER.itemsize:
+        raise EngineUnavailableError(f"the engine's memory {path} was truncated")
+    header = np.frombuffer(data, HEADER)[0]
+    check_header(header)
+    geometry = np.ascontiguousarray(header["geometry"])
+    if os.fstat(fd).st_size != lib.blink_region_bytes(geometry.ctypes.data):
+        raise EngineUnavailableError(f"the engine's memory {path} was truncated")
 
 
 def check_header(header: Any) -> None:
@@ -226,12 +263,8 @@ def check_header(header: Any) -> None:
 def claim_queue_pair(region: Region) -> int | None:
     """Lock the first queue pair that no live process holds; the lock goes with the process. None if all are taken."""
     for index in range(int(region.geometry["num_queue_pairs"])):
-        request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, index, 1, 0)
-        try:
-            fcntl.fcntl(region.fd, fcntl.F_OFD_SETLK, request)
-        except OSError:
-            continue
-        return index
+        if set_lock(region.fd, fcntl.F_WRLCK, index, 1):
+            return index
     return None
 
 

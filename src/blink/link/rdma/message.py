@@ -74,7 +74,9 @@ class Lines:
 
     def is_readable(self) -> bool:
         """Say whether receive() has something to look at: a message, an end, or the deadline."""
-        has_come = bool(self._received) or bool(select.select([self._connection], [], [], 0)[0])
+        poll = select.poll()  # select() knows descriptors up to 1,023 only
+        poll.register(self._connection, select.POLLIN)
+        has_come = bool(self._received) or bool(poll.poll(0))
         return has_come or time.monotonic() > self._deadline
 
     def _wait(self) -> None:

@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Protocol
 
 from blink.errors import BlinkError, ConfigError
+from blink.host.extras import how_to_install
 from blink.link.rdma.ucx import UcxReport, check_transports, transports_of
 
 _PATIENCE = 5.0  # seconds for one transfer
-_MISSING = "--rdma-backend nixl needs NIXL, which cannot be loaded ({}): pip install 'blink-serve[nixl]'"
 _LIST = re.compile(r"(?!all\b)[a-z]\w*(,(?!all\b)[a-z]\w*)*", re.ASCII)
 
 
@@ -56,7 +56,8 @@ def load_nixl() -> tuple[ModuleType, UcxReport]:
     try:
         return importlib.import_module("nixl._api"), report
     except ImportError as error:
-        raise ConfigError(_MISSING.format(error)) from error
+        advice = how_to_install("nixl")
+        raise ConfigError(f"--rdma-backend nixl needs NIXL, which cannot be loaded ({error}): {advice}") from error
 
 
 class Agent:

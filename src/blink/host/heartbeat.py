@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signs of life of a child process: its event loop counts an eventfd up, which its supervisor reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+VARIABLE = "BLINK_HEARTBEAT_FD"  # tells a child the descriptor that it inherits
+_BEAT_SECONDS = 0.25
+_LONGEST_LOOK = 1.0  # seconds between two looks that count
+
+
+def start_beating(loop: asyncio.AbstractEventLoop) -> None:
+    """Give signs of life for as long as the event loop turns, if a supervisor asked for them."""
+    fd = os.environ.pop(VARIABLE, "")
+    if fd:
+        os.set_inheritable(int(fd), False)  # this process's children do not beat for it
+        _beat(loop, int(fd))
+
+
+def _beat(loop: asyncio.AbstractEventLoop, fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):  # the counter is full
+        os.eventfd_write(fd, 1)
+    loop.call_later(_BEAT_SECONDS, _beat, loop, fd)
+
+
+class Pulse:
+    """The supervisor's end: whether a child has beaten since the last look."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def take(self) -> bool:
+        """Say whether there were beats since the last call."""
+        try:
+            return os.eventfd_read(self.fd) > 0
+        except BlockingIOError:
+            return False
+
+
+class Silence:
+    """How long nothing was heard, as far as somebody listened: where all processes pause, that does not count."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._last_look: float | None = None
+
+    def look(self, now: float, heard: bool) -> float:
+        """Note at `now` (monotonic seconds) whether there was a sign of life; return the seconds without one."""
+        passed = 0.0 if self._last_look is None else min(now - self._last_look, _LONGEST_LOOK)
+        self._last_look = now
+        self.seconds = 0.0 if heard else self.seconds + passed
+        return self.seconds

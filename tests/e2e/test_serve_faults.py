@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`blink serve` when its files, its parts or the machine fail: it is back by itself, or ends with one clear line."""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from blink.models.weights.files import default_model_path
+from blink.region.files import region_path
+from processes import free_port, wait_for
+from tiny_model import write_tiny_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+
+_PATIENCE = 120.0  # seconds; reached only by failures
+
+
+class Served:
+    """A `blink serve` of a tiny model, its log, and what can be asked of it."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder, self.port = folder, free_port()
+        self.region = f"faults-{os.getpid()}-{secrets.token_hex(3)}"
+        self.log = folder / f"log-{self.region}"
+        command = [*serve_command(folder), f"--port={self.port}", f"--region={self.region}", *flags]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stderr=log)
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=2, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def answer(self) -> str:
+        body = {"prompt": "Once", "temperature": 0, "max_tokens": 8}
+        url = f"http://127.0.0.1:{self.port}/v1/completions"
+        return httpx.post(url, json=body, timeout=_PATIENCE, trust_env=False).raise_for_status().json()["choices"]
+
+    def says(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+    def was_back(self) -> int:
+        """How often the supervisor has found it ready after a loss."""
+        return self.log.read_text().count("blink: ready again")
+
+    def wait_until_back(self, before: int) -> None:
+        wait_for(lambda: self.process.poll() is not None or self.was_back() > before, _PATIENCE)
+        assert self.is_ready()
+
+    def child(self, command: str) -> int:
+        [found] = self._children(command)
+        return found
+
+    def has_child(self, command: str) -> bool:
+        return len(self._children(command)) == 1
+
+    def _children(self, command: str) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in children if command in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:4]]
+
+
+def serve_command(folder: Path) -> list[str]:
+    model = [str(write_tiny_model(folder)), "--load-format=dummy", f"--tokenizer={default_model_path()}"]
+    sizes = ["--max-model-len=200", "--num-gpu-blocks-override=64", "--max-num-seqs=8", "--cpu-threads=1"]
+    return [sys.executable, "-m", "blink", "serve", *model, *sizes, "--device=cpu"]
+
+
+@contextmanager
+def served(folder: Path, *flags: str) -> Iterator[Served]:
+    server = Served(folder, *flags)
+    try:
+        wait_for(server.is_ready, _PATIENCE)
+        yield server
+    finally:
+        server.process.terminate()
+        server.process.wait(_PATIENCE)
+        left = [path.name for path in Path("/dev/shm").glob(f"blink-{server.region}*")]
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("faults")) as server:
+        yield server
+
+
+def refused(command: list[str], prepare: Callable[[], None] | None = None) -> str:
+    """Run a command that must refuse at once, with exit status 2 and one line; return that line."""
+    run = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False, preexec_fn=prepare)
+    assert run.returncode == 2, run.stderr
+    assert run.stderr.startswith("blink: error: ") and run.stderr.count("\n") == 1
+    return run.stderr
+
+
+def test_a_second_server_on_a_region_is_refused_and_harms_nothing(server: Served) -> None:
+    before, engine = server.answer(), server.child("engine")
+    inode = region_path(server.region).stat().st_ino
+    for command in ("serve", "engine"):
+        line = [*serve_command(server.folder), f"--region={server.region}"]
+        line[line.index("serve")] = command
+        assert server.region in refused(line)
+    assert region_path(server.region).stat().st_ino == inode and server.child("engine") == engine
+    assert server.answer() == before
+
+
+def test_a_deleted_region_is_there_again_with_the_same_engine(server: Served) -> None:
+    before, engine = server.answer(), server.child("engine")
+    region_path(server.region).unlink()
+    wait_for(lambda: server.says("was deleted, and is there again"), _PATIENCE)
+    wait_for(server.is_ready, _PATIENCE)
+    assert server.answer() == before and server.child("engine") == engine
+
+
+def test_a_hung_frontend_is_replaced(server: Served) -> None:
+    before, frontend, back = server.answer(), server.child("frontend"), server.was_back()
+    os.kill(frontend, signal.SIGSTOP)
+    server.wait_until_back(back)
+    assert server.says("frontend 0 has given no sign of life for")
+    assert server.child("frontend") != frontend and server.answer() == before
+
+
+def test_metrics_whose_files_were_deleted_are_still_answered(server: Served) -> None:
+    server.answer()
+    for path in Path(f"/dev/shm/blink.metrics-{os.geteuid()}").glob(f"{server.region}.*"):
+        path.unlink()
+    page = httpx.get(f"http://127.0.0.1:{server.port}/metrics", timeout=_PATIENCE, trust_env=False)
+    assert page.status_code == 200
+    assert 'vllm:request_success_total{engine="0",finished_reason="length"' in page.text
+
+
+@pytest.mark.long
+def test_a_region_that_was_deleted_with_its_spare_brings_a_new_engine(server: Served) -> None:
+    before, engine, back = server.answer(), server.child("engine"), server.was_back()
+    for path in Path("/dev/shm").glob(f"blink-{server.region}*"):
+        if not path.name.endswith("~lock"):
+            path.unlink()
+    server.wait_until_back(back)
+    assert server.says("was deleted, replaced or truncated")
+    assert server.answer() == before and server.child("engine") != engine
+
+
+@pytest.mark.long
+def test_a_truncated_region_and_truncated_metrics_bring_new_processes(server: Served) -> None:
+    before, engine, back = server.answer(), server.child("engine"), server.was_back()
+    os.truncate(region_path(server.region), 4096)
+    server.wait_until_back(back)
+    assert server.answer() == before and server.child("engine") != engine
+    back = server.was_back()
+    os.kill(server.child("frontend"), signal.SIGKILL)  # its file may have been deleted by a test before
+    server.wait_until_back(back)
+    for path in Path(f"/dev/shm/blink.metrics-{os.geteuid()}").glob(f"{server.region}.*"):
+        os.truncate(path, 0)
+    with suppress(httpx.HTTPError):  # the frontend dies of it unless it was quicker to write them anew
+        server.answer()
+    wait_for(server.is_ready, _PATIENCE)
+    assert server.answer() == before
+
+
+@pytest.mark.long
+def test_a_hung_engine_is_replaced(server: Served) -> None:
+    before, engine, back = server.answer(), server.child("engine"), server.was_back()
+    os.kill(engine, signal.SIGSTOP)
+    server.wait_until_back(back)
+    assert server.says("the engine has shown no heartbeat for")
+    assert server.answer() == before and server.child("engine") != engine
+
+
+@pytest.mark.long
+def test_an_engine_that_dies_while_it_boots_ends_the_server_at_once(tmp_path: Path) -> None:
+    command = [*serve_command(tmp_path), f"--port={free_port()}", f"--region=faults-boot-{os.getpid()}"]
+    command += ["--num-gpu-blocks-override=0", "--kv-cache-memory-bytes=100000G"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    assert run.returncode == 2
+    [line] = [line for line in run.stderr.splitlines() if line.startswith("blink: error: ")]
+    assert "--kv-cache-memory-bytes" in line and "Traceback" not in run.stderr
+    assert run.stderr.count("starting the engine") == 1
+
+
+def test_an_engine_that_is_killed_while_it_boots_is_not_started_again(tmp_path: Path) -> None:
+    server = Served(tmp_path)
+    wait_for(lambda: server.has_child("engine"), _PATIENCE)
+    os.kill(server.child("engine"), signal.SIGKILL)
+    assert server.process.wait(_PATIENCE) == 1
+    assert server.says("the engine was killed by SIGKILL while it booted") and not server.says("again")
+
+
+def test_too_few_descriptors_are_said_in_one_line(tmp_path: Path) -> None:
+    for command in ("serve", "engine", "frontend"):
+        line = serve_command(tmp_path)
+        line[line.index("serve") :] = [command]
+        assert "LimitNOFILE" in refused(line, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 100)))
+
+
+@pytest.mark.long
+def test_a_full_shm_is_said_in_one_line(tmp_path: Path) -> None:
+    small = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mount = "mount -t tmpfs -o size=256k tmpfs /dev/shm"
+    if subprocess.run([*small, mount], capture_output=True, check=False).returncode:
+        pytest.skip("needs user namespaces, to mount a small /dev/shm")
+    command = [*small, f'{mount} && exec "$@"', "sh", *serve_command(tmp_path), f"--port={free_port()}"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    assert run.returncode == 2, run.stderr
+    [line] = [line for line in run.stderr.splitlines() if line.startswith("blink: error: ")]
+    assert "/dev/shm has no room" in line and "Traceback" not in run.stderr

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signs of life: a child that beats, one that stops, one that never began; and an engine judged by its region."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from blink.cli.health import EngineHealth
+from blink.cli.supervision import Child
+from blink.host.heartbeat import Silence
+from blink.region.files import region_path
+from blink.region.layout import CONSTANTS, CONTROL, field_offset
+
+_PATIENCE = 60.0
+_BEATING = """
+import asyncio
+from blink.host.heartbeat import start_beating
+async def run():
+    start_beating(asyncio.get_running_loop())
+    await asyncio.sleep(600)
+asyncio.run(run())
+"""
+
+
+def test_silence_is_counted_from_look_to_look_and_ends_with_a_sign_of_life() -> None:
+    silence = Silence()
+    assert [silence.look(now, heard=False) for now in (10.0, 10.5, 11.5)] == [0.0, 0.5, 1.5]
+    assert silence.look(12.0, heard=True) == 0.0
+    assert silence.look(12.25, heard=False) == 0.25
+
+
+def test_a_pause_of_the_whole_machine_is_no_silence() -> None:
+    silence = Silence()
+    silence.look(10.0, heard=True)
+    assert silence.look(5000.0, heard=False) == 1.0
+
+
+@pytest.fixture
+def beating() -> Iterator[Child]:
+    child = Child("beating", [sys.executable, "-c", _BEATING])
+    child.start()
+    yield child
+    child.send(signal.SIGKILL)
+    while child.is_running and child.reap() is None:
+        time.sleep(0.02)
+
+
+def test_a_child_is_silent_once_it_stops_to_beat_and_not_before_it_began(beating: Child) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    assert beating.silence(0.0) == beating.silence(1000.0) == 0.0
+    while beating._silence is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        beating.silence(2000.0)
+    beating.send(signal.SIGSTOP)
+    time.sleep(0.3)
+    beating.silence(2001.0)  # takes the last beats
+    silent = [beating.silence(2001.0 + now) for now in (1.0, 2.0, 3.0)]
+    assert silent[0] >= 1.0 and [silent[1] - silent[0], silent[2] - silent[1]] == [1.0, 1.0]
+    beating.send(signal.SIGCONT)
+    while beating.silence(2004.0):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    beating.send(signal.SIGKILL)
+    while beating.reap() is None:
+        time.sleep(0.02)
+    assert beating.silence(9000.0) == 0.0
+
+
+class Beats:
+    """A region's file of which only the heartbeat is written."""
+
+    def __init__(self, name: str) -> None:
+        self.path = region_path(name)
+
+    def beat(self, count: int) -> None:
+        place = CONSTANTS["control_offset"] + field_offset(CONTROL, "heartbeat")
+        self.path.write_bytes(bytes(place) + count.to_bytes(8, sys.byteorder))
+        self.path.chmod(0o600)
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"beats-{os.getpid()}-{secrets.token_hex(3)}"
+    yield name
+    region_path(name).unlink(missing_ok=True)
+
+
+def test_an_engine_that_boots_has_no_fault_however_long(name: str) -> None:
+    health = EngineHealth(name, 10.0)
+    assert [health.fault(float(now)) for now in range(100)] == [None] * 100
+    assert not health.was_seen
+
+
+def test_an_engine_is_at_fault_when_its_heartbeat_stands(name: str) -> None:
+    health, beats = EngineHealth(name, 10.0), Beats(name)
+    for now in range(30):
+        beats.beat(now + 1)
+        assert health.fault(float(now)) is None
+    faults = [health.fault(float(now)) for now in range(30, 42)]
+    assert faults[:10] == [None] * 10
+    assert faults[10] == "has shown no heartbeat for 11 s"
+    health.reset()
+    assert health.fault(50.0) is None
+
+
+def test_an_engine_is_at_fault_when_its_region_stays_away(name: str) -> None:
+    health, beats = EngineHealth(name, 10.0), Beats(name)
+    beats.beat(1)
+    assert health.fault(0.0) is None and health.was_seen
+    beats.path.unlink()
+    assert [health.fault(now) for now in (1.0, 2.0)] == [None, None]
+    beats.beat(2)
+    assert health.fault(3.0) is None
+    beats.path.unlink()
+    assert [health.fault(now) for now in (4.0, 5.0, 6.0)] == [None, None, "has lost its region"]
