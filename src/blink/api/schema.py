@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, StrictInt, Tag, model_validator
 
 from blink.api.unsupported import reject_tools, reject_unsupported
 from blink.errors import BadRequestError
 from blink.request.planner import Rendering
 
-TokenIds = list[StrictInt]
+# The first wrong item ends the check: a list of a million of them would take minutes and gigabytes.
+TokenIds = Annotated[list[StrictInt], FailFast()]
+Texts = Annotated[list[str], FailFast()]
 Message = dict[str, Any]
 
 
@@ -42,7 +44,7 @@ class GenerationBody(Body):
     frequency_penalty: float | None = 0.0
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -86,9 +88,9 @@ def _prompt_kind(value: Any) -> str:
 
 Prompt = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[list[str], Tag("texts")]
+    | Annotated[Texts, Tag("texts")]
     | Annotated[TokenIds, Tag("token ids")]
-    | Annotated[list[TokenIds], Tag("lists of token ids")],
+    | Annotated[list[TokenIds], FailFast(), Tag("lists of token ids")],
     Discriminator(_prompt_kind),
 ]
 
@@ -132,14 +134,14 @@ class CompletionBody(GenerationBody):
 class ConversationBody(Body):
     """Messages and how to render them."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], FailFast()] | None = None
+    tools: Annotated[list[dict[str, Any]], FailFast()] | None = None
     tool_choice: Any = None
     reasoning_effort: str | None = None
 
@@ -210,7 +212,7 @@ class TokenizeChatBody(ConversationBody):
     return_token_strs: bool | None = False
 
 
-def _tokenize_kind(value: Any) -> str:
+def _tokenize_kind(value: object) -> str:
     return "messages" if isinstance(value, dict) and "messages" in value else "prompt"
 
 

@@ -36,6 +36,7 @@ from blink.text.assets import load_assets
 
 _KEY_VARIABLE = "BLINK_API_KEY"
 _BACKLOG = 2048
+_LEASE_GRACE = 30.0  # seconds that a request may keep this process from its event loop before it counts as hung
 _CLOSE_GRACE = 2  # seconds for responses that were just ended to leave
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def run_worker(config: FrontendConfig) -> int:
     cpus = parse_cpus(config.frontend_cpus)
     isolate(cpus, config.frontend_sched, config.frontend_sched_priority, config.frontend_mlock)
     assets = load_assets(config)
-    client = EngineClient(_connector_of(config), config.engine_timeout)
+    client = EngineClient(_connector_of(config), config.engine_timeout, lease_grace=_LEASE_GRACE)
     metrics = Metrics(MetricStore(config.region, NUM_VALUES), client.stats)
     metrics.model_name = config.model.served_model_name
     service = CompletionService(config, assets, Poller(client, metrics, config.max_num_queued_reqs))

@@ -101,6 +101,13 @@ class QueuePair:
         self._lease = self._lease + 1 & 0xFFFFFFFF
         self._link.store_word(self._at.lease, self._lease)
 
+    def keep_lease(self, grace: float) -> None:
+        """Renew the lease now and, also while the interpreter is busy, for `grace` seconds from now on."""
+        if not grace:
+            self.renew_lease()
+            return
+        self._link.keep(self._at.lease, self._lease, grace)
+
     def submit(self, submission: Submission, params: Parameters) -> int:
         """Queue one sequence and return its id.
 
