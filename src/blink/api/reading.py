@@ -45,11 +45,15 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     "tokenize": TypeAdapter(TokenizeBody),
     "detokenize": TypeAdapter(DetokenizeBody),
 }
+_DROPPED: dict[str, Any] = {
+    **dict.fromkeys(("user", "tools", "documents", "chat_template_kwargs", "tool_choice", "reasoning_effort")),
+    **{"prompt": "", "messages": [], "tokens": []},
+}
 Tokens = npt.NDArray[np.int32]
 
 
 class _JsonWeight(ctypes.Structure):
-    _fields_ = [("containers", ctypes.c_uint64), ("items", ctypes.c_uint64)]  # noqa: RUF012  (ctypes reads it)
+    _fields_ = [("containers", ctypes.c_uint64), ("items", ctypes.c_uint64)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Read:
     prompts: list[Tokens] = field(default_factory=list[Tokens])
     echoes: list[str] = field(default_factory=list[str])
     role: str = "assistant"  # of the conversation's last message
+    has_engine: bool = True  # else nothing was tokenized
     answer: bytes = b""  # of a request that needs no engine's work
 
 
@@ -86,7 +91,7 @@ def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: B
         raise BadRequestError("The body is nested too deeply.") from None
     assert isinstance(body, Body)
     if bounds.engine is None:
-        return Read(_without_texts(body))
+        return Read(_without_texts(body), has_engine=False)
     if body.model and bounds.model_name and body.model != bounds.model_name:
         raise NotFoundError(f"The model `{body.model}` does not exist.", "model")
     return _READERS[type(body)](body, assets, bounds, bounds.engine)
@@ -109,11 +114,7 @@ def _parse(data: bytes | bytearray, bounds: Bounds) -> Any:
 
 def _without_texts(body: Body) -> Body:
     """Drop what nobody needs any more: the rest is small and travels between processes."""
-    dropped: dict[str, Any] = dict.fromkeys(
-        ("user", "tools", "documents", "chat_template_kwargs", "tool_choice", "reasoning_effort")
-    )
-    dropped |= {"prompt": "", "messages": [], "tokens": []}
-    return body.model_copy(update={name: dropped[name] for name in dropped if name in type(body).model_fields})
+    return body.model_copy(update={name: _DROPPED[name] for name in body.model_fields_set & _DROPPED.keys()})
 
 
 def _read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
