@@ -91,8 +91,9 @@ class EngineClient:
         seed: int,
         eos_token_ids: Sequence[int] = (),
         block_hashes: bytes = b"",
+        flow: int = 0,
     ) -> int:
-        """Queue one sequence and return its id.
+        """Queue one sequence of the client `flow` (0: of none) and return its id.
 
         Raises:
             OverloadedError: the engine's queue for this worker is full.
@@ -104,7 +105,7 @@ class EngineClient:
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)])
         hashes = block_hashes if self.info.prefix_caching else b""
-        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes), params)
+        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes, flow), params)
         self._expect()
         return sequence
 

@@ -17,6 +17,7 @@ from blink.region.layout import COMPLETION, CONSTANTS, CQE, SAMPLING, SQE, CqeKi
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
 _SAMPLING_FIELDS = SAMPLING.names or ()
 _SCHEDULING = ("service_class", "max_tokens", "priority")  # parameters that only the scheduler reads
+_HAS_FLOW = "flow" in (SQE.names or ())
 _DRAIN_BATCH = 4096
 
 
@@ -37,6 +38,7 @@ class Submission:
     stop_tokens: Sequence[int]
     seed: int
     block_hashes: bytes  # 16 for each full block of the prompt
+    flow: int = 0  # whose it is, for an engine that shares its steps among clients
 
 
 class Parameters(Protocol):
@@ -220,4 +222,6 @@ def _submit_entry(
     entry["sampling"] = tuple(values[name] for name in _SAMPLING_FIELDS)
     for name in _SCHEDULING:
         entry[name] = values[name]
+    if _HAS_FLOW:
+        entry["flow"] = submission.flow
     return entry
