@@ -139,6 +139,7 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics (called by the registry)."""
+        self.keep()
         sums = self._store.sum()
         yield from self._collect_engine(self._engine_stats())
         split = len(FINISH_REASONS)

@@ -152,7 +152,7 @@ class _Server(uvicorn.Server):
         self._service.poller.table.fail_all(error)
 
 
-def _connection_limits(config: FrontendConfig) -> ConnectionLimits:
+def connection_limits(config: FrontendConfig) -> ConnectionLimits:
     """Take all open files that the system grants, and leave some for other things than connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and soft < hard:
@@ -166,7 +166,7 @@ def _uvicorn_config(app: FastAPI, config: FrontendConfig) -> uvicorn.Config:
         raise ConfigError("--ssl-certfile and --ssl-keyfile must be given together.")
     settings = uvicorn.Config(
         app,
-        http=limited_protocol(_connection_limits(config)),
+        http=limited_protocol(connection_limits(config)),
         ws="none",
         loop="uvloop",
         lifespan="on",
