@@ -17,6 +17,7 @@ import pytest
 from blink.api import reader as reader_module
 from blink.api.reader import INLINE_BYTES, Reader
 from blink.api.reading import Bounds, Read, read_body
+from blink.api.sampling import build_sampling_params
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, OverloadedError
 from blink.link.client import RegionInfo
@@ -44,7 +45,7 @@ def assets() -> ModelAssets:
     return load_assets(FrontendConfig())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def reader(assets: ModelAssets) -> Iterator[Reader]:
     reader = Reader(FrontendConfig(), assets)
     yield reader
@@ -54,7 +55,8 @@ def reader(assets: ModelAssets) -> Iterator[Reader]:
 def children() -> set[int]:
     pid = os.getpid()
     found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return {int(child) for line in found for child in line}
+    pids = {int(child) for line in found for child in line}
+    return {pid for pid in pids if b"blink.api.reader" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def test_a_large_body_is_read_as_a_small_one_would_be(reader: Reader, assets: ModelAssets) -> None:
@@ -68,7 +70,6 @@ def test_a_large_body_is_read_as_a_small_one_would_be(reader: Reader, assets: Mo
     async def read_all() -> dict[str, Read]:
         return {kind: await reader.read(kind, bytearray(orjson.dumps(body)), BOUNDS) for kind, body in bodies.items()}
 
-    before = children()
     for kind, read in asyncio.run(read_all()).items():
         data = orjson.dumps(bodies[kind])
         assert len(data) > INLINE_BYTES
@@ -76,7 +77,7 @@ def test_a_large_body_is_read_as_a_small_one_would_be(reader: Reader, assets: Mo
         assert read.body == expected.body
         assert [prompt.tolist() for prompt in read.prompts] == [prompt.tolist() for prompt in expected.prompts]
         assert (read.echoes, read.role, read.answer) == (expected.echoes, expected.role, expected.answer)
-    assert len(children() - before) == 1
+    assert len(children()) == 1
 
 
 def test_a_refusal_comes_back_as_it_is(reader: Reader) -> None:
@@ -94,9 +95,8 @@ def test_a_reader_that_dies_or_hangs_fails_one_request_and_is_replaced(
     body = orjson.dumps({"prompt": TEXT})
 
     async def stop_and_read(number: signal.Signals) -> Read:
-        before = children()
         await reader.read("completions", bytearray(body), BOUNDS)
-        (child,) = children() - before if children() - before else {max(children())}
+        (child,) = children()
         os.kill(child, number)
         if number == signal.SIGKILL:
             while Path(f"/proc/{child}/stat").read_text().split(")")[1].split()[0] not in "ZX":
@@ -166,3 +166,14 @@ def test_without_an_engine_fields_are_checked_and_nothing_is_tokenized(assets: M
     assert not read_body("completions", orjson.dumps({"prompt": TEXT}), assets, bounds).has_engine
     with pytest.raises(BadRequestError):
         read_body("completions", b'{"prompt": 3}', assets, bounds)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [('"logit_bias":{"5":NaN}', "logit_bias"), (f'"logit_bias":{{"{"9" * 5000}":1}}', "logit_bias")],
+)
+def test_a_bias_that_is_none_is_400_by_name(assets: ModelAssets, fields: str, param: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        body = read_body("completions", f'{{"prompt":"a",{fields}}}'.encode(), assets, BOUNDS).body
+        build_sampling_params(body, {})
+    assert caught.value.param == param

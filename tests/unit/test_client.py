@@ -262,7 +262,7 @@ def test_the_lease_outlives_a_busy_interpreter_but_not_one_that_hangs(
     connect(client)
     sequence = submit(client)
     client.tick()
-    time.sleep(2.5)  # as the event loop does while one request keeps it
+    time.sleep(1.8)  # as the event loop does while one request keeps it
     lost = client.tick()
     assert (lost is None) is is_kept
     if is_kept:

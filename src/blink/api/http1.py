@@ -137,6 +137,8 @@ class StreamingProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Go on with the next request, or see the connection closed."""
+        if self.pipeline:
+            self._body_started = self.loop.time()  # of the next one, which could not be read before
         super().on_response_complete()
         self._abort_when_sent()
         if self._unparsed:
@@ -160,8 +162,10 @@ class StreamingProtocol(HttpToolsProtocol):
         self._body_timer = None
         if self.transport.is_closing():
             return
+        if self.pipeline or self.flow.read_paused:
+            self._body_started = self.loop.time()
         late = self.loop.time() - self._body_started - self.limits.body_timeout - self._body_bytes / _MIN_BODY_RATE
-        if self.pipeline or self.flow.read_paused or late < 0:
+        if late < 0:
             self._body_timer = self.loop.call_later(max(-late, _CLOSE_SECONDS), self._check_body)
             return
         if not self.cycle.response_started:

@@ -7,6 +7,7 @@ Needs no event loop and no engine, so that it runs beside the server for large b
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,7 @@ from blink.text.prompt import check_text_length, check_vocabulary
 # What a body may hold beside the text: objects of Python are many times larger than their JSON.
 _MAX_CONTAINERS = 1 << 16
 _MAX_ITEMS = 1 << 20
+_MAX_RETRIED_BYTES = 8 << 10
 _CHARS_PER_TOKEN = 4  # of the tokens that /detokenize takes, as a share of the characters that /tokenize takes
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
@@ -109,7 +111,19 @@ def _parse(data: bytes | bytearray, bounds: Bounds) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
+        if len(data) <= _MAX_RETRIED_BYTES:
+            return _parse_again(data)
         raise BadRequestError(f"{error.pos}: JSON decode error") from None
+
+
+def _parse_again(data: bytes | bytearray) -> Any:
+    """Parse what is no JSON as Python does, whose NaN and lone surrogates are then refused by their field's name."""
+    try:
+        return json.loads(data)
+    except json.JSONDecodeError as error:
+        raise BadRequestError(f"{error.pos}: JSON decode error") from None
+    except UnicodeDecodeError as error:
+        raise BadRequestError(f"{error.start}: the body is not UTF-8") from None
 
 
 def _without_texts(body: Body) -> Body:
