@@ -127,6 +127,13 @@ class FrontendConfig:
     allowed_headers: tuple[str, ...] = option(("*",), "CORS: allowed headers")
     allow_credentials: bool = option(False, "CORS: allow credentials")
     max_body_bytes: int = option(32 << 20, "largest accepted request body")
+    max_bodies_bytes: int = option(256 << 20, "memory for all bodies that a worker receives or reads; 503 beyond")
+    body_timeout: float = option(30.0, "seconds for a request's body, and one more for each 16 KiB of it; 408 beyond")
+    max_connections: int = option(0, "connections of a worker; 0: what its limit of open files permits")
+    max_tokenize_chars: int = option(1 << 20, "longest text of /tokenize; /detokenize takes a quarter as many ids")
+    max_client_share: float = option(
+        0.5, "share of a worker's sequences that one client (API key, else address) may hold; 429 beyond"
+    )
     max_num_queued_reqs: int = option(
         0, "waiting requests of a worker before it answers 503; 0: as many as the engine holds"
     )
@@ -153,7 +160,11 @@ class FrontendConfig:
         require(self, "frontend_sched_priority", 1, 99)
         for name in ("max_num_queued_reqs", "shutdown_timeout", "keep_alive_timeout"):
             require(self, name, 0)
-        require(self, "max_body_bytes", 1)
+        for name in ("max_body_bytes", "max_bodies_bytes", "max_tokenize_chars"):
+            require(self, name, 1)
+        require(self, "body_timeout", 0.1, 3600)
+        require(self, "max_connections", 0)
+        require(self, "max_client_share", 0.001, 1)
         require(self, "engine_timeout", 0.5, 3600)
 
 

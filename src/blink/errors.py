@@ -43,6 +43,13 @@ class OverloadedError(BlinkError):
     type = "ServiceUnavailableError"
 
 
+class ClientLimitError(BlinkError):
+    """One client has as much of the server as it may have at once; it should retry later."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    type = "TooManyRequestsError"
+
+
 class EngineUnavailableError(BlinkError):
     """The engine is starting, draining, stopped or dead."""
 

@@ -220,6 +220,7 @@ class _Call:
 
     def __init__(self, table: SequenceTable, progress: tqdm[Any]) -> None:
         self.arrived = time.perf_counter()
+        self.flow = 0
         self.submitted: list[int] = []
         self.error: BlinkError | None = None
         self._table = table

@@ -84,7 +84,8 @@ def start_frontend(
 ) -> Frontend:
     port = port or free_port()
     url = f"{'https' if '--ssl-certfile' in ' '.join(flags) else 'http'}://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "blink", "frontend", f"--region={region}", f"--port={port}", *flags]
+    command = [sys.executable, "-m", "blink", "frontend", f"--region={region}", f"--port={port}"]
+    command += ["--max-client-share=1", *flags]  # a test's requests all come from one client
     process = subprocess.Popen(command)
     http = httpx.Client(base_url=url, timeout=120, trust_env=False, verify=verify)
     frontend = Frontend(process, port, url, http)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,38 @@ def test_sums_outlive_deleted_and_truncated_files(tmp_path: Path) -> None:
     assert store.sum() == [0.0, 1.0, 0.0]
     sibling.communicate()
     store.close()
+
+
+@pytest.mark.parametrize("damage", ["file", "folder", "cut"])
+def test_files_that_are_deleted_or_cut_are_written_anew(tmp_path: Path, damage: str) -> None:
+    store = MetricStore("one", 1024, tmp_path)
+    store.values[1] = 5.0
+    folder = next(tmp_path.iterdir())
+    file = next(folder.glob("*.worker"))
+    if damage == "folder":
+        shutil.rmtree(folder)
+    elif damage == "file":
+        file.unlink()
+    else:
+        os.truncate(file, 0)
+    store.restore()
+    expected = 0.0 if damage == "cut" else 5.0  # what was cut off is lost
+    assert store.sum()[1] == expected
+    store.values[1] += 1.0
+    sibling = MetricStore("one", 1024, tmp_path)
+    assert sibling.sum()[1] == expected + 1.0
+    sibling.close()
+    store.close()
+
+
+def test_memory_that_is_missing_is_an_error_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(ConfigError, match="No space left"):
+        MetricStore("one", 3, tmp_path)
+    assert not list(tmp_path.glob("*/*.worker"))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,35 @@ def test_request_ids_come_back_or_are_made(app: Any) -> None:
     assert send(app, "GET", "/version", headers={"X-Request-Id": "abc"}).headers["x-request-id"] == "abc"
     made = {send(app, "GET", "/version").headers["x-request-id"] for _ in range(2)}
     assert len(made) == 2
+
+
+@pytest.mark.parametrize("request_id", ["a\nb", "a\x1b[2J", "a\u2028b", "\ud800", "x" * 257, ""])
+def test_request_ids_that_could_forge_a_log_are_400(app: Any, request_id: str) -> None:
+    body = json.dumps({**CHAT, "request_id": request_id})
+    response = send(app, "POST", "/v1/chat/completions", content=body, headers=KEY)
+    assert (response.status_code, b"request_id" in response.content or b"JSON" in response.content) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 503),
+        ({"Content-Type": "application/json; charset=utf-8"}, 503),
+        ({"Content-Type": "text/plain"}, 400),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 400),
+        ({"Origin": "https://b.example"}, 400),
+        ({"Origin": "https://b.example", "Content-Type": "text/plain"}, 400),
+        ({"Origin": "https://b.example", "Content-Type": "application/json"}, 503),  # a browser has asked before
+        ({"Origin": "https://a.example"}, 503),
+    ],
+)
+def test_only_json_is_served_and_nothing_unasked_to_a_foreign_page(
+    app: Any, headers: dict[str, str], status: int
+) -> None:
+    response = send(app, "POST", "/v1/chat/completions", content=json.dumps(CHAT), headers={**KEY, **headers})
+    assert response.status_code == status
+    if status == 400:
+        assert response.json()["error"]["message"] == "Unsupported Media Type: Only 'application/json' is allowed"
 
 
 def test_templates_assets_and_flags(tmp_path: Path) -> None:

@@ -82,12 +82,19 @@ def test_mixed_prompts_are_refused(prompt: Any) -> None:
 
 def test_many_errors_are_cut_to_ten_and_quote_nothing() -> None:
     with pytest.raises(ValidationError) as caught:
-        CompletionBody.model_validate({"prompt": [1] + ["secret"] * 50})
+        CompletionBody.model_validate({"prompt": "x", "logit_bias": {str(i): "secret" for i in range(50)}})
     error = describe_validation(caught.value.errors())
-    assert error.message.count("prompt.") == 10
+    assert error.message.count("logit_bias.") == 10
     assert "and 40 more errors" in error.message
     assert "secret" not in error.message
-    assert error.param == "prompt"
+    assert error.param == "logit_bias"
+
+
+def test_a_list_is_refused_at_its_first_wrong_item() -> None:
+    for prompt in ([1] + ["secret"] * 50, ["x"] + [1] * 50, [[1], *["x"] * 50]):
+        with pytest.raises(ValidationError) as caught:
+            CompletionBody.model_validate({"prompt": prompt})
+        assert len(caught.value.errors()) == 1
 
 
 ENGINE = RegionInfo(

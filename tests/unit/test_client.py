@@ -251,3 +251,21 @@ def test_more_clients_than_queue_pairs_wait_for_one_to_go(
     first.close()
     connect(client)
     assert answer(client, submit(client, 2)) == ([11, 12], FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(("grace", "is_kept"), [(30.0, True), (0.7, False)])
+def test_the_lease_outlives_a_busy_interpreter_but_not_one_that_hangs(
+    name: str, start: Callable[..., Engine], grace: float, is_kept: bool
+) -> None:
+    engine = start(lease_timeout=0.5)
+    client = EngineClient(ShmConnector(name), engine_timeout=60.0, lease_grace=grace)
+    connect(client)
+    sequence = submit(client)
+    client.tick()
+    time.sleep(1.8)  # as the event loop does while one request keeps it
+    lost = client.tick()
+    assert (lost is None) is is_kept
+    if is_kept:
+        assert answer(client, sequence) == ([11, 12, 13, 14, 15], FinishReason.LENGTH)
+    client.close()
+    engine.kill()

@@ -56,6 +56,7 @@ class Request:
 
     def __init__(self) -> None:
         self.arrived = time.perf_counter()
+        self.flow = 0
         self.told: list[object] = []
         self.breaks = ""
 

@@ -6,19 +6,28 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
 
 from fastapi import Request, Response
 
+from blink.api.bodies import Bodies
+from blink.api.clients import flow_of
 from blink.api.logprobs import LogprobFormat
 from blink.api.poller import Poller
+from blink.api.reader import Reader
+from blink.api.reading import Bounds, Read
 from blink.api.reply import Reply, encode_whole
 from blink.api.sampling import build_sampling_params
-from blink.api.schema import ChatBody, CompletionBody, GenerationBody
+from blink.api.schema import MAX_ID_CHARS, ChatBody, CompletionBody, GenerationBody
 from blink.api.session import Session
 from blink.api.stream import EventStream, WholeResult
 from blink.config import FrontendConfig
-from blink.errors import EngineUnavailableError, NotFoundError, OverloadedError
+from blink.errors import (
+    BadRequestError,
+    ClientLimitError,
+    EngineUnavailableError,
+    NotFoundError,
+    OverloadedError,
+)
 from blink.link.client import RegionInfo
 from blink.request.planner import Planner
 from blink.sampling_params import SamplingParams
@@ -39,6 +48,8 @@ class CompletionService:
         self.assets = assets
         self.poller = poller
         self.planner = Planner(assets)
+        self.bodies = Bodies(config.max_bodies_bytes)
+        self.reader = Reader(config, assets)
         self.is_draining = False
 
     @property
@@ -59,6 +70,14 @@ class CompletionService:
     def model_name(self) -> str:
         """Return the name of the model in the API."""
         return self.config.model.served_model_name or self.engine.model
+
+    @property
+    def bounds(self) -> Bounds:
+        """Return what bodies are measured by now."""
+        client = self.poller.client
+        engine = client.info if client.ready and not self.is_draining else None
+        name = self.config.model.served_model_name or (engine.model if engine is not None else "")
+        return Bounds(self.config.max_tokenize_chars, name, engine)
 
     def check_model(self, name: str | None) -> None:
         """Refuse requests for another model.
@@ -88,6 +107,9 @@ class CompletionService:
         except OverloadedError:
             self.poller.metrics.count_rejection("queue_full")
             raise
+        except ClientLimitError:
+            self.poller.metrics.count_rejection("client_limit")
+            raise
         except EngineUnavailableError:
             self.poller.metrics.count_rejection("engine_unavailable")
             raise
@@ -95,26 +117,27 @@ class CompletionService:
         return Response(encode_whole(reply, session), media_type="application/json")
 
     async def _plan(self, body: CompletionBody | ChatBody, request: Request, arrived: float) -> tuple[Session, Reply]:
-        engine = self.engine
-        sources = self._sources(body)
+        engine, read = self.engine, self.read_of(request)
         params = build_sampling_params(body, self.assets.sampling_defaults)
-        plan = await self.planner.plan(sources, params, _prompt_rules(body), engine)
-        reply = self._reply(body, request, params, sources)
+        plan = await self.planner.plan(read.prompts, params, _prompt_rules(body), engine)
+        reply = self._reply(body, request, params, read)
         if self.config.enable_log_requests:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
             logger.info("request %s: %d prompt tokens, %s", reply.id, sum(p.num_tokens for p in plan.prompts), shown)
-        return Session(self.poller, plan, arrived), reply
+        return Session(self.poller, plan, arrived, flow_of(request.scope)), reply
 
-    def _sources(self, body: CompletionBody | ChatBody) -> Sequence[str | list[int]]:
-        return [self.planner.render(body.messages, body.rendering)] if isinstance(body, ChatBody) else body.prompts
+    def read_of(self, request: Request) -> Read:
+        """Return what a request's body was read as.
 
-    def _reply(
-        self,
-        body: CompletionBody | ChatBody,
-        request: Request,
-        params: SamplingParams,
-        sources: Sequence[str | list[int]],
-    ) -> Reply:
+        Raises:
+            EngineUnavailableError: no engine was there that knows how long it may be.
+        """
+        read: Read = request.state.read
+        if not read.has_engine:
+            raise EngineUnavailableError("Not available: the engine has just started. Retry.")
+        return read
+
+    def _reply(self, body: CompletionBody | ChatBody, request: Request, params: SamplingParams, read: Read) -> Reply:
         is_chat = isinstance(body, ChatBody)
         options = body.stream_options
         logprobs = LogprobFormat(self.assets.tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
@@ -123,17 +146,14 @@ class CompletionService:
             created=int(time.time()),
             model=self.model_name,
             is_chat=is_chat,
-            role=body.messages[-1]["role"] if is_chat and not body.add_generation_prompt else "assistant",
+            role=read.role if is_chat and not body.add_generation_prompt else "assistant",
             num_choices=params.n,
             logprobs=None if params.logprobs is None else logprobs,
             return_token_ids=bool(body.return_token_ids),
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.include_usage and options.continuous_usage_stats,
-            echoes=() if is_chat or not body.echo else [self._text_of(source) for source in sources],
+            echoes=read.echoes,
         )
-
-    def _text_of(self, source: str | list[int]) -> str:
-        return source if isinstance(source, str) else self.assets.tokenizer.decode(source, skip_special_tokens=False)
 
 
 def _prompt_rules(body: CompletionBody | ChatBody) -> PromptRules:
@@ -146,4 +166,7 @@ def _prompt_rules(body: CompletionBody | ChatBody) -> PromptRules:
 
 
 def _request_id(body: GenerationBody, request: Request) -> str:
-    return request.headers.get(REQUEST_ID_HEADER) or body.request_id or secrets.token_hex(16)
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    if len(given) > MAX_ID_CHARS or not given.isprintable():
+        raise BadRequestError(f"X-Request-Id must hold at most {MAX_ID_CHARS} printable characters.", "request_id")
+    return given or body.request_id or secrets.token_hex(16)

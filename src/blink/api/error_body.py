@@ -15,7 +15,9 @@ from starlette.exceptions import HTTPException
 from blink.errors import BadRequestError, BlinkError
 
 _MAX_VALIDATION_ERRORS = 10
+_MAX_PLACE_CHARS = 64
 _RETRY_SECONDS = "1"
+_RETRIED = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
 
 
 def error_json(message: str, kind: str, code: int, param: str | None = None) -> bytes:
@@ -39,7 +41,7 @@ def install_error_responses(app: FastAPI) -> None:
 
 def error_response(error: BlinkError) -> Response:
     """Return the response for one of Blink's own errors."""
-    headers = {"Retry-After": _RETRY_SECONDS} if error.status == HTTPStatus.SERVICE_UNAVAILABLE else None
+    headers = {"Retry-After": _RETRY_SECONDS} if error.status in _RETRIED else None
     return _respond(blink_error_json(error), error.status, headers)
 
 
@@ -69,12 +71,13 @@ def describe_validation(errors: Any) -> BadRequestError:
     shown = [f"{_place(item['loc'])}: {item['msg']}" for item in errors[:_MAX_VALIDATION_ERRORS]]
     if len(errors) > _MAX_VALIDATION_ERRORS:
         shown.append(f"and {len(errors) - _MAX_VALIDATION_ERRORS} more errors")
-    named = [str(part) for part in errors[0]["loc"] if part != "body"] if errors else []
+    named = [str(part)[:_MAX_PLACE_CHARS] for part in errors[0]["loc"] if part != "body"] if errors else []
     return BadRequestError("; ".join(shown), named[0] if named else None)
 
 
 def _place(location: tuple[str | int, ...]) -> str:
-    return ".".join(str(part) for part in location if part != "body") or "body"
+    # A place may be a name that the client chose.
+    return ".".join(str(part)[:_MAX_PLACE_CHARS] for part in location if part != "body") or "body"
 
 
 def _respond(body: bytes, status: int, headers: Mapping[str, str] | None) -> Response:

@@ -50,7 +50,7 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     PARAMS_MAX_TOKENS: ("The parameter max_tokens of a request.", _LENGTH),
 }
 FINISH_REASONS = ("stop", "length", "abort", "error")
-REJECTION_REASONS = ("queue_full", "engine_unavailable")
+REJECTION_REASONS = ("queue_full", "engine_unavailable", "client_limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +128,18 @@ class Metrics:
         """Count a request that was refused for lack of room or of an engine."""
         self._values[len(FINISH_REASONS) + REJECTION_REASONS.index(reason)] += 1
 
+    def keep(self) -> None:
+        """Make up for files that somebody deleted; call it now and then."""
+        self._store.restore()
+        self._values = self._store.values
+
     def render(self) -> bytes:
         """Return the Prometheus text."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics (called by the registry)."""
+        self.keep()
         sums = self._store.sum()
         yield from self._collect_engine(self._engine_stats())
         split = len(FINISH_REASONS)

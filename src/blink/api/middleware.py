@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from blink.api.clients import note_key
 from blink.api.error_body import error_json
 
 _PROTECTED = "/v1"
@@ -40,7 +41,10 @@ class ApiKeyGuard:
         # The header arrives as latin-1; compare what the client sent. All keys are compared, each in constant time.
         digest = sha256(key.strip().encode("latin-1")).digest()
         matches = [secrets.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        is_known = scheme.lower() == "bearer" and any(matches)
+        if is_known:
+            note_key(scope, digest)
+        return is_known
 
 
 class BodyLimit:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
 from blink.api.metrics import Metrics
 from blink.api.sequence_metrics import SequenceMetrics
-from blink.errors import OverloadedError
+from blink.errors import BadRequestError, ClientLimitError, OverloadedError
 from blink.link.client import EngineClient
 from blink.request.table import SequenceTable
 
@@ -23,8 +24,10 @@ logger = logging.getLogger(__name__)
 class Poller:
     """Own the engine client and the table of sequences. Use from the event loop only."""
 
-    def __init__(self, client: EngineClient, metrics: Metrics, max_waiting: int) -> None:
+    def __init__(self, client: EngineClient, metrics: Metrics, max_waiting: int, max_client_share: float = 1.0) -> None:
         self.client = client
+        self._max_client_share = max_client_share
+        self._by_flow: Counter[int] = Counter()
         self.metrics = metrics
         self._max_waiting = max_waiting
         self.table = SequenceTable(client, SequenceMetrics(metrics))
@@ -42,18 +45,39 @@ class Poller:
         asyncio.get_running_loop().remove_reader(self.client.fileno())
         self.client.close()
 
-    def check_room(self, num_sequences: int) -> None:
-        """Refuse a request that would exceed the limit of waiting sequences.
+    def enter(self, flow: int, num_sequences: int) -> None:
+        """Take a request in, or refuse it for lack of room; leave() takes it out again.
 
         Raises:
+            BadRequestError: it asks for more than one client ever gets.
+            ClientLimitError: its client has as many sequences as it may have.
             OverloadedError: too many sequences wait.
         """
+        self._check_share(flow, num_sequences)
         num_waiting = self.table.num_waiting
         if self._max_waiting and num_waiting + num_sequences > self._max_waiting:
             raise OverloadedError(f"The queue is full: {num_waiting} sequences wait already. Retry later.")
+        self._by_flow[flow] += num_sequences
+
+    def leave(self, flow: int, num_sequences: int) -> None:
+        """Give the room of a request back."""
+        self._by_flow[flow] -= num_sequences
+        if self._by_flow[flow] <= 0:
+            del self._by_flow[flow]
+
+    def _check_share(self, flow: int, num_sequences: int) -> None:
+        info = self.client.info
+        if info is None or self._max_client_share >= 1:
+            return
+        limit = max(1, int(self._max_client_share * info.max_sequences))
+        if num_sequences > limit:
+            raise BadRequestError(f"One client may ask for at most {limit} sequences at once.", "n")
+        if self._by_flow[flow] + num_sequences > limit:
+            raise ClientLimitError(f"This client has {self._by_flow[flow]} of its {limit} sequences. Retry later.")
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+        self.metrics.keep()
         was_ready, num_open = self.client.ready, self.table.num_open
         lost = self.table.tick()
         if lost is not None:

@@ -4,26 +4,66 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from blink import __version__
+from blink.api.bodies import check_content_type
 from blink.api.completions import CompletionService
 from blink.api.error_body import install_error_responses
+from blink.api.reading import Read
 from blink.api.schema import (
+    Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
-    TokenizeTextBody,
 )
-from blink.errors import BadRequestError
-from blink.text.prompt import PromptRules, prepare_prompts
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+_KINDS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+}
+
+
+class _ReadRequest(Request):
+    """A request whose body has been read: the framework finds it parsed and checked."""
+
+    def __init__(self, request: Request, read: Read) -> None:
+        super().__init__(request.scope, request.receive)
+        self._body = b"{}"
+        self.state.read = read
+
+    async def json(self) -> Any:
+        """Return the checked fields."""
+        return self.state.read.body
+
+
+def _body_router(service: CompletionService) -> APIRouter:
+    """Return a router whose bodies are read within the limits, not by the framework."""
+
+    class BodyRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle, kind = super().get_route_handler(), _KINDS[self.path]
+
+            async def read_and_handle(request: Request) -> Response:
+                check_content_type(request, service.config.allowed_origins)
+                async with service.bodies.take(request) as data:
+                    read = await service.reader.read(kind, data, service.bounds)
+                return await handle(_ReadRequest(request, read))
+
+            return read_and_handle
+
+    return APIRouter(route_class=BodyRoute)
 
 
 def create_app(service: CompletionService, **options: Any) -> FastAPI:
@@ -50,7 +90,7 @@ def _read(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
 
 
 def _generation_routes(service: CompletionService) -> APIRouter:
-    router = APIRouter()
+    router = _body_router(service)
 
     @router.post("/v1/completions", response_model=None)
     async def complete(body: CompletionBody, request: Request) -> Response:
@@ -95,35 +135,22 @@ def _model_routes(service: CompletionService) -> APIRouter:
 
 
 def _token_routes(service: CompletionService) -> APIRouter:
-    router = APIRouter()
+    router = _body_router(service)
 
-    @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    def answer(body: Body, request: Request) -> Response:
+        service.check_model(body.model)
+        assert service.engine  # raises the 503
+        return Response(service.read_of(request).answer, media_type="application/json")
+
+    @router.post("/tokenize", response_model=None)
+    async def tokenize(body: TokenizeBody, request: Request) -> Response:
         """Return the token ids of a text or a conversation."""
-        service.check_model(body.model)
-        text = (
-            body.prompt if isinstance(body, TokenizeTextBody) else service.planner.render(body.messages, body.rendering)
-        )
-        tokenizer, engine = service.assets.tokenizer, service.engine
-        tokens: list[int] = []
-        if text:
-            rules = PromptRules(add_special_tokens=body.add_special_tokens, any_length=True)
-            tokens = (await prepare_prompts([text], rules, tokenizer, engine))[0].tokens.tolist()
-        return {
-            "count": len(tokens),
-            "max_model_len": engine.max_model_len,
-            "tokens": tokens,
-            "token_strs": [tokenizer.token_name(token) for token in tokens] if body.return_token_strs else None,
-        }
+        return answer(body, request)
 
-    @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+    @router.post("/detokenize", response_model=None)
+    async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         """Return the text of token ids."""
-        service.check_model(body.model)
-        for token in body.tokens:
-            if not 0 <= token < service.engine.vocab_size:
-                raise BadRequestError(f"Token id {token} is out of vocabulary.", "tokens")
-        return {"prompt": service.assets.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        return answer(body, request)
 
     return router
 

@@ -3,16 +3,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictInt,
+    Tag,
+    model_validator,
+)
 
 from blink.api.unsupported import reject_tools, reject_unsupported
 from blink.errors import BadRequestError
 from blink.request.planner import Rendering
+from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS
 
-TokenIds = list[StrictInt]
+# The first wrong item ends the check: a list of a million of them would take minutes and gigabytes.
+TokenIds = Annotated[list[StrictInt], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 Message = dict[str, Any]
+MAX_ID_CHARS = 256
+_MAX_LENGTHS = {"stop": MAX_STOPS, "stop_token_ids": MAX_STOP_TOKENS // 2, "logit_bias": MAX_LOGIT_BIASES}
+
+
+def _check_lengths(fields: Mapping[str, Any]) -> None:
+    """Refuse long lists before each of their items is checked."""
+    for name, limit in _MAX_LENGTHS.items():
+        value = fields.get(name)
+        if isinstance(value, list | dict) and len(value) > limit:
+            raise BadRequestError(f"{name} must be at most {limit} entries, got {len(value)}.", name)
+
+
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise BadRequestError("request_id must hold printable characters only.", "request_id")
+    return text
 
 
 class Body(BaseModel):
@@ -42,7 +71,7 @@ class GenerationBody(Body):
     frequency_penalty: float | None = 0.0
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -56,7 +85,9 @@ class GenerationBody(Body):
     truncation_side: Literal["left", "right"] | None = None
     priority: int = 0
     service_tier: str | None = None
-    request_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    request_id: (
+        Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_check_printable)] | None
+    ) = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -66,6 +97,7 @@ class GenerationBody(Body):
     def _reject_unsupported(cls, fields: Any) -> Any:
         if isinstance(fields, dict):
             reject_unsupported(fields)
+            _check_lengths(fields)
         return fields
 
     @model_validator(mode="after")
@@ -86,9 +118,9 @@ def _prompt_kind(value: Any) -> str:
 
 Prompt = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[list[str], Tag("texts")]
+    | Annotated[Texts, Tag("texts")]
     | Annotated[TokenIds, Tag("token ids")]
-    | Annotated[list[TokenIds], Tag("lists of token ids")],
+    | Annotated[list[TokenIds], Field(fail_fast=True), Tag("lists of token ids")],
     Discriminator(_prompt_kind),
 ]
 
@@ -132,14 +164,14 @@ class CompletionBody(GenerationBody):
 class ConversationBody(Body):
     """Messages and how to render them."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: Any = None
     reasoning_effort: str | None = None
 
@@ -210,8 +242,10 @@ class TokenizeChatBody(ConversationBody):
     return_token_strs: bool | None = False
 
 
-def _tokenize_kind(value: Any) -> str:
-    return "messages" if isinstance(value, dict) and "messages" in value else "prompt"
+def _tokenize_kind(value: object) -> str:
+    if isinstance(value, dict):
+        return "messages" if "messages" in value else "prompt"
+    return "messages" if isinstance(value, TokenizeChatBody) else "prompt"
 
 
 TokenizeBody = Annotated[

@@ -7,10 +7,12 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -19,7 +21,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from blink.api.completions import CompletionService
-from blink.api.http1 import StreamingProtocol
+from blink.api.http1 import ConnectionLimits, limited_protocol
 from blink.api.metric_store import MetricStore
 from blink.api.metrics import NUM_VALUES, Metrics
 from blink.api.middleware import ApiKeyGuard, BodyLimit, RequestIds
@@ -37,6 +39,9 @@ from blink.text.assets import load_assets
 
 _KEY_VARIABLE = "BLINK_API_KEY"
 _BACKLOG = 2048
+_LEASE_GRACE = 30.0  # seconds that a request may keep this process from its event loop before it counts as hung
+_HANDSHAKE_SECONDS = 5.0
+_RESERVED_FILES = 64
 _CLOSE_GRACE = 2  # seconds for responses that were just ended to leave
 
 logger = logging.getLogger(__name__)
@@ -56,16 +61,20 @@ def run_worker(config: FrontendConfig) -> int:
     cpus = parse_cpus(config.frontend_cpus)
     isolate(cpus, config.frontend_sched, config.frontend_sched_priority, config.frontend_mlock)
     assets = load_assets(config)
-    client = EngineClient(_connector_of(config), config.engine_timeout)
+    client = EngineClient(_connector_of(config), config.engine_timeout, lease_grace=_LEASE_GRACE)
     metrics = Metrics(MetricStore(config.region, NUM_VALUES), client.stats)
     metrics.model_name = config.model.served_model_name
-    service = CompletionService(config, assets, Poller(client, metrics, config.max_num_queued_reqs))
+    service = CompletionService(config, assets, _poller(config, client, metrics))
     app = create_app(service, lifespan=_lifespan(service))
     add_middleware(app, config)
     listener = _bind(config)
     server = _Server(_uvicorn_config(app, config), service, _describe(config, listener))
     server.run(sockets=[listener])
     return 0
+
+
+def _poller(config: FrontendConfig, client: EngineClient, metrics: Metrics) -> Poller:
+    return Poller(client, metrics, config.max_num_queued_reqs, config.max_client_share)
 
 
 def _connector_of(config: FrontendConfig) -> Connector:
@@ -105,6 +114,7 @@ def _lifespan(service: CompletionService):
         gc.freeze()
         yield
         service.poller.stop()
+        service.reader.close()
 
     return run
 
@@ -118,6 +128,10 @@ class _Server(uvicorn.Server):
         self._url = url
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.config.is_ssl:
+            # uvicorn passes no such option on, and asyncio's own limit of a handshake is a minute.
+            loop = asyncio.get_running_loop()
+            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=_HANDSHAKE_SECONDS)
         await super().startup(sockets)
         logger.info("serving on %s", self._url)
 
@@ -140,12 +154,21 @@ class _Server(uvicorn.Server):
         self._service.poller.table.fail_all(error)
 
 
+def connection_limits(config: FrontendConfig) -> ConnectionLimits:
+    """Take all open files that the system grants, and leave some for other things than connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVED_FILES)
+    return ConnectionLimits(min(config.max_connections or most, most), config.body_timeout)
+
+
 def _uvicorn_config(app: FastAPI, config: FrontendConfig) -> uvicorn.Config:
     if bool(config.ssl_certfile) != bool(config.ssl_keyfile):
         raise ConfigError("--ssl-certfile and --ssl-keyfile must be given together.")
     settings = uvicorn.Config(
         app,
-        http=StreamingProtocol,
+        http=limited_protocol(connection_limits(config)),
         ws="none",
         loop="uvloop",
         lifespan="on",

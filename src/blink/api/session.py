@@ -28,11 +28,12 @@ class Responder(Protocol):
 class Session:
     """The n sequences of each prompt of one request."""
 
-    def __init__(self, poller: Poller, plan: Plan, arrived: float) -> None:
-        """Prepare a request that came at `arrived` (seconds, time.perf_counter)."""
+    def __init__(self, poller: Poller, plan: Plan, arrived: float, flow: int = 0) -> None:
+        """Prepare a request that came at `arrived` (seconds, time.perf_counter) from the client `flow`."""
         self.prompts = plan.prompts
         self.generations = [planned.generation for planned in plan.sequences]
         self.arrived = arrived
+        self.flow = flow
         self._poller = poller
         self._plan = plan
         self._submitted: list[int] = []
@@ -43,14 +44,16 @@ class Session:
         """Submit all sequences, or none.
 
         Raises:
+            ClientLimitError: their client has as many as it may have.
             OverloadedError: the engine or this worker has no room for them.
         """
-        self._poller.check_room(len(self.generations))
+        self._poller.enter(self.flow, len(self.generations))
         try:
             for planned in self._plan.sequences:
                 self._submitted.append(self._poller.table.submit(self, planned))
         except BlinkError:
             self._cancel("abort")
+            self._poller.leave(self.flow, len(self.generations))
             raise
         self._responder = responder
         for planned in self._plan.sequences[:: self._plan.num_choices]:
@@ -86,4 +89,5 @@ class Session:
     def _end(self, error: BlinkError | None) -> None:
         responder, self._responder = self._responder, None
         if responder is not None:
+            self._poller.leave(self.flow, len(self.generations))
             responder.close(error)

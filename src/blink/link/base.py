@@ -34,6 +34,13 @@ class Link(Protocol):
         """Load a 32-bit word with acquire order."""
         ...
 
+    def keep(self, offset: int, value: int, grace: float) -> None:
+        """Change a word, which holds `value` at the first call, now and ten times a second for `grace` seconds.
+
+        A native thread does it, also while this process holds the interpreter's lock; until close().
+        """
+        ...
+
     def notify(self, event_fd: int, head: int, interval_us: int) -> None:
         """Look for completions from position `head` on, and make `event_fd` readable when there are some."""
         ...

@@ -43,10 +43,18 @@ class RegionInfo:
 class EngineClient:
     """Hold one queue pair of whatever engine serves now: at the end of a connector."""
 
-    def __init__(self, connector: Connector, engine_timeout: float, poll_interval_us: int = _POLL_INTERVAL_US) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        engine_timeout: float,
+        poll_interval_us: int = _POLL_INTERVAL_US,
+        lease_grace: float = 0.0,
+    ) -> None:
+        """Prepare to connect; the lease is also kept for `lease_grace` seconds after a tick() without another."""
         self._connector = connector
         self._engine_timeout = engine_timeout
         self._poll_interval_us = poll_interval_us
+        self._lease_grace = lease_grace
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._link: Link | None = None
         self._pair: QueuePair | None = None
@@ -71,7 +79,7 @@ class EngineClient:
         if not self.ready:
             self._connect()
         if self._pair is not None and self.ready:
-            self._pair.renew_lease()
+            self._pair.keep_lease(self._lease_grace)
             self._pair.flush_cancels()
         return lost
 

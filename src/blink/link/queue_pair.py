@@ -17,6 +17,7 @@ from blink.region.layout import COMPLETION, CONSTANTS, CQE, SAMPLING, SQE, CqeKi
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
 _SAMPLING_FIELDS = SAMPLING.names or ()
 _SCHEDULING = ("service_class", "max_tokens", "priority")  # parameters that only the scheduler reads
+_HAS_FLOW = "flow" in (SQE.names or ())
 _DRAIN_BATCH = 4096
 
 
@@ -101,6 +102,13 @@ class QueuePair:
         """Show the scheduler that this frontend lives; call it well within the lease timeout."""
         self._lease = self._lease + 1 & 0xFFFFFFFF
         self._link.store_word(self._at.lease, self._lease)
+
+    def keep_lease(self, grace: float) -> None:
+        """Renew the lease now and, also while the interpreter is busy, for `grace` seconds from now on."""
+        if not grace:
+            self.renew_lease()
+            return
+        self._link.keep(self._at.lease, self._lease, grace)
 
     def submit(self, submission: Submission, params: Parameters) -> int:
         """Queue one sequence and return its id.
@@ -215,4 +223,6 @@ def _submit_entry(
     entry["sampling"] = tuple(values[name] for name in _SAMPLING_FIELDS)
     for name in _SCHEDULING:
         entry[name] = values[name]
+    if _HAS_FLOW:
+        entry["flow"] = submission.flow
     return entry

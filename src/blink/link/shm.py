@@ -43,6 +43,7 @@ class ShmLink:
         self.addresses = QueuePairAddresses(region, index)
         self._entries = int(self.geometry["cq_entries"])
         self._waiter: int | None = None
+        self._keeper: int | None = None
 
     def write(self, offset: int, data: bytes) -> None:
         self.region.bytes[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
@@ -52,6 +53,13 @@ class ShmLink:
 
     def load_word(self, offset: int) -> int:
         return lib.blink_load_u32(self.region.address + offset)
+
+    def keep(self, offset: int, value: int, grace: float) -> None:
+        if self._keeper is None:
+            self._keeper = lib.blink_keeper_start(
+                lib.blink_store_at, self.region.address, offset, value, round(1000 * grace)
+            )
+        lib.blink_keeper_renew(self._keeper)
 
     def notify(self, event_fd: int, head: int, interval_us: int) -> None:
         queue = self.region.address + self.addresses.cq
@@ -81,4 +89,7 @@ class ShmLink:
         if self._waiter is not None:
             lib.blink_waiter_stop(self._waiter)
             self._waiter = None
+        if self._keeper is not None:
+            lib.blink_keeper_stop(self._keeper)
+            self._keeper = None
         self.region.close()

@@ -14,7 +14,7 @@ from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.generation import Generation
 from blink.text.messages import flatten_messages
-from blink.text.prompt import Prompt, PromptRules, prepare_prompts, prepare_prompts_now
+from blink.text.prompt import Prompt, PromptRules, Source, prepare_prompts, prepare_prompts_now
 
 _SEED_MASK = 2**64 - 1
 
@@ -80,7 +80,7 @@ class Planner:
         )
 
     async def plan(
-        self, sources: Sequence[str | list[int]], params: SamplingParams, rules: PromptRules, engine: RegionInfo
+        self, sources: Sequence[Source], params: SamplingParams, rules: PromptRules, engine: RegionInfo
     ) -> Plan:
         """Check a request for all its prompts and plan it; long prompts are tokenized in a thread.
 
@@ -93,7 +93,7 @@ class Planner:
         return self._plan_sequences(prompts, params, engine)
 
     def plan_now(
-        self, sources: Sequence[str | list[int]], params: SamplingParams, rules: PromptRules, engine: RegionInfo
+        self, sources: Sequence[Source], params: SamplingParams, rules: PromptRules, engine: RegionInfo
     ) -> Plan:
         """Do what plan() does in the calling thread.
 

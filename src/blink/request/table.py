@@ -26,6 +26,7 @@ class Owner(Protocol):
     """The request behind a sequence."""
 
     arrived: float  # seconds, time.perf_counter
+    flow: int  # the client it is from; 0 for none
 
     def note_change(self, generation: Generation) -> None:
         """Remember that a sequence has grown or ended."""
@@ -96,6 +97,7 @@ class SequenceTable:
             seed=planned.seed,
             eos_token_ids=planned.eos_token_ids,
             block_hashes=prompt.block_hashes,
+            flow=owner.flow,
         )
         self._open[sequence] = OpenSequence(owner, planned.generation, prompt.num_tokens)
         self.num_waiting += 1

@@ -18,6 +18,11 @@ from blink.text.tokenizer import Tokenizer
 # About a millisecond of work: more would delay the tokens of other streams, so it goes to a thread.
 _INLINE_CHARS = 4096
 _INLINE_TOKENS = 8192
+# Tokenizing takes some sixty bytes for each character: what no context is filled with is not tried.
+_MAX_CHARS = 1 << 20
+_MAX_CHARS_PER_TOKEN = 16
+
+Source = str | list[int] | npt.NDArray[np.int32]  # a prompt as text, as unchecked token ids or as checked ones
 
 
 class Limits(Protocol):
@@ -44,7 +49,6 @@ class PromptRules:
     truncate: int | None = None  # tokens to keep; -1: as many as fit
     truncate_right: bool = False
     cache_salt: str | None = None
-    any_length: bool = False  # only count, do not generate
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Prompt:
 
 
 async def prepare_prompts(
-    sources: Sequence[str | list[int]], rules: PromptRules, tokenizer: Tokenizer, limits: Limits
+    sources: Sequence[Source], rules: PromptRules, tokenizer: Tokenizer, limits: Limits
 ) -> list[Prompt]:
     """Tokenize, truncate, check and hash the prompts of one request; long ones in a thread.
 
@@ -76,7 +80,7 @@ async def prepare_prompts(
 
 
 def prepare_prompts_now(
-    sources: Sequence[str | list[int]], rules: PromptRules, tokenizer: Tokenizer, limits: Limits
+    sources: Sequence[Source], rules: PromptRules, tokenizer: Tokenizer, limits: Limits
 ) -> list[Prompt]:
     """Do what prepare_prompts() does in the calling thread.
 
@@ -88,35 +92,46 @@ def prepare_prompts_now(
     return [_prepare(source, rules, tokenizer, limits) for source in sources]
 
 
-def _prepare(source: str | list[int], rules: PromptRules, tokenizer: Tokenizer, limits: Limits) -> Prompt:
+def _prepare(source: Source, rules: PromptRules, tokenizer: Tokenizer, limits: Limits) -> Prompt:
     if isinstance(source, str):
-        if (
-            not rules.any_length
-            and rules.truncate is None
-            and len(source) > limits.max_model_len * tokenizer.max_token_chars
-        ):
-            raise _too_long(f"more than {limits.max_model_len}", limits)
+        check_text_length(source, tokenizer, limits, may_be_cut=rules.truncate is not None)
         source = tokenizer.encode(source, add_special_tokens=rules.add_special_tokens)
-    else:
-        _check_vocabulary(source, limits.vocab_size)
-    source = _truncate(source, rules, limits)
-    if not source:
+    elif isinstance(source, list):
+        check_vocabulary(source, limits.vocab_size)
+    tokens = _truncate(np.array(source, np.int32), rules, limits)
+    if not len(tokens):
         raise BadRequestError("The prompt cannot be empty.", "prompt")
-    if not rules.any_length:
-        _check_length(len(source), rules.token_limit, limits)
-    tokens = np.array(source, dtype=np.int32)
+    _check_length(len(tokens), rules.token_limit, limits)
     salt = (rules.cache_salt or "").encode()
     hashes = hash_blocks(tokens, limits.block_size, limits.hash_key, salt) if limits.prefix_caching else b""
     return Prompt(tokens, hashes)
 
 
-def _check_vocabulary(tokens: list[int], vocab_size: int) -> None:
+def check_text_length(text: str, tokenizer: Tokenizer, limits: Limits, *, may_be_cut: bool) -> None:
+    """Refuse a text before the work of tokenizing it, if it cannot fit or is longer than any that is served.
+
+    Raises:
+        BadRequestError: it is too long.
+    """
+    if not may_be_cut and len(text) > limits.max_model_len * tokenizer.max_token_chars:
+        raise _too_long(f"more than {limits.max_model_len}", limits)
+    longest = max(_MAX_CHARS, _MAX_CHARS_PER_TOKEN * limits.max_model_len)
+    if len(text) > longest:
+        raise BadRequestError(f"The prompt has {len(text)} characters; this server takes at most {longest}.", "prompt")
+
+
+def check_vocabulary(tokens: list[int], vocab_size: int, param: str = "prompt") -> None:
+    """Refuse what is no token id of the model.
+
+    Raises:
+        BadRequestError: it names one.
+    """
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         wrong = max(tokens) if max(tokens) >= vocab_size else min(tokens)
-        raise BadRequestError(f"Token id {wrong} is out of vocabulary.", "prompt")
+        raise BadRequestError(f"Token id {wrong} is out of vocabulary.", param)
 
 
-def _truncate(tokens: list[int], rules: PromptRules, limits: Limits) -> list[int]:
+def _truncate(tokens: npt.NDArray[np.int32], rules: PromptRules, limits: Limits) -> npt.NDArray[np.int32]:
     if rules.truncate is None:
         return tokens
     room = max(1, limits.max_model_len - (rules.token_limit or 1))

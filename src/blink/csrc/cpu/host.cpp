@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "cpu/host_env.h"
+#include "cpu/json_weight.h"
+#include "cpu/keeper.h"
 #include "cpu/kernels.h"
 #include "cpu/waiter.h"
 #include "rdma/collector.h"
@@ -99,6 +101,18 @@ Waiter* blink_waiter_start(const Cqe* queue, uint32_t entries, uint32_t head, in
 }
 void blink_waiter_expect(Waiter* waiter, uint32_t head, uint32_t active) { waiter->expect(head, active != 0); }
 void blink_waiter_stop(Waiter* waiter) { delete waiter; }
+
+// A StoreWord of a region in this host's memory.
+void blink_store_at(void* region, uint64_t offset, uint32_t value) {
+  store_release(*reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(region) + offset), value);
+}
+Keeper* blink_keeper_start(StoreWord store, void* context, uint64_t offset, uint32_t value, uint32_t grace_ms) {
+  return new Keeper(store, context, offset, value, grace_ms);
+}
+void blink_keeper_renew(Keeper* keeper) { keeper->renew(); }
+void blink_keeper_stop(Keeper* keeper) { delete keeper; }
+
+void blink_json_weigh(const char* text, uint64_t bytes, JsonWeight* out) { *out = weigh_json(text, bytes); }
 
 Collector* blink_collector_start(ReadRegion read, void* context, uint64_t cq_offset, uint32_t entries, uint32_t head,
                                  int32_t event_fd, uint32_t interval_us) {

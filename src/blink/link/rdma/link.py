@@ -35,6 +35,7 @@ class RdmaLink(ABC):
         self._control = np.zeros(1, CONTROL)
         self._word = np.zeros(1, np.uint32)
         self._collector: int | None = None
+        self._keeper: int | None = None
 
     @abstractmethod
     def info(self) -> Message:
@@ -62,6 +63,10 @@ class RdmaLink(ABC):
     @abstractmethod
     def native_reader(self) -> tuple[CFuncPtr, int | None]:
         """Return a ReadRegion (csrc/rdma/collector.h) and the address of its context, valid until disconnect()."""
+
+    @abstractmethod
+    def native_writer(self) -> tuple[CFuncPtr, int | None]:
+        """Return a StoreWord (csrc/cpu/keeper.h) and the address of its context, valid until disconnect()."""
 
     @abstractmethod
     def failure(self) -> str:
@@ -94,6 +99,12 @@ class RdmaLink(ABC):
     def load_word(self, offset: int) -> int:
         return int(self._word[0]) if self.read(offset, self._word) else 0
 
+    def keep(self, offset: int, value: int, grace: float) -> None:
+        if self._keeper is None:
+            self._keeper = lib.blink_keeper_start(*self.native_writer(), offset, value, round(1000 * grace))
+            self._stop_keeper = weakref.finalize(self, lib.blink_keeper_stop, self._keeper)
+        lib.blink_keeper_renew(self._keeper)
+
     def notify(self, event_fd: int, head: int, interval_us: int) -> None:
         entries, interval_us = int(self.geometry["cq_entries"]), max(interval_us, self.min_interval_us)
         self._collector = lib.blink_collector_start(
@@ -125,4 +136,7 @@ class RdmaLink(ABC):
         if self._collector is not None:
             self._stop_collector()
             self._collector = None
+        if self._keeper is not None:
+            self._stop_keeper()
+            self._keeper = None
         self.disconnect()

@@ -27,6 +27,9 @@ _BUFFER_BYTES = 64 << 10  # of one transfer
 # A ReadRegion of csrc/rdma/collector.h.
 _ReadRegion = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint32)
 
+# A StoreWord of csrc/cpu/keeper.h.
+_StoreWord = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32)
+
 
 def native_read(read: Callable[[int, npt.NDArray[np.generic]], bool]) -> CFuncPtr:
     """Return a function for the collector of the native library that reads by `read`; keep it while that may call."""
@@ -100,6 +103,7 @@ class NixlLink(RdmaLink):
         self._lock = threading.Lock()  # of the agent, the buffer and the failure
         self._failure = ""
         self._native_read = native_read(self.read)
+        self._native_store = _StoreWord(lambda _context, offset, value: self.store_word(offset, value))
 
     def info(self) -> Message:
         """Describe nothing: the engine's agent writes to no frontend."""
@@ -137,6 +141,9 @@ class NixlLink(RdmaLink):
 
     def native_reader(self) -> tuple[CFuncPtr, int | None]:
         return self._native_read, None
+
+    def native_writer(self) -> tuple[CFuncPtr, int | None]:
+        return self._native_store, None
 
     def failure(self) -> str:
         return self._failure

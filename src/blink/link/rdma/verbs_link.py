@@ -54,6 +54,9 @@ class VerbsLink(RdmaLink):
     def native_reader(self) -> tuple[CFuncPtr, int | None]:
         return verbs().blink_verbs_link_read, self._handle
 
+    def native_writer(self) -> tuple[CFuncPtr, int | None]:
+        return verbs().blink_verbs_link_store_u32, self._handle
+
     def failure(self) -> str:
         return verbs().blink_verbs_link_failure(self._handle).decode() if self._handle else "closed"
 

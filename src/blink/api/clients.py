@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who asks: the key that a request was let in with, else the address it comes from."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from starlette.types import Scope
+
+_KEY = "blink.key"
+_FLOW_BYTES = 4
+
+
+def note_key(scope: Scope, digest: bytes) -> None:
+    """Remember the digest of the key that a request was let in with."""
+    scope[_KEY] = digest
+
+
+def flow_of(scope: Scope) -> int:
+    """Return a number from 1 to 2^32 - 1 for a request's client, the same for all of its requests."""
+    peer = scope.get("client")
+    name = scope.get(_KEY) or (str(peer[0]).encode() if peer else b"")
+    return int.from_bytes(blake2b(name, digest_size=_FLOW_BYTES).digest(), "little") or 1

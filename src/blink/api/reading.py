@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the bytes of a request's body to checked fields and tokens: all of a request's work that grows with its body.
+
+Needs no event loop and no engine, so that it runs beside the server for large bodies (blink.api.reader).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from blink.api.error_body import describe_validation
+from blink.api.schema import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeBody,
+    TokenizeChatBody,
+    TokenizeTextBody,
+)
+from blink.errors import BadRequestError, NotFoundError
+from blink.link.client import RegionInfo
+from blink.region.native import lib
+from blink.request.planner import Planner
+from blink.text.assets import ModelAssets
+from blink.text.prompt import check_text_length, check_vocabulary
+
+# What a body may hold beside the text: objects of Python are many times larger than their JSON.
+_MAX_CONTAINERS = 1 << 16
+_MAX_ITEMS = 1 << 20
+_MAX_RETRIED_BYTES = 8 << 10
+_CHARS_PER_TOKEN = 4  # of the tokens that /detokenize takes, as a share of the characters that /tokenize takes
+
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {
+    "completions": TypeAdapter(CompletionBody),
+    "chat": TypeAdapter(ChatBody),
+    "tokenize": TypeAdapter(TokenizeBody),
+    "detokenize": TypeAdapter(DetokenizeBody),
+}
+_DROPPED: dict[str, Any] = {
+    **dict.fromkeys(("user", "tools", "documents", "chat_template_kwargs", "tool_choice", "reasoning_effort")),
+    **{"prompt": "", "messages": [], "tokens": []},
+}
+Tokens = npt.NDArray[np.int32]
+
+
+class _JsonWeight(ctypes.Structure):
+    _fields_ = [("containers", ctypes.c_uint64), ("items", ctypes.c_uint64)]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a body is measured by."""
+
+    max_tokenize_chars: int
+    model_name: str  # empty: not known yet
+    engine: RegionInfo | None  # None while there is none: then nothing is tokenized
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A request without its long fields, and what became of them."""
+
+    body: Any
+    prompts: list[Tokens] = field(default_factory=list[Tokens])
+    echoes: list[str] = field(default_factory=list[str])
+    role: str = "assistant"  # of the conversation's last message
+    has_engine: bool = True  # else nothing was tokenized
+    answer: bytes = b""  # of a request that needs no engine's work
+
+
+def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> Read:
+    """Parse and check a body, and tokenize its texts.
+
+    Raises:
+        BlinkError: the request is refused.
+    """
+    try:
+        body = _ADAPTERS[kind].validate_python(_parse(data, bounds))
+    except ValidationError as error:
+        raise describe_validation(error.errors(include_url=False, include_input=False)) from None
+    except RecursionError:
+        raise BadRequestError("The body is nested too deeply.") from None
+    assert isinstance(body, Body)
+    if bounds.engine is None:
+        return Read(_without_texts(body), has_engine=False)
+    if body.model and bounds.model_name and body.model != bounds.model_name:
+        raise NotFoundError(f"The model `{body.model}` does not exist.", "model")
+    return _READERS[type(body)](body, assets, bounds, bounds.engine)
+
+
+def _parse(data: bytes | bytearray, bounds: Bounds) -> Any:
+    weight = _JsonWeight()
+    view = np.frombuffer(data, np.uint8)
+    lib.blink_json_weigh(view.ctypes.data, len(view), ctypes.byref(weight))
+    context = bounds.engine.max_model_len if bounds.engine is not None else 0
+    if weight.containers > _MAX_CONTAINERS or weight.items > _MAX_ITEMS + context:
+        raise BadRequestError(
+            f"The body holds too much: at most {_MAX_CONTAINERS} lists and objects with {_MAX_ITEMS + context} members."
+        )
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        if len(data) <= _MAX_RETRIED_BYTES:
+            return _parse_again(data)
+        raise BadRequestError(f"{error.pos}: JSON decode error") from None
+
+
+def _parse_again(data: bytes | bytearray) -> Any:
+    """Parse what is no JSON as Python does, whose NaN and lone surrogates are then refused by their field's name."""
+    try:
+        return json.loads(data)
+    except json.JSONDecodeError as error:
+        raise BadRequestError(f"{error.pos}: JSON decode error") from None
+    except UnicodeDecodeError as error:
+        raise BadRequestError(f"{error.start}: the body is not UTF-8") from None
+
+
+def _without_texts(body: Body) -> Body:
+    """Drop what nobody needs any more: the rest is small and travels between processes."""
+    return body.model_copy(update={name: _DROPPED[name] for name in body.model_fields_set & _DROPPED.keys()})
+
+
+def _read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
+    sources = body.prompts
+    _check_count(len(sources), body, engine)
+    prompts = [_tokens_of(source, body, assets, engine) for source in sources]
+    echoes = [_text_of(source, assets) for source in sources] if body.echo else []
+    del bounds
+    return Read(_without_texts(body), prompts, echoes)
+
+
+def _read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
+    del bounds
+    text = Planner(assets).render(body.messages, body.rendering)
+    _check_count(1, body, engine)
+    return Read(
+        _without_texts(body), [_tokens_of(text, body, assets, engine)], role=body.messages[-1].get("role", "assistant")
+    )
+
+
+def _check_count(num_prompts: int, body: GenerationBody, engine: RegionInfo) -> None:
+    if num_prompts * max(body.n or 1, 1) > engine.max_sequences:
+        raise BadRequestError(f"One request may ask for at most {engine.max_sequences} sequences.", "n")
+
+
+def _tokens_of(
+    source: str | list[int], body: CompletionBody | ChatBody, assets: ModelAssets, engine: RegionInfo
+) -> Tokens:
+    if isinstance(source, str):
+        check_text_length(source, assets.tokenizer, engine, may_be_cut=body.truncate_prompt_tokens is not None)
+        return np.array(assets.tokenizer.encode(source, add_special_tokens=body.add_special_tokens), np.int32)
+    check_vocabulary(source, engine.vocab_size)
+    return np.array(source, np.int32)
+
+
+def _text_of(source: str | list[int], assets: ModelAssets) -> str:
+    return source if isinstance(source, str) else assets.tokenizer.decode(source, skip_special_tokens=False)
+
+
+def _answer_tokenize(
+    body: TokenizeTextBody | TokenizeChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo
+) -> Read:
+    is_text = isinstance(body, TokenizeTextBody)
+    text = body.prompt if is_text else Planner(assets).render(body.messages, body.rendering)
+    if len(text) > bounds.max_tokenize_chars:
+        raise BadRequestError(
+            f"The text has {len(text)} characters; this server tokenizes at most {bounds.max_tokenize_chars}.",
+            "prompt" if is_text else "messages",
+        )
+    tokenizer = assets.tokenizer
+    tokens = tokenizer.encode(text, add_special_tokens=body.add_special_tokens) if text else []
+    answer = {
+        "count": len(tokens),
+        "max_model_len": engine.max_model_len,
+        "tokens": tokens,
+        "token_strs": [tokenizer.token_name(token) for token in tokens] if body.return_token_strs else None,
+    }
+    return Read(_without_texts(body), answer=orjson.dumps(answer))
+
+
+def _answer_detokenize(body: DetokenizeBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
+    limit = max(bounds.max_tokenize_chars // _CHARS_PER_TOKEN, 1)
+    if len(body.tokens) > limit:
+        raise BadRequestError(f"This server detokenizes at most {limit} token ids, got {len(body.tokens)}.", "tokens")
+    check_vocabulary(body.tokens, engine.vocab_size, "tokens")
+    text = assets.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return Read(_without_texts(body), answer=orjson.dumps({"prompt": text}))
+
+
+_READERS: dict[type[Body], Callable[[Any, ModelAssets, Bounds, RegionInfo], Read]] = {
+    CompletionBody: _read_completion,
+    ChatBody: _read_chat,
+    TokenizeTextBody: _answer_tokenize,
+    TokenizeChatBody: _answer_tokenize,
+    DetokenizeBody: _answer_detokenize,
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much a JSON text holds, before it becomes objects of Python, which are many times larger.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace blink {
+
+struct JsonWeight {
+  uint64_t containers;  // arrays and objects
+  uint64_t items;       // their members, at most one too few for each container
+};
+
+// Count what stands outside of strings. The text may be malformed: the parser says so later.
+inline JsonWeight weigh_json(const char* text, uint64_t bytes) {
+  JsonWeight weight{};
+  const char* const end = text + bytes;
+  for (const char* at = text; at < end; at++) {
+    if (*at == '"') {
+      for (at++; at < end && *at != '"'; at++) at += *at == '\\';
+    } else if (*at == '[' || *at == '{') {
+      weight.containers++;
+    } else if (*at == ',') {
+      weight.items++;
+    }
+  }
+  return weight;
+}
+
+}  // namespace blink

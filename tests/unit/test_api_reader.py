@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large bodies are read in a process of their own, with the same result, in time and again after its death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from blink.api import reader as reader_module
+from blink.api.reader import INLINE_BYTES, Reader
+from blink.api.reading import Bounds, Read, read_body
+from blink.api.sampling import build_sampling_params
+from blink.config import FrontendConfig
+from blink.errors import BadRequestError, OverloadedError
+from blink.link.client import RegionInfo
+from blink.models.weights.files import default_model_path
+from blink.text.assets import ModelAssets, load_assets
+
+pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
+ENGINE = RegionInfo(
+    max_model_len=8192,
+    vocab_size=49152,
+    block_size=16,
+    model="m",
+    hash_key=bytes(32),
+    max_sequences=64,
+    prefix_caching=True,
+    scheduling_policy="fcfs",
+    num_queue_pairs=1,
+)
+BOUNDS = Bounds(max_tokenize_chars=100_000, model_name="m", engine=ENGINE)
+TEXT = "It is a truth universally acknowledged. " * 300
+
+
+@pytest.fixture(scope="module")
+def assets() -> ModelAssets:
+    return load_assets(FrontendConfig())
+
+
+@pytest.fixture(scope="module")
+def reader(assets: ModelAssets) -> Iterator[Reader]:
+    reader = Reader(FrontendConfig(), assets)
+    yield reader
+    reader.close()
+
+
+def children() -> set[int]:
+    pid = os.getpid()
+    found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    pids = {int(child) for line in found for child in line}
+    return {pid for pid in pids if b"blink.api.reader" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def test_a_large_body_is_read_as_a_small_one_would_be(reader: Reader, assets: ModelAssets) -> None:
+    bodies = {
+        "completions": {"prompt": [TEXT, "b"], "echo": True, "user": "me", "temperature": 0.5},
+        "chat": {"messages": [{"role": "system", "content": TEXT}, {"role": "user", "content": "hi"}], "n": 2},
+        "tokenize": {"prompt": TEXT, "return_token_strs": True},
+        "detokenize": {"tokens": list(range(1000, 4000))},
+    }
+
+    async def read_all() -> dict[str, Read]:
+        return {kind: await reader.read(kind, bytearray(orjson.dumps(body)), BOUNDS) for kind, body in bodies.items()}
+
+    for kind, read in asyncio.run(read_all()).items():
+        data = orjson.dumps(bodies[kind])
+        assert len(data) > INLINE_BYTES
+        expected = read_body(kind, data, assets, BOUNDS)
+        assert read.body == expected.body
+        assert [prompt.tolist() for prompt in read.prompts] == [prompt.tolist() for prompt in expected.prompts]
+        assert (read.echoes, read.role, read.answer) == (expected.echoes, expected.role, expected.answer)
+    assert len(children()) == 1
+
+
+def test_a_refusal_comes_back_as_it_is(reader: Reader) -> None:
+    async def read() -> None:
+        await reader.read("completions", bytearray(orjson.dumps({"prompt": TEXT, "echo": True, "logprobs": 1})), BOUNDS)
+
+    with pytest.raises(BadRequestError, match="echo together with logprobs") as caught:
+        asyncio.run(read())
+    assert caught.value.param == "echo"
+
+
+def test_a_reader_that_dies_or_hangs_fails_one_request_and_is_replaced(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = orjson.dumps({"prompt": TEXT})
+
+    async def stop_and_read(number: signal.Signals) -> Read:
+        await reader.read("completions", bytearray(body), BOUNDS)
+        (child,) = children()
+        os.kill(child, number)
+        if number == signal.SIGKILL:
+            with contextlib.suppress(BadRequestError):  # while it dies
+                await reader.read("completions", bytearray(body), BOUNDS)
+        else:
+            monkeypatch.setattr(reader_module, "_READ_SECONDS", 0.5)
+            started = time.monotonic()
+            with pytest.raises(BadRequestError, match="too much time or memory"):
+                await reader.read("completions", bytearray(body), BOUNDS)
+            assert time.monotonic() - started < 20
+            monkeypatch.undo()
+        return await reader.read("completions", bytearray(body), BOUNDS)
+
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        assert len(asyncio.run(stop_and_read(number)).prompts[0]) > 1000
+
+
+def test_small_bodies_go_before_large_ones_and_a_full_queue_is_said(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[int] = []
+
+    async def read(size: int) -> None:
+        await reader.read("completions", bytearray(orjson.dumps({"prompt": "a " * size})), BOUNDS)
+        order.append(size)
+
+    async def read_all() -> None:
+        monkeypatch.setattr(reader_module, "_MAX_WAITING", 3)
+        tasks = [asyncio.create_task(read(size)) for size in (6003, 6002, 6001)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await read(6000)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(read_all())
+    assert order == [6001, 6002, 6003]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "words"),
+    [
+        ("tokenize", {"prompt": "a" * 100_001}, "at most 100000"),
+        ("detokenize", {"tokens": [5] * 25_001}, "at most 25000"),
+        ("completions", {"prompt": "a" * 700_000}, "more than 8192"),
+        ("completions", {"prompt": "a" * 1_100_000, "truncate_prompt_tokens": 5}, "at most 1048576"),
+        ("completions", {"prompt": ["a"] * 65}, "at most 64 sequences"),
+        ("completions", {"prompt": "a", "stop": ["a"] * 129}, "stop must be at most 128"),
+        ("completions", {"prompt": "a", "user": [[]] * 70_000}, "holds too much"),
+        ("completions", {"prompt": "a", "user": [1] * 1_100_000}, "holds too much"),
+        ("completions", {"prompt": [2**64 - 1]}, "out of vocabulary"),
+    ],
+)
+def test_what_is_too_much_is_refused_before_the_work(
+    assets: ModelAssets, kind: str, body: dict[str, object], words: str
+) -> None:
+    with pytest.raises(BadRequestError, match=words):
+        read_body(kind, orjson.dumps(body), assets, BOUNDS)
+
+
+def test_what_only_looks_like_much_is_taken(assets: ModelAssets) -> None:
+    body = orjson.dumps({"prompt": '[,{"\\' * 1000, "user": "[" * 100_000})
+    assert len(read_body("completions", body, assets, BOUNDS).prompts) == 1
+
+
+def test_without_an_engine_fields_are_checked_and_nothing_is_tokenized(assets: ModelAssets) -> None:
+    bounds = replace(BOUNDS, engine=None)
+    assert not read_body("completions", orjson.dumps({"prompt": TEXT}), assets, bounds).has_engine
+    with pytest.raises(BadRequestError):
+        read_body("completions", b'{"prompt": 3}', assets, bounds)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [('"logit_bias":{"5":NaN}', "logit_bias"), (f'"logit_bias":{{"{"9" * 5000}":1}}', "logit_bias")],
+)
+def test_a_bias_that_is_none_is_400_by_name(assets: ModelAssets, fields: str, param: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        body = read_body("completions", f'{{"prompt":"a",{fields}}}'.encode(), assets, BOUNDS).body
+        build_sampling_params(body, {})
+    assert caught.value.param == param
