@@ -29,7 +29,7 @@ from blink.region.layout import BATCH_HEADER, STEP_OUTPUT, StepResult
 from blink.region.memory import create_region, publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
-from blink.text.block_hash import hash_blocks
+from blink.text.prompt import hash_blocks
 
 MAX_MODEL_LEN = 8192
 VOCAB = 32000

@@ -18,7 +18,7 @@ from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
 from blink.region.layout import CqeKind, RejectCode
 from blink.sampling_params import SamplingParams
-from blink.text.block_hash import hash_blocks
+from blink.text.prompt import hash_blocks
 from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.e2e

@@ -32,7 +32,7 @@ from blink.region.layout import (
 from blink.region.memory import Region, create_region, publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
-from blink.text.block_hash import hash_blocks
+from blink.text.prompt import hash_blocks
 
 _names = itertools.count()
 MILLISECOND = 1_000_000

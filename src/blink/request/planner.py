@@ -13,8 +13,8 @@ from blink.link.client import RegionInfo
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.generation import Generation
-from blink.text.messages import flatten_messages
 from blink.text.prompt import Prompt, PromptRules, Source, prepare_prompts, prepare_prompts_now
+from blink.text.template import flatten_messages
 
 _SEED_MASK = 2**64 - 1
 

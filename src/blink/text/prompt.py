@@ -6,15 +6,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from blink.errors import BadRequestError
-from blink.text.block_hash import hash_blocks
+from blink.region.layout import CONSTANTS
 from blink.text.tokenizer import Tokenizer
 
+HASH_BYTES = CONSTANTS["block_hash_bytes"]
 # About a millisecond of work: more would delay the tokens of other streams, so it goes to a thread.
 _INLINE_CHARS = 4096
 _INLINE_TOKENS = 8192
@@ -164,3 +166,19 @@ def _too_long(num_tokens: str, limits: Limits) -> BadRequestError:
         " input tokens. Please reduce the length of the input messages.",
         "prompt",
     )
+
+
+def hash_blocks(tokens: npt.NDArray[np.int32], block_size: int, key: bytes, salt: bytes = b"") -> bytes:
+    """Return the chained 128-bit keyed hashes of all full blocks, concatenated.
+
+    The hash of a block covers everything before it, so equal hashes mean equal prefixes; the key is the engine's
+    secret, so no client can construct a collision; the salt separates tenants who must not share cache hits.
+    """
+    data = tokens.astype("<i4", copy=False).tobytes()
+    block_bytes = 4 * block_size
+    digest = blake2b(salt, key=key, digest_size=HASH_BYTES).digest()
+    hashes: list[bytes] = []
+    for start in range(0, len(data) - block_bytes + 1, block_bytes):
+        digest = blake2b(digest + data[start : start + block_bytes], key=key, digest_size=HASH_BYTES).digest()
+        hashes.append(digest)
+    return b"".join(hashes)

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blink.text.block_hash import HASH_BYTES, hash_blocks
+from blink.text.prompt import HASH_BYTES, hash_blocks
 
 KEY = bytes(range(16))
 
