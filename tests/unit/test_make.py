@@ -43,7 +43,8 @@ class Machine:
 
     def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         files = " ".join(map(str, self._files))
-        kept = {name: value for name, value in os.environ.items() if name not in ("DEVICE", "MAKEFLAGS", "MFLAGS")}
+        foreign = ("DEVICE", "MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # of the make that runs the tests
+        kept = {name: value for name, value in os.environ.items() if name not in foreign}
         return subprocess.run(
             ["make", f"VENV={self.venv}", f"NVIDIA_FILES={files}", *arguments],
             cwd=_ROOT,
