@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from blink.cli.health import EngineHealth
 from blink.cli.supervision import Child
 from blink.host.heartbeat import Silence
+from blink.host.process import read_core_wait
 from blink.region.files import region_path
 from blink.region.layout import CONSTANTS, CONTROL, field_offset
 
@@ -40,6 +42,30 @@ def test_a_pause_of_the_whole_machine_is_no_silence() -> None:
     silence = Silence()
     silence.look(10.0, heard=True)
     assert silence.look(5000.0, heard=False) == 1.0
+
+
+def test_waiting_for_a_core_is_no_silence() -> None:
+    silence = Silence()
+    silence.look(10.0, heard=True, waited=100.0)
+    assert silence.look(11.0, heard=False, waited=100.75) == 0.25
+    assert silence.look(12.0, heard=False, waited=102.0) == 0.25
+    assert silence.look(13.0, heard=False, waited=102.0) == 1.25
+
+
+def test_the_wait_of_a_process_that_shares_a_core_is_read() -> None:
+    core = min(os.sched_getaffinity(0))
+    loop = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    rivals = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(2)]
+    try:
+        deadline = time.monotonic() + _PATIENCE
+        while min(read_core_wait(rival.pid) for rival in rivals) < 0.2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert read_core_wait(rivals[0].pid) == 0.0
 
 
 @pytest.fixture

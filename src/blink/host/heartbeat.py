@@ -41,15 +41,23 @@ class Pulse:
 
 
 class Silence:
-    """How long nothing was heard, as far as somebody listened: where all processes pause, that does not count."""
+    """How long nothing was heard, as far as somebody listened: where all processes pause, that does not count.
+
+    Nor does the time in which the silent one waited for a core: a busy host makes it slow, not dead.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._last_look: float | None = None
+        self._last_waited = 0.0
 
-    def look(self, now: float, heard: bool) -> float:
-        """Note at `now` (monotonic seconds) whether there was a sign of life; return the seconds without one."""
+    def look(self, now: float, heard: bool, waited: float = 0.0) -> float:
+        """Note at `now` (monotonic seconds) whether there was a sign of life; return the seconds without one.
+
+        waited: seconds that the other has ever waited for a core.
+        """
         passed = 0.0 if self._last_look is None else min(now - self._last_look, _LONGEST_LOOK)
-        self._last_look = now
+        passed = max(passed - (waited - self._last_waited), 0.0)
+        self._last_look, self._last_waited = now, waited
         self.seconds = 0.0 if heard else self.seconds + passed
         return self.seconds

@@ -45,3 +45,12 @@ def read_available_memory() -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     kibibytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return int(kibibytes) * 1024
+
+
+def read_core_wait(process: int) -> float:
+    """Return the seconds that a process's first thread has been ready to run without a core; 0 where unknown."""
+    try:
+        _, waited, _ = Path(f"/proc/{process}/schedstat").read_text().split()  # nanoseconds; proc(5)
+    except (OSError, ValueError):
+        return 0.0
+    return int(waited) * 1e-9
