@@ -86,5 +86,6 @@ class ModelServers:
         return answer["choices"][0]["token_ids"]
 
     def _are_healthy(self) -> bool:
-        assert self._engine.process.poll() is None, "the engine died"
+        status = self._engine.process.poll()
+        assert status is None, f"the engine ended with status {status}"
         return all(frontend.is_healthy() for frontend in self._frontends.values())

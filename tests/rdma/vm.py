@@ -60,7 +60,7 @@ class Machine:
         number: int = 1,
         link: Link | None = None,
         cpus: int = 2,
-        memory_mb: int = 3072,
+        memory_mb: int = 4096,
         echo: bool = False,
     ) -> None:
         """Boot and run a command of the shell; `number` becomes the last part of the address 10.9.0.x.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,19 +10,18 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
-_LONG = "test_greedy_answers_over_rdma_equal_those_over_shared_memory"
-_SHORT = "test_tokens_of_a_tiny_model_over_rdma_equal_those_over_shared_memory"
+_LONG = "test_64_streams_of_the_default_model_for_a_minute"
+_SHORT = "test_64_streams_with_hang_ups_leak_nothing_and_err_nowhere"
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
-    [([], {_SHORT}), (["-m", "rdma"], {_SHORT}), (["--long"], {_SHORT, _LONG}), (["--long", "-k", "answers"], {_LONG})],
+    [([], {_SHORT}), (["-m", "e2e"], {_SHORT}), (["--long"], {_SHORT, _LONG}), (["--long", "-k", "minute"], {_LONG})],
 )
 def test_long_tests_wait_for_the_flag(flags: list[str], expected: set[str]) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/rdma/test_verbs_tokens.py", *flags],
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/e2e/test_soak.py", *flags],
         cwd=_ROOT,
-        env={**os.environ, "BLINK_TEST_RDMA": "here"},
         capture_output=True,
         text=True,
         timeout=200,
