@@ -1,6 +1,7 @@
 # make serve     install into .venv, start the server, stream one answer, serve until Ctrl-C
 # make demo      the same, but stop after the answer
-# make test      the gate: lint, format, types, imports, all tests but those that take minutes
+# make test      the gate: lint, format, imports, types, all tests but those that take minutes
+# make check     what of the gate needs no test to run
 # make test-all  the gate and the long tests: soak, exhaustive equality, the default model over RDMA
 # make test-gpu  the tests that need an NVIDIA GPU
 # make wheel     the wheel and the source distribution as PyPI would get them, into dist/
@@ -47,7 +48,7 @@ TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cud
 MAKEFLAGS += --no-print-directory
 
 .DELETE_ON_ERROR:
-.PHONY: serve demo test test-all test-gpu check print-device native wheel clean distclean
+.PHONY: serve demo test test-all test-gpu check lint print-device native wheel clean distclean
 
 serve: print-device $(VENV)/.engine-$(DEVICE)
 	@exec $(BIN)/blink serve $(MODEL) --device $(DEVICE) --sample-prompt "$(PROMPT)" $(ARGS)
@@ -58,10 +59,10 @@ demo: print-device $(VENV)/.engine-$(DEVICE)
 print-device:
 	@echo "Blink runs on the $(if $(filter cuda,$(DEVICE)),GPU,CPU) (DEVICE=$(DEVICE)): $(CHOICE)."
 
-test: check
+test: lint
 	$(BIN)/python -m pytest $(TESTS)
 
-test-all: check
+test-all: lint
 	$(BIN)/python -m pytest --long $(TESTS)
 
 # Skipped tests would look like a success.
@@ -73,13 +74,15 @@ else
 	$(BIN)/python -m pytest tests/gpu $(TESTS)
 endif
 
-# What needs no test to run; then the default model, so that no test downloads.
-check: $(VENV)/.dev-$(DEVICE) native
+check: lint
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Types are checked by a test, beside others, as that takes long. Last comes the default model, so that no test downloads.
+lint: $(VENV)/.dev-$(DEVICE) native
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/python -c "from blink.models.weights.files import resolve_model; print('default model:', resolve_model('').name)"
 
 native: $(VENV)/.tools

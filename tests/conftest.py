@@ -31,6 +31,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Begin what selected tests will wait for, so that it works on while other tests wait."""
+    if session.config.option.collectonly:
+        return
+    for item in session.items:
+        if item.get_closest_marker("early"):
+            assert isinstance(item, pytest.Function)
+            item.module.begin()  # type: ignore[attr-defined]
+
+
 def _lack_of_gpu() -> str:
     if not Path("/dev/nvidiactl").exists():
         return "needs an NVIDIA GPU: there is no /dev/nvidiactl"

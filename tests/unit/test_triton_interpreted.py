@@ -9,18 +9,15 @@ options (warps, stages) mean nothing.
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import blink.kernels.gpu
+from early import EarlyModule
 
-_TESTS = Path(__file__).parents[1] / "gpu"
 _MODULES = ("attention", "moe", "rms_norm", "rotary", "sampling_kernels", "silu_mul")
 
 
@@ -38,16 +35,23 @@ def list_kernels() -> set[str]:
     return launched
 
 
+_run = EarlyModule(
+    *("pytest", "-q", "-p", "no:cacheprovider", "--timeout=600"),
+    *(f"tests/gpu/test_{name}.py" for name in _MODULES),
+    TRITON_INTERPRET="1",
+    OMP_NUM_THREADS="1",
+)
+begin = _run.begin
+
+
+@pytest.mark.early
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute of one core
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton: pip offers it for Linux on x86-64 and arm64")
 def test_every_triton_kernel_passes_its_tests_in_the_interpreter() -> None:
-    files = [str(_TESTS / f"test_{name}.py") for name in _MODULES]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=600", *files]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-8000:]
-    interpreted = re.search(r"^interpreted kernels: (.*)$", run.stdout, re.MULTILINE)
+    status, output = _run.wait()
+    assert status == 0, output[-8000:]
+    interpreted = re.search(r"^interpreted kernels: (.*)$", output, re.MULTILINE)
     assert interpreted is not None
     kernels = list_kernels()
     assert len(kernels) >= 10
