@@ -105,6 +105,16 @@ def test_both_ends_learn_all_that_the_other_says(ends: tuple[socket.socket, sock
     assert (got.pair_index, got.epoch) == (2, 1 << 63)
 
 
+def test_a_client_that_reaches_itself_is_refused_and_leaves_the_port_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = free.getsockname()
+    create = socket.create_connection
+    monkeypatch.setattr(socket, "create_connection", lambda to, timeout: create(to, timeout, source_address=place))
+    with pytest.raises(ConnectionRefusedError):
+        rdma_message.connect(place)
+    socket.create_server(place).close()
+
+
 def test_a_struct_travels_unchanged() -> None:
     assert bytes(struct_from_message(EndInfo, json.loads(json.dumps(OWN)))) == bytes(INFO)
 

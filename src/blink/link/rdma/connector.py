@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable
 
@@ -13,7 +12,7 @@ from blink.errors import BlinkError, EngineUnavailableError
 from blink.link.rdma.ends import open_link
 from blink.link.rdma.handshake import confirm, negotiate, parse_place, read_token
 from blink.link.rdma.link import RdmaLink
-from blink.link.rdma.message import TIMEOUT, Lines
+from blink.link.rdma.message import Lines, connect
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class RdmaConnector:
         host, port = self._place
         link = open_link(self._config)
         try:
-            with socket.create_connection(self._place, TIMEOUT) as control:
+            with connect(self._place) as control:
                 lines = Lines(control, _MAX_DESCRIPTOR)
                 link.connect(negotiate(lines, self._token, link.backend, link.info()))
                 confirm(lines)

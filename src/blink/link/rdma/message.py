@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
+import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Mapping
 from typing import TypeVar
@@ -35,6 +38,23 @@ class RemoteMemory(ctypes.Structure):
         ("key", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
     )
+
+
+def connect(place: tuple[str, int]) -> socket.socket:
+    """Return a TCP connection to HOST, PORT.
+
+    Raises:
+        OSError: nobody listens there, or the host does not answer.
+    """
+    connection = socket.create_connection(place, TIMEOUT)
+    # A client whose own port happens to be the one it calls gets through to itself (RFC 9293, 3.5), and whoever is
+    # about to listen there would find the port taken.
+    if connection.getsockname() == connection.getpeername():
+        # Reset, or its end would keep the port for another minute.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    return connection
 
 
 class Lines:
