@@ -32,7 +32,7 @@ BLINK_FN void prepare_repeat(Env& env, State& s) {
     next.token_place = uint64_t(q.slot) * g.max_model_len + position;
     next.table_place = uint64_t(q.slot) * g.max_blocks + position / g.block_size;
     next.position = int32_t(position);
-    next.in_block = int32_t(position % g.block_size);
+    next.kv_slot = s.block_tables[next.table_place] * int32_t(g.block_size) + int32_t(position % g.block_size);
     next.block_rank = grows ? rank : kNone;
     next.stops_at = q.slot * kMaxStopTokens;
     next.num_stops = q.num_generated + 1 > q.sqe.sampling.min_tokens ? q.sqe.num_stop_tokens : 0;
@@ -63,13 +63,16 @@ BLINK_FN bool is_open(const State& s, const QueuePairState& pair) {
 
 // Move a row of the batch on by one token.
 BLINK_FN void write_next_row(State& s, uint32_t row) {
-  const NextRow& next = s.next_rows[row];
-  if (next.block_rank != kNone)
-    s.block_tables[next.table_place] = int32_t(s.free_blocks[s.num_free_blocks - 1 - next.block_rank]);
+  NextRow& next = s.next_rows[row];
+  if (next.block_rank != kNone) {
+    const uint32_t block = s.free_blocks[s.num_free_blocks - 1 - next.block_rank];
+    s.block_tables[next.table_place] = int32_t(block);
+    next.kv_slot = int32_t(block * s.geometry.block_size);
+  }
   s.tokens[next.token_place] = next.token;
   s.input_ids[row] = next.token;
   s.positions[row] = next.position;
-  s.kv_slots[row] = s.block_tables[next.table_place] * int32_t(s.geometry.block_size) + next.in_block;
+  s.kv_slots[row] = next.kv_slot;
   s.context_lens[row] = next.position + 1;
 }
 

@@ -101,8 +101,8 @@ struct NextRow {
   FIELD(uint64_t, token_place);  // in `tokens`
   FIELD(uint64_t, table_place);  // in `block_tables`
   FIELD(int32_t, position);
-  FIELD(int32_t, in_block);
-  FIELD(uint32_t, block_rank);  // among the free blocks, from their end, of the one that it takes; kNone: none
+  FIELD(int32_t, kv_slot);
+  FIELD(uint32_t, block_rank);  // among the free blocks, from their end, of the one that it starts; kNone: none
   FIELD(uint32_t, stops_at);    // in `stop_tokens`
   FIELD(uint32_t, num_stops);   // that may end it already
   FIELD(int32_t, token);
