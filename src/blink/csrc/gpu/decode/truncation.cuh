@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The threshold of min-p, top-k and top-p: one cluster searches one row, which it keeps in shared memory, without
 // sorting it. Top-k and top-p ask for the largest t such that the logits >= t reach a target: k of them, or a mass of
-// p. Each pass measures 16 equal parts of the interval of bit patterns that t is in, so eight passes end exactly. Sums
-// are taken in a fixed order.
+// p. Each pass measures 16 parts of the interval that t is in: first equal ones of values, which few logits share, then
+// equal ones of bit patterns, which end exactly. Sums are taken in a fixed order.
 #pragma once
 
 #include "ptx.cuh"
@@ -22,16 +22,16 @@ struct TruncationArgs {
   uint32_t width, num_parts;
 };
 
-constexpr int kTruncationThreads = 1024, kTruncationCluster = 8;
+constexpr int kTruncationThreads = 512, kTruncationCluster = 8;
 constexpr int kTruncationWarps = kTruncationThreads / 32;
 constexpr int kCutBits = 4, kCuts = 1 << kCutBits;
+constexpr int kPassesOverValues = 2;
 constexpr float kGreedyTemperature = 1e-5f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 
 struct alignas(16) TruncationShared {  // before the block's part of the row
   float of_warps[kTruncationWarps][kCuts];
   float of_blocks[2][kTruncationCluster][kCuts];  // alternately, so that a pass does not overwrite what another reads
-  float weights[kCuts];
 
   __device__ float* values() { return reinterpret_cast<float*>(this + 1); }
 };
@@ -47,10 +47,18 @@ __device__ inline bool is_truncated(const Sampling& p) {
   return p.temperature >= kGreedyTemperature && (p.top_k > 0 || p.top_p < 1 || p.min_p > 0);
 }
 
-// The interval of keys that the threshold is in, and what lies at or above its end.
+// Where one pass looks, in keys; a part of an interval begins at each cut.
 struct Interval {
   uint32_t low, high;
-  float above;
+
+  __device__ uint32_t cut(int index, int pass) const {
+    if (index == 0) return low;
+    if (index == kCuts) return high;
+    const float from = from_key(low), step = (from_key(high) - from) / kCuts;
+    const int bits = 32 - __clz(high - low - 1), shift = bits > kCutBits ? bits - kCutBits : 0;
+    if (pass < kPassesOverValues) return min(high, max(low, to_key(from + index * step)));
+    return uint32_t(min(uint64_t(high), low + (uint64_t(index) << shift)));
+  }
 };
 
 class TruncationSearch {
@@ -60,63 +68,68 @@ class TruncationSearch {
 
   // The largest t >= low whose logits reach the target: a number, or a share of the mass of all logits >= low.
   __device__ float find(float low, float target, bool is_mass) {
-    Interval at{to_key(low), to_key(largest_) + 1, 0};
-    for (bool first = true; at.high - at.low > 1; first = false) {
-      const int bits = 32 - __clz(at.high - at.low - 1);
-      const int shift = bits > kCutBits ? bits - kCutBits : 0;
-      measure(at, shift, is_mass);
-      if (is_mass && first) target *= shared_.weights[0];
-      int cut = kCuts - 1;  // the last that reaches; the first does, or `low` would not be in the interval
-      while (cut > 0 && at.above + shared_.weights[cut] < target) cut--;
-      const float beyond = cut + 1 < kCuts ? shared_.weights[cut + 1] : 0;
-      const uint32_t end = at.low + (uint32_t(cut + 1) << shift);
-      at = {at.low + (uint32_t(cut) << shift), end < at.high && end > at.low ? end : at.high, at.above + beyond};
+    Interval at{to_key(low), to_key(largest_) + 1};
+    float above = 0;  // what lies at or above the interval's end weighs
+    for (int pass = 0; at.high - at.low > 1; pass++) {
+      const float weight = measure(at, pass, is_mass);
+      if (is_mass && pass == 0) target *= __shfl_sync(~0u, weight, 0);
+      // The last cut that reaches. The first does, or `low` would not be in the interval.
+      const uint32_t reaching = __ballot_sync(~0u, threadIdx.x % 32 < kCuts && above + weight >= target) | 1;
+      const int cut = 31 - __clz(reaching);
+      const float beyond = __shfl_sync(~0u, weight, cut + 1);
+      at = {at.cut(cut, pass), at.cut(cut + 1, pass)};
+      above += cut + 1 < kCuts ? beyond : 0;
     }
     return from_key(at.low);
   }
 
  private:
-  // Leave in `weights` what the interval's logits at or above each cut weigh.
-  __device__ void measure(Interval at, int shift, bool is_mass) {
-    float sums[kCuts] = {};
+  // Return to lane n what the interval's logits at or above cut n weigh.
+  __device__ float measure(Interval at, int pass, bool is_mass) {
+    float cuts[kCuts], sums[kCuts] = {};
+#pragma unroll
+    for (int cut = 0; cut < kCuts; cut++) cuts[cut] = from_key(at.cut(cut, pass));
+    const float last = from_key(at.high - 1);
     for (int i = threadIdx.x; i < align(count_); i += kTruncationThreads) {
       const float value = i < count_ ? shared_.values()[i] : -kInfinity;
-      const uint32_t key = to_key(value);
-      const bool inside = key >= at.low && key < at.high;
+      const bool inside = value >= cuts[0] && value <= last;
       if (!__any_sync(~0u, inside)) continue;
-      const uint32_t place = (key - at.low) >> shift;
       const float weight = !inside ? 0 : is_mass ? __expf(value - largest_) : 1;
 #pragma unroll
-      for (int cut = 0; cut < kCuts; cut++) sums[cut] += place >= uint32_t(cut) ? weight : 0;
+      for (int cut = 0; cut < kCuts; cut++)
+        if (value >= cuts[cut]) sums[cut] += weight;
     }
-    add_up(sums);
+    return add_up(sums);
   }
 
-  // Add up over the cluster's threads.
-  __device__ void add_up(float (&sums)[kCuts]) {
+  // Add up over the cluster's threads; returns the sum of cut n to lane n.
+  __device__ float add_up(float (&sums)[kCuts]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // Half of the lanes go on with half of the cuts, and so on.
 #pragma unroll
-    for (int cut = 0; cut < kCuts; cut++) {
+    for (int half = kCuts / 2; half > 0; half /= 2) {
+      const bool upper = lane & 2 * half;
 #pragma unroll
-      for (int step = 16; step > 0; step /= 2) sums[cut] += __shfl_xor_sync(~0u, sums[cut], step);
-      if (lane == cut) shared_.of_warps[warp][cut] = sums[cut];
+      for (int i = 0; i < half; i++) {
+        const float other = __shfl_xor_sync(~0u, upper ? sums[i] : sums[i + half], 2 * half);
+        sums[i] = (upper ? sums[i + half] : sums[i]) + other;
+      }
     }
+    sums[0] += __shfl_xor_sync(~0u, sums[0], 1);
+    if (lane % 2 == 0) shared_.of_warps[warp][lane / 2] = sums[0];
     __syncthreads();
-    if (threadIdx.x < kCuts) {
+    if (threadIdx.x < kCuts * kTruncationCluster) {
+      const int cut = threadIdx.x % kCuts;
       float sum = 0;
-      for (int other = 0; other < kTruncationWarps; other++) sum += shared_.of_warps[other][threadIdx.x];
-      for (int block = 0; block < kTruncationCluster; block++)
-        store_in_cluster(address_in(block, &shared_.of_blocks[parity_][cluster_rank()][threadIdx.x]), sum);
+      for (int other = 0; other < kTruncationWarps; other++) sum += shared_.of_warps[other][cut];
+      store_in_cluster(address_in(threadIdx.x / kCuts, &shared_.of_blocks[parity_][cluster_rank()][cut]), sum);
     }
     cluster_arrive();
     cluster_wait();
-    if (threadIdx.x < kCuts) {
-      float sum = 0;
-      for (int block = 0; block < kTruncationCluster; block++) sum += shared_.of_blocks[parity_][block][threadIdx.x];
-      shared_.weights[threadIdx.x] = sum;
-    }
-    __syncthreads();
+    float sum = 0;
+    for (int block = 0; block < kTruncationCluster; block++) sum += shared_.of_blocks[parity_][block][lane % kCuts];
     parity_ ^= 1;
+    return sum;
   }
 
   static __device__ int align(int count) { return (count + 31) / 32 * 32; }
@@ -161,7 +174,7 @@ __device__ inline int load_part(const TruncationArgs& args, long row, Truncation
 }
 
 // Find the thresholds of the truncated rows. grid: (kTruncationCluster, rows), clusters of one row.
-__global__ void __launch_bounds__(kTruncationThreads) find_thresholds(const TruncationArgs args) {
+__global__ void __launch_bounds__(kTruncationThreads, 2) find_thresholds(const TruncationArgs args) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<TruncationShared*>(memory);
   launch_dependents();

@@ -11,8 +11,8 @@ from blink.kernels.batch import Batch
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.sampling_rows import Parts
 
-_THREADS, _CLUSTER = 1024, 8  # csrc/gpu/decode/truncation.cuh's kTruncationThreads and kTruncationCluster
-_SUMS_BYTES = 4 * 16 * (32 + 2 * _CLUSTER + 1)  # its TruncationShared, without the values
+_THREADS, _CLUSTER = 512, 8  # csrc/gpu/decode/truncation.cuh's kTruncationThreads and kTruncationCluster
+_SUMS_BYTES = 4 * 16 * (_THREADS // 32 + 2 * _CLUSTER)  # its TruncationShared, without the values
 
 
 class _Arguments(ctypes.Structure):  # its TruncationArgs
