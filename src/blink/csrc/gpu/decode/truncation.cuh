@@ -22,18 +22,22 @@ struct TruncationArgs {
   uint32_t width, num_parts;
 };
 
-constexpr int kTruncationThreads = 512, kTruncationCluster = 8;
+constexpr int kTruncationThreads = 256, kTruncationCluster = 8;
 constexpr int kTruncationWarps = kTruncationThreads / 32;
 constexpr int kCutBits = 4, kCuts = 1 << kCutBits;
 constexpr int kPassesOverValues = 2;
 constexpr float kGreedyTemperature = 1e-5f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 
+struct alignas(16) Quad {
+  float values[4];
+};
+
 struct alignas(16) TruncationShared {  // before the block's part of the row
   float of_warps[kTruncationWarps][kCuts];
   float of_blocks[2][kTruncationCluster][kCuts];  // alternately, so that a pass does not overwrite what another reads
 
-  __device__ float* values() { return reinterpret_cast<float*>(this + 1); }
+  __device__ Quad* quads() { return reinterpret_cast<Quad*>(this + 1); }
 };
 
 // Keys in the order of float values.
@@ -63,8 +67,8 @@ struct Interval {
 
 class TruncationSearch {
  public:
-  __device__ TruncationSearch(TruncationShared& shared, int count, float largest)
-      : shared_(shared), count_(count), largest_(largest) {}
+  __device__ TruncationSearch(TruncationShared& shared, int quads, float largest)
+      : shared_(shared), quads_(quads), largest_(largest) {}
 
   // The largest t >= low whose logits reach the target: a number, or a share of the mass of all logits >= low.
   __device__ float find(float low, float target, bool is_mass) {
@@ -85,25 +89,30 @@ class TruncationSearch {
 
  private:
   // Return to lane n what the interval's logits at or above cut n weigh.
-  __device__ float measure(Interval at, int pass, bool is_mass) {
+  __device__ __forceinline__ float measure(Interval at, int pass, bool is_mass) {
     float cuts[kCuts], sums[kCuts] = {};
 #pragma unroll
     for (int cut = 0; cut < kCuts; cut++) cuts[cut] = from_key(at.cut(cut, pass));
     const float last = from_key(at.high - 1);
-    for (int i = threadIdx.x; i < align(count_); i += kTruncationThreads) {
-      const float value = i < count_ ? shared_.values()[i] : -kInfinity;
-      const bool inside = value >= cuts[0] && value <= last;
-      if (!__any_sync(~0u, inside)) continue;
-      const float weight = !inside ? 0 : is_mass ? __expf(value - largest_) : 1;
+    for (int i = threadIdx.x; i < quads_; i += kTruncationThreads) {
+      const Quad quad = shared_.quads()[i];
+      bool inside = false;
 #pragma unroll
-      for (int cut = 0; cut < kCuts; cut++)
-        if (value >= cuts[cut]) sums[cut] += weight;
+      for (const float value : quad.values) inside |= value >= cuts[0] && value <= last;
+      if (!inside) continue;
+#pragma unroll
+      for (const float value : quad.values) {
+        const float weight = value > last ? 0 : is_mass ? __expf(value - largest_) : 1;
+#pragma unroll
+        for (int cut = 0; cut < kCuts; cut++)
+          if (value >= cuts[cut]) sums[cut] += weight;
+      }
     }
     return add_up(sums);
   }
 
   // Add up over the cluster's threads; returns the sum of cut n to lane n.
-  __device__ float add_up(float (&sums)[kCuts]) {
+  __device__ __forceinline__ float add_up(float (&sums)[kCuts]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // Half of the lanes go on with half of the cuts, and so on.
 #pragma unroll
@@ -132,10 +141,8 @@ class TruncationSearch {
     return sum;
   }
 
-  static __device__ int align(int count) { return (count + 31) / 32 * 32; }
-
   TruncationShared& shared_;
-  const int count_;
+  const int quads_;
   const float largest_;
   int parity_ = 0;
 };
@@ -162,19 +169,18 @@ __device__ inline Extremes find_extremes(const TruncationArgs& args, long row) {
   return {lowest, largest, !__any_sync(~0u, broken) && largest > -kInfinity};
 }
 
-// Copy the block's part of a row to shared memory; returns its length.
+// Copy the block's part of a row to shared memory; returns its length in quads.
 __device__ inline int load_part(const TruncationArgs& args, long row, TruncationShared& shared) {
   const uint32_t quads = args.width / 4, share = (quads + kTruncationCluster - 1) / kTruncationCluster;
   const uint32_t first = min(cluster_rank() * share, quads), count = min(share, quads - first);
-  const auto* from = reinterpret_cast<const float4*>(args.logits + row * args.width) + first;
-  for (uint32_t i = threadIdx.x; i < count; i += kTruncationThreads)
-    reinterpret_cast<float4*>(shared.values())[i] = from[i];
+  const auto* from = reinterpret_cast<const Quad*>(args.logits + row * args.width) + first;
+  for (uint32_t i = threadIdx.x; i < count; i += kTruncationThreads) shared.quads()[i] = from[i];
   __syncthreads();
-  return int(count * 4);
+  return int(count);
 }
 
 // Find the thresholds of the truncated rows. grid: (kTruncationCluster, rows), clusters of one row.
-__global__ void __launch_bounds__(kTruncationThreads, 2) find_thresholds(const TruncationArgs args) {
+__global__ void __launch_bounds__(kTruncationThreads, 3) find_thresholds(const TruncationArgs args) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<TruncationShared*>(memory);
   launch_dependents();

@@ -11,7 +11,7 @@ from blink.kernels.batch import Batch
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.sampling_rows import Parts
 
-_THREADS, _CLUSTER = 512, 8  # csrc/gpu/decode/truncation.cuh's kTruncationThreads and kTruncationCluster
+_THREADS, _CLUSTER = 256, 8  # csrc/gpu/decode/truncation.cuh's kTruncationThreads and kTruncationCluster
 _SUMS_BYTES = 4 * 16 * (_THREADS // 32 + 2 * _CLUSTER)  # its TruncationShared, without the values
 
 
