@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu import sampling as cpu
-from triton_interpreter import large
+from triton_interpreter import IS_INTERPRETED, large
 
 gpu_sampling = pytest.importorskip("blink.kernels.gpu.sampling")
 
@@ -107,6 +107,27 @@ def test_truncated_rows_draw_the_tokens_of_the_reference(vocab_size: int, scale:
     rows = [{Param.TEMPERATURE: 1.2, **values} for values in TRUNCATIONS]
     logits = make_logits(len(rows), vocab_size, torch.float32, scale=scale)
     assert_equals_reference(make_batch(rows, vocab_size), logits, device)
+
+
+@pytest.mark.parametrize("vocab_size", [32_000, 128_256, 151_936])
+def test_truncated_rows_of_a_whole_vocabulary_draw_the_tokens_of_the_reference(
+    vocab_size: int, device: torch.device
+) -> None:
+    if IS_INTERPRETED:
+        pytest.skip("takes minutes in the interpreter")
+    rows = [{Param.TEMPERATURE: 0.7, **values} for values in TRUNCATIONS * 2]
+    logits = make_logits(len(rows), vocab_size, torch.bfloat16)
+    logits[3], logits[5, 7] = float("nan"), float("inf")
+    logits[9, vocab_size // 2 :] = -torch.inf
+    assert_equals_reference(make_batch(rows, vocab_size), logits, device)
+
+
+def test_thresholds_of_gpus_without_clusters_are_those_of_the_reference(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_sampling, "_has_clusters", lambda: False)
+    rows = [{Param.TEMPERATURE: 1.2, **values} for values in TRUNCATIONS]
+    assert_equals_reference(make_batch(rows, 5003), make_logits(len(rows), 5003, torch.float32), device)
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (5000, 1.0), (9000, 1.0), (0, 0.3), (0, 0.9999)])

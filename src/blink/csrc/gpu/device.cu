@@ -12,7 +12,7 @@ constexpr uint32_t kLanes = kDeviceLanes;
 constexpr uint32_t kWarps = kLanes / 32;
 constexpr uint32_t kIdlePasses = 1000;  // passes without work before the block sleeps between looks
 constexpr uint32_t kIdleSleepNs = 20000;
-constexpr uint32_t kBusySleepNs = 500;
+constexpr uint64_t kWatchNs = 3000;  // between looks at the queues while a step runs, whose end is seen at once
 
 struct DeviceEnv {
   DeviceProgram* program;
@@ -101,6 +101,14 @@ struct DeviceEnv {
   }
 };
 
+// Wait for the end of the step in flight, but not for long.
+__device__ void watch_step(const DeviceEnv& env, const State& s) {
+  if (threadIdx.x == 0)
+    for (const uint64_t begin = env.now(); load_acquire(s.output->done_step) != s.step && env.now() - begin < kWatchNs;)
+      __nanosleep(100);
+  __syncthreads();
+}
+
 }  // namespace blink
 
 // Run the scheduler until the host's stop word or an error ends it. Launched once by the host, then by itself.
@@ -118,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(blink::kLanes, 1) blink_scheduler(b
     if (idle > kIdlePasses)
       __nanosleep(kIdleSleepNs);
     else if (result == StepResult::kBusy)
-      __nanosleep(kBusySleepNs);
+      watch_step(env, state);
   }
   if (threadIdx.x == 0) {
     program->windows++;

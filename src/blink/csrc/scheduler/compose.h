@@ -34,16 +34,6 @@ BLINK_FN void write_row(State& s, uint32_t row, uint32_t first, uint32_t index) 
   s.row_slots[row] = int32_t(q.slot);
   s.query_starts[row] = int32_t(first);
   s.context_lens[row] = int32_t(q.num_computed + q.scheduled);
-  if (s.geometry.log_entries > 0)
-    s.log[(s.log_count + row) % s.geometry.log_entries] =
-        DecisionLogEntry{uint32_t(s.step),
-                         row,
-                         index,
-                         q.slot,
-                         q.num_computed,
-                         q.scheduled,
-                         uint32_t(block_table(s, q.slot)[q.num_blocks - 1]),
-                         0};
 }
 
 BLINK_FN void write_token(State& s, uint32_t at, const Sequence& q, uint32_t position) {
@@ -149,12 +139,7 @@ BLINK_FN uint32_t compose(Env& env, State& s, uint64_t now) {
   batch.step = s.step;
   write_padding(env, s, batch);
   env.sync();
-  if (env.lane() == 0) {
-    *s.batch = batch;
-    for (uint32_t row = 0; s.geometry.log_entries > 0 && row < batch.num_rows; row++)
-      s.log[(s.log_count + row) % s.geometry.log_entries].graph = batch.graph;
-    s.log_count += batch.num_rows;
-  }
+  if (env.lane() == 0) *s.batch = batch;
   env.sync();
   return s.failed ? 0 : batch.num_rows;
 }

@@ -19,20 +19,23 @@ BLINK_FN FinishReason finish_of(const State& s, const Sequence& q, int32_t token
   return FinishReason::kNone;
 }
 
+// Post a sampled token, the sequence's last, at a position that the caller owns.
+BLINK_FN void post_token(State& s, uint32_t at, const Sequence& q, int32_t token, float logprob, uint64_t now) {
+  const Cqe entry{q.sqe.sequence, now, token, logprob, q.num_generated - 1, 0};
+  post_at(s, q.queue_pair, at, entry, CqeKind::kToken, q.finish, 0);
+}
+
 // Post a row's completions: the top logprobs, then the token. Runs on: one lane.
 template <class Env>
 BLINK_FN void deliver(Env& env, State& s, uint32_t row, const Sequence& q, uint64_t now) {
   const uint32_t extra = completions_per_token(q) - 1;
   uint32_t at = env.fetch_add(s.qps[q.queue_pair].cq_tail, extra + 1);
-  Cqe entry{q.sqe.sequence, now, 0, 0.0f, q.num_generated - 1, 0};
   for (uint32_t rank = 0; rank < extra; rank++) {
-    entry.token = s.top_tokens[row * kMaxLogprobs + rank];
-    entry.logprob = s.top_logprobs[row * kMaxLogprobs + rank];
+    const uint32_t top = row * kMaxLogprobs + rank;
+    const Cqe entry{q.sqe.sequence, now, s.top_tokens[top], s.top_logprobs[top], q.num_generated - 1, 0};
     post_at(s, q.queue_pair, at++, entry, CqeKind::kTopLogprob, FinishReason::kNone, rank);
   }
-  entry.token = s.sampled_tokens[row];
-  entry.logprob = s.sampled_logprobs[row];
-  post_at(s, q.queue_pair, at, entry, CqeKind::kToken, q.finish, 0);
+  post_token(s, at, q, s.sampled_tokens[row], s.sampled_logprobs[row], now);
 }
 
 // End a sequence whose row gave nothing to sample from: those of the same step go on. Runs on: one lane.

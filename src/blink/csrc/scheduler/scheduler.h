@@ -5,8 +5,7 @@
 // 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
 #pragma once
 
-#include "scheduler/compose.h"
-#include "scheduler/retire.h"
+#include "scheduler/repeat.h"
 
 namespace blink {
 
@@ -43,6 +42,22 @@ BLINK_FN void trace_step(State& s, uint64_t launched_ns, bool idle_before) {
                  s.step_admitted, s.step_preempted,  idle_before};
 }
 
+// Note what was decided for each row, for tests.
+template <class Env>
+BLINK_FN void log_step(Env& env, State& s) {
+  const uint32_t entries = s.geometry.log_entries;
+  if (entries == 0) return;
+  for (uint32_t row = env.lane(); row < s.batch->num_rows; row += env.lanes()) {
+    const uint32_t index = s.row_sequences[row];
+    const Sequence& q = s.sequences[index];
+    const auto last_block = uint32_t(block_table(s, q.slot)[q.num_blocks - 1]);
+    s.log[(s.log_count + row) % entries] =
+        DecisionLogEntry{uint32_t(s.step), row, index, q.slot, q.num_computed, q.scheduled, last_block, s.batch->graph};
+  }
+  env.sync();
+  if (env.lane() == 0) s.log_count += s.batch->num_rows;
+}
+
 // Copy the counters to the region, where frontends read them.
 template <class Env>
 BLINK_FN void publish_statistics(Env& env, State& s) {
@@ -66,8 +81,8 @@ BLINK_FN void publish_statistics(Env& env, State& s) {
 
 // Work that can wait until the step is in flight.
 template <class Env>
-BLINK_FN void housekeep(Env& env, State& s, bool idle_before) {
-  const uint64_t launched_ns = env.now();
+BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_before) {
+  log_step(env, s);
   register_blocks(env, s);
   if (s.num_free_blocks < s.geometry.max_num_seqs) evict(env, s, s.geometry.max_num_seqs - s.num_free_blocks);
   if (env.lane() == 0) {
@@ -76,6 +91,7 @@ BLINK_FN void housekeep(Env& env, State& s, bool idle_before) {
   }
   env.sync();
   publish_statistics(env, s);
+  prepare_repeat(env, s);
 }
 
 struct Glance {
@@ -106,19 +122,24 @@ BLINK_FN StepResult step(Env& env, State& s) {
   }
   env.sync();
   if (s.failed) return StepResult::kFailed;
-  if (was_in_flight) retire(env, s, glance.now);
-  reap(env, s, glance.now);
-  if (compose(env, s, glance.now) == 0) {
-    if (s.stats_dirty) publish_statistics(env, s);
-    return s.failed ? StepResult::kFailed : StepResult::kIdle;
+  const bool repeats = was_in_flight && repeat(env, s);
+  if (!repeats) {
+    if (was_in_flight) retire(env, s, glance.now);
+    reap(env, s, glance.now);
+    if (compose(env, s, glance.now) == 0) {
+      if (s.stats_dirty) publish_statistics(env, s);
+      return s.failed ? StepResult::kFailed : StepResult::kIdle;
+    }
   }
   if (env.lane() == 0) {
     s.in_flight = 1;
     if (!env.launch(s.batch->graph)) fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, s.batch->graph);
   }
+  const uint64_t launched_ns = env.now();
   env.sync();
   if (s.failed) return StepResult::kFailed;
-  housekeep(env, s, !was_in_flight);
+  if (repeats) settle(env, s, glance.now);
+  housekeep(env, s, launched_ns, !was_in_flight);
   poll(env, s, glance.now);
   return StepResult::kLaunched;
 }

@@ -95,6 +95,20 @@ struct QueuePairState {
   FIELD(uint32_t, num_asking);  // its sequences that wait for a slot and could have one, as the pass began
 };
 
+// What a decoding row needs to go on in the next step, and what it sampled in this one.
+struct NextRow {
+  FIELDS_OF(NextRow);
+  FIELD(uint64_t, token_place);  // in `tokens`
+  FIELD(uint64_t, table_place);  // in `block_tables`
+  FIELD(int32_t, position);
+  FIELD(int32_t, kv_slot);
+  FIELD(uint32_t, block_rank);  // among the free blocks, from their end, of the one that it starts; kNone: none
+  FIELD(uint32_t, stops_at);    // in `stop_tokens`
+  FIELD(uint32_t, num_stops);   // that may end it already
+  FIELD(int32_t, token);
+  FIELD(float, logprob);
+};
+
 struct BatchHeader {
   FIELDS_OF(BatchHeader);
   FIELD(uint32_t, num_rows);
@@ -161,6 +175,7 @@ struct State {
 
   // the scheduler's own
   STATE_ARRAY(uint32_t, row_sequences, g.max_num_seqs);
+  STATE_ARRAY(NextRow, next_rows, g.max_num_seqs);
   STATE_ARRAY(QueuePairState, qps, g.num_queue_pairs);
   STATE_ARRAY(Flow, flows, uint64_t(g.num_queue_pairs) * kFlows);
   STATE_ARRAY(Sequence, sequences, num_sequences(g));
@@ -185,6 +200,8 @@ struct State {
   FIELD(uint32_t, booted);
   FIELD(uint32_t, in_flight);
   FIELD(uint32_t, failed);
+  FIELD(uint32_t, may_repeat);   // the next step may be as this one, see repeat.h
+  FIELD(uint32_t, next_blocks);  // that it takes then
   FIELD(uint32_t, stats_dirty);
   FIELD(uint32_t, num_running);
   FIELD(uint32_t, num_waiting);
@@ -209,6 +226,7 @@ struct State {
   FIELD(uint64_t, heartbeat_ns);
   FIELD(uint64_t, heartbeat);
   FIELD(uint64_t, retired_ns);
+  FIELD(uint64_t, num_repeats);
   FIELD(Statistics, statistics);
 };
 

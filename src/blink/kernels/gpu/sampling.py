@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
 """Sampling on the GPU: `_scan` reads the logits once, split over programs, and is nearly all the work of most rows;
-`_select` ends those rows and finds the threshold of rows with top-k, top-p or min-p; `_draw` samples these.
+then the thresholds of rows with top-k, top-p or min-p are found; `_draw` samples these and ends the others.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 import triton
@@ -38,6 +40,7 @@ from blink.kernels.gpu.truncation import MAX_CANDIDATES, find_threshold
 # Few rows are split finely, so that they use many SMs, and scanned by one kernel whatever their parameters are. Of
 # many rows, plainly greedy ones are scanned by a kernel of their own, which needs few registers and so reads faster.
 _FEW_ROWS = 8
+_MAX_CLUSTER_ROWS = 32  # with more, one program a row searches as fast (H200)
 _FINE_BLOCK, _BLOCK = 2048, 4096
 _LOGITS_PER_WARP = 512
 _SELECT_WARPS = 8
@@ -72,24 +75,25 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
             BLOCK=block,
             num_warps=num_warps,
         )
-    candidates = logits.new_empty(num_rows, MAX_CANDIDATES.value, dtype=torch.float32)
-    _select[(num_rows,)](
-        logits,
-        strides[0],
-        vocab_size,
-        *rows[:2],
-        slots,
-        parts,
-        outputs,
-        candidates,
-        thresholds,
-        arrivals,
-        **sizes,
-        num_warps=_SELECT_WARPS,
-    )
+    if num_rows <= _MAX_CLUSTER_ROWS and logits.is_cuda and _has_clusters():
+        from blink.kernels.gpu.decode.truncation import find_thresholds
+
+        find_thresholds(parts, batch, thresholds, arrivals, num_parts * block)
+    else:
+        candidates = logits.new_empty(num_rows, MAX_CANDIDATES.value, dtype=torch.float32)
+        _select[(num_rows,)](
+            *rows[:2], slots, parts, candidates, thresholds, arrivals, **sizes, num_warps=_SELECT_WARPS
+        )
     _draw[grid](
         logits, strides[0], vocab_size, *rows, slots, parts, outputs, thresholds, arrivals, **sizes, num_warps=num_warps
     )
+
+
+@functools.cache
+def _has_clusters() -> bool:
+    from blink.kernels.gpu.decode.launch import can_launch
+
+    return can_launch()
 
 
 def _allocate_parts(device: torch.device, num_rows: int, num_parts: int, block: int) -> Parts:
@@ -156,14 +160,10 @@ def _scan(
 
 @triton.jit
 def _select(
-    logits,
-    logits_stride,
-    vocab_size,
     header,
     row_slots,
     slots,
     parts,
-    outputs,
     candidates,
     thresholds,
     arrivals,
@@ -171,35 +171,31 @@ def _select(
     PARTS_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """End one row that is not truncated, or find its threshold for `_draw`."""
+    """Find the threshold of one row, if it is truncated."""
     row = tl.program_id(0).to(tl.int64)
     if row >= tl.load(header + NUM_ROWS):
         return
     slot = tl.load(row_slots + row).to(tl.int64)
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
-    num_logprobs = tl.load(words + NUM_LOGPROBS)
-    if num_logprobs > 0:
-        merge_top(parts, outputs, row, num_logprobs, NUM_PARTS, PARTS_BLOCK)
-    if is_truncated(words, floats):
-        index = tl.arange(0, PARTS_BLOCK)
-        inside = index < NUM_PARTS
-        best = tl.load(parts.best + row * NUM_PARTS + index, mask=inside, other=float("-inf"))
-        lowest = tl.min(tl.load(parts.lowest + row * NUM_PARTS + index, mask=inside, other=float("inf")), axis=0)
-        threshold = find_threshold(
-            parts.scaled + row * (NUM_PARTS * BLOCK),
-            NUM_PARTS * BLOCK,
-            candidates + row * MAX_CANDIDATES,
-            lowest,
-            tl.max(best, axis=0),
-            tl.load(words + TOP_K),
-            tl.load(floats + TOP_P),
-            tl.load(floats + MIN_P),
-        )
-        # No logit reaches a threshold that is NaN.
-        tl.store(thresholds + row, tl.where(can_sample(best), threshold, float("nan")))
-        tl.store(arrivals + row, 0)
-    else:
-        finish_row(logits + row * logits_stride, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)
+    if is_truncated(words, floats) == 0:
+        return
+    index = tl.arange(0, PARTS_BLOCK)
+    inside = index < NUM_PARTS
+    best = tl.load(parts.best + row * NUM_PARTS + index, mask=inside, other=float("-inf"))
+    lowest = tl.min(tl.load(parts.lowest + row * NUM_PARTS + index, mask=inside, other=float("inf")), axis=0)
+    threshold = find_threshold(
+        parts.scaled + row * (NUM_PARTS * BLOCK),
+        NUM_PARTS * BLOCK,
+        candidates + row * MAX_CANDIDATES,
+        lowest,
+        tl.max(best, axis=0),
+        tl.load(words + TOP_K),
+        tl.load(floats + TOP_P),
+        tl.load(floats + MIN_P),
+    )
+    # No logit reaches a threshold that is NaN.
+    tl.store(thresholds + row, tl.where(can_sample(best), threshold, float("nan")))
+    tl.store(arrivals + row, 0)
 
 
 @triton.jit
@@ -219,13 +215,20 @@ def _draw(
     PARTS_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sample one part of a truncated row; the part that ends last ends the row."""
+    """Sample one part of a truncated row; the part that ends last ends the row. Others are ended by the first."""
     row = tl.program_id(1).to(tl.int64)
     if row >= tl.load(header + NUM_ROWS):
         return
     slot = tl.load(row_slots + row).to(tl.int64)
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
+    num_logprobs = tl.load(words + NUM_LOGPROBS)
+    if num_logprobs > 0:  # noqa: SIM102  (the compiler would make both tests)
+        if tl.program_id(0) == NUM_PARTS - 1:
+            merge_top(parts, outputs, row, num_logprobs, NUM_PARTS, PARTS_BLOCK)
+    row_logits = logits + row * logits_stride
     if is_truncated(words, floats) == 0:
+        if tl.program_id(0) == 0:
+            finish_row(row_logits, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)
         return
     part = row * NUM_PARTS + tl.program_id(0)
     first = tl.program_id(0) * BLOCK
@@ -238,5 +241,4 @@ def _draw(
         tl.store(parts.tokens + part, first)
     tl.debug_barrier()
     if tl.atomic_add(arrivals + row, 1) == NUM_PARTS - 1:
-        num_logprobs = tl.load(words + NUM_LOGPROBS)
-        finish_row(logits + row * logits_stride, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)
+        finish_row(row_logits, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of a decoder layer for a few decoding rows; instantiated by name for each model's sizes.
+// The kernels of decoding steps on Hopper; instantiated by name for the sizes of each model.
 #include "attention.cuh"
 #include "gemv.cuh"
+#include "truncation.cuh"

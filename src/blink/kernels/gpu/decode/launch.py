@@ -18,7 +18,8 @@ import torch
 from cuda.bindings import driver
 from cuda.core import Device, ObjectCode, Program, ProgramOptions
 
-_SOURCES = Path(__file__).parents[3] / "csrc" / "gpu" / "decode"
+_ROOT = Path(__file__).parents[3] / "csrc"
+_SOURCES = _ROOT / "gpu" / "decode"
 _ATTRIBUTE = driver.CUlaunchAttributeID
 _HOPPER = (9, 0)
 
@@ -53,7 +54,7 @@ _compiled: list[ObjectCode] = []  # never freed: captured graphs use them
 
 def compile_code(arch: str, names: Sequence[str]) -> ObjectCode:
     """Compile named kernels for an architecture such as "sm_90"; needs no GPU."""
-    options = ProgramOptions(name="decode.cu", std="c++20", arch=arch, include_path=[str(_SOURCES)])
+    options = ProgramOptions(name="decode.cu", std="c++20", arch=arch, include_path=[str(_SOURCES), str(_ROOT)])
     return Program((_SOURCES / "decode.cu").read_text(), "c++", options).compile("cubin", name_expressions=tuple(names))
 
 

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step behind a step of decoding rows of which none ends, while nobody waits: the same rows, one token further.
+// All but the sampled tokens is prepared while the step before runs, and what that leaves to do is done when the next
+// one runs. The decisions are those that retire() and compose() would take, only sooner.
+#pragma once
+
+#include "scheduler/compose.h"
+#include "scheduler/retire.h"
+
+namespace blink {
+
+// Note what each row of the step in flight needs to go on, and whether all could.
+template <class Env>
+BLINK_FN void prepare_repeat(Env& env, State& s) {
+  const Geometry& g = s.geometry;
+  const uint32_t rows = s.batch->num_rows;
+  uint32_t stuck = rows != s.num_running || rows != s.batch->num_tokens, taken = 0;
+  for (uint32_t tile = 0; tile < rows && !stuck; tile += env.lanes()) {
+    const uint32_t row = tile + env.lane();
+    const Sequence& q = s.sequences[s.row_sequences[row < rows ? row : 0]];
+    const uint32_t position = q.num_computed + 1;  // of the token that is being sampled
+    const bool grows = row < rows && missing_blocks(s, q, position + 1) > 0;
+    const bool samples = position == q.num_tokens && completions_per_token(q) == 1;
+    const bool is_last = q.num_generated + 1 >= q.sqe.max_tokens || position + 1 >= g.max_model_len;
+    uint32_t num_grown = 0, num_stuck = 0;
+    const uint32_t rank = taken + env.scan(grows, num_grown);
+    env.scan(row < rows && (!samples || is_last), num_stuck);
+    taken += num_grown;
+    stuck += num_stuck;
+    if (row >= rows) continue;
+    NextRow& next = s.next_rows[row];
+    next.token_place = uint64_t(q.slot) * g.max_model_len + position;
+    next.table_place = uint64_t(q.slot) * g.max_blocks + position / g.block_size;
+    next.position = int32_t(position);
+    next.kv_slot = s.block_tables[next.table_place] * int32_t(g.block_size) + int32_t(position % g.block_size);
+    next.block_rank = grows ? rank : kNone;
+    next.stops_at = q.slot * kMaxStopTokens;
+    next.num_stops = q.num_generated + 1 > q.sqe.sampling.min_tokens ? q.sqe.num_stop_tokens : 0;
+  }
+  env.sync();
+  if (env.lane() == 0) {
+    s.may_repeat = !stuck;
+    s.next_blocks = taken;
+  }
+  env.sync();
+}
+
+// Whether the row's sampled token lets it go on; keeps what was sampled.
+BLINK_FN bool goes_on(State& s, uint32_t row) {
+  NextRow& next = s.next_rows[row];
+  next.token = s.sampled_tokens[row];
+  next.logprob = s.sampled_logprobs[row];
+  if (next.token < 0 || uint32_t(next.token) >= s.geometry.vocab_size) return false;
+  for (uint32_t i = 0; i < next.num_stops; i++)
+    if (s.stop_tokens[next.stops_at + i] == next.token) return false;
+  return true;
+}
+
+// Whether the queue pair's sequences may run, and its completions of two steps have room.
+BLINK_FN bool is_open(const State& s, const QueuePairState& pair) {
+  return (!pair.closing || pair.num_live == 0) && cq_room(s, pair) >= pair.cq_need;
+}
+
+// Move a row of the batch on by one token.
+BLINK_FN void write_next_row(State& s, uint32_t row) {
+  NextRow& next = s.next_rows[row];
+  if (next.block_rank != kNone) {
+    const uint32_t block = s.free_blocks[s.num_free_blocks - 1 - next.block_rank];
+    s.block_tables[next.table_place] = int32_t(block);
+    next.kv_slot = int32_t(block * s.geometry.block_size);
+  }
+  s.tokens[next.token_place] = next.token;
+  s.input_ids[row] = next.token;
+  s.positions[row] = next.position;
+  s.kv_slots[row] = next.kv_slot;
+  s.context_lens[row] = next.position + 1;
+}
+
+// Write the next batch from the step that has ended, which is not retired; false if compose() has to decide.
+template <class Env>
+BLINK_FN bool repeat(Env& env, State& s) {
+  if (!s.may_repeat || s.num_waiting + s.num_cancels > 0 || s.next_blocks > s.num_free_blocks) return false;
+  const uint32_t rows = s.batch->num_rows;
+  uint32_t obstacles = 0;
+  for (uint32_t row = env.lane(); row < rows; row += env.lanes()) obstacles += !goes_on(s, row);
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes())
+    obstacles += !is_open(s, s.qps[qp]);
+  if (env.sum(obstacles) > 0) return false;
+  for (uint32_t row = env.lane(); row < rows; row += env.lanes()) write_next_row(s, row);
+  if (env.lane() == 0) {
+    s.pass++;
+    s.step_admitted = s.step_preempted = 0;
+    s.batch->step = ++s.step;
+  }
+  env.sync();
+  return true;
+}
+
+// Retire the step before the one that repeat() wrote: deliver its tokens. Every row has the same share of completions
+// in this step as in that one, so each queue pair's need of room stays.
+template <class Env>
+BLINK_FN void settle(Env& env, State& s, uint64_t now) {
+  const uint32_t rows = s.batch->num_rows;
+  for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
+    const NextRow& next = s.next_rows[row];
+    Sequence& q = s.sequences[s.row_sequences[row]];
+    if (next.block_rank != kNone) {
+      s.ref_counts[s.block_tables[next.table_place]] = 1;
+      q.num_blocks++;
+    }
+    q.num_computed++;
+    q.num_tokens++;
+    q.num_generated++;
+    const uint32_t at = env.fetch_add(s.qps[q.queue_pair].cq_tail, 1);
+    post_token(s, at, q, next.token, next.logprob, now);
+  }
+  env.sync();
+  if (env.lane() == 0) {
+    s.num_free_blocks -= s.next_blocks;
+    s.num_repeats++;
+    s.statistics.generation_tokens += rows;
+  }
+  env.sync();
+  charge_decoders(env, s);
+  raise_floor(env, s);
+}
+
+}  // namespace blink
