@@ -55,10 +55,15 @@ class Served:
                 found += [int(entry.name)] * (words[1:4] == [b"-m", b"blink", command.encode()])
         return found
 
-    def complete(self, prompt: str) -> str:
-        body = {"model": "", "prompt": prompt, "temperature": 0, "max_tokens": 8}
-        body["model"] = self.http.get("/v1/models").json()["data"][0]["id"]
+    def complete(self, prompt: str) -> str | None:
+        """Return the greedy answer; None while there is no engine."""
+        models = self.http.get("/v1/models")
+        if models.status_code == 503:
+            return None
+        body = {"model": models.json()["data"][0]["id"], "prompt": prompt, "temperature": 0, "max_tokens": 8}
         response = self.http.post("/v1/completions", json=body)
+        if response.status_code == 503:
+            return None
         assert response.status_code == 200, response.text
         return response.json()["choices"][0]["text"]
 
@@ -98,6 +103,7 @@ def test_each_frontend_is_on_its_core_and_the_engine_on_any(server: Served) -> N
 
 def test_engine_killed_is_restarted_while_frontends_stay_and_answer_503(server: Served) -> None:
     before = server.complete("The capital of France is")
+    assert before
     frontends, [engine] = server.children("frontend"), server.children("engine")
     assert len(frontends) == 2
     os.kill(engine, signal.SIGKILL)
@@ -164,7 +170,7 @@ def test_a_second_server_on_the_port_is_refused(server: Served) -> None:
     )
     assert run.returncode == 2
     assert f"port {port} is in use" in run.stderr
-    assert server.is_ready()
+    _await(server.is_ready, _PATIENCE)
 
 
 def test_terminate_lets_an_open_request_finish_and_leaves_nothing_behind() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,11 @@ def test_the_wait_of_a_process_that_shares_a_core_is_read() -> None:
     assert read_core_wait(rivals[0].pid) == 0.0
 
 
+def read_state(pid: int) -> str:
+    """Return the letter of a process's state; T: stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 @pytest.fixture
 def beating() -> Iterator[Child]:
     child = Child("beating", [sys.executable, "-c", _BEATING])
@@ -86,7 +92,10 @@ def test_a_child_is_silent_once_it_stops_to_beat_and_not_before_it_began(beating
         time.sleep(0.02)
         beating.silence(2000.0)
     beating.send(signal.SIGSTOP)
-    time.sleep(0.3)
+    assert beating._process is not None
+    while read_state(beating._process.pid) != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     beating.silence(2001.0)  # takes the last beats
     silent = [beating.silence(2001.0 + now) for now in (1.0, 2.0, 3.0)]
     assert silent[0] >= 1.0 and [silent[1] - silent[0], silent[2] - silent[1]] == [1.0, 1.0]
