@@ -25,10 +25,10 @@ def decode(h: Harness, pair: QueuePair, inbox: Inbox, steps: int) -> None:
         assert repeats(h) == before + 1
 
 
-def start(h: Harness, **params: int) -> tuple[QueuePair, Inbox, list[int]]:
+def start(h: Harness, logprobs: int | None = None) -> tuple[QueuePair, Inbox, list[int]]:
     """Let three sequences decode."""
     pair, inbox = h.frontend(), Inbox()
-    sequences = [submit(h, pair, prompt, max_tokens=40, **params) for prompt in PROMPTS]
+    sequences = [submit(h, pair, prompt, max_tokens=40, logprobs=logprobs) for prompt in PROMPTS]
     for _ in range(3):
         inbox.drain(pair)
         h.step()

@@ -40,7 +40,7 @@ from blink.kernels.gpu.truncation import MAX_CANDIDATES, find_threshold
 # Few rows are split finely, so that they use many SMs, and scanned by one kernel whatever their parameters are. Of
 # many rows, plainly greedy ones are scanned by a kernel of their own, which needs few registers and so reads faster.
 _FEW_ROWS = 8
-_MAX_CLUSTER_ROWS = 32  # with more, one program a row searches as fast (H200)
+_MAX_CLUSTER_ROWS = 16  # with more, one program a row searches as fast (H200)
 _FINE_BLOCK, _BLOCK = 2048, 4096
 _LOGITS_PER_WARP = 512
 _SELECT_WARPS = 8

@@ -47,13 +47,6 @@ __device__ inline uint32_t to_key(float value) {
 }
 __device__ inline float from_key(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-// Without __expf's care for results too small to matter in a sum.
-__device__ inline float exp_flushed(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
-  return result;
-}
-
 __device__ inline bool is_truncated(const Sampling& p) {
   return p.temperature >= kGreedyTemperature && (p.top_k > 0 || p.top_p < 1 || p.min_p > 0);
 }
@@ -78,13 +71,12 @@ class TruncationSearch {
       : shared_(shared), quads_(quads), largest_(largest) {}
 
   // The largest t >= low whose logits reach the target: a number, or a share of the mass of all logits >= low.
-  template <bool kIsMass>
-  __device__ float find(float low, float target) {
+  __device__ float find(float low, float target, bool is_mass) {
     Interval at{to_key(low), to_key(largest_) + 1};
     float above = 0;  // what lies at or above the interval's end weighs
     for (int pass = 0; at.high - at.low > 1; pass++) {
-      const float weight = measure<kIsMass>(at, pass);
-      if (kIsMass && pass == 0) target *= __shfl_sync(~0u, weight, 0);
+      const float weight = measure(at, pass, is_mass);
+      if (is_mass && pass == 0) target *= __shfl_sync(~0u, weight, 0);
       // The last cut that reaches. The first does, or `low` would not be in the interval.
       const uint32_t reaching = __ballot_sync(~0u, threadIdx.x % 32 < kCuts && above + weight >= target) | 1;
       const int cut = 31 - __clz(reaching);
@@ -97,8 +89,7 @@ class TruncationSearch {
 
  private:
   // Return to lane n what the interval's logits at or above cut n weigh.
-  template <bool kIsMass>
-  __device__ __forceinline__ float measure(Interval at, int pass) {
+  __device__ __forceinline__ float measure(Interval at, int pass, bool is_mass) {
     float cuts[kCuts], sums[kCuts] = {};
 #pragma unroll
     for (int cut = 0; cut < kCuts; cut++) cuts[cut] = from_key(at.cut(cut, pass));
@@ -111,10 +102,10 @@ class TruncationSearch {
       if (!inside) continue;
 #pragma unroll
       for (const float value : quad.values) {
-        const float weight = value > last ? 0 : kIsMass ? exp_flushed(value - largest_) : 1;
-        // A product takes two instructions, a condition four.
+        const float weight = value > last ? 0 : is_mass ? __expf(value - largest_) : 1;
 #pragma unroll
-        for (int cut = 0; cut < kCuts; cut++) sums[cut] = fmaf(value >= cuts[cut] ? 1.0f : 0.0f, weight, sums[cut]);
+        for (int cut = 0; cut < kCuts; cut++)
+          if (value >= cuts[cut]) sums[cut] += weight;
       }
     }
     return add_up(sums);
@@ -205,8 +196,8 @@ __global__ void __launch_bounds__(kTruncationThreads, 3) find_thresholds(const T
     cluster_arrive();  // all blocks have started once all have waited
     cluster_wait();
     if (p.min_p > 0) threshold = fmaxf(threshold, extremes.largest + __logf(p.min_p));
-    if (p.top_k > 0) threshold = search.find<false>(threshold, float(p.top_k));
-    if (p.top_p < 1) threshold = search.find<true>(threshold, p.top_p);
+    if (p.top_k > 0) threshold = search.find(threshold, float(p.top_k), false);
+    if (p.top_p < 1) threshold = search.find(threshold, p.top_p, true);
   }
   if (cluster_rank() == 0 && threadIdx.x == 0) {
     args.thresholds[row] = extremes.can_sample ? threshold : __uint_as_float(0x7fc00000u);
