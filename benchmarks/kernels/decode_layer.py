@@ -3,13 +3,14 @@
 
 First the whole step as one graph, then chains of one kernel over all layers' weights; medians of replays.
 
-Run with: python benchmarks/kernels/decode_layer.py [--rows 1 2 4 8] [--context 300] [--step-only]
+Run with: python benchmarks/kernels/decode_layer.py [--rows 1 2 4 8 16 32 64] [--context 300] [--step-only]
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import operator
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -19,15 +20,15 @@ from torch import Tensor
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu.decode import attention as decode_attention_module
-from blink.kernels.gpu.decode import gemv
+from blink.kernels.gpu.decode import gemm, gemv
 from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.decode.gemv import add_linear, gated_linear, normed_linear
 from blink.kernels.gpu.decode.launch import launch
 from blink.kernels.linear import linear
+from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
 from blink.kernels.silu_mul import silu_mul
-from blink.models.decode_step import compute_decode_logits, run_decode_layer
+from blink.models.decode_step import MAX_GEMV_ROWS, DecodeWeights, compute_decode_logits
 from blink.models.decoder import Decoder
 from blink.models.layer import DenseMlp, Layer
 from blink.models.rope import Rope
@@ -63,7 +64,7 @@ def make_layer(spec: ModelSpec) -> Layer:
         qkv_bias=None,
         output=draw(hidden, spec.q_size),
         output_bias=None,
-        head_norm=None,
+        head_norm=HeadNorm(1 + draw(spec.head_dim), 1 + draw(spec.head_dim), 1e-6) if spec.qk_norm else None,
         mlp_norm=1 + draw(hidden),
         mlp=DenseMlp(draw(2 * inter, hidden), draw(hidden, inter)),
     )
@@ -79,6 +80,9 @@ class Model:
         self.norm = 1 + draw(spec.hidden_size)
         self.decoder = Decoder(spec, self.embedding, self.layers, self.norm, self.lm_head)
         self.table = self.decoder._rotary_table
+        self.weights = DecodeWeights(
+            self.embedding, self.layers, self.norm, self.lm_head, self.table, spec.rms_norm_eps
+        )
 
 
 class Case:
@@ -94,12 +98,7 @@ class Case:
         return self.model.decoder.compute_logits(self.batch, self.cache, self.rows, self.rows)
 
     def run_after(self) -> Tensor:
-        model, eps = self.model, self.model.spec.rms_norm_eps
-        residual = model.embedding.index_select(0, self.batch.input_ids[: self.rows])
-        for layer, cache in zip(model.layers, self.cache, strict=True):
-            assert isinstance(layer.mlp, DenseMlp)
-            run_decode_layer(layer, residual, cache, self.batch, model.table, eps)
-        return compute_decode_logits(residual, model.norm, eps, model.lm_head)
+        return compute_decode_logits(self.model.weights, self.batch, self.cache, self.rows)
 
     @property
     def step_bytes(self) -> int:
@@ -132,7 +131,7 @@ def make_batch(rows: int, context: int, blocks: int, vocab_size: int) -> Batch:
     return batch
 
 
-def time_graph(run: Run, replays: int = 15) -> float:
+def time_graph(run: Run, replays: int = 9) -> float:
     """Return the median microseconds of a replay of what `run` launches, replays following one another."""
     run()
     graph = torch.cuda.CUDAGraph()
@@ -173,10 +172,23 @@ def parts(case: Case) -> Iterator[tuple[str, int, Run, Run]]:
     def gate_before(layer: Layer, _: Tensor) -> None:
         silu_mul(linear(rms_norm(x, layer.mlp_norm, eps, residual), mlp_weights(layer)[0]))
 
+    def multiply(product: Callable[..., object], *weights: Callable[[Layer], Tensor]) -> Run:
+        return each_layer(case, lambda layer, _: product(*(weight(layer) for weight in weights)))
+
+    def choose(few: Run, many: Run) -> Run:
+        return few if rows <= MAX_GEMV_ROWS else many
+
+    attention_norm, mlp_norm = operator.attrgetter("attention_norm"), operator.attrgetter("mlp_norm")
+    qkv_weight, output = operator.attrgetter("qkv"), operator.attrgetter("output")
+    gate_up, down = operator.attrgetter("mlp.gate_up"), operator.attrgetter("mlp.down")
+    _, normed = gemm.embed(batch.input_ids[:rows], model.embedding, first.attention_norm)
     yield (
         "norm, qkv", first.qkv.numel() * 2,
         each_layer(case, lambda layer, _: linear(rms_norm(x, layer.attention_norm, eps, residual), layer.qkv)),
-        each_layer(case, lambda layer, _: normed_linear(x, layer.attention_norm, eps, layer.qkv)),
+        choose(
+            multiply(lambda norm, weight: gemv.normed_linear(x, norm, eps, weight), attention_norm, qkv_weight),
+            multiply(lambda weight: gemm.normed_linear(normed, eps, weight), qkv_weight),
+        ),
     )  # fmt: skip
     yield (
         "rotary, attention", case.kv_bytes, attend_before,
@@ -185,16 +197,25 @@ def parts(case: Case) -> Iterator[tuple[str, int, Run, Run]]:
     yield (
         "output, add", first.output.numel() * 2,
         each_layer(case, lambda layer, _: linear(x, layer.output)),
-        each_layer(case, lambda layer, _: add_linear(x, layer.output, residual)),
+        choose(
+            multiply(lambda weight: gemv.add_linear(x, weight, residual), output),
+            multiply(lambda weight, norm: gemm.add_linear(x, weight, residual, norm), output, mlp_norm),
+        ),
     )  # fmt: skip
     yield (
         "norm, gate/up, silu", mlp_weights(first)[0].numel() * 2, each_layer(case, gate_before),
-        each_layer(case, lambda layer, _: gated_linear(x, layer.mlp_norm, eps, mlp_weights(layer)[0])),
+        choose(
+            multiply(lambda norm, weight: gemv.gated_linear(x, norm, eps, weight), mlp_norm, gate_up),
+            multiply(lambda weight: gemm.gated_linear(normed, eps, weight), gate_up),
+        ),
     )  # fmt: skip
     yield (
         "down, add", mlp_weights(first)[1].numel() * 2,
         each_layer(case, lambda layer, _: linear(act, mlp_weights(layer)[1])),
-        each_layer(case, lambda layer, _: add_linear(act, mlp_weights(layer)[1], residual)),
+        choose(
+            multiply(lambda weight: gemv.add_linear(act, weight, residual), down),
+            multiply(lambda weight, norm: gemm.add_linear(act, weight, residual, norm), down, mlp_norm),
+        ),
     )  # fmt: skip
 
 
@@ -204,11 +225,11 @@ def without_overlap(run: Run) -> float:
     def launch_alone(*args: object, **options: object) -> None:
         launch(*args, **options, programmatic=False)
 
-    gemv.launch = decode_attention_module.launch = launch_alone
+    gemv.launch = gemm.launch = decode_attention_module.launch = launch_alone
     try:
         return time_graph(run)
     finally:
-        gemv.launch = decode_attention_module.launch = launch
+        gemv.launch = gemm.launch = decode_attention_module.launch = launch
 
 
 def report_step(case: Case) -> None:
@@ -237,7 +258,7 @@ def report_parts(case: Case) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--context", type=int, nargs="+", default=[300])
     parser.add_argument("--step-only", action="store_true", help="leave the single kernels out")
     options = parser.parse_args()
