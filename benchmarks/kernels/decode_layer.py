@@ -9,8 +9,8 @@ Run with: python benchmarks/kernels/decode_layer.py [--rows 1 2 4 8 16 32 64] [-
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
-import operator
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -50,6 +50,7 @@ SPEC = ModelSpec(
 BLOCK_SIZE = 16
 BANDWIDTH = 4.5e6  # bytes per us that reads reach on an H200
 Run = Callable[[], object]
+Product = Callable[[Tensor], object]  # with a weight
 
 
 def draw(*shape: int) -> Tensor:
@@ -156,67 +157,59 @@ def each_layer(case: Case, run: Callable[[Layer, Tensor], object]) -> Run:
     return run_all
 
 
-def parts(case: Case) -> Iterator[tuple[str, int, Run, Run]]:
-    """Yield parts of a layer: name, bytes, and chains over all layers with either set of kernels."""
-    model, spec, batch, rows = case.model, case.model.spec, case.batch, case.rows
-    eps = spec.rms_norm_eps
-    x, residual, act = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), draw(rows, spec.intermediate_size)
-    qkv, first = draw(rows, spec.q_size + 2 * spec.kv_size), model.layers[0]
-    rotation = model.table[batch.positions]
+Part = tuple[str, int, Run, Run]  # name, bytes, and chains over all layers with either set of kernels
+
+
+def attention_part(case: Case) -> Part:
+    model, batch, rows, spec = case.model, case.batch, case.rows, case.model.spec
+    qkv, rotation = draw(rows, spec.q_size + 2 * spec.kv_size), model.table[batch.positions]
 
     def attend_before() -> None:
         plan = plan_attention(batch, rows, rows, spec.num_heads, case.cache[0])
-        for cache in case.cache:
-            paged_attention(rotate_and_store(qkv, rotation, batch.kv_slots, cache), cache, plan)
+        for layer, cache in zip(model.layers, case.cache, strict=True):
+            paged_attention(rotate_and_store(qkv, rotation, batch.kv_slots, cache, layer.head_norm), cache, plan)
 
-    def gate_before(layer: Layer, _: Tensor) -> None:
-        silu_mul(linear(rms_norm(x, layer.mlp_norm, eps, residual), mlp_weights(layer)[0]))
+    def attend(layer: Layer, cache: Tensor) -> None:
+        decode_attention(qkv, cache, batch, model.table, layer.head_norm)
 
-    def multiply(product: Callable[..., object], *weights: Callable[[Layer], Tensor]) -> Run:
-        return each_layer(case, lambda layer, _: product(*(weight(layer) for weight in weights)))
+    return "rotary, attention", case.kv_bytes, attend_before, each_layer(case, attend)
 
-    def choose(few: Run, many: Run) -> Run:
-        return few if rows <= MAX_GEMV_ROWS else many
 
-    attention_norm, mlp_norm = operator.attrgetter("attention_norm"), operator.attrgetter("mlp_norm")
-    qkv_weight, output = operator.attrgetter("qkv"), operator.attrgetter("output")
-    gate_up, down = operator.attrgetter("mlp.gate_up"), operator.attrgetter("mlp.down")
-    _, normed = gemm.embed(batch.input_ids[:rows], model.embedding, first.attention_norm)
-    yield (
-        "norm, qkv", first.qkv.numel() * 2,
-        each_layer(case, lambda layer, _: linear(rms_norm(x, layer.attention_norm, eps, residual), layer.qkv)),
-        choose(
-            multiply(lambda norm, weight: gemv.normed_linear(x, norm, eps, weight), attention_norm, qkv_weight),
-            multiply(lambda weight: gemm.normed_linear(normed, eps, weight), qkv_weight),
-        ),
+def product_parts(case: Case) -> Iterator[Part]:
+    model, spec, rows, eps = case.model, case.model.spec, case.rows, case.model.spec.rms_norm_eps
+    x, residual, norm = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), model.norm
+    attended, act = draw(rows, spec.q_size), draw(rows, spec.intermediate_size)
+    _, normed = gemm.embed(case.batch.input_ids[:rows], model.embedding, norm)
+
+    def part(name: str, weight: Callable[[Layer], Tensor], before: Product, few: Product, many: Product) -> Part:
+        def chain(product: Product) -> Run:
+            return each_layer(case, lambda layer, _: product(weight(layer)))
+
+        num_bytes = weight(model.layers[0]).numel() * 2
+        return name, num_bytes, chain(before), chain(few if rows <= MAX_GEMV_ROWS else many)
+
+    yield part(
+        "norm, qkv", lambda layer: layer.qkv,
+        lambda weight: linear(rms_norm(x, norm, eps, residual), weight),
+        lambda weight: gemv.normed_linear(x, norm, eps, weight),
+        lambda weight: gemm.normed_linear(normed, eps, weight),
     )  # fmt: skip
-    yield (
-        "rotary, attention", case.kv_bytes, attend_before,
-        each_layer(case, lambda _, cache: decode_attention(qkv, cache, batch, model.table)),
+    yield part(
+        "norm, gate/up, silu", lambda layer: mlp_weights(layer)[0],
+        lambda weight: silu_mul(linear(rms_norm(x, norm, eps, residual), weight)),
+        lambda weight: gemv.gated_linear(x, norm, eps, weight),
+        lambda weight: gemm.gated_linear(normed, eps, weight),
     )  # fmt: skip
-    yield (
-        "output, add", first.output.numel() * 2,
-        each_layer(case, lambda layer, _: linear(x, layer.output)),
-        choose(
-            multiply(lambda weight: gemv.add_linear(x, weight, residual), output),
-            multiply(lambda weight, norm: gemm.add_linear(x, weight, residual, norm), output, mlp_norm),
-        ),
-    )  # fmt: skip
-    yield (
-        "norm, gate/up, silu", mlp_weights(first)[0].numel() * 2, each_layer(case, gate_before),
-        choose(
-            multiply(lambda norm, weight: gemv.gated_linear(x, norm, eps, weight), mlp_norm, gate_up),
-            multiply(lambda weight: gemm.gated_linear(normed, eps, weight), gate_up),
-        ),
-    )  # fmt: skip
-    yield (
-        "down, add", mlp_weights(first)[1].numel() * 2,
-        each_layer(case, lambda layer, _: linear(act, mlp_weights(layer)[1])),
-        choose(
-            multiply(lambda weight: gemv.add_linear(act, weight, residual), down),
-            multiply(lambda weight, norm: gemm.add_linear(act, weight, residual, norm), down, mlp_norm),
-        ),
-    )  # fmt: skip
+    for name, weight, source in (
+        ("output, add", lambda layer: layer.output, attended),
+        ("down, add", lambda layer: mlp_weights(layer)[1], act),
+    ):
+        yield part(
+            name, weight,
+            functools.partial(linear, source),
+            lambda weight, source=source: gemv.add_linear(source, weight, residual),
+            lambda weight, source=source: gemm.add_linear(source, weight, residual, norm),
+        )  # fmt: skip
 
 
 def without_overlap(run: Run) -> float:
@@ -247,7 +240,7 @@ def report_step(case: Case) -> None:
 def report_parts(case: Case) -> None:
     print(f"   {'us a layer':20} {'MB':>6} {'before':>7} {'alone':>7} {'after':>7} {'TB/s':>6}")
     layers = len(case.model.layers)
-    for name, num_bytes, before, after in parts(case):
+    for name, num_bytes, before, after in (attention_part(case), *product_parts(case)):
         times = [time / layers for time in (time_graph(before), without_overlap(after), time_graph(after))]
         rate = num_bytes / times[2] / 1e6
         print(
