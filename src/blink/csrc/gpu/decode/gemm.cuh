@@ -27,7 +27,7 @@ struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_> 
   static constexpr int ring_bytes = stages * stage * 2;
   // Partial sums take the ring's place where they are many, at the price of one more wait for each other.
   static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
-  static_assert(stage_k % kBoxRow == 0 && (!reuse || ring_bytes >= int(sizeof(Parts<Outputs>))));
+  static_assert(kGroups_ <= 2 && stage_k % kBoxRow == 0 && (!reuse || ring_bytes >= int(sizeof(Parts<Outputs>))));
 };
 
 template <class S>
@@ -106,9 +106,7 @@ __device__ inline void multiply_stages(const GemmPlace& at, GemmShared<S>& share
 }
 
 template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm>
-__global__ void __launch_bounds__(128 * kGroups + 64, kGroups == 1   ? 3
-                                                      : kGroups == 2 ? 2
-                                                                     : 1) gemm(const __grid_constant__ GemmArgs args) {
+__global__ void __launch_bounds__(128 * kGroups + 64, 4 - kGroups) gemm(const __grid_constant__ GemmArgs args) {
   using S = GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm>;
   using Outputs = typename S::Outputs;
   extern __shared__ __align__(1024) char memory[];

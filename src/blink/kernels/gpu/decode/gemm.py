@@ -101,7 +101,7 @@ def add_linear(x: Tensor, weight: Tensor, residual: Tensor, next_norm: Tensor, b
 
 def can_multiply(rows: int, n: int, k: int, dtype: torch.dtype) -> bool:
     """Tell whether the kernels take so many rows and a weight [n, k] of this type."""
-    sizes = rows <= MAX_ROWS and n % 16 == 0 and k % 8 == 0
+    sizes = rows <= MAX_ROWS and n % 8 == 0 and k % 8 == 0
     return sizes and dtype == torch.bfloat16 and can_multiply_groups()
 
 
