@@ -3,12 +3,13 @@
 
 First the whole step as one graph, then chains of one kernel over all layers' weights; medians of replays.
 
-Run with: python benchmarks/kernels/decode_layer.py [--rows 1 2 4 8] [--context 300] [--step-only]
+Run with: python benchmarks/kernels/decode_layer.py [--rows 1 2 4 8 16 32 64] [--context 300] [--step-only]
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import statistics
 from collections.abc import Callable, Iterator
@@ -19,15 +20,15 @@ from torch import Tensor
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu.decode import attention as decode_attention_module
-from blink.kernels.gpu.decode import gemv
+from blink.kernels.gpu.decode import gemm, gemv
 from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.decode.gemv import add_linear, gated_linear, normed_linear
 from blink.kernels.gpu.decode.launch import launch
 from blink.kernels.linear import linear
+from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
 from blink.kernels.silu_mul import silu_mul
-from blink.models.decode_step import compute_decode_logits, run_decode_layer
+from blink.models.decode_step import MAX_GEMV_ROWS, DecodeWeights, compute_decode_logits
 from blink.models.decoder import Decoder
 from blink.models.layer import DenseMlp, Layer
 from blink.models.rope import Rope
@@ -49,6 +50,7 @@ SPEC = ModelSpec(
 BLOCK_SIZE = 16
 BANDWIDTH = 4.5e6  # bytes per us that reads reach on an H200
 Run = Callable[[], object]
+Product = Callable[[Tensor], object]  # with a weight
 
 
 def draw(*shape: int) -> Tensor:
@@ -63,7 +65,7 @@ def make_layer(spec: ModelSpec) -> Layer:
         qkv_bias=None,
         output=draw(hidden, spec.q_size),
         output_bias=None,
-        head_norm=None,
+        head_norm=HeadNorm(1 + draw(spec.head_dim), 1 + draw(spec.head_dim), 1e-6) if spec.qk_norm else None,
         mlp_norm=1 + draw(hidden),
         mlp=DenseMlp(draw(2 * inter, hidden), draw(hidden, inter)),
     )
@@ -79,6 +81,9 @@ class Model:
         self.norm = 1 + draw(spec.hidden_size)
         self.decoder = Decoder(spec, self.embedding, self.layers, self.norm, self.lm_head)
         self.table = self.decoder._rotary_table
+        self.weights = DecodeWeights(
+            self.embedding, self.layers, self.norm, self.lm_head, self.table, spec.rms_norm_eps
+        )
 
 
 class Case:
@@ -94,12 +99,7 @@ class Case:
         return self.model.decoder.compute_logits(self.batch, self.cache, self.rows, self.rows)
 
     def run_after(self) -> Tensor:
-        model, eps = self.model, self.model.spec.rms_norm_eps
-        residual = model.embedding.index_select(0, self.batch.input_ids[: self.rows])
-        for layer, cache in zip(model.layers, self.cache, strict=True):
-            assert isinstance(layer.mlp, DenseMlp)
-            run_decode_layer(layer, residual, cache, self.batch, model.table, eps)
-        return compute_decode_logits(residual, model.norm, eps, model.lm_head)
+        return compute_decode_logits(self.model.weights, self.batch, self.cache, self.rows)
 
     @property
     def step_bytes(self) -> int:
@@ -132,7 +132,7 @@ def make_batch(rows: int, context: int, blocks: int, vocab_size: int) -> Batch:
     return batch
 
 
-def time_graph(run: Run, replays: int = 15) -> float:
+def time_graph(run: Run, replays: int = 9) -> float:
     """Return the median microseconds of a replay of what `run` launches, replays following one another."""
     run()
     graph = torch.cuda.CUDAGraph()
@@ -157,45 +157,59 @@ def each_layer(case: Case, run: Callable[[Layer, Tensor], object]) -> Run:
     return run_all
 
 
-def parts(case: Case) -> Iterator[tuple[str, int, Run, Run]]:
-    """Yield parts of a layer: name, bytes, and chains over all layers with either set of kernels."""
-    model, spec, batch, rows = case.model, case.model.spec, case.batch, case.rows
-    eps = spec.rms_norm_eps
-    x, residual, act = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), draw(rows, spec.intermediate_size)
-    qkv, first = draw(rows, spec.q_size + 2 * spec.kv_size), model.layers[0]
-    rotation = model.table[batch.positions]
+Part = tuple[str, int, Run, Run]  # name, bytes, and chains over all layers with either set of kernels
+
+
+def attention_part(case: Case) -> Part:
+    model, batch, rows, spec = case.model, case.batch, case.rows, case.model.spec
+    qkv, rotation = draw(rows, spec.q_size + 2 * spec.kv_size), model.table[batch.positions]
 
     def attend_before() -> None:
         plan = plan_attention(batch, rows, rows, spec.num_heads, case.cache[0])
-        for cache in case.cache:
-            paged_attention(rotate_and_store(qkv, rotation, batch.kv_slots, cache), cache, plan)
+        for layer, cache in zip(model.layers, case.cache, strict=True):
+            paged_attention(rotate_and_store(qkv, rotation, batch.kv_slots, cache, layer.head_norm), cache, plan)
 
-    def gate_before(layer: Layer, _: Tensor) -> None:
-        silu_mul(linear(rms_norm(x, layer.mlp_norm, eps, residual), mlp_weights(layer)[0]))
+    def attend(layer: Layer, cache: Tensor) -> None:
+        decode_attention(qkv, cache, batch, model.table, layer.head_norm)
 
-    yield (
-        "norm, qkv", first.qkv.numel() * 2,
-        each_layer(case, lambda layer, _: linear(rms_norm(x, layer.attention_norm, eps, residual), layer.qkv)),
-        each_layer(case, lambda layer, _: normed_linear(x, layer.attention_norm, eps, layer.qkv)),
+    return "rotary, attention", case.kv_bytes, attend_before, each_layer(case, attend)
+
+
+def product_parts(case: Case) -> Iterator[Part]:
+    model, spec, rows, eps = case.model, case.model.spec, case.rows, case.model.spec.rms_norm_eps
+    x, residual, norm = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), model.norm
+    attended, act = draw(rows, spec.q_size), draw(rows, spec.intermediate_size)
+    _, normed = gemm.embed(case.batch.input_ids[:rows], model.embedding, norm)
+
+    def part(name: str, weight: Callable[[Layer], Tensor], before: Product, few: Product, many: Product) -> Part:
+        def chain(product: Product) -> Run:
+            return each_layer(case, lambda layer, _: product(weight(layer)))
+
+        num_bytes = weight(model.layers[0]).numel() * 2
+        return name, num_bytes, chain(before), chain(few if rows <= MAX_GEMV_ROWS else many)
+
+    yield part(
+        "norm, qkv", lambda layer: layer.qkv,
+        lambda weight: linear(rms_norm(x, norm, eps, residual), weight),
+        lambda weight: gemv.normed_linear(x, norm, eps, weight),
+        lambda weight: gemm.normed_linear(normed, eps, weight),
     )  # fmt: skip
-    yield (
-        "rotary, attention", case.kv_bytes, attend_before,
-        each_layer(case, lambda _, cache: decode_attention(qkv, cache, batch, model.table)),
+    yield part(
+        "norm, gate/up, silu", lambda layer: mlp_weights(layer)[0],
+        lambda weight: silu_mul(linear(rms_norm(x, norm, eps, residual), weight)),
+        lambda weight: gemv.gated_linear(x, norm, eps, weight),
+        lambda weight: gemm.gated_linear(normed, eps, weight),
     )  # fmt: skip
-    yield (
-        "output, add", first.output.numel() * 2,
-        each_layer(case, lambda layer, _: linear(x, layer.output)),
-        each_layer(case, lambda layer, _: add_linear(x, layer.output, residual)),
-    )  # fmt: skip
-    yield (
-        "norm, gate/up, silu", mlp_weights(first)[0].numel() * 2, each_layer(case, gate_before),
-        each_layer(case, lambda layer, _: gated_linear(x, layer.mlp_norm, eps, mlp_weights(layer)[0])),
-    )  # fmt: skip
-    yield (
-        "down, add", mlp_weights(first)[1].numel() * 2,
-        each_layer(case, lambda layer, _: linear(act, mlp_weights(layer)[1])),
-        each_layer(case, lambda layer, _: add_linear(act, mlp_weights(layer)[1], residual)),
-    )  # fmt: skip
+    for name, weight, source in (
+        ("output, add", lambda layer: layer.output, attended),
+        ("down, add", lambda layer: mlp_weights(layer)[1], act),
+    ):
+        yield part(
+            name, weight,
+            functools.partial(linear, source),
+            lambda weight, source=source: gemv.add_linear(source, weight, residual),
+            lambda weight, source=source: gemm.add_linear(source, weight, residual, norm),
+        )  # fmt: skip
 
 
 def without_overlap(run: Run) -> float:
@@ -204,11 +218,11 @@ def without_overlap(run: Run) -> float:
     def launch_alone(*args: object, **options: object) -> None:
         launch(*args, **options, programmatic=False)
 
-    gemv.launch = decode_attention_module.launch = launch_alone
+    gemv.launch = gemm.launch = decode_attention_module.launch = launch_alone
     try:
         return time_graph(run)
     finally:
-        gemv.launch = decode_attention_module.launch = launch
+        gemv.launch = gemm.launch = decode_attention_module.launch = launch
 
 
 def report_step(case: Case) -> None:
@@ -226,7 +240,7 @@ def report_step(case: Case) -> None:
 def report_parts(case: Case) -> None:
     print(f"   {'us a layer':20} {'MB':>6} {'before':>7} {'alone':>7} {'after':>7} {'TB/s':>6}")
     layers = len(case.model.layers)
-    for name, num_bytes, before, after in parts(case):
+    for name, num_bytes, before, after in (attention_part(case), *product_parts(case)):
         times = [time / layers for time in (time_graph(before), without_overlap(after), time_graph(after))]
         rate = num_bytes / times[2] / 1e6
         print(
@@ -237,7 +251,7 @@ def report_parts(case: Case) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--context", type=int, nargs="+", default=[300])
     parser.add_argument("--step-only", action="store_true", help="leave the single kernels out")
     options = parser.parse_args()

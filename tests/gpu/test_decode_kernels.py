@@ -33,11 +33,12 @@ if not torch.cuda.is_available():
 from cuda.bindings import driver
 from cuda.core import Device, Program, ProgramOptions
 
-from blink.kernels.gpu.decode import gemv
+from blink.kernels.gpu.decode import gemm, gemv, splits
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, gated_linear, normed_linear
 from blink.kernels.gpu.decode.launch import can_launch, check, launch
-from blink.models.decode_step import MAX_DECODE_ROWS, can_decode
+from blink.kernels.gpu.decode.splits import AttentionSplit, Output
+from blink.models.decode_step import MAX_DECODE_ROWS, MAX_GEMV_ROWS, can_decode
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
 
@@ -101,13 +102,97 @@ def test_any_split_gives_the_same_products(
     assert error(gated_linear(x, norm_weight, EPS, weight), silu_mul(products)) < 1e-2
 
 
-def make_batch(lengths: list[int], max_len: int) -> tuple[Batch, int]:
+GEMM_ROWS = [1, 5, 8, 9, 16, 31, 32, 33, 64]
+
+
+def norm_of(x: Tensor, weight: Tensor, parts: int = 3) -> gemm.Normed:
+    """Return what the kernels hand on of a row's norm, its squares in uneven parts."""
+    shares = torch.rand(parts, x.shape[0], device="cuda")
+    squares = torch.full((parts, splits.pad_rows(x.shape[0])), torch.nan, device="cuda")
+    squares[:, : x.shape[0]] = shares / shares.sum(0) * x.float().square().sum(1)
+    return gemm.Normed((x.float() * weight.float()).to(torch.bfloat16), squares)
+
+
+def check_products(rows: int, n: int, k: int) -> None:
+    x, weight, norm_weight, bias = draw(rows, k), draw(n, k, scale=k**-0.5), draw(k), draw(n)
+    normed_x = norm_of(x, norm_weight)
+    expected = functional.linear(normed(x, norm_weight), weight.float())
+    assert error(gemm.normed_linear(normed_x, EPS, weight), expected) < 1e-2
+    assert error(gemm.normed_linear(normed_x, EPS, weight, bias), expected + bias.float()) < 1e-2
+    residual, next_norm = draw(rows, n), draw(n)
+    for added in (None, bias):
+        found = residual.clone()
+        following = gemm.add_linear(x, weight, found, next_norm, added)
+        product = functional.linear(x.float(), weight.float(), None if added is None else added.float())
+        assert error(found, residual.float() + product) < 1e-2
+        assert error(following.x, found.float() * next_norm.float()) < 1e-2
+        assert error(following.squares.sum(0)[:rows], found.float().square().sum(1)) < 1e-4
+
+
+def check_gated_product(rows: int, n: int, k: int) -> None:
+    x, weight, norm_weight = draw(rows, k), draw(2 * n, k, scale=k**-0.5), draw(k)
+    expected = silu_mul(functional.linear(normed(x, norm_weight), weight.float()))
+    assert error(gemm.gated_linear(norm_of(x, norm_weight), EPS, weight), expected) < 1e-2
+
+
+@pytest.mark.parametrize("rows", GEMM_ROWS)
+@pytest.mark.parametrize(("n", "k"), [(96, 512), (48, 584), (208, 4096), (64, 14336), (16, 72)])
+def test_products_of_many_rows_equal_the_reference(rows: int, n: int, k: int) -> None:
+    torch.manual_seed(6)
+    check_products(rows, n, k)
+    check_gated_product(rows, n, k)
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
+def test_any_split_of_many_rows_gives_the_same_products(
+    tokens: int, output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(7)
+    tried = list(splits.list_gemm_splits(output, tokens))
+    for split in tried[:: max(1, len(tried) // 4)]:
+        monkeypatch.setattr(gemm, "choose_gemm_split", lambda *_, split=split: split)
+        rows, n, k = tokens - 3, 224, 1352
+        x, weight, norm_weight = draw(rows, k), draw(n, k, scale=k**-0.5), draw(k)
+        if output is Output.ADD:
+            found = torch.zeros(rows, n, dtype=torch.bfloat16, device="cuda")
+            gemm.add_linear(x, weight, found, draw(n))
+            expected = functional.linear(x.float(), weight.float())
+        else:
+            run = gemm.gated_linear if output is Output.GATE else gemm.normed_linear
+            found, expected = run(norm_of(x, norm_weight), EPS, weight), normed(x, norm_weight) @ weight.float().T
+            if output is Output.GATE:
+                expected = silu_mul(expected)
+        assert error(found, expected) < 1e-2, split
+
+
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 64), (5, 4096), (64, 5120), (7, 2056)])
+def test_the_embedding_comes_with_the_first_norm(rows: int, hidden: int) -> None:
+    embedding, weight = draw(50, hidden), draw(hidden)
+    ids = torch.randint(50, (rows,), dtype=torch.int32, device="cuda")
+    residual, following = gemm.embed(ids, embedding, weight)
+    assert torch.equal(residual, embedding[ids.long()])
+    assert error(following.x, residual.float() * weight.float()) < 1e-2
+    assert error(following.squares.sum(0)[:rows], residual.float().square().sum(1)) < 1e-4
+
+
+def test_a_row_that_is_not_a_number_leaves_the_others_alone() -> None:
+    rows, n, k = 12, 128, 512
+    x, weight, norm_weight = draw(rows, k), draw(n, k), draw(k)
+    expected = gemm.normed_linear(norm_of(x, norm_weight, parts=1), EPS, weight)
+    x[5] = torch.nan
+    found = gemm.normed_linear(norm_of(x, norm_weight, parts=1), EPS, weight)
+    others = torch.arange(rows) != 5
+    assert torch.equal(found[others], expected[others]) and found[5].isnan().all()
+
+
+def make_batch(lengths: list[int], max_len: int, block_size: int = BLOCK_SIZE) -> tuple[Batch, int]:
     """Make a CPU batch of decoding rows, 0 being padding, on shuffled blocks; return it with the number of blocks."""
-    rows, max_blocks = len(lengths), -(-max_len // BLOCK_SIZE)
+    rows, max_blocks = len(lengths), -(-max_len // block_size)
     batch = Batch.allocate(
         max_tokens=rows, max_rows=rows, num_slots=rows + 1, max_blocks=max_blocks, max_model_len=max_len
     )
-    used = [-(-length // BLOCK_SIZE) for length in lengths]
+    used = [-(-length // block_size) for length in lengths]
     blocks = torch.randperm(sum(used) + 1, dtype=torch.int32)[: sum(used)].split(used)
     batch.block_tables.fill_(10**8)
     batch.kv_slots.fill_(-1)
@@ -118,7 +203,7 @@ def make_batch(lengths: list[int], max_len: int) -> tuple[Batch, int]:
             batch.row_slots[row] = rows - row
             batch.block_tables[rows - row, : len(own)] = own
             batch.context_lens[row], batch.positions[row] = length, length - 1
-            batch.kv_slots[row] = own[-1] * BLOCK_SIZE + (length - 1) % BLOCK_SIZE
+            batch.kv_slots[row] = own[-1] * block_size + (length - 1) % block_size
     batch.header[Header.NUM_ROWS] = batch.header[Header.NUM_TOKENS] = batch.header[Header.NUM_DECODE_ROWS] = active
     return batch, sum(used) + 1
 
@@ -128,13 +213,19 @@ def on_gpu(batch: Batch) -> Batch:
 
 
 def attend_reference(
-    qkv: Tensor, cache: Tensor, batch: Batch, table: Tensor, num_heads: int, norm: HeadNorm | None
+    qkv: Tensor,
+    cache: Tensor,
+    batch: Batch,
+    table: Tensor,
+    num_heads: int,
+    norm: HeadNorm | None,
+    block_size: int = BLOCK_SIZE,
 ) -> Tensor:
     """Attend with the existing references, in float32 but for what the cache keeps; cache is written."""
     active = int(batch.header[Header.NUM_ROWS])
     rotation = table[batch.positions[:active].long()]
     query = rotate_and_store_torch(qkv[:active].clone(), rotation, batch.kv_slots[:active], cache, norm)
-    plan = plan_attention(batch, active, BLOCK_SIZE, torch.float32)
+    plan = plan_attention(batch, active, block_size, torch.float32)
     expected = torch.zeros(qkv.shape[0], num_heads * query.shape[2])
     expected[:active] = paged_attention(query.float(), cache.float(), plan)
     return expected
@@ -172,17 +263,45 @@ def test_attention_and_cache_equal_the_reference(
     assert not found[int(batch.header[Header.NUM_ROWS]) :].any()
 
 
+def test_attention_ignores_what_lies_behind_the_last_token() -> None:
+    torch.manual_seed(8)
+    lengths, kv_heads, head_dim = [1, 15, 16, 33, 700], 2, 128
+    batch, num_blocks = make_batch(lengths, 1000)
+    table = make_rotary_table(Rope(theta=1e4, rotary_dim=head_dim).frequencies(), 1000, "cuda")
+    qkv, cache = draw(len(lengths), 12 * head_dim), draw(2, num_blocks, BLOCK_SIZE, kv_heads, head_dim)
+    expected = decode_attention(qkv, cache.clone(), on_gpu(batch), table)
+    for slot, length in zip(batch.kv_slots.tolist(), lengths, strict=True):
+        cache.flatten(1, 2)[:, slot : slot + BLOCK_SIZE - (length - 1) % BLOCK_SIZE] = torch.nan
+    assert torch.equal(decode_attention(qkv, cache, on_gpu(batch), table), expected)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_any_split_of_the_keys_gives_the_same_attention(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(9)
+    kv_heads, head_dim, lengths = 2, 64, [1, 130, 16, 511]
+    batch, num_blocks = make_batch(lengths, 512, block_size)
+    table = make_rotary_table(Rope(theta=1e4, rotary_dim=head_dim).frequencies(), 512, "cpu")
+    qkv, cache = draw(len(lengths), 8 * head_dim), draw(2, num_blocks, block_size, kv_heads, head_dim)
+    expected = attend_reference(qkv.cpu(), cache.cpu(), batch, table, 4, None, block_size)
+    tried = list(splits.list_attention_splits(2, head_dim))
+    for split in [AttentionSplit(1, 1, 1), AttentionSplit(1, 1, 7), *tried[:: len(tried) // 4]]:
+        monkeypatch.setattr("blink.kernels.gpu.decode.attention.choose_attention_split", lambda _, split=split: split)
+        found = decode_attention(qkv, cache.clone(), on_gpu(batch), table.cuda()).cpu()
+        assert error(found, expected) < 1e-2, split
+
+
 class Chain:
     """Two small layers over one residual, as a step runs them."""
 
     def __init__(self, rows: int) -> None:
         torch.manual_seed(5)
         hidden, inter, self.heads, self.kv_heads, head_dim = 1024, 2048, 8, 2, 128
-        batch, num_blocks = make_batch([40 * (row + 1) for row in range(rows)], 512)
+        batch, num_blocks = make_batch([40 * (row % 12 + 1) for row in range(rows)], 512)
         self.batch = on_gpu(batch)
         self.table = make_rotary_table(Rope(theta=1e4, rotary_dim=head_dim).frequencies(), 512, "cuda")
         self.start = draw(rows, hidden)
         self.residual = self.start.clone()
+        self.ids = torch.arange(rows, dtype=torch.int32, device="cuda")
         self.cache = draw(2, num_blocks, BLOCK_SIZE, self.kv_heads, head_dim)
         width = (self.heads + 2 * self.kv_heads) * head_dim
         self.norm, self.qkv = draw(hidden), draw(width, hidden, scale=hidden**-0.5)
@@ -190,11 +309,24 @@ class Chain:
         self.down = draw(hidden, inter, scale=0.02)
 
     def run(self) -> None:
+        run = self._run_few if len(self.start) <= MAX_GEMV_ROWS else self._run_many
+        run()
+
+    def _run_few(self) -> None:
         self.residual.copy_(self.start)
         for _ in range(2):
             qkv = normed_linear(self.residual, self.norm, EPS, self.qkv)
             add_linear(decode_attention(qkv, self.cache, self.batch, self.table), self.output, self.residual)
             add_linear(gated_linear(self.residual, self.norm, EPS, self.gate_up), self.down, self.residual)
+
+    def _run_many(self) -> None:
+        self.residual, following = gemm.embed(self.ids, self.start, self.norm)
+        for _ in range(2):
+            qkv = gemm.normed_linear(following, EPS, self.qkv)
+            attended = decode_attention(qkv, self.cache, self.batch, self.table)
+            following = gemm.add_linear(attended, self.output, self.residual, self.norm)
+            gated = gemm.gated_linear(following, EPS, self.gate_up)
+            following = gemm.add_linear(gated, self.down, self.residual, self.norm)
 
     def capture(self) -> torch.cuda.CUDAGraph:
         self.run()
@@ -205,7 +337,7 @@ class Chain:
         return graph
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize("rows", [1, 2, 8, 33])
 def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +349,7 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
             torch.cuda.synchronize()
 
         patch.setattr("blink.kernels.gpu.decode.gemv.launch", launch_alone)
+        patch.setattr("blink.kernels.gpu.decode.gemm.launch", launch_alone)
         patch.setattr("blink.kernels.gpu.decode.attention.launch", launch_alone)
         chain.run()
     expected = chain.residual.clone()
@@ -228,8 +361,9 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
         assert torch.equal(chain.residual, expected)
 
 
-def test_edges_between_the_captured_kernels_are_programmatic() -> None:
-    graph = Chain(1).capture()
+@pytest.mark.parametrize("rows", [1, 8])
+def test_edges_between_the_captured_kernels_are_programmatic(rows: int) -> None:
+    graph = Chain(rows).capture()
     handle = driver.CUgraph(graph.raw_cuda_graph())
     count = driver.cuGraphGetEdges(handle)[-1]
     _, _, edges, _ = driver.cuGraphGetEdges(handle, count)[1:]
@@ -238,8 +372,9 @@ def test_edges_between_the_captured_kernels_are_programmatic() -> None:
     assert [int(kind) for kind in kinds].count(programmatic) >= 9  # the first kernel follows a copy
 
 
-def test_a_captured_step_instantiates_for_launches_from_the_device() -> None:
-    chain = Chain(2)
+@pytest.mark.parametrize("rows", [2, 16])
+def test_a_captured_step_instantiates_for_launches_from_the_device(rows: int) -> None:
+    chain = Chain(rows)
     graph = chain.capture()
     chain.residual.zero_()
     graph.replay()
@@ -281,34 +416,46 @@ def produce_late(to: Tensor, source: Tensor) -> None:
 _kept: list[object] = []
 
 
-@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("rows", [1, 8, 40])
 def test_kernels_wait_for_a_producer_that_lets_them_start_early(rows: int) -> None:
     chain = Chain(rows)
     x, wide = draw(rows, 1024), draw(rows, chain.qkv.shape[0])
-
-    def add(source: Tensor) -> Tensor:
-        residual = chain.start.clone()
-        add_linear(source, chain.output, residual)
-        return residual
+    squares = torch.ones(1, splits.pad_rows(rows), device="cuda")
 
     cases: list[tuple[Tensor, Callable[[Tensor], Tensor]]] = [
-        (x, lambda source: normed_linear(source, chain.norm, EPS, chain.qkv)),
-        (x, lambda source: gated_linear(source, chain.norm, EPS, chain.gate_up)),
         (wide, lambda source: decode_attention(source, chain.cache, chain.batch, chain.table)),
+        (x, lambda source: gemm.normed_linear(gemm.Normed(source, squares), EPS, chain.qkv)),
+        (x, lambda source: gemm.gated_linear(gemm.Normed(source, squares), EPS, chain.gate_up)),
     ]
+    if rows <= gemv.MAX_ROWS:
+        cases += [
+            (x, lambda source: normed_linear(source, chain.norm, EPS, chain.qkv)),
+            (x, lambda source: gated_linear(source, chain.norm, EPS, chain.gate_up)),
+        ]
     for source, run in cases:
         expected = run(source)
         late = torch.zeros_like(source)
         torch.cuda.synchronize()
         produce_late(late, source)
         assert torch.equal(run(late), expected)
-    residual = chain.start.clone()
-    late = torch.zeros_like(x)
-    expected = add(x)
+    check_late_addition(chain, x)
+
+
+def check_late_addition(chain: Chain, x: Tensor) -> None:
+    """Add a late product to a residual that exists before."""
+
+    def add(source: Tensor, residual: Tensor) -> None:
+        if len(x) <= MAX_GEMV_ROWS:
+            add_linear(source, chain.output, residual)
+        else:
+            gemm.add_linear(source, chain.output, residual, chain.norm)
+
+    expected, found, late = chain.start.clone(), chain.start.clone(), torch.zeros_like(x)
+    add(x, expected)
     torch.cuda.synchronize()
     produce_late(late, x)
-    add_linear(late, chain.output, residual)
-    assert torch.equal(residual, expected)
+    add(late, found)
+    assert torch.equal(found, expected)
 
 
 def make_decoder(*, qk_norm: bool, bias: bool) -> Decoder:
@@ -345,7 +492,7 @@ def make_decoder(*, qk_norm: bool, bias: bool) -> Decoder:
     return Decoder(spec, draw(1000, 512), layers, 1 + draw(512, scale=0.1), draw(1000, 512, scale=0.05))
 
 
-@pytest.mark.parametrize("lengths", [[1], [17, 300], [300, 16, 41, 0]], ids=str)
+@pytest.mark.parametrize("lengths", [[1], [17, 300], [300, 16, 41, 0], [*range(1, 400, 12)]], ids=str)
 @pytest.mark.parametrize(("qk_norm", "bias"), [(False, False), (True, False), (False, True)])
 def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     lengths: list[int], qk_norm: bool, bias: bool
@@ -353,7 +500,7 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     torch.manual_seed(9)
     decoder = make_decoder(qk_norm=qk_norm, bias=bias)
     rows = len(lengths)
-    assert rows <= MAX_DECODE_ROWS and can_decode(decoder.spec, torch.bfloat16, rows)
+    assert rows <= MAX_DECODE_ROWS and can_decode(decoder.spec, torch.bfloat16, rows, BLOCK_SIZE)
     host_batch, num_blocks = make_batch(lengths, 512)
     host_batch.input_ids.random_(1000)
     host_batch.block_tables.clamp_(max=num_blocks - 1)

@@ -71,7 +71,7 @@ class Decoder:
         self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int, *, decoding: bool = False
     ) -> Tensor:
         """Run one step without sampling and return the logits [num_rows, vocab] of each row's last token."""
-        if decoding and self._has_decode_kernels(num_rows):
+        if decoding and self._has_decode_kernels(num_rows, kv_cache):
             return self._decode(batch, kv_cache, num_rows)
         step = StepInputs(
             rotation=self._rotary_table.index_select(0, batch.positions[:num_tokens]),
@@ -88,21 +88,20 @@ class Decoder:
         hidden = last_token_norm(update, self._norm, eps, residual, batch.query_starts, num_rows)
         return linear(hidden, self._lm_head)
 
-    def _has_decode_kernels(self, num_rows: int) -> bool:
+    def _has_decode_kernels(self, num_rows: int, kv_cache: Tensor) -> bool:
         if self.device.type != "cuda":
             return False
         from blink.models.decode_step import can_decode
 
-        return can_decode(self.spec, self.dtype, num_rows)
+        return can_decode(self.spec, self.dtype, num_rows, kv_cache.shape[3])
 
     def _decode(self, batch: Batch, kv_cache: Tensor, num_rows: int) -> Tensor:
-        from blink.models.decode_step import compute_decode_logits, run_decode_layer
+        from blink.models.decode_step import DecodeWeights, compute_decode_logits
 
-        eps = self.spec.rms_norm_eps
-        residual = self._embedding.index_select(0, batch.input_ids[:num_rows])
-        for layer, layer_cache in zip(self._layers, kv_cache, strict=True):
-            run_decode_layer(layer, residual, layer_cache, batch, self._rotary_table, eps)
-        return compute_decode_logits(residual, self._norm, eps, self._lm_head)
+        weights = DecodeWeights(
+            self._embedding, self._layers, self._norm, self._lm_head, self._rotary_table, self.spec.rms_norm_eps
+        )
+        return compute_decode_logits(weights, batch, kv_cache, num_rows)
 
     def _run_layer(
         self, layer: Layer, residual: Tensor, update: Tensor | None, kv_cache: Tensor, step: StepInputs

@@ -1,205 +1,127 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of decoding rows, one token each, over the paged KV cache. A cluster of blocks serves one row and KV head:
-// its warps split the keys. The row's new key and value come straight from the QKV product: this kernel normalises and
-// rotates heads and writes the cache. All older keys are on their way to registers before it waits for that product.
+// its warps split the keys, 16 at a time, which tensor copies bring to shared memory. The row's new key and value come
+// straight from the QKV product: this kernel normalises and rotates heads and writes the cache. Copies of older keys
+// are under way before it waits for that product.
 #pragma once
 
 #include "attention_heads.cuh"
+#include "attention_parts.cuh"
 
 namespace blink {
 
-// Load a tile's keys and values but the new one, which is not in the cache yet.
+// The block of the cache that holds a tile of this warp.
 template <class S>
-__device__ inline void load_tile(const AttentionArgs& args, const Place<S>& at, int tile, Tile<S>& to) {
-  const int old = at.length - 1;
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int index = tile * kTileKeys + half * 8 + at.lane / 4;
-    const bool inside = index < old;
-    const Bf16* from = inside ? at.key(index) + at.lane % 4 * 8 : nullptr;
-#pragma unroll
-    for (int step = 0; step < S::steps; step++) to.keys[half][step] = inside ? load_once(from + step * 32) : Vec16{};
-  }
-#pragma unroll
-  for (int turn = 0; turn < S::turns; turn++) {
-    const int index = tile * kTileKeys + turn * (32 / S::value_lanes) + at.lane / S::value_lanes;
-    to.values[turn] = index < old ? load_once(at.key(index) + args.values + at.lane % S::value_lanes * 8) : Vec16{};
-  }
-}
-
-// Bring the tiles that this warp will take later to L2.
-template <class S>
-__device__ inline void fetch_later(const AttentionArgs& args, const Place<S>& at, int tile) {
-  constexpr int stride = S::cluster * S::warps, most = 8;
-  const int end = min((at.length + kTileKeys - 1) / kTileKeys, tile + (most + 1) * stride);
-  for (int later = tile + stride; later < end; later += stride) {
-    const int index = later * kTileKeys + at.lane / 2;
-    if (index >= at.length - 1) continue;
-    const Bf16* from = at.key(index) + at.lane % 2 * (S::head_dim / 2);
-    prefetch_line(from);
-    prefetch_line(from + args.values);
-  }
-}
-
-// Put the new key and value in their place of the tile.
-template <class S>
-__device__ inline void insert_new(const AttentionArgs& args, const Place<S>& at, int tile, const Bf16* new_key,
-                                  const Bf16* new_value, Tile<S>& to) {
-  const int index = at.length - 1 - tile * kTileKeys;
-#pragma unroll
-  for (int half = 0; half < 2; half++)
-    if (half * 8 + at.lane / 4 == index)
-#pragma unroll
-      for (int step = 0; step < S::steps; step++)
-        to.keys[half][step] = *reinterpret_cast<const Vec16*>(new_key + at.lane % 4 * 8 + step * 32);
-#pragma unroll
-  for (int turn = 0; turn < S::turns; turn++)
-    if (turn * (32 / S::value_lanes) + at.lane / S::value_lanes == index)
-      to.values[turn] = load(new_value + at.lane % S::value_lanes * 8);
+__device__ inline int load_block(const Place<S>& at, int turn) {
+  return turn < at.count ? at.table[at.tile(turn) * kTileKeys / S::block_size] : 0;
 }
 
 template <class S>
-struct Running {  // softmax over the keys so far; the first two are of query head lane / 4
-  float best = kLowest, total = 0;
-  float attended[S::group][8] = {};  // of the lane's keys and dims
-};
+__device__ inline void copy_tile(const AttentionArgs& args, const Place<S>& at, int turn, int block,
+                                 AttentionShared<S>& shared) {
+  Barrier& full = shared.full[at.warp][turn % S::stages];
+  expect(full, sizeof(Tile<S>));
+  const int token = block * S::block_size + at.tile(turn) * kTileKeys % S::block_size;
+  copy_box_5d(&shared.ring[at.warp][turn % S::stages], args.cells, token, at.head, full, read_once_policy());
+}
 
-// The weights of a tile's keys to shared memory, from their scores.
+// Put the new key and value in their place of the last tile. Values behind them, whatever they are, become zeros: they
+// are multiplied by 0.
 template <class S>
-__device__ inline void weigh(const AttentionArgs& args, const Place<S>& at, int tile, const Tile<S>& kv,
-                             AttentionShared<S>& shared, Running<S>& running) {
+__device__ inline void complete_tile(const Place<S>& at, AttentionShared<S>& shared, Tile<S>& tile) {
+  const int newest = (at.length - 1) % kTileKeys;
+  if (at.lane < S::chunks) {
+    *tile.chunk(0, newest, at.lane) = reinterpret_cast<const Vec16*>(shared.new_key)[at.lane];
+    *tile.chunk(1, newest, at.lane) = reinterpret_cast<const Vec16*>(shared.new_value)[at.lane];
+  }
+  for (int i = at.lane; i < (kTileKeys - 1 - newest) * S::chunks; i += 32)
+    *tile.chunk(1, newest + 1 + i / S::chunks, i % S::chunks) = {};
+  __syncwarp();
+}
+
+// The matrix instruction's column or k 0..7 is this key of eight: lanes that load together then use all banks.
+__device__ inline int permute_key(int i) { return i / 2 + i % 2 * 4; }
+
+// The weights of a tile's keys: of query head lane / 4, pairs of keys lane % 4 and 4 more, of the first eight and the
+// others. What was attended so far shrinks.
+template <class S>
+__device__ inline void weigh(const AttentionArgs& args, const Place<S>& at, int turn, const Vec16 (&query)[S::steps],
+                             Tile<S>& tile, Running<S>& running, unsigned (&weights)[2]) {
   float scores[2][4] = {};
-  const Bf16* query = shared.queries[min(at.lane / 4, S::group - 1)] + at.lane % 4 * 8;
 #pragma unroll
-  for (int step = 0; step < S::steps; step++) {
-    const Vec16 q = *reinterpret_cast<const Vec16*>(query + step * 32);
+  for (int step = 0; step < S::steps; step++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const Vec16 k = kv.keys[half][step];
+      const Vec16 q = query[step], k = *tile.chunk(0, half * 8 + permute_key(at.lane / 4), step * 4 + at.lane % 4);
       multiply_add(scores[half], q.x, 0, q.y, 0, k.x, k.y);
       multiply_add(scores[half], q.z, 0, q.w, 0, k.z, k.w);
     }
-  }
-  const int first = tile * kTileKeys + at.lane % 4 * 2;
+  const int first = at.tile(turn) * kTileKeys + at.lane % 4;
   float best = running.best;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float& score = scores[i / 2][i % 2];
-    score = first + i / 2 * 8 + i % 2 < at.length ? score * args.scale : kLowest;
+    score = first + i / 2 * 8 + i % 2 * 4 < at.length ? score * args.scale : kLowest;
     best = fmaxf(best, score);
   }
   best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
   best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
   const float shrink = exp2f(running.best - best);
-  float sum = 0;
+  running.total *= shrink;
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float weight = exp2f(scores[i / 2][i % 2] - best);
-    sum += weight;
-    shared.weights[at.warp][i / 2 * 8 + at.lane % 4 * 2 + i % 2][at.lane / 4] = weight;
+  for (int half = 0; half < 2; half++) {
+    weights[half] = to_bf16_pair(exp2f(scores[half][0] - best), exp2f(scores[half][1] - best));
+    running.total += low_float(weights[half]) + high_float(weights[half]);
   }
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  running.total = running.total * shrink + sum;
   running.best = best;
-  if (at.lane % 4 == 0) shared.shrink[at.warp][at.lane / 4] = shrink;
-  __syncwarp();
+  const float even = __shfl_sync(~0u, shrink, at.lane % 4 * 8), odd = __shfl_sync(~0u, shrink, at.lane % 4 * 8 + 4);
+#pragma unroll
+  for (int i = 0; i < S::head_dim / 16 * 4; i++) running.attended[i / 4][i % 4] *= i % 2 ? odd : even;
 }
 
 template <class S>
-__device__ inline void add_values(const Place<S>& at, const Tile<S>& kv, const AttentionShared<S>& shared,
+__device__ inline void add_values(const Place<S>& at, Tile<S>& tile, const unsigned (&weights)[2],
                                   Running<S>& running) {
+  const int key = at.lane / 16 * 8 + permute_key(at.lane % 8);
 #pragma unroll
-  for (int head = 0; head < S::group; head++) {
-    const float shrink = shared.shrink[at.warp][head];
-#pragma unroll
-    for (int i = 0; i < 8; i++) running.attended[head][i] *= shrink;
+  for (int dims = 0; dims < S::head_dim; dims += 16) {
+    const Vec16 v = load_transposed(tile.chunk(1, key, dims / 8 + at.lane / 8 % 2));
+    multiply_add(running.attended[dims / 16], v.x, v.y, v.z, v.w, weights[0], weights[1]);
   }
-#pragma unroll
-  for (int turn = 0; turn < S::turns; turn++) {
-    const int key = turn * (32 / S::value_lanes) + at.lane / S::value_lanes;
-    const Vec16 v = kv.values[turn];
-    const float values[8] = {low_float(v.x), high_float(v.x), low_float(v.y), high_float(v.y),
-                             low_float(v.z), high_float(v.z), low_float(v.w), high_float(v.w)};
-#pragma unroll
-    for (int head = 0; head < S::group; head++) {
-      const float weight = shared.weights[at.warp][key][head];
-#pragma unroll
-      for (int i = 0; i < 8; i++) running.attended[head][i] += weight * values[i];
-    }
-  }
-  __syncwarp();
 }
 
-// Leave a warp's results in shared memory, those of lanes with other keys added up.
+// Work through this warp's tiles, the first of which are being copied. block: of tile `lane`.
 template <class S>
-__device__ inline void leave_part(const Place<S>& at, AttentionShared<S>& shared, Running<S>& running) {
+__device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& at, int block,
+                                    AttentionShared<S>& shared, Running<S>& running) {
+  Vec16 query[S::steps];
+  const Bf16* from = shared.queries[min(at.lane / 4, S::group - 1)] + at.lane % 4 * 8;
 #pragma unroll
-  for (int head = 0; head < S::group; head++) {
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-#pragma unroll
-      for (int step = 16; step >= S::value_lanes; step /= 2)
-        running.attended[head][i] += __shfl_xor_sync(~0u, running.attended[head][i], step);
-    if (at.lane < S::value_lanes)
-#pragma unroll
-      for (int i = 0; i < 8; i++) shared.parts[at.warp][head][at.lane * 8 + i] = running.attended[head][i];
+  for (int step = 0; step < S::steps; step++) query[step] = *reinterpret_cast<const Vec16*>(from + step * 32);
+  const int last = (at.length - 1) / kTileKeys;
+#pragma unroll 1
+  for (int turn = 0; turn < at.count; turn++) {
+    Tile<S>& tile = shared.ring[at.warp][turn % S::stages];
+    wait(shared.full[at.warp][turn % S::stages], turn / S::stages % 2);
+    if (at.tile(turn) == last) complete_tile(at, shared, tile);
+    unsigned weights[2];
+    weigh(args, at, turn, query, tile, running, weights);
+    add_values(at, tile, weights, running);
+    __syncwarp();
+    const int next = turn + S::stages;
+    if (next % 32 == 0) block = load_block(at, next + at.lane);
+    if (next < at.count && at.lane == next % 32) copy_tile(args, at, next, block, shared);
   }
-  if (at.lane % 4 == 0 && at.lane / 4 < S::group) {
-    shared.best[at.warp][at.lane / 4] = running.best;
-    shared.total[at.warp][at.lane / 4] = running.total;
-  }
+  running.total += __shfl_xor_sync(~0u, running.total, 1);
+  running.total += __shfl_xor_sync(~0u, running.total, 2);
 }
 
-// Add up the block's parts.
-template <class S>
-__device__ inline void combine_block(AttentionShared<S>& shared) {
-  for (int i = threadIdx.x; i < S::group * S::head_dim; i += 32 * S::warps) {
-    const int head = i / S::head_dim, dim = i % S::head_dim;
-    float best = kLowest, total = 0, attended = 0;
-    for (int warp = 0; warp < S::warps; warp++) best = fmaxf(best, shared.best[warp][head]);
-    for (int warp = 0; warp < S::warps; warp++) {
-      const float weight = exp2f(shared.best[warp][head] - best);
-      total += weight * shared.total[warp][head];
-      attended += weight * shared.parts[warp][head][dim];
-    }
-    shared.block_part[head][dim] = attended;
-    if (dim == 0) shared.block_best[head] = best, shared.block_total[head] = total;
-  }
-}
-
-// Add up the cluster's parts, each block some of the outputs, and write them. Without keys they are zero.
-template <class S>
-__device__ inline void combine_cluster(const AttentionArgs& args, const Place<S>& at, AttentionShared<S>& shared) {
-  constexpr int share = (S::group * S::head_dim + S::cluster - 1) / S::cluster;
-  const int end = min((at.rank + 1) * share, S::group * S::head_dim);
-  for (int i = at.rank * share + int(threadIdx.x); i < end; i += 32 * S::warps) {
-    const int head = i / S::head_dim, dim = i % S::head_dim;
-    float bests[S::cluster], totals[S::cluster], parts[S::cluster];
-#pragma unroll
-    for (int rank = 0; rank < S::cluster; rank++) {
-      bests[rank] = load_in_cluster(address_in(rank, &shared.block_best[head]));
-      totals[rank] = load_in_cluster(address_in(rank, &shared.block_total[head]));
-      parts[rank] = load_in_cluster(address_in(rank, &shared.block_part[head][dim]));
-    }
-    float best = kLowest, total = 0, attended = 0;
-#pragma unroll
-    for (int rank = 0; rank < S::cluster; rank++) best = fmaxf(best, bests[rank]);
-#pragma unroll
-    for (int rank = 0; rank < S::cluster; rank++) {
-      const float weight = exp2f(bests[rank] - best);
-      total += weight * totals[rank];
-      attended += weight * parts[rank];
-    }
-    const long place = (long(at.row) * S::kv_heads + at.head) * S::group * S::head_dim + i;
-    args.out[place] = to_bf16(total > 0 ? attended / total : 0);
-  }
-}
-
-template <int kGroup, int kHeadDim, int kRotaryDim, int kKvHeads, int kBlockSize, int kCluster, int kWarps, bool kNorm>
-__global__ void __launch_bounds__(32 * kWarps) attend(const AttentionArgs args) {
-  using S = AttentionShape<kGroup, kHeadDim, kRotaryDim, kKvHeads, kBlockSize, kCluster, kWarps, kNorm>;
-  __shared__ AttentionShared<S> shared;
+template <int kGroup, int kHeadDim, int kRotaryDim, int kKvHeads, int kBlockSize, int kCluster, int kWarps, int kStages,
+          bool kNorm>
+__global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionArgs args) {
+  using S = AttentionShape<kGroup, kHeadDim, kRotaryDim, kKvHeads, kBlockSize, kCluster, kWarps, kStages, kNorm>;
+  extern __shared__ __align__(1024) char memory[];
+  auto& shared = *reinterpret_cast<AttentionShared<S>*>(memory);
   launch_dependents();
   Place<S> at;
   at.row = blockIdx.y;
@@ -209,31 +131,25 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const AttentionArgs args) 
   at.lane = threadIdx.x % 32;
   at.length = args.context_lens[at.row];
   at.table = args.block_tables + long(args.row_slots[at.row]) * args.table_stride;
-  at.keys = args.cache + at.head * kHeadDim;
+  at.first = at.warp * kCluster + at.rank;
   const int num_tiles = (at.length + kTileKeys - 1) / kTileKeys;
-  const int last = num_tiles - 1;  // the tile of the new key
+  at.count = max(num_tiles - at.first + kCluster * kWarps - 1, 0) / (kCluster * kWarps);
 
-  Tile<S> kv;
-  int tile = at.warp * kCluster + at.rank;
-  load_tile(args, at, tile, kv);
-  fetch_later(args, at, tile);
+  const int block = load_block(at, at.lane);
+  if (at.lane < kStages) initialize(shared.full[at.warp][at.lane], 1);
+  publish_barriers();
+  __syncwarp();
+  if (at.lane < kStages && at.lane < at.count) copy_tile(args, at, at.lane, block, shared);
   if (kNorm && at.warp == 0)
     prefetch_line((at.lane % 2 ? args.key_norm : args.query_norm) + at.lane / 2 * 8 % kHeadDim);
   const Angles<S> angles = load_angles(args, at);
   wait_for_prerequisites();
 
-  const bool owner = num_tiles > 0 && last % kCluster == at.rank;
+  const bool owner = num_tiles > 0 && (num_tiles - 1) % kCluster == at.rank;
   prepare_heads(args, at, angles, owner, shared);
   __syncthreads();
   Running<S> running;
-  const Bf16* new_value = args.qkv + (long(at.row) * (kGroup + 2) + kGroup + 1) * S::token + at.head * kHeadDim;
-  while (tile < num_tiles) {
-    if (tile == last) insert_new(args, at, tile, shared.new_key, new_value, kv);
-    weigh(args, at, tile, kv, shared, running);
-    add_values(at, kv, shared, running);
-    tile += kCluster * kWarps;
-    if (tile < num_tiles) load_tile(args, at, tile, kv);
-  }
+  attend_tiles(args, at, block, shared, running);
   leave_part(at, shared, running);
   __syncthreads();
   combine_block(shared);

@@ -77,9 +77,11 @@ __device__ inline void prepare_heads(const AttentionArgs& args, const Place<S>& 
     prepare_head<S>(from, is_key ? args.key_norm : args.query_norm, args.eps, angles, at.lane,
                     is_key ? shared.new_key : shared.queries[is_key ? 0 : head], is_key ? cell : nullptr);
   }
-  if (owner && cell && at.warp == S::warps - 1 && at.lane < S::value_lanes) {
+  if (owner && at.warp == S::warps - 1 && at.lane < S::chunks) {
     const Bf16* value = qkv + ((S::group + 1) * S::kv_heads + at.head) * S::head_dim;
-    *reinterpret_cast<Vec16*>(cell + args.values + at.lane * 8) = load(value + at.lane * 8);
+    const Vec16 chunk = load(value + at.lane * 8);
+    *reinterpret_cast<Vec16*>(shared.new_value + at.lane * 8) = chunk;
+    if (cell) *reinterpret_cast<Vec16*>(cell + args.values + at.lane * 8) = chunk;
   }
 }
 

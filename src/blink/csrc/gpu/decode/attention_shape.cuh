@@ -2,11 +2,12 @@
 // What the parts of decoding rows' attention share: arguments, sizes, shared memory, and where a warp works.
 #pragma once
 
-#include "ptx.cuh"
+#include "tensor_copy.cuh"
 
 namespace blink {
 
 struct AttentionArgs {
+  TensorMap cells;  // the cache as [2, kv_heads, head_dim / kBoxRow, blocks * block_size, kBoxRow]
   const Bf16* qkv;  // [rows, (kGroup + 2) * kv_heads * head_dim]
   Bf16* cache;      // [2, blocks, block_size, kv_heads, head_dim]
   long values;      // elements from keys to values
@@ -24,11 +25,11 @@ struct AttentionArgs {
   int table_stride;
 };
 
-constexpr int kTileKeys = 16;      // keys that a warp takes at once
+constexpr int kTileKeys = 16;      // keys that a warp takes at once, all in one block of the cache
 constexpr float kLowest = -1e30f;  // below every score, and finite: differences are never NaN
 
 template <int kGroup_, int kHeadDim_, int kRotaryDim_, int kKvHeads_, int kBlockSize_, int kCluster_, int kWarps_,
-          bool kNorm_>
+          int kStages_, bool kNorm_>
 struct AttentionShape {
   static constexpr int group = kGroup_;  // query heads per KV head, up to 8
   static constexpr int head_dim = kHeadDim_;
@@ -37,31 +38,38 @@ struct AttentionShape {
   static constexpr int block_size = kBlockSize_;
   static constexpr int cluster = kCluster_;
   static constexpr int warps = kWarps_;
+  static constexpr int stages = kStages_;  // tiles of a warp that are copied or worked on
   static constexpr bool norm = kNorm_;
-  static constexpr int steps = head_dim / 32;       // 16-byte loads of a key by each of its four lanes
-  static constexpr int value_lanes = head_dim / 8;  // lanes of a value, 16 bytes each
-  static constexpr int turns = kTileKeys * value_lanes / 32;
+  static constexpr int steps = head_dim / 32;        // 16-byte loads of a key by each of its four lanes
+  static constexpr int chunks = head_dim / 8;        // of 16 bytes in a key or value
   static constexpr int dims = head_dim / 32;         // of each lane, where a warp holds one head
   static constexpr int token = kv_heads * head_dim;  // elements between tokens of the cache
   static_assert(group <= 8 && dims % 2 == 0 && rotary_dim / 2 % dims == 0 && rotary_dim <= head_dim);
+  static_assert(block_size % kTileKeys == 0 && head_dim % kBoxRow == 0 && stages <= 32);
 };
 
 template <class S>
-struct Tile {  // a warp's keys, as the matrix instruction takes them, and values, a few dims of every few keys a lane
-  Vec16 keys[2][S::steps];
-  Vec16 values[S::turns];
+struct Tile {  // as the tensor copy leaves it: keys, then values
+  Bf16 boxes[2][S::head_dim / kBoxRow][kTileKeys][kBoxRow];
+
+  // A 16-byte chunk of a key (0) or value (1).
+  __device__ Vec16* chunk(int kind, int key, int chunk) {
+    return reinterpret_cast<Vec16*>(boxes[kind][chunk / 8][key] + (chunk % 8 ^ key % 8) * 8);
+  }
 };
 
 template <class S>
 struct AttentionShared {
+  union {
+    Tile<S> ring[S::warps][S::stages];
+    float parts[S::warps][sizeof(Tile<S>) * S::stages / 4];  // [group, head_dim + 4] of each warp, once it has no tile
+  };
   alignas(16) Bf16 queries[S::group][S::head_dim + 32];  // padded against bank conflicts
-  alignas(16) Bf16 new_key[S::head_dim];
-  alignas(16) float weights[S::warps][kTileKeys][8];
-  float shrink[S::warps][8];
-  alignas(16) float parts[S::warps][S::group][S::head_dim];
+  alignas(16) Bf16 new_key[S::head_dim], new_value[S::head_dim];
   float best[S::warps][S::group], total[S::warps][S::group];
   alignas(16) float block_part[S::group][S::head_dim];
   float block_best[S::group], block_total[S::group];
+  alignas(8) Barrier full[S::warps][S::stages];
 };
 
 // Where one row's attention happens.
@@ -69,12 +77,10 @@ template <class S>
 struct Place {
   int row, head, rank, warp, lane;
   int length;        // keys, the new one included
+  int first, count;  // this warp's tiles: every S::cluster * S::warps-th
   const int* table;  // the row's blocks
-  const Bf16* keys;  // of this head
 
-  __device__ const Bf16* key(int index) const {
-    return keys + (long(table[index / S::block_size]) * S::block_size + index % S::block_size) * S::token;
-  }
+  __device__ int tile(int turn) const { return first + turn * S::cluster * S::warps; }
 };
 
 }  // namespace blink

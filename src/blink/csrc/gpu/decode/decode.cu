@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of decoding steps on Hopper; instantiated by name for the sizes of each model.
 #include "attention.cuh"
+#include "embedding.cuh"
+#include "gemm.cuh"
 #include "gemv.cuh"
 #include "truncation.cuh"

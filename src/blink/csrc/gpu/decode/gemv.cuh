@@ -9,8 +9,6 @@
 
 namespace blink {
 
-enum class Output { kStore, kAdd, kGate };  // out = product + bias; out += product + bias; silu(gate) * up
-
 struct GemvArgs {
   const Bf16* weight;  // [n, k]; kGate: [2 * n, k], gates first
   const Bf16* bias;    // [n] or null
@@ -95,14 +93,6 @@ template <class S>
 struct Activations {  // a warp's part of them, as the matrix instruction takes them
   Vec16 values[S::steps][S::parts];
 };
-
-__device__ inline float square_sum(unsigned pair) {
-  return low_float(pair) * low_float(pair) + high_float(pair) * high_float(pair);
-}
-
-__device__ inline float square_sum(Vec16 v) {
-  return square_sum(v.x) + square_sum(v.y) + square_sum(v.z) + square_sum(v.w);
-}
 
 // Load a warp's activations, times the norm's weights. Lanes whose row is beyond the last one take that again: what
 // they compute, nobody reads. Leaves each row's sum of squares.
@@ -271,7 +261,7 @@ template <int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, i
           Output kOutput, bool kNorm>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) gemv(const GemvArgs args) {
   using S = GemvShape<kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages, kOutput, kNorm>;
-  extern __shared__ __align__(128) char memory[];
+  extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<GemvShared<S>*>(memory);
   const int rank = kCluster > 1 ? int(cluster_rank()) : 0;
   const int tile = blockIdx.x / kCluster, warp = threadIdx.x / 32;

@@ -13,6 +13,9 @@ struct Vec16 {  // 16 bytes: eight bf16
   unsigned x, y, z, w;
 };
 
+// Of a product: out = product + bias; out += product + bias; silu(gate) * up.
+enum class Output { kStore, kAdd, kGate };
+
 // A programmatic edge lets the next kernel of the stream start while this one runs ...
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
@@ -132,6 +135,14 @@ __device__ inline Vec16 multiply(Vec16 a, Vec16 b) {
   return {multiply_pairs(a.x, b.x), multiply_pairs(a.y, b.y), multiply_pairs(a.z, b.z), multiply_pairs(a.w, b.w)};
 }
 
+__device__ inline float square_sum(unsigned pair) {
+  return low_float(pair) * low_float(pair) + high_float(pair) * high_float(pair);
+}
+
+__device__ inline float square_sum(Vec16 v) {
+  return square_sum(v.x) + square_sum(v.y) + square_sum(v.z) + square_sum(v.w);
+}
+
 // Sums of products over 16 k of 16 rows (a) and 8 columns (b). Which k a lane's registers hold is free, as long as a
 // and b agree: each lane takes 8 consecutive k, 16 bytes, for two of these. Lane l has a's rows l / 4 (a0, a2) and 8 +
 // l / 4 (a1, a3), b's column l / 4, and of the sums row l / 4 (0, 1) and 8 + l / 4 (2, 3), columns l % 4 * 2 and the
@@ -142,6 +153,17 @@ __device__ inline void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, 
       "%3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Load four matrices of 8 x 8 bf16 and transpose each; lane l has the address of row l % 8 of matrix l / 8. A lane gets
+// of each matrix rows l % 4 * 2 and the next, of column l / 4.
+__device__ inline Vec16 load_transposed(const void* row) {
+  Vec16 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared_address(row))
+               : "memory");
+  return v;
 }
 
 // The block's place in its cluster, and the cluster's barrier. Without clusters every block is alone.

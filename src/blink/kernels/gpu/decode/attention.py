@@ -11,11 +11,14 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.gpu.decode.splits import TILE_KEYS, choose_attention_split
+from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_cells
 from blink.kernels.operands import HeadNorm
 
 
 class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's AttentionArgs
     _fields_ = [
+        ("cells", TensorMap),
         ("qkv", ctypes.c_void_p),
         ("cache", ctypes.c_void_p),
         ("values", ctypes.c_int64),
@@ -31,18 +34,17 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's Attention
         ("eps", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("table_stride", ctypes.c_int),
+        ("padding", ctypes.c_char * 16),
     ]
 
 
-def choose_split(rows: int) -> tuple[int, int]:
-    """Return the blocks of a cluster and the warps of each that share the keys of one row and KV head."""
-    return (8, 4) if rows <= 2 else (4, 8) if rows <= 4 else (4, 4)
-
-
-def can_attend(head_dim: int, rotary_dim: int, num_heads: int, kv_heads: int, dtype: torch.dtype) -> bool:
+def can_attend(
+    head_dim: int, rotary_dim: int, num_heads: int, kv_heads: int, block_size: int, dtype: torch.dtype
+) -> bool:
     """Tell whether the kernel takes these sizes."""
     sizes = head_dim in (64, 128) and 0 < rotary_dim <= head_dim and rotary_dim % (head_dim // 16) == 0
-    return sizes and num_heads % kv_heads == 0 and num_heads // kv_heads <= 8 and dtype == torch.bfloat16
+    groups = num_heads % kv_heads == 0 and num_heads // kv_heads <= 8
+    return sizes and groups and block_size % TILE_KEYS == 0 and dtype == torch.bfloat16
 
 
 def decode_attention(
@@ -58,15 +60,17 @@ def decode_attention(
     block_size, kv_heads, head_dim = kv_cache.shape[2:]
     num_heads = width // head_dim - 2 * kv_heads
     rotary_dim = rotary_table.shape[1]
-    assert can_attend(head_dim, rotary_dim, num_heads, kv_heads, qkv.dtype)
+    assert can_attend(head_dim, rotary_dim, num_heads, kv_heads, block_size, qkv.dtype)
     assert qkv.is_contiguous() and kv_cache.is_contiguous() and rotary_table.is_contiguous()
     assert kv_cache.dtype == qkv.dtype and rotary_table.dtype == torch.float32
-    cluster, warps = choose_split(rows)
+    split = choose_attention_split(rows * kv_heads)
     group = num_heads // kv_heads
     norm = "true" if head_norm else "false"
-    name = f"blink::attend<{group}, {head_dim}, {rotary_dim}, {kv_heads}, {block_size}, {cluster}, {warps}, {norm}>"
+    sizes = (group, head_dim, rotary_dim, kv_heads, block_size, split.cluster, split.warps, split.stages)
+    name = f"blink::attend<{', '.join(map(str, sizes))}, {norm}>"
     out = qkv.new_empty(rows, num_heads * head_dim)
     arguments = _Arguments(
+        encode_cells(kv_cache, TILE_KEYS),
         qkv.data_ptr(),
         kv_cache.data_ptr(),
         kv_cache.stride(0),
@@ -83,5 +87,12 @@ def decode_attention(
         math.log2(math.e) / math.sqrt(head_dim),
         batch.block_tables.stride(0),
     )
-    launch(compile_kernel(name), (kv_heads * cluster, rows), 32 * warps, arguments, cluster=cluster)
+    launch(
+        compile_kernel(name),
+        (kv_heads * split.cluster, rows),
+        32 * split.warps,
+        arguments,
+        cluster=split.cluster,
+        shared_bytes=split.shared_bytes(group, head_dim),
+    )
     return out

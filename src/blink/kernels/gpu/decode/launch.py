@@ -29,12 +29,17 @@ def can_launch() -> bool:
     return torch.cuda.get_device_capability() >= _HOPPER
 
 
+def can_multiply_groups() -> bool:
+    """Tell whether the current GPU has the products of warpgroups that csrc/gpu/decode/gemm.cuh uses: Hopper alone."""
+    return torch.cuda.get_device_capability() == _HOPPER
+
+
 @functools.cache
 def compile_kernel(name: str) -> driver.CUfunction:
     """Return the kernel of a name such as "blink::gemv<1, 4096, ...>" for the current GPU; takes about a second."""
     device = Device()
     device.set_current()
-    code = compile_code(f"sm_{device.arch}", (name,))
+    code = compile_code(f"sm_{device.arch}a", (name,))
     _compiled.append(code)
     kernel = check(driver.cuKernelGetFunction(driver.CUkernel(int(code.get_kernel(name).handle))))
     allow_shared_memory(kernel)
@@ -53,7 +58,7 @@ _compiled: list[ObjectCode] = []  # never freed: captured graphs use them
 
 
 def compile_code(arch: str, names: Sequence[str]) -> ObjectCode:
-    """Compile named kernels for an architecture such as "sm_90"; needs no GPU."""
+    """Compile named kernels for an architecture such as "sm_90a"; needs no GPU."""
     options = ProgramOptions(name="decode.cu", std="c++20", arch=arch, include_path=[str(_SOURCES), str(_ROOT)])
     return Program((_SOURCES / "decode.cu").read_text(), "c++", options).compile("cubin", name_expressions=tuple(names))
 

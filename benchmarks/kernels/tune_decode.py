@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the fastest splits of decoding rows' kernels on this GPU and write them to the table that the server reads.
+
+What counts is a whole step of a few layers, replayed as a graph: kernels overlap their neighbours. One kernel after the
+other is tried with every split that fits; the fastest stays.
+
+Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from decode_layer import Case, Model, time_graph
+
+import blink.models
+from blink.kernels.gpu.decode import splits
+from blink.kernels.gpu.decode.splits import Output
+from blink.models.spec import ModelSpec
+from blink.models.weights.source import read_spec
+
+_CONFIGS = Path(blink.models.__path__[0]) / "configs"
+_MODELS = ("llama-3-8b", "phi-4", "qwen3-32b")
+_LAYERS = 6
+_CONTEXT = 500
+_TOLERANCE = 5e-2  # sums in another order, through some layers
+
+Candidates = dict[str, list[list[int]]]
+
+
+def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
+    """Return the keys of the table that a step uses, those of most bytes first, each with all splits."""
+    hidden, inter, tokens = spec.hidden_size, spec.intermediate_size, splits.pad_rows(rows)
+    products = (
+        (Output.GATE, 2 * inter, hidden),
+        (Output.ADD, hidden, inter),
+        (Output.STORE, spec.q_size + 2 * spec.kv_size, hidden),
+        (Output.ADD, hidden, spec.q_size),
+        (Output.STORE, spec.vocab_size, hidden),
+    )
+    found = {
+        splits.gemm_key(output, tokens, n, k): list(map(to_list, splits.list_gemm_splits(output, tokens)))
+        for output, n, k in products
+    }
+    attention = splits.list_attention_splits(spec.num_heads // spec.num_kv_heads, spec.head_dim)
+    return found | {splits.attention_key(rows * spec.num_kv_heads): list(map(to_list, attention))}
+
+
+def to_list(split: splits.GemmSplit | splits.AttentionSplit) -> list[int]:
+    return list(dataclasses.astuple(split))
+
+
+def tune(case: Case, candidates: Candidates, passes: int) -> Iterator[str]:
+    """Put the fastest splits into the table; yield what they gain."""
+    table = splits.read_table()
+    expected = case.run_after().float()
+
+    def measure(key: str, option: list[int]) -> float:
+        table[key] = option
+        error = float((case.run_after().float() - expected).norm() / expected.norm())
+        if not error < _TOLERANCE:
+            raise SystemExit(f"{key} with {option}: logits differ by {error:.1e}")
+        return time_graph(case.run_after)
+
+    for key, options in list(candidates.items()) * passes:
+        before = time_graph(case.run_after)
+        best, table[key] = min((measure(key, option), option) for option in options)
+        yield f"   {key}: {table[key]}, {before:.1f} to {best:.1f} us"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=_MODELS)
+    parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--passes", type=int, default=2)
+    options = parser.parse_args()
+    for name in options.models:
+        model = Model(dataclasses.replace(read_spec(_CONFIGS / name), num_layers=_LAYERS))
+        for rows in options.rows:
+            start = time.monotonic()
+            print(f"{name}, {rows} rows", flush=True)
+            for line in tune(Case(model, rows, _CONTEXT), list_candidates(model.spec, rows), options.passes):
+                print(line, flush=True)
+            write_table()
+            print(f"   {time.monotonic() - start:.0f} s", flush=True)
+        del model
+
+
+def write_table() -> None:
+    tables = json.loads(splits.TABLE.read_text()) if splits.TABLE.exists() else {}
+    tables[torch.cuda.get_device_name()] = splits.read_table()
+    lines = [json.dumps(device) + ": {\n" + ",\n".join(
+        f"  {json.dumps(key)}: {json.dumps(table[key])}" for key in sorted(table)
+    ) + "\n }" for device, table in sorted(tables.items())]  # fmt: skip
+    splits.TABLE.write_text("{\n " + ",\n ".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Softmax over keys that several warps and blocks have seen.
+#pragma once
+
+#include "attention_shape.cuh"
+
+namespace blink {
+
+template <class S>
+struct Running {  // softmax over the keys so far; the first two are of query head lane / 4
+  float best = kLowest, total = 0;
+  // Dims dims / 16 * 16 + lane / 4 (0 and 1 of four) and 8 more (2 and 3), of heads lane % 4 * 2 and the next.
+  float attended[S::head_dim / 16][4] = {};
+};
+
+// Leave a warp's results in shared memory.
+template <class S>
+__device__ inline void leave_part(const Place<S>& at, AttentionShared<S>& shared, const Running<S>& running) {
+#pragma unroll
+  for (int dims = 0; dims < S::head_dim; dims += 16)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int head = at.lane % 4 * 2 + i % 2, dim = dims + at.lane / 4 + i / 2 * 8;
+      if (head < S::group) shared.parts[at.warp][head * (S::head_dim + 4) + dim] = running.attended[dims / 16][i];
+    }
+  if (at.lane % 4 == 0 && at.lane / 4 < S::group) {
+    shared.best[at.warp][at.lane / 4] = running.best;
+    shared.total[at.warp][at.lane / 4] = running.total;
+  }
+}
+
+// Add up the block's parts.
+template <class S>
+__device__ inline void combine_block(AttentionShared<S>& shared) {
+  for (int i = threadIdx.x; i < S::group * S::head_dim; i += 32 * S::warps) {
+    const int head = i / S::head_dim, dim = i % S::head_dim;
+    float best = kLowest, total = 0, attended = 0;
+    for (int warp = 0; warp < S::warps; warp++) best = fmaxf(best, shared.best[warp][head]);
+    for (int warp = 0; warp < S::warps; warp++) {
+      const float weight = exp2f(shared.best[warp][head] - best);
+      total += weight * shared.total[warp][head];
+      attended += weight * shared.parts[warp][head * (S::head_dim + 4) + dim];
+    }
+    shared.block_part[head][dim] = attended;
+    if (dim == 0) shared.block_best[head] = best, shared.block_total[head] = total;
+  }
+}
+
+// Add up the cluster's parts, each block some of the outputs, and write them. Without keys they are zero.
+template <class S>
+__device__ inline void combine_cluster(const AttentionArgs& args, const Place<S>& at, AttentionShared<S>& shared) {
+  constexpr int share = (S::group * S::head_dim + S::cluster - 1) / S::cluster;
+  const int end = min((at.rank + 1) * share, S::group * S::head_dim);
+  for (int i = at.rank * share + int(threadIdx.x); i < end; i += 32 * S::warps) {
+    const int head = i / S::head_dim, dim = i % S::head_dim;
+    float bests[S::cluster], totals[S::cluster], parts[S::cluster];
+#pragma unroll
+    for (int rank = 0; rank < S::cluster; rank++) {
+      bests[rank] = load_in_cluster(address_in(rank, &shared.block_best[head]));
+      totals[rank] = load_in_cluster(address_in(rank, &shared.block_total[head]));
+      parts[rank] = load_in_cluster(address_in(rank, &shared.block_part[head][dim]));
+    }
+    float best = kLowest, total = 0, attended = 0;
+#pragma unroll
+    for (int rank = 0; rank < S::cluster; rank++) best = fmaxf(best, bests[rank]);
+#pragma unroll
+    for (int rank = 0; rank < S::cluster; rank++) {
+      const float weight = exp2f(bests[rank] - best);
+      total += weight * totals[rank];
+      attended += weight * parts[rank];
+    }
+    const long place = (long(at.row) * S::kv_heads + at.head) * S::group * S::head_dim + i;
+    args.out[place] = to_bf16(total > 0 ? attended / total : 0);
+  }
+}
+
+}  // namespace blink

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first residual of a step, with what the first layer's norm needs.
+#pragma once
+
+#include "ptx.cuh"
+
+namespace blink {
+
+struct EmbedArgs {
+  const int* ids;         // [rows]
+  const Bf16* embedding;  // [vocab, hidden]
+  const Bf16* norm;       // [hidden]
+  Bf16* residual;         // [rows, hidden]
+  Bf16* next_x;           // [rows, hidden]: residual * norm
+  float* next_squares;    // [1, tokens]
+  int hidden;
+};
+
+constexpr int kEmbedThreads = 256;
+
+// One block for each row.
+__global__ void __launch_bounds__(kEmbedThreads) embed(const EmbedArgs args) {
+  __shared__ float sums[kEmbedThreads / 32];
+  launch_dependents();
+  wait_for_prerequisites();
+  const int row = blockIdx.x;
+  const Bf16* from = args.embedding + long(*(volatile const int*)(args.ids + row)) * args.hidden;
+  float sum = 0;
+  for (int i = threadIdx.x * 8; i < args.hidden; i += kEmbedThreads * 8) {
+    const Vec16 v = load(from + i);
+    *reinterpret_cast<Vec16*>(args.residual + long(row) * args.hidden + i) = v;
+    *reinterpret_cast<Vec16*>(args.next_x + long(row) * args.hidden + i) = multiply(v, load(args.norm + i));
+    sum += square_sum(v);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int warp = 1; warp < kEmbedThreads / 32; warp++) sum += sums[warp];
+  args.next_squares[row] = sum;
+}
+
+}  // namespace blink

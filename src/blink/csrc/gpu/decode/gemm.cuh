@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of 5 to 64 rows of activations with a weight [out, in], for decoding. One thread of a block copies tiles of
+// the weight to a ring of stages in shared memory, from before the block waits for the activations on; warpgroups
+// multiply them, weight rows by tokens. The norm is split: what writes the residual also writes it times the next
+// norm's weight, and its squares; the product scales its sums by the rate.
+#pragma once
+
+#include "output.cuh"
+#include "wgmma.cuh"
+
+namespace blink {
+
+struct GemmArgs {
+  TensorMap weight;  // [n, k]; kGate: [2 * n, k], gates first
+  TensorMap x;       // [rows, k]
+  OutputArgs output;
+  int stages;  // of all of k
+};
+
+// Sizes. kGroups warpgroups take 64 weight rows each; kCluster blocks share k; a stage holds kStageK of it.
+template <int kTokens_, int kGroups_, int kCluster_, int kStageK_, int kStages_, Output kOutput_, bool kNorm_>
+struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_> {
+  using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_>;
+  static constexpr int stage_k = kStageK_, stages = kStages_;
+  static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
+  static constexpr int stage = (weight_tile + token_tile) * (stage_k / kBoxRow);  // elements
+  static constexpr int ring_bytes = stages * stage * 2;
+  // Partial sums take the ring's place where they are many, at the price of one more wait for each other.
+  static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
+  static_assert(kGroups_ <= 2 && stage_k % kBoxRow == 0 && (!reuse || ring_bytes >= int(sizeof(Parts<Outputs>))));
+};
+
+template <class S>
+struct GemmShared {
+  alignas(1024) Bf16 ring[S::stages][S::stage];
+  alignas(16) char own_parts[S::reuse ? 16 : sizeof(Parts<typename S::Outputs>)];
+  alignas(16) float squares[S::cluster][S::tokens];  // from each block of the cluster
+  alignas(8) Barrier full[S::stages], empty[S::stages];
+
+  __device__ Parts<typename S::Outputs>& parts() {
+    return *reinterpret_cast<Parts<typename S::Outputs>*>(S::reuse ? reinterpret_cast<char*>(ring) : own_parts);
+  }
+};
+
+// A block's place, and its part of k in stages. Blocks start at different stages of it: those that go through k in step
+// want the same memory channels at the same time.
+struct GemmPlace {
+  int rank, tile, first_stage, turns;
+
+  __device__ int stage(int turn) const { return first_stage + (tile * 7 + turn) % turns; }
+};
+
+template <class S>
+__device__ inline void copy_weights(const GemmArgs& args, const GemmPlace& at, int turn, GemmShared<S>& shared) {
+  const int slot = turn % S::stages, row = at.tile * S::outputs;
+  Bf16* to = shared.ring[slot];
+  expect(shared.full[slot], S::stage * 2);
+#pragma unroll
+  for (int part = 0; part < S::stage_k / kBoxRow; part++, to += S::weight_tile) {
+    const int k = at.stage(turn) * S::stage_k + part * kBoxRow;
+    copy_box(to, args.weight, k, row, shared.full[slot], read_once_policy());
+    if (S::output == Output::kGate)
+      copy_box(to + S::weight_tile / 2, args.weight, k, row + args.output.n, shared.full[slot], read_once_policy());
+  }
+}
+
+template <class S>
+__device__ inline void copy_activations(const GemmArgs& args, const GemmPlace& at, int turn, GemmShared<S>& shared) {
+  const int slot = turn % S::stages;
+  Bf16* to = shared.ring[slot] + S::weight_tile * (S::stage_k / kBoxRow);
+#pragma unroll
+  for (int part = 0; part < S::stage_k / kBoxRow; part++, to += S::token_tile)
+    copy_box(to, args.x, at.stage(turn) * S::stage_k + part * kBoxRow, 0, shared.full[slot], read_often_policy());
+}
+
+// What the copying thread does once the ring has its first weights.
+template <class S>
+__device__ inline void copy_stages(const GemmArgs& args, const GemmPlace& at, GemmShared<S>& shared) {
+  for (int turn = 0; turn < S::stages && turn < at.turns; turn++) copy_activations<S>(args, at, turn, shared);
+  for (int turn = S::stages; turn < at.turns; turn++) {
+    wait(shared.empty[turn % S::stages], (turn / S::stages - 1) % 2);
+    copy_weights<S>(args, at, turn, shared);
+    copy_activations<S>(args, at, turn, shared);
+  }
+}
+
+// Multiply all stages; the sums of 64 weight rows, as multiply_boxes() has them.
+template <class S>
+__device__ inline void multiply_stages(const GemmPlace& at, GemmShared<S>& shared, float (&sums)[S::tokens / 2]) {
+  const int group = threadIdx.x / 128;
+  for (int turn = 0; turn < at.turns; turn++) {
+    const int slot = turn % S::stages;
+    wait(shared.full[slot], turn / S::stages % 2);
+    const unsigned long long weights = describe_box(shared.ring[slot] + group * 64 * kBoxRow);
+    const unsigned long long tokens = describe_box(shared.ring[slot] + S::weight_tile * (S::stage_k / kBoxRow));
+    fence_products();
+#pragma unroll
+    for (int step = 0; step < S::stage_k / 16; step++) {
+      const int part = step / 4, in_part = step % 4 * 2;  // tiles' addresses count 16 bytes
+      multiply_boxes(sums, weights + part * S::weight_tile / 8 + in_part, tokens + part * S::token_tile / 8 + in_part);
+    }
+    commit_products();
+    wait_for_products<0>();
+    if (threadIdx.x % 32 == 0 && turn + S::stages < at.turns) arrive(shared.empty[slot]);
+  }
+}
+
+template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm>
+__global__ void __launch_bounds__(128 * kGroups + 64, 4 - kGroups) gemm(const __grid_constant__ GemmArgs args) {
+  using S = GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm>;
+  using Outputs = typename S::Outputs;
+  extern __shared__ __align__(1024) char memory[];
+  auto& shared = *reinterpret_cast<GemmShared<S>*>(memory);
+  const int warp = threadIdx.x / 32;
+  GemmPlace at;
+  at.rank = kCluster > 1 ? int(cluster_rank()) : 0;
+  at.tile = blockIdx.x / kCluster;
+  at.first_stage = args.stages * at.rank / kCluster;
+  at.turns = args.stages * (at.rank + 1) / kCluster - at.first_stage;
+
+  if (threadIdx.x == 128 * kGroups) {
+    for (int i = 0; i < kStages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], 4 * kGroups);
+    publish_barriers();
+    prefetch_map(args.x);
+    for (int turn = 0; turn < kStages && turn < at.turns; turn++) copy_weights<S>(args, at, turn, shared);
+  }
+  launch_dependents();
+  __syncthreads();
+  if (kCluster > 1 && !S::reuse) cluster_arrive();  // all blocks have started once all have waited, below
+  Addends<Outputs> addends = {};
+  float sums[kTokens / 2] = {};
+  float4 squares = {};
+  wait_for_prerequisites();
+  if (warp < 4 * kGroups) {
+    addends = load_addends<Outputs>(args.output, at.tile, at.rank);
+    multiply_stages<S>(at, shared, sums);
+  } else if (warp == 4 * kGroups) {
+    if (threadIdx.x % 32 == 0) copy_stages<S>(args, at, shared);
+    __syncwarp();
+  } else if (kNorm) {
+    squares = sum_squares<Outputs>(args.output, at.rank);
+  }
+  if (kCluster > 1) {
+    if (S::reuse) cluster_arrive();
+    cluster_wait();
+  } else if (S::reuse) {
+    __syncthreads();
+  }
+  if (warp < 4 * kGroups) send_sums<Outputs>(at.rank, sums, shared.parts());
+  if (kNorm && warp == 4 * kGroups + 1) send_squares<Outputs>(at.rank, squares, shared.squares);
+  if (kCluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  if (warp < 4 * kGroups)
+    write_outputs<Outputs>(args.output, at.tile, at.rank, shared.parts(), shared.squares, addends);
+}
+
+}  // namespace blink

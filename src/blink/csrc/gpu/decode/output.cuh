@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of a product's sums: blocks of a cluster exchange them, each for some of the outputs, and add a bias or
+// the residual or apply the gate. With the residual come the inputs of the next norm.
+#pragma once
+
+#include "ptx.cuh"
+
+namespace blink {
+
+struct OutputArgs {
+  const Bf16* bias;       // [n] or null
+  Bf16* out;              // [rows, n]
+  const float* squares;   // [num_squares, kTokens], with kNorm: parts of each row's sum of squares
+  const Bf16* next_norm;  // [n], with kAdd
+  Bf16* next_x;           // [rows, n], with kAdd: out * next_norm
+  float* next_squares;    // [blocks, kTokens], with kAdd
+  float eps, per_k;       // 1 / k
+  int n, rows, num_squares;
+};
+
+template <int kTokens_, int kGroups_, int kCluster_, Output kOutput_, bool kNorm_>
+struct OutputShape {
+  static constexpr int tokens = kTokens_, groups = kGroups_, cluster = kCluster_;
+  static constexpr Output output = kOutput_;
+  static constexpr bool norm = kNorm_;
+  static constexpr int threads = 128 * groups;  // that multiply
+  static constexpr int tile = 64 * groups;      // weight rows of a block
+  static constexpr int halves = output == Output::kGate ? 2 : 1;
+  static constexpr int outputs = tile / halves;
+  static constexpr int share = outputs / cluster;  // that one block of a cluster writes
+  static constexpr int pairs = share / 2;
+  static constexpr int pairs_per_thread = (tokens * pairs + threads - 1) / threads;
+  static_assert(tokens % 8 == 0 && pairs >= 4 && threads % pairs == 0);
+  static_assert(output != Output::kAdd || pairs <= 32);
+};
+
+template <class S>
+struct Parts {  // sums from each block of the cluster, for the outputs that this one writes; padded against conflicts
+  float sums[S::cluster][S::tokens][S::halves * S::share + 4];
+};
+
+// Send a warpgroup's sums, in multiply_boxes()' order, to the blocks that write the outputs.
+template <class S>
+__device__ inline void send_sums(int rank, const float (&sums)[S::tokens / 2], Parts<S>& parts) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int high = 0; high < 2; high++) {
+    const int row = threadIdx.x / 32 * 16 + high * 8 + lane / 4, output = row % S::outputs;
+    const int place = output % S::share + row / S::outputs * S::share;
+    const unsigned to = address_in(output / S::share, &parts.sums[rank][lane % 4 * 2][place]);
+#pragma unroll
+    for (int i = 0; i < S::tokens / 8 * 2; i++) {
+      const unsigned token = i / 2 * 8 + i % 2;
+      store_in_cluster(to + token * sizeof(parts.sums[0][0]), sums[i / 2 * 4 + high * 2 + i % 2]);
+    }
+  }
+}
+
+// Add up this block's part of the partial sums of squares; a warp's lanes hold four tokens each, the same again every
+// S::tokens / 4 lanes.
+template <class S>
+__device__ inline float4 sum_squares(const OutputArgs& args, int rank) {
+  constexpr int width = S::tokens / 4, at_once = 32 / width, batch = 8;
+  const int lane = threadIdx.x % 32;
+  const int end = args.num_squares * (rank + 1) / S::cluster;
+  float sums[4] = {};
+  for (int i = args.num_squares * rank / S::cluster + lane / width; i < end; i += at_once * batch) {
+    Vec16 parts[batch];
+#pragma unroll
+    for (int j = 0; j < batch; j++) {
+      const int part = i + j * at_once;
+      parts[j] = part < end ? load(args.squares + long(part) * S::tokens + lane % width * 4) : Vec16{};
+    }
+#pragma unroll
+    for (int j = 0; j < batch; j++) {
+      sums[0] += __uint_as_float(parts[j].x), sums[1] += __uint_as_float(parts[j].y);
+      sums[2] += __uint_as_float(parts[j].z), sums[3] += __uint_as_float(parts[j].w);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int step = 16; step >= width; step /= 2) sums[i] += __shfl_xor_sync(~0u, sums[i], step);
+  return {sums[0], sums[1], sums[2], sums[3]};
+}
+
+template <class S>
+__device__ inline void send_squares(int rank, float4 sums, float (&squares)[S::cluster][S::tokens]) {
+  const int lane = threadIdx.x % 32;
+  if (lane >= S::tokens / 4) return;
+  for (int to = 0; to < S::cluster; to++) {
+    const unsigned address = address_in(to, &squares[rank][lane * 4]);
+    store_in_cluster(address, sums.x);
+    store_in_cluster(address + 4, sums.y);
+    store_in_cluster(address + 8, sums.z);
+    store_in_cluster(address + 12, sums.w);
+  }
+}
+
+// What a thread's outputs are added to, loaded long before. The thread has the same two outputs of several tokens.
+template <class S>
+struct Addends {
+  unsigned residual[S::pairs_per_thread];
+  unsigned bias, next_norm;
+};
+
+template <class S>
+__device__ inline int first_output(int tile, int rank) {
+  return tile * S::outputs + rank * S::share + int(threadIdx.x) % S::pairs * 2;
+}
+
+template <class S>
+__device__ inline Addends<S> load_addends(const OutputArgs& args, int tile, int rank) {
+  const int output = first_output<S>(tile, rank);
+  Addends<S> to = {};
+  if (output >= args.n) return to;
+  if (S::output != Output::kGate && args.bias) to.bias = *reinterpret_cast<const unsigned*>(args.bias + output);
+  if (S::output != Output::kAdd) return to;
+  to.next_norm = *reinterpret_cast<const unsigned*>(args.next_norm + output);
+#pragma unroll
+  for (int i = 0; i < S::pairs_per_thread; i++) {
+    const int token = (i * S::threads + int(threadIdx.x)) / S::pairs;
+    if (token < args.rows)
+      to.residual[i] = *reinterpret_cast<const volatile unsigned*>(args.out + long(token) * args.n + output);
+  }
+  return to;
+}
+
+template <class S>
+__device__ inline void write_outputs(const OutputArgs& args, int tile, int rank, const Parts<S>& parts,
+                                     const float (&squares)[S::cluster][S::tokens], const Addends<S>& addends) {
+  const int output = first_output<S>(tile, rank), in_share = threadIdx.x % S::pairs * 2;
+#pragma unroll
+  for (int i = 0; i < S::pairs_per_thread; i++) {
+    const int token = (i * S::threads + int(threadIdx.x)) / S::pairs;
+    if (token >= S::tokens) break;
+    const bool writes = token < args.rows && output < args.n;
+    float values[2] = {}, ups[2] = {}, square = 0;
+#pragma unroll
+    for (int block = 0; block < S::cluster; block++) {
+      const float* sums = &parts.sums[block][token][in_share];
+      values[0] += sums[0], values[1] += sums[1];
+      if (S::output == Output::kGate) ups[0] += sums[S::share], ups[1] += sums[S::share + 1];
+      if (S::norm) square += squares[block][token];
+    }
+    const float rate = S::norm ? rsqrtf(square * args.per_k + args.eps) : 1;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      values[j] *= rate;
+      if (S::output == Output::kGate) values[j] = values[j] / (1 + __expf(-values[j])) * ups[j] * rate;
+    }
+    values[0] += low_float(addends.bias) + low_float(addends.residual[i]);
+    values[1] += high_float(addends.bias) + high_float(addends.residual[i]);
+    const unsigned pair = to_bf16_pair(values[0], values[1]);
+    if (writes) *reinterpret_cast<unsigned*>(args.out + long(token) * args.n + output) = pair;
+    if (S::output != Output::kAdd) continue;
+    const float low = low_float(pair), high = high_float(pair);
+    const unsigned next = to_bf16_pair(low * low_float(addends.next_norm), high * high_float(addends.next_norm));
+    if (writes) *reinterpret_cast<unsigned*>(args.next_x + long(token) * args.n + output) = next;
+    float sum = writes ? low * low + high * high : 0;
+#pragma unroll
+    for (int step = 1; step < S::pairs; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % S::pairs == 0) args.next_squares[long(blockIdx.x) * S::tokens + token] = sum;
+  }
+}
+
+}  // namespace blink

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of up to 64 rows with a weight, for decoding, with what stands before and behind them in a decoder layer.
+
+A norm is split in two: who writes a residual also writes it times the norm's weight, with its squares (`Normed`), and
+the product that reads these applies the rate.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
+from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_matrix
+
+MAX_ROWS = 64
+_EMBED_THREADS = 256
+
+
+class _Arguments(ctypes.Structure):  # csrc/gpu/decode/gemm.cuh's GemmArgs
+    _fields_ = [
+        ("weight", TensorMap),
+        ("x", TensorMap),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("squares", ctypes.c_void_p),
+        ("next_norm", ctypes.c_void_p),
+        ("next_x", ctypes.c_void_p),
+        ("next_squares", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("per_k", ctypes.c_float),
+        ("n", ctypes.c_int),
+        ("rows", ctypes.c_int),
+        ("num_squares", ctypes.c_int),
+        ("stages", ctypes.c_int64),  # behind OutputArgs, whose size is a multiple of 8
+        ("padding", ctypes.c_char * 48),
+    ]
+
+
+class _EmbedArguments(ctypes.Structure):
+    _fields_ = [
+        ("ids", ctypes.c_void_p),
+        ("embedding", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("next_x", ctypes.c_void_p),
+        ("next_squares", ctypes.c_void_p),
+        ("hidden", ctypes.c_int),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """The input of a product behind a norm, but for the rate."""
+
+    x: Tensor  # [rows, k], times the norm's weight
+    squares: Tensor  # float32 [parts, rows rounded up], which add up to those of the rows before the norm
+
+
+def embed(ids: Tensor, embedding: Tensor, norm_weight: Tensor) -> tuple[Tensor, Normed]:
+    """Return the residual [rows, hidden] of token ids [rows], and the norm of it."""
+    rows, hidden = ids.shape[0], embedding.shape[1]
+    assert ids.dtype == torch.int32 and ids.is_contiguous() and embedding.is_contiguous() and hidden % 8 == 0
+    residual = embedding.new_empty(rows, hidden)
+    normed = Normed(torch.empty_like(residual), _new_squares(residual, 1))
+    arguments = _EmbedArguments(
+        ids.data_ptr(),
+        embedding.data_ptr(),
+        norm_weight.data_ptr(),
+        residual.data_ptr(),
+        normed.x.data_ptr(),
+        normed.squares.data_ptr(),
+        hidden,
+    )
+    launch(compile_kernel("blink::embed"), (rows, 1), _EMBED_THREADS, arguments)
+    return residual, normed
+
+
+def normed_linear(normed: Normed, eps: float, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the norm's product with a weight [n, k], plus the bias."""
+    out = normed.x.new_empty(normed.x.shape[0], weight.shape[0])
+    _launch(Output.STORE, normed.x, weight, out, bias=bias, squares=normed.squares, eps=eps)
+    return out
+
+
+def gated_linear(normed: Normed, eps: float, gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up of the norm's product with gate_up, whose first half are the gates."""
+    out = normed.x.new_empty(normed.x.shape[0], gate_up.shape[0] // 2)
+    _launch(Output.GATE, normed.x, gate_up, out, squares=normed.squares, eps=eps)
+    return out
+
+
+def add_linear(x: Tensor, weight: Tensor, residual: Tensor, next_norm: Tensor, bias: Tensor | None = None) -> Normed:
+    """Add x @ weight.T + bias to residual in place; return the norm of it."""
+    return _launch(Output.ADD, x, weight, residual, bias=bias, next_norm=next_norm)
+
+
+def can_multiply(rows: int, n: int, k: int, dtype: torch.dtype) -> bool:
+    """Tell whether the kernels take so many rows and a weight [n, k] of this type."""
+    sizes = rows <= MAX_ROWS and n % 8 == 0 and k % 8 == 0
+    return sizes and dtype == torch.bfloat16 and can_multiply_groups()
+
+
+def _new_squares(x: Tensor, parts: int) -> Tensor:
+    return torch.empty(parts, pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
+
+
+def _launch(
+    output: Output,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
+    next_norm: Tensor | None = None,
+) -> Normed:
+    rows, k = x.shape
+    n = out.shape[1]
+    assert can_multiply(rows, n, k, weight.dtype)
+    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[0] == rows
+    assert x.dtype == out.dtype == weight.dtype
+    tokens = pad_rows(rows)
+    split = choose_gemm_split(output, tokens, weight.shape[0], k)
+    outputs = split.tile // 2 if output is Output.GATE else split.tile
+    blocks = -(-n // outputs) * split.cluster
+    added = output is Output.ADD
+    result = Normed(torch.empty_like(out) if added else out, _new_squares(out, blocks if added else 1))
+    arguments = _Arguments(
+        encode_matrix(weight, outputs),
+        encode_matrix(x, tokens),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        None if squares is None else squares.data_ptr(),
+        None if next_norm is None else next_norm.data_ptr(),
+        result.x.data_ptr(),
+        result.squares.data_ptr(),
+        eps,
+        1 / k,
+        n,
+        rows,
+        0 if squares is None else squares.shape[0],
+        -(-k // split.stage_k),
+    )
+    launch(
+        compile_kernel(kernel_name(output, tokens, split, norm=squares is not None)),
+        (blocks, 1),
+        128 * split.groups + 64,
+        arguments,
+        cluster=split.cluster,
+        shared_bytes=split.shared_bytes(output, tokens),
+    )
+    return result
+
+
+def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool) -> str:
+    """Return the name of a kernel of csrc/gpu/decode/gemm.cuh."""
+    sizes = (tokens, split.groups, split.cluster, split.stage_k, split.stages)
+    return f"blink::gemm<{', '.join(map(str, sizes))}, {output.value}, {'true' if norm else 'false'}>"

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How products of decoding rows are split among blocks: measured for GPUs and shapes in splits.json, which
+benchmarks/kernels/tune_decode.py writes, and by a rule for others."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+TILE_KEYS = 16  # that a warp of attention takes at once
+TABLE = Path(__file__).with_suffix(".json")
+_RESERVED_BYTES = 1024  # of a block's shared memory
+_SM_BYTES = 228 << 10
+_REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
+
+
+class Output(Enum):
+    """What becomes of a product: csrc/gpu/decode/ptx.cuh's Output."""
+
+    STORE = "blink::Output::kStore"
+    ADD = "blink::Output::kAdd"
+    GATE = "blink::Output::kGate"
+
+
+@dataclass(frozen=True, slots=True)
+class GemmSplit:
+    """See csrc/gpu/decode/gemm.cuh."""
+
+    groups: int  # of 64 weight rows
+    cluster: int  # blocks that share k
+    stage_k: int
+    stages: int
+
+    @property
+    def tile(self) -> int:
+        """Weight rows of a block."""
+        return 64 * self.groups
+
+    def shared_bytes(self, output: Output, tokens: int) -> int:
+        """Return the size of GemmShared."""
+        ring = self.stages * (self.tile + tokens) * self.stage_k * 2
+        halves = 2 if output is Output.GATE else 1
+        parts = self.cluster * tokens * (self.tile // self.cluster + 4) * 4
+        assert halves * (self.tile // halves // self.cluster) == self.tile // self.cluster
+        own = 16 if parts > _REUSE_BYTES else parts
+        size = ring + own + self.cluster * tokens * 4 + self.stages * 16
+        return -(-size // 1024) * 1024
+
+    def fits(self, output: Output, tokens: int) -> bool:
+        """Tell whether there is such a kernel."""
+        outputs = self.tile // (2 if output is Output.GATE else 1)
+        share = outputs // self.cluster
+        if share < 8 or (output is Output.ADD and share > 64):
+            return False
+        parts = self.cluster * tokens * (self.tile // self.cluster + 4) * 4
+        ring = self.stages * (self.tile + tokens) * self.stage_k * 2
+        return (parts <= _REUSE_BYTES or ring >= parts) and self.shared_bytes(output, tokens) <= _SM_BYTES - 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSplit:
+    """See csrc/gpu/decode/attention.cuh."""
+
+    cluster: int  # blocks that share the keys of one row and KV head
+    warps: int  # of each block, that share its keys
+    stages: int  # tiles of a warp
+
+    def shared_bytes(self, group: int, head_dim: int) -> int:
+        """Return the size of AttentionShared, at most."""
+        tiles = self.warps * self.stages * TILE_KEYS * head_dim * 4
+        heads = group * (head_dim + 32) * 2 + 4 * head_dim + group * head_dim * 4
+        size = tiles + heads + 8 * group * (self.warps + 1) + 8 * self.warps * self.stages + 64
+        return -(-size // 1024) * 1024
+
+
+def pad_rows(rows: int) -> int:
+    """Return the rows that a kernel computes for so many."""
+    return max(8, 1 << (rows - 1).bit_length())
+
+
+def list_gemm_splits(output: Output, tokens: int) -> Iterator[GemmSplit]:
+    """Yield the splits that are worth a measurement."""
+    for groups, blocks, units, cluster in itertools.product((1, 2), (1, 2, 3, 4), (2, 4), (1, 2, 4)):
+        split = _fill(output, tokens, groups, cluster, units * 64 // groups, blocks)
+        if split is not None:
+            yield split
+
+
+def _fill(output: Output, tokens: int, groups: int, cluster: int, stage_k: int, blocks: int) -> GemmSplit | None:
+    """Return the split with as many stages as let so many blocks fit a multiprocessor; None if too few do."""
+    budget = _SM_BYTES // blocks - _RESERVED_BYTES
+    stages = budget // ((64 * groups + tokens) * stage_k * 2)
+    while stages > 1:
+        split = GemmSplit(groups, cluster, stage_k, stages)
+        if split.shared_bytes(output, tokens) <= budget:
+            return split if split.fits(output, tokens) else None
+        stages -= 1
+    return None
+
+
+def list_attention_splits(group: int, head_dim: int) -> Iterator[AttentionSplit]:
+    """Yield the splits that are worth a measurement."""
+    for split in itertools.starmap(AttentionSplit, itertools.product((1, 2, 4, 8), (2, 3, 4, 8), (1, 2, 3))):
+        if split.cluster * split.warps <= 64 and split.shared_bytes(group, head_dim) <= _SM_BYTES // 2:
+            yield split
+
+
+def choose_gemm_split(output: Output, tokens: int, n: int, k: int) -> GemmSplit:
+    """Return the split of a product of so many rows, rounded up, with a weight [n, k]."""
+    found = read_table().get(gemm_key(output, tokens, n, k))
+    return GemmSplit(*found) if found else _guess_gemm_split(output, tokens, n)
+
+
+def _guess_gemm_split(output: Output, tokens: int, n: int) -> GemmSplit:
+    """Return a split like those that were the fastest for most shapes on an H200."""
+    waves = n / 64 / torch.cuda.get_device_properties().multi_processor_count
+    is_wide = waves > 3 and output is not Output.ADD
+    groups, cluster = 2 if is_wide and tokens == 64 else 1, 1 if is_wide else 2
+    split = _fill(output, tokens, groups, cluster, 256 if tokens <= 16 else 128, blocks=2)
+    assert split is not None
+    return split
+
+
+def choose_attention_split(heads: int) -> AttentionSplit:
+    """Return the split of attention of so many KV heads of all rows together."""
+    found = read_table().get(attention_key(heads))
+    return AttentionSplit(*found) if found else _guess_attention_split(heads)
+
+
+def _guess_attention_split(heads: int) -> AttentionSplit:
+    if heads <= 16:
+        return AttentionSplit(4, 4, 3)
+    if heads <= 64:
+        return AttentionSplit(2, 4, 2)
+    if heads <= 128:
+        return AttentionSplit(2, 8, 1)
+    return AttentionSplit(1, 4, 3) if heads <= 384 else AttentionSplit(1, 3, 2)
+
+
+def gemm_key(output: Output, tokens: int, n: int, k: int) -> str:
+    """Return a product's key in the table."""
+    return f"{output.name.lower()} {tokens} x {k} x {n}"
+
+
+def attention_key(heads: int) -> str:
+    """Return the key in the table of attention of so many KV heads of all rows."""
+    return f"attend {heads}"
+
+
+@functools.cache
+def read_table() -> dict[str, list[int]]:
+    """Return what was measured for the current GPU: numbers of a GemmSplit or AttentionSplit."""
+    tables = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    return tables.get(torch.cuda.get_device_name(), {})

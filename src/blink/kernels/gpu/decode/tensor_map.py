@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+# The cuda packages choose their modules when imported, which pyright cannot follow.
+# pyright: reportAttributeAccessIssue=false
+"""Descriptions of tensors for the GPU's tensor copies."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from cuda.bindings import driver
+from torch import Tensor
+
+from blink.kernels.gpu.decode.launch import check
+
+BOX_ROW = 64  # elements of a box's row in shared memory: csrc/gpu/decode/tensor_copy.cuh's kBoxRow
+
+
+class TensorMap(ctypes.Structure):  # csrc/gpu/decode/tensor_copy.cuh
+    _fields_ = [("words", ctypes.c_uint64 * 16)]
+
+
+def encode_matrix(matrix: Tensor, box_rows: int) -> TensorMap:
+    """Describe a contiguous matrix, in boxes of so many rows."""
+    rows, columns = matrix.shape
+    return _encode(matrix, (columns, rows), (columns,), (BOX_ROW, box_rows))
+
+
+def encode_cells(kv_cache: Tensor, box_tokens: int) -> TensorMap:
+    """Describe a layer's contiguous KV cache, in boxes of some tokens' keys and values of one head.
+
+    Its dimensions, the last in memory first: 64 dims of a head, tokens, the head's parts, heads, keys and values.
+    """
+    _, num_blocks, block_size, kv_heads, head_dim = kv_cache.shape
+    parts, token = head_dim // BOX_ROW, kv_heads * head_dim
+    sizes = (BOX_ROW, num_blocks * block_size, parts, kv_heads, 2)
+    strides = (token, BOX_ROW, head_dim, kv_cache.stride(0))
+    return _encode(kv_cache, sizes, strides, (BOX_ROW, box_tokens, parts, 1, 2))
+
+
+def _encode(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:
+    """Encode a bf16 tensor; strides: in elements, of all dimensions but the first, whose elements are neighbours."""
+    encoded = check(
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            len(sizes),
+            tensor.data_ptr(),
+            [driver.cuuint64_t(size) for size in sizes],
+            [driver.cuuint64_t(stride * 2) for stride in strides],
+            [driver.cuuint32_t(size) for size in box],
+            [driver.cuuint32_t(1) for _ in box],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+    return TensorMap.from_buffer_copy(ctypes.string_at(encoded.getPtr(), ctypes.sizeof(TensorMap)))

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The measured splits of decoding rows' kernels name kernels that exist, and so does what is guessed without them."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from blink.kernels.gpu.decode import splits
+from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
+
+_TABLES = json.loads(splits.TABLE.read_text())
+_MAX_SHARED_BYTES = 227 << 10
+
+
+@pytest.mark.parametrize("device", list(_TABLES))
+def test_measured_splits_fit_their_kernels(device: str) -> None:
+    for key, numbers in _TABLES[device].items():
+        kind, count, *_ = key.split()
+        if kind == "attend":
+            assert AttentionSplit(*numbers).shared_bytes(group=8, head_dim=128) <= _MAX_SHARED_BYTES, key
+        else:
+            assert GemmSplit(*numbers).fits(Output[kind.upper()], int(count)), key
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
+def test_unknown_gpus_and_shapes_get_a_split_that_fits(
+    output: Output, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card of the future")
+    for count in (20, 132, 400):
+        device = SimpleNamespace(multi_processor_count=count)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=device: device)
+        for n in (16, 4096, 6144, 28672, 151936):
+            splits.read_table.cache_clear()
+            assert splits.choose_gemm_split(output, tokens, n, 4096).fits(output, tokens)
+    splits.read_table.cache_clear()
+
+
+def test_rows_are_rounded_up_to_what_a_product_takes() -> None:
+    assert [splits.pad_rows(rows) for rows in (1, 8, 9, 16, 17, 32, 33, 64)] == [8, 8, 16, 16, 32, 32, 64, 64]
