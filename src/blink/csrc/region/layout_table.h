@@ -133,7 +133,7 @@ inline const std::string& layout_text() {
       t.structs<GraphSize, Geometry, Header, Statistics, Control, TraceEntry>();
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, QueuePairLayout>();
       t.structs<SlotParams, BatchHeader, StepOutput, DecisionLogEntry>();
-      t.structs<Registration, Sequence, Flow, QueuePairState, State, Place, GraphPair, DeviceProgram>();
+      t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, GraphPair, DeviceProgram>();
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
