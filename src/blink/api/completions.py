@@ -9,8 +9,9 @@ import time
 
 from fastapi import Request, Response
 
-from blink.api.bodies import Bodies
+from blink.api.bodies import Bodies, check_content_type
 from blink.api.clients import flow_of
+from blink.api.http1 import writer_of
 from blink.api.logprobs import LogprobFormat
 from blink.api.poller import Poller
 from blink.api.reader import Reader
@@ -20,6 +21,7 @@ from blink.api.sampling import build_sampling_params
 from blink.api.schema import MAX_ID_CHARS, ChatBody, CompletionBody, GenerationBody
 from blink.api.session import Session
 from blink.api.stream import EventStream, WholeResult
+from blink.api.timing import Arrival, start_timed_stream
 from blink.config import FrontendConfig
 from blink.errors import (
     BadRequestError,
@@ -88,16 +90,29 @@ class CompletionService:
         if name and name != self.model_name:
             raise NotFoundError(f"The model `{name}` does not exist.", "model")
 
-    async def answer(self, body: CompletionBody | ChatBody, request: Request) -> Response:
+    async def read(self, kind: str, request: Request) -> Read:
+        """Take a request's body off its connection and read it.
+
+        Raises:
+            BlinkError: the request is refused.
+        """
+        check_content_type(request, self.config.allowed_origins)
+        async with self.bodies.take(request) as data:
+            return await self.reader.read(kind, data, self.bounds)
+
+    async def answer(self, read: Read, request: Request) -> Response:
         """Run a request and return its response, streamed or whole.
 
         Raises:
             BlinkError: the request is refused or fails.
         """
-        arrived = time.perf_counter()
+        tokenized = time.perf_counter()
+        body: CompletionBody | ChatBody = read.body
         try:
             self.check_model(body.model)
-            session, reply = await self._plan(body, request, arrived)
+            session, reply = await self._plan(read, request)
+            if body.stream and self.config.enable_log_timings:
+                return start_timed_stream(reply, session, Arrival(session.arrived, read.parsed, tokenized))
             if body.stream:
                 stream = EventStream(reply, session)
                 session.start(stream)
@@ -116,28 +131,20 @@ class CompletionService:
         await result.wait(session, request.scope)
         return Response(encode_whole(reply, session), media_type="application/json")
 
-    async def _plan(self, body: CompletionBody | ChatBody, request: Request, arrived: float) -> tuple[Session, Reply]:
-        engine, read = self.engine, self.read_of(request)
+    async def _plan(self, read: Read, request: Request) -> tuple[Session, Reply]:
+        engine, body = self.engine, read.body
+        read.check_engine()
         params = build_sampling_params(body, self.assets.sampling_defaults)
         plan = await self.planner.plan(read.prompts, params, _prompt_rules(body), engine)
-        reply = self._reply(body, request, params, read)
+        reply = self._reply(read, request, params)
         if self.config.enable_log_requests:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
             logger.info("request %s: %d prompt tokens, %s", reply.id, sum(p.num_tokens for p in plan.prompts), shown)
-        return Session(self.poller, plan, arrived, flow_of(request.scope)), reply
+        received = writer_of(request.scope).received
+        return Session(self.poller, plan, received, flow_of(request.scope)), reply
 
-    def read_of(self, request: Request) -> Read:
-        """Return what a request's body was read as.
-
-        Raises:
-            EngineUnavailableError: no engine was there that knows how long it may be.
-        """
-        read: Read = request.state.read
-        if not read.has_engine:
-            raise EngineUnavailableError("Not available: the engine has just started. Retry.")
-        return read
-
-    def _reply(self, body: CompletionBody | ChatBody, request: Request, params: SamplingParams, read: Read) -> Reply:
+    def _reply(self, read: Read, request: Request, params: SamplingParams) -> Reply:
+        body: CompletionBody | ChatBody = read.body
         is_chat = isinstance(body, ChatBody)
         options = body.stream_options
         logprobs = LogprobFormat(self.assets.tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))

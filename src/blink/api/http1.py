@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class StreamingProtocol(HttpToolsProtocol):
         self._body_started = 0.0
         self._body_bytes = 0
         self.leave_callbacks: set[Callable[[], None]] = set()
+        self._newest: ResponseWriter | None = None  # of the last request whose head has come
         self._quiet_bytes = 0  # since the last head or part of a body
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -102,7 +104,8 @@ class StreamingProtocol(HttpToolsProtocol):
         self._cancel_body_timer()
         self._body_timer = self.loop.call_later(self.limits.body_timeout, self._check_body)
         scope: dict[str, Any] = self.scope  # pyright: ignore[reportAssignmentType]
-        scope["extensions"] = {_EXTENSION: ResponseWriter(self, self.cycle)}
+        self._newest = ResponseWriter(self, self.cycle)
+        scope["extensions"] = {_EXTENSION: self._newest}
         if self.pipeline:
             # uvicorn stops reading behind a pipelined request; the end of the connection would go unnoticed.
             self.flow.resume_reading()
@@ -115,6 +118,8 @@ class StreamingProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Let the body have taken its time."""
+        if self._newest is not None:
+            self._newest.received = time.perf_counter()
         self._quiet_bytes = 0
         self._cancel_body_timer()
         super().on_message_complete()
@@ -211,11 +216,12 @@ def limited_protocol(limits: ConnectionLimits) -> type[StreamingProtocol]:
 class ResponseWriter:
     """The body of one response, written straight to its connection; and the news that its client has gone."""
 
-    __slots__ = ("_cycle", "_protocol")
+    __slots__ = ("_cycle", "_protocol", "received")
 
     def __init__(self, protocol: StreamingProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         self._cycle = cycle
+        self.received = 0.0  # when the request's last byte had come; seconds, time.perf_counter
 
     def prepare_stream(self) -> None:
         """Choose the framing of a body of unknown length; call before the response starts."""

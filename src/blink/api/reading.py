@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,7 @@ from blink.api.schema import (
     TokenizeChatBody,
     TokenizeTextBody,
 )
-from blink.errors import BadRequestError, NotFoundError
+from blink.errors import BadRequestError, EngineUnavailableError, NotFoundError
 from blink.link.client import RegionInfo
 from blink.region.native import lib
 from blink.request.planner import Planner
@@ -77,6 +78,16 @@ class Read:
     role: str = "assistant"  # of the conversation's last message
     has_engine: bool = True  # else nothing was tokenized
     answer: bytes = b""  # of a request that needs no engine's work
+    parsed: float = 0.0  # when its fields were checked and its texts not yet tokenized; seconds, time.perf_counter
+
+    def check_engine(self) -> None:
+        """Refuse a request that was read when nobody knew how long it may be.
+
+        Raises:
+            EngineUnavailableError: no engine was there.
+        """
+        if not self.has_engine:
+            raise EngineUnavailableError("Not available: the engine has just started. Retry.")
 
 
 def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> Read:
@@ -132,21 +143,21 @@ def _without_texts(body: Body) -> Body:
 
 
 def _read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
-    sources = body.prompts
+    parsed, sources = time.perf_counter(), body.prompts
     _check_count(len(sources), body, engine)
     prompts = [_tokens_of(source, body, assets, engine) for source in sources]
     echoes = [_text_of(source, assets) for source in sources] if body.echo else []
     del bounds
-    return Read(_without_texts(body), prompts, echoes)
+    return Read(_without_texts(body), prompts, echoes, parsed=parsed)
 
 
 def _read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
     del bounds
+    parsed = time.perf_counter()
     text = Planner(assets).render(body.messages, body.rendering)
     _check_count(1, body, engine)
-    return Read(
-        _without_texts(body), [_tokens_of(text, body, assets, engine)], role=body.messages[-1].get("role", "assistant")
-    )
+    role = body.messages[-1].get("role", "assistant")
+    return Read(_without_texts(body), [_tokens_of(text, body, assets, engine)], role=role, parsed=parsed)
 
 
 def _check_count(num_prompts: int, body: GenerationBody, engine: RegionInfo) -> None:

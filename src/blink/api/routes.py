@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink import __version__
-from blink.api.bodies import check_content_type
 from blink.api.completions import CompletionService
-from blink.api.error_body import install_error_responses
+from blink.api.error_body import error_response, http_error_response, install_error_responses
 from blink.api.reading import Read
 from blink.api.schema import (
     Body,
@@ -23,6 +24,7 @@ from blink.api.schema import (
     DetokenizeBody,
     TokenizeBody,
 )
+from blink.errors import BlinkError
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -33,6 +35,7 @@ _KINDS = {
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }
+_DIRECT = {path for path in _KINDS if path.startswith("/v1/")}
 
 
 class _ReadRequest(Request):
@@ -56,10 +59,7 @@ def _body_router(service: CompletionService) -> APIRouter:
             handle, kind = super().get_route_handler(), _KINDS[self.path]
 
             async def read_and_handle(request: Request) -> Response:
-                check_content_type(request, service.config.allowed_origins)
-                async with service.bodies.take(request) as data:
-                    read = await service.reader.read(kind, data, service.bounds)
-                return await handle(_ReadRequest(request, read))
+                return await handle(_ReadRequest(request, await service.read(kind, request)))
 
             return read_and_handle
 
@@ -70,6 +70,7 @@ def create_app(service: CompletionService, **options: Any) -> FastAPI:
     """Return the application of one worker; `options` are FastAPI's."""
     # Clients that name no content type mean JSON.
     app = FastAPI(title="Blink", version=__version__, strict_content_type=False, **options)
+    app.add_middleware(DirectRoutes, service=service)
     install_error_responses(app)
     app.include_router(_generation_routes(service))
     app.include_router(_model_routes(service))
@@ -89,18 +90,45 @@ def _read(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
     return register
 
 
+class DirectRoutes:
+    """Answers completions and chats: the framework's way to its routes takes half as long as all the rest of theirs."""
+
+    def __init__(self, app: ASGIApp, service: CompletionService) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        is_direct = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _DIRECT
+        if not is_direct:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            read = await self._service.read(_KINDS[scope["path"]], request)
+            response = await self._service.answer(read, request)
+        except BlinkError as error:
+            response = error_response(error)
+        except HTTPException as error:
+            response = http_error_response(error)
+        await response(scope, receive, send)
+
+
 def _generation_routes(service: CompletionService) -> APIRouter:
+    """Return the routes that DirectRoutes answers: here for the description of the API and for other methods."""
     router = _body_router(service)
 
     @router.post("/v1/completions", response_model=None)
     async def complete(body: CompletionBody, request: Request) -> Response:
         """Continue prompts."""
-        return await service.answer(body, request)
+        del body
+        return await service.answer(request.state.read, request)
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
-        return await service.answer(body, request)
+        del body
+        return await service.answer(request.state.read, request)
 
     return router
 
@@ -140,7 +168,9 @@ def _token_routes(service: CompletionService) -> APIRouter:
     def answer(body: Body, request: Request) -> Response:
         service.check_model(body.model)
         assert service.engine  # raises the 503
-        return Response(service.read_of(request).answer, media_type="application/json")
+        read: Read = request.state.read
+        read.check_engine()
+        return Response(read.answer, media_type="application/json")
 
     @router.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeBody, request: Request) -> Response:

@@ -45,7 +45,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_collector_expect": (None, [_PTR, _U32, _U32]),
     "blink_collector_drain": (_U32, [_PTR, _U32, _PTR, _U32]),
     "blink_collector_stop": (None, [_PTR]),
-    "blink_pause_ns": (_U64, [_U64, _U64]),
+    "blink_pause_ns": (_U64, [_U64, _U64, _U64]),
     "blink_rms_norm": (None, [_PTR, _PTR, _PTR, _PTR, _U32, _U32, ctypes.c_float]),
     "blink_rotate_and_store": (None, [_PTR, _PTR, _PTR, _PTR, _PTR, _U32, _U32, _U32, _U32, _U32]),
 }

@@ -126,8 +126,9 @@ uint32_t blink_collector_drain(Collector* collector, uint32_t head, Cqe* out, ui
 }
 void blink_collector_stop(Collector* collector) { delete collector; }
 // The pause of both, for tests.
-uint64_t blink_pause_ns(uint64_t silence_ns, uint64_t interval_ns) {
-  return uint64_t(pause_after(std::chrono::nanoseconds(silence_ns), std::chrono::nanoseconds(interval_ns)).count());
+uint64_t blink_pause_ns(uint64_t silence_ns, uint64_t rhythm_ns, uint64_t interval_ns) {
+  using std::chrono::nanoseconds;
+  return uint64_t(pause_after(nanoseconds(silence_ns), nanoseconds(rhythm_ns), nanoseconds(interval_ns)).count());
 }
 
 void blink_rms_norm(float* out, const float* x, float* residual, const float* weight, uint32_t rows, uint32_t size,

@@ -14,14 +14,31 @@
 #include <mutex>
 #include <thread>
 
+#include "region/layout.h"
+
 namespace blink {
 
-// The longer nothing has come, the longer until the next look: a sixteenth of that time, up to a millisecond, and never
-// less than the configured interval. So a completion is seen late by a sixteenth of its time at most, and an engine of
-// slow steps on the same cores is not disturbed.
-inline std::chrono::nanoseconds pause_after(std::chrono::nanoseconds silence, std::chrono::nanoseconds interval) {
+// The pause until the next look, never less than the configured interval and never more than a millisecond.
+// Where the last completions came `rhythm` after those before them, the next are expected then: few looks before, one
+// each interval around that time. Else, or when they are late, the longer nothing has come the longer the pause: a
+// sixteenth of that time. So a completion is seen late by a sixteenth of its time at most, those of regular steps by an
+// interval, and an engine of slow steps on the same cores is not disturbed.
+inline std::chrono::nanoseconds pause_after(std::chrono::nanoseconds silence, std::chrono::nanoseconds rhythm,
+                                            std::chrono::nanoseconds interval) {
   constexpr std::chrono::nanoseconds longest = std::chrono::milliseconds(1);
-  return std::max(interval, std::min(silence / 16, longest));
+  const std::chrono::nanoseconds early = rhythm - rhythm / 16;
+  std::chrono::nanoseconds pause = silence / 16;
+  if (silence < early)
+    pause = early - silence;
+  else if (rhythm.count() > 0)
+    pause = std::min(pause, (silence - early) / 4);
+  return std::max(interval, std::min(pause, longest));
+}
+
+// Whether a completion is of a step's end: others come when a sequence is admitted or refused.
+inline bool ends_step(const Cqe& entry) {
+  const CqeKind kind = tag_of(entry.tag).kind;
+  return kind == CqeKind::kToken || kind == CqeKind::kTopLogprob;
 }
 
 class Lookout {
@@ -55,7 +72,21 @@ class Lookout {
     thread_.join();
   }
 
-  void pause(Lock& lock) { changed_.wait_for(lock, pause_after(Clock::now() - since_, interval_)); }
+  void pause(Lock& lock) {
+    looked_ = Clock::now();
+    changed_.wait_for(lock, pause_after(looked_ - since_, rhythm_, interval_));
+  }
+  // Completions have come. Those of a step tell its rhythm: not less than the time of the last look in vain. A short
+  // gap tells nothing, as it is looked at each interval anyway.
+  void note_arrival(bool ends_step) {
+    const Clock::time_point now = Clock::now();
+    const std::chrono::nanoseconds longest = now - since_, least = looked_ - since_, shortest = 16 * interval_;
+    since_ = now;
+    if (!ends_step || longest < shortest) return;
+    const std::chrono::nanoseconds gap = least < shortest ? std::chrono::nanoseconds(0) : least;
+    rhythm_ = std::min(gap, last_gap_);  // after one slow step the next may be as quick as those before
+    last_gap_ = gap;
+  }
   void wake() {
     woken_ = true;
     const uint64_t one = 1;
@@ -67,8 +98,11 @@ class Lookout {
   std::mutex mutex_;  // of all that follows, in subclasses too
   std::condition_variable changed_;
   Clock::time_point since_ = Clock::now();  // of the silence
-  bool active_ = false;                     // completions are expected
-  bool woken_ = false;                      // the event loop was woken and has not answered by expect()
+  std::chrono::nanoseconds rhythm_{0};      // from arrival to arrival; 0: not known
+  std::chrono::nanoseconds last_gap_{0};
+  Clock::time_point looked_ = since_;  // when nothing was there
+  bool active_ = false;                // completions are expected
+  bool woken_ = false;                 // the event loop was woken and has not answered by expect()
   bool stopping_ = false;
 
  private:
