@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Callable
+from functools import partial
 
 from fastapi import Request, Response
 
@@ -21,7 +23,7 @@ from blink.api.sampling import build_sampling_params
 from blink.api.schema import MAX_ID_CHARS, ChatBody, CompletionBody, GenerationBody
 from blink.api.session import Session
 from blink.api.stream import EventStream, WholeResult
-from blink.api.timing import Arrival, start_timed_stream
+from blink.api.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
     BadRequestError,
@@ -112,13 +114,11 @@ class CompletionService:
             self.check_model(body.model)
             session, reply = await self._plan(read, request)
             if body.stream and self.config.enable_log_timings:
-                return start_timed_stream(reply, session, Arrival(session.arrived, read.parsed, tokenized))
+                stamps = {"received": session.arrived, "parsed": read.parsed, "tokenized": tokenized}
+                return session.start(lambda: TimedStream({**stamps, "submitted": time.perf_counter()}, reply(), session))
             if body.stream:
-                stream = EventStream(reply, session)
-                session.start(stream)
-                return stream
-            result = WholeResult()
-            session.start(result)
+                return session.start(lambda: EventStream(reply(), session))
+            result = session.start(WholeResult)
         except OverloadedError:
             self.poller.metrics.count_rejection("queue_full")
             raise
@@ -129,27 +129,27 @@ class CompletionService:
             self.poller.metrics.count_rejection("engine_unavailable")
             raise
         await result.wait(session, request.scope)
-        return Response(encode_whole(reply, session), media_type="application/json")
+        return Response(encode_whole(reply(), session), media_type="application/json")
 
-    async def _plan(self, read: Read, request: Request) -> tuple[Session, Reply]:
+    async def _plan(self, read: Read, request: Request) -> tuple[Session, Callable[[], Reply]]:
         engine, body = self.engine, read.body
         read.check_engine()
         params = build_sampling_params(body, self.assets.sampling_defaults)
         plan = await self.planner.plan(read.prompts, params, _prompt_rules(body), engine)
-        reply = self._reply(read, request, params)
+        reply_id = _reply_id(body, request)
         if self.config.enable_log_requests:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
-            logger.info("request %s: %d prompt tokens, %s", reply.id, sum(p.num_tokens for p in plan.prompts), shown)
-        received = writer_of(request.scope).received
-        return Session(self.poller, plan, received, flow_of(request.scope)), reply
+            logger.info("request %s: %d prompt tokens, %s", reply_id, sum(p.num_tokens for p in plan.prompts), shown)
+        session = Session(self.poller, plan, writer_of(request.scope).received, flow_of(request.scope))
+        return session, partial(self._reply, read, params, reply_id)
 
-    def _reply(self, read: Read, request: Request, params: SamplingParams) -> Reply:
+    def _reply(self, read: Read, params: SamplingParams, reply_id: str) -> Reply:
         body: CompletionBody | ChatBody = read.body
         is_chat = isinstance(body, ChatBody)
         options = body.stream_options
         logprobs = LogprobFormat(self.assets.tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
         return Reply(
-            id=("chatcmpl-" if is_chat else "cmpl-") + _request_id(body, request),
+            id=reply_id,
             created=int(time.time()),
             model=self.model_name,
             is_chat=is_chat,
@@ -172,8 +172,9 @@ def _prompt_rules(body: CompletionBody | ChatBody) -> PromptRules:
     )
 
 
-def _request_id(body: GenerationBody, request: Request) -> str:
+def _reply_id(body: GenerationBody, request: Request) -> str:
     given = request.headers.get(REQUEST_ID_HEADER, "")
     if len(given) > MAX_ID_CHARS or not given.isprintable():
         raise BadRequestError(f"X-Request-Id must hold at most {MAX_ID_CHARS} printable characters.", "request_id")
-    return given or body.request_id or secrets.token_hex(16)
+    kind = "chatcmpl-" if isinstance(body, ChatBody) else "cmpl-"
+    return kind + (given or body.request_id or secrets.token_hex(16))

@@ -10,8 +10,8 @@ namespace blink {
 
 constexpr uint32_t kLanes = kDeviceLanes;
 constexpr uint32_t kWarps = kLanes / 32;
-constexpr uint32_t kIdlePasses = 1000;  // passes without work before the block sleeps between looks
-constexpr uint32_t kIdleSleepNs = 20000;
+constexpr uint32_t kIdlePasses = 1000;     // passes without work before the block dozes between them
+constexpr uint64_t kIdlePassNs = 5000000;  // the longest time between two passes: heartbeat, leases, the engine's words
 constexpr uint32_t kBusySleepNs = 500;
 
 struct DeviceEnv {
@@ -101,6 +101,22 @@ struct DeviceEnv {
   }
 };
 
+// Wait until a frontend has news or a pass is due. One warp looks; the others wait at the barrier, which costs no issue
+// slots.
+__device__ inline void doze(const DeviceEnv& env, const State& s) {
+  constexpr uint32_t kWarpLanes = 32;
+  if (env.lane() < kWarpLanes) {
+    const uint64_t due = env.now() + kIdlePassNs;
+    bool wakes = false;
+    while (__any_sync(0xffffffffu, wakes) == 0) {
+      __nanosleep(env.program->idle_sleep_ns);
+      wakes = env.now() >= due;
+      for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += kWarpLanes) wakes |= has_news(s, qp);
+    }
+  }
+  env.sync();
+}
+
 }  // namespace blink
 
 // Run the scheduler until the host's stop word or an error ends it. Launched once by the host, then by itself.
@@ -116,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(blink::kLanes, 1) blink_scheduler(b
     launches += result == StepResult::kLaunched;
     idle = result == StepResult::kIdle ? idle + 1 : 0;
     if (idle > kIdlePasses)
-      __nanosleep(kIdleSleepNs);
+      doze(env, state);
     else if (result == StepResult::kBusy)
       __nanosleep(kBusySleepNs);
   }
