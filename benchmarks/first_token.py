@@ -25,12 +25,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from engine_client import connect, ping
 
 from blink.link.client import EngineClient
-from blink.link.shm import ShmConnector
-from blink.region.layout import CqeKind
 from blink.region.memory import open_region
-from blink.sampling_params import SamplingParams
 
 MARK = "first token "
 PINGS = 300
@@ -101,31 +99,16 @@ def await_server(port: int, children: list[subprocess.Popen[bytes]]) -> None:
     raise SystemExit("the server did not start")
 
 
-def connect(region: str) -> EngineClient:
-    """Take a queue pair of the engine."""
-    client = EngineClient(ShmConnector(region), engine_timeout=5.0, lease_grace=3600)
-    while not client.ready:
-        client.tick()
-        time.sleep(0.02)
-    return client
-
-
 def compare_clocks(client: EngineClient) -> tuple[float, float]:
     """Return the engine's clock minus this host's, and how wrong that can be, in ns.
 
-    A submission without a prompt is refused in the pass that takes it, with the time of the pass: between the two
-    stamps around it, but for the time of the pass itself. The quickest of many counts.
+    A pass that answers a ping read its clock between the ping's two stamps, but for the time of the pass itself. The
+    quickest of many counts.
     """
     best = (float("inf"), 0.0)
-    nothing, params = np.zeros(0, np.int32), SamplingParams(max_tokens=1)
     for _ in range(PINGS):
-        before = time.monotonic_ns()
-        client.submit(nothing, params, seed=0)
-        while not len(answers := client.drain()):
-            pass
-        after = time.monotonic_ns()
-        assert answers[0]["kind"] == CqeKind.REJECTED
-        best = min(best, (after - before, int(answers[0]["time_ns"]) - (before + after) / 2))
+        before, passed, after = ping(client)
+        best = min(best, (after - before, passed - (before + after) / 2))
         time.sleep(1e-4)
     return best[1], best[0] / 2
 
