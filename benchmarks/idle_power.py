@@ -120,8 +120,9 @@ def main() -> None:
         found = results[f"{sleep_us:g}"] = measure_server(gauge, round(sleep_us * 1000), options)
         idle, later, answers = found["idle"], found["after a burst"], found["answers"]
         print(
-            f"{sleep_us:>9g} {idle['watts']:>8.1f} {idle['sm_mhz']:>6.0f} {later['watts']:>16.1f} {later['sm_mhz']:>6.0f}"
-            f" {answers['answer_p50_us']:>14.0f} {answers['answer_p95_us']:>6.0f}",
+            f"{sleep_us:>9g} {idle['watts']:>7.1f} {idle['sm_mhz']:>5.0f}"
+            f" {later['watts']:>16.1f} {later['sm_mhz']:>5.0f}"
+            f" {answers['answer_p50_us']:>14.0f} {answers['answer_p95_us']:>5.0f}",
             flush=True,
         )
     if options.output:

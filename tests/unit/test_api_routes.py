@@ -139,6 +139,21 @@ def test_malformed_bodies_are_400_in_the_apis_form(app: Any, content: bytes) -> 
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_a_bug_is_500_in_the_apis_form(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(CompletionService, "answer", fail)
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.post("/v1/chat/completions", json=CHAT, headers=KEY)
+
+    response = asyncio.run(run())
+    assert (response.status_code, response.json()["error"]["message"]) == (500, "Internal error: ZeroDivisionError.")
+
+
 def test_unknown_routes_and_methods_have_the_apis_form(app: Any) -> None:
     missing = send(app, "GET", "/nothing")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, 404)

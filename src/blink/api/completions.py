@@ -115,7 +115,9 @@ class CompletionService:
             session, reply = await self._plan(read, request)
             if body.stream and self.config.enable_log_timings:
                 stamps = {"received": session.arrived, "parsed": read.parsed, "tokenized": tokenized}
-                return session.start(lambda: TimedStream({**stamps, "submitted": time.perf_counter()}, reply(), session))
+                return session.start(
+                    lambda: TimedStream({**stamps, "submitted": time.perf_counter()}, reply(), session)
+                )
             if body.stream:
                 return session.start(lambda: EventStream(reply(), session))
             result = session.start(WholeResult)

@@ -35,6 +35,24 @@ inline std::chrono::nanoseconds pause_after(std::chrono::nanoseconds silence, st
   return std::max(interval, std::min(pause, longest));
 }
 
+// What one step's completions after the other tell of the next.
+struct Rhythm {
+  std::chrono::nanoseconds gap{0};  // until the next, as far as one can tell; 0: not known
+
+  // Completions were seen `longest` after the last, and nothing was there at `least`. A gap of few intervals is passed
+  // over: there one looks each interval anyway.
+  void note(std::chrono::nanoseconds longest, std::chrono::nanoseconds least, std::chrono::nanoseconds interval) {
+    constexpr int few = 16;
+    if (longest < few * interval) return;
+    const std::chrono::nanoseconds now = least < few * interval ? std::chrono::nanoseconds(0) : least;
+    gap = std::min(now, last_);  // after one slow step the next may be as quick as those before
+    last_ = now;
+  }
+
+ private:
+  std::chrono::nanoseconds last_{0};
+};
+
 // Whether a completion is of a step's end: others come when a sequence is admitted or refused.
 inline bool ends_step(const Cqe& entry) {
   const CqeKind kind = tag_of(entry.tag).kind;
@@ -74,18 +92,13 @@ class Lookout {
 
   void pause(Lock& lock) {
     looked_ = Clock::now();
-    changed_.wait_for(lock, pause_after(looked_ - since_, rhythm_, interval_));
+    changed_.wait_for(lock, pause_after(looked_ - since_, rhythm_.gap, interval_));
   }
-  // Completions have come. Those of a step tell its rhythm: not less than the time of the last look in vain. A short
-  // gap tells nothing, as it is looked at each interval anyway.
+  // Completions have come; those of a step's end tell the rhythm.
   void note_arrival(bool ends_step) {
     const Clock::time_point now = Clock::now();
-    const std::chrono::nanoseconds longest = now - since_, least = looked_ - since_, shortest = 16 * interval_;
+    if (ends_step) rhythm_.note(now - since_, looked_ - since_, interval_);
     since_ = now;
-    if (!ends_step || longest < shortest) return;
-    const std::chrono::nanoseconds gap = least < shortest ? std::chrono::nanoseconds(0) : least;
-    rhythm_ = std::min(gap, last_gap_);  // after one slow step the next may be as quick as those before
-    last_gap_ = gap;
   }
   void wake() {
     woken_ = true;
@@ -98,8 +111,7 @@ class Lookout {
   std::mutex mutex_;  // of all that follows, in subclasses too
   std::condition_variable changed_;
   Clock::time_point since_ = Clock::now();  // of the silence
-  std::chrono::nanoseconds rhythm_{0};      // from arrival to arrival; 0: not known
-  std::chrono::nanoseconds last_gap_{0};
+  Rhythm rhythm_;
   Clock::time_point looked_ = since_;  // when nothing was there
   bool active_ = false;                // completions are expected
   bool woken_ = false;                 // the event loop was woken and has not answered by expect()
