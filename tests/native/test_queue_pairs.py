@@ -342,7 +342,7 @@ def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: R
         for name, value in {**sane, "num_logprobs": -1, "max_tokens": 1, **BAD_ENTRIES[code]}.items():
             (entry["sampling"] if name in (SAMPLING.names or ()) else entry)[name] = value
         write_arena(pair, 4096, np.array([1, np.float32("nan").view(np.int32)], np.int32))
-        pair._push(entry)
+        pair._push(entry.tobytes())
         for _ in range(4):
             h.step()
         refusals = [c for c in raw_completions(pair) if c["kind"] == CqeKind.REJECTED]
