@@ -43,9 +43,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     client.tick()
     store = MetricStore(CONFIG.region, NUM_VALUES, tmp_path_factory.mktemp("metrics"))
     service = CompletionService(CONFIG, load_assets(CONFIG), Poller(client, Metrics(store, client.stats), 0))
-    app = create_app(service)
-    add_middleware(app, CONFIG)
-    yield app
+    yield add_middleware(create_app(service), CONFIG)
     client.close()
     store.close()
 

@@ -13,10 +13,10 @@ from fastapi import Request, Response
 
 from blink.api.bodies import Bodies, check_content_type
 from blink.api.clients import flow_of
-from blink.api.http1 import writer_of
+from blink.api.http1 import find_writer, writer_of
 from blink.api.logprobs import LogprobFormat
 from blink.api.poller import Poller
-from blink.api.reader import Reader
+from blink.api.reader import INLINE_BYTES, Reader
 from blink.api.reading import Bounds, Read
 from blink.api.reply import Reply, encode_whole
 from blink.api.sampling import build_sampling_params
@@ -99,6 +99,10 @@ class CompletionService:
             BlinkError: the request is refused.
         """
         check_content_type(request, self.config.allowed_origins)
+        writer = find_writer(request.scope)
+        small = writer.take_body(min(INLINE_BYTES, self.config.max_body_bytes)) if writer is not None else None
+        if small is not None:
+            return await self.reader.read(kind, small, self.bounds)
         async with self.bodies.take(request) as data:
             return await self.reader.read(kind, data, self.bounds)
 

@@ -67,6 +67,11 @@ def http_error_response(error: HTTPException) -> Response:
 
 
 async def _on_bug(_: Request, error: Exception) -> Response:
+    return bug_response(error)
+
+
+def bug_response(error: Exception) -> Response:
+    """Return the response for an error that nobody expected."""
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     return _respond(error_json(f"Internal error: {type(error).__name__}.", BlinkError.type, status), status, None)
 

@@ -46,6 +46,7 @@ class StreamingProtocol(HttpToolsProtocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._body_started = 0.0
         self._body_bytes = 0
+        self._awaits_head = self._awaits_body = False
         self.leave_callbacks: set[Callable[[], None]] = set()
         self._newest: ResponseWriter | None = None  # of the last request whose head has come
         self._quiet_bytes = 0  # since the last head or part of a body
@@ -81,6 +82,7 @@ class StreamingProtocol(HttpToolsProtocol):
             del self._unparsed[:done]
         finally:
             self._is_parsing = False
+        self._limit_rest()
         if len(self._unparsed) > _MAX_UNPARSED_BYTES:
             self.flow.pause_reading()
 
@@ -90,9 +92,16 @@ class StreamingProtocol(HttpToolsProtocol):
         if self._quiet_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("Request headers are too large.")
 
+    def _limit_rest(self) -> None:
+        """Give what has not come of a request its time; most requests come whole and need no timer."""
+        if self._awaits_head:
+            self._limit_head()
+        elif self._awaits_body and self._body_timer is None:
+            self._body_timer = self.loop.call_later(self.limits.body_timeout, self._check_body)
+
     def on_message_begin(self) -> None:
-        """Start to count the bytes of the request's head."""
-        self._limit_head()
+        """Await the request's head."""
+        self._awaits_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -102,7 +111,7 @@ class StreamingProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
         self._body_started, self._body_bytes = self.loop.time(), 0
         self._cancel_body_timer()
-        self._body_timer = self.loop.call_later(self.limits.body_timeout, self._check_body)
+        self._awaits_head, self._awaits_body = False, True
         scope: dict[str, Any] = self.scope  # pyright: ignore[reportAssignmentType]
         self._newest = ResponseWriter(self, self.cycle)
         scope["extensions"] = {_EXTENSION: self._newest}
@@ -121,6 +130,7 @@ class StreamingProtocol(HttpToolsProtocol):
         if self._newest is not None:
             self._newest.received = time.perf_counter()
         self._quiet_bytes = 0
+        self._awaits_body = False
         self._cancel_body_timer()
         super().on_message_complete()
 
@@ -223,6 +233,14 @@ class ResponseWriter:
         self._cycle = cycle
         self.received = 0.0  # when the request's last byte had come; seconds, time.perf_counter
 
+    def take_body(self, most: int) -> bytearray | None:
+        """Return the request's body if it is there as a whole, and small; else it must be received."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected or len(cycle.body) > most:
+            return None
+        body, cycle.body = cycle.body, bytearray()
+        return bytearray(body)
+
     def prepare_stream(self) -> None:
         """Choose the framing of a body of unknown length; call before the response starts."""
         if self._cycle.scope["http_version"] != "1.1":
@@ -254,6 +272,11 @@ class ResponseWriter:
             yield
         finally:
             self._protocol.leave_callbacks.discard(callback)
+
+
+def find_writer(scope: Scope) -> ResponseWriter | None:
+    """Return the writer of a request's response; none under another server."""
+    return scope.get("extensions", {}).get(_EXTENSION)
 
 
 def writer_of(scope: Scope) -> ResponseWriter:

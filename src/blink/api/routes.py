@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink import __version__
 from blink.api.completions import CompletionService
-from blink.api.error_body import error_response, http_error_response, install_error_responses
+from blink.api.error_body import bug_response, error_response, http_error_response, install_error_responses
 from blink.api.reading import Read
 from blink.api.schema import (
     Body,
@@ -35,6 +36,7 @@ _KINDS = {
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }
+logger = logging.getLogger(__name__)
 _DIRECT = {path for path in _KINDS if path.startswith("/v1/")}
 
 
@@ -66,17 +68,16 @@ def _body_router(service: CompletionService) -> APIRouter:
     return APIRouter(route_class=BodyRoute)
 
 
-def create_app(service: CompletionService, **options: Any) -> FastAPI:
+def create_app(service: CompletionService, **options: Any) -> ASGIApp:
     """Return the application of one worker; `options` are FastAPI's."""
     # Clients that name no content type mean JSON.
     app = FastAPI(title="Blink", version=__version__, strict_content_type=False, **options)
-    app.add_middleware(DirectRoutes, service=service)
     install_error_responses(app)
     app.include_router(_generation_routes(service))
     app.include_router(_model_routes(service))
     app.include_router(_token_routes(service))
     app.include_router(_status_routes(service))
-    return app
+    return DirectRoutes(app, service)
 
 
 def _read(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
@@ -103,15 +104,19 @@ class DirectRoutes:
         if not is_direct:
             await self._app(scope, receive, send)
             return
-        request = Request(scope, receive)
-        try:
-            read = await self._service.read(_KINDS[scope["path"]], request)
-            response = await self._service.answer(read, request)
-        except BlinkError as error:
-            response = error_response(error)
-        except HTTPException as error:
-            response = http_error_response(error)
+        response = await self._answer(_KINDS[scope["path"]], Request(scope, receive))
         await response(scope, receive, send)
+
+    async def _answer(self, kind: str, request: Request) -> Response:
+        try:
+            return await self._service.answer(await self._service.read(kind, request), request)
+        except BlinkError as error:
+            return error_response(error)
+        except HTTPException as error:
+            return http_error_response(error)
+        except Exception as error:
+            logger.exception("a request could not be answered")
+            return bug_response(error)
 
 
 def _generation_routes(service: CompletionService) -> APIRouter:
