@@ -30,14 +30,10 @@ from blink.errors import BlinkError
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
-_KINDS = {
-    "/v1/completions": "completions",
-    "/v1/chat/completions": "chat",
-    "/tokenize": "tokenize",
-    "/detokenize": "detokenize",
-}
+_GENERATIONS = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
+_TOKENS = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
+
 logger = logging.getLogger(__name__)
-_DIRECT = {path for path in _KINDS if path.startswith("/v1/")}
 
 
 class _ReadRequest(Request):
@@ -58,7 +54,7 @@ def _body_router(service: CompletionService) -> APIRouter:
 
     class BodyRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle, kind = super().get_route_handler(), _KINDS[self.path]
+            handle, kind = super().get_route_handler(), _TOKENS[self.path]
 
             async def read_and_handle(request: Request) -> Response:
                 return await handle(_ReadRequest(request, await service.read(kind, request)))
@@ -73,7 +69,7 @@ def create_app(service: CompletionService, **options: Any) -> ASGIApp:
     # Clients that name no content type mean JSON.
     app = FastAPI(title="Blink", version=__version__, strict_content_type=False, **options)
     install_error_responses(app)
-    app.include_router(_generation_routes(service))
+    app.include_router(_generation_routes())
     app.include_router(_model_routes(service))
     app.include_router(_token_routes(service))
     app.include_router(_status_routes(service))
@@ -100,11 +96,11 @@ class DirectRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
-        is_direct = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _DIRECT
+        is_direct = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _GENERATIONS
         if not is_direct:
             await self._app(scope, receive, send)
             return
-        response = await self._answer(_KINDS[scope["path"]], Request(scope, receive))
+        response = await self._answer(_GENERATIONS[scope["path"]], Request(scope, receive))
         await response(scope, receive, send)
 
     async def _answer(self, kind: str, request: Request) -> Response:
@@ -119,21 +115,19 @@ class DirectRoutes:
             return bug_response(error)
 
 
-def _generation_routes(service: CompletionService) -> APIRouter:
-    """Return the routes that DirectRoutes answers: here for the description of the API and for other methods."""
-    router = _body_router(service)
+def _generation_routes() -> APIRouter:
+    """Return the routes that DirectRoutes answers: here they describe the API and refuse other methods."""
+    router = APIRouter()
 
     @router.post("/v1/completions", response_model=None)
-    async def complete(body: CompletionBody, request: Request) -> Response:
+    async def complete(body: CompletionBody) -> Response:
         """Continue prompts."""
-        del body
-        return await service.answer(request.state.read, request)
+        raise NotImplementedError
 
     @router.post("/v1/chat/completions", response_model=None)
-    async def chat(body: ChatBody, request: Request) -> Response:
+    async def chat(body: ChatBody) -> Response:
         """Answer a conversation."""
-        del body
-        return await service.answer(request.state.read, request)
+        raise NotImplementedError
 
     return router
 
