@@ -72,8 +72,10 @@ BLINK_FN void read_frontend(State& s, uint32_t qp, uint64_t now) {
 BLINK_FN bool has_news(const State& s, uint32_t qp) {
   const QueuePairState& q = s.qps[qp];
   const FrontendWords& words = frontend_words(s, qp);
-  return load_relaxed(words.sq_tail) != q.sq_tail || load_relaxed(words.cq_head) != q.cq_head ||
-         load_relaxed(words.attach) != q.last_attach;
+  // All at once: each is a round trip to the host.
+  const uint32_t tail = load_relaxed(words.sq_tail), head = load_relaxed(words.cq_head);
+  const uint32_t attach = load_relaxed(words.attach);
+  return tail != q.sq_tail || head != q.cq_head || attach != q.last_attach;
 }
 
 BLINK_FN void reject(State& s, uint32_t qp, uint64_t sequence, RejectCode code, uint64_t now) {
