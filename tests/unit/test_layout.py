@@ -7,6 +7,7 @@ import itertools
 import re
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,7 +159,9 @@ def test_more_graphs_than_the_table_holds_are_refused() -> None:
 
 def test_packed_structs_are_those_that_numpy_writes() -> None:
     flat = layout.flat_fields(layout.SQE)
-    values = {name: (7 + i) % 100 if kind.kind != "f" else 0.25 * i for i, (name, (kind, _)) in enumerate(flat.items())}
+    values: dict[str, Any] = {
+        name: (7 + i) % 100 if kind.kind != "f" else 0.25 * i for i, (name, (kind, _)) in enumerate(flat.items())
+    }
     values["stop_tokens"] = np.array([5, -1, 2**31 - 1], np.int32).tobytes()
     values |= {"priority": -3, "sequence": 2**63 + 1, "seed_low": 2**32 - 1}
     entry = np.zeros((), layout.SQE)
