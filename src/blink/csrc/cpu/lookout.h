@@ -92,13 +92,20 @@ class Lookout {
 
   void pause(Lock& lock) {
     looked_ = Clock::now();
-    changed_.wait_for(lock, pause_after(looked_ - since_, rhythm_.gap, interval_));
+    const std::chrono::nanoseconds rhythm = in_step_ ? rhythm_.gap : std::chrono::nanoseconds(0);
+    changed_.wait_for(lock, pause_after(looked_ - since_, rhythm, interval_));
+  }
+  // Completions are expected from now on, at first those of admission.
+  void begin() {
+    since_ = Clock::now();
+    in_step_ = false;
   }
   // Completions have come; those of a step's end tell the rhythm.
   void note_arrival(bool ends_step) {
     const Clock::time_point now = Clock::now();
     if (ends_step) rhythm_.note(now - since_, looked_ - since_, interval_);
     since_ = now;
+    in_step_ = true;
   }
   void wake() {
     woken_ = true;
@@ -113,6 +120,7 @@ class Lookout {
   Clock::time_point since_ = Clock::now();  // of the silence
   Rhythm rhythm_;
   Clock::time_point looked_ = since_;  // when nothing was there
+  bool in_step_ = false;               // completions have come since they are expected
   bool active_ = false;                // completions are expected
   bool woken_ = false;                 // the event loop was woken and has not answered by expect()
   bool stopping_ = false;

@@ -18,7 +18,7 @@ class Waiter final : public Lookout {
   // Look at the entry at `head` from now on; `active` says that completions are expected at all.
   void expect(uint32_t head, bool active) {
     const std::lock_guard lock(mutex_);
-    if (!active_) since_ = Clock::now();
+    if (!active_) begin();
     head_ = head;
     active_ = active;
     woken_ = false;

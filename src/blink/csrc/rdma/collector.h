@@ -39,7 +39,7 @@ class Collector final : public Lookout {
     woken_ = false;
     if (!ready_.empty()) wake();
     if (active && !active_) {
-      since_ = Clock::now();
+      begin();
       changed_.notify_all();
     }
     active_ = active;
