@@ -146,6 +146,7 @@ class FrontendConfig:
     enable_request_id_headers: bool = option(False, "answer with X-Request-Id")
     log_level: str = option("info", "log level", choices=("debug", "info", "warning", "error"))
     enable_log_requests: bool = option(False, "log each request's parameters (never its text)")
+    enable_log_timings: bool = option(False, "log when each streamed request was received, submitted, first answered")
     frontend_cpus: str = option(
         "", "cores of the frontends, such as 2,3 or 2-5, dealt among workers; empty: any", metavar="LIST"
     )

@@ -22,6 +22,7 @@ from blink.region.layout import (
     StepResult,
 )
 from blink.region.memory import QueuePairAddresses
+from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from harness import (
     Completion,
@@ -341,7 +342,7 @@ def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: R
         for name, value in {**sane, "num_logprobs": -1, "max_tokens": 1, **BAD_ENTRIES[code]}.items():
             (entry["sampling"] if name in (SAMPLING.names or ()) else entry)[name] = value
         write_arena(pair, 4096, np.array([1, np.float32("nan").view(np.int32)], np.int32))
-        pair._push(entry)
+        pair._push(entry.tobytes())
         for _ in range(4):
             h.step()
         refusals = [c for c in raw_completions(pair) if c["kind"] == CqeKind.REJECTED]
@@ -413,3 +414,28 @@ def test_a_full_submission_queue_refuses_without_a_trace() -> None:
         assert pair.num_live == 4
         run_until_finished(h, inbox, [pair], sequences)
         assert pair.num_live == 0
+
+
+def test_an_idle_scheduler_has_news_of_all_that_a_frontend_does_but_live() -> None:
+    """A GPU's idle scheduler runs a pass only for news, or when one is due."""
+    with running(small_config(), num_queue_pairs=2) as h:
+
+        def has_news() -> list[int]:
+            return [lib.blink_has_news(h.state.address, index) for index in range(2)]
+
+        pair, inbox = h.frontend(1), Inbox()
+        h.step()
+        assert has_news() == [0, 0]
+        pair.renew_lease()
+        assert has_news() == [0, 0]
+        sequence = submit(h, pair, PROMPT, max_tokens=2)
+        assert has_news() == [0, 1]
+        run_until_finished(h, inbox, [pair], [sequence])
+        assert has_news() == [0, 1], "what was read makes room"
+        h.step()
+        pair.cancel(sequence)
+        assert has_news() == [0, 0], "there is nothing to cancel"
+        pair.request_attach()
+        assert has_news() == [0, 1]
+        h.step()
+        assert has_news() == [0, 0]

@@ -43,9 +43,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     client.tick()
     store = MetricStore(CONFIG.region, NUM_VALUES, tmp_path_factory.mktemp("metrics"))
     service = CompletionService(CONFIG, load_assets(CONFIG), Poller(client, Metrics(store, client.stats), 0))
-    app = create_app(service)
-    add_middleware(app, CONFIG)
-    yield app
+    yield add_middleware(create_app(service), CONFIG)
     client.close()
     store.close()
 
@@ -137,6 +135,21 @@ def test_malformed_bodies_are_400_in_the_apis_form(app: Any, content: bytes) -> 
     response = send(app, "POST", "/v1/completions", content=content, headers=KEY)
     assert response.status_code == 400
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_bug_is_500_in_the_apis_form(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(CompletionService, "answer", fail)
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.post("/v1/chat/completions", json=CHAT, headers=KEY)
+
+    response = asyncio.run(run())
+    assert (response.status_code, response.json()["error"]["message"]) == (500, "Internal error: ZeroDivisionError.")
 
 
 def test_unknown_routes_and_methods_have_the_apis_form(app: Any) -> None:

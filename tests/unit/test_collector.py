@@ -173,5 +173,38 @@ _MICROSECOND, _MILLISECOND = 10**3, 10**6
         (0, 5 * _MILLISECOND, 5 * _MILLISECOND),
     ],
 )
-def test_a_pause_is_a_sixteenth_of_the_silence_within_its_limits(silence: int, interval: int, pause: int) -> None:
-    assert lib.blink_pause_ns(silence, interval) == pause
+def test_without_a_rhythm_a_pause_is_a_sixteenth_of_the_silence(silence: int, interval: int, pause: int) -> None:
+    assert lib.blink_pause_ns(silence, 0, interval) == pause
+
+
+@pytest.mark.parametrize("step", [_MILLISECOND, 5 * _MILLISECOND, 80 * _MILLISECOND])
+def test_in_a_rhythm_looks_are_few_but_frequent_around_the_end_of_a_step(step: int) -> None:
+    interval = 50 * _MICROSECOND
+    looks = [0]
+    while looks[-1] < step:
+        looks.append(looks[-1] + lib.blink_pause_ns(looks[-1], step, interval))
+    assert looks[-1] - step <= max(interval, step // 64)
+    assert len(looks) <= step // _MILLISECOND + 20
+    late = lib.blink_pause_ns(3 * step, step, interval)
+    assert late == lib.blink_pause_ns(3 * step, 0, interval), "a step that is much later than expected changes nothing"
+
+
+def rhythm_after(*arrivals: tuple[float, float]) -> float:
+    """Give the times in ms at which completions were seen and, before, not yet; return what is expected then."""
+    longest, least = (np.array([times[i] for times in arrivals]) * _MILLISECOND for i in (0, 1))
+    seen, unseen = longest.astype(np.uint64), least.astype(np.uint64)
+    return lib.blink_rhythm_ns(seen.ctypes.data, unseen.ctypes.data, len(arrivals), 50 * _MICROSECOND) / _MILLISECOND
+
+
+def test_a_rhythm_takes_two_steps_and_is_that_of_the_quicker() -> None:
+    assert rhythm_after((5.0, 4.95)) == 0
+    assert rhythm_after((5.0, 4.95), (5.1, 5.0)) == 4.95
+    assert rhythm_after((5.0, 4.95), (5.1, 5.0), (20.0, 19.0)) == 5.0
+    assert rhythm_after((20.0, 19.0), (21.0, 20.0), (5.1, 4.8)) == 4.8
+
+
+def test_steps_that_were_seen_late_end_a_rhythm_and_short_gaps_do_not() -> None:
+    slow = (5.0, 4.95), (5.0, 4.95)
+    assert rhythm_after(*slow, (0.3, 0.25)) == 4.95
+    assert rhythm_after(*slow, (1.0, 0.0)) == 0
+    assert rhythm_after(*slow, (1.0, 0.0), (0.3, 0.25)) == 0

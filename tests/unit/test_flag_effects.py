@@ -24,8 +24,7 @@ _ORIGIN = "https://a.example"
 
 def preflight(config: FrontendConfig) -> httpx.Headers:
     """Return what a browser is told before it sends a request with a header of its own."""
-    app = FastAPI()
-    add_middleware(app, config)
+    app = add_middleware(FastAPI(), config)
     asked = {"Origin": _ORIGIN, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "X-Mine"}
 
     async def ask() -> httpx.Response:

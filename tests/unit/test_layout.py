@@ -7,6 +7,7 @@ import itertools
 import re
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,3 +155,21 @@ def test_more_graphs_than_the_table_holds_are_refused() -> None:
     config = EngineConfig(max_num_seqs=4096, max_num_batched_tokens=1 << 17)
     with pytest.raises(ConfigError, match="graphs are too many: lower --max-num-seqs"):
         build_geometry(config, max_model_len=1000, vocab_size=77, num_blocks=500)
+
+
+def test_packed_structs_are_those_that_numpy_writes() -> None:
+    flat = layout.flat_fields(layout.SQE)
+    values: dict[str, Any] = {
+        name: (7 + i) % 100 if kind.kind != "f" else 0.25 * i for i, (name, (kind, _)) in enumerate(flat.items())
+    }
+    values["stop_tokens"] = np.array([5, -1, 2**31 - 1], np.int32).tobytes()
+    values |= {"priority": -3, "sequence": 2**63 + 1, "seed_low": 2**32 - 1}
+    entry = np.zeros((), layout.SQE)
+    for name in layout.SQE.names or ():
+        if name == "stop_tokens":
+            entry[name][:3] = [5, -1, 2**31 - 1]
+        elif name == "sampling":
+            entry[name] = tuple(values[part] for part in layout.SAMPLING.names or ())
+        else:
+            entry[name] = values[name]
+    assert layout.StructPacker(layout.SQE).pack(values) == entry.tobytes()

@@ -6,20 +6,24 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Callable
+from functools import partial
 
 from fastapi import Request, Response
 
-from blink.api.bodies import Bodies
+from blink.api.bodies import Bodies, check_content_type
 from blink.api.clients import flow_of
+from blink.api.http1 import find_writer, writer_of
 from blink.api.logprobs import LogprobFormat
 from blink.api.poller import Poller
-from blink.api.reader import Reader
+from blink.api.reader import INLINE_BYTES, Reader
 from blink.api.reading import Bounds, Read
 from blink.api.reply import Reply, encode_whole
 from blink.api.sampling import build_sampling_params
 from blink.api.schema import MAX_ID_CHARS, ChatBody, CompletionBody, GenerationBody
 from blink.api.session import Session
 from blink.api.stream import EventStream, WholeResult
+from blink.api.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
     BadRequestError,
@@ -88,22 +92,39 @@ class CompletionService:
         if name and name != self.model_name:
             raise NotFoundError(f"The model `{name}` does not exist.", "model")
 
-    async def answer(self, body: CompletionBody | ChatBody, request: Request) -> Response:
+    async def read(self, kind: str, request: Request) -> Read:
+        """Take a request's body off its connection and read it.
+
+        Raises:
+            BlinkError: the request is refused.
+        """
+        check_content_type(request, self.config.allowed_origins)
+        writer = find_writer(request.scope)
+        small = writer.take_body(min(INLINE_BYTES, self.config.max_body_bytes)) if writer is not None else None
+        if small is not None:
+            return await self.reader.read(kind, small, self.bounds)
+        async with self.bodies.take(request) as data:
+            return await self.reader.read(kind, data, self.bounds)
+
+    async def answer(self, read: Read, request: Request) -> Response:
         """Run a request and return its response, streamed or whole.
 
         Raises:
             BlinkError: the request is refused or fails.
         """
-        arrived = time.perf_counter()
+        tokenized = time.perf_counter()
+        body: CompletionBody | ChatBody = read.body
         try:
             self.check_model(body.model)
-            session, reply = await self._plan(body, request, arrived)
+            session, reply = await self._plan(read, request)
+            if body.stream and self.config.enable_log_timings:
+                stamps = {"received": session.arrived, "parsed": read.parsed, "tokenized": tokenized}
+                return session.start(
+                    lambda: TimedStream({**stamps, "submitted": time.perf_counter()}, reply(), session)
+                )
             if body.stream:
-                stream = EventStream(reply, session)
-                session.start(stream)
-                return stream
-            result = WholeResult()
-            session.start(result)
+                return session.start(lambda: EventStream(reply(), session))
+            result = session.start(WholeResult)
         except OverloadedError:
             self.poller.metrics.count_rejection("queue_full")
             raise
@@ -114,35 +135,27 @@ class CompletionService:
             self.poller.metrics.count_rejection("engine_unavailable")
             raise
         await result.wait(session, request.scope)
-        return Response(encode_whole(reply, session), media_type="application/json")
+        return Response(encode_whole(reply(), session), media_type="application/json")
 
-    async def _plan(self, body: CompletionBody | ChatBody, request: Request, arrived: float) -> tuple[Session, Reply]:
-        engine, read = self.engine, self.read_of(request)
+    async def _plan(self, read: Read, request: Request) -> tuple[Session, Callable[[], Reply]]:
+        engine, body = self.engine, read.body
+        read.check_engine()
         params = build_sampling_params(body, self.assets.sampling_defaults)
         plan = await self.planner.plan(read.prompts, params, _prompt_rules(body), engine)
-        reply = self._reply(body, request, params, read)
+        reply_id = _reply_id(body, request)
         if self.config.enable_log_requests:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
-            logger.info("request %s: %d prompt tokens, %s", reply.id, sum(p.num_tokens for p in plan.prompts), shown)
-        return Session(self.poller, plan, arrived, flow_of(request.scope)), reply
+            logger.info("request %s: %d prompt tokens, %s", reply_id, sum(p.num_tokens for p in plan.prompts), shown)
+        session = Session(self.poller, plan, writer_of(request.scope).received, flow_of(request.scope))
+        return session, partial(self._reply, read, params, reply_id)
 
-    def read_of(self, request: Request) -> Read:
-        """Return what a request's body was read as.
-
-        Raises:
-            EngineUnavailableError: no engine was there that knows how long it may be.
-        """
-        read: Read = request.state.read
-        if not read.has_engine:
-            raise EngineUnavailableError("Not available: the engine has just started. Retry.")
-        return read
-
-    def _reply(self, body: CompletionBody | ChatBody, request: Request, params: SamplingParams, read: Read) -> Reply:
+    def _reply(self, read: Read, params: SamplingParams, reply_id: str) -> Reply:
+        body: CompletionBody | ChatBody = read.body
         is_chat = isinstance(body, ChatBody)
         options = body.stream_options
         logprobs = LogprobFormat(self.assets.tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
         return Reply(
-            id=("chatcmpl-" if is_chat else "cmpl-") + _request_id(body, request),
+            id=reply_id,
             created=int(time.time()),
             model=self.model_name,
             is_chat=is_chat,
@@ -165,8 +178,9 @@ def _prompt_rules(body: CompletionBody | ChatBody) -> PromptRules:
     )
 
 
-def _request_id(body: GenerationBody, request: Request) -> str:
+def _reply_id(body: GenerationBody, request: Request) -> str:
     given = request.headers.get(REQUEST_ID_HEADER, "")
     if len(given) > MAX_ID_CHARS or not given.isprintable():
         raise BadRequestError(f"X-Request-Id must hold at most {MAX_ID_CHARS} printable characters.", "request_id")
-    return given or body.request_id or secrets.token_hex(16)
+    kind = "chatcmpl-" if isinstance(body, ChatBody) else "cmpl-"
+    return kind + (given or body.request_id or secrets.token_hex(16))

@@ -57,11 +57,21 @@ async def _on_validation_error(_: Request, error: Exception) -> Response:
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    return http_error_response(error)
+
+
+def http_error_response(error: HTTPException) -> Response:
+    """Return the response for an error of the framework's."""
     kind = HTTPStatus(error.status_code).phrase
     return _respond(error_json(str(error.detail), kind, error.status_code), error.status_code, error.headers)
 
 
 async def _on_bug(_: Request, error: Exception) -> Response:
+    return bug_response(error)
+
+
+def bug_response(error: Exception) -> Response:
+    """Return the response for an error that nobody expected."""
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     return _respond(error_json(f"Internal error: {type(error).__name__}.", BlinkError.type, status), status, None)
 

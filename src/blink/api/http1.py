@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +46,9 @@ class StreamingProtocol(HttpToolsProtocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._body_started = 0.0
         self._body_bytes = 0
+        self._awaits_head = self._awaits_body = False
         self.leave_callbacks: set[Callable[[], None]] = set()
+        self._newest: ResponseWriter | None = None  # of the last request whose head has come
         self._quiet_bytes = 0  # since the last head or part of a body
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -79,6 +82,7 @@ class StreamingProtocol(HttpToolsProtocol):
             del self._unparsed[:done]
         finally:
             self._is_parsing = False
+        self._limit_rest()
         if len(self._unparsed) > _MAX_UNPARSED_BYTES:
             self.flow.pause_reading()
 
@@ -88,9 +92,16 @@ class StreamingProtocol(HttpToolsProtocol):
         if self._quiet_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("Request headers are too large.")
 
+    def _limit_rest(self) -> None:
+        """Give what has not come of a request its time; most requests come whole and need no timer."""
+        if self._awaits_head:
+            self._limit_head()
+        elif self._awaits_body and self._body_timer is None:
+            self._body_timer = self.loop.call_later(self.limits.body_timeout, self._check_body)
+
     def on_message_begin(self) -> None:
-        """Start to count the bytes of the request's head."""
-        self._limit_head()
+        """Await the request's head."""
+        self._awaits_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -100,9 +111,10 @@ class StreamingProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
         self._body_started, self._body_bytes = self.loop.time(), 0
         self._cancel_body_timer()
-        self._body_timer = self.loop.call_later(self.limits.body_timeout, self._check_body)
+        self._awaits_head, self._awaits_body = False, True
         scope: dict[str, Any] = self.scope  # pyright: ignore[reportAssignmentType]
-        scope["extensions"] = {_EXTENSION: ResponseWriter(self, self.cycle)}
+        self._newest = ResponseWriter(self, self.cycle)
+        scope["extensions"] = {_EXTENSION: self._newest}
         if self.pipeline:
             # uvicorn stops reading behind a pipelined request; the end of the connection would go unnoticed.
             self.flow.resume_reading()
@@ -115,7 +127,10 @@ class StreamingProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Let the body have taken its time."""
+        if self._newest is not None:
+            self._newest.received = time.perf_counter()
         self._quiet_bytes = 0
+        self._awaits_body = False
         self._cancel_body_timer()
         super().on_message_complete()
 
@@ -211,11 +226,20 @@ def limited_protocol(limits: ConnectionLimits) -> type[StreamingProtocol]:
 class ResponseWriter:
     """The body of one response, written straight to its connection; and the news that its client has gone."""
 
-    __slots__ = ("_cycle", "_protocol")
+    __slots__ = ("_cycle", "_protocol", "received")
 
     def __init__(self, protocol: StreamingProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         self._cycle = cycle
+        self.received = 0.0  # when the request's last byte had come; seconds, time.perf_counter
+
+    def take_body(self, most: int) -> bytearray | None:
+        """Return the request's body if it is there as a whole, and small; else it must be received."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected or len(cycle.body) > most:
+            return None
+        body, cycle.body = cycle.body, bytearray()
+        return bytearray(body)
 
     def prepare_stream(self) -> None:
         """Choose the framing of a body of unknown length; call before the response starts."""
@@ -248,6 +272,11 @@ class ResponseWriter:
             yield
         finally:
             self._protocol.leave_callbacks.discard(callback)
+
+
+def find_writer(scope: Scope) -> ResponseWriter | None:
+    """Return the writer of a request's response; none under another server."""
+    return scope.get("extensions", {}).get(_EXTENSION)
 
 
 def writer_of(scope: Scope) -> ResponseWriter:

@@ -21,12 +21,13 @@ import time
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from blink.api.reading import Bounds, Read, read_body
+from blink.api.reading import Bounds, Read, read_body, without_texts
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.text.assets import ModelAssets, load_assets
 
 INLINE_BYTES = 8 << 10  # some milliseconds of work at the worst
+_LIGHT_BYTES = 2 << 10  # of a body that may live as long as its request
 _MAX_WAITING = 256
 _BOOT_SECONDS = 60.0
 _READ_SECONDS = 20.0
@@ -67,7 +68,8 @@ class Reader:
             BlinkError: the request is refused, or too many large ones wait.
         """
         if len(data) <= INLINE_BYTES:
-            return read_body(kind, data, self._assets, bounds)
+            read = read_body(kind, data, self._assets, bounds)
+            return read if len(data) <= _LIGHT_BYTES else without_texts(read)
         if len(self._jobs) >= _MAX_WAITING:
             raise OverloadedError("Too many large requests wait to be read. Retry later.")
         self._num_jobs += 1
@@ -215,7 +217,7 @@ def run_child() -> int:
 
 def _try_to_read(kind: str, data: bytearray, assets: ModelAssets, bounds: Bounds) -> Any:
     try:
-        return read_body(kind, data, assets, bounds)
+        return without_texts(read_body(kind, data, assets, bounds))
     except BlinkError as error:
         return error
     except MemoryError:

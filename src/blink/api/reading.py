@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from blink.api.schema import (
     TokenizeChatBody,
     TokenizeTextBody,
 )
-from blink.errors import BadRequestError, NotFoundError
+from blink.errors import BadRequestError, EngineUnavailableError, NotFoundError
 from blink.link.client import RegionInfo
 from blink.region.native import lib
 from blink.request.planner import Planner
@@ -69,7 +70,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A request without its long fields, and what became of them."""
+    """A request, and what became of its long fields."""
 
     body: Any
     prompts: list[Tokens] = field(default_factory=list[Tokens])
@@ -77,6 +78,16 @@ class Read:
     role: str = "assistant"  # of the conversation's last message
     has_engine: bool = True  # else nothing was tokenized
     answer: bytes = b""  # of a request that needs no engine's work
+    parsed: float = 0.0  # when its fields were checked and its texts not yet tokenized; seconds, time.perf_counter
+
+    def check_engine(self) -> None:
+        """Refuse a request that was read when nobody knew how long it may be.
+
+        Raises:
+            EngineUnavailableError: no engine was there.
+        """
+        if not self.has_engine:
+            raise EngineUnavailableError("Not available: the engine has just started. Retry.")
 
 
 def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> Read:
@@ -93,13 +104,24 @@ def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: B
         raise BadRequestError("The body is nested too deeply.") from None
     assert isinstance(body, Body)
     if bounds.engine is None:
-        return Read(_without_texts(body), has_engine=False)
+        return Read(body, has_engine=False)
     if body.model and bounds.model_name and body.model != bounds.model_name:
         raise NotFoundError(f"The model `{body.model}` does not exist.", "model")
     return _READERS[type(body)](body, assets, bounds, bounds.engine)
 
 
 def _parse(data: bytes | bytearray, bounds: Bounds) -> Any:
+    if len(data) > _MAX_CONTAINERS:  # each takes a byte
+        _weigh(data, bounds)
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        if len(data) <= _MAX_RETRIED_BYTES:
+            return _parse_again(data)
+        raise BadRequestError(f"{error.pos}: JSON decode error") from None
+
+
+def _weigh(data: bytes | bytearray, bounds: Bounds) -> None:
     weight = _JsonWeight()
     view = np.frombuffer(data, np.uint8)
     lib.blink_json_weigh(view.ctypes.data, len(view), ctypes.byref(weight))
@@ -108,12 +130,6 @@ def _parse(data: bytes | bytearray, bounds: Bounds) -> Any:
         raise BadRequestError(
             f"The body holds too much: at most {_MAX_CONTAINERS} lists and objects with {_MAX_ITEMS + context} members."
         )
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        if len(data) <= _MAX_RETRIED_BYTES:
-            return _parse_again(data)
-        raise BadRequestError(f"{error.pos}: JSON decode error") from None
 
 
 def _parse_again(data: bytes | bytearray) -> Any:
@@ -126,27 +142,28 @@ def _parse_again(data: bytes | bytearray) -> Any:
         raise BadRequestError(f"{error.start}: the body is not UTF-8") from None
 
 
-def _without_texts(body: Body) -> Body:
+def without_texts(read: Read) -> Read:
     """Drop what nobody needs any more: the rest is small and travels between processes."""
-    return body.model_copy(update={name: _DROPPED[name] for name in body.model_fields_set & _DROPPED.keys()})
+    dropped = {name: _DROPPED[name] for name in read.body.model_fields_set & _DROPPED.keys()}
+    return replace(read, body=read.body.model_copy(update=dropped))
 
 
 def _read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
-    sources = body.prompts
+    parsed, sources = time.perf_counter(), body.prompts
     _check_count(len(sources), body, engine)
     prompts = [_tokens_of(source, body, assets, engine) for source in sources]
     echoes = [_text_of(source, assets) for source in sources] if body.echo else []
     del bounds
-    return Read(_without_texts(body), prompts, echoes)
+    return Read(body, prompts, echoes, parsed=parsed)
 
 
 def _read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
     del bounds
+    parsed = time.perf_counter()
     text = Planner(assets).render(body.messages, body.rendering)
     _check_count(1, body, engine)
-    return Read(
-        _without_texts(body), [_tokens_of(text, body, assets, engine)], role=body.messages[-1].get("role", "assistant")
-    )
+    role = body.messages[-1].get("role", "assistant")
+    return Read(body, [_tokens_of(text, body, assets, engine)], role=role, parsed=parsed)
 
 
 def _check_count(num_prompts: int, body: GenerationBody, engine: RegionInfo) -> None:
@@ -186,7 +203,7 @@ def _answer_tokenize(
         "tokens": tokens,
         "token_strs": [tokenizer.token_name(token) for token in tokens] if body.return_token_strs else None,
     }
-    return Read(_without_texts(body), answer=orjson.dumps(answer))
+    return Read(body, answer=orjson.dumps(answer))
 
 
 def _answer_detokenize(body: DetokenizeBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
@@ -195,7 +212,7 @@ def _answer_detokenize(body: DetokenizeBody, assets: ModelAssets, bounds: Bounds
         raise BadRequestError(f"This server detokenizes at most {limit} token ids, got {len(body.tokens)}.", "tokens")
     check_vocabulary(body.tokens, engine.vocab_size, "tokens")
     text = assets.tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return Read(_without_texts(body), answer=orjson.dumps({"prompt": text}))
+    return Read(body, answer=orjson.dumps({"prompt": text}))
 
 
 _READERS: dict[type[Body], Callable[[Any, ModelAssets, Bounds, RegionInfo], Read]] = {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -10,11 +11,12 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink import __version__
-from blink.api.bodies import check_content_type
 from blink.api.completions import CompletionService
-from blink.api.error_body import install_error_responses
+from blink.api.error_body import bug_response, error_response, http_error_response, install_error_responses
 from blink.api.reading import Read
 from blink.api.schema import (
     Body,
@@ -23,16 +25,15 @@ from blink.api.schema import (
     DetokenizeBody,
     TokenizeBody,
 )
+from blink.errors import BlinkError
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
-_KINDS = {
-    "/v1/completions": "completions",
-    "/v1/chat/completions": "chat",
-    "/tokenize": "tokenize",
-    "/detokenize": "detokenize",
-}
+_GENERATIONS = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
+_TOKENS = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
+
+logger = logging.getLogger(__name__)
 
 
 class _ReadRequest(Request):
@@ -53,29 +54,26 @@ def _body_router(service: CompletionService) -> APIRouter:
 
     class BodyRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle, kind = super().get_route_handler(), _KINDS[self.path]
+            handle, kind = super().get_route_handler(), _TOKENS[self.path]
 
             async def read_and_handle(request: Request) -> Response:
-                check_content_type(request, service.config.allowed_origins)
-                async with service.bodies.take(request) as data:
-                    read = await service.reader.read(kind, data, service.bounds)
-                return await handle(_ReadRequest(request, read))
+                return await handle(_ReadRequest(request, await service.read(kind, request)))
 
             return read_and_handle
 
     return APIRouter(route_class=BodyRoute)
 
 
-def create_app(service: CompletionService, **options: Any) -> FastAPI:
+def create_app(service: CompletionService, **options: Any) -> ASGIApp:
     """Return the application of one worker; `options` are FastAPI's."""
     # Clients that name no content type mean JSON.
     app = FastAPI(title="Blink", version=__version__, strict_content_type=False, **options)
     install_error_responses(app)
-    app.include_router(_generation_routes(service))
+    app.include_router(_generation_routes())
     app.include_router(_model_routes(service))
     app.include_router(_token_routes(service))
     app.include_router(_status_routes(service))
-    return app
+    return DirectRoutes(app, service)
 
 
 def _read(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
@@ -89,18 +87,47 @@ def _read(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
     return register
 
 
-def _generation_routes(service: CompletionService) -> APIRouter:
-    router = _body_router(service)
+class DirectRoutes:
+    """Answers completions and chats: the framework's way to its routes takes half as long as all the rest of theirs."""
+
+    def __init__(self, app: ASGIApp, service: CompletionService) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        is_direct = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _GENERATIONS
+        if not is_direct:
+            await self._app(scope, receive, send)
+            return
+        response = await self._answer(_GENERATIONS[scope["path"]], Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _answer(self, kind: str, request: Request) -> Response:
+        try:
+            return await self._service.answer(await self._service.read(kind, request), request)
+        except BlinkError as error:
+            return error_response(error)
+        except HTTPException as error:
+            return http_error_response(error)
+        except Exception as error:
+            logger.exception("a request could not be answered")
+            return bug_response(error)
+
+
+def _generation_routes() -> APIRouter:
+    """Return the routes that DirectRoutes answers: here they describe the API and refuse other methods."""
+    router = APIRouter()
 
     @router.post("/v1/completions", response_model=None)
-    async def complete(body: CompletionBody, request: Request) -> Response:
+    async def complete(body: CompletionBody) -> Response:
         """Continue prompts."""
-        return await service.answer(body, request)
+        raise NotImplementedError
 
     @router.post("/v1/chat/completions", response_model=None)
-    async def chat(body: ChatBody, request: Request) -> Response:
+    async def chat(body: ChatBody) -> Response:
         """Answer a conversation."""
-        return await service.answer(body, request)
+        raise NotImplementedError
 
     return router
 
@@ -140,7 +167,9 @@ def _token_routes(service: CompletionService) -> APIRouter:
     def answer(body: Body, request: Request) -> Response:
         service.check_model(body.model)
         assert service.engine  # raises the 503
-        return Response(service.read_of(request).answer, media_type="application/json")
+        read: Read = request.state.read
+        read.check_engine()
+        return Response(read.answer, media_type="application/json")
 
     @router.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeBody, request: Request) -> Response:

@@ -19,6 +19,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from blink.api.completions import CompletionService
 from blink.api.http1 import ConnectionLimits, limited_protocol
@@ -65,8 +66,7 @@ def run_worker(config: FrontendConfig) -> int:
     metrics = Metrics(MetricStore(config.region, NUM_VALUES), client.stats)
     metrics.model_name = config.model.served_model_name
     service = CompletionService(config, assets, _poller(config, client, metrics))
-    app = create_app(service, lifespan=_lifespan(service))
-    add_middleware(app, config)
+    app = add_middleware(create_app(service, lifespan=_lifespan(service)), config)
     listener = _bind(config)
     server = _Server(_uvicorn_config(app, config), service, _describe(config, listener))
     server.run(sockets=[listener])
@@ -86,22 +86,23 @@ def _connector_of(config: FrontendConfig) -> Connector:
     return RdmaConnector(config.rdma_engine, config.rdma)
 
 
-def add_middleware(app: FastAPI, config: FrontendConfig) -> None:
-    """Add the outermost last."""
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+def add_middleware(app: ASGIApp, config: FrontendConfig) -> ASGIApp:
+    """Return the application behind what all requests pass, the outermost last."""
+    app = BodyLimit(app, max_bytes=config.max_body_bytes)
     keys = [key for key in (*config.api_key, os.environ.get(_KEY_VARIABLE, "")) if key]
     if keys:
-        app.add_middleware(ApiKeyGuard, keys=keys)
+        app = ApiKeyGuard(app, keys=keys)
     if config.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
+        app = CORSMiddleware(
+            app,
             allow_origins=config.allowed_origins,
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
         )
     if config.enable_request_id_headers:
-        app.add_middleware(RequestIds)
+        app = RequestIds(app)
+    return app
 
 
 def _lifespan(service: CompletionService):
@@ -163,7 +164,7 @@ def connection_limits(config: FrontendConfig) -> ConnectionLimits:
     return ConnectionLimits(min(config.max_connections or most, most), config.body_timeout)
 
 
-def _uvicorn_config(app: FastAPI, config: FrontendConfig) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, config: FrontendConfig) -> uvicorn.Config:
     if bool(config.ssl_certfile) != bool(config.ssl_keyfile):
         raise ConfigError("--ssl-certfile and --ssl-keyfile must be given together.")
     settings = uvicorn.Config(

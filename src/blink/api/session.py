@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from blink.api import metrics as names
 from blink.api.poller import Poller
@@ -25,6 +25,9 @@ class Responder(Protocol):
         ...
 
 
+AnyResponder = TypeVar("AnyResponder", bound=Responder)
+
+
 class Session:
     """The n sequences of each prompt of one request."""
 
@@ -40,8 +43,8 @@ class Session:
         self._changed: dict[Generation, None] = {}
         self._responder: Responder | None = None
 
-    def start(self, responder: Responder) -> None:
-        """Submit all sequences, or none.
+    def start(self, open_responder: Callable[[], AnyResponder]) -> AnyResponder:
+        """Submit all sequences, or none; then, while the engine works, open the responder and return it.
 
         Raises:
             ClientLimitError: their client has as many as it may have.
@@ -51,7 +54,8 @@ class Session:
         try:
             for planned in self._plan.sequences:
                 self._submitted.append(self._poller.table.submit(self, planned))
-        except BlinkError:
+            responder = open_responder()
+        except BaseException:
             self._cancel("abort")
             self._poller.leave(self.flow, len(self.generations))
             raise
@@ -59,6 +63,7 @@ class Session:
         for planned in self._plan.sequences[:: self._plan.num_choices]:
             self._poller.metrics.observe(names.PARAMS_N, planned.params.n)
             self._poller.metrics.observe(names.PARAMS_MAX_TOKENS, planned.params.max_tokens or 0)
+        return responder
 
     def note_change(self, generation: Generation) -> None:
         """Remember that a sequence has grown or ended."""

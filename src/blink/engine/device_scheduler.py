@@ -26,6 +26,7 @@ from blink.region.native import lib
 
 _DEVICE_LAUNCH = int(driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
 _LANES = CONSTANTS["device_lanes"]
+IDLE_SLEEP_NS = 40_000  # a first token waits for up to twice that; benchmarks/idle_power.py varies it
 _EXECUTABLES: int = GRAPH_PAIR["executables"].shape[0]
 
 
@@ -130,6 +131,7 @@ class DeviceScheduler:
         self._table = self._upload(table)
         program = np.zeros(1, DEVICE_PROGRAM)
         program["state"], program["graphs"] = self._state.address, self._table.data_ptr()
+        program["idle_sleep_ns"] = IDLE_SLEEP_NS
         self._program = self._upload(program)
 
     def _upload(self, structs: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,13 +13,25 @@ import numpy as np
 from blink.errors import OverloadedError
 from blink.link.base import Link
 from blink.region.arena import Arena
-from blink.region.layout import COMPLETION, CONSTANTS, CQE, SAMPLING, SQE, CqeKind, Opcode
+from blink.region.layout import COMPLETION, CONSTANTS, CQE, SQE, CqeKind, Opcode, StructPacker
 
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
-_SAMPLING_FIELDS = SAMPLING.names or ()
-_SCHEDULING = ("service_class", "max_tokens", "priority")  # parameters that only the scheduler reads
-_HAS_FLOW = "flow" in (SQE.names or ())
+_ENTRY = StructPacker(SQE)
+_SUBMIT = int(Opcode.SUBMIT)
 _DRAIN_BATCH = 4096
+
+
+def _tag_word(**parts: int) -> int:
+    """Return the tag of a completion with these parts, as one word."""
+    completion: Any = np.zeros((), COMPLETION)
+    for name, value in parts.items():
+        completion[name] = value
+    return int(completion.view(CQE)["tag"])
+
+
+# Nearly all completions are tokens that end nothing; only the others free what a sequence holds.
+_PLAIN_TOKEN = np.uint32(_tag_word(kind=CqeKind.TOKEN))
+_RARE_BITS = np.uint32(_tag_word(kind=0xFF, finish_reason=0xFF))
 
 
 @dataclass(slots=True)
@@ -66,6 +79,7 @@ class QueuePair:
         self._live: dict[int, _Live] = {}  # by tag
         self._unsent_cancels: list[int] = []
         self._buffer = np.zeros(_DRAIN_BATCH, CQE)
+        self._completions, self._tags = self._buffer.view(COMPLETION), self._buffer["tag"]
         self._lease = 0
         self.generation = 0
         self._sq_tail = self._sq_head = self.head = 0
@@ -145,18 +159,20 @@ class QueuePair:
             entry = np.zeros((), SQE)
             entry["opcode"] = Opcode.CANCEL
             entry["sequence"] = self._unsent_cancels.pop()
-            self._push(entry)
+            self._push(entry.tobytes())
 
     def drain(self) -> np.ndarray[Any, Any]:
         """Return the completions that have arrived (dtype layout.COMPLETION; a view that the next call overwrites)."""
         count = self._link.drain(self.head, self._buffer)
-        completions = self._buffer[:count].view(COMPLETION)
+        completions = self._completions[:count]
         if count == 0:
             return completions
         self.head = self.head + count & 0xFFFFFFFF
         self._link.store_word(self._at.cq_head, self.head)
+        rare = self._tags[:count] & _RARE_BITS != _PLAIN_TOKEN
+        if not rare.any() and not self._unsent_cancels:
+            return completions
         known = np.ones(count, bool)
-        rare = (completions["kind"] != CqeKind.TOKEN) | (completions["finish_reason"] != 0)
         for i in np.flatnonzero(rare):
             known[i] = self._settle(completions[i])
         self.flush_cancels()
@@ -185,44 +201,47 @@ class QueuePair:
             room = self._sq_entries - (self._sq_tail - self._sq_head & 0xFFFFFFFF)
         return room
 
-    def _push(self, entry: np.ndarray[Any, Any]) -> None:
+    def _push(self, entry: bytes) -> None:
         at = self._at.sq + self._sq_tail % self._sq_entries * SQE.itemsize
-        self._link.write(at, entry.tobytes())
+        self._link.write(at, entry)
         self._sq_tail = self._sq_tail + 1 & 0xFFFFFFFF
         self._link.store_word(self._at.sq_tail, self._sq_tail)
 
 
 def _arena_payload(submission: Submission, params: Parameters) -> tuple[bytes, list[int]]:
     """Return the arena's bytes for a sequence and where in them prompt, hashes, stop tokens and biases start."""
-    stops = np.asarray(submission.stop_tokens[_INLINE_STOPS:], np.int32)
-    bias_tokens = np.fromiter(params.logit_bias.keys(), np.int32, len(params.logit_bias))
-    bias_values = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
     prompt = np.ascontiguousarray(submission.prompt, np.int32).tobytes()
-    parts = [prompt, submission.block_hashes, stops.tobytes(), bias_tokens.tobytes() + bias_values.tobytes()]
-    offsets = [sum(len(part) for part in parts[:i]) for i in range(len(parts))]
+    parts = [prompt, submission.block_hashes, _words(submission.stop_tokens[_INLINE_STOPS:]), _biases(params)]
+    offsets = [0, *accumulate(map(len, parts[:-1]))]
     return b"".join(parts), offsets
 
 
-def _submit_entry(
-    sequence: int, submission: Submission, params: Parameters, base: int, offsets: list[int]
-) -> np.ndarray[Any, Any]:
-    entry = np.zeros((), SQE)
-    stops = submission.stop_tokens[:_INLINE_STOPS]
-    entry["opcode"] = Opcode.SUBMIT
-    entry["sequence"] = sequence
-    names = ("prompt_offset", "hashes_offset", "more_stop_offset", "bias_offset")
-    for name, offset in zip(names, offsets, strict=True):
-        entry[name] = base + offset
-    entry["flow"] = submission.flow & 0xFFFFFFFF
-    entry["num_prompt_tokens"] = len(submission.prompt)
-    entry["num_hashes"] = len(submission.block_hashes) // CONSTANTS["block_hash_bytes"]
-    entry["num_stop_tokens"] = len(submission.stop_tokens)
-    entry["num_biases"] = len(params.logit_bias)
-    entry["stop_tokens"][: len(stops)] = stops
-    values = params.native_values(submission.seed)
-    entry["sampling"] = tuple(values[name] for name in _SAMPLING_FIELDS)
-    for name in _SCHEDULING:
-        entry[name] = values[name]
-    if _HAS_FLOW:
-        entry["flow"] = submission.flow
-    return entry
+def _words(tokens: Sequence[int]) -> bytes:
+    return np.asarray(tokens, np.int32).tobytes() if tokens else b""
+
+
+def _biases(params: Parameters) -> bytes:
+    if not params.logit_bias:
+        return b""
+    values = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
+    return _words([*params.logit_bias]) + values.tobytes()
+
+
+def _submit_entry(sequence: int, submission: Submission, params: Parameters, base: int, offsets: list[int]) -> bytes:
+    prompt, hashes, stops, biases = (base + offset for offset in offsets)
+    values: dict[str, Any] = {
+        **params.native_values(submission.seed),
+        "opcode": _SUBMIT,
+        "sequence": sequence,
+        "flow": submission.flow & 0xFFFFFFFF,
+        "prompt_offset": prompt,
+        "num_prompt_tokens": len(submission.prompt),
+        "hashes_offset": hashes,
+        "num_hashes": len(submission.block_hashes) // CONSTANTS["block_hash_bytes"],
+        "more_stop_offset": stops,
+        "num_stop_tokens": len(submission.stop_tokens),
+        "stop_tokens": _words(submission.stop_tokens[:_INLINE_STOPS]),
+        "bias_offset": biases,
+        "num_biases": len(params.logit_bias),
+    }
+    return _ENTRY.pack(values)

@@ -24,6 +24,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_state_bytes": (_U64, [_PTR]),
     "blink_state_build": (None, [_PTR, _PTR, _U64, _U64]),
     "blink_step": (_U32, [_PTR, _U64]),
+    "blink_has_news": (_U32, [_PTR, _U32]),
     "blink_check_integrity": (_STR, [_PTR]),
     "blink_loop_start": (_PTR, [_PTR]),
     "blink_loop_wait": (_I32, [_PTR, _U32]),
@@ -45,7 +46,8 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_collector_expect": (None, [_PTR, _U32, _U32]),
     "blink_collector_drain": (_U32, [_PTR, _U32, _PTR, _U32]),
     "blink_collector_stop": (None, [_PTR]),
-    "blink_pause_ns": (_U64, [_U64, _U64]),
+    "blink_pause_ns": (_U64, [_U64, _U64, _U64]),
+    "blink_rhythm_ns": (_U64, [_PTR, _PTR, _U32, _U64]),
     "blink_rms_norm": (None, [_PTR, _PTR, _PTR, _PTR, _U32, _U32, ctypes.c_float]),
     "blink_rotate_and_store": (None, [_PTR, _PTR, _PTR, _PTR, _PTR, _U32, _U32, _U32, _U32, _U32]),
 }

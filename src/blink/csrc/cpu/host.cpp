@@ -70,6 +70,8 @@ uint32_t blink_step(State* state, uint64_t now_ns) {
   SoloEnv env{now_ns};
   return uint32_t(step(env, *state));
 }
+// What an idle scheduler on a GPU looks at, for tests.
+uint32_t blink_has_news(const State* state, uint32_t qp) { return has_news(*state, qp); }
 // First broken invariant of the state, or null.
 const char* blink_check_integrity(const State* state) { return check_integrity(*state); }
 
@@ -126,8 +128,17 @@ uint32_t blink_collector_drain(Collector* collector, uint32_t head, Cqe* out, ui
 }
 void blink_collector_stop(Collector* collector) { delete collector; }
 // The pause of both, for tests.
-uint64_t blink_pause_ns(uint64_t silence_ns, uint64_t interval_ns) {
-  return uint64_t(pause_after(std::chrono::nanoseconds(silence_ns), std::chrono::nanoseconds(interval_ns)).count());
+uint64_t blink_pause_ns(uint64_t silence_ns, uint64_t rhythm_ns, uint64_t interval_ns) {
+  using std::chrono::nanoseconds;
+  return uint64_t(pause_after(nanoseconds(silence_ns), nanoseconds(rhythm_ns), nanoseconds(interval_ns)).count());
+}
+// The rhythm after `count` arrivals, for tests.
+uint64_t blink_rhythm_ns(const uint64_t* longest_ns, const uint64_t* least_ns, uint32_t count, uint64_t interval_ns) {
+  using std::chrono::nanoseconds;
+  Rhythm rhythm;
+  for (uint32_t i = 0; i < count; i++)
+    rhythm.note(nanoseconds(longest_ns[i]), nanoseconds(least_ns[i]), nanoseconds(interval_ns));
+  return uint64_t(rhythm.gap.count());
 }
 
 void blink_rms_norm(float* out, const float* x, float* residual, const float* weight, uint32_t rows, uint32_t size,

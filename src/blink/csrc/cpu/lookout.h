@@ -14,14 +14,49 @@
 #include <mutex>
 #include <thread>
 
+#include "region/layout.h"
+
 namespace blink {
 
-// The longer nothing has come, the longer until the next look: a sixteenth of that time, up to a millisecond, and never
-// less than the configured interval. So a completion is seen late by a sixteenth of its time at most, and an engine of
-// slow steps on the same cores is not disturbed.
-inline std::chrono::nanoseconds pause_after(std::chrono::nanoseconds silence, std::chrono::nanoseconds interval) {
+// The pause until the next look, never less than the configured interval and never more than a millisecond.
+// Where the last completions came `rhythm` after those before them, the next are expected then: few looks before, one
+// each interval around that time. Else, or when they are late, the longer nothing has come the longer the pause: a
+// sixteenth of that time. So a completion is seen late by a sixteenth of its time at most, those of regular steps by an
+// interval, and an engine of slow steps on the same cores is not disturbed.
+inline std::chrono::nanoseconds pause_after(std::chrono::nanoseconds silence, std::chrono::nanoseconds rhythm,
+                                            std::chrono::nanoseconds interval) {
   constexpr std::chrono::nanoseconds longest = std::chrono::milliseconds(1);
-  return std::max(interval, std::min(silence / 16, longest));
+  const std::chrono::nanoseconds early = rhythm - rhythm / 16;
+  std::chrono::nanoseconds pause = silence / 16;
+  if (silence < early)
+    pause = early - silence;
+  else if (rhythm.count() > 0)
+    pause = std::min(pause, (silence - early) / 4);
+  return std::max(interval, std::min(pause, longest));
+}
+
+// What one step's completions after the other tell of the next.
+struct Rhythm {
+  std::chrono::nanoseconds gap{0};  // until the next, as far as one can tell; 0: not known
+
+  // Completions were seen `longest` after the last, and nothing was there at `least`. A gap of few intervals is passed
+  // over: there one looks each interval anyway.
+  void note(std::chrono::nanoseconds longest, std::chrono::nanoseconds least, std::chrono::nanoseconds interval) {
+    constexpr int few = 16;
+    if (longest < few * interval) return;
+    const std::chrono::nanoseconds now = least < few * interval ? std::chrono::nanoseconds(0) : least;
+    gap = std::min(now, last_);  // after one slow step the next may be as quick as those before
+    last_ = now;
+  }
+
+ private:
+  std::chrono::nanoseconds last_{0};
+};
+
+// Whether a completion is of a step's end: others come when a sequence is admitted or refused.
+inline bool ends_step(const Cqe& entry) {
+  const CqeKind kind = tag_of(entry.tag).kind;
+  return kind == CqeKind::kToken || kind == CqeKind::kTopLogprob;
 }
 
 class Lookout {
@@ -55,7 +90,23 @@ class Lookout {
     thread_.join();
   }
 
-  void pause(Lock& lock) { changed_.wait_for(lock, pause_after(Clock::now() - since_, interval_)); }
+  void pause(Lock& lock) {
+    looked_ = Clock::now();
+    const std::chrono::nanoseconds rhythm = in_step_ ? rhythm_.gap : std::chrono::nanoseconds(0);
+    changed_.wait_for(lock, pause_after(looked_ - since_, rhythm, interval_));
+  }
+  // Completions are expected from now on, at first those of admission.
+  void begin() {
+    since_ = Clock::now();
+    in_step_ = false;
+  }
+  // Completions have come; those of a step's end tell the rhythm.
+  void note_arrival(bool ends_step) {
+    const Clock::time_point now = Clock::now();
+    if (ends_step) rhythm_.note(now - since_, looked_ - since_, interval_);
+    since_ = now;
+    in_step_ = true;
+  }
   void wake() {
     woken_ = true;
     const uint64_t one = 1;
@@ -67,8 +118,11 @@ class Lookout {
   std::mutex mutex_;  // of all that follows, in subclasses too
   std::condition_variable changed_;
   Clock::time_point since_ = Clock::now();  // of the silence
-  bool active_ = false;                     // completions are expected
-  bool woken_ = false;                      // the event loop was woken and has not answered by expect()
+  Rhythm rhythm_;
+  Clock::time_point looked_ = since_;  // when nothing was there
+  bool in_step_ = false;               // completions have come since they are expected
+  bool active_ = false;                // completions are expected
+  bool woken_ = false;                 // the event loop was woken and has not answered by expect()
   bool stopping_ = false;
 
  private:

@@ -18,7 +18,7 @@ class Waiter final : public Lookout {
   // Look at the entry at `head` from now on; `active` says that completions are expected at all.
   void expect(uint32_t head, bool active) {
     const std::lock_guard lock(mutex_);
-    if (head != head_ || woken_ || !active_) since_ = Clock::now();
+    if (!active_) begin();
     head_ = head;
     active_ = active;
     woken_ = false;
@@ -33,6 +33,7 @@ class Waiter final : public Lookout {
       if (!active_ || woken_) {
         changed_.wait(lock, [&] { return stopping_ || (active_ && !woken_); });
       } else if (arrived()) {
+        note_arrival(ends_step(queue_[head_ & (entries_ - 1)]));
         wake();
       } else if (interval_.count() == 0) {
         lock.unlock();

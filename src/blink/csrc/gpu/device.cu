@@ -10,9 +10,9 @@ namespace blink {
 
 constexpr uint32_t kLanes = kDeviceLanes;
 constexpr uint32_t kWarps = kLanes / 32;
-constexpr uint32_t kIdlePasses = 1000;  // passes without work before the block sleeps between looks
-constexpr uint32_t kIdleSleepNs = 20000;
-constexpr uint64_t kWatchNs = 3000;  // between looks at the queues while a step runs, whose end is seen at once
+constexpr uint32_t kIdlePasses = 1000;     // passes without work before the block dozes between them
+constexpr uint64_t kIdlePassNs = 5000000;  // the longest time between two passes: heartbeat, leases, the engine's words
+constexpr uint64_t kWatchNs = 3000;        // between looks at the queues while a step runs, whose end is seen at once
 
 struct DeviceEnv {
   DeviceProgram* program;
@@ -109,6 +109,22 @@ __device__ void watch_step(const DeviceEnv& env, const State& s) {
   __syncthreads();
 }
 
+// Wait until a frontend has news or a pass is due. One warp looks; the others wait at the barrier, which costs no issue
+// slots.
+__device__ inline void doze(const DeviceEnv& env, const State& s) {
+  constexpr uint32_t kWarpLanes = 32;
+  if (env.lane() < kWarpLanes) {
+    const uint64_t due = env.now() + kIdlePassNs;
+    bool wakes = false;
+    while (__any_sync(0xffffffffu, wakes) == 0) {
+      __nanosleep(env.program->idle_sleep_ns);
+      wakes = env.now() >= due;
+      for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += kWarpLanes) wakes |= has_news(s, qp);
+    }
+  }
+  env.sync();
+}
+
 }  // namespace blink
 
 // Run the scheduler until the host's stop word or an error ends it. Launched once by the host, then by itself.
@@ -124,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(blink::kLanes, 1) blink_scheduler(b
     launches += result == StepResult::kLaunched;
     idle = result == StepResult::kIdle ? idle + 1 : 0;
     if (idle > kIdlePasses)
-      __nanosleep(kIdleSleepNs);
+      doze(env, state);
     else if (result == StepResult::kBusy)
       watch_step(env, state);
   }

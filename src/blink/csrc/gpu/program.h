@@ -20,9 +20,10 @@ struct GraphPair {
 struct DeviceProgram {
   FIELDS_OF(DeviceProgram);
   FIELD(State*, state);
-  FIELD(GraphPair*, graphs);  // by the indices of Geometry::graphs
-  FIELD(uint32_t, parity);    // which of the two is next
-  FIELD(uint32_t, windows);   // that have ended
+  FIELD(GraphPair*, graphs);       // by the indices of Geometry::graphs
+  FIELD(uint32_t, parity);         // which of the two is next
+  FIELD(uint32_t, windows);        // that have ended
+  FIELD(uint32_t, idle_sleep_ns);  // between two looks of an idle scheduler; CUDA sleeps up to twice that
 };
 
 }  // namespace blink

@@ -39,7 +39,7 @@ class Collector final : public Lookout {
     woken_ = false;
     if (!ready_.empty()) wake();
     if (active && !active_) {
-      since_ = Clock::now();
+      begin();
       changed_.notify_all();
     }
     active_ = active;
@@ -89,7 +89,7 @@ class Collector final : public Lookout {
         changed_.wait(lock, [&] { return stopping_ || (active_ && !broken_); });
         continue;
       }
-      if (collect(lock)) since_ = Clock::now();
+      if (collect(lock)) note_arrival(ends_step(ready_.back()));
       if (!ready_.empty() && !woken_) wake();
       if (seen_ == 0 && !stopping_) pause(lock);
     }

@@ -68,6 +68,16 @@ BLINK_FN void read_frontend(State& s, uint32_t qp, uint64_t now) {
   if (q.attaching && q.num_live == 0) attach(s, qp, now);
 }
 
+// Whether a frontend has done something that a pass would act on; its lease alone is nothing. Runs on: one lane.
+BLINK_FN bool has_news(const State& s, uint32_t qp) {
+  const QueuePairState& q = s.qps[qp];
+  const FrontendWords& words = frontend_words(s, qp);
+  // All at once: each is a round trip to the host.
+  const uint32_t tail = load_relaxed(words.sq_tail), head = load_relaxed(words.cq_head);
+  const uint32_t attach = load_relaxed(words.attach);
+  return tail != q.sq_tail || head != q.cq_head || attach != q.last_attach;
+}
+
 BLINK_FN void reject(State& s, uint32_t qp, uint64_t sequence, RejectCode code, uint64_t now) {
   post(s, qp, sequence, CqeKind::kRejected, FinishReason::kError, int32_t(code), now);
   s.statistics.num_rejected++;

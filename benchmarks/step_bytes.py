@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many bytes a decode step must read at least: the floor of its time is these over the memory's bandwidth."""
+
+from __future__ import annotations
+
+from blink.models.spec import ModelSpec
+
+
+def weight_bytes(spec: ModelSpec, rows: int, itemsize: int) -> float:
+    """Return the bytes of weights that a step of `rows` rows reads.
+
+    Of a mixture of experts, those of the experts that are chosen at least once: their expected number, if each token
+    chooses evenly at random. Trained routers are less even and read fewer. A table of input embeddings is left out.
+    """
+    num_weights = spec.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
+    if spec.num_experts:
+        expert = 3 * spec.hidden_size * spec.moe_intermediate_size * spec.num_layers
+        num_weights -= expert * (spec.num_experts - distinct_experts(spec, rows))
+    return num_weights * itemsize
+
+
+def distinct_experts(spec: ModelSpec, rows: int) -> float:
+    """Return how many experts of a layer `rows` tokens are expected to choose, if each chooses evenly at random."""
+    return spec.num_experts * (1 - (1 - spec.experts_per_token / spec.num_experts) ** rows)
+
+
+def kv_bytes(spec: ModelSpec, rows: int, context: float, itemsize: int) -> float:
+    """Return the bytes of keys and values that a step reads, at a mean context."""
+    return rows * context * 2 * spec.kv_size * spec.num_layers * itemsize

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arithmetic behind the floors that benchmarks/gpu_decode.py prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import statistics
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from blink.models.weights.source import read_spec
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "src" / "blink" / "models" / "configs"
+
+
+@pytest.fixture(scope="module")
+def step_bytes() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("step_bytes", ROOT / "benchmarks" / "step_bytes.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_dense_step_reads_all_but_the_input_embeddings(step_bytes: ModuleType) -> None:
+    spec = read_spec(CONFIGS / "llama-3-8b")
+    layer = 4096 * (4096 + 1024 + 1024) + 4096 * 4096 + 3 * 4096 * 14336 + 2 * 4096
+    expected = 2 * (32 * layer + 128256 * 4096 + 4096)
+    assert step_bytes.weight_bytes(spec, 1, 2) == step_bytes.weight_bytes(spec, 256, 2) == expected
+    assert expected / 1e9 == pytest.approx(15.0, abs=0.05)  # the figure of benchmarks/README.md
+
+
+def test_a_step_reads_the_keys_and_values_of_every_context(step_bytes: ModuleType) -> None:
+    spec = read_spec(CONFIGS / "llama-3-8b")
+    assert step_bytes.kv_bytes(spec, 256, 400, 2) == 256 * 400 * 2 * 8 * 128 * 32 * 2
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_distinct_experts_are_those_of_random_choices(step_bytes: ModuleType, rows: int) -> None:
+    spec = read_spec(CONFIGS / "qwen3-30b-a3b")
+    chance = random.Random(rows)
+    trials = [
+        len({expert for _ in range(rows) for expert in chance.sample(range(spec.num_experts), spec.experts_per_token)})
+        for _ in range(300)
+    ]
+    assert step_bytes.distinct_experts(spec, rows) == pytest.approx(statistics.mean(trials), rel=0.02)
+
+
+def test_a_step_of_many_rows_reads_every_expert(step_bytes: ModuleType) -> None:
+    spec = read_spec(CONFIGS / "qwen3-30b-a3b")
+    everything = 2 * (spec.num_parameters - spec.vocab_size * spec.hidden_size)
+    assert step_bytes.weight_bytes(spec, 100_000, 2) == pytest.approx(everything)
+    chosen = 3 * 2048 * 768 * spec.num_layers * 2
+    assert everything - step_bytes.weight_bytes(spec, 1, 2) == pytest.approx((128 - 8) * chosen)
