@@ -114,7 +114,9 @@ SHAPES: dict[str, tuple[dict[str, object], int]] = {
 }
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize(
+    "shape", ["long prompts", *(pytest.param(shape, marks=pytest.mark.long) for shape in SHAPES if "long p" not in shape)]
+)
 def test_the_largest_use_of_one_client_delays_anothers_first_token_by_one_turn(frontend: Frontend, shape: str) -> None:
     fields, turn = SHAPES[shape]
     alone, _ = first_token(frontend, "modest")
@@ -126,6 +128,7 @@ def test_the_largest_use_of_one_client_delays_anothers_first_token_by_one_turn(f
     assert own > 2 * turn, "the client itself queues behind its own requests"
 
 
+@pytest.mark.long
 def test_priorities_delay_anothers_first_token_by_the_age_cap_and_one_turn(frontend: Frontend) -> None:
     """Where requests carry priorities, who waits for --max-queue-age goes first and takes a later one's place."""
     with flood(frontend, max_tokens=MANY, priority=-(2**31)):

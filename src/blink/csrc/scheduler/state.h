@@ -69,6 +69,7 @@ struct Flow {
   FIELDS_OF(Flow);
   FIELD(uint64_t, computed);  // tokens computed for it, but never less than others had when it came back
   FIELD(uint32_t, num_live);
+  FIELD(uint32_t, num_running);
   FIELD(uint32_t, pending);  // scratch of one phase of a step
 };
 
@@ -202,6 +203,7 @@ struct State {
   FIELD(uint32_t, pass);
   FIELD(uint32_t, num_live);
   FIELD(uint32_t, num_attached);  // queue pairs, at least 1
+  FIELD(uint32_t, num_flows);     // that have sequences
   FIELD(uint32_t, prompt_share);  // tokens of a prompt in this step while other flows' prompts wait
   FIELD(uint64_t, flow_floor);    // least counter of the flows that a step served, as far as it has risen
   FIELD(uint64_t, next_arrival);
