@@ -115,7 +115,8 @@ SHAPES: dict[str, tuple[dict[str, object], int]] = {
 
 
 @pytest.mark.parametrize(
-    "shape", ["long prompts", *(pytest.param(shape, marks=pytest.mark.long) for shape in SHAPES if "long p" not in shape)]
+    "shape",
+    ["long prompts", *(pytest.param(shape, marks=pytest.mark.long) for shape in SHAPES if "long p" not in shape)],
 )
 def test_the_largest_use_of_one_client_delays_anothers_first_token_by_one_turn(frontend: Frontend, shape: str) -> None:
     fields, turn = SHAPES[shape]
