@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A frontend that maps its engine's region and writes what no frontend would, thousands of entries at a time.
 
-As a program (hostile_frontend.py REGION SEED) it does so for as long as it runs, from a queue pair of its own.
+As a program (hostile_frontend.py REGION SEED TAGS) it does so for as long as it runs, from a queue pair of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _STATE_CODES = np.array([int(code) for code in _DEPENDS_ON_STATE])
 class HostileFrontend:
     """Own one queue pair of a mapped region and misuse it."""
 
-    def __init__(self, region: Region, index: int, seed: int) -> None:
+    def __init__(self, region: Region, index: int, seed: int, num_tags: int = _TAGS) -> None:
+        """Prepare; of what it sends, at most `num_tags` sound requests are open at a time."""
         self._region = region
         self._at = QueuePairAddresses(region, index)
         self._geometry = region.geometry
@@ -43,6 +44,7 @@ class HostileFrontend:
         self._arena = region.view(np.dtype("u4"), self._at.arena, int(region.geometry["arena_bytes"]) // 4)
         self._out = np.zeros(self._cq_entries, CQE)
         self._chance = np.random.default_rng(seed)
+        self._num_tags = num_tags
         self._tail = self._head = self._lease = self._generation = 0
         self._is_started = False
         self._deaf = 0  # calls of act() in which it will not read
@@ -144,7 +146,7 @@ class HostileFrontend:
         chance = self._chance
         entries: Any = np.zeros(count, SQE)
         entries["opcode"] = np.where(chance.random(count) < 0.125, Opcode.CANCEL, Opcode.SUBMIT)
-        entries["sequence"] = chance.integers(0, 4, count) << 32 | chance.integers(0, _TAGS, count)
+        entries["sequence"] = chance.integers(0, 4, count) << 32 | chance.integers(0, self._num_tags, count)
         entries["prompt_offset"] = chance.integers(0, 1024, count) * 4
         entries["num_prompt_tokens"] = chance.integers(1, 60, count)
         hashed = entries["num_prompt_tokens"] // int(self._geometry["block_size"])
@@ -207,12 +209,12 @@ def are_bad(geometry: Any, entries: Any) -> npt.NDArray[np.bool_]:
     return wrong | (~cancels & (sizes | places | values | (entries["service_class"] > 1)))
 
 
-def main(name: str, seed: int) -> None:
+def main(name: str, seed: int, num_tags: int) -> None:
     """Attack an engine without end, and say every second how much was sent."""
     region = open_region(name)
     index = claim_queue_pair(region)
     assert index is not None, "all queue pairs are taken"
-    hostile = HostileFrontend(region, index, seed)
+    hostile = HostileFrontend(region, index, seed, num_tags)
     hostile.attach()
     due = time.monotonic() + 1
     while True:
@@ -224,4 +226,4 @@ def main(name: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
