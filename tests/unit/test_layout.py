@@ -20,7 +20,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x2B2827962A2404B5
+GOLDEN_DIGEST = 0x7087E196813CC89A
 
 
 def test_the_digest_is_the_recorded_one() -> None:
