@@ -225,7 +225,7 @@ def test_an_expired_lease_frees_everything_of_that_frontend_and_nothing_of_other
 
 
 def test_a_pause_of_the_whole_machine_costs_no_lease() -> None:
-    """The scheduler may be the first that runs again: what a frontend could not renew meanwhile is not held against it."""
+    """The scheduler may be the first to run again: what a frontend could not renew meanwhile does not count."""
     with running(small_config()) as h:
         pair, inbox = h.frontend(), Inbox()
         sequence = submit(h, pair, PROMPT, max_tokens=20)

@@ -161,13 +161,10 @@ def besiege(machine: Machine, num_entries: int) -> dict[str, int]:
     for _ in range(20):
         turn(sends=False, wild=False)
     assert honest.answered > before, "the honest frontend starves"
+    return {"sent": sent(), "answered": honest.answered, **_count(region, hostile)}
+
+
+def _count(region: Region, hostile: list[HostileFrontend]) -> dict[str, int]:
+    counts = {name: sum(getattr(each, name) for each in hostile) for name in ("bad", "started", "losses")}
     statistics = region.control["statistics"]
-    return {
-        "sent": sent(),
-        "bad": sum(each.bad for each in hostile),
-        "started": sum(each.started for each in hostile),
-        "losses": sum(each.losses for each in hostile),
-        "rejected": int(statistics["num_rejected"]),
-        "steps": int(statistics["num_steps"]),
-        "answered": honest.answered,
-    }
+    return {**counts, "rejected": int(statistics["num_rejected"]), "steps": int(statistics["num_steps"])}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads bodies: small ones at once, large ones in a child process, so that no body keeps the event loop waiting.
+"""Reads bodies: light ones at once, others in a child process, so that no body keeps the event loop waiting.
 
-The child starts with the first large body, has a deadline for each, and is replaced when it dies.
+The child starts with the first such body, has a deadline for each, and is replaced when it dies.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ import time
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from blink.api.reading import Bounds, Read, read_body
+from blink.api.reading import Bounds, Read, is_light, read_body
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.text.assets import ModelAssets, load_assets
 
-INLINE_BYTES = 8 << 10  # some milliseconds of work at the worst
 _MAX_WAITING = 256
 _BOOT_SECONDS = 60.0
 _READ_SECONDS = 20.0
@@ -66,7 +65,7 @@ class Reader:
         Raises:
             BlinkError: the request is refused, or too many large ones wait.
         """
-        if len(data) <= INLINE_BYTES:
+        if is_light(data):
             return read_body(kind, data, self._assets, bounds)
         if len(self._jobs) >= _MAX_WAITING:
             raise OverloadedError("Too many large requests wait to be read. Retry later.")
