@@ -63,10 +63,6 @@ class Client:
         self.longest_answer = self.longest_gap = 0.0  # seconds
         self.threads = [threading.Thread(target=self._probe), threading.Thread(target=self._read)]
 
-    @property
-    def longest(self) -> float:
-        return max(self.longest_answer, self.longest_gap)
-
     def _probe(self) -> None:
         with httpx.Client(base_url=self._frontend.url, trust_env=False, timeout=60) as client:
             while not self.over.wait(_PROBE_SECONDS):
