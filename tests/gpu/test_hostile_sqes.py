@@ -77,4 +77,4 @@ def test_ten_million_hostile_entries_of_several_frontends_harm_nobody() -> None:
     print(f"{counts} in {time.monotonic() - started:.0f} s")
     assert counts["sent"] >= _NUM_ENTRIES and counts["bad"] > _NUM_ENTRIES / 5
     assert counts["rejected"] > _NUM_ENTRIES / 2 and counts["started"] > _NUM_ENTRIES / 1000
-    assert counts["answered"] > _NUM_ENTRIES / 20_000
+    assert counts["answered"] > _NUM_ENTRIES / 50_000
