@@ -25,6 +25,7 @@ _BIASES = np.array([100, -100, 0, 1e-45, 100.00001, -1e38, np.inf, -np.inf, np.n
 _USED_WORDS = SQE.fields["flow"][1] // 4 + 1  # pyright: ignore[reportOptionalSubscript]
 _TAGS = 16  # of its requests, so that most of its sound entries are refused as busy, and a step stays small
 _MOST_BIASES = 16
+_USED_ARENA = 1 << 16  # bytes of the arena that its sound entries name; it should not attack the machine's memory
 _MOST_ENTRIES = 4096  # made at once
 _DEPENDS_ON_STATE = [RejectCode.TAG_BUSY, RejectCode.UNKNOWN_SEQUENCE, RejectCode.PROMPT_TOKEN, RejectCode.BIAS_VALUE]
 _STATE_CODES = np.array([int(code) for code in _DEPENDS_ON_STATE])
@@ -41,7 +42,8 @@ class HostileFrontend:
         self._sq_entries = int(region.geometry["sq_entries"])
         self._cq_entries = int(region.geometry["cq_entries"])
         self._sq = region.view(SQE, self._at.sq, self._sq_entries)
-        self._arena = region.view(np.dtype("u4"), self._at.arena, int(region.geometry["arena_bytes"]) // 4)
+        size = min(int(region.geometry["arena_bytes"]), _USED_ARENA)
+        self._arena = region.view(np.dtype("u4"), self._at.arena, size // 4)
         self._out = np.zeros(self._cq_entries, CQE)
         self._chance = np.random.default_rng(seed)
         self._num_tags = num_tags
