@@ -55,7 +55,7 @@ def answer(frontend: Frontend, prompt: list[int]) -> list[int]:
 
 @contextmanager
 def beside(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that yields its core to the engine: the attack is on queues and memory, not on the machine's cores."""
+    """Run a process that yields its core: the attack is on queues and memory, not on the machine's cores."""
     process = subprocess.Popen(["nice", "-n", "19", *command], stdout=subprocess.PIPE, text=True)
     try:
         yield process
