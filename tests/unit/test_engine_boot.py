@@ -37,8 +37,8 @@ def region() -> Iterator[str]:
 def boot(kind: type[Kind], folder: Path, region: str, **options: Any) -> Kind:
     path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128)
     model = ModelConfig(model=str(path), load_format="dummy")
-    small: dict[str, Any] = {"num_gpu_blocks_override": 64, **options}
-    return kind(EngineConfig(model=model, region=region, device="cpu", **{"max_num_seqs": 4, **small}))
+    small: dict[str, Any] = {"num_gpu_blocks_override": 64, "max_num_seqs": 4, **options}
+    return kind(EngineConfig(model=model, region=region, device="cpu", **small))
 
 
 class Running:
