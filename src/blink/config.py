@@ -71,7 +71,9 @@ class EngineConfig:
     region: str = option("blink", "name of the shared memory region that joins frontends and engine")
     device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     max_num_seqs: int = option(256, "sequences that run at once")
-    max_num_batched_tokens: int = option(2048, "tokens of one step, prompt chunks included")
+    max_num_batched_tokens: int = option(
+        0, "tokens of one step, prompt chunks included; 0: 2048 on GPU, 256 on CPU, or --max-num-seqs if that is more"
+    )
     block_size: int = option(16, "tokens per KV cache block", choices=(8, 16, 32, 64))
     num_gpu_blocks_override: int = option(0, "KV cache blocks; 0: from the memory options")
     kv_cache_memory_bytes: int = option(0, "KV cache size; 0: 1 GiB on CPU, from --gpu-memory-utilization on GPU")
@@ -89,9 +91,14 @@ class EngineConfig:
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            require(self, name, 1)
-        for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes", "prompt_arena_bytes", "cpu_threads"):
+        require(self, "max_num_seqs", 1)
+        for name in (
+            "max_num_batched_tokens",
+            "num_gpu_blocks_override",
+            "kv_cache_memory_bytes",
+            "prompt_arena_bytes",
+            "cpu_threads",
+        ):
             require(self, name, 0)
         require(self, "gpu_memory_utilization", 0.01, 1)
         require(self, "num_queue_pairs", 1, 64)
@@ -99,7 +106,7 @@ class EngineConfig:
         require(self, "lease_timeout", 0.5, 3600)
         require(self, "stall_timeout", 0.5, 3600)
         require(self, "max_queue_age", 0, 1e6)
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}): every running sequence takes a token in each step"

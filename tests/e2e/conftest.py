@@ -3,12 +3,7 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -22,14 +17,14 @@ from processes import (
     MAX_SEQUENCES,
     Engine,
     Frontend,
-    answers,
+    run_engine,
     start_frontend,
     stop,
-    wait_for,
 )
 from tiny_model import write_tiny_model
 
-_BOOT_SECONDS = 300.0  # on a machine that does much else
+# Long prompts come in chunks, and buffers soon reach their size.
+_SIZES = ["--num-queue-pairs=6", f"--max-sequences-per-worker={MAX_SEQUENCES}", "--max-num-batched-tokens=512"]
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +32,7 @@ def engine() -> Iterator[Engine]:
     """A running CPU engine with the default model."""
     if not default_model_path().is_file():
         pytest.skip("the default model is not downloaded")
-    with _run_engine(f"--max-model-len={MAX_MODEL_LEN}") as engine:
+    with run_engine(*_SIZES, f"--max-model-len={MAX_MODEL_LEN}") as engine:
         yield engine
 
 
@@ -48,26 +43,8 @@ def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         pytest.skip("the default model, whose vocabulary it has, is not downloaded")
     folder = write_tiny_model(tmp_path_factory.mktemp("tiny"))
     flags = ["--load-format=dummy", f"--max-model-len={MAX_MODEL_LEN}", "--num-gpu-blocks-override=4096"]
-    with _run_engine(str(folder), *flags, "--served-model-name=tiny") as engine:
+    with run_engine(str(folder), *_SIZES, *flags, "--served-model-name=tiny") as engine:
         yield engine
-
-
-@contextmanager
-def _run_engine(*flags: str) -> Iterator[Engine]:
-    name = f"e2e-{os.getpid()}-{secrets.token_hex(3)}"
-    # Long prompts come in chunks, and buffers soon reach their size.
-    sizes = ["--num-queue-pairs=6", f"--max-sequences-per-worker={MAX_SEQUENCES}", "--max-num-batched-tokens=512"]
-    command = [sys.executable, "-m", "blink", "engine", f"--region={name}", "--device=cpu", "--cpu-threads=1"]
-    process = subprocess.Popen([*command, *sizes, *flags])
-    try:
-        frontend = start_frontend(name, "--skip-tokenizer-init", wait=False)
-        try:
-            wait_for(lambda: answers(frontend) == 200, _BOOT_SECONDS)
-        finally:
-            stop(frontend.process)
-        yield Engine(process, name)
-    finally:
-        stop(process)
 
 
 @pytest.fixture(scope="session")

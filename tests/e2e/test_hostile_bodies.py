@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import httpx
@@ -34,6 +34,14 @@ def frontend(tiny_engine: Engine) -> Iterator[Frontend]:
     stop(frontend.process)
 
 
+@pytest.fixture(scope="module")
+def control(tiny_engine: Engine) -> Iterator[Frontend]:
+    """A frontend of the same engine that nobody attacks."""
+    frontend = start_frontend(tiny_engine.region, f"--tokenizer={default_model_path()}")
+    yield frontend
+    stop(frontend.process)
+
+
 def memory_mib(frontend: Frontend) -> float:
     pid = frontend.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -46,15 +54,53 @@ def memory_mib(frontend: Frontend) -> float:
     return total
 
 
-class Watch:
-    """Asks the frontend for its version all the time, and looks at its memory."""
+class Client:
+    """An honest client of one frontend: asks for its version all the time, and reads a stream."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
+        self.over = threading.Event()
+        self.longest_answer = self.longest_gap = 0.0  # seconds
+        self.threads = [threading.Thread(target=self._probe), threading.Thread(target=self._read)]
+
+    def _probe(self) -> None:
+        with httpx.Client(base_url=self._frontend.url, trust_env=False, timeout=60) as client:
+            while not self.over.wait(_PROBE_SECONDS):
+                started = time.monotonic()
+                assert client.get("/version").status_code == 200
+                self.longest_answer = max(self.longest_answer, time.monotonic() - started)
+
+    def _read(self) -> None:
+        body = {"prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "stream": True}
+        with httpx.Client(base_url=self._frontend.url, trust_env=False, timeout=60) as client:
+            while not self.over.is_set():
+                with client.stream("POST", "/v1/completions", json=body) as response:
+                    assert response.status_code == 200
+                    self._follow(response)
+
+    def _follow(self, response: httpx.Response) -> None:
+        last = 0.0
+        for _ in response.iter_raw():
+            now = time.monotonic()
+            if last:
+                self.longest_gap = max(self.longest_gap, now - last)
+            last = now
+            if self.over.is_set():
+                return
+
+
+class Watch:
+    """Two honest clients, of the frontend under attack and of another one of its engine, and a look at the memory.
+
+    What the machine, the engine and this process cost, both clients bear: the difference is the attacked frontend's.
+    """
+
+    def __init__(self, frontend: Frontend, control: Frontend) -> None:
+        self._frontend = frontend
+        self.attacked, self.control = Client(frontend), Client(control)
         self._over = threading.Event()
-        self.longest = 0.0
         self.most_mib = self.base_mib = memory_mib(frontend)
-        self._threads = [threading.Thread(target=self._probe), threading.Thread(target=self._weigh)]
+        self._threads = [threading.Thread(target=self._weigh), *self.attacked.threads, *self.control.threads]
 
     def __enter__(self) -> Watch:
         for thread in self._threads:
@@ -62,16 +108,19 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        for event in (self._over, self.attacked.over, self.control.over):
+            event.set()
         for thread in self._threads:
             thread.join()
 
-    def _probe(self) -> None:
-        with httpx.Client(base_url=self._frontend.url, trust_env=False, timeout=60) as client:
-            while not self._over.wait(_PROBE_SECONDS):
-                started = time.monotonic()
-                assert client.get("/version").status_code == 200
-                self.longest = max(self.longest, time.monotonic() - started)
+    @property
+    def longer(self) -> float:
+        """How many seconds longer the attacked frontend's client waited than the other's."""
+        pairs = [
+            (self.attacked.longest_answer, self.control.longest_answer),
+            (self.attacked.longest_gap, self.control.longest_gap),
+        ]
+        return max(ours - theirs for ours, theirs in pairs)
 
     def _weigh(self) -> None:
         while not self._over.wait(0.01):
@@ -83,13 +132,13 @@ def attack(frontend: Frontend, hostile: Hostile) -> int:
     return frontend.http.post(hostile.path, content=hostile.body, headers=headers).status_code
 
 
-def check(frontend: Frontend, hostile: Hostile) -> tuple[int, float]:
-    """Attack once; return the status and the longest wait of others."""
-    with Watch(frontend) as watch:
+def check(frontend: Frontend, control: Frontend, hostile: Hostile) -> tuple[int, Watch]:
+    """Attack once; return the status and what others saw."""
+    with Watch(frontend, control) as watch:
         status = attack(frontend, hostile)
     allowed = 4 * len(hostile.body) / _MIB + _SPARE_MIB
     assert watch.most_mib - watch.base_mib <= allowed, (hostile.path, hostile.body[:80])
-    return status, watch.longest
+    return status, watch
 
 
 def expired_leases(frontend: Frontend) -> float:
@@ -97,37 +146,49 @@ def expired_leases(frontend: Frontend) -> float:
 
 
 @pytest.mark.parametrize("num_mib", [4, pytest.param(16, marks=pytest.mark.long)])
-def test_the_audited_bodies_cost_neither_lease_nor_memory(frontend: Frontend, num_mib: int) -> None:
+@pytest.mark.parametrize("name", list(AUDITED))
+def test_an_audited_body_costs_neither_lease_nor_memory(
+    frontend: Frontend, control: Frontend, name: str, num_mib: int
+) -> None:
     before = expired_leases(frontend)
-    for name in AUDITED:
-        status, _ = check(frontend, audited_body(name, num_mib * _MIB))
-        assert 400 <= status < 500, name
+    status, _ = check(frontend, control, audited_body(name, num_mib * _MIB))
+    assert 400 <= status < 500
     assert expired_leases(frontend) == before
     assert frontend.complete("Hello", max_tokens=2)["usage"]["completion_tokens"] > 0
 
 
-def test_a_few_random_bodies_cost_neither_lease_nor_memory(frontend: Frontend) -> None:
+def test_a_few_random_bodies_cost_neither_lease_nor_memory(frontend: Frontend, control: Frontend) -> None:
     before = expired_leases(frontend)
     for hostile in islice(random_bodies(7, 2 * _MIB), 12):
-        status, _ = check(frontend, hostile)
+        status, _ = check(frontend, control, hostile)
         assert status == 200 or 400 <= status < 500, (status, hostile.path, hostile.body[:80])
     assert expired_leases(frontend) == before
 
 
 @pytest.mark.long
-def test_random_bodies_for_a_minute_keep_others_waiting_for_a_moment_only(frontend: Frontend) -> None:
+def test_random_bodies_for_a_minute_keep_others_waiting_for_a_moment_only(
+    frontend: Frontend, control: Frontend
+) -> None:
     before = expired_leases(frontend)
-    deadline, waits = time.monotonic() + _LONG_SECONDS, list[tuple[float, bytes]]()
-    with Watch(frontend) as idle:
-        time.sleep(2.0)
-    for hostile in random_bodies(int(time.time()), 16 * _MIB):
-        status, wait = check(frontend, hostile)
-        assert status == 200 or 400 <= status < 500, (status, hostile.path, hostile.body[:80])
-        for _ in range(_TRIES):  # what the machine caused, not the body, does not come again
-            if wait > idle.longest + _WAIT_SECONDS:
-                wait = min(wait, check(frontend, hostile)[1])
-        waits.append((wait, hostile.body[:80]))
+    shapes = [audited_body(name, 16 * _MIB) for name in AUDITED]
+    deadline, waits = time.monotonic() + _LONG_SECONDS, list[tuple[float, float, float, bytes]]()
+    for hostile in chain(shapes, random_bodies(int(time.time()), 16 * _MIB)):
         if time.monotonic() > deadline:
             break
-    assert max(waits)[0] <= idle.longest + _WAIT_SECONDS, sorted(waits)[-3:]
+        tries: list[Watch] = []
+        for _ in range(_TRIES):  # what the machine caused, not the body, does not come again
+            status, watch = check(frontend, control, hostile)
+            assert status == 200 or 400 <= status < 500, (status, hostile.path, hostile.body[:80])
+            tries.append(watch)
+            if watch.longer <= _WAIT_SECONDS:
+                break
+        best = min(tries, key=lambda watch: watch.longer)
+        waits.append((best.longer, best.attacked.longest_answer, best.attacked.longest_gap, hostile.body[:80]))
+    worst = max(waits)
+    print(
+        f"{len(waits)} bodies: others waited at most {worst[0] * 1000:.0f} ms longer; longest answer "
+        f"{max(wait[1] for wait in waits) * 1000:.0f} ms, longest gap between tokens "
+        f"{max(wait[2] for wait in waits) * 1000:.0f} ms"
+    )
+    assert worst[0] <= _WAIT_SECONDS, sorted(waits)[-3:]
     assert expired_leases(frontend) == before

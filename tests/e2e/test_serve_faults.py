@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +26,9 @@ from tiny_model import write_tiny_model
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 _PATIENCE = 120.0  # seconds; reached only by failures
+# Seconds that the service may be away, beyond those that its boot took on the same machine: with the tiny model and no
+# other load, five in all.
+_AWAY_SECONDS = 3.5
 
 
 class Served:
@@ -59,6 +64,21 @@ class Served:
     def wait_until_back(self, before: int) -> None:
         wait_for(lambda: self.process.poll() is not None or self.was_back() > before, _PATIENCE)
         assert self.is_ready()
+
+    @property
+    def boot_seconds(self) -> float:
+        """What the first start took, by the supervisor's own watch."""
+        return float(re.findall(r"blink: ready after ([0-9.]+) s", self.log.read_text())[0])
+
+    @contextmanager
+    def recovering(self, what: str) -> Iterator[None]:
+        """Do what takes the service away; then wait until it is back, in time."""
+        back, started = self.was_back(), time.monotonic()
+        yield
+        self.wait_until_back(back)
+        away = time.monotonic() - started
+        print(f"{what}: back after {away:.1f} s (boot {self.boot_seconds:.1f} s)")
+        assert away <= self.boot_seconds + _AWAY_SECONDS
 
     def child(self, command: str) -> int:
         [found] = self._children(command)
@@ -118,16 +138,28 @@ def test_a_second_server_on_a_region_is_refused_and_harms_nothing(server: Served
 
 def test_a_deleted_region_is_there_again_with_the_same_engine(server: Served) -> None:
     before, engine = server.answer(), server.child("engine")
+    started = time.monotonic()
     region_path(server.region).unlink()
     wait_for(lambda: server.says("was deleted, and is there again"), _PATIENCE)
     wait_for(server.is_ready, _PATIENCE)
     assert server.answer() == before and server.child("engine") == engine
+    away = time.monotonic() - started
+    print(f"deleted region: back after {away:.1f} s")
+    assert away <= server.boot_seconds + _AWAY_SECONDS
+
+
+def test_a_killed_engine_is_replaced(server: Served) -> None:
+    before, engine, frontend = server.answer(), server.child("engine"), server.child("frontend")
+    with server.recovering("killed engine"):
+        os.kill(engine, signal.SIGKILL)
+    assert server.child("engine") != engine and server.child("frontend") == frontend
+    assert server.answer() == before
 
 
 def test_a_hung_frontend_is_replaced(server: Served) -> None:
-    before, frontend, back = server.answer(), server.child("frontend"), server.was_back()
-    os.kill(frontend, signal.SIGSTOP)
-    server.wait_until_back(back)
+    before, frontend = server.answer(), server.child("frontend")
+    with server.recovering("hung frontend"):
+        os.kill(frontend, signal.SIGSTOP)
     assert server.says("frontend 0 has given no sign of life for")
     assert server.child("frontend") != frontend and server.answer() == before
 
@@ -143,20 +175,20 @@ def test_metrics_whose_files_were_deleted_are_still_answered(server: Served) -> 
 
 @pytest.mark.long
 def test_a_region_that_was_deleted_with_its_spare_brings_a_new_engine(server: Served) -> None:
-    before, engine, back = server.answer(), server.child("engine"), server.was_back()
-    for path in Path("/dev/shm").glob(f"blink-{server.region}*"):
-        if not path.name.endswith("~lock"):
-            path.unlink()
-    server.wait_until_back(back)
+    before, engine = server.answer(), server.child("engine")
+    with server.recovering("region deleted with its spare"):
+        for path in Path("/dev/shm").glob(f"blink-{server.region}*"):
+            if not path.name.endswith("~lock"):
+                path.unlink()
     assert server.says("was deleted, replaced or truncated")
     assert server.answer() == before and server.child("engine") != engine
 
 
 @pytest.mark.long
 def test_a_truncated_region_and_truncated_metrics_bring_new_processes(server: Served) -> None:
-    before, engine, back = server.answer(), server.child("engine"), server.was_back()
-    os.truncate(region_path(server.region), 4096)
-    server.wait_until_back(back)
+    before, engine = server.answer(), server.child("engine")
+    with server.recovering("truncated region"):
+        os.truncate(region_path(server.region), 4096)
     assert server.answer() == before and server.child("engine") != engine
     back = server.was_back()
     os.kill(server.child("frontend"), signal.SIGKILL)  # its file may have been deleted by a test before
@@ -195,6 +227,33 @@ def test_an_engine_that_is_killed_while_it_boots_is_not_started_again(tmp_path: 
     os.kill(server.child("engine"), signal.SIGKILL)
     assert server.process.wait(_PATIENCE) == 1
     assert server.says("the engine was killed by SIGKILL while it booted") and not server.says("again")
+
+
+@pytest.mark.long
+def test_what_killed_servers_leave_in_shm_does_not_grow(tmp_path: Path) -> None:
+    """Whoever starts later deletes it; a minute must have passed, which the start is made to believe."""
+    server = Served(tmp_path)
+    wait_for(server.is_ready, _PATIENCE)
+    metrics = Path(f"/dev/shm/blink.metrics-{os.geteuid()}")
+    processes = [server.process.pid, server.child("engine"), server.child("frontend")]
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+    server.process.wait(_PATIENCE)
+    wait_for(lambda: not any(_is_running(process) for process in processes), _PATIENCE)
+    kinds = {path.name.partition("~")[2].split("-")[0] for path in Path("/dev/shm").glob(f"blink-{server.region}*")}
+    assert kinds == {"", "lock", "spare"} and [*metrics.glob(f"{server.region}.*")], "the test has nothing to see"
+    clean = "import time; t = time.time; time.time = lambda: t() + 61;"
+    clean += "from blink.region.files import remove_stale_regions; remove_stale_regions();"
+    clean += "from blink.api.metric_store import MetricStore; MetricStore('other', 3).close()"
+    subprocess.run([sys.executable, "-c", clean], check=True, timeout=_PATIENCE)
+    assert not [*Path("/dev/shm").glob(f"blink-{server.region}*")] and not [*metrics.glob(f"{server.region}.*")]
+
+
+def _is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_too_few_descriptors_are_said_in_one_line(tmp_path: Path) -> None:

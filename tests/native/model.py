@@ -106,6 +106,10 @@ class Deliveries:
         request.top_logprobs += 1
 
 
+def _flows_of(sequences: Any) -> Any:
+    return sequences["queue_pair"] * CONSTANTS["flows"] + sequences["sqe"]["flow"] % CONSTANTS["flows"]
+
+
 @dataclass(frozen=True)
 class Rules:
     """The sizes that bound a step."""
@@ -128,6 +132,7 @@ class StepJudge:
     priorities: dict[int, int] = field(default_factory=dict[int, int])
     waited: dict[int, int] = field(default_factory=dict[int, int])  # ns of earlier waits, by sequence index
     since: dict[int, int] = field(default_factory=dict[int, int])  # when the present wait began
+    _entitled: set[int] = field(default_factory=set[int])  # flows, in the pass that is judged
 
     def judge(
         self,
@@ -160,9 +165,19 @@ class StepJudge:
         kept_waiting = (before["status"] == WAITING) & (before["num_blocks"] <= after["num_blocks"])
         may_start &= kept_waiting | (arrivals_seen & (before["status"] == FREE))
         left = [int(index) for index in np.flatnonzero(may_start)]
+        self._entitled = self._entitled_flows(before, after)
         self._judge_order(before, after, left, now, counters)
         if tokens < self.rules.max_num_batched_tokens:
             self._judge_preemption(after, left, now)
+
+    def _entitled_flows(self, before: Any, after: Any) -> set[int]:
+        """Return the flows whose requests could age all through the pass: they never had their part of the places."""
+        ran = (before["status"] == RUNNING) | (after["status"] == RUNNING)
+        live = (before["status"] != FREE) | (after["status"] != FREE)
+        flows = np.where(after["status"] != FREE, _flows_of(after), _flows_of(before))
+        found = set(flows[live].tolist())
+        share = max(1, self.rules.max_num_seqs // max(1, len(found)))
+        return {flow for flow in found if len(found) == 1 or int((flows[ran] == flow).sum()) < share}
 
     def _takers(self, after: Any, attached: list[bool]) -> list[int]:
         """Return the queue pairs that could have had one slot more all through the pass, whoever else asked."""
@@ -180,11 +195,11 @@ class StepJudge:
 
     def _judge_order(self, before: Any, after: Any, left: list[int], now: int, counters: tuple[Any, Any]) -> None:
         """Counters only grow in a pass: who started had at least its flow's first, who was left at most its last."""
-        flows = (after["queue_pair"] * CONSTANTS["flows"] + after["sqe"]["flow"] % CONSTANTS["flows"]).tolist()
+        flows = _flows_of(after).tolist()
         for started in np.flatnonzero((after["status"] == RUNNING) & (before["status"] != RUNNING)).tolist():
             *tier, arrival = self.rank(after, started, now)
             for index in left:
-                *other_tier, other_arrival = self.rank(after, index, now)
+                *other_tier, other_arrival = self.rank(after, index, now, surely=True)
                 assert tier <= other_tier, "a request was started before one that goes first"
                 if tier == other_tier and flows[started] == flows[index]:
                     assert arrival < other_arrival, "a flow's requests were started out of order"
@@ -193,17 +208,20 @@ class StepJudge:
                     assert least <= most, "a request was started before one of a flow that cost less"
 
     def _judge_preemption(self, after: Any, left: list[int], now: int) -> None:
-        if all(self.rank(after, index, now)[:2] == (1, 1) for index in left):
+        if all(self.rank(after, index, now, surely=True)[:2] == (1, 1) for index in left):
             return
         places = (after["status"] == RUNNING) & (after["num_blocks"] > 0)
         for index in np.flatnonzero(places):
             assert self.rank(after, int(index), now)[:2] != (1, 1), "best-effort runs while a more urgent request waits"
 
-    def rank(self, sequences: Any, index: int, now: int) -> tuple[int, ...]:
-        """Return what decides who goes first beside the flow's cost: age, class, priority, and last the arrival."""
+    def rank(self, sequences: Any, index: int, now: int, *, surely: bool = False) -> tuple[int, ...]:
+        """Return what decides who goes first beside the flow's cost: age, class, priority, and last the arrival.
+
+        `surely`: only who was entitled to age in the whole of the pass counts as aged.
+        """
         q = sequences[index]
         waited = self.waited.get(index, 0) + (now - self.since[index] if index in self.since else 0)
-        if waited > self.rules.max_queue_age_ns:
+        if waited > self.rules.max_queue_age_ns and not (surely and int(_flows_of(q)) not in self._entitled):
             return (0, int(q["arrival"]))
         return (1, self.classes[index], self.priorities[index] if self.rules.priority_policy else 0, int(q["arrival"]))
 

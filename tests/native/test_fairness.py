@@ -131,6 +131,22 @@ def test_an_aged_request_takes_the_place_of_a_later_one_that_got_ahead() -> None
         assert inbox.tokens(ahead) == expected_tokens(prompt_of(4, 5), 50, VOCAB)
 
 
+def test_a_deep_queue_that_has_aged_does_not_go_before_anothers_request() -> None:
+    config = small_config(max_num_seqs=2, max_sequences_per_worker=32, max_queue_age=0.02)
+    with running(config) as h:
+        pair, inbox = h.frontend(), Inbox()
+        many = [submit(h, pair, prompt_of(9, i), max_tokens=8, flow=1, cached=False) for i in range(12)]
+        while sum(inbox.finish(sequence) is not None for sequence in many) < 4:
+            inbox.drain(pair)
+            h.step(5)
+        one = submit(h, pair, prompt_of(9, 3), max_tokens=2, flow=2)
+        left = [sequence for sequence in many if inbox.cached(sequence) is None]
+        assert len(left) >= 4, "some of them have waited for too long"
+        run_until_finished(h, inbox, [pair], [*many, one])
+        ahead = order_of_starts(inbox, [*left, one]).index(one)
+        assert ahead <= 2, "it waits for the turn that had begun"
+
+
 def test_an_aged_request_waits_for_those_that_came_before_it() -> None:
     with running(small_config(max_num_seqs=1, max_queue_age=30.0, lease_timeout=1000.0)) as h:
         pair, inbox = h.frontend(), Inbox()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,6 @@ def test_random_entries_words_and_arenas_of_one_frontend_harm_nobody(compile_nat
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_ten_million_random_entries_of_one_frontend_harm_nobody(compile_native: Compile) -> None:
-    """Take minutes of one core: five runs of two million entries, each with a seed of its own."""
+    """Take about a minute of one core."""
     program = build(compile_native, "fuzz.cpp", "address,undefined", "-O1")
-    for seed in range(2, 7):
-        check_fuzz(program, 2_000_000, seed, timeout=600)
+    check_fuzz(program, 10_000_000, int(time.time()), timeout=3000)

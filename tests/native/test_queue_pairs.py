@@ -225,6 +225,23 @@ def test_an_expired_lease_frees_everything_of_that_frontend_and_nothing_of_other
         assert h.statistic("num_blocks_used") == 0
 
 
+def test_a_pause_of_the_whole_machine_costs_no_lease() -> None:
+    """The scheduler may be the first to run again: what a frontend could not renew meanwhile does not count."""
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequence = submit(h, pair, PROMPT, max_tokens=20)
+        for _ in range(3):
+            inbox.drain(pair)
+            h.step()
+            h.step(600 * 1000)
+            assert pair.is_attached()
+        run_until_finished(h, inbox, [pair], [sequence])
+        assert inbox.tokens(sequence) == expected_tokens(PROMPT, 20, VOCAB) and h.statistic("expired_leases") == 0
+        for _ in range(4):  # and yet a frontend that is silent for good loses it
+            h.step(600 * 1000)
+        assert not pair.is_attached()
+
+
 def test_a_renewed_lease_never_expires() -> None:
     with running(small_config()) as h:
         pair, inbox = h.frontend(), Inbox()

@@ -48,6 +48,9 @@ AUDITED: dict[str, tuple[str, str, str, str, str]] = {
     "empty lists": (_COMPLETIONS, '{"prompt":"a","user":[', "[]", "]}", ","),
     "nested lists": (_COMPLETIONS, '{"prompt":"a","user":', "[", "", ""),
     "wide characters": (_COMPLETIONS, _PROMPT + '"\U0001f600', "a" * 99, '"}', "a"),
+    "long stops": (_COMPLETIONS, '{"prompt":"a","stop":[', f'"{" " * 2999}a"', "]}", ","),
+    "a prompt beyond the context": (_COMPLETIONS, _PROMPT + '"', "some words", '"}', " "),
+    "long bias ids": (_COMPLETIONS, '{"prompt":"a","logit_bias":{', f'"{"1" * 5000}":1', "}}", ","),
     "no JSON": (_COMPLETIONS, "x", "x", "x", ""),
 }
 

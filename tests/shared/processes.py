@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import socket
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +22,7 @@ import httpx
 if TYPE_CHECKING:
     from openai import OpenAI
 
+_BOOT_SECONDS = 300.0  # on a machine that does much else
 MAX_MODEL_LEN = 1024
 MAX_BODY_BYTES = 1 << 20
 MAX_SEQUENCES = 100
@@ -93,6 +96,23 @@ def start_frontend(
         wait_for(lambda: answers(frontend) == 200, 120)
         frontend.model = http.get("/v1/models").json().get("data", [{"id": ""}])[0]["id"]
     return frontend
+
+
+@contextmanager
+def run_engine(*flags: str) -> Iterator[Engine]:
+    """A CPU engine in a region of its own, until the end."""
+    name = f"e2e-{os.getpid()}-{secrets.token_hex(3)}"
+    command = [sys.executable, "-m", "blink", "engine", f"--region={name}", "--device=cpu", "--cpu-threads=1"]
+    process = subprocess.Popen([*command, *flags])
+    try:
+        frontend = start_frontend(name, "--skip-tokenizer-init", wait=False)
+        try:
+            wait_for(lambda: answers(frontend) == 200, _BOOT_SECONDS)
+        finally:
+            stop(frontend.process)
+        yield Engine(process, name)
+    finally:
+        stop(process)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -18,6 +18,7 @@ from blink.api import metrics as names
 from blink.api.metric_store import MetricStore
 from blink.api.metrics import NUM_VALUES, Metrics
 from blink.errors import ConfigError
+from blink.region.layout import STATISTICS
 
 _WORKER = """
 import sys
@@ -193,3 +194,12 @@ def test_names_and_labels_are_vllms(metrics: Metrics) -> None:
         'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 0.0',
     ):
         assert line in text.splitlines()
+
+
+def test_every_statistic_of_the_engine_has_a_metric_but_those_that_workers_count(tmp_path: Path) -> None:
+    stats = {name: 1000 + place for place, name in enumerate(STATISTICS.names or ())}
+    page = samples(Metrics(MetricStore("test", NUM_VALUES, tmp_path), lambda: stats).render())
+    assert page["blink:finished_error_total", ""] == stats["finished_error"]
+    missing = {name for name, value in stats.items() if value not in page.values()}
+    # Of the blocks, their share is shown; how sequences ended is in request_success.
+    assert missing == {"num_blocks", "num_blocks_used", "finished_stop", "finished_length", "finished_abort"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large bodies are read in a process of their own, with the same result, in time and again after its death."""
+"""Bodies of much work are read in a process of their own, with the same result, in time and again after its death."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import orjson
 import pytest
 
 from blink.api import reader as reader_module
-from blink.api.reader import INLINE_BYTES, Reader
-from blink.api.reading import Bounds, Read, read_body, without_texts
+from blink.api.reader import Reader
+from blink.api.reading import Bounds, Read, is_light, read_body, without_texts
 from blink.api.sampling import build_sampling_params
 from blink.config import FrontendConfig
-from blink.errors import BadRequestError, OverloadedError
+from blink.errors import BadRequestError, BlinkError, OverloadedError
 from blink.link.client import RegionInfo
 from blink.models.weights.files import default_model_path
 from blink.text.assets import ModelAssets, load_assets
+from hostile_bodies import AUDITED, Hostile, audited_body
 
 pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
 ENGINE = RegionInfo(
@@ -38,7 +39,11 @@ ENGINE = RegionInfo(
     num_queue_pairs=1,
 )
 BOUNDS = Bounds(max_tokenize_chars=100_000, model_name="m", engine=ENGINE)
-TEXT = "It is a truth universally acknowledged. " * 300
+TEXT = "It is a truth universally acknowledged. " * 600
+
+
+def len_of(hostile: Hostile) -> int:
+    return len(hostile.body)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +70,7 @@ def test_a_large_body_is_read_as_a_small_one_would_be(reader: Reader, assets: Mo
         "completions": {"prompt": [TEXT, "b"], "echo": True, "user": "me", "temperature": 0.5},
         "chat": {"messages": [{"role": "system", "content": TEXT}, {"role": "user", "content": "hi"}], "n": 2},
         "tokenize": {"prompt": TEXT, "return_token_strs": True},
-        "detokenize": {"tokens": list(range(1000, 4000))},
+        "detokenize": {"tokens": list(range(1000, 4000)) * 6},
     }
 
     async def read_all() -> dict[str, Read]:
@@ -73,12 +78,42 @@ def test_a_large_body_is_read_as_a_small_one_would_be(reader: Reader, assets: Mo
 
     for kind, read in asyncio.run(read_all()).items():
         data = orjson.dumps(bodies[kind])
-        assert len(data) > INLINE_BYTES
+        assert not is_light(data)
         expected = without_texts(read_body(kind, data, assets, BOUNDS))
         assert read.body == expected.body
         assert [prompt.tolist() for prompt in read.prompts] == [prompt.tolist() for prompt in expected.prompts]
         assert (read.echoes, read.role, read.answer) == (expected.echoes, expected.role, expected.answer)
     assert len(children()) == 1
+
+
+def test_prompts_of_some_thousand_tokens_need_no_other_process(assets: ModelAssets) -> None:
+    reader, before = Reader(FrontendConfig(), assets), children()
+    ids = list(range(1000, 5000))
+    light = [{"prompt": ids}, {"prompt": TEXT[:15_000]}, {"prompt": [ids, ids], "logit_bias": {"5": 1}, "stop": ["x"]}]
+    heavy = [{"prompt": TEXT}, {"prompt": "a", "stop": ["a"] * 4000}, {"prompt": [ids] * 6}]
+
+    async def read_all() -> list[int]:
+        read = [await reader.read("completions", bytearray(orjson.dumps(body)), BOUNDS) for body in light]
+        return [len(one.prompts[0]) for one in read]
+
+    assert asyncio.run(read_all())[0] == len(ids)
+    assert children() == before
+    assert not any(is_light(orjson.dumps(body)) for body in heavy)
+
+
+@pytest.mark.parametrize("name", list(AUDITED))
+def test_a_body_that_is_read_at_once_takes_no_longer_than_small_ones_may(assets: ModelAssets, name: str) -> None:
+    """The largest body of each hostile shape that is light; the bound is several times what is usual."""
+    sizes = range(200, 200_000, 4000)
+    hostile = max((audited_body(name, size) for size in sizes if is_light(audited_body(name, size).body)), key=len_of)
+    kind = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}.get(hostile.path, hostile.path[1:])
+    taken: list[float] = []
+    for _ in range(3):
+        started = time.perf_counter()
+        with contextlib.suppress(BlinkError):
+            read_body(kind, bytearray(hostile.body), assets, BOUNDS)
+        taken.append(time.perf_counter() - started)
+    assert min(taken) < 0.1
 
 
 def test_a_refusal_comes_back_as_it_is(reader: Reader) -> None:
@@ -121,7 +156,7 @@ def test_small_bodies_go_before_large_ones_and_a_full_queue_is_said(
     order: list[int] = []
 
     async def read(size: int) -> None:
-        await reader.read("completions", bytearray(orjson.dumps({"prompt": "a " * size})), BOUNDS)
+        await reader.read("completions", bytearray(orjson.dumps({"prompt": "abc " * size})), BOUNDS)
         order.append(size)
 
     async def read_all() -> None:

@@ -215,6 +215,19 @@ def test_an_engine_without_heartbeat_is_given_up_after_the_timeout(
     assert time.monotonic() - began > 1.5
 
 
+def test_a_pause_of_the_whole_machine_does_not_make_the_engine_seem_dead(
+    client: EngineClient, start: Callable[..., Engine]
+) -> None:
+    """After a pause a frontend may run before the engine's first heartbeat: the pause itself is no silence."""
+    engine = start()
+    connect(client)
+    engine.kill()
+    client.tick()
+    time.sleep(2.5)  # longer than the timeout, without a look
+    assert client.tick() is None
+    assert tick_until(client, lambda: not client.ready) == ["the engine has given no sign of life for 2 s"]
+
+
 def test_a_stopped_and_a_draining_engine_take_nothing_more(client: EngineClient, start: Callable[..., Engine]) -> None:
     engine = start()
     connect(client)

@@ -99,7 +99,7 @@ def test_repeatable_flag_replaces_its_default() -> None:
 )
 def test_values_out_of_range_are_refused_by_name(flag: str, value: str) -> None:
     with pytest.raises(ConfigError, match=flag):
-        _parse(ServeConfig, [flag, value])
+        _parse(ServeConfig, [flag, value, "--max-num-batched-tokens=2048"])
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def region() -> Iterator[str]:
 def boot(kind: type[Kind], folder: Path, region: str, **options: Any) -> Kind:
     path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128)
     model = ModelConfig(model=str(path), load_format="dummy")
-    small: dict[str, Any] = {"num_gpu_blocks_override": 64, **options}
-    return kind(EngineConfig(model=model, region=region, device="cpu", max_num_seqs=4, **small))
+    small: dict[str, Any] = {"num_gpu_blocks_override": 64, "max_num_seqs": 4, **options}
+    return kind(EngineConfig(model=model, region=region, device="cpu", **small))
 
 
 class Running:
@@ -193,5 +193,21 @@ def test_the_cache_has_the_blocks_configured_or_those_that_fit(
     running = Running(engine)
     submit(region).close()
     assert int(open_region(region).geometry["num_blocks"]) == num_blocks
+    engine.stop()
+    running.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "num_tokens"),
+    [({}, 256), ({"max_num_seqs": 300}, 300), ({"max_num_seqs": 300, "max_num_batched_tokens": 2048}, 2048)],
+)
+def test_a_step_of_the_cpu_engine_is_short_unless_it_is_told_otherwise(
+    tmp_path: Path, region: str, options: dict[str, int], num_tokens: int
+) -> None:
+    running = Running(engine := boot(CpuEngine, tmp_path, region, **options))
+    submit(region).close()
+    geometry = open_region(region).geometry
+    assert int(geometry["max_num_batched_tokens"]) == num_tokens
+    assert geometry["graphs"][int(geometry["num_graphs"]) - 1].tolist()[0] == num_tokens
     engine.stop()
     running.join()

@@ -99,11 +99,16 @@ def test_only_files_that_are_known_to_be_regions_are_deleted(name: str, monkeypa
     foreign.chmod(0o600)
     killed = create_region(f"{name}-killed", small_geometry(), "m")
     killed.close()
+    held, left = Reservation(f"{name}-held"), region_path(f"{name}-left").with_name(f"blink-{name}-left~lock")
+    left.write_bytes(b"1234")
+    left.chmod(0o600)
     now = time.time()
     monkeypatch.setattr("blink.region.files.time.time", lambda: now + 3600)
     remove_stale_regions()
     remove_unserved(foreign)
     assert foreign.exists() and not killed.path.exists()
+    assert region_path(f"{name}-held").with_name(f"blink-{name}-held~lock").exists() and not left.exists()
+    held.close()
 
 
 def test_a_name_that_was_taken_meanwhile_is_left_to_its_taker(name: str) -> None:

@@ -10,10 +10,10 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from blink.api.http1 import writer_of
-from blink.api.reader import INLINE_BYTES
 from blink.errors import BadRequestError, BlinkError, OverloadedError
 
 _JSON = "application/json"
+_SMALL_BYTES = 8 << 10  # these do not give way to others
 
 
 class _Held:
@@ -62,7 +62,7 @@ class Bodies:
     def _make_room(self, newest: _Held) -> None:
         """End the largest bodies, so that small ones pass however many large ones are on their way."""
         over = self._num_bytes - self._max_bytes
-        while over > 0 and newest.num_bytes > INLINE_BYTES:
+        while over > 0 and newest.num_bytes > _SMALL_BYTES:
             candidates = [held for held in self._held if not held.is_complete and not held.is_evicted]
             largest = max(candidates, key=lambda held: held.num_bytes, default=newest)
             if largest.num_bytes <= newest.num_bytes:

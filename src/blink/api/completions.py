@@ -16,8 +16,8 @@ from blink.api.clients import flow_of
 from blink.api.http1 import find_writer, writer_of
 from blink.api.logprobs import LogprobFormat
 from blink.api.poller import Poller
-from blink.api.reader import INLINE_BYTES, Reader
-from blink.api.reading import Bounds, Read
+from blink.api.reader import Reader
+from blink.api.reading import LIGHT_BYTES, Bounds, Read
 from blink.api.reply import Reply, encode_whole
 from blink.api.sampling import build_sampling_params
 from blink.api.schema import MAX_ID_CHARS, ChatBody, CompletionBody, GenerationBody
@@ -100,7 +100,7 @@ class CompletionService:
         """
         check_content_type(request, self.config.allowed_origins)
         writer = find_writer(request.scope)
-        small = writer.take_body(min(INLINE_BYTES, self.config.max_body_bytes)) if writer is not None else None
+        small = writer.take_body(min(LIGHT_BYTES, self.config.max_body_bytes)) if writer is not None else None
         if small is not None:
             return await self.reader.read(kind, small, self.bounds)
         async with self.bodies.take(request) as data:

@@ -93,6 +93,7 @@ _BLINK_COUNTERS = {
     "padded_tokens": "Tokens that filled graphs up to their size.",
     "num_parked": "Sequences that left their place to latency-sensitive ones but kept their blocks.",
     "evicted_blocks": "Blocks evicted from the prefix cache.",
+    "finished_error": "Sequences that ended with an error: nothing could be sampled from their logits.",
     "num_rejected": "Submissions that the scheduler refused.",
     "expired_leases": "Frontends that were silent for too long.",
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads bodies: small ones at once, large ones in a child process, so that no body keeps the event loop waiting.
+"""Reads bodies: light ones at once, others in a child process, so that no body keeps the event loop waiting.
 
-The child starts with the first large body, has a deadline for each, and is replaced when it dies.
+The child starts with the first such body, has a deadline for each, and is replaced when it dies.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import time
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from blink.api.reading import Bounds, Read, read_body, without_texts
+from blink.api.reading import Bounds, Read, is_light, read_body, without_texts
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.text.assets import ModelAssets, load_assets
 
-INLINE_BYTES = 8 << 10  # some milliseconds of work at the worst
-_LIGHT_BYTES = 2 << 10  # of a body that may live as long as its request
+_SMALL_BYTES = 2 << 10  # of a body that may live as long as its request
 _MAX_WAITING = 256
 _BOOT_SECONDS = 60.0
 _READ_SECONDS = 20.0
@@ -67,9 +66,9 @@ class Reader:
         Raises:
             BlinkError: the request is refused, or too many large ones wait.
         """
-        if len(data) <= INLINE_BYTES:
+        if is_light(data):
             read = read_body(kind, data, self._assets, bounds)
-            return read if len(data) <= _LIGHT_BYTES else without_texts(read)
+            return read if len(data) <= _SMALL_BYTES else without_texts(read)
         if len(self._jobs) >= _MAX_WAITING:
             raise OverloadedError("Too many large requests wait to be read. Retry later.")
         self._num_jobs += 1

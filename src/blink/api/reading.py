@@ -40,6 +40,11 @@ from blink.text.prompt import check_text_length, check_vocabulary
 _MAX_CONTAINERS = 1 << 16
 _MAX_ITEMS = 1 << 20
 _MAX_RETRIED_BYTES = 8 << 10
+# What is read at once rather than in another process, which takes longer by two waits for a core: some milliseconds of
+# work at the worst, of which tokenizing has the most.
+LIGHT_BYTES = 8 << 10
+_LIGHT_BYTES_OF_IDS = 128 << 10
+_LIGHT_CONTAINERS, _LIGHT_ITEMS, _LIGHT_TEXT = 64, 16 << 10, 16 << 10
 _CHARS_PER_TOKEN = 4  # of the tokens that /detokenize takes, as a share of the characters that /tokenize takes
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
@@ -56,7 +61,7 @@ Tokens = npt.NDArray[np.int32]
 
 
 class _JsonWeight(ctypes.Structure):
-    _fields_ = [("containers", ctypes.c_uint64), ("items", ctypes.c_uint64)]
+    _fields_ = [("containers", ctypes.c_uint64), ("items", ctypes.c_uint64), ("text_bytes", ctypes.c_uint64)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +115,26 @@ def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: B
     return _READERS[type(body)](body, assets, bounds, bounds.engine)
 
 
+def is_light(data: bytes | bytearray) -> bool:
+    """Say whether reading a body takes a moment only, whatever it asks for: thousands of token ids, or some pages."""
+    if len(data) <= LIGHT_BYTES:
+        return True
+    if len(data) > _LIGHT_BYTES_OF_IDS:
+        return False
+    weight = _weigh(data)
+    return weight.containers <= _LIGHT_CONTAINERS and weight.items <= _LIGHT_ITEMS and weight.text_bytes <= _LIGHT_TEXT
+
+
+def _weigh(data: bytes | bytearray) -> _JsonWeight:
+    weight = _JsonWeight()
+    view = np.frombuffer(data, np.uint8)
+    lib.blink_json_weigh(view.ctypes.data, len(view), ctypes.byref(weight))
+    return weight
+
+
 def _parse(data: bytes | bytearray, bounds: Bounds) -> Any:
     if len(data) > _MAX_CONTAINERS:  # each takes a byte
-        _weigh(data, bounds)
+        _check_weight(_weigh(data), bounds)
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -121,10 +143,7 @@ def _parse(data: bytes | bytearray, bounds: Bounds) -> Any:
         raise BadRequestError(f"{error.pos}: JSON decode error") from None
 
 
-def _weigh(data: bytes | bytearray, bounds: Bounds) -> None:
-    weight = _JsonWeight()
-    view = np.frombuffer(data, np.uint8)
-    lib.blink_json_weigh(view.ctypes.data, len(view), ctypes.byref(weight))
+def _check_weight(weight: _JsonWeight, bounds: Bounds) -> None:
     context = bounds.engine.max_model_len if bounds.engine is not None else 0
     if weight.containers > _MAX_CONTAINERS or weight.items > _MAX_ITEMS + context:
         raise BadRequestError(

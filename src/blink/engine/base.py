@@ -10,6 +10,8 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,12 +35,15 @@ _ADVICE = "lower --kv-cache-memory-bytes or --num-gpu-blocks-override"
 class Engine(ABC):
     """Own the model, its KV cache and the region of a scheduler; frontends see the region while run() runs."""
 
+    default_step_tokens: ClassVar[int]  # where the configuration names none
+
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         """Load the model and lay out all memory; frontends see nothing before run().
 
         Raises:
             ConfigError: the model, the options and the machine do not fit together.
         """
+        config = _with_step_tokens(config, self.default_step_tokens)
         self._config = config
         self._listener = open_listener(config)
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
@@ -159,6 +164,13 @@ class Engine(ABC):
     def _blocks_of_one_sequence(self) -> int:
         """How many KV blocks the longest sequence takes."""
         return -(-self._model.spec.max_model_len // self._config.block_size)
+
+
+def _with_step_tokens(config: EngineConfig, default: int) -> EngineConfig:
+    """Return a configuration that says how many tokens a step takes."""
+    if config.max_num_batched_tokens:
+        return config
+    return replace(config, max_num_batched_tokens=max(default, config.max_num_seqs))
 
 
 def conclude(region: Region) -> int:

@@ -25,6 +25,9 @@ _ENDED = -2  # what blink_loop_wait returns once the scheduler has stopped; othe
 class CpuEngine(Engine):
     """Run each step when the scheduler's thread asks for it."""
 
+    # A step of 2048 takes seconds on a CPU, for which every running sequence waits.
+    default_step_tokens = 256
+
     def __init__(self, config: EngineConfig) -> None:
         if config.cpu_threads:
             torch.set_num_threads(config.cpu_threads)

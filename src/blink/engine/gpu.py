@@ -28,6 +28,8 @@ _ENDED = (EngineState.STOPPED, EngineState.FAILED)
 class GpuEngine(Engine):
     """Capture every step as a graph for the resident scheduler of one GPU, then only watch it."""
 
+    default_step_tokens = 2048
+
     def __init__(self, config: EngineConfig) -> None:
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from blink.errors import BlinkError, EngineUnavailableError
+from blink.host.heartbeat import Silence
 from blink.link.base import Connector, Link
 from blink.link.queue_pair import QueuePair, Submission
 from blink.region.layout import COMPLETION, EngineState, ErrorCode
@@ -59,7 +60,7 @@ class EngineClient:
         self._link: Link | None = None
         self._pair: QueuePair | None = None
         self._heartbeat = 0
-        self._heartbeat_time = 0.0
+        self._silence = Silence()
         self.ready = False
         self.unavailable_reason = "the engine is not running or still starting"
         self.info: RegionInfo | None = None
@@ -158,7 +159,7 @@ class EngineClient:
         self._link = link
         self._pair = QueuePair(link)
         self._heartbeat = int(link.report()["heartbeat"])
-        self._heartbeat_time = time.monotonic()
+        self._silence = Silence()
         self._pair.request_attach()
         return True
 
@@ -176,7 +177,7 @@ class EngineClient:
         self._pair.start()
         self.info = _region_info(self._link)
         self._link.notify(self._event_fd, self._pair.head, self._poll_interval_us)
-        self._heartbeat_time = time.monotonic()
+        self._silence = Silence()
         self.ready = True
         self.unavailable_reason = ""
 
@@ -190,10 +191,10 @@ class EngineClient:
             return "the engine was stopped"
         if lost := self._link.loss():
             return lost
-        heartbeat, now = int(words["heartbeat"]), time.monotonic()
-        if heartbeat != self._heartbeat:
-            self._heartbeat, self._heartbeat_time = heartbeat, now
-        elif now - self._heartbeat_time > self._engine_timeout:
+        heartbeat = int(words["heartbeat"])
+        silent = self._silence.look(time.monotonic(), heard=heartbeat != self._heartbeat)
+        self._heartbeat = heartbeat
+        if silent > self._engine_timeout:
             return f"the engine has given no sign of life for {self._engine_timeout:g} s"
         if not attaching and not self._pair.is_attached():
             return "this frontend was silent, or left its completions unread, for too long and lost its lease"

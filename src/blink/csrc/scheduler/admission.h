@@ -43,6 +43,7 @@ BLINK_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint
     q.skipped_pass = s.pass;
     if (q.status == SequenceStatus::kRunning) {
       q.status = SequenceStatus::kWaiting;
+      flow_of(s, q).num_running--;
       q.queued_ns = now;
       s.waiting[s.num_waiting++] = index;
       s.step_preempted++;
@@ -158,6 +159,7 @@ BLINK_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t no
   s.qps[q.queue_pair].cq_need += completions_per_token(q);
   q.waited_ns = waited_ns(q, now);
   q.status = SequenceStatus::kRunning;
+  flow_of(s, q).num_running++;
   s.running[s.num_running++] = index;
   s.step_admitted++;
 }

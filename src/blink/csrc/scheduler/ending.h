@@ -21,7 +21,9 @@ BLINK_FN void free_sequence(Env& env, State& s, uint32_t index) {
       s.qps[q.queue_pair].num_slots--;
     }
     if (q.cancelled) s.num_cancels--;
-    flow_of(s, q).num_live--;
+    Flow& flow = flow_of(s, q);
+    if (q.status == SequenceStatus::kRunning) flow.num_running--;
+    if (--flow.num_live == 0) s.num_flows--;
     s.qps[q.queue_pair].num_live--;
     s.num_live--;
     s.stats_dirty = 1;

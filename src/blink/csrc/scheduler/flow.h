@@ -13,7 +13,9 @@ namespace blink {
 // Runs on: one lane.
 BLINK_FN void join_flow(State& s, const Sequence& q) {
   Flow& flow = flow_of(s, q);
-  if (flow.num_live++ == 0) flow.computed = most(flow.computed, s.flow_floor);
+  if (flow.num_live++ > 0) return;
+  flow.computed = most(flow.computed, s.flow_floor);
+  s.num_flows++;
 }
 
 // Charge the sequences that take one token in this step; prompts are charged as they are chosen.

@@ -10,6 +10,13 @@ namespace blink {
 constexpr uint64_t kHeartbeatNs = 1000000;
 constexpr uint32_t kPollBatch = 16;  // SQEs of one queue pair in one pass: a pass stays bounded
 
+// Go on with the clock of silence. Where the whole machine paused, or only this processor, frontends may have been kept
+// from their leases for as long: no more than half a lease of it counts. Runs on: one lane.
+BLINK_FN void stay_awake(State& s, uint64_t now) {
+  if (now > s.pass_ns) s.awake_ns += least(now - s.pass_ns, s.geometry.lease_timeout_ns / 2);
+  s.pass_ns = now;
+}
+
 // Let nobody own the queue pair; its sequences end in silence. Runs on: one lane.
 BLINK_FN void detach(State& s, uint32_t qp) {
   QueuePairState& q = s.qps[qp];
@@ -20,12 +27,12 @@ BLINK_FN void detach(State& s, uint32_t qp) {
 
 // Hand the queue pair to the frontend that asked, once nothing of the last owner is left. Runs on: one lane.
 // Orders: sq_head and cq_tail before `attached` (release), where the frontend starts from.
-BLINK_FN void attach(State& s, uint32_t qp, uint64_t now) {
+BLINK_FN void attach(State& s, uint32_t qp) {
   QueuePairState& q = s.qps[qp];
   SchedulerWords& words = scheduler_words(s, qp);
   q.sq_head = q.sq_tail;
   q.closing = 0;
-  q.lease_seen_ns = q.flowing_ns = now;
+  q.lease_seen_ns = q.flowing_ns = s.awake_ns;
   q.attached = q.attaching;
   q.attaching = 0;
   store_relaxed(words.sq_head, q.sq_head);
@@ -34,15 +41,15 @@ BLINK_FN void attach(State& s, uint32_t qp, uint64_t now) {
 }
 
 // Take over how far the frontend has read; false if it has left a full queue unread for too long.
-BLINK_FN bool follow_reader(const State& s, QueuePairState& q, uint32_t head, uint64_t now) {
+BLINK_FN bool follow_reader(const State& s, QueuePairState& q, uint32_t head) {
   const bool reads = head != q.cq_head && q.cq_tail - head <= s.geometry.cq_entries;
   q.cq_head = head;
-  if (reads || !is_blocked(s, q)) q.flowing_ns = now;
-  return now < q.flowing_ns || now - q.flowing_ns <= s.geometry.stall_timeout_ns;
+  if (reads || !is_blocked(s, q)) q.flowing_ns = s.awake_ns;
+  return s.awake_ns - q.flowing_ns <= s.geometry.stall_timeout_ns;
 }
 
 // Read the frontend's words and act on them. Runs on: one lane for each queue pair.
-BLINK_FN void read_frontend(State& s, uint32_t qp, uint64_t now) {
+BLINK_FN void read_frontend(State& s, uint32_t qp) {
   QueuePairState& q = s.qps[qp];
   const FrontendWords& words = frontend_words(s, qp);
   const uint32_t wanted = load_acquire(words.attach);
@@ -51,21 +58,21 @@ BLINK_FN void read_frontend(State& s, uint32_t qp, uint64_t now) {
   const uint32_t lease = load_relaxed(words.lease);
   if (lease != q.lease) {
     q.lease = lease;
-    q.lease_seen_ns = now;
+    q.lease_seen_ns = s.awake_ns;
   }
   if (wanted != q.last_attach) {
     q.last_attach = wanted;
     q.attaching = wanted;
     detach(s, qp);
   }
-  const bool is_read = follow_reader(s, q, head, now);
-  const bool is_silent = now > q.lease_seen_ns && now - q.lease_seen_ns > s.geometry.lease_timeout_ns;
+  const bool is_read = follow_reader(s, q, head);
+  const bool is_silent = s.awake_ns - q.lease_seen_ns > s.geometry.lease_timeout_ns;
   if (q.attached && (is_silent || !is_read)) {
     detach(s, qp);
     q.expired++;
   }
   if (q.attached && q.sq_tail - q.sq_head > s.geometry.sq_entries) detach(s, qp);
-  if (q.attaching && q.num_live == 0) attach(s, qp, now);
+  if (q.attaching && q.num_live == 0) attach(s, qp);
 }
 
 // Whether a frontend has done something that a pass would act on; its lease alone is nothing. Runs on: one lane.
@@ -145,7 +152,7 @@ template <class Env>
 BLINK_FN void poll(Env& env, State& s, uint64_t now) {
   // Another lane than those of the first queue pairs, so that the words of the host are read side by side.
   if (env.lane() == env.lanes() - 1) beat(s, now);
-  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) read_frontend(s, qp, now);
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) read_frontend(s, qp);
   env.sync();
   for (uint32_t qp = 0; qp < s.geometry.num_queue_pairs; qp++) {
     for (uint32_t n = 0; n < kPollBatch; n++) {

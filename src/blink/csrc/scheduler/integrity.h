@@ -163,14 +163,20 @@ class IntegrityCheck {
   }
 
   const char* flows() {
-    std::vector<uint32_t> live(s_.geometry.num_queue_pairs * kFlows);
-    for (uint32_t i = 0; i < num_sequences(); i++)
-      if (s_.sequences[i].status != SequenceStatus::kFree) live[&flow_of(s_, s_.sequences[i]) - s_.flows]++;
+    std::vector<uint32_t> live(s_.geometry.num_queue_pairs * kFlows), running(live.size());
+    for (uint32_t i = 0; i < num_sequences(); i++) {
+      const SequenceStatus status = s_.sequences[i].status;
+      if (status != SequenceStatus::kFree) live[&flow_of(s_, s_.sequences[i]) - s_.flows]++;
+      if (status == SequenceStatus::kRunning) running[&flow_of(s_, s_.sequences[i]) - s_.flows]++;
+    }
+    uint32_t active = 0;
     for (uint32_t i = 0; i < live.size(); i++) {
+      active += live[i] > 0;
       if (s_.flows[i].num_live != live[i]) return "a flow miscounts its sequences";
+      if (s_.flows[i].num_running != running[i]) return "a flow miscounts its running sequences";
       if (s_.flows[i].pending != 0) return "a flow was left half counted";
     }
-    return nullptr;
+    return s_.num_flows == active ? nullptr : "the flows are miscounted";
   }
 
   const State& s_;

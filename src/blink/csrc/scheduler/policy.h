@@ -31,9 +31,16 @@ BLINK_FN uint64_t waited_ns(const Sequence& q, uint64_t now) {
   return q.waited_ns + (q.status == SequenceStatus::kWaiting && now > q.queued_ns ? now - q.queued_ns : 0);
 }
 
-// Class after ageing: a request that has waited longer than the cap counts as latency-sensitive, until it ends.
+// Whether the other sequences of its flow have the flow's equal part of the places, or more, while there are others.
+BLINK_FN bool has_its_places(const State& s, const Sequence& q) {
+  const uint32_t others = flow_of(s, q).num_running - (q.status == SequenceStatus::kRunning);
+  return s.num_flows > 1 && others >= most(1u, s.geometry.max_num_seqs / s.num_flows);
+}
+
+// Class after ageing: a request that has waited longer than the cap counts as latency-sensitive, until it ends. Not
+// where its flow has its places: else all that a deep queue holds would be old, and go before a modest flow's requests.
 BLINK_FN bool is_aged(const State& s, const Sequence& q, uint64_t now) {
-  return waited_ns(q, now) > s.geometry.max_queue_age_ns;
+  return waited_ns(q, now) > s.geometry.max_queue_age_ns && !has_its_places(s, q);
 }
 BLINK_FN bool is_best_effort(const State& s, const Sequence& q, uint64_t now) {
   return q.sqe.service_class == uint32_t(ServiceClass::kBestEffort) && !is_aged(s, q, now);

@@ -107,6 +107,7 @@ BLINK_FN StepResult step(Env& env, State& s) {
   Glance glance{};
   if (env.lane() == 0) {
     glance.now = env.now();
+    stay_awake(s, glance.now);
     glance.done = !s.in_flight || load_acquire(s.output->done_step) == s.step;
     glance.failed = s.in_flight && glance.done && s.output->failed;
   }

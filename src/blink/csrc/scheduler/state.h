@@ -69,6 +69,7 @@ struct Flow {
   FIELDS_OF(Flow);
   FIELD(uint64_t, computed);  // tokens computed for it, but never less than others had when it came back
   FIELD(uint32_t, num_live);
+  FIELD(uint32_t, num_running);
   FIELD(uint32_t, pending);  // scratch of one phase of a step
 };
 
@@ -84,15 +85,15 @@ struct QueuePairState {
   FIELD(uint32_t, last_attach);  // generation seen last in the frontend's word
   FIELD(uint32_t, expired);      // leases lost
   FIELD(uint32_t, lease);
-  FIELD(uint32_t, closing);   // end all its sequences in silence
-  FIELD(uint32_t, num_live);  // sequences that are not free
-  FIELD(uint32_t, cq_need);   // completions that the step in flight may post
-  FIELD(uint32_t, open);      // has room for the completions of a step
-  FIELD(uint64_t, lease_seen_ns);
-  FIELD(uint64_t, flowing_ns);  // when its completions were last read, or nothing waited for that
-  FIELD(uint32_t, num_slots);   // held by its sequences
-  FIELD(uint32_t, may_take);    // one more of them may have a slot now
-  FIELD(uint32_t, num_asking);  // its sequences that wait for a slot and could have one, as the pass began
+  FIELD(uint32_t, closing);        // end all its sequences in silence
+  FIELD(uint32_t, num_live);       // sequences that are not free
+  FIELD(uint32_t, cq_need);        // completions that the step in flight may post
+  FIELD(uint32_t, open);           // has room for the completions of a step
+  FIELD(uint64_t, lease_seen_ns);  // this and the next by awake_ns
+  FIELD(uint64_t, flowing_ns);     // when its completions were last read, or nothing waited for that
+  FIELD(uint32_t, num_slots);      // held by its sequences
+  FIELD(uint32_t, may_take);       // one more of them may have a slot now
+  FIELD(uint32_t, num_asking);     // its sequences that wait for a slot and could have one, as the pass began
 };
 
 // What a decoding row needs to go on in the next step, and what it sampled in this one.
@@ -219,10 +220,13 @@ struct State {
   FIELD(uint32_t, pass);
   FIELD(uint32_t, num_live);
   FIELD(uint32_t, num_attached);  // queue pairs, at least 1
+  FIELD(uint32_t, num_flows);     // that have sequences
   FIELD(uint32_t, prompt_share);  // tokens of a prompt in this step while other flows' prompts wait
   FIELD(uint64_t, flow_floor);    // least counter of the flows that a step served, as far as it has risen
   FIELD(uint64_t, next_arrival);
   FIELD(uint64_t, step);
+  FIELD(uint64_t, pass_ns);   // when the last pass began
+  FIELD(uint64_t, awake_ns);  // a clock that stands while the scheduler does: what frontends' silence is measured by
   FIELD(uint64_t, heartbeat_ns);
   FIELD(uint64_t, heartbeat);
   FIELD(uint64_t, retired_ns);
