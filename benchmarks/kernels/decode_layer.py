@@ -94,12 +94,12 @@ class Case:
         return self.model.decoder.compute_logits(self.batch, self.cache, self.rows, self.rows)
 
     def run_after(self) -> Tensor:
-        model, eps = self.model, self.model.spec.rms_norm_eps
+        model, spec = self.model, self.model.spec
         residual = model.embedding.index_select(0, self.batch.input_ids[: self.rows])
         for layer, cache in zip(model.layers, self.cache, strict=True):
             assert isinstance(layer.mlp, DenseMlp)
-            run_decode_layer(layer, residual, cache, self.batch, model.table, eps)
-        return compute_decode_logits(residual, model.norm, eps, model.lm_head)
+            run_decode_layer(spec, layer, residual, cache, self.batch, model.table)
+        return compute_decode_logits(residual, model.norm, spec.rms_norm_eps, model.lm_head)
 
     @property
     def step_bytes(self) -> int:

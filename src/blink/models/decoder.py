@@ -98,11 +98,10 @@ class Decoder:
     def _decode(self, batch: Batch, kv_cache: Tensor, num_rows: int) -> Tensor:
         from blink.models.decode_step import compute_decode_logits, run_decode_layer
 
-        eps = self.spec.rms_norm_eps
         residual = self._embedding.index_select(0, batch.input_ids[:num_rows])
         for layer, layer_cache in zip(self._layers, kv_cache, strict=True):
-            run_decode_layer(layer, residual, layer_cache, batch, self._rotary_table, eps)
-        return compute_decode_logits(residual, self._norm, eps, self._lm_head)
+            run_decode_layer(self.spec, layer, residual, layer_cache, batch, self._rotary_table)
+        return compute_decode_logits(residual, self._norm, self.spec.rms_norm_eps, self._lm_head)
 
     def _run_layer(
         self, layer: Layer, residual: Tensor, update: Tensor | None, kv_cache: Tensor, step: StepInputs

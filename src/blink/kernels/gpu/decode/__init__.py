@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of a dense decoder layer for a few rows that decode, one token each. They overlap their neighbours' edges."""
+"""Kernels of a decoder layer for a few rows that decode, one token each. They overlap their neighbours' edges."""
