@@ -94,7 +94,7 @@ def test_each_number_of_choices_equals_the_reference(rows: int, top_k: int, reno
     assert error(mixture.run(), mixture.reference()) < 1e-2
 
 
-@pytest.mark.parametrize("gate", [moe.Split(4, 4, 2), moe.Split(8, 16, 3), moe.Split(2, 8, 4)], ids=str)
+@pytest.mark.parametrize("gate", [moe.Split(4, 4, 2, 5), moe.Split(8, 16, 3, 64), moe.Split(2, 8, 4)], ids=str)
 @pytest.mark.parametrize("down", [moe.Split(4, 8, 2), moe.Split(8, 32, 3), moe.Split(2, 16, 4)], ids=str)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_any_split_gives_the_same_sums(

@@ -9,35 +9,45 @@
 
 namespace blink {
 
-// A stage of the ring: kRows weight rows of kK, or of a part of them.
+// A ring of stages, each of kRows rows of kK.
 template <int kRows, int kK, int kStages>
-struct WeightRing {
-  static constexpr int rows = kRows, k = kK, stages = kStages;
-  static constexpr int pitch = kK + 32;  // against bank conflicts: a warp's load takes 64 bytes of each of 8 rows
-  static_assert(kRows % 8 == 0 && kK % 32 == 0);
+struct Ring {
+  static constexpr int stages = kStages,
+                       pitch = kK + 32;  // against bank conflicts: 64 bytes of 8 rows are read at once
+  static_assert(kK % 32 == 0);
 
-  alignas(128) Bf16 weights[kStages][kRows][pitch];
+  alignas(128) Bf16 rows[kStages][kRows][pitch];
   alignas(8) Barrier full[kStages], empty[kStages];
 
-  // What the copying thread does before the block's first __syncthreads(); as many warps multiply.
+  // What the copying thread does before the block's first __syncthreads(); as many warps read.
   __device__ void start(int warps) {
     for (int i = 0; i < kStages; i++) initialize(full[i], 1), initialize(empty[i], warps);
     publish_barriers();
   }
 
-  // Let the copying thread fill a stage, once it is free; `find` gives the weights of a row of the stage.
-  template <class Find>
-  __device__ void fill(int turn, Find find) {
-    const int slot = turn % kStages;
-    if (turn >= kStages) wait(empty[slot], (turn / kStages - 1) % 2);
-    expect(full[slot], kRows * kK * 2);
-#pragma unroll
-    for (int row = 0; row < kRows; row++) copy_once(weights[slot][row], find(row), kK * 2, full[slot]);
+  // Begin to fill the stage of this turn with so many rows, once it is free.
+  __device__ void begin(int turn, int num_rows) {
+    if (turn >= kStages) wait(empty[turn % kStages], (turn / kStages - 1) % 2);
+    expect(full[turn % kStages], num_rows * kK * 2);
+  }
+
+  __device__ void copy_weight(int turn, int row, const Bf16* from) {
+    copy_once(rows[turn % kStages][row], from, kK * 2, full[turn % kStages]);
+  }
+
+  // Copy what other blocks read as well.
+  __device__ void copy_input(int turn, int row, const Bf16* from) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(rows[turn % kStages][row])),
+                 "l"(from), "r"(kK * 2), "r"(shared_address(&full[turn % kStages]))
+                 : "memory");
+#endif
   }
 
   __device__ void wait_full(int turn) { wait(full[turn % kStages], turn / kStages % 2); }
 
-  // Let a multiplying warp leave a stage.
+  // Let a reading warp leave a stage.
   __device__ void leave(int turn) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(empty[turn % kStages]);

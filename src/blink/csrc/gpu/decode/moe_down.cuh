@@ -19,58 +19,80 @@ template <int kRows_, int kExperts_, int kTopK_, int kSize_, int kWarps_, int kT
 struct MoeDownShape {
   static constexpr int rows = kRows_, size = kSize_, warps = kWarps_, tile = kTile_;
   static constexpr int warp_k = size / warps, steps = warp_k / 32, groups = tile / 8;
-  using Ring = WeightRing<kTile_, kSize_, kStages_>;
+  using Stages = Ring<kTile_ + kRows_, kSize_, kStages_>;  // behind the weights the rows' activations
   using Routes = Routing<kRows_, kExperts_, kTopK_>;
   static_assert(rows <= 8 && steps * 32 * warps == size && rows * tile <= 32 * (warps + 1));
 };
 
 template <class S>
 struct MoeDownShared {
-  typename S::Ring ring;
+  typename S::Stages ring;
   typename S::Routes routes;
   float sums[S::warps][S::rows][S::tile + 1];
 };
 
+// Begin to fill a stage with an expert's weights; its inputs are counted already.
 template <class S>
-struct ExpertInput {  // a lane's activations of the row lane / 4, and their weight; zeros if it has not chosen the
-                      // expert
-  Vec16 x[S::steps];
-  float weight;
-};
-
-// Load what the row has for the next expert; its experts so far are counted.
-template <class S>
-__device__ inline void load_input(const MoeDownArgs& args, const typename S::Routes& routes, int index, int warp,
-                                  int& count, ExpertInput<S>& to) {
-  const int lane = threadIdx.x % 32, row = lane / 4;
-  const bool chosen = index < routes.count && row < S::rows && routes.has(min(row, S::rows - 1), routes.list[index]);
-  const Bf16* from = args.x + long(row * S::Routes::top_k + count) * S::size + warp * S::warp_k + lane % 4 * 8;
+__device__ inline void copy_weights(const MoeDownArgs& args, int index, MoeDownShared<S>& shared) {
+  const int expert = shared.routes.list[index];
+  int num_rows = S::tile;
 #pragma unroll
-  for (int step = 0; step < S::steps; step++) to.x[step] = chosen ? load(from + step * 32) : Vec16{};
-  to.weight = chosen ? routes.weights[row][count] : 0;
-  count += chosen;
+  for (int row = 0; row < S::rows; row++) num_rows += shared.routes.has(row, expert);
+  shared.ring.begin(index, num_rows);
+  const Bf16* from = args.weight + (long(expert) * args.n + blockIdx.x * S::tile) * S::size;
+#pragma unroll
+  for (int i = 0; i < S::tile; i++) shared.ring.copy_weight(index, i, from + long(i) * S::size);
 }
 
 template <class S>
-__device__ inline void multiply_experts(const MoeDownArgs& args, int warp, MoeDownShared<S>& shared) {
-  const int lane = threadIdx.x % 32, row = lane / 4, num_experts = shared.routes.count;
+__device__ inline void copy_inputs(const MoeDownArgs& args, int index, MoeDownShared<S>& shared) {
+  const int expert = shared.routes.list[index];
+#pragma unroll
+  for (int row = 0; row < S::rows; row++) {
+    if (!shared.routes.has(row, expert)) continue;
+    const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
+    shared.ring.copy_input(index, S::tile + row, args.x + pair * S::size);
+  }
+}
+
+// What the copying warp does: inputs it may copy only after the wait.
+template <class S>
+__device__ inline void copy_experts(const MoeDownArgs& args, MoeDownShared<S>& shared) {
+  const bool copies = threadIdx.x % 32 == 0;
+  const int first = min(S::Stages::stages, shared.routes.count);
+  for (int index = 0; copies && index < first; index++) copy_weights<S>(args, index, shared);
+  __syncwarp();
+  wait_for_prerequisites();
+  for (int index = 0; copies && index < shared.routes.count; index++) {
+    if (index >= first) copy_weights<S>(args, index, shared);
+    copy_inputs<S>(args, index, shared);
+  }
+  __syncwarp();
+}
+
+template <class S>
+__device__ inline void multiply_experts(int warp, MoeDownShared<S>& shared) {
+  const int lane = threadIdx.x % 32, row = lane / 4, k = warp * S::warp_k;
   float totals[S::groups][2] = {};
-  ExpertInput<S> now, next;
-  int count = 0;
-  load_input<S>(args, shared.routes, 0, warp, count, now);
+  int count = 0;  // of the row's experts
 #pragma unroll 1
-  for (int index = 0; index < num_experts; index++) {
-    load_input<S>(args, shared.routes, index + 1, warp, count, next);
+  for (int index = 0; index < shared.routes.count; index++) {
+    const bool chosen = row < S::rows && shared.routes.has(min(row, S::rows - 1), shared.routes.list[index]);
+    const float weight = chosen ? shared.routes.weights[row][count++] : 0;
     shared.ring.wait_full(index);
+    const auto& stage = shared.ring.rows[index % S::Stages::stages];
+    Vec16 x[S::steps];
+#pragma unroll
+    for (int step = 0; step < S::steps; step++)
+      x[step] = chosen ? *reinterpret_cast<const Vec16*>(stage[S::tile + row] + k + lane % 4 * 8 + step * 32) : Vec16{};
 #pragma unroll
     for (int group = 0; group < S::groups; group++) {
-      const Bf16* weights = shared.ring.weights[index % S::Ring::stages][group * 8] + warp * S::warp_k;
-      float sums[2];
-      multiply_rows(weights, S::Ring::pitch, now.x, sums);
-      for (int i = 0; i < 2; i++) totals[group][i] += now.weight != 0 ? now.weight * sums[i] : 0;
+      float products[2];
+      multiply_rows(stage[group * 8] + k, S::Stages::pitch, x, products);
+      // Of other rows' experts not even NaN may arrive.
+      for (int i = 0; i < 2; i++) totals[group][i] += chosen ? weight * products[i] : 0;
     }
     shared.ring.leave(index);
-    now = next;
   }
   if (row < S::rows)
 #pragma unroll
@@ -94,15 +116,12 @@ __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_do
   const bool writes = row < kRows && args.routing.context_lens[min(row, kRows - 1)] > 0;
   Bf16* to = args.residual + long(row) * args.n + blockIdx.x * kTile + threadIdx.x % kTile;
   float value = 0;
-  if (warp == kWarps) {
-    const Bf16* weight = args.weight + long(blockIdx.x) * kTile * kSize;
-    for (int turn = 0; turn < shared.routes.count && threadIdx.x % 32 == 0; turn++)
-      shared.ring.fill(turn, [&](int i) { return weight + (long(shared.routes.list[turn]) * args.n + i) * kSize; });
-    __syncwarp();
-  }
-  wait_for_prerequisites();
+  if (warp == kWarps)
+    copy_experts<S>(args, shared);
+  else
+    wait_for_prerequisites();
   if (writes) value = to_float(*to);
-  if (warp < kWarps) multiply_experts(args, warp, shared);
+  if (warp < kWarps) multiply_experts<S>(warp, shared);
   __syncthreads();
   if (!writes) return;
 #pragma unroll

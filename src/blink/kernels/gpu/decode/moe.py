@@ -67,18 +67,20 @@ class Split:
     warps: int  # that share k
     outputs: int  # of a block
     stages: int  # of a block's ring of weight rows
+    shares: int = 1  # blocks that share the experts of the same outputs
 
 
 def choose_gate_split(rows: int, hidden: int, size: int) -> Split | None:
     """Return the split of the product with gates and ups; None if there is none."""
-    warps, outputs = _choose_warps(hidden), 48 if rows == 1 and size % 48 == 0 else 16
-    return Split(warps, outputs, 4 if outputs > 16 else 2) if warps and size % outputs == 0 else None
+    del rows
+    warps = _choose_warps(hidden)
+    return Split(warps, 4, 2, 2) if warps and size % 4 == 0 else None
 
 
 def choose_down_split(rows: int, size: int, hidden: int) -> Split | None:
     """Return the split of the product that leads back to the residual; None if there is none."""
     warps = _choose_warps(size)
-    stages = 8 if rows == 1 else 4
+    stages = 6 if rows <= 2 else 4
     return Split(warps, 8, stages) if warps and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1) else None
 
 
@@ -135,10 +137,10 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, ro
     )
     launch(
         compile_kernel(f"blink::moe_gate<{', '.join(map(str, numbers))}>"),
-        (size // split.outputs, routes.most_experts()),
+        (size // split.outputs, min(split.shares, routes.most_experts())),
         32 * (split.warps + 1),
         arguments,
-        shared_bytes=_shared_bytes(routes, split, 8, hidden, rows * split.warps * (2 * split.outputs + 2)),
+        shared_bytes=_shared_bytes(routes, split, 8, hidden, rows * split.warps * (2 * (2 * split.outputs + 1) + 1)),
     )
     return out
 
@@ -160,7 +162,7 @@ def down_experts(x: Tensor, down: Tensor, routes: Routes, residual: Tensor) -> N
         (hidden // split.outputs, 1),
         32 * (split.warps + 1),
         arguments,
-        shared_bytes=_shared_bytes(routes, split, split.outputs, size, rows * split.warps * (split.outputs + 1)),
+        shared_bytes=_shared_bytes(routes, split, split.outputs + rows, size, rows * split.warps * (split.outputs + 1)),
     )
 
 
