@@ -81,9 +81,7 @@ class Model:
         self.norm = 1 + draw(spec.hidden_size)
         self.decoder = Decoder(spec, self.embedding, self.layers, self.norm, self.lm_head)
         self.table = self.decoder._rotary_table
-        self.weights = DecodeWeights(
-            self.embedding, self.layers, self.norm, self.lm_head, self.table, spec.rms_norm_eps
-        )
+        self.weights = DecodeWeights(spec, self.embedding, self.layers, self.norm, self.lm_head, self.table)
 
 
 class Case:

@@ -98,9 +98,7 @@ class Decoder:
     def _decode(self, batch: Batch, kv_cache: Tensor, num_rows: int) -> Tensor:
         from blink.models.decode_step import DecodeWeights, compute_decode_logits
 
-        weights = DecodeWeights(
-            self._embedding, self._layers, self._norm, self._lm_head, self._rotary_table, self.spec.rms_norm_eps
-        )
+        weights = DecodeWeights(self.spec, self._embedding, self._layers, self._norm, self._lm_head, self._rotary_table)
         return compute_decode_logits(weights, batch, kv_cache, num_rows)
 
     def _run_layer(

@@ -4,4 +4,6 @@
 #include "embedding.cuh"
 #include "gemm.cuh"
 #include "gemv.cuh"
+#include "moe_down.cuh"
+#include "moe_gate.cuh"
 #include "truncation.cuh"

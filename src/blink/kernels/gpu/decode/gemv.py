@@ -77,6 +77,8 @@ def _make_split(rows: int, k: int, n: int, warps: int, cluster: int, slices: int
     # A few blocks a multiprocessor: if all of these fit at once, those of the next kernel find no room to start in.
     blocks = n * cluster // 16 / torch.cuda.get_device_properties().multi_processor_count
     tile = 32 if 2 < blocks <= 8 else 16
+    if rows == 1 and cluster == 1 and 0.5 < blocks <= 1:
+        tile = 8  # all of the weight is on its way before the wait
     stages = max(3 if rows == 2 else 2, _RING_BYTES // (stage_rows * row_bytes))
     return Split(warps, cluster, slices, tile, stage_rows, min(stages, tile // stage_rows))
 

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time the kernels of decoding rows against cuBLAS and the Triton kernels, in the shape of Qwen3-30B-A3B.
+
+First the whole step as one graph, then chains of one kernel over all layers' weights; medians of replays. Weights and
+tokens are random, so experts are chosen about evenly; how many are is part of the report.
+
+Run with: python benchmarks/kernels/decode_moe_layer.py [--rows 1 2 4 8] [--context 300] [--layers 48] [--step-only]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from decode_layer import BANDWIDTH, BLOCK_SIZE, Run, draw, make_batch, time_graph
+from torch import Tensor
+
+from blink.kernels.attention import paged_attention, plan_attention
+from blink.kernels.gpu.decode import attention as decode_attention_module
+from blink.kernels.gpu.decode import gemv, moe
+from blink.kernels.gpu.decode.attention import decode_attention
+from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
+from blink.kernels.gpu.decode.launch import launch
+from blink.kernels.gpu.moe import moe as triton_moe
+from blink.kernels.linear import linear
+from blink.kernels.operands import HeadNorm
+from blink.kernels.rms_norm import rms_norm
+from blink.kernels.rotary import rotate_and_store
+from blink.models.decode_step import DecodeWeights, compute_decode_logits
+from blink.models.decoder import Decoder
+from blink.models.layer import Layer, MoeMlp
+from blink.models.rope import Rope
+from blink.models.spec import ModelSpec
+
+SPEC = ModelSpec(
+    architecture="qwen3_moe",
+    vocab_size=151936,
+    hidden_size=2048,
+    num_layers=48,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=128,
+    intermediate_size=6144,
+    rms_norm_eps=1e-6,
+    rope=Rope(theta=1e6, rotary_dim=128),
+    max_model_len=8192,
+    qk_norm=True,
+    num_experts=128,
+    experts_per_token=8,
+    moe_intermediate_size=768,
+    norm_topk_prob=True,
+)
+
+
+def make_layer(spec: ModelSpec) -> Layer:
+    hidden, size = spec.hidden_size, spec.moe_intermediate_size
+    return Layer(
+        attention_norm=1 + draw(hidden),
+        qkv=draw(spec.q_size + 2 * spec.kv_size, hidden),
+        qkv_bias=None,
+        output=draw(hidden, spec.q_size),
+        output_bias=None,
+        head_norm=HeadNorm(1 + draw(spec.head_dim), 1 + draw(spec.head_dim), spec.rms_norm_eps),
+        mlp_norm=1 + draw(hidden),
+        mlp=MoeMlp(
+            draw(spec.num_experts, hidden),
+            draw(spec.num_experts, 2 * size, hidden),
+            draw(spec.num_experts, hidden, size),
+        ),
+    )
+
+
+def mixture(layer: Layer) -> MoeMlp:
+    assert isinstance(layer.mlp, MoeMlp)
+    return layer.mlp
+
+
+class Model:
+    """Random weights of all layers; they serve both sets of kernels."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.spec = spec = dataclasses.replace(SPEC, num_layers=num_layers)
+        self.layers = [make_layer(spec) for _ in range(num_layers)]
+        self.embedding, self.lm_head = draw(spec.vocab_size, spec.hidden_size), draw(spec.vocab_size, spec.hidden_size)
+        self.norm = 1 + draw(spec.hidden_size)
+        self.decoder = Decoder(spec, self.embedding, self.layers, self.norm, self.lm_head)
+        self.table = self.decoder._rotary_table
+
+
+class Case:
+    """One batch of decoding rows with its KV cache, and the two ways to run a step."""
+
+    def __init__(self, model: Model, rows: int, context: int) -> None:
+        self.model, self.rows, self.context = model, rows, context
+        blocks = -(-context // BLOCK_SIZE)
+        self.batch = make_batch(rows, context, blocks, model.spec.vocab_size)
+        self.cache = model.decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE).normal_()
+
+    def run_before(self) -> Tensor:
+        return self.model.decoder.compute_logits(self.batch, self.cache, self.rows, self.rows)
+
+    def run_after(self) -> Tensor:
+        model = self.model
+        weights = DecodeWeights(model.spec, model.embedding, model.layers, model.norm, model.lm_head, model.table)
+        return compute_decode_logits(weights, self.batch, self.cache, self.rows)
+
+    def count_experts(self) -> float:
+        """Return how many experts all rows together choose, the mean over the layers."""
+        counts: list[int] = []
+
+        def count(router_logits: Tensor) -> None:
+            counts.append(router_logits.topk(self.model.spec.experts_per_token).indices.unique().numel())
+
+        gate_experts = moe.gate_experts
+
+        def gate_and_count(
+            x: Tensor, norm: Tensor, eps: float, weight: Tensor, routes: moe.Routes, *rest: Tensor | None
+        ) -> Tensor:
+            count(routes.logits)
+            return gate_experts(x, norm, eps, weight, routes, *rest)
+
+        moe.gate_experts = gate_and_count
+        try:
+            self.run_after()
+        finally:
+            moe.gate_experts = gate_experts
+        return sum(counts) / len(counts)
+
+    def step_bytes(self, num_experts: float) -> float:
+        layers, spec = self.model.layers, self.model.spec
+        first = layers[0]
+        dense = first.qkv.numel() + first.output.numel() + mixture(first).router.numel()
+        expert = 3 * spec.hidden_size * spec.moe_intermediate_size
+        weights = len(layers) * (dense + num_experts * expert) + self.model.lm_head.numel()
+        return 2 * weights + self.kv_bytes * len(layers)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.rows * self.context * self.model.spec.kv_size * 2 * 2
+
+
+def each_layer(case: Case, run: Callable[[Layer, Tensor], object]) -> Run:
+    def run_all() -> None:
+        for layer, cache in zip(case.model.layers, case.cache, strict=True):
+            run(layer, cache)
+
+    return run_all
+
+
+def attention_parts(case: Case) -> Iterator[tuple[str, float, Run, Run]]:
+    model, spec, batch, rows = case.model, case.model.spec, case.batch, case.rows
+    eps = spec.rms_norm_eps
+    x, residual, wide = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), draw(rows, spec.q_size)
+    qkv, first = draw(rows, spec.q_size + 2 * spec.kv_size), model.layers[0]
+    rotation = model.table[batch.positions]
+
+    def attend_before() -> None:
+        plan = plan_attention(batch, rows, rows, spec.num_heads, case.cache[0])
+        for layer, cache in zip(model.layers, case.cache, strict=True):
+            query = rotate_and_store(qkv, rotation, batch.kv_slots, cache, layer.head_norm)
+            paged_attention(query, cache, plan)
+
+    yield (
+        "norm, qkv", first.qkv.nbytes,
+        each_layer(case, lambda layer, _: linear(rms_norm(x, layer.attention_norm, eps, residual), layer.qkv)),
+        each_layer(case, lambda layer, _: normed_linear(x, layer.attention_norm, eps, layer.qkv)),
+    )  # fmt: skip
+    yield (
+        "rotary, attention", case.kv_bytes, attend_before,
+        each_layer(case, lambda layer, cache: decode_attention(qkv, cache, batch, model.table, layer.head_norm)),
+    )  # fmt: skip
+    yield (
+        "output, add", first.output.nbytes,
+        each_layer(case, lambda layer, _: linear(wide, layer.output)),
+        each_layer(case, lambda layer, _: add_linear(wide, layer.output, residual)),
+    )  # fmt: skip
+
+
+def expert_parts(case: Case) -> Iterator[tuple[str, float, Run, Run]]:
+    model, spec, batch, rows = case.model, case.model.spec, case.batch, case.rows
+    eps, top_k = spec.rms_norm_eps, spec.experts_per_token
+    x, residual = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size)
+    first = mixture(model.layers[0])
+    logits = normed_linear(x, model.norm, eps, first.router)
+    routes = moe.Routes(logits, batch.context_lens, top_k, renormalize=True)
+    chosen = logits.topk(top_k).indices.unique().numel()
+    act = moe.gate_experts(x, model.norm, eps, first.gate_up, routes)
+    num_tokens = torch.tensor([rows], dtype=torch.int32, device="cuda")
+
+    def mix_before(layer: Layer, _: Tensor) -> None:
+        mlp = mixture(layer)
+        triton_moe(x, logits, mlp.gate_up, mlp.down, num_tokens, top_k=top_k, renormalize=True)
+
+    def mix_after(layer: Layer, _: Tensor) -> None:
+        mlp = mixture(layer)
+        moe.down_experts(moe.gate_experts(x, layer.mlp_norm, eps, mlp.gate_up, routes), mlp.down, routes, residual)
+
+    yield (
+        "norm, router", first.router.nbytes,
+        each_layer(case, lambda layer, _: linear(rms_norm(x, layer.mlp_norm, eps, residual), mixture(layer).router)),
+        each_layer(case, lambda layer, _: normed_linear(x, layer.mlp_norm, eps, mixture(layer).router)),
+    )  # fmt: skip
+    yield (
+        "route, experts, sum", chosen * (first.gate_up[0].nbytes + first.down[0].nbytes),
+        each_layer(case, mix_before), each_layer(case, mix_after),
+    )  # fmt: skip
+    for name, weight, run in (
+        ("  gate/up, silu", first.gate_up, lambda layer, _: moe.gate_experts(
+            x, layer.mlp_norm, eps, mixture(layer).gate_up, routes)),
+        ("  down, sum, add", first.down, lambda layer, _: moe.down_experts(act, mixture(layer).down, routes, residual)),
+    ):  # fmt: skip
+        yield name, chosen * weight[0].nbytes, lambda: None, each_layer(case, run)
+
+
+def without_overlap(run: Run) -> float:
+    """Time a chain whose kernels start only when the one in front has ended."""
+    gemv.launch = moe.launch = decode_attention_module.launch = functools.partial(launch, programmatic=False)
+    try:
+        return time_graph(run)
+    finally:
+        gemv.launch = moe.launch = decode_attention_module.launch = launch
+
+
+def report_step(case: Case) -> None:
+    num_experts = case.count_experts()
+    before, after = case.run_before().float(), case.run_after().float()
+    error = float((before - after).norm() / before.norm())
+    old, new = time_graph(case.run_before), time_graph(case.run_after)
+    num_bytes = case.step_bytes(num_experts)
+    print(
+        f"{case.rows} rows, context {case.context}, {num_experts:.1f} experts a layer: before {old:.1f} us, after "
+        f"{new:.1f} us; {num_bytes / 1e9:.2f} GB, {num_bytes / new / 1e6:.2f} TB/s, {num_bytes / new / BANDWIDTH:.0%} "
+        f"of {BANDWIDTH / 1e6} TB/s; logits differ by {error:.1e}",
+        flush=True,
+    )
+
+
+def report_parts(case: Case) -> None:
+    print(f"   {'us a layer':20} {'MB':>6} {'before':>7} {'alone':>7} {'after':>7} {'TB/s':>6}")
+    layers = len(case.model.layers)
+    for name, num_bytes, before, after in (*attention_parts(case), *expert_parts(case)):
+        old = 0.0 if name.startswith(" ") else time_graph(before)
+        times = [time / layers for time in (old, without_overlap(after), time_graph(after))]
+        rate = num_bytes / times[2] / 1e6
+        print(
+            f"   {name:20} {num_bytes / 1e6:6.1f} {times[0]:7.2f} {times[1]:7.2f} {times[2]:7.2f} {rate:6.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--context", type=int, nargs="+", default=[300])
+    parser.add_argument("--layers", type=int, default=SPEC.num_layers)
+    parser.add_argument("--step-only", action="store_true", help="leave the single kernels out")
+    options = parser.parse_args()
+    with torch.inference_mode():
+        qwen = Model(options.layers)
+        for length in options.context:
+            for count in options.rows:
+                measured = Case(qwen, count, length)
+                report_step(measured)
+                if not options.step_only:
+                    report_parts(measured)

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the chosen experts' activations to the residual: down product, weighted sum. A block takes some outputs of all
+// chosen experts, one after the other.
+#pragma once
+
+#include "moe.cuh"
+
+namespace blink {
+
+struct MoeDownArgs {
+  RoutingArgs routing;
+  const Bf16* weight;  // [kExperts, n, kSize]
+  const Bf16* x;       // [rows * kTopK, kSize], as moe_gate leaves it
+  Bf16* residual;      // [rows, n]
+  int n;
+};
+
+template <int kRows_, int kExperts_, int kTopK_, int kSize_, int kWarps_, int kTile_, int kStages_>
+struct MoeDownShape {
+  static constexpr int rows = kRows_, size = kSize_, warps = kWarps_, tile = kTile_;
+  static constexpr int warp_k = size / warps, steps = warp_k / 32, groups = tile / 8;
+  using Stages = Ring<kTile_ + kRows_, kSize_, kStages_>;  // behind the weights the rows' activations
+  using Routes = Routing<kRows_, kExperts_, kTopK_>;
+  static_assert(rows <= 8 && steps * 32 * warps == size && rows * tile <= 32 * (warps + 1));
+};
+
+template <class S>
+struct MoeDownShared {
+  typename S::Stages ring;
+  typename S::Routes routes;
+  float sums[S::warps][S::rows][S::tile + 1];
+};
+
+// Begin to fill a stage with an expert's weights; its inputs are counted already.
+template <class S>
+__device__ inline void copy_weights(const MoeDownArgs& args, int index, MoeDownShared<S>& shared) {
+  const int expert = shared.routes.list[index];
+  int num_rows = S::tile;
+#pragma unroll
+  for (int row = 0; row < S::rows; row++) num_rows += shared.routes.has(row, expert);
+  shared.ring.begin(index, num_rows);
+  const Bf16* from = args.weight + (long(expert) * args.n + blockIdx.x * S::tile) * S::size;
+#pragma unroll
+  for (int i = 0; i < S::tile; i++) shared.ring.copy_weight(index, i, from + long(i) * S::size);
+}
+
+template <class S>
+__device__ inline void copy_inputs(const MoeDownArgs& args, int index, MoeDownShared<S>& shared) {
+  const int expert = shared.routes.list[index];
+#pragma unroll
+  for (int row = 0; row < S::rows; row++) {
+    if (!shared.routes.has(row, expert)) continue;
+    const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
+    shared.ring.copy_input(index, S::tile + row, args.x + pair * S::size);
+  }
+}
+
+// What the copying warp does: inputs it may copy only after the wait.
+template <class S>
+__device__ inline void copy_experts(const MoeDownArgs& args, MoeDownShared<S>& shared) {
+  const bool copies = threadIdx.x % 32 == 0;
+  const int first = min(S::Stages::stages, shared.routes.count);
+  for (int index = 0; copies && index < first; index++) copy_weights<S>(args, index, shared);
+  __syncwarp();
+  wait_for_prerequisites();
+  for (int index = 0; copies && index < shared.routes.count; index++) {
+    if (index >= first) copy_weights<S>(args, index, shared);
+    copy_inputs<S>(args, index, shared);
+  }
+  __syncwarp();
+}
+
+template <class S>
+__device__ inline void multiply_experts(int warp, MoeDownShared<S>& shared) {
+  const int lane = threadIdx.x % 32, row = lane / 4, k = warp * S::warp_k;
+  float totals[S::groups][2] = {};
+  int count = 0;  // of the row's experts
+#pragma unroll 1
+  for (int index = 0; index < shared.routes.count; index++) {
+    const bool chosen = row < S::rows && shared.routes.has(min(row, S::rows - 1), shared.routes.list[index]);
+    const float weight = chosen ? shared.routes.weights[row][count++] : 0;
+    shared.ring.wait_full(index);
+    const auto& stage = shared.ring.rows[index % S::Stages::stages];
+    Vec16 x[S::steps];
+#pragma unroll
+    for (int step = 0; step < S::steps; step++)
+      x[step] = chosen ? *reinterpret_cast<const Vec16*>(stage[S::tile + row] + k + lane % 4 * 8 + step * 32) : Vec16{};
+#pragma unroll
+    for (int group = 0; group < S::groups; group++) {
+      float products[2];
+      multiply_rows(stage[group * 8] + k, S::Stages::pitch, x, products);
+      // Of other rows' experts not even NaN may arrive.
+      for (int i = 0; i < 2; i++) totals[group][i] += chosen ? weight * products[i] : 0;
+    }
+    shared.ring.leave(index);
+  }
+  if (row < S::rows)
+#pragma unroll
+    for (int group = 0; group < S::groups; group++)
+      for (int i = 0; i < 2; i++) shared.sums[warp][row][group * 8 + lane % 4 * 2 + i] = totals[group][i];
+}
+
+template <int kRows, int kExperts, int kTopK, int kSize, int kWarps, int kTile, int kStages>
+__global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_down(const MoeDownArgs args) {
+  using S = MoeDownShape<kRows, kExperts, kTopK, kSize, kWarps, kTile, kStages>;
+  extern __shared__ __align__(128) char memory[];
+  auto& shared = *reinterpret_cast<MoeDownShared<S>*>(memory);
+  const int warp = threadIdx.x / 32;
+
+  launch_dependents();
+  if (threadIdx.x == 32 * kWarps) shared.ring.start(kWarps);
+  // The logits are there: moe_gate, in front of this kernel, lets it start only after having waited for them.
+  choose_experts<true>(args.routing, shared.routes);
+
+  const int row = threadIdx.x / kTile;
+  const bool writes = row < kRows && args.routing.context_lens[min(row, kRows - 1)] > 0;
+  Bf16* to = args.residual + long(row) * args.n + blockIdx.x * kTile + threadIdx.x % kTile;
+  float value = 0;
+  if (warp == kWarps)
+    copy_experts<S>(args, shared);
+  else
+    wait_for_prerequisites();
+  if (writes) value = to_float(*to);
+  if (warp < kWarps) multiply_experts<S>(warp, shared);
+  __syncthreads();
+  if (!writes) return;
+#pragma unroll
+  for (int i = 0; i < kWarps; i++) value += shared.sums[i][row][threadIdx.x % kTile];
+  *to = to_bf16(value);
+}
+
+}  // namespace blink

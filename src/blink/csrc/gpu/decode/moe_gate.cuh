@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the residual to the activations of the experts that decoding rows have chosen: norm, gate and up product, SiLU.
+// A block takes some outputs of all chosen experts or a share of them, one expert after the other.
+#pragma once
+
+#include "moe.cuh"
+
+namespace blink {
+
+struct MoeGateArgs {
+  RoutingArgs routing;
+  const Bf16* weight;  // [kExperts, 2 * kSize, kK], gates first
+  const Bf16* x;       // [rows, kK]
+  const Bf16* norm;    // [kK]
+  Bf16* out;           // [rows * kTopK, kSize]; a row's chosen experts in order
+  float eps;
+};
+
+template <int kRows_, int kExperts_, int kTopK_, int kK_, int kSize_, int kWarps_, int kOutputs_, int kStages_>
+struct MoeGateShape {
+  static constexpr int rows = kRows_, k = kK_, size = kSize_, warps = kWarps_, outputs = kOutputs_;
+  static constexpr int warp_k = k / warps, steps = warp_k / 32, turns = 2 * outputs / 8;
+  using Stages = Ring<8, kK_, kStages_>;
+  using Routes = Routing<kRows_, kExperts_, kTopK_>;
+  static_assert(rows <= 8 && steps * 32 * warps == k && size % outputs == 0 && turns * 8 == 2 * outputs);
+};
+
+template <class S>
+struct MoeGateShared {
+  typename S::Stages ring;
+  typename S::Routes routes;
+  float sums[2][S::warps][S::rows][2 * S::outputs + 1];  // of an expert and the one before
+  float squares[S::warps][S::rows];
+};
+
+// Load a warp's activations, times the norm's weights. Leaves the sums of squares.
+template <class S>
+__device__ inline void load_inputs(const MoeGateArgs& args, int warp, Vec16 (&x)[S::steps], MoeGateShared<S>& shared) {
+  const int lane = threadIdx.x % 32, row = lane / 4, k = warp * S::warp_k + lane % 4 * 8;
+#pragma unroll
+  for (int step = 0; step < S::steps; step++)
+    x[step] = row < S::rows ? load(args.x + long(row) * S::k + k + step * 32) : Vec16{};
+  float squares = 0;
+#pragma unroll
+  for (int step = 0; step < S::steps; step++) {
+    squares += square_sum(x[step]);
+    x[step] = multiply(x[step], load(args.norm + k + step * 32));
+  }
+  squares += __shfl_xor_sync(~0u, squares, 1);
+  squares += __shfl_xor_sync(~0u, squares, 2);
+  if (lane % 4 == 0 && row < S::rows) shared.squares[warp][row] = squares;
+}
+
+// Write an expert's activations for the rows that chose it; the others' sums nobody needs.
+template <class S>
+__device__ inline void write_gated(const MoeGateArgs& args, int expert, const MoeGateShared<S>& shared,
+                                   const float (&sums)[S::warps][S::rows][2 * S::outputs + 1]) {
+  for (int at = threadIdx.x; at < S::rows * S::outputs; at += 32 * S::warps) {
+    const int row = at / S::outputs, output = at % S::outputs;
+    if (!shared.routes.has(row, expert)) continue;
+    float gate = 0, up = 0, squares = 0;
+#pragma unroll
+    for (int warp = 0; warp < S::warps; warp++) {
+      gate += sums[warp][row][output];
+      up += sums[warp][row][output + S::outputs];
+      squares += shared.squares[warp][row];
+    }
+    const float rate = rsqrtf(squares / S::k + args.eps);
+    gate *= rate;
+    const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
+    args.out[pair * S::size + blockIdx.x * S::outputs + output] = to_bf16(gate / (1 + __expf(-gate)) * up * rate);
+  }
+}
+
+template <class S>
+__device__ inline void multiply_gates(const MoeGateArgs& args, int warp, MoeGateShared<S>& shared) {
+  const int lane = threadIdx.x % 32, row = lane / 4;
+  Vec16 x[S::steps];
+  load_inputs(args, warp, x, shared);
+  int turn = 0, buffer = 0;
+  for (int index = blockIdx.y; index < shared.routes.count; index += gridDim.y) {
+    auto& sums = shared.sums[buffer];
+#pragma unroll 1
+    for (int first = 0; first < 2 * S::outputs; first += 8) {
+      shared.ring.wait_full(turn);
+      float products[2];
+      multiply_rows(shared.ring.rows[turn % S::Stages::stages][0] + warp * S::warp_k, S::Stages::pitch, x, products);
+      if (row < S::rows)
+        for (int i = 0; i < 2; i++) sums[warp][row][first + lane % 4 * 2 + i] = products[i];
+      shared.ring.leave(turn++);
+    }
+    asm volatile("bar.sync 1, %0;" ::"n"(32 * S::warps) : "memory");  // of the warps that multiply
+    write_gated<S>(args, shared.routes.list[index], shared, sums);
+    buffer ^= 1;
+  }
+}
+
+// What the copying thread does.
+template <class S>
+__device__ inline void copy_gates(const MoeGateArgs& args, MoeGateShared<S>& shared) {
+  int turn = 0;
+  for (int index = blockIdx.y; index < shared.routes.count; index += gridDim.y) {
+    const Bf16* gates = args.weight + (long(shared.routes.list[index]) * 2 * S::size + blockIdx.x * S::outputs) * S::k;
+    for (int first = 0; first < 2 * S::outputs; first += 8, turn++) {
+      shared.ring.begin(turn, 8);
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const int output = first + i;
+        const long row = output < S::outputs ? output : output - S::outputs + S::size;
+        shared.ring.copy_weight(turn, i, gates + row * S::k);
+      }
+    }
+  }
+}
+
+template <int kRows, int kExperts, int kTopK, int kK, int kSize, int kWarps, int kOutputs, int kStages>
+__global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_gate(const MoeGateArgs args) {
+  using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages>;
+  extern __shared__ __align__(128) char memory[];
+  auto& shared = *reinterpret_cast<MoeGateShared<S>*>(memory);
+  const int warp = threadIdx.x / 32;
+
+  if (threadIdx.x == 32 * kWarps) shared.ring.start(kWarps);
+  for (int k = threadIdx.x * 64; k < kK; k += blockDim.x * 64) prefetch_line(args.norm + k);
+  wait_for_prerequisites();
+  // Not before: moe_down looks at the logits as soon as it starts.
+  launch_dependents();
+  choose_experts<false>(args.routing, shared.routes);
+  if (warp < kWarps)
+    multiply_gates<S>(args, warp, shared);
+  else if (threadIdx.x % 32 == 0)
+    copy_gates<S>(args, shared);
+}
+
+}  // namespace blink

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which experts a few decoding rows choose, from the router's logits. Every block that works on experts finds out for
+// itself: that takes less time than one more kernel.
+#pragma once
+
+#include "ptx.cuh"
+
+namespace blink {
+
+struct RoutingArgs {
+  const Bf16* logits;       // [rows, kExperts]
+  const int* context_lens;  // [rows]; rows without context are padding and choose no expert
+  int renormalize;          // whether the chosen experts' weights add up to 1
+};
+
+template <int kRows, int kExperts, int kTopK>
+struct Routing {  // in shared memory
+  static constexpr int rows = kRows, experts = kExperts, top_k = kTopK, words = kExperts / 32;
+  static constexpr int most = kRows * kTopK < kExperts ? kRows * kTopK : kExperts;
+  static_assert(kExperts % 32 == 0 && kTopK <= kExperts);
+
+  unsigned chosen[kRows][words];  // a bit for each expert
+  float weights[kRows][kTopK];    // of the chosen ones, in the experts' order
+  int list[most];                 // the experts that any row has chosen, in order
+  int count;
+
+  __device__ bool has(int row, int expert) const { return chosen[row][expert / 32] >> expert % 32 & 1; }
+
+  // How many experts before this one the row has chosen.
+  __device__ int place(int row, int expert) const {
+    int before = __popc(chosen[row][expert / 32] & ((1u << expert % 32) - 1));
+    for (int word = 0; word < expert / 32; word++) before += __popc(chosen[row][word]);
+    return before;
+  }
+};
+
+// Numbers that are in the order of the logits, and of equal ones the lower expert's is the larger. Never 0.
+__device__ inline unsigned routing_key(unsigned logit, int expert) {
+  if (logit == 0x8000) logit = 0;  // -0 equals 0
+  const unsigned ordered = logit & 0x8000 ? ~logit & 0xffff : logit | 0x8000;
+  return ordered << 16 | (0xffff - expert);
+}
+
+__device__ inline float key_logit(unsigned key) {
+  const unsigned ordered = key >> 16;
+  return __uint_as_float((ordered & 0x8000 ? ordered & 0x7fff : ~ordered & 0xffff) << 16);
+}
+
+__device__ inline float warp_sum(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  return value;
+}
+
+// Weigh the experts in `taken`, whose logits the lane's keys hold.
+template <class R>
+__device__ inline void weigh_experts(const RoutingArgs& args, int row, const unsigned (&keys)[R::words],
+                                     const bool (&taken)[R::words], unsigned largest, R& to) {
+  const int lane = threadIdx.x % 32;
+  float values[R::words], all = 0, mine = 0;
+#pragma unroll
+  for (int i = 0; i < R::words; i++) {
+    values[i] = __expf(key_logit(keys[i]) - key_logit(largest));
+    all += values[i];
+    if (taken[i]) mine += values[i];
+  }
+  const float mass = warp_sum(args.renormalize ? mine : all);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < R::words; i++)
+    if (taken[i]) to.weights[row][to.place(row, i * 32 + lane)] = values[i] / mass;
+}
+
+// Let a warp choose one row's experts; lane l looks at expert l of each word.
+template <bool kWeights, class R>
+__device__ inline void choose_experts(const RoutingArgs& args, int row, R& to) {
+  const int lane = threadIdx.x % 32;
+  unsigned keys[R::words], largest = 0;
+  bool taken[R::words] = {};
+  const bool active = args.context_lens[row] > 0;
+#pragma unroll
+  for (int i = 0; i < R::words; i++) {
+    unsigned short logit;
+    const Bf16* from = args.logits + row * R::experts + i * 32 + lane;
+    asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(logit) : "l"(from) : "memory");
+    keys[i] = routing_key(logit, i * 32 + lane);
+  }
+#pragma unroll
+  for (int rank = 0; rank < R::top_k; rank++) {
+    unsigned best = 0;
+#pragma unroll
+    for (int i = 0; i < R::words; i++) best = max(best, taken[i] ? 0 : keys[i]);
+    best = __reduce_max_sync(~0u, best);
+#pragma unroll
+    for (int i = 0; i < R::words; i++) taken[i] |= keys[i] == best;
+    if (rank == 0) largest = best;
+  }
+#pragma unroll
+  for (int i = 0; i < R::words; i++) {
+    const unsigned word = __ballot_sync(~0u, taken[i]);
+    if (lane == 0) to.chosen[row][i] = active ? word : 0;
+  }
+  if (kWeights && active) weigh_experts(args, row, keys, taken, largest, to);
+}
+
+// Let a block choose all rows' experts and list them.
+template <bool kWeights, class R>
+__device__ inline void choose_experts(const RoutingArgs& args, R& to) {
+  for (int row = threadIdx.x / 32; row < R::rows; row += blockDim.x / 32) choose_experts<kWeights>(args, row, to);
+  __syncthreads();
+  for (int expert = threadIdx.x; expert < R::experts; expert += blockDim.x) {
+    int before = 0;
+    unsigned word = 0;
+    for (int i = 0; i <= expert / 32; i++) {
+      before += __popc(word);
+      word = 0;
+#pragma unroll
+      for (int row = 0; row < R::rows; row++) word |= to.chosen[row][i];
+    }
+    before += __popc(word & ((1u << expert % 32) - 1));
+    const bool chosen = word >> expert % 32 & 1;
+    if (chosen) to.list[before] = expert;
+    if (expert == R::experts - 1) to.count = before + chosen;
+  }
+  __syncthreads();
+}
+
+}  // namespace blink

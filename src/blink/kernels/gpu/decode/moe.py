@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mixture-of-experts MLP of up to 8 rows that decode: router, gates of the chosen experts, their weighted sum.
+
+Only the chosen experts' weights are read, each once, whichever rows chose it; nothing is sorted or gathered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blink.kernels.gpu.decode.gemv import can_multiply, normed_linear
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
+
+MAX_ROWS = 8
+_UNIT = 32  # k of one step of a warp
+_MOST_STEPS = 16  # for each, a lane keeps 16 bytes of the activations in registers
+
+
+class _Routing(ctypes.Structure):  # csrc/gpu/decode/moe_routing.cuh's RoutingArgs
+    _fields_ = [("logits", ctypes.c_void_p), ("context_lens", ctypes.c_void_p), ("renormalize", ctypes.c_int)]
+
+
+class _GateArguments(ctypes.Structure):  # csrc/gpu/decode/moe_gate.cuh's MoeGateArgs
+    _fields_ = [
+        ("routing", _Routing),
+        ("weight", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class _DownArguments(ctypes.Structure):  # csrc/gpu/decode/moe_down.cuh's MoeDownArgs
+    _fields_ = [
+        ("routing", _Routing),
+        ("weight", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("n", ctypes.c_int),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """From what the kernels find out which experts each row chooses."""
+
+    logits: Tensor  # [rows, experts]
+    context_lens: Tensor  # int32 [rows]; rows without context choose none
+    top_k: int
+    renormalize: bool
+
+    def most_experts(self) -> int:
+        """Return how many experts all rows together can choose."""
+        rows, num_experts = self.logits.shape
+        return min(rows * self.top_k, num_experts)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a product is split."""
+
+    warps: int  # that share k
+    outputs: int  # of a block
+    stages: int  # of a block's ring of weight rows
+    shares: int = 1  # blocks that share the experts of the same outputs
+
+
+def choose_gate_split(rows: int, hidden: int, size: int) -> Split | None:
+    """Return the split of the product with gates and ups; None if there is none."""
+    del rows
+    warps = _choose_warps(hidden)
+    return Split(warps, 4, 2, 2) if warps and size % 4 == 0 else None
+
+
+def choose_down_split(rows: int, size: int, hidden: int) -> Split | None:
+    """Return the split of the product that leads back to the residual; None if there is none."""
+    warps = _choose_warps(size)
+    stages = 6 if rows <= 2 else 4
+    return Split(warps, 8, stages) if warps and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1) else None
+
+
+def _choose_warps(k: int) -> int:
+    for warps in (4, 8, 6, 5, 3, 7, 2, 1):
+        if k % (_UNIT * warps) == 0 and k // (_UNIT * warps) <= _MOST_STEPS:
+            return warps
+    return 0
+
+
+def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int, dtype: torch.dtype) -> bool:
+    """Tell whether the kernels take these sizes."""
+    splits = choose_gate_split(rows, hidden, size), choose_down_split(rows, size, hidden)
+    sizes = rows <= MAX_ROWS and num_experts % 32 == 0 and top_k <= num_experts
+    return sizes and None not in splits and can_multiply(rows, num_experts, hidden, dtype)
+
+
+def add_experts(
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    router: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    context_lens: Tensor,
+    *,
+    top_k: int,
+    renormalize: bool,
+) -> None:
+    """Add the mixture of experts of rms_norm(residual) to residual [rows, hidden] in place.
+
+    The weights are those of blink.kernels.moe. No kernel of the same step may write context_lens.
+    """
+    routes = Routes(normed_linear(residual, norm_weight, eps, router), context_lens, top_k, renormalize)
+    down_experts(gate_experts(residual, norm_weight, eps, gate_up, routes), down, routes, residual)
+
+
+def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, routes: Routes) -> Tensor:
+    """Return silu(gate) * up of each row's experts, in their order, for rms_norm(x): [rows * top_k, size]."""
+    rows, hidden = x.shape
+    num_experts, size = gate_up.shape[0], gate_up.shape[1] // 2
+    split = choose_gate_split(rows, hidden, size)
+    assert split is not None and gate_up.shape == (num_experts, 2 * size, hidden)
+    assert x.is_contiguous() and gate_up.is_contiguous() and x.dtype == gate_up.dtype == torch.bfloat16
+    out = x.new_empty(rows * routes.top_k, size)
+    numbers = (rows, num_experts, routes.top_k, hidden, size, split.warps, split.outputs, split.stages)
+    arguments = _GateArguments(
+        _routing(routes, x),
+        gate_up.data_ptr(),
+        x.data_ptr(),
+        norm_weight.data_ptr(),
+        out.data_ptr(),
+        eps,
+    )
+    launch(
+        compile_kernel(f"blink::moe_gate<{', '.join(map(str, numbers))}>"),
+        (size // split.outputs, min(split.shares, routes.most_experts())),
+        32 * (split.warps + 1),
+        arguments,
+        shared_bytes=_shared_bytes(routes, split, 8, hidden, rows * split.warps * (2 * (2 * split.outputs + 1) + 1)),
+    )
+    return out
+
+
+def down_experts(x: Tensor, down: Tensor, routes: Routes, residual: Tensor) -> None:
+    """Add the weighted results of gate_experts times down to residual in place.
+
+    The kernel in front must be that of gate_experts, which has waited for the logits: this one reads them at once.
+    """
+    rows, hidden = residual.shape
+    num_experts, size = down.shape[0], down.shape[2]
+    split = choose_down_split(rows, size, hidden)
+    assert split is not None and down.shape == (num_experts, hidden, size) and x.shape == (rows * routes.top_k, size)
+    assert x.is_contiguous() and down.is_contiguous() and residual.is_contiguous()
+    numbers = (rows, num_experts, routes.top_k, size, split.warps, split.outputs, split.stages)
+    arguments = _DownArguments(_routing(routes, x), down.data_ptr(), x.data_ptr(), residual.data_ptr(), hidden)
+    launch(
+        compile_kernel(f"blink::moe_down<{', '.join(map(str, numbers))}>"),
+        (hidden // split.outputs, 1),
+        32 * (split.warps + 1),
+        arguments,
+        shared_bytes=_shared_bytes(routes, split, split.outputs + rows, size, rows * split.warps * (split.outputs + 1)),
+    )
+
+
+def _routing(routes: Routes, x: Tensor) -> _Routing:
+    assert routes.logits.is_contiguous() and routes.logits.dtype == x.dtype
+    assert routes.context_lens.dtype == torch.int32 and routes.context_lens.shape[0] >= routes.logits.shape[0]
+    return _Routing(routes.logits.data_ptr(), routes.context_lens.data_ptr(), routes.renormalize)
+
+
+def _shared_bytes(routes: Routes, split: Split, stage_rows: int, k: int, sums: int) -> int:
+    """Return the size of what a kernel keeps in shared memory: ring, routing and float sums."""
+    rows, num_experts = routes.logits.shape
+    ring = split.stages * (stage_rows * (k + 32) * 2 + 16)
+    routing = rows * num_experts // 32 + rows * routes.top_k + routes.most_experts() + 1
+    return _round_up(_round_up(ring, 128) + (routing + sums) * 4, 128)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

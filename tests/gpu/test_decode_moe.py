@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experts of decoding rows against plain references, over shapes and edges; what overlaps must not race."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from blink.kernels.cpu.silu_mul import silu_mul
+from blink.kernels.operands import HeadNorm
+from blink.kernels.rotary import make_rotary_table
+from blink.models.decoder import Decoder
+from blink.models.layer import Layer, MoeMlp
+from blink.models.rope import Rope
+from blink.models.spec import ModelSpec
+
+pytest.importorskip("cuda.core")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from test_decode_kernels import EPS, draw, error, make_batch, normed, on_gpu, produce_late
+
+from blink.kernels.gpu.decode import moe
+from blink.kernels.gpu.decode.attention import decode_attention
+from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
+from blink.kernels.gpu.decode.launch import can_launch, launch
+from blink.models.decode_step import MAX_DECODE_ROWS_OF_EXPERTS, can_decode
+
+pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
+
+
+class Mixture:
+    """The weights of one layer's experts, and rows to run them on."""
+
+    def __init__(self, rows: int, num_experts: int, top_k: int, hidden: int, size: int) -> None:
+        torch.manual_seed(11)
+        self.top_k, self.renormalize = top_k, True
+        self.residual, self.norm = draw(rows, hidden), draw(hidden)
+        self.router = draw(num_experts, hidden, scale=hidden**-0.5)
+        self.gate_up = draw(num_experts, 2 * size, hidden, scale=hidden**-0.5)
+        self.down = draw(num_experts, hidden, size, scale=8 * size**-0.5)  # outweighs the residual's rounding
+        self.context_lens = torch.ones(rows, dtype=torch.int32, device="cuda")
+
+    def add_to(self, residual: Tensor) -> Tensor:
+        moe.add_experts(
+            residual,
+            self.norm,
+            EPS,
+            self.router,
+            self.gate_up,
+            self.down,
+            self.context_lens,
+            top_k=self.top_k,
+            renormalize=self.renormalize,
+        )
+        return residual
+
+    def run(self) -> Tensor:
+        return self.add_to(self.residual.clone())
+
+    def reference(self) -> Tensor:
+        """Choose by the kernels' own logits, of equals the first, and sum in float32."""
+        logits = normed_linear(self.residual, self.norm, EPS, self.router).float()
+        weights, experts = (part[:, : self.top_k] for part in logits.softmax(-1).sort(descending=True, stable=True))
+        if self.renormalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        x, result = normed(self.residual, self.norm), self.residual.float()
+        for row in (self.context_lens > 0).nonzero().flatten().tolist():
+            for weight, expert in zip(weights[row], experts[row].tolist(), strict=True):
+                inner = silu_mul(functional.linear(x[row : row + 1], self.gate_up[expert].float()))
+                result[row] += weight * functional.linear(inner, self.down[expert].float())[0]
+        return result
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+@pytest.mark.parametrize("shape", [(128, 8, 256, 96), (32, 3, 576, 128), (64, 6, 2048, 768)], ids=str)
+def test_experts_equal_the_reference(rows: int, shape: tuple[int, int, int, int]) -> None:
+    mixture = Mixture(rows, *shape)
+    assert moe.can_add_experts(rows, shape[2], shape[3], shape[0], shape[1], torch.bfloat16)
+    expected, found = mixture.reference(), mixture.run()
+    added = expected - mixture.residual.float()
+    assert float((found.float() - expected).norm() / added.norm()) < 1e-2
+    assert torch.equal(mixture.run(), found)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("top_k", [1, 32])
+def test_each_number_of_choices_equals_the_reference(rows: int, top_k: int, renormalize: bool) -> None:
+    mixture = Mixture(rows, 32, top_k, 256, 64)
+    mixture.renormalize = renormalize
+    assert error(mixture.run(), mixture.reference()) < 1e-2
+
+
+@pytest.mark.parametrize("gate", [moe.Split(4, 4, 2, 5), moe.Split(8, 16, 3, 64), moe.Split(2, 8, 4)], ids=str)
+@pytest.mark.parametrize("down", [moe.Split(4, 8, 2), moe.Split(8, 32, 3), moe.Split(2, 16, 4)], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_any_split_gives_the_same_sums(
+    rows: int, gate: moe.Split, down: moe.Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture = Mixture(rows, 64, 6, 512, 256)
+    monkeypatch.setattr(moe, "choose_gate_split", lambda *_: gate)
+    monkeypatch.setattr(moe, "choose_down_split", lambda *_: down)
+    assert error(mixture.run(), mixture.reference()) < 1e-2
+
+
+def test_rows_may_choose_the_same_experts_and_get_the_same_sums() -> None:
+    mixture = Mixture(8, 128, 8, 256, 96)
+    alone = mixture.run()[:1]
+    mixture.residual[:] = mixture.residual[:1].clone()
+    together = mixture.run()
+    assert error(together, mixture.reference()) < 1e-2
+    assert torch.equal(together, alone.expand_as(together))
+
+
+def test_of_equal_logits_the_first_experts_are_chosen() -> None:
+    mixture = Mixture(4, 64, 5, 256, 64)
+    mixture.router.zero_()
+    mixture.gate_up[5:] = torch.nan
+    found = mixture.run()
+    assert found.isfinite().all()
+    assert error(found, mixture.reference()) < 1e-2
+
+
+def test_padding_keeps_its_residual_and_others_their_bits() -> None:
+    mixture = Mixture(8, 128, 8, 256, 96)
+    expected = mixture.run()
+    assert not torch.equal(expected, mixture.residual)
+    mixture.context_lens[2] = mixture.context_lens[7] = 0
+    mixture.residual[2] = mixture.residual[7] = torch.nan
+    found = mixture.run()
+    assert found[[2, 7]].isnan().all()
+    kept = [0, 1, 3, 4, 5, 6]
+    assert torch.equal(found[kept], expected[kept])
+    mixture.context_lens.zero_()
+    mixture.residual = draw(8, 256)
+    assert torch.equal(mixture.run(), mixture.residual)
+
+
+def test_a_row_of_nan_spoils_no_other_row() -> None:
+    mixture = Mixture(4, 128, 8, 256, 96)
+    expected = mixture.run()
+    mixture.residual[1] = torch.nan
+    found = mixture.run()
+    assert found[1].isnan().all()
+    assert torch.equal(found[[0, 2, 3]], expected[[0, 2, 3]])
+
+
+class Chain:
+    """Three small layers with experts over one residual, as a step runs them."""
+
+    def __init__(self, rows: int) -> None:
+        self.mixture = Mixture(rows, 128, 8, 1024, 256)
+        batch, num_blocks = make_batch([40 * (row + 1) for row in range(rows)], 512)
+        self.batch = on_gpu(batch)
+        self.table = make_rotary_table(Rope(theta=1e4, rotary_dim=128).frequencies(), 512, "cuda")
+        self.cache = draw(2, num_blocks, 16, 2, 128)
+        self.qkv, self.output = draw(12 * 128, 1024, scale=0.03), draw(1024, 1024, scale=0.03)
+        self.residual = self.mixture.residual.clone()
+
+    def run(self) -> None:
+        self.residual.copy_(self.mixture.residual)
+        for _ in range(3):
+            qkv = normed_linear(self.residual, self.mixture.norm, EPS, self.qkv)
+            add_linear(decode_attention(qkv, self.cache, self.batch, self.table), self.output, self.residual)
+            self.mixture.add_to(self.residual)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = Chain(rows)
+    with monkeypatch.context() as patch:
+
+        def launch_alone(*args: object, **options: object) -> None:
+            launch(*args, **options, programmatic=False)  # pyright: ignore[reportArgumentType]
+            torch.cuda.synchronize()
+
+        for module in ("gemv", "attention", "moe"):
+            patch.setattr(f"blink.kernels.gpu.decode.{module}.launch", launch_alone)
+        chain.run()
+    expected = chain.residual.clone()
+    assert expected.isfinite().all()
+    chain.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain.run()
+    for _ in range(200):
+        chain.residual.zero_()
+        graph.replay()
+        assert torch.equal(chain.residual, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_experts_wait_for_a_residual_whose_producer_lets_them_start_early(rows: int) -> None:
+    mixture = Mixture(rows, 128, 8, 1024, 256)
+    expected = mixture.run()
+    mixture.add_to(draw(rows, 1024))  # leaves the logits of other rows where the next ones will be
+    late = torch.zeros_like(mixture.residual)
+    torch.cuda.synchronize()
+    produce_late(late, mixture.residual)
+    assert torch.equal(mixture.add_to(late), expected)
+
+
+def make_decoder() -> Decoder:
+    """Make a model that chooses all experts: where two are nearly equal, another path might choose the other."""
+    spec = ModelSpec(
+        architecture="qwen3_moe",
+        vocab_size=1000,
+        hidden_size=512,
+        num_layers=3,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=64,
+        intermediate_size=1024,
+        rms_norm_eps=EPS,
+        rope=Rope(theta=10000.0, rotary_dim=64),
+        max_model_len=512,
+        qk_norm=True,
+        num_experts=32,
+        experts_per_token=32,
+        moe_intermediate_size=128,
+        norm_topk_prob=True,
+    )
+
+    def make_layer() -> Layer:
+        return Layer(
+            attention_norm=1 + draw(512, scale=0.1),
+            qkv=draw(768, 512, scale=0.05),
+            qkv_bias=None,
+            output=draw(512, 512, scale=0.05),
+            output_bias=None,
+            head_norm=HeadNorm(1 + draw(64, scale=0.1), 1 + draw(64, scale=0.1), EPS),
+            mlp_norm=1 + draw(512, scale=0.1),
+            mlp=MoeMlp(draw(32, 512, scale=0.05), draw(32, 256, 512, scale=0.05), draw(32, 512, 128, scale=0.1)),
+        )
+
+    layers = [make_layer() for _ in range(3)]
+    return Decoder(spec, draw(1000, 512), layers, 1 + draw(512, scale=0.1), draw(1000, 512, scale=0.05))
+
+
+@pytest.mark.parametrize("lengths", [[1], [17, 300], [300, 16, 41, 0], [5, 6, 7, 8, 90, 0, 0, 0]], ids=str)
+def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(lengths: list[int]) -> None:
+    torch.manual_seed(9)
+    decoder = make_decoder()
+    rows = len(lengths)
+    assert rows <= MAX_DECODE_ROWS_OF_EXPERTS and can_decode(decoder.spec, torch.bfloat16, rows, 16)
+    host_batch, num_blocks = make_batch(lengths, 512)
+    host_batch.input_ids.random_(1000)
+    host_batch.block_tables.clamp_(max=num_blocks - 1)
+    batch = on_gpu(host_batch)
+    cache = decoder.allocate_kv_cache(num_blocks, 16).normal_()
+    twin = cache.clone()
+    active = sum(length > 0 for length in lengths)
+    expected = decoder.compute_logits(batch, twin, rows, rows)[:active]
+    found = decoder.compute_logits(batch, cache, rows, rows, decoding=True)[:active]
+    assert error(found, expected) < 3e-2
+    assert error(cache, twin) < 1e-2
