@@ -51,11 +51,13 @@ def test_waiting_for_a_core_is_no_silence() -> None:
     assert silence.look(11.0, heard=False, waited=100.75) == 0.25
     assert silence.look(12.0, heard=False, waited=102.0) == 0.25
     assert silence.look(13.0, heard=False, waited=102.0) == 1.25
+    assert silence.look(13.5, heard=False, waited=50.0) == 1.75  # a thread has ended
 
 
-def test_the_wait_of_a_process_that_shares_a_core_is_read() -> None:
+@pytest.mark.parametrize("thread", ["spin()", "thread = threading.Thread(target=spin); thread.start(); thread.join()"])
+def test_the_wait_of_a_process_that_shares_a_core_is_read(thread: str) -> None:
     core = min(os.sched_getaffinity(0))
-    loop = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    loop = f"import os, threading\nos.sched_setaffinity(0, {{{core}}})\ndef spin():\n    while True: pass\n{thread}"
     rivals = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(2)]
     try:
         deadline = time.monotonic() + _PATIENCE
