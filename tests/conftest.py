@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Begin what selected tests will wait for, so that it works on while other tests wait."""
-    if session.config.option.collectonly:
+    if session.config.option.collectonly or session.testsfailed:  # a file could not be imported: no test will run
         return
     for item in session.items:
         if item.get_closest_marker("early"):

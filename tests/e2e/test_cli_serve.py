@@ -139,7 +139,7 @@ def test_interrupt_stops_the_answer_and_frees_its_sequence(server: Served) -> No
     chat = _chat(server, "--temperature=0")
     assert chat.stdin is not None
     assert chat.stdout is not None
-    chat.stdin.write("Count from one to one thousand in words.\n")
+    chat.stdin.write("Write a long story about a fox.\n")
     chat.stdin.flush()
     _read_until(chat, "> ")
     _read_until(chat, " ")  # the answer has begun

@@ -23,7 +23,7 @@ _PATIENCE = 60.0  # seconds; reached only by failures
 _HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 _MAX_CONNECTIONS = 12
 _FLAGS = ["--skip-tokenizer-init", "--body-timeout=1", f"--max-bodies-bytes={1 << 20}"]
-_KEYS = ["--api-key=a", "--api-key=b", "--max-client-share=0.5"]
+_KEYS = ["--api-key=a", "--api-key=b", "--api-key=c", "--max-client-share=0.5"]
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,11 @@ class Served:
         """What the first start took, by the supervisor's own watch."""
         return float(re.findall(r"blink: ready after ([0-9.]+) s", self.log.read_text())[0])
 
+    @property
+    def most_away(self) -> float:
+        """Seconds that the service may be away; a machine may do more now than when the server started."""
+        return 3 * self.boot_seconds + _AWAY_SECONDS
+
     @contextmanager
     def recovering(self, what: str) -> Iterator[None]:
         """Do what takes the service away; then wait until it is back, in time."""
@@ -78,7 +83,7 @@ class Served:
         self.wait_until_back(back)
         away = time.monotonic() - started
         print(f"{what}: back after {away:.1f} s (boot {self.boot_seconds:.1f} s)")
-        assert away <= self.boot_seconds + _AWAY_SECONDS
+        assert away <= self.most_away
 
     def child(self, command: str) -> int:
         [found] = self._children(command)
@@ -145,7 +150,7 @@ def test_a_deleted_region_is_there_again_with_the_same_engine(server: Served) ->
     assert server.answer() == before and server.child("engine") == engine
     away = time.monotonic() - started
     print(f"deleted region: back after {away:.1f} s")
-    assert away <= server.boot_seconds + _AWAY_SECONDS
+    assert away <= server.most_away
 
 
 def test_a_killed_engine_is_replaced(server: Served) -> None:

@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Boot the machines now, one after the other: they work at a lower priority while other tests run here."""
-    if _HERE or session.config.option.collectonly:
+    if _HERE or session.config.option.collectonly or session.testsfailed:
         return
     selected = [item for item in session.items if Path(__file__).parent in item.path.parents]
     if any(isinstance(item, GuestTest) for item in selected):

@@ -31,6 +31,7 @@ _DIED = 99
 _LOW_PRIORITY = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "5")
 
 _running: set[subprocess.Popen[str]] = set()
+_over = threading.Event()  # nobody waits for a machine any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Machine:
             errors="replace",
         )
         _running.add(self._process)
+        if _over.is_set():
+            self._process.kill()
         self._echo = echo
         self._console: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -121,7 +124,8 @@ class Machine:
 
 
 def end_all_machines() -> None:
-    """End the machines that still run."""
+    """End the machines that still run, and those that are about to."""
+    _over.set()
     for process in list(_running):
         process.kill()
 

@@ -54,10 +54,10 @@ class Silence:
     def look(self, now: float, heard: bool, waited: float = 0.0) -> float:
         """Note at `now` (monotonic seconds) whether there was a sign of life; return the seconds without one.
 
-        waited: seconds that the other has ever waited for a core.
+        waited: seconds that the other has ever waited for a core; less than before where a thread of it has ended.
         """
         passed = 0.0 if self._last_look is None else min(now - self._last_look, _LONGEST_LOOK)
-        passed = max(passed - (waited - self._last_waited), 0.0)
+        passed = max(passed - max(waited - self._last_waited, 0.0), 0.0)
         self._last_look, self._last_waited = now, waited
         self.seconds = 0.0 if heard else self.seconds + passed
         return self.seconds

@@ -48,9 +48,19 @@ def read_available_memory() -> int:
 
 
 def read_core_wait(process: int) -> float:
-    """Return the seconds that a process's first thread has been ready to run without a core; 0 where unknown."""
+    """Return the seconds that a process's threads have been ready to run without a core, in sum; 0 where unknown.
+
+    All of them: while one that holds the interpreter's lock waits for a core, the others wait for the lock.
+    """
     try:
-        _, waited, _ = Path(f"/proc/{process}/schedstat").read_text().split()  # nanoseconds; proc(5)
-    except (OSError, ValueError):
+        return sum(_read_waited_ns(thread) for thread in Path(f"/proc/{process}/task").iterdir()) * 1e-9
+    except OSError:
         return 0.0
-    return int(waited) * 1e-9
+
+
+def _read_waited_ns(thread: Path) -> int:
+    try:
+        _, waited, _ = (thread / "schedstat").read_text().split()  # nanoseconds; proc(5)
+    except (OSError, ValueError):
+        return 0
+    return int(waited)
