@@ -50,8 +50,8 @@ def moe(
     inner = x.new_empty(num_pairs, size)
     found = x.new_empty(num_pairs, hidden)
     result = torch.empty_like(x)
-    _multiply(x, gate_up, routes, inner, pairs_per_row=top_k, is_gated=True)
-    _multiply(inner, down, routes, found, pairs_per_row=1, is_gated=False)
+    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, is_gated=True)
+    multiply_grouped(inner, down, routes, found, pairs_per_row=1, is_gated=False)
     block = min(1024, triton.next_power_of_2(hidden))
     _combine[(max_tokens, triton.cdiv(hidden, block))](
         found,
@@ -77,7 +77,7 @@ def choose_tiling(
     elif mean <= 8:
         rows, wide, deep, num_warps, num_stages = 16, 32 if is_gated else 64, 128, 4, 4
     elif mean <= 48:
-        rows, wide, deep, num_warps, num_stages = 32, 64 if is_gated else 128, 64, 4, 4
+        rows, wide, deep, num_warps, num_stages = 32, 64 if is_gated else 128, 128, 4, 3
     else:
         rows, wide, deep, num_warps, num_stages = 128, 64 if is_gated else 128, 64, 8, 3
     return Tiling(rows, _divisor(columns, wide), _divisor(depth, deep), num_warps, num_stages)
@@ -87,8 +87,13 @@ def _divisor(size: int, limit: int) -> int:
     return min(limit, size & -size)
 
 
-def _multiply(x: Tensor, weight: Tensor, routes: Routes, result: Tensor, *, pairs_per_row: int, is_gated: bool) -> None:
-    """Multiply row pair // pairs_per_row of x with its expert's weight into row pair of result."""
+def multiply_grouped(
+    x: Tensor, weight: Tensor, routes: Routes, result: Tensor, *, pairs_per_row: int, is_gated: bool
+) -> None:
+    """Multiply row pair // pairs_per_row of x with its expert's weight into row pair of result.
+
+    weight: [experts, columns, depth], or if is_gated [experts, 2 * columns, depth], gates first, which silu activates.
+    """
     num_experts, max_tokens = routes.pairs.shape
     num_pairs, columns = result.shape
     depth = x.shape[1]

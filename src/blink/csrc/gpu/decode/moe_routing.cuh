@@ -71,42 +71,52 @@ __device__ inline void weigh_experts(const RoutingArgs& args, int row, const uns
     if (taken[i]) to.weights[row][to.place(row, i * 32 + lane)] = values[i] / mass;
 }
 
-// Let a warp choose one row's experts; lane l looks at expert l of each word.
-template <bool kWeights, class R>
-__device__ inline void choose_experts(const RoutingArgs& args, int row, R& to) {
-  const int lane = threadIdx.x % 32;
-  unsigned keys[R::words], largest = 0;
-  bool taken[R::words] = {};
-  const bool active = args.context_lens[row] > 0;
+// Let kWarps warps choose the rows' experts, each of some rows at once; lane l looks at expert l of each word.
+template <bool kWeights, int kWarps, class R>
+__device__ inline void choose_rows(const RoutingArgs& args, R& to) {
+  constexpr int at_once = (R::rows + kWarps - 1) / kWarps;
+  const int lane = threadIdx.x % 32, first = threadIdx.x / 32;
+  unsigned keys[at_once][R::words], largest[at_once];
+  bool taken[at_once][R::words] = {};
 #pragma unroll
-  for (int i = 0; i < R::words; i++) {
-    unsigned short logit;
-    const Bf16* from = args.logits + row * R::experts + i * 32 + lane;
-    asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(logit) : "l"(from) : "memory");
-    keys[i] = routing_key(logit, i * 32 + lane);
+  for (int j = 0; j < at_once; j++)
+#pragma unroll
+    for (int i = 0; i < R::words; i++) {
+      unsigned short logit;
+      const Bf16* from = args.logits + min(first + j * kWarps, R::rows - 1) * R::experts + i * 32 + lane;
+      asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(logit) : "l"(from) : "memory");
+      keys[j][i] = routing_key(logit, i * 32 + lane);
+    }
+#pragma unroll
+  for (int rank = 0; rank < R::top_k; rank++)
+#pragma unroll
+    for (int j = 0; j < at_once; j++) {
+      unsigned best = 0;
+#pragma unroll
+      for (int i = 0; i < R::words; i++) best = max(best, taken[j][i] ? 0 : keys[j][i]);
+      best = __reduce_max_sync(~0u, best);
+#pragma unroll
+      for (int i = 0; i < R::words; i++) taken[j][i] |= keys[j][i] == best;
+      if (rank == 0) largest[j] = best;
+    }
+#pragma unroll
+  for (int j = 0; j < at_once; j++) {
+    const int row = first + j * kWarps;
+    if (row >= R::rows) break;
+    const bool active = args.context_lens[row] > 0;
+#pragma unroll
+    for (int i = 0; i < R::words; i++) {
+      const unsigned word = __ballot_sync(~0u, taken[j][i]);
+      if (lane == 0) to.chosen[row][i] = active ? word : 0;
+    }
+    if (kWeights && active) weigh_experts(args, row, keys[j], taken[j], largest[j], to);
   }
-#pragma unroll
-  for (int rank = 0; rank < R::top_k; rank++) {
-    unsigned best = 0;
-#pragma unroll
-    for (int i = 0; i < R::words; i++) best = max(best, taken[i] ? 0 : keys[i]);
-    best = __reduce_max_sync(~0u, best);
-#pragma unroll
-    for (int i = 0; i < R::words; i++) taken[i] |= keys[i] == best;
-    if (rank == 0) largest = best;
-  }
-#pragma unroll
-  for (int i = 0; i < R::words; i++) {
-    const unsigned word = __ballot_sync(~0u, taken[i]);
-    if (lane == 0) to.chosen[row][i] = active ? word : 0;
-  }
-  if (kWeights && active) weigh_experts(args, row, keys, taken, largest, to);
 }
 
-// Let a block choose all rows' experts and list them.
-template <bool kWeights, class R>
+// Let a block of kWarps warps choose all rows' experts and list them.
+template <bool kWeights, int kWarps, class R>
 __device__ inline void choose_experts(const RoutingArgs& args, R& to) {
-  for (int row = threadIdx.x / 32; row < R::rows; row += blockDim.x / 32) choose_experts<kWeights>(args, row, to);
+  choose_rows<kWeights, kWarps>(args, to);
   __syncthreads();
   for (int expert = threadIdx.x; expert < R::experts; expert += blockDim.x) {
     int before = 0;
