@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from blink.kernels.batch import Header
 from blink.kernels.cpu.silu_mul import silu_mul
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rotary import make_rotary_table
@@ -25,6 +26,7 @@ from test_decode_kernels import EPS, draw, error, make_batch, normed, on_gpu, pr
 from blink.kernels.gpu.decode import gemm, moe
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
+from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch, launch
 from blink.models.decode_step import can_decode
 
@@ -189,12 +191,29 @@ class Chain:
             attended = decode_attention(qkv, self.cache, self.batch, self.table)
             normed = gemm.add_linear(attended, self.output, residual, mixture.norm)
             logits = gemm.normed_linear(normed, EPS, mixture.router)
-            routes = moe.Routes(logits, mixture.context_lens, mixture.top_k, renormalize=True)
-            gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes, self.qkv)
-            normed = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.norm)
+            if len(residual) <= moe.MAX_ROWS:
+                routes = moe.Routes(logits, mixture.context_lens, mixture.top_k, renormalize=True)
+                gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes, self.qkv)
+                normed = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.norm)
+            else:
+                normed = self.add_grouped(mixture, residual, normed, logits)
+
+    def add_grouped(self, mixture: Mixture, residual: Tensor, normed: gemm.Normed, logits: Tensor) -> gemm.Normed:
+        return add_grouped_experts(
+            residual,
+            normed,
+            EPS,
+            logits,
+            mixture.gate_up,
+            mixture.down,
+            self.batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
+            mixture.norm,
+            top_k=mixture.top_k,
+            renormalize=True,
+        )
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 13])
 def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +226,8 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
 
         for module in ("gemv", "gemm", "attention", "moe"):
             patch.setattr(f"blink.kernels.gpu.decode.{module}.launch", launch_alone)
+        for module in ("moe", "decode.grouped_moe"):
+            patch.setattr(f"blink.kernels.gpu.{module}.launch_options", lambda **_: {})
         chain.run()
     expected = chain.residual.clone()
     assert expected.isfinite().all()

@@ -100,7 +100,7 @@ def test_experts_between_two_norms_equal_the_reference(
 
     if device.type == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies the bit patterns of bfloat16")
-    num_experts, hidden, size, padding, eps = 8, 96, 48, 3, 1e-5
+    num_experts, hidden, size, padding, eps = 8, 528, 48, 3, 1e-5
     generator = torch.Generator().manual_seed(8)
     rows = num_tokens + padding
     residual, gate_up, down, norm, next_norm = (
@@ -115,7 +115,7 @@ def test_experts_between_two_norms_equal_the_reference(
     )
     logits = make_logits(rows, num_experts, dtype)
     x = rms_norm_torch(residual.float(), norm.float(), eps)
-    expected = residual.float()
+    expected = residual.float().clone()
     expected[:num_tokens] += cpu.moe(
         x[:num_tokens], logits[:num_tokens], gate_up.float(), down.float(), top_k=3, renormalize=True
     )

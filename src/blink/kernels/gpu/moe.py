@@ -88,11 +88,19 @@ def _divisor(size: int, limit: int) -> int:
 
 
 def multiply_grouped(
-    x: Tensor, weight: Tensor, routes: Routes, result: Tensor, *, pairs_per_row: int, is_gated: bool
+    x: Tensor,
+    weight: Tensor,
+    routes: Routes,
+    result: Tensor,
+    *,
+    pairs_per_row: int,
+    is_gated: bool,
+    programmatic: bool = False,
 ) -> None:
     """Multiply row pair // pairs_per_row of x with its expert's weight into row pair of result.
 
     weight: [experts, columns, depth], or if is_gated [experts, 2 * columns, depth], gates first, which silu activates.
+    programmatic: whether the kernel may start before the one in front of it has ended; needs a GPU from Hopper on.
     """
     num_experts, max_tokens = routes.pairs.shape
     num_pairs, columns = result.shape
@@ -117,9 +125,23 @@ def multiply_grouped(
         DEPTH_BLOCK=tiling.depth,
         EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        PROGRAMMATIC=programmatic,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
+        **launch_options(programmatic=programmatic),
     )
+
+
+def launch_options(*, programmatic: bool) -> dict[str, bool]:
+    """Return what a launch takes whose kernel calls start_programmatic()."""
+    return {"launch_pdl": True} if programmatic else {}
+
+
+@triton.jit
+def start_programmatic():
+    """Let the next kernel start, and wait for the end of those in front."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -140,8 +162,11 @@ def _multiply_tile(
     DEPTH_BLOCK: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
     """Compute one tile of one expert's product; gated weights are [2 * SIZE, DEPTH], gate first."""
+    if PROGRAMMATIC:
+        start_programmatic()
     expert, row, count = _find_tile(counts, num_experts, ROWS_BLOCK, EXPERTS_BLOCK)
     if expert >= num_experts:
         return

@@ -126,8 +126,8 @@ __device__ inline void fetch_next(const MoeGateArgs& args) {
     prefetch_bulk(args.next + at, unsigned(min(chunk, args.next_bytes - at)));
 }
 
-template <int kRows, int kExperts, int kTopK, int kK, int kSize, int kWarps, int kOutputs, int kStages>
-__global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_gate(const MoeGateArgs args) {
+template <int kRows, int kExperts, int kTopK, int kK, int kSize, int kWarps, int kOutputs, int kStages, int kBlocks>
+__global__ void __launch_bounds__(32 * (kWarps + 1), kBlocks) moe_gate(const MoeGateArgs args) {
   using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages>;
   extern __shared__ __align__(128) char memory[];
   auto& shared = *reinterpret_cast<MoeGateShared<S>*>(memory);

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
 """The mixture-of-experts MLP of more rows that decode, from the router's logits on: the grouped products of
-kernels/gpu/moe.py, with the norms on both sides as the products of gemm.py leave and take them."""
+kernels/gpu/moe.py, with the norms on both sides as the products of gemm.py leave and take them.
+
+Its launches are programmatic like those of its neighbours, so nothing may be read or written before the wait.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
-from blink.kernels.gpu.moe import multiply_grouped
+from blink.kernels.gpu.moe import launch_options, multiply_grouped, start_programmatic
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
+
+_COLUMNS = 512  # of a row, that a program adds up
 
 
 def add_grouped_experts(
@@ -39,10 +44,12 @@ def add_grouped_experts(
     x, routes = _route(logits, normed, eps, num_tokens, top_k)
     inner = x.new_empty(rows * top_k, size)
     found = x.new_empty(rows * top_k, hidden)
-    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, is_gated=True)
-    multiply_grouped(inner, down, routes, found, pairs_per_row=1, is_gated=False)
-    result = Normed(torch.empty_like(residual), new_squares(residual, 1))
-    _add_found[(rows,)](
+    programmatic = residual.is_cuda
+    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, is_gated=True, programmatic=programmatic)
+    multiply_grouped(inner, down, routes, found, pairs_per_row=1, is_gated=False, programmatic=programmatic)
+    parts = triton.cdiv(hidden, _COLUMNS)
+    result = Normed(torch.empty_like(residual), new_squares(residual, parts))
+    _add_found[(rows, parts)](
         found,
         routes.weights,
         num_tokens,
@@ -51,10 +58,13 @@ def add_grouped_experts(
         result.x,
         result.squares,
         hidden,
+        result.squares.shape[1],
         TOP_K=top_k,
         RENORMALIZE=renormalize,
-        BLOCK=triton.next_power_of_2(hidden),
-        num_warps=8,
+        BLOCK=_COLUMNS,
+        PROGRAMMATIC=programmatic,
+        num_warps=4,
+        **launch_options(programmatic=programmatic),
     )
     return result
 
@@ -83,7 +93,9 @@ def _route(logits: Tensor, normed: Normed, eps: float, num_tokens: Tensor, top_k
         TOKENS_BLOCK=max(32, triton.next_power_of_2(rows)),
         PARTS_BLOCK=triton.next_power_of_2(parts),
         BLOCK=triton.next_power_of_2(hidden),
+        PROGRAMMATIC=logits.is_cuda,
         num_warps=8,
+        **launch_options(programmatic=logits.is_cuda),
     )
     return x, routes
 
@@ -92,9 +104,11 @@ def _route(logits: Tensor, normed: Normed, eps: float, num_tokens: Tensor, top_k
 def _route_and_normalize(
     logits, num_tokens, routes, max_tokens, num_experts, x, squares, result, hidden, parts, places, eps,
     TOP_K: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, TOKENS_BLOCK: tl.constexpr, PARTS_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """Collect one expert's pairs, or apply the rate of one row's norm."""
+    if PROGRAMMATIC:
+        start_programmatic()
     program = tl.program_id(0)
     if program < num_experts:
         collect_pairs(program, logits, num_tokens, routes, max_tokens, num_experts, TOP_K, EXPERTS_BLOCK, TOKENS_BLOCK)
@@ -111,12 +125,14 @@ def _route_and_normalize(
 
 @triton.jit
 def _add_found(
-    found, weights, num_tokens, residual, next_norm, next_x, next_squares, hidden,
-    TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
+    found, weights, num_tokens, residual, next_norm, next_x, next_squares, hidden, places,
+    TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
-    """Add one row's weighted results to its residual and prepare the next norm."""
+    """Add weighted results to some columns of one row's residual and prepare the next norm."""
+    if PROGRAMMATIC:
+        start_programmatic()
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < hidden
     place = row * hidden + column
     value = tl.load(residual + place, mask=inside, other=0.0)
@@ -134,4 +150,4 @@ def _add_found(
     rounded = value.to(tl.float32)
     scale = tl.load(next_norm + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(next_x + place, rounded * scale, mask=inside)
-    tl.store(next_squares + row, tl.sum(rounded * rounded, axis=0))
+    tl.store(next_squares + tl.program_id(1) * places + row, tl.sum(rounded * rounded, axis=0))

@@ -125,7 +125,8 @@ def gate_experts(
     assert split is not None and gate_up.shape == (num_experts, 2 * size, hidden)
     assert x.is_contiguous() and gate_up.is_contiguous() and x.dtype == gate_up.dtype == torch.bfloat16
     out = x.new_empty(rows * routes.top_k, size)
-    numbers = (rows, num_experts, routes.top_k, hidden, size, split.warps, split.outputs, split.stages)
+    sizes = (rows, num_experts, routes.top_k, hidden, size)
+    numbers = (*sizes, split.warps, split.outputs, split.stages, split.blocks)
     fetched = 0 if following is None else min(following.numel() * 2, FETCHED_BYTES) // 16 * 16
     arguments = _GateArguments(
         _routing(routes, x),
