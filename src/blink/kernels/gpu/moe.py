@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.gpu.moe_routing import Routes, route
+from blink.kernels.gpu.programmatic import launch_options, start_programmatic
 from blink.kernels.gpu.silu_mul import silu
 
 
@@ -130,18 +131,6 @@ def multiply_grouped(
         num_stages=tiling.num_stages,
         **launch_options(programmatic=programmatic),
     )
-
-
-def launch_options(*, programmatic: bool) -> dict[str, bool]:
-    """Return what a launch takes whose kernel calls start_programmatic()."""
-    return {"launch_pdl": True} if programmatic else {}
-
-
-@triton.jit
-def start_programmatic():
-    """Let the next kernel start, and wait for the end of those in front."""
-    tl.extra.cuda.gdc_launch_dependents()
-    tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

@@ -14,8 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
-from blink.kernels.gpu.moe import launch_options, multiply_grouped, start_programmatic
+from blink.kernels.gpu.moe import multiply_grouped
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
+from blink.kernels.gpu.programmatic import launch_options, start_programmatic
 
 _COLUMNS = 512  # of a row, that a program adds up
 
