@@ -97,8 +97,7 @@ def test_the_next_norm_comes_with_the_sums(rows: int) -> None:
     mixture.context_lens[rows // 2] = 0  # padding's norm is that of its residual
     expected, residual, next_norm = mixture.run(), mixture.residual.clone(), draw(256)
     routes = mixture.route(residual)
-    # What is fetched for later may be of any size.
-    gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes, draw(1001, 8))
+    gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes)
     normed = moe.down_normed_experts(gated, mixture.down, routes, residual, next_norm)
     assert torch.equal(residual, expected)
     assert torch.equal(normed.x, residual * next_norm)
@@ -166,7 +165,7 @@ class Chain:
 
     def __init__(self, rows: int) -> None:
         self.mixture = Mixture(rows, 128, 8, 1024, 256)
-        batch, num_blocks = make_batch([40 * (row + 1) for row in range(rows)], 512)
+        batch, num_blocks = make_batch([39 * (row + 1) for row in range(rows)], 512)
         self.batch = on_gpu(batch)
         self.table = make_rotary_table(Rope(theta=1e4, rotary_dim=128).frequencies(), 512, "cuda")
         self.cache = draw(2, num_blocks, 16, 2, 128)
@@ -193,7 +192,7 @@ class Chain:
             logits = gemm.normed_linear(normed, EPS, mixture.router)
             if len(residual) <= moe.MAX_ROWS:
                 routes = moe.Routes(logits, mixture.context_lens, mixture.top_k, renormalize=True)
-                gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes, self.qkv)
+                gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes)
                 normed = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.norm)
             else:
                 normed = self.add_grouped(mixture, residual, normed, logits)

@@ -2,7 +2,7 @@
 """One step of a decoder for rows of one token each: five kernels a layer, six with a mixture of experts.
 
 Each overlaps its neighbours. The residual is kept in one tensor, to which a layer's products add. With few rows norms
-are computed by who reads it; with more, who writes it prepares them. Experts of more than 8 rows take two kernels more.
+are computed by who reads it; with more, who writes it prepares them. Experts of more than 4 rows take two kernels more.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from blink.models.spec import ModelSpec
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
 MAX_GEMV_ROWS = 2
 MAX_DECODE_ROWS = gemm.MAX_ROWS
+MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/decode_moe_layer.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
     hidden, size = spec.hidden_size, spec.intermediate_size
     weights = [(spec.q_size + 2 * spec.kv_size, hidden), (hidden, spec.q_size), (spec.vocab_size, hidden)]
     if spec.num_experts:
-        if rows <= moe.MAX_ROWS and not _can_add_experts(spec, rows):
+        if rows <= MAX_UNGROUPED_ROWS and not _can_add_experts(spec, rows):
             return False
         weights += [(spec.num_experts, hidden)]
     else:
@@ -69,30 +70,16 @@ def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
     return moe.can_add_experts(rows, *sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Behind:
-    """What a step reads behind a layer."""
-
-    norm: Tensor  # [hidden]
-    weight: Tensor
-
-
 def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
-    layers = weights.layers
-    behind = [_Behind(layer.attention_norm, layer.qkv) for layer in layers[1:]]
-    behind.append(_Behind(weights.norm, weights.lm_head))
-    steps = list(zip(layers, kv_cache, behind, strict=True))
     run = _decode_few if rows <= MAX_GEMV_ROWS else _decode_many
-    return run(weights, batch, steps, batch.input_ids[:rows])
+    return run(weights, batch, kv_cache, batch.input_ids[:rows])
 
 
-def _decode_few(
-    weights: DecodeWeights, batch: Batch, steps: list[tuple[Layer, Tensor, _Behind]], ids: Tensor
-) -> Tensor:
+def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Tensor) -> Tensor:
     spec, eps = weights.spec, weights.spec.rms_norm_eps
     residual = weights.embedding.index_select(0, ids)
-    for layer, cache, behind in steps:
+    for layer, cache in zip(weights.layers, kv_cache, strict=True):
         mlp = layer.mlp
         qkv = gemv.normed_linear(residual, layer.attention_norm, eps, layer.qkv, layer.qkv_bias)
         attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
@@ -101,27 +88,26 @@ def _decode_few(
             gemv.add_linear(gemv.gated_linear(residual, layer.mlp_norm, eps, mlp.gate_up), mlp.down, residual)
         else:
             routes = _choose(spec, gemv.normed_linear(residual, layer.mlp_norm, eps, mlp.router), batch)
-            gated = moe.gate_experts(residual, layer.mlp_norm, eps, mlp.gate_up, routes, behind.weight)
+            gated = moe.gate_experts(residual, layer.mlp_norm, eps, mlp.gate_up, routes)
             moe.down_experts(gated, mlp.down, routes, residual)
     return gemv.normed_linear(residual, weights.norm, eps, weights.lm_head)
 
 
-def _decode_many(
-    weights: DecodeWeights, batch: Batch, steps: list[tuple[Layer, Tensor, _Behind]], ids: Tensor
-) -> Tensor:
-    spec, eps = weights.spec, weights.spec.rms_norm_eps
-    residual, normed = gemm.embed(ids, weights.embedding, weights.layers[0].attention_norm)
-    for layer, cache, behind in steps:
+def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Tensor) -> Tensor:
+    spec, eps, layers = weights.spec, weights.spec.rms_norm_eps, weights.layers
+    next_norms = [*(layer.attention_norm for layer in layers[1:]), weights.norm]
+    residual, normed = gemm.embed(ids, weights.embedding, layers[0].attention_norm)
+    for layer, cache, next_norm in zip(layers, kv_cache, next_norms, strict=True):
         mlp = layer.mlp
         qkv = gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias)
         attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
         normed = gemm.add_linear(attended, layer.output, residual, layer.mlp_norm, layer.output_bias)
         if isinstance(mlp, DenseMlp):
-            normed = gemm.add_linear(gemm.gated_linear(normed, eps, mlp.gate_up), mlp.down, residual, behind.norm)
-        elif len(ids) <= moe.MAX_ROWS:
+            normed = gemm.add_linear(gemm.gated_linear(normed, eps, mlp.gate_up), mlp.down, residual, next_norm)
+        elif len(ids) <= MAX_UNGROUPED_ROWS:
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)
-            gated = moe.gate_experts(residual, layer.mlp_norm, eps, mlp.gate_up, routes, behind.weight)
-            normed = moe.down_normed_experts(gated, mlp.down, routes, residual, behind.norm)
+            gated = moe.gate_experts(residual, layer.mlp_norm, eps, mlp.gate_up, routes)
+            normed = moe.down_normed_experts(gated, mlp.down, routes, residual, next_norm)
         else:
             normed = add_grouped_experts(
                 residual,
@@ -131,7 +117,7 @@ def _decode_many(
                 mlp.gate_up,
                 mlp.down,
                 batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
-                behind.norm,
+                next_norm,
                 top_k=spec.experts_per_token,
                 renormalize=spec.norm_topk_prob,
             )

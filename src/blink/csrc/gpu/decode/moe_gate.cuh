@@ -13,8 +13,6 @@ struct MoeGateArgs {
   const Bf16* x;       // [rows, kK]
   const Bf16* norm;    // [kK]
   Bf16* out;           // [rows * kTopK, kSize]; a row's chosen experts in order
-  const char* next;    // the weight that the step reads after the experts'
-  long next_bytes;     // of it to bring to L2
   float eps;
 };
 
@@ -117,15 +115,6 @@ __device__ inline void copy_gates(const MoeGateArgs& args, MoeGateShared<S>& sha
   }
 }
 
-// While the router's product keeps the memory idle, let it bring a part of what the step reads next to L2. The experts'
-// weights, of which L2 keeps none, pass it by.
-__device__ inline void fetch_next(const MoeGateArgs& args) {
-  constexpr long chunk = 4096;
-  const long step = long(gridDim.x) * blockDim.x * chunk;
-  for (long at = (long(threadIdx.x) * gridDim.x + blockIdx.x) * chunk; at < args.next_bytes; at += step)
-    prefetch_bulk(args.next + at, unsigned(min(chunk, args.next_bytes - at)));
-}
-
 template <int kRows, int kExperts, int kTopK, int kK, int kSize, int kWarps, int kOutputs, int kStages, int kBlocks>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kBlocks) moe_gate(const MoeGateArgs args) {
   using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages>;
@@ -135,7 +124,6 @@ __global__ void __launch_bounds__(32 * (kWarps + 1), kBlocks) moe_gate(const Moe
 
   if (threadIdx.x == 32 * kWarps) shared.ring.start(kWarps);
   for (int k = threadIdx.x * 64; k < kK; k += blockDim.x * 64) prefetch_line(args.norm + k);
-  fetch_next(args);
   wait_for_prerequisites();
   // Not before: moe_down looks at the logits as soon as it starts.
   launch_dependents();

@@ -110,13 +110,6 @@ __device__ inline void copy_once(void* to, const void* from, unsigned bytes, Bar
 #endif
 }
 
-// Bring consecutive memory to L2; a multiple of 16 bytes.
-__device__ inline void prefetch_bulk(const void* from, unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
 __device__ inline void prefetch_line(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 __device__ inline float low_float(unsigned pair) { return __uint_as_float(pair << 16); }

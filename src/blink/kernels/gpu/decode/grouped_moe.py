@@ -136,18 +136,19 @@ def _add_found(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < hidden
     place = row * hidden + column
+    # What padding's places hold is loaded like the rest, which need not wait for num_tokens, and dropped.
+    is_token = row < tl.load(num_tokens)
     value = tl.load(residual + place, mask=inside, other=0.0)
-    if row < tl.load(num_tokens):
-        total = tl.zeros((BLOCK,), tl.float32)
-        mass = 0.0
-        for rank in tl.static_range(TOP_K):
-            weight = tl.load(weights + row * TOP_K + rank)
-            mass += weight
-            total += weight * tl.load(found + (row * TOP_K + rank) * hidden + column, mask=inside).to(tl.float32)
-        if RENORMALIZE:
-            total = tl.math.div_rn(total, mass + tl.zeros_like(total))
-        value = (value.to(tl.float32) + total).to(residual.dtype.element_ty)
-        tl.store(residual + place, value, mask=inside)
+    total = tl.zeros((BLOCK,), tl.float32)
+    mass = 0.0
+    for rank in tl.static_range(TOP_K):
+        weight = tl.load(weights + row * TOP_K + rank)
+        mass += weight
+        total += weight * tl.load(found + (row * TOP_K + rank) * hidden + column, mask=inside).to(tl.float32)
+    if RENORMALIZE:
+        total = tl.math.div_rn(total, mass + tl.zeros_like(total))
+    value = tl.where(is_token, (value.to(tl.float32) + total).to(residual.dtype.element_ty), value)
+    tl.store(residual + place, value, mask=inside & is_token)
     rounded = value.to(tl.float32)
     scale = tl.load(next_norm + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(next_x + place, rounded * scale, mask=inside)
