@@ -148,7 +148,7 @@ def _add_found(
     if RENORMALIZE:
         total = tl.math.div_rn(total, mass + tl.zeros_like(total))
     value = tl.where(is_token, (value.to(tl.float32) + total).to(residual.dtype.element_ty), value)
-    tl.store(residual + place, value, mask=inside & is_token)
+    tl.store(residual + place, value, mask=inside)
     rounded = value.to(tl.float32)
     scale = tl.load(next_norm + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(next_x + place, rounded * scale, mask=inside)
