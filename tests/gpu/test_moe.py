@@ -89,18 +89,15 @@ def test_of_equal_router_logits_the_first_experts_are_chosen(device: torch.devic
     torch.testing.assert_close(routes.weights.cpu(), torch.full((6,), 0.2))
 
 
-@pytest.mark.parametrize("num_tokens", [9, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_experts_between_two_norms_equal_the_reference(
-    num_tokens: int, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_experts_between_two_norms_equal_the_reference(dtype: torch.dtype, device: torch.device) -> None:
     pytest.importorskip("cuda.core")
     from blink.kernels.gpu.decode.gemm import Normed
     from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 
     if device.type == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies the bit patterns of bfloat16")
-    num_experts, hidden, size, padding, eps = 8, 528, 48, 3, 1e-5
+    num_tokens, num_experts, hidden, size, padding, eps = 9, 4, 544, 32, 3, 1e-5
     generator = torch.Generator().manual_seed(8)
     rows = num_tokens + padding
     residual, gate_up, down, norm, next_norm = (

@@ -140,7 +140,8 @@ def _guess_add_split(tokens: int, n: int, stage_k: int, processors: int) -> Gemm
 
     cluster = min((2, 4), key=lambda count: math.ceil(blocks_each(count)) / blocks_each(count))
     most = min(math.ceil(blocks_each(cluster)), 3)
-    fitting = (_fill(Output.ADD, tokens, 1, cluster, stage_k, blocks) for blocks in range(most, 0, -1))
+    options = itertools.product(range(most, 0, -1), (stage_k, 128))
+    fitting = (_fill(Output.ADD, tokens, 1, cluster, size, blocks) for blocks, size in options)
     return next(split for split in fitting if split is not None)
 
 
