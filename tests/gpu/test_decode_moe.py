@@ -21,7 +21,17 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from test_decode_kernels import EPS, draw, error, make_batch, normed, on_gpu, produce_late
+from test_decode_kernels import (
+    EPS,
+    count_programmatic_edges,
+    draw,
+    error,
+    launch_device_graph,
+    make_batch,
+    normed,
+    on_gpu,
+    produce_late,
+)
 
 from blink.kernels.gpu.decode import gemm, moe
 from blink.kernels.gpu.decode.attention import decode_attention
@@ -238,6 +248,22 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
         chain.residual.zero_()
         graph.replay()
         assert torch.equal(chain.residual, expected)
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(1, 6), (4, 6), (13, 8)])
+def test_a_captured_chain_has_programmatic_edges_and_instantiates_for_launches_from_the_device(
+    rows: int, kernels: int
+) -> None:
+    chain = Chain(rows)
+    chain.run()
+    expected = chain.residual.clone()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        chain.run()
+    assert count_programmatic_edges(graph) >= 3 * kernels - 1  # the first kernel follows a copy
+    chain.residual.zero_()
+    launch_device_graph(graph)
+    assert torch.equal(chain.residual, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 8])
