@@ -148,6 +148,8 @@ class HostileFrontend:
         chance = self._chance
         entries: Any = np.zeros(count, SQE)
         entries["opcode"] = np.where(chance.random(count) < 0.125, Opcode.CANCEL, Opcode.SUBMIT)
+        entries["opcode"][chance.random(count) < 0.015] = Opcode.RESET_PREFIX_CACHE
+        entries["hash_root"] = chance.integers(0, 2, (count, 1), np.uint8)  # of half of them the answer is cached too
         entries["sequence"] = chance.integers(0, 4, count) << 32 | chance.integers(0, self._num_tags, count)
         entries["prompt_offset"] = chance.integers(0, 1024, count) * 4
         entries["num_prompt_tokens"] = chance.integers(1, 60, count)
@@ -205,10 +207,11 @@ def are_bad(geometry: Any, entries: Any) -> npt.NDArray[np.bool_]:
     values |= beyond(sampling["presence_penalty"], -2, 2) | beyond(sampling["frequency_penalty"], -2, 2)
     values |= (sampling["top_k"] > 0x7FFFFFFF) | beyond(sampling["num_logprobs"], -1, CONSTANTS["max_logprobs"])
     values |= (entries["max_tokens"] < 1) | (sampling["min_tokens"] > entries["max_tokens"])
-    cancels = entries["opcode"] == Opcode.CANCEL
-    wrong = ~cancels & (entries["opcode"] != Opcode.SUBMIT)
+    submits = entries["opcode"] == Opcode.SUBMIT
+    wrong = ~submits & (entries["opcode"] != Opcode.CANCEL)
     wrong |= (entries["sequence"] & 0xFFFFFFFF) >= geometry["sequences_per_queue_pair"]
-    return wrong | (~cancels & (sizes | places | values | (entries["service_class"] > 1)))
+    wrong &= entries["opcode"] != Opcode.RESET_PREFIX_CACHE
+    return wrong | (submits & (sizes | places | values | (entries["service_class"] > 1)))
 
 
 def main(name: str, seed: int, num_tags: int) -> None:

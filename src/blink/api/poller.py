@@ -77,7 +77,7 @@ class Poller:
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
-        self.metrics.keep()
+        self.metrics.keep(self.table.num_open, self.table.num_waiting)
         was_ready, num_open = self.client.ready, self.table.num_open
         lost = self.table.tick()
         if lost is not None:
