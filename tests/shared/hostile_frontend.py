@@ -148,8 +148,6 @@ class HostileFrontend:
         chance = self._chance
         entries: Any = np.zeros(count, SQE)
         entries["opcode"] = np.where(chance.random(count) < 0.125, Opcode.CANCEL, Opcode.SUBMIT)
-        entries["opcode"][chance.random(count) < 0.015] = Opcode.RESET_PREFIX_CACHE
-        entries["hash_root"] = chance.integers(0, 2, (count, 1), np.uint8)  # of half of them the answer is cached too
         entries["sequence"] = chance.integers(0, 4, count) << 32 | chance.integers(0, self._num_tags, count)
         entries["prompt_offset"] = chance.integers(0, 1024, count) * 4
         entries["num_prompt_tokens"] = chance.integers(1, 60, count)
@@ -159,6 +157,8 @@ class HostileFrontend:
         entries["num_biases"] = np.where(chance.random(count) < 0.25, _MOST_BIASES, 0)
         entries["max_tokens"] = chance.integers(1, 7, count)
         entries["flow"] = chance.integers(0, 1 << 32, count)
+        entries["opcode"][entries["flow"] % 64 == 1] = Opcode.RESET_PREFIX_CACHE
+        entries["hash_root"] = entries["flow"][:, None] % 2  # of half of them the answer is cached too
         sampling = entries["sampling"]
         sampling["top_p"] = sampling["repetition_penalty"] = 1.0
         sampling["num_logprobs"] = chance.integers(-1, 3, count)

@@ -27,7 +27,7 @@ class Worker:
 
     pid: int
     is_alive: bool
-    values: memoryview  # of float64
+    values: memoryview[float]
 
 
 class WorkerFiles:

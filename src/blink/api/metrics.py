@@ -79,6 +79,7 @@ def _lay_out() -> tuple[dict[str, _Series], int]:
 
 _LAYOUT, NUM_VALUES = _lay_out()
 
+
 class Store(Protocol):
     """Where the workers' numbers are."""
 

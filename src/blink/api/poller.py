@@ -12,11 +12,12 @@ from collections import Counter
 
 from blink.api.metrics import Metrics
 from blink.api.sequence_metrics import SequenceMetrics
-from blink.errors import BadRequestError, ClientLimitError, OverloadedError
+from blink.errors import BadRequestError, ClientLimitError, EngineUnavailableError, OverloadedError
 from blink.link.client import EngineClient
 from blink.request.table import SequenceTable
 
 _TICK_SECONDS = 0.25
+_RESET_LOOK_SECONDS = 0.005
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,19 @@ class Poller:
         self._by_flow[flow] -= num_sequences
         if self._by_flow[flow] <= 0:
             del self._by_flow[flow]
+
+    async def reset_prefix_cache(self) -> None:
+        """Empty the engine's prefix cache; return when it is.
+
+        Raises:
+            EngineUnavailableError: there is no engine, or it goes.
+        """
+        before = self.client.stats().get("prefix_resets", 0)
+        self.client.reset_prefix_cache()
+        while self.client.stats().get("prefix_resets", 0) == before:
+            if not self.client.ready:
+                raise EngineUnavailableError(f"Not available: {self.client.unavailable_reason}.")
+            await asyncio.sleep(_RESET_LOOK_SECONDS)
 
     def _check_share(self, flow: int, num_sequences: int) -> None:
         info = self.client.info

@@ -9,7 +9,6 @@ import logging
 import os
 import resource
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -33,6 +32,7 @@ from blink.errors import ConfigError, EngineUnavailableError
 from blink.host.address import Address
 from blink.host.heartbeat import start_beating
 from blink.host.isolation import isolate, parse_cpus
+from blink.host.logs import set_up_logging
 from blink.link.base import Connector
 from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
@@ -54,9 +54,7 @@ def run_worker(config: FrontendConfig) -> int:
     Raises:
         ConfigError: the model's files, the address, the TLS files or the isolation asked for do not fit.
     """
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    set_up_logging(config.log_level, config.log_format)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     # Before the event loop and the native waiter start: their threads inherit it.
     cpus = parse_cpus(config.frontend_cpus)

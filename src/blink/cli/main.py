@@ -18,6 +18,7 @@ from blink.cli.supervision import CONFIG_EXIT_STATUS
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError
 from blink.host.extras import how_to_install
+from blink.host.logs import set_up_logging
 from blink.host.process import raise_descriptor_limit
 from blink.view.config import TopConfig, TraceConfig
 
@@ -52,6 +53,8 @@ _EXAMPLES: Final = {
   blink bench --base-url http://10.0.0.2:8000 --dataset-name sharegpt --dataset-path ShareGPT_V3.json""",
 }
 
+logger = logging.getLogger("blink")
+
 _TAKE_MODEL: Final = ("serve", "engine", "frontend")
 
 
@@ -62,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return namespace.run(namespace)
     except BlinkError as error:
-        print(f"blink: error: {error.message}", file=sys.stderr)
+        set_up_logging("info", getattr(namespace, "log_format", "text"), "blink: error: %(message)s")
+        logger.error("%s", error.message)
         return CONFIG_EXIT_STATUS
     except KeyboardInterrupt:
         return 130  # as shells report SIGINT
@@ -161,7 +165,7 @@ def _engine(namespace: argparse.Namespace) -> int:
         raise ConfigError(
             f"the engine needs {error.name}, which is not installed: {how_to_install('engine')}"
         ) from error
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging("info", config.log_format)
     return run_engine(config)
 
 

@@ -52,9 +52,7 @@ def compare(before: Samples, now: Samples) -> Figures:
     seconds = max(now.at - before.at, 1e-3)
 
     def grown(name: str, **labels: str) -> float:
-        # A counter that fell began anew.
-        old, new = before.value(f"{name}_total", **labels), now.value(f"{name}_total", **labels)
-        return new - old if new >= old else new
+        return _growth(before.value(f"{name}_total", **labels), now.value(f"{name}_total", **labels))
 
     steps, computed, padded = grown("blink:num_steps"), grown("blink:computed_tokens"), grown("blink:padded_tokens")
     running_seconds = grown("blink:step_seconds")
@@ -88,6 +86,11 @@ def _by_class(samples: Samples, name: str) -> dict[str, float]:
     return {kind: samples.value(name, **{"class": kind}) for kind in CLASSES}
 
 
+def _growth(old: float, new: float) -> float:
+    """Return what a counter has grown by; one that fell began anew."""
+    return new - old if new >= old else new
+
+
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
@@ -97,7 +100,7 @@ def _frontends(before: Samples, now: Samples, seconds: float) -> tuple[FrontendF
     waiting = now.by_label("blink:frontend_waiting", "frontend")
     tokens = now.by_label("blink:frontend_tokens_total", "frontend")
     return tuple(
-        FrontendFigures(name, count, waiting.get(name, 0), (tokens[name] - old.get(name, 0)) / seconds)
+        FrontendFigures(name, count, waiting.get(name, 0), _growth(old.get(name, 0), tokens[name]) / seconds)
         for name, count in now.by_label("blink:frontend_sequences", "frontend").items()
         if name in tokens
     )
@@ -113,7 +116,7 @@ def _percentiles(before: Samples, now: Samples, name: str) -> tuple[float, float
 
 
 def quantile(buckets: Mapping[float, float], part: float) -> float | None:
-    """Return a quantile of a histogram's cumulated counts as Prometheus' histogram_quantile does; None if it is empty."""
+    """Return a quantile of a histogram's cumulated counts as Prometheus does; None if they are 0."""
     bounds = sorted(buckets)
     if not bounds or not buckets[bounds[-1]]:
         return None

@@ -16,6 +16,7 @@ from blink.view.figures import Figures
 
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 60
+_NOTHING = "-"
 
 
 class Screen:
@@ -61,7 +62,9 @@ class Screen:
         for kind in CLASSES:
             counts = f"{figures.running[kind]:.0f} running, {figures.waiting[kind]:.0f} waiting"
             table.add_row(kind.replace("_", "-"), counts, self._chart("running") if kind == CLASSES[0] else "")
-        table.add_row("tokens/s", f"{figures.token_rate:,.1f} out, {figures.prompt_rate:,.1f} in", self._chart("tokens"))
+        table.add_row(
+            "tokens/s", f"{figures.token_rate:,.1f} out, {figures.prompt_rate:,.1f} in", self._chart("tokens")
+        )
         table.add_row("first token", _pair(figures.ttft), self._chart("ttft"))
         table.add_row("time per token", _pair(figures.tpot), self._chart("tpot"))
         table.add_row("KV cache", f"{figures.kv_use:.1%} used", self._chart("kv", 1.0))
@@ -76,7 +79,7 @@ class Screen:
         table.add_row("a step takes", format_seconds(figures.step_seconds), self._chart("step"))
         table.add_row("to the next launch", format_seconds(figures.scheduling_seconds), "")
         table.add_row("model at work", f"{figures.busy:.1%} of the time", "")
-        tokens = "–" if figures.tokens_per_step is None else f"{figures.tokens_per_step:,.1f}"
+        tokens = _NOTHING if figures.tokens_per_step is None else f"{figures.tokens_per_step:,.1f}"
         table.add_row("tokens in a step", f"{tokens}, {_percent(figures.padded, 'padding')}", "")
         table.add_row("preemptions/s", f"{figures.preemption_rate:.1f}", "")
         return table
@@ -98,17 +101,17 @@ def _frontends(figures: Figures) -> RenderableType:
 
 
 def _pair(values: tuple[float, float] | None) -> str:
-    return "–" if values is None else f"p50 {format_seconds(values[0])}, p99 {format_seconds(values[1])}"
+    return _NOTHING if values is None else f"p50 {format_seconds(values[0])}, p99 {format_seconds(values[1])}"
 
 
 def _percent(part: float | None, text: str) -> str:
-    return "–" if part is None else f"{part:.1%} {text}"
+    return _NOTHING if part is None else f"{part:.1%} {text}"
 
 
 def format_seconds(seconds: float | None) -> str:
     """Return a duration with a unit that suits it."""
     if seconds is None:
-        return "–"
+        return _NOTHING
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"

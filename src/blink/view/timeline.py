@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`blink trace`: an engine's steps as a timeline in the Trace Event Format, which Perfetto and chrome://tracing open."""
+"""`blink trace`: an engine's steps as a timeline for Perfetto and chrome://tracing (the Trace Event Format)."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _follow(report: RegionReport, seconds: float) -> npt.NDArray[np.void]:
     deadline = time.monotonic() + seconds
     while True:
         entries = report.trace()
-        # The last one known may have ended since.
-        parts |= {int(entry["step"]): entry for entry in entries[entries["step"] > max(newest, max(parts, default=1) - 1)]}
+        known = max(newest, max(parts, default=0) - 1)  # the last one may have ended since
+        parts |= {int(entry["step"]): entry for entry in entries[entries["step"] > known]}
         left = deadline - time.monotonic()
         if left <= 0:
             return np.array([parts[step] for step in sorted(parts)], begin.dtype)
