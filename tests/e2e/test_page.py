@@ -221,7 +221,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, url: str)
     page.goto(url)
     give_key(page, KEY)
     be_greedy(page, 30)
-    say(page, "What is the capital of Spain?")
+    say(page, "What is the capital of France?")
     for view in ("chat", "state"):
         page.goto(f"{url}/#{view}")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
