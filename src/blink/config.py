@@ -157,6 +157,9 @@ class FrontendConfig:
     log_level: str = option("info", "log level", choices=("debug", "info", "warning", "error"))
     enable_log_requests: bool = option(False, "log each request's parameters (never its text)")
     enable_log_timings: bool = option(False, "log when each streamed request was received, submitted, first answered")
+    otlp_traces_endpoint: str = option(
+        "", "collector that gets a span of each sequence by OpenTelemetry, such as http://localhost:4318", metavar="URL"
+    )
     frontend_cpus: str = option(
         "", "cores of the frontends, such as 2,3 or 2-5, dealt among workers; empty: any", metavar="LIST"
     )

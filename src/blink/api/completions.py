@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
 
@@ -38,6 +39,9 @@ from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.prompt import PromptRules
 
+if TYPE_CHECKING:
+    from blink.api.tracing import RequestTracer
+
 REQUEST_ID_HEADER = "x-request-id"
 _TEXT_FIELDS = {"prompt", "messages", "tools", "documents", "stop", "user", "cache_salt"}
 
@@ -47,10 +51,13 @@ logger = logging.getLogger(__name__)
 class CompletionService:
     """Answer requests with one model. Owned by a worker; used from its event loop only."""
 
-    def __init__(self, config: FrontendConfig, assets: ModelAssets, poller: Poller) -> None:
+    def __init__(
+        self, config: FrontendConfig, assets: ModelAssets, poller: Poller, tracer: RequestTracer | None = None
+    ) -> None:
         self.config = config
         self.assets = assets
         self.poller = poller
+        self.tracer = tracer
         self.planner = Planner(assets)
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reader = Reader(config, assets)
@@ -147,6 +154,8 @@ class CompletionService:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
             logger.info("request %s: %d prompt tokens, %s", reply_id, sum(p.num_tokens for p in plan.prompts), shown)
         session = Session(self.poller, plan, writer_of(request.scope).received, flow_of(request.scope))
+        if self.tracer is not None:
+            self.tracer.begin(session, request.headers, reply_id, self.model_name, params)
         return session, partial(self._reply, read, params, reply_id)
 
     def _reply(self, read: Read, params: SamplingParams, reply_id: str) -> Reply:

@@ -25,13 +25,20 @@ logger = logging.getLogger(__name__)
 class Poller:
     """Own the engine client and the table of sequences. Use from the event loop only."""
 
-    def __init__(self, client: EngineClient, metrics: Metrics, max_waiting: int, max_client_share: float = 1.0) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        metrics: Metrics,
+        max_waiting: int,
+        max_client_share: float = 1.0,
+        observer: SequenceMetrics | None = None,
+    ) -> None:
         self.client = client
         self._max_client_share = max_client_share
         self._by_flow: Counter[int] = Counter()
         self.metrics = metrics
         self._max_waiting = max_waiting
-        self.table = SequenceTable(client, SequenceMetrics(metrics))
+        self.table = SequenceTable(client, observer or SequenceMetrics(metrics))
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
@@ -30,6 +31,7 @@ from blink.api.routes import create_app
 from blink.config import FrontendConfig
 from blink.errors import ConfigError, EngineUnavailableError
 from blink.host.address import Address
+from blink.host.extras import how_to_install
 from blink.host.heartbeat import start_beating
 from blink.host.isolation import isolate, parse_cpus
 from blink.host.logs import set_up_logging
@@ -37,6 +39,9 @@ from blink.link.base import Connector
 from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
 from blink.text.assets import load_assets
+
+if TYPE_CHECKING:
+    from blink.api.tracing import RequestTracer
 
 _KEY_VARIABLE = "BLINK_API_KEY"
 _BACKLOG = 2048
@@ -63,7 +68,8 @@ def run_worker(config: FrontendConfig) -> int:
     client = EngineClient(_connector_of(config), config.engine_timeout, lease_grace=_LEASE_GRACE)
     metrics = Metrics(MetricStore(config.region, NUM_VALUES), client.stats)
     metrics.model_name = config.model.served_model_name
-    service = CompletionService(config, assets, _poller(config, client, metrics))
+    tracer = _connect_tracer(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
+    service = CompletionService(config, assets, _poller(config, client, metrics, tracer), tracer)
     app = add_middleware(create_app(service, lifespan=_lifespan(service)), config)
     listener = _bind(config)
     server = _Server(_uvicorn_config(app, config), service, _describe(config, listener))
@@ -71,8 +77,25 @@ def run_worker(config: FrontendConfig) -> int:
     return 0
 
 
-def _poller(config: FrontendConfig, client: EngineClient, metrics: Metrics) -> Poller:
-    return Poller(client, metrics, config.max_num_queued_reqs, config.max_client_share)
+def _poller(
+    config: FrontendConfig, client: EngineClient, metrics: Metrics, tracer: RequestTracer | None = None
+) -> Poller:
+    observer = None
+    if tracer is not None:
+        from blink.api.tracing import TracedSequences
+
+        observer = TracedSequences(metrics, tracer)
+    return Poller(client, metrics, config.max_num_queued_reqs, config.max_client_share, observer)
+
+
+def _connect_tracer(endpoint: str) -> RequestTracer:
+    try:
+        from blink.api.tracing import connect_tracer
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--otlp-traces-endpoint needs {error.name}, which is not installed: {how_to_install('otel')}"
+        ) from error
+    return connect_tracer(endpoint)
 
 
 def _connector_of(config: FrontendConfig) -> Connector:
@@ -113,6 +136,8 @@ def _lifespan(service: CompletionService):
         gc.freeze()
         yield
         service.poller.stop()
+        if service.tracer is not None:
+            await asyncio.to_thread(service.tracer.close)
         service.reader.close()
 
     return run
