@@ -14,17 +14,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from blink.models.weights.files import default_model_path
-from browser import run_browser
+from browser import Browser, Page, run_browser
 from processes import free_port, stop, wait_for
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 KEY = "a-key"

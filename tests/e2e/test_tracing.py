@@ -38,8 +38,8 @@ class Receiver:
                 self.send_response(200)
                 self.end_headers()
 
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
+            def log_message(self, format: str, *args: object) -> None:
+                del format, args
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
