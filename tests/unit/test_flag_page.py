@@ -32,7 +32,15 @@ def test_every_flag_stands_on_the_page(config_class: type) -> None:
 def test_pages_name_only_flags_that_exist() -> None:
     others = {"--url", "--system", "--once", "--max-tokens", "--sample-prompt", "--exit-after-sample", "--help"}
     known = others.union(*(flags_of(kind) for kind in (ServeConfig, BenchConfig, TopConfig, TraceConfig)))
-    foreign = {"--shm-size", "--ipc", "--cap-add", "--cpuset-cpus", "--cpus", "--long"}  # docker's and pytest's
+    foreign = {
+        "--shm-size",
+        "--ipc",
+        "--cap-add",
+        "--cpuset-cpus",
+        "--cpus",
+        "--long",
+        "--profile",
+    }  # docker's and pytest's
     foreign |= {"--no-deps"}  # pip's
     pages = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
     unknown = {
