@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files under deploy/ as the tools of their field judge them; nothing is built or started, as no base image is at hand."""
+"""The files under deploy/ as the tools of their field judge them. Nothing is built or started: no base image is here."""
 
 from __future__ import annotations
 

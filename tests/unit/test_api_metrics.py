@@ -182,6 +182,15 @@ def test_histograms_equal_the_librarys_own(metrics: Metrics) -> None:
     assert ours == {key: value for key, value in expected.items() if not key[0].endswith("_created")}
 
 
+def test_the_text_is_what_the_library_writes(metrics: Metrics) -> None:
+    metrics.model_name = 'a "strange"\\name\n'
+    metrics.observe(names.TTFT, 0.25)
+    metrics.keep(3, 1)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    assert metrics.render() == generate_latest(registry)
+
+
 def test_names_and_labels_are_vllms(metrics: Metrics) -> None:
     metrics.count_finished("length")
     text = metrics.render().decode()

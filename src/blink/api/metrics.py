@@ -7,12 +7,13 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from blink.api.engine_metrics import collect_engine
+from blink.api.exposition import write_text
 from blink.api.metric_store import MetricStore, Worker, add_up
 
 # vLLM's buckets with finer ones below: the first tokens of a small model come within a millisecond.
@@ -94,16 +95,14 @@ class MetricView:
     def __init__(self, store: Store, engine_stats: Callable[[], Mapping[str, int]]) -> None:
         self._store = store
         self._engine_stats = engine_stats
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
         self.model_name = ""
 
     def render(self) -> bytes:
         """Return the Prometheus text."""
-        return generate_latest(self._registry)
+        return write_text(self.collect())
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics (called by the registry)."""
+        """Yield all metrics."""
         workers = self._store.workers()
         sums = add_up(workers) or [0.0] * NUM_VALUES
         yield from collect_engine(self._engine_stats(), [self.model_name, "0"])
@@ -138,7 +137,7 @@ class MetricView:
         series = _LAYOUT[name]
         counts = sums[series.offset : series.offset + len(series.buckets) + 1]
         bounds = [*(repr(bound) for bound in series.buckets), "+Inf"]
-        cumulated = [sum(counts[: place + 1]) for place in range(len(counts))]
+        cumulated = accumulate(counts)
         total = sums[series.offset + len(series.buckets) + 1]
         histogram = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name", "engine"])
         histogram.add_metric([self.model_name, "0"], list(zip(bounds, cumulated, strict=True)), sum_value=total)
@@ -174,7 +173,7 @@ class Metrics(MetricView):
         self._values[NUM_VALUES - len(WORKER_GAUGES) :] = array("d", (sequences, waiting))
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics (called by the registry)."""
+        """Yield all metrics."""
         self._own.restore()
         self._values = self._own.values
         return super().collect()
