@@ -155,7 +155,8 @@ class FrontendConfig:
     enable_request_id_headers: bool = option(False, "answer with X-Request-Id")
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
     log_level: str = option("info", "log level", choices=("debug", "info", "warning", "error"))
-    enable_log_requests: bool = option(False, "log each request's parameters (never its text)")
+    enable_log_requests: bool = option(False, "log each request's parameters, end and duration (never its text)")
+    disable_log_stats: bool = option(False, "write no line of throughput and load every ten seconds")
     enable_log_timings: bool = option(False, "log when each streamed request was received, submitted, first answered")
     otlp_traces_endpoint: str = option(
         "", "collector that gets a span of each sequence by OpenTelemetry, such as http://localhost:4318", metavar="URL"

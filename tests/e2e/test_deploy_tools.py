@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files under deploy/ as the tools of their field judge them. Nothing is built or started: no base image is here."""
+"""The files under deploy/ as the tools of their field judge them; nothing is built: no base image is at hand."""
 
 from __future__ import annotations
 

@@ -141,17 +141,26 @@ def test_the_next_turn_of_a_conversation_finds_the_answer_too(tiny_server: Front
 def test_a_frontend_that_logs_json_says_nothing_else_and_has_no_page_if_told_so(tiny_engine: Engine) -> None:
     port = free_port()
     command = [sys.executable, "-m", "blink", "frontend", f"--region={tiny_engine.region}", f"--port={port}"]
-    command += ["--skip-tokenizer-init", "--log-format=json", "--no-page", "--api-key=secret"]
+    command += ["--skip-tokenizer-init", "--log-format=json", "--no-page", "--api-key=secret", "--enable-log-requests"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         url = f"http://127.0.0.1:{port}"
         wait_for(lambda: _status(f"{url}/health") == 200, 120)
         assert _status(f"{url}/") == 404
         assert httpx.post(f"{url}/reset_prefix_cache", trust_env=False).status_code == 401
+        with httpx.Client(base_url=url, headers={"Authorization": "Bearer secret"}, trust_env=False) as http:
+            for stream in (False, True):
+                body = {"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True, "stream": stream}
+                assert http.post("/v1/completions", json=body).status_code == 200
+            assert http.post("/v1/completions", json={"prompt": []}).status_code == 400
         process.terminate()
         _, said = process.communicate(timeout=60)
     entries = [json.loads(line) for line in said.splitlines()]
     assert f"serving on {url}" in [entry["message"] for entry in entries]
     assert all(entry["level"] == "info" and entry["process"] == process.pid for entry in entries)
+    ends = [entry for entry in entries if "finish_reasons" in entry]
+    assert [(e["prompt_tokens"], e["completion_tokens"], e["finish_reasons"]) for e in ends] == 2 * [(3, 4, ["length"])]
+    assert all(0 < entry["seconds"] < 60 and entry["request_id"] in entry["message"] for entry in ends)
+    assert [entry["path"] for entry in entries if entry.get("status") == 400] == ["/v1/completions"]
 
 
 def _status(url: str) -> int:

@@ -28,6 +28,7 @@ from blink.api.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
     BadRequestError,
+    BlinkError,
     ClientLimitError,
     EngineUnavailableError,
     NotFoundError,
@@ -154,6 +155,8 @@ class CompletionService:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
             logger.info("request %s: %d prompt tokens, %s", reply_id, sum(p.num_tokens for p in plan.prompts), shown)
         session = Session(self.poller, plan, writer_of(request.scope).received, flow_of(request.scope))
+        if self.config.enable_log_requests:
+            session.on_end = partial(_log_end, reply_id, session)
         if self.tracer is not None:
             self.tracer.begin(session, request.headers, reply_id, self.model_name, params)
         return session, partial(self._reply, read, params, reply_id)
@@ -176,6 +179,22 @@ class CompletionService:
             continuous_usage=options is not None and options.include_usage and options.continuous_usage_stats,
             echoes=read.echoes,
         )
+
+
+def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
+    """Write how a request ended."""
+    fields = {
+        "request_id": reply_id,
+        "seconds": round(time.perf_counter() - session.arrived, 6),
+        "prompt_tokens": sum(prompt.num_tokens for prompt in session.prompts),
+        "completion_tokens": sum(generation.num_tokens for generation in session.generations),
+        "finish_reasons": [generation.finish_reason for generation in session.generations],
+        "error": error.message if error is not None else None,
+    }
+    text = "request {request_id} ended after {seconds:.3f} s: {prompt_tokens} prompt tokens, {completion_tokens} tokens"
+    reasons = [generation.finish_reason or "abort" for generation in session.generations]
+    how = error.message if error is not None else ", ".join(reasons)
+    logger.info("%s: %s", text.format(**fields), how, extra={"fields": fields})
 
 
 def _prompt_rules(body: CompletionBody | ChatBody) -> PromptRules:

@@ -36,6 +36,7 @@ PREFILL = "request_prefill_time_seconds"
 DECODE = "request_decode_time_seconds"
 PROMPT_TOKENS = "request_prompt_tokens"
 GENERATION_TOKENS = "request_generation_tokens"
+MAX_GENERATION_TOKENS = "request_max_num_generation_tokens"
 PARAMS_N = "request_params_n"
 PARAMS_MAX_TOKENS = "request_params_max_tokens"
 
@@ -50,6 +51,7 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     DECODE: ("Seconds from the first token to the last.", _REQUEST),
     PROMPT_TOKENS: ("Prompt tokens of a request.", _LENGTH),
     GENERATION_TOKENS: ("Generated tokens of a request.", _LENGTH),
+    MAX_GENERATION_TOKENS: ("Generated tokens of a request's longest sequence.", _LENGTH),
     PARAMS_N: ("The parameter n of a request.", _COUNT),
     PARAMS_MAX_TOKENS: ("The parameter max_tokens of a request.", _LENGTH),
 }

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 
 from blink.api.metrics import Metrics
 from blink.api.sequence_metrics import SequenceMetrics
+from blink.api.stats_line import StatsLine
 from blink.errors import BadRequestError, ClientLimitError, EngineUnavailableError, OverloadedError
 from blink.link.client import EngineClient
 from blink.request.table import SequenceTable
@@ -32,6 +34,7 @@ class Poller:
         max_waiting: int,
         max_client_share: float = 1.0,
         observer: SequenceMetrics | None = None,
+        stats_line: StatsLine | None = None,
     ) -> None:
         self.client = client
         self._max_client_share = max_client_share
@@ -39,6 +42,7 @@ class Poller:
         self.metrics = metrics
         self._max_waiting = max_waiting
         self.table = SequenceTable(client, observer or SequenceMetrics(metrics))
+        self._stats_line = stats_line
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -99,6 +103,8 @@ class Poller:
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
         self.metrics.keep(self.table.num_open, self.table.num_waiting)
+        if self._stats_line is not None:
+            self._stats_line.look(time.monotonic())
         was_ready, num_open = self.client.ready, self.table.num_open
         lost = self.table.tick()
         if lost is not None:

@@ -110,6 +110,9 @@ class DirectRoutes:
         try:
             return await self._service.answer(await self._service.read(kind, request), request)
         except BlinkError as error:
+            if self._service.config.enable_log_requests:
+                fields = {"path": request.scope["path"], "status": int(error.status), "error": error.message}
+                logger.info("refused with %(status)d: %(error)s", fields, extra={"fields": fields})
             return error_response(error)
         except HTTPException as error:
             return http_error_response(error)

@@ -28,6 +28,8 @@ from blink.api.metrics import NUM_VALUES, Metrics
 from blink.api.middleware import ApiKeyGuard, BodyLimit, RequestIds
 from blink.api.poller import Poller
 from blink.api.routes import create_app
+from blink.api.sequence_metrics import SequenceMetrics
+from blink.api.stats_line import StatsLine
 from blink.config import FrontendConfig
 from blink.errors import ConfigError, EngineUnavailableError
 from blink.host.address import Address
@@ -66,10 +68,20 @@ def run_worker(config: FrontendConfig) -> int:
     isolate(cpus, config.frontend_sched, config.frontend_sched_priority, config.frontend_mlock)
     assets = load_assets(config)
     client = EngineClient(_connector_of(config), config.engine_timeout, lease_grace=_LEASE_GRACE)
-    metrics = Metrics(MetricStore(config.region, NUM_VALUES), client.stats)
+    store = MetricStore(config.region, NUM_VALUES)
+    metrics = Metrics(store, client.stats)
     metrics.model_name = config.model.served_model_name
     tracer = _connect_tracer(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
-    service = CompletionService(config, assets, _poller(config, client, metrics, tracer), tracer)
+    stats_line = None if config.disable_log_stats else StatsLine(store, client.stats)
+    poller = Poller(
+        client,
+        metrics,
+        config.max_num_queued_reqs,
+        config.max_client_share,
+        observer=_observer(metrics, tracer),
+        stats_line=stats_line,
+    )
+    service = CompletionService(config, assets, poller, tracer)
     app = add_middleware(create_app(service, lifespan=_lifespan(service)), config)
     listener = _bind(config)
     server = _Server(_uvicorn_config(app, config), service, _describe(config, listener))
@@ -77,15 +89,12 @@ def run_worker(config: FrontendConfig) -> int:
     return 0
 
 
-def _poller(
-    config: FrontendConfig, client: EngineClient, metrics: Metrics, tracer: RequestTracer | None = None
-) -> Poller:
-    observer = None
-    if tracer is not None:
-        from blink.api.tracing import TracedSequences
+def _observer(metrics: Metrics, tracer: RequestTracer | None) -> SequenceMetrics:
+    if tracer is None:
+        return SequenceMetrics(metrics)
+    from blink.api.tracing import TracedSequences
 
-        observer = TracedSequences(metrics, tracer)
-    return Poller(client, metrics, config.max_num_queued_reqs, config.max_client_share, observer)
+    return TracedSequences(metrics, tracer)
 
 
 def _connect_tracer(endpoint: str) -> RequestTracer:

@@ -73,8 +73,9 @@ class RegionReport:
     def trace(self) -> npt.NDArray[np.void]:
         """Read the last steps, oldest first (dtype layout.TRACE_ENTRY), as many as the ring holds whole."""
         count = int(self.geometry["trace_entries"])
-        entries = self._read(TRACE_ENTRY, int(self.header["trace_offset"]), count)
-        newest = int(self.control()["statistics"]["num_steps"])
+        offset = int(self.header["trace_offset"])
+        entries = self._read(TRACE_ENTRY, offset, count)
+        newest = int(self._read(TRACE_ENTRY, offset, count)["step"].max())
         # What may have been overwritten while it was read is left out.
         whole = (entries["step"] > max(0, newest + 2 - count)) & (entries["step"] % count == np.arange(count))
         return np.sort(entries[whole], order="step")

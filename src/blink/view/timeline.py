@@ -23,6 +23,8 @@ _COUNTERS = {
     "tokens in the step": {"prompt": "num_prompt_tokens", "decode": "num_decode_rows"},
     "free KV blocks": {"blocks": "num_free_blocks"},
 }
+_SHOWN = ("step", "num_rows", "num_tokens", "num_decode_rows", "num_prompt_tokens", "bucket")
+_SHOWN += ("num_best_effort_rows", "predicted_ns", "segment", "num_segments")  # of engines that have them
 _Event = dict[str, Any]
 
 
@@ -91,12 +93,13 @@ def _names(model: str) -> Iterator[_Event]:
 
 def _step_events(step: dict[str, int], origin: int) -> Iterator[_Event]:
     began, launched = ((step[name] - origin) / 1000 for name in ("retired_ns", "launched_ns"))
-    shown = ("step", "num_rows", "num_tokens", "num_decode_rows", "num_prompt_tokens", "bucket")
-    arguments = {name: step[name] for name in shown}
+    arguments = {name: step[name] for name in _SHOWN if name in step}
     yield _slice("retire, admit, compose, launch", _SCHEDULER, began, launched, {"step": step["step"]})
     if step["ended_ns"]:
-        kind = "decode" if step["is_decode"] else "mixed"
-        yield _slice(f"{kind} {step['bucket']}", _STEPS, launched, (step["ended_ns"] - origin) / 1000, arguments)
+        name = f"{'decode' if step['is_decode'] else 'mixed'} {step['bucket']}"
+        if step.get("num_segments"):
+            name += f", part {step['segment'] + 1} of {step['num_segments']}"
+        yield _slice(name, _STEPS, launched, (step["ended_ns"] - origin) / 1000, arguments)
     for name, count in (("admitted", step["num_admitted"]), ("preempted", step["num_preempted"])):
         if count:
             event = {"ph": "i", "s": "t", "name": f"{count} {name}", "cat": name, "ts": launched}

@@ -124,7 +124,9 @@ BLINK_FN void register_blocks(Env& env, State& s) {
   if (!s.geometry.prefix_caching) return;
   const uint32_t size = s.geometry.block_size;
   const uint32_t rows = compact(env, s.row_sequences, s.batch->num_rows, s.scratch, [&](uint32_t i) {
-    return full_blocks(s, s.sequences[i]) > s.sequences[i].num_registered;
+    const Sequence& q = s.sequences[i];
+    const bool fills = (q.num_computed + q.scheduled) / size > q.num_registered;  // most steps of an answer do not
+    return fills && full_blocks(s, q) > q.num_registered;
   });
   for (uint32_t n = env.lane(); n < rows; n += env.lanes()) {
     Sequence& q = s.sequences[s.scratch[n]];
