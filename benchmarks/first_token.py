@@ -69,7 +69,15 @@ def start_server(options: argparse.Namespace) -> Iterator[Server]:
     engine = [*shared, "engine", str(options.model), f"--region={region}", f"--device={options.device}"]
     engine += ["--load-format=dummy", "--no-enable-prefix-caching", f"--max-model-len={options.max_model_len}"]
     tokenizer = [f"--tokenizer={options.tokenizer}"] if options.tokenizer else ["--skip-tokenizer-init"]
-    frontend = [*shared, "frontend", f"--region={region}", f"--port={port}", "--enable-log-timings", *tokenizer]
+    frontend = [
+        *shared,
+        "frontend",
+        str(options.model),
+        f"--region={region}",
+        f"--port={port}",
+        "--enable-log-timings",
+        *tokenizer,
+    ]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "frontend.log"
         with log.open("wb") as sink:
