@@ -75,6 +75,7 @@ bool is_bad(const Geometry& g, const Sqe& e) {
   };
   const auto beyond = [](float value, float low, float high) { return !(value >= low && value <= high); };
   const bool cancels = e.opcode == uint32_t(Opcode::kCancel);
+  if (e.opcode == uint32_t(Opcode::kResetPrefixCache)) return false;
   if (e.opcode != uint32_t(Opcode::kSubmit) && !cancels) return true;
   if ((e.sequence & 0xffffffff) >= g.sequences_per_queue_pair) return true;
   if (cancels) return false;
@@ -150,7 +151,9 @@ class Hostile {
     e.hashes_offset = uint32_t(random_() % 512) * 4;
     if (random_() % 4 == 0) use_forgery(e);
     if (random_() % 4 == 0) use_biases(e);
+    if (random_() % 2 == 0) e.hash_root[random_() % kBlockHashBytes] = uint8_t(random_());  // the answer is cached too
     if (random_() % 8 == 0) e.opcode = uint32_t(Opcode::kCancel);
+    if (random_() % 64 == 0) e.opcode = uint32_t(Opcode::kResetPrefixCache);
     auto* words = reinterpret_cast<uint32_t*>(&e);
     if (random_() % 8 == 0) {
       for (uint32_t i = 0; i < sizeof e / 4; i++) words[i] = uint32_t(random_());

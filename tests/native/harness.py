@@ -14,7 +14,7 @@ import numpy as np
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
-from blink.link.queue_pair import QueuePair, Submission
+from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
 from blink.link.shm import ShmLink
 from blink.region.layout import (
     BATCH_HEADER,
@@ -32,7 +32,7 @@ from blink.region.layout import (
 from blink.region.memory import Region, create_region, publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
-from blink.text.prompt import hash_blocks
+from blink.text.prompt import hash_blocks, hash_root
 
 _names = itertools.count()
 MILLISECOND = 1_000_000
@@ -189,7 +189,11 @@ class Harness:
     def hashes(self, prompt: Sequence[int], salt: bytes = b"") -> bytes:
         """Return the block hashes of a prompt as a frontend computes them."""
         key = self.region.header["hash_key"].tobytes()
-        return hash_blocks(np.asarray(prompt, np.int32), self.block_size, key, salt)
+        return hash_blocks(np.asarray(prompt, np.int32), self.block_size, key, self.hash_root(salt))
+
+    def hash_root(self, salt: bytes = b"") -> bytes:
+        """Return what these hashes begin with, for sequences whose answer is to be cached too."""
+        return hash_root(self.region.header["hash_key"].tobytes(), salt)
 
 
 @contextmanager
@@ -216,9 +220,13 @@ def small_config(**options: Any) -> EngineConfig:
 
 
 def submission(
-    prompt: Sequence[int], stop_tokens: tuple[int, ...] = (), hashes: bytes = b"", flow: int = 0
+    prompt: Sequence[int],
+    stop_tokens: tuple[int, ...] = (),
+    hashes: bytes = b"",
+    flow: int = 0,
+    root: bytes = NO_HASH_ROOT,
 ) -> Submission:
-    return Submission(np.asarray(prompt, np.int32), stop_tokens, 0, hashes, flow)
+    return Submission(np.asarray(prompt, np.int32), stop_tokens, 0, hashes, flow, root)
 
 
 def submit(

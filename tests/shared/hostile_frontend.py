@@ -157,6 +157,8 @@ class HostileFrontend:
         entries["num_biases"] = np.where(chance.random(count) < 0.25, _MOST_BIASES, 0)
         entries["max_tokens"] = chance.integers(1, 7, count)
         entries["flow"] = chance.integers(0, 1 << 32, count)
+        entries["opcode"][entries["flow"] % 64 == 1] = Opcode.RESET_PREFIX_CACHE
+        entries["hash_root"] = entries["flow"][:, None] % 2  # of half of them the answer is cached too
         sampling = entries["sampling"]
         sampling["top_p"] = sampling["repetition_penalty"] = 1.0
         sampling["num_logprobs"] = chance.integers(-1, 3, count)
@@ -205,10 +207,11 @@ def are_bad(geometry: Any, entries: Any) -> npt.NDArray[np.bool_]:
     values |= beyond(sampling["presence_penalty"], -2, 2) | beyond(sampling["frequency_penalty"], -2, 2)
     values |= (sampling["top_k"] > 0x7FFFFFFF) | beyond(sampling["num_logprobs"], -1, CONSTANTS["max_logprobs"])
     values |= (entries["max_tokens"] < 1) | (sampling["min_tokens"] > entries["max_tokens"])
-    cancels = entries["opcode"] == Opcode.CANCEL
-    wrong = ~cancels & (entries["opcode"] != Opcode.SUBMIT)
+    submits = entries["opcode"] == Opcode.SUBMIT
+    wrong = ~submits & (entries["opcode"] != Opcode.CANCEL)
     wrong |= (entries["sequence"] & 0xFFFFFFFF) >= geometry["sequences_per_queue_pair"]
-    return wrong | (~cancels & (sizes | places | values | (entries["service_class"] > 1)))
+    wrong &= entries["opcode"] != Opcode.RESET_PREFIX_CACHE
+    return wrong | (submits & (sizes | places | values | (entries["service_class"] > 1)))
 
 
 def main(name: str, seed: int, num_tags: int) -> None:

@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x3A1765B2A7179A92
+GOLDEN_DIGEST = 0xE2B162D8BFDB647C
 
 
 def test_the_digest_is_the_recorded_one() -> None:
@@ -163,11 +163,14 @@ def test_packed_structs_are_those_that_numpy_writes() -> None:
         name: (7 + i) % 100 if kind.kind != "f" else 0.25 * i for i, (name, (kind, _)) in enumerate(flat.items())
     }
     values["stop_tokens"] = np.array([5, -1, 2**31 - 1], np.int32).tobytes()
+    values["hash_root"] = bytes(range(16))
     values |= {"priority": -3, "sequence": 2**63 + 1, "seed_low": 2**32 - 1}
     entry = np.zeros((), layout.SQE)
     for name in layout.SQE.names or ():
         if name == "stop_tokens":
             entry[name][:3] = [5, -1, 2**31 - 1]
+        elif name == "hash_root":
+            entry[name] = range(16)
         elif name == "sampling":
             entry[name] = tuple(values[part] for part in layout.SAMPLING.names or ())
         else:

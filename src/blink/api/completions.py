@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
 
@@ -27,6 +28,7 @@ from blink.api.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
     BadRequestError,
+    BlinkError,
     ClientLimitError,
     EngineUnavailableError,
     NotFoundError,
@@ -38,6 +40,9 @@ from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.prompt import PromptRules
 
+if TYPE_CHECKING:
+    from blink.api.tracing import RequestTracer
+
 REQUEST_ID_HEADER = "x-request-id"
 _TEXT_FIELDS = {"prompt", "messages", "tools", "documents", "stop", "user", "cache_salt"}
 
@@ -47,10 +52,13 @@ logger = logging.getLogger(__name__)
 class CompletionService:
     """Answer requests with one model. Owned by a worker; used from its event loop only."""
 
-    def __init__(self, config: FrontendConfig, assets: ModelAssets, poller: Poller) -> None:
+    def __init__(
+        self, config: FrontendConfig, assets: ModelAssets, poller: Poller, tracer: RequestTracer | None = None
+    ) -> None:
         self.config = config
         self.assets = assets
         self.poller = poller
+        self.tracer = tracer
         self.planner = Planner(assets)
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reader = Reader(config, assets)
@@ -147,6 +155,10 @@ class CompletionService:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
             logger.info("request %s: %d prompt tokens, %s", reply_id, sum(p.num_tokens for p in plan.prompts), shown)
         session = Session(self.poller, plan, writer_of(request.scope).received, flow_of(request.scope))
+        if self.config.enable_log_requests:
+            session.on_end = partial(_log_end, reply_id, session)
+        if self.tracer is not None:
+            self.tracer.begin(session, request.headers, reply_id, self.model_name, params)
         return session, partial(self._reply, read, params, reply_id)
 
     def _reply(self, read: Read, params: SamplingParams, reply_id: str) -> Reply:
@@ -167,6 +179,22 @@ class CompletionService:
             continuous_usage=options is not None and options.include_usage and options.continuous_usage_stats,
             echoes=read.echoes,
         )
+
+
+def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
+    """Write how a request ended."""
+    fields = {
+        "request_id": reply_id,
+        "seconds": round(time.perf_counter() - session.arrived, 6),
+        "prompt_tokens": sum(prompt.num_tokens for prompt in session.prompts),
+        "completion_tokens": sum(generation.num_tokens for generation in session.generations),
+        "finish_reasons": [generation.finish_reason for generation in session.generations],
+        "error": error.message if error is not None else None,
+    }
+    text = "request {request_id} ended after {seconds:.3f} s: {prompt_tokens} prompt tokens, {completion_tokens} tokens"
+    reasons = [generation.finish_reason or "abort" for generation in session.generations]
+    how = error.message if error is not None else ", ".join(reasons)
+    logger.info("%s: %s", text.format(**fields), how, extra={"fields": fields})
 
 
 def _prompt_rules(body: CompletionBody | ChatBody) -> PromptRules:

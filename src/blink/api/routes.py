@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from blink import __version__
 from blink.api.completions import CompletionService
 from blink.api.error_body import bug_response, error_response, http_error_response, install_error_responses
+from blink.api.page import page_routes
 from blink.api.reading import Read
 from blink.api.schema import (
     Body,
@@ -73,6 +74,8 @@ def create_app(service: CompletionService, **options: Any) -> ASGIApp:
     app.include_router(_model_routes(service))
     app.include_router(_token_routes(service))
     app.include_router(_status_routes(service))
+    if service.config.page:
+        app.include_router(page_routes())
     return DirectRoutes(app, service)
 
 
@@ -107,6 +110,9 @@ class DirectRoutes:
         try:
             return await self._service.answer(await self._service.read(kind, request), request)
         except BlinkError as error:
+            if self._service.config.enable_log_requests:
+                fields = {"path": request.scope["path"], "status": int(error.status), "error": error.message}
+                logger.info("refused with %(status)d: %(error)s", fields, extra={"fields": fields})
             return error_response(error)
         except HTTPException as error:
             return http_error_response(error)
@@ -192,6 +198,13 @@ def _status_routes(service: CompletionService) -> APIRouter:
     async def health() -> Response:
         """Answer 200 when requests can be served now, else 503."""
         assert service.engine  # raises the 503
+        return Response()
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        """Let the engine forget all cached prefixes; requests that run keep their blocks."""
+        assert service.engine  # raises the 503
+        await service.poller.reset_prefix_cache()
         return Response()
 
     @_read(router, "/version")

@@ -19,6 +19,7 @@ _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
 _ENTRY = StructPacker(SQE)
 _SUBMIT = int(Opcode.SUBMIT)
 _DRAIN_BATCH = 4096
+NO_HASH_ROOT = bytes(CONSTANTS["block_hash_bytes"])  # of a sequence whose answer is not cached
 
 
 def _tag_word(**parts: int) -> int:
@@ -52,6 +53,7 @@ class Submission:
     seed: int
     block_hashes: bytes  # 16 for each full block of the prompt
     flow: int = 0  # whose request this is: flows of one priority get equal shares of the engine
+    hash_root: bytes = NO_HASH_ROOT  # of the chain of block hashes
 
 
 class Parameters(Protocol):
@@ -161,6 +163,18 @@ class QueuePair:
             entry["sequence"] = self._unsent_cancels.pop()
             self._push(entry.tobytes())
 
+    def reset_prefix_cache(self) -> None:
+        """Ask the scheduler to forget all cached prefixes; its statistic `prefix_resets` then grows.
+
+        Raises:
+            OverloadedError: no room in the submission queue; nothing was queued.
+        """
+        if self._sq_room() == 0:
+            raise OverloadedError("the engine does not keep up with new requests; retry later")
+        entry = np.zeros((), SQE)
+        entry["opcode"] = Opcode.RESET_PREFIX_CACHE
+        self._push(entry.tobytes())
+
     def drain(self) -> np.ndarray[Any, Any]:
         """Return the completions that have arrived (dtype layout.COMPLETION; a view that the next call overwrites)."""
         count = self._link.drain(self.head, self._buffer)
@@ -234,6 +248,7 @@ def _submit_entry(sequence: int, submission: Submission, params: Parameters, bas
         "opcode": _SUBMIT,
         "sequence": sequence,
         "flow": submission.flow & 0xFFFFFFFF,
+        "hash_root": submission.hash_root,
         "prompt_offset": prompt,
         "num_prompt_tokens": len(submission.prompt),
         "hashes_offset": hashes,

@@ -97,6 +97,7 @@ class SequenceTable:
             seed=planned.seed,
             eos_token_ids=planned.eos_token_ids,
             block_hashes=prompt.block_hashes,
+            hash_root=prompt.hash_root,
             flow=owner.flow,
         )
         self._open[sequence] = OpenSequence(owner, planned.generation, prompt.num_tokens)

@@ -114,6 +114,14 @@ Keeper* blink_keeper_start(StoreWord store, void* context, uint64_t offset, uint
 void blink_keeper_renew(Keeper* keeper) { keeper->renew(); }
 void blink_keeper_stop(Keeper* keeper) { delete keeper; }
 
+// The chained hashes of `blocks` blocks of tokens behind `root`.
+void blink_hash_blocks(const uint8_t* key, const uint8_t* root, const int32_t* tokens, uint32_t blocks,
+                       uint32_t block_size, Hash* out) {
+  Hash before = hash_of_bytes(root);
+  for (uint32_t i = 0; i < blocks; i++)
+    out[i] = before = hash_block(hash_of_bytes(key), before, tokens + uint64_t(i) * block_size, block_size);
+}
+
 void blink_json_weigh(const char* text, uint64_t bytes, JsonWeight* out) { *out = weigh_json(text, bytes); }
 
 Collector* blink_collector_start(ReadRegion read, void* context, uint64_t cq_offset, uint32_t entries, uint32_t head,

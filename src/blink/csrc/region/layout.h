@@ -12,7 +12,7 @@
 namespace blink {
 
 constexpr uint64_t kMagic = 0x314b4e494c42ull;  // "BLINK1"
-constexpr uint32_t kLayoutVersion = 3;          // changes when the meaning of a word does
+constexpr uint32_t kLayoutVersion = 4;          // changes when the meaning of a word does
 constexpr uint32_t kMaxGraphs = 128;
 constexpr uint32_t kFlows = 256;  // of a queue pair
 constexpr uint32_t kMaxStopTokens = 128;
@@ -91,8 +91,11 @@ struct Statistics {
   FIELD(uint64_t, padded_tokens);
   FIELD(uint64_t, prompt_tokens);  // of admitted sequences
   FIELD(uint64_t, generation_tokens);
-  FIELD(uint64_t, prefix_queries);  // tokens looked up
-  FIELD(uint64_t, prefix_hits);     // tokens found
+  FIELD(uint64_t, prefix_queries);              // tokens looked up
+  FIELD(uint64_t, prefix_hits);                 // tokens found
+  FIELD(uint64_t, best_effort_prefix_queries);  // of these, best-effort requests'
+  FIELD(uint64_t, best_effort_prefix_hits);
+  FIELD(uint64_t, prefix_resets);
   FIELD(uint64_t, num_preemptions);
   FIELD(uint64_t, num_parked);
   FIELD(uint64_t, evicted_blocks);
@@ -102,8 +105,12 @@ struct Statistics {
   FIELD(uint64_t, finished_error);
   FIELD(uint64_t, num_rejected);
   FIELD(uint64_t, expired_leases);
+  FIELD(uint64_t, running_ns);     // in which a step was in flight
+  FIELD(uint64_t, scheduling_ns);  // between the end of a step, or the end of idleness, and the next launch
   FIELD(uint64_t, num_running);
   FIELD(uint64_t, num_waiting);
+  FIELD(uint64_t, num_running_best_effort);  // of these, by what was asked
+  FIELD(uint64_t, num_waiting_best_effort);
   FIELD(uint64_t, num_blocks);
   FIELD(uint64_t, num_blocks_used);
   FIELD(uint64_t, num_blocks_cached);
@@ -130,6 +137,7 @@ struct TraceEntry {
   FIELD(uint64_t, step);
   FIELD(uint64_t, retired_ns);   // the previous step's end was seen (equals composed start)
   FIELD(uint64_t, launched_ns);  // this step was launched
+  FIELD(uint64_t, ended_ns);     // its end was seen; 0: it runs
   FIELD(uint32_t, graph);
   FIELD(uint32_t, num_rows);
   FIELD(uint32_t, num_tokens);
@@ -195,7 +203,10 @@ struct Sqe {
   FIELD(int32_t, priority);
   FIELD(Sampling, sampling);
   FIELD(uint32_t, flow);  // whose request this is, as far as shares go: modulo kFlows
-  uint32_t reserved[30];
+  // What the chain of block hashes begins with. All 0: only the prompt's blocks are to be cached, else those of the
+  // answer too.
+  FIELD_ARRAY(uint8_t, hash_root, kBlockHashBytes);
+  uint32_t reserved[26];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 

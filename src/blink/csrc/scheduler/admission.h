@@ -137,7 +137,7 @@ BLINK_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
 
 BLINK_FN uint32_t cacheable_blocks(const State& s, const Sequence& q) {
   if (!s.geometry.prefix_caching || q.num_blocks > 0) return 0;
-  return least(q.sqe.num_hashes, (q.num_tokens - 1) / s.geometry.block_size);  // one token must be left to compute
+  return least(q.num_hashed, (q.num_tokens - 1) / s.geometry.block_size);  // one token must be left to compute
 }
 
 // Make the sequence run: the prefix that was found is its own, the rest it computes. Runs on: one lane.
@@ -153,8 +153,7 @@ BLINK_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t no
     q.admitted = 1;
     post(s, q.queue_pair, q.sqe.sequence, CqeKind::kAdmitted, FinishReason::kNone, int32_t(found), now);
     s.statistics.prompt_tokens += q.sqe.num_prompt_tokens;
-    if (s.geometry.prefix_caching) s.statistics.prefix_queries += q.sqe.num_prompt_tokens;
-    s.statistics.prefix_hits += found;
+    count_lookup(s, q, found);
   }
   s.qps[q.queue_pair].cq_need += completions_per_token(q);
   q.waited_ns = waited_ns(q, now);

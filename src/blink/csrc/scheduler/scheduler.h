@@ -5,6 +5,7 @@
 // 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
 #pragma once
 
+#include "scheduler/cache_reset.h"
 #include "scheduler/repeat.h"
 
 namespace blink {
@@ -19,6 +20,9 @@ BLINK_FN void boot(Env& env, State& s) {
   if (env.lane() == 0) {
     s.num_free_blocks = g.num_blocks;
     s.num_free_slots = g.num_slots;
+    const auto* key = reinterpret_cast<const uint64_t*>(s.header->hash_key);
+    s.hash_key_low = key[0];
+    s.hash_key_high = key[1];
     s.engine_state = uint32_t(EngineState::kReady);
     s.booted = s.stats_dirty = 1;
     store_release(s.control->state, s.engine_state);
@@ -34,12 +38,22 @@ BLINK_FN void count_step(State& s) {
   (b.graph < s.geometry.num_decode_graphs ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
 }
 
+// Note that the last step that was launched has ended. Runs on: one lane.
+BLINK_FN void note_end(State& s, uint64_t step, uint64_t ended_ns) {
+  s.statistics.running_ns += ended_ns - s.launched_ns;
+  s.trace[step & (s.geometry.trace_entries - 1)].ended_ns = ended_ns;
+}
+
 BLINK_FN void trace_step(State& s, uint64_t launched_ns, bool idle_before) {
   const BatchHeader& b = *s.batch;
+  if (!idle_before) note_end(s, s.step - 1, s.retired_ns);
+  s.statistics.scheduling_ns += launched_ns - s.retired_ns;
+  s.launched_ns = launched_ns;
   s.trace[s.step & (s.geometry.trace_entries - 1)] =
-      TraceEntry{s.step,          s.retired_ns,      launched_ns,   b.graph,       b.num_rows,
-                 b.num_tokens,    b.num_decode_rows, s.num_running, s.num_waiting, s.num_free_blocks,
-                 s.step_admitted, s.step_preempted,  idle_before};
+      TraceEntry{s.step,           s.retired_ns,  launched_ns,       0,
+                 b.graph,          b.num_rows,    b.num_tokens,      b.num_decode_rows,
+                 s.num_running,    s.num_waiting, s.num_free_blocks, s.step_admitted,
+                 s.step_preempted, idle_before};
 }
 
 // Note what was decided for each row, for tests.
@@ -58,13 +72,26 @@ BLINK_FN void log_step(Env& env, State& s) {
   if (env.lane() == 0) s.log_count += s.batch->num_rows;
 }
 
+// Count the sequences of a list whose requests are best-effort.
+template <class Env>
+BLINK_FN uint32_t count_best_effort(Env& env, const State& s, const uint32_t* list, uint32_t count) {
+  uint32_t found = 0;
+  for (uint32_t i = env.lane(); i < count; i += env.lanes())
+    found += s.sequences[list[i]].sqe.service_class == uint32_t(ServiceClass::kBestEffort);
+  return env.sum(found);
+}
+
 // Copy the counters to the region, where frontends read them.
 template <class Env>
 BLINK_FN void publish_statistics(Env& env, State& s) {
+  const uint32_t best_effort_running = count_best_effort(env, s, s.running, s.num_running);
+  const uint32_t best_effort_waiting = count_best_effort(env, s, s.waiting, s.num_waiting);
   if (env.lane() == 0) {
     Statistics& t = s.statistics;
     t.num_running = s.num_running;
     t.num_waiting = s.num_waiting;
+    t.num_running_best_effort = best_effort_running;
+    t.num_waiting_best_effort = best_effort_waiting;
     t.num_blocks = s.geometry.num_blocks;
     t.num_blocks_used = s.geometry.num_blocks - available_blocks(s);
     t.num_blocks_cached = s.num_evictable;
@@ -84,6 +111,7 @@ template <class Env>
 BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_before) {
   log_step(env, s);
   register_blocks(env, s);
+  if (s.reset_asked) reset_prefix_cache(env, s);
   if (s.num_free_blocks < s.geometry.max_num_seqs) evict(env, s, s.geometry.max_num_seqs - s.num_free_blocks);
   if (env.lane() == 0) {
     count_step(s);
@@ -128,6 +156,8 @@ BLINK_FN StepResult step(Env& env, State& s) {
     if (was_in_flight) retire(env, s, glance.now);
     reap(env, s, glance.now);
     if (compose(env, s, glance.now) == 0) {
+      if (was_in_flight && env.lane() == 0) note_end(s, s.step, glance.now);
+      if (s.reset_asked) reset_prefix_cache(env, s);
       if (s.stats_dirty) publish_statistics(env, s);
       return s.failed ? StepResult::kFailed : StepResult::kIdle;
     }

@@ -33,6 +33,7 @@ struct Sequence {
   FIELD(uint32_t, num_computed);  // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
   FIELD(uint32_t, num_generated);
   FIELD(uint32_t, num_blocks);
+  FIELD(uint32_t, num_hashed);      // leading blocks whose hash is known
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
   FIELD(Registration, chain);       // the last of them, or its equal that was there before
   FIELD(uint32_t, scheduled);       // tokens in the current step
@@ -210,6 +211,7 @@ struct State {
   FIELD(uint32_t, num_free_blocks);
   FIELD(uint32_t, num_evictable);
   FIELD(uint32_t, num_cancels);
+  FIELD(uint32_t, reset_asked);  // the prefix cache is to be emptied
   FIELD(uint32_t, lru_head);
   FIELD(uint32_t, lru_count);
   FIELD(uint32_t, next_stamp);
@@ -230,6 +232,9 @@ struct State {
   FIELD(uint64_t, heartbeat_ns);
   FIELD(uint64_t, heartbeat);
   FIELD(uint64_t, retired_ns);
+  FIELD(uint64_t, launched_ns);  // the step in flight, or the last one
+  FIELD(uint64_t, hash_key_low);
+  FIELD(uint64_t, hash_key_high);
   FIELD(uint64_t, num_repeats);
   FIELD(Statistics, statistics);
 };

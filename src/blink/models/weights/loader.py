@@ -50,7 +50,14 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     spec = _limit_length(read_spec(path), config.max_model_len)
     checkpoint = _open_checkpoint(path, spec, config, device)
     num_bytes = spec.num_parameters * dtype.itemsize
-    with tqdm(total=num_bytes, desc="loading weights", unit="B", unit_scale=True, unit_divisor=1024) as progress:
+    with tqdm(
+        total=num_bytes,
+        desc="loading weights",
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        disable=None,  # where no terminal is
+    ) as progress:
         return _Loader(checkpoint, spec, device, dtype, progress).load()
 
 
