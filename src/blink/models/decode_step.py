@@ -45,7 +45,7 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
     block_size: tokens of a block of the KV cache.
     """
     most = MAX_DECODE_ROWS_OF_EXPERTS if spec.num_experts else MAX_DECODE_ROWS
-    if rows > most or not can_launch():
+    if rows > most or not spec.is_plain or not can_launch():
         return False
     heads = (spec.head_dim, spec.rope.rotary_dim, spec.num_heads, spec.num_kv_heads)
     can_multiply = gemv.can_multiply if _takes_gemv(spec, rows) else gemm.can_multiply
@@ -73,14 +73,15 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: in
     residual = weights.embedding.index_select(0, batch.input_ids[:rows])
     for layer, cache in zip(weights.layers, kv_cache, strict=True):
         mlp = layer.mlp
-        qkv = gemv.normed_linear(residual, layer.attention_norm, eps, layer.qkv, layer.qkv_bias)
+        attention_norm, mlp_norm = _norms(layer)
+        qkv = gemv.normed_linear(residual, attention_norm, eps, layer.qkv, layer.qkv_bias)
         attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
         gemv.add_linear(attended, layer.output, residual, layer.output_bias)
         if isinstance(mlp, DenseMlp):
-            gemv.add_linear(gemv.gated_linear(residual, layer.mlp_norm, eps, mlp.gate_up), mlp.down, residual)
+            gemv.add_linear(gemv.gated_linear(residual, mlp_norm, eps, mlp.gate_up), mlp.down, residual)
         else:
             add_experts(
-                residual, layer.mlp_norm, eps, mlp.router, mlp.gate_up, mlp.down, batch.context_lens,
+                residual, mlp_norm, eps, mlp.router, mlp.gate_up, mlp.down, batch.context_lens,
                 top_k=spec.experts_per_token, renormalize=spec.norm_topk_prob,
             )  # fmt: skip
     return gemv.normed_linear(residual, weights.norm, eps, weights.lm_head)
@@ -88,13 +89,13 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: in
 
 def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     eps, layers = weights.spec.rms_norm_eps, weights.layers
-    next_norms = [*(layer.attention_norm for layer in layers[1:]), weights.norm]
-    residual, normed = gemm.embed(batch.input_ids[:rows], weights.embedding, layers[0].attention_norm)
+    next_norms = [*(_norms(layer)[0] for layer in layers[1:]), weights.norm]
+    residual, normed = gemm.embed(batch.input_ids[:rows], weights.embedding, _norms(layers[0])[0])
     for layer, cache, next_norm in zip(layers, kv_cache, next_norms, strict=True):
         mlp = _dense(layer)
         qkv = gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias)
         attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
-        normed = gemm.add_linear(attended, layer.output, residual, layer.mlp_norm, layer.output_bias)
+        normed = gemm.add_linear(attended, layer.output, residual, _norms(layer)[1], layer.output_bias)
         gated = gemm.gated_linear(normed, eps, mlp.gate_up)
         normed = gemm.add_linear(gated, mlp.down, residual, next_norm)
     return gemm.normed_linear(normed, eps, weights.lm_head)
@@ -103,3 +104,8 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: i
 def _dense(layer: Layer) -> DenseMlp:
     assert isinstance(layer.mlp, DenseMlp)
     return layer.mlp
+
+
+def _norms(layer: Layer) -> tuple[Tensor, Tensor]:
+    assert layer.attention_norm is not None and layer.mlp_norm is not None
+    return layer.attention_norm, layer.mlp_norm

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from blink.kernels.activation import activate
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
 from blink.kernels.linear import linear
 from blink.kernels.moe import moe
-from blink.kernels.rms_norm import last_token_norm, rms_norm
+from blink.kernels.rms_norm import last_token_norm, rms_norm, rms_norm_columns
 from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
-from blink.kernels.silu_mul import silu_mul
 from blink.models.layer import DenseMlp, Layer, MoeMlp
+from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class StepInputs:
     """What all layers of one step share."""
 
     rotation: Tensor  # [tokens, rotary_dim], rows of the rotary table
+    local_rotation: Tensor  # the same for layers with a rotation of their own
     kv_slots: Tensor  # [tokens]
     num_tokens: Tensor  # [1], those that are not padding
     plan: AttentionPlan
@@ -46,7 +48,11 @@ class Decoder:
         self._layers = layers
         self._norm = norm
         self._lm_head = lm_head
-        self._rotary_table = make_rotary_table(spec.rope.frequencies(), spec.max_model_len, self.device)
+        self._rotary_table = self._make_rotary_table(spec.rope)
+        self._local_table = None if spec.local_rope is None else self._make_rotary_table(spec.local_rope)
+
+    def _make_rotary_table(self, rope: Rope) -> Tensor:
+        return make_rotary_table(rope.frequencies(), self.spec.max_model_len, self.device, rope.magnitude)
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> Tensor:
         """Allocate a KV cache: [layers, 2, num_blocks, block_size, kv_heads, head_dim], zero."""
@@ -73,20 +79,36 @@ class Decoder:
         """Run one step without sampling and return the logits [num_rows, vocab] of each row's last token."""
         if decoding and self._has_decode_kernels(num_rows, kv_cache):
             return self._decode(batch, kv_cache, num_rows)
-        step = StepInputs(
-            rotation=self._rotary_table.index_select(0, batch.positions[:num_tokens]),
-            kv_slots=batch.kv_slots[:num_tokens],
-            num_tokens=batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
-            plan=plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0]),
-        )
+        step = self._prepare(batch, kv_cache, num_tokens, num_rows)
+        options, eps = self.spec.options, self.spec.rms_norm_eps
         residual = self._embedding.index_select(0, batch.input_ids[:num_tokens])
+        if options.embedding_scale != 1:
+            residual.mul_(options.embedding_scale)
         update = None
         for layer, layer_cache in zip(self._layers, kv_cache, strict=True):
             update = self._run_layer(layer, residual, update, layer_cache, step)
         assert update is not None
-        eps = self.spec.rms_norm_eps
         hidden = last_token_norm(update, self._norm, eps, residual, batch.query_starts, num_rows)
-        return linear(hidden, self._lm_head)
+        return self._compute_head(hidden)
+
+    def _compute_head(self, hidden: Tensor) -> Tensor:
+        options, logits = self.spec.options, linear(hidden, self._lm_head)
+        if options.logits_divisor != 1:
+            logits.div_(options.logits_divisor)
+        if options.logits_softcap:
+            logits.div_(options.logits_softcap).tanh_().mul_(options.logits_softcap)
+        return logits
+
+    def _prepare(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> StepInputs:
+        positions = batch.positions[:num_tokens]
+        rotation = self._rotary_table.index_select(0, positions)
+        return StepInputs(
+            rotation=rotation,
+            local_rotation=rotation if self._local_table is None else self._local_table.index_select(0, positions),
+            kv_slots=batch.kv_slots[:num_tokens],
+            num_tokens=batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
+            plan=plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0]),
+        )
 
     def _has_decode_kernels(self, num_rows: int, kv_cache: Tensor) -> bool:
         if self.device.type != "cuda":
@@ -106,25 +128,46 @@ class Decoder:
     ) -> Tensor:
         """Add update, the previous layer's result, to residual (both [tokens, hidden]); return this layer's result."""
         eps = self.spec.rms_norm_eps
-        if update is None:
-            hidden = rms_norm(residual, layer.attention_norm, eps)
-        else:
-            hidden = rms_norm(update, layer.attention_norm, eps, residual)
+        hidden = self._enter(residual, update, layer.attention_norm)
         qkv = linear(hidden, layer.qkv, layer.qkv_bias)
-        query = rotate_and_store(qkv, step.rotation, step.kv_slots, kv_cache, layer.head_norm)
-        attended = linear(paged_attention(query, kv_cache, step.plan), layer.output, layer.output_bias)
-        hidden = rms_norm(attended, layer.mlp_norm, eps, residual)
-        return self._run_mlp(layer.mlp, hidden, step)
+        if layer.wide_norm is not None:
+            keys = slice(self.spec.q_size, self.spec.q_size + self.spec.kv_size)
+            rms_norm_columns(qkv, slice(0, self.spec.q_size), layer.wide_norm.query_weight, eps)
+            rms_norm_columns(qkv, keys, layer.wide_norm.key_weight, eps)
+        rotation = step.local_rotation if layer.uses_local_rope else step.rotation
+        query = rotate_and_store(qkv, rotation, step.kv_slots, kv_cache, layer.head_norm)
+        attended = paged_attention(query, kv_cache, step.plan, layer.attention)
+        attended = self._leave(linear(attended, layer.output, layer.output_bias), layer.attention_end_norm)
+        hidden = self._enter(residual, attended, layer.mlp_norm)
+        return self._leave(self._run_mlp(layer.mlp, hidden, step), layer.mlp_end_norm)
+
+    def _enter(self, residual: Tensor, update: Tensor | None, norm: Tensor | None) -> Tensor:
+        """Add update to residual and return what attention or MLP reads: the sum, normalised if there is a norm."""
+        if norm is None:
+            return residual if update is None else residual.add_(update)
+        if update is None:
+            return rms_norm(residual, norm, self.spec.rms_norm_eps)
+        return rms_norm(update, norm, self.spec.rms_norm_eps, residual)
+
+    def _leave(self, update: Tensor, norm: Tensor | None) -> Tensor:
+        """Return what attention or MLP adds to the residual."""
+        if norm is not None:
+            update = rms_norm(update, norm, self.spec.rms_norm_eps)
+        scale = self.spec.options.residual_scale
+        return update if scale == 1 else update.mul_(scale)
 
     def _run_mlp(self, mlp: DenseMlp | MoeMlp, hidden: Tensor, step: StepInputs) -> Tensor:
+        activation = self.spec.options.activation
         if isinstance(mlp, DenseMlp):
-            return linear(silu_mul(linear(hidden, mlp.gate_up)), mlp.down)
+            return linear(activate(linear(hidden, mlp.gate_up), activation), mlp.down)
         return moe(
             hidden,
-            linear(hidden, mlp.router),
+            linear(hidden, mlp.router, mlp.router_bias),
             mlp.gate_up,
             mlp.down,
             step.num_tokens,
             top_k=self.spec.experts_per_token,
             renormalize=self.spec.norm_topk_prob,
+            activation=activation,
+            biases=mlp.biases,
         )

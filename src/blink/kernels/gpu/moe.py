@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_routing import Routes, route
-from blink.kernels.gpu.silu_mul import silu
+from blink.kernels.operands import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ def moe(
     *,
     top_k: int,
     renormalize: bool,
+    activation: Activation = "silu",
+    biases: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Compute moe of contiguous tensors; num_tokens: int32 [1] on the device; rows beyond it become zero, cheaply."""
     assert x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()
@@ -50,8 +53,9 @@ def moe(
     inner = x.new_empty(num_pairs, size)
     found = x.new_empty(num_pairs, hidden)
     result = torch.empty_like(x)
-    _multiply(x, gate_up, routes, inner, pairs_per_row=top_k, is_gated=True)
-    _multiply(inner, down, routes, found, pairs_per_row=1, is_gated=False)
+    inner_bias, bias = biases or (None, None)
+    _multiply(x, gate_up, inner_bias, routes, inner, pairs_per_row=top_k, activation=activation)
+    _multiply(inner, down, bias, routes, found, pairs_per_row=1, activation=None)
     block = min(1024, triton.next_power_of_2(hidden))
     _combine[(max_tokens, triton.cdiv(hidden, block))](
         found,
@@ -87,17 +91,28 @@ def _divisor(size: int, limit: int) -> int:
     return min(limit, size & -size)
 
 
-def _multiply(x: Tensor, weight: Tensor, routes: Routes, result: Tensor, *, pairs_per_row: int, is_gated: bool) -> None:
+def _multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    routes: Routes,
+    result: Tensor,
+    *,
+    pairs_per_row: int,
+    activation: Activation | None,
+) -> None:
     """Multiply row pair // pairs_per_row of x with its expert's weight into row pair of result."""
     num_experts, max_tokens = routes.pairs.shape
     num_pairs, columns = result.shape
     depth = x.shape[1]
+    is_gated = activation is not None
     tiling = choose_tiling(num_pairs, num_experts, columns, depth, is_gated=is_gated, itemsize=x.itemsize)
     # Every expert in use may leave one tile partly filled.
     max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
     _multiply_tile[(max_tiles, columns // tiling.columns)](
         x,
         weight,
+        weight if bias is None else bias,
         routes.pairs,
         routes.counts,
         result,
@@ -105,6 +120,8 @@ def _multiply(x: Tensor, weight: Tensor, routes: Routes, result: Tensor, *, pair
         num_experts,
         PAIRS_PER_ROW=pairs_per_row,
         IS_GATED=is_gated,
+        ACTIVATION=activation,
+        HAS_BIAS=bias is not None,
         SIZE=columns,
         DEPTH=depth,
         ROWS_BLOCK=tiling.rows,
@@ -121,6 +138,7 @@ def _multiply(x: Tensor, weight: Tensor, routes: Routes, result: Tensor, *, pair
 def _multiply_tile(
     x,
     weight,
+    bias,
     pairs,
     counts,
     result,
@@ -128,6 +146,8 @@ def _multiply_tile(
     num_experts,
     PAIRS_PER_ROW: tl.constexpr,
     IS_GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     SIZE: tl.constexpr,
     DEPTH: tl.constexpr,
     ROWS_BLOCK: tl.constexpr,
@@ -155,8 +175,13 @@ def _multiply_tile(
         total = tl.dot(values, tl.load(right + start), total, input_precision=PRECISION)
         if IS_GATED:
             gated = tl.dot(values, tl.load(right + SIZE * DEPTH + start), gated, input_precision=PRECISION)
+    if HAS_BIAS:
+        bias += expert.to(tl.int64) * HEIGHT + column
+        total += tl.load(bias).to(tl.float32)[None, :]
+        if IS_GATED:
+            gated += tl.load(bias + SIZE).to(tl.float32)[None, :]
     if IS_GATED:
-        total = silu(total) * gated
+        total = multiply(total, gated, ACTIVATION)
     tl.store(result + pair.to(tl.int64)[:, None] * SIZE + column[None, :], total, mask=inside)
 
 

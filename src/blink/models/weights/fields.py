@@ -34,9 +34,8 @@ class Fields:
     def number(self, key: str, default: float | None = None, *, low: float = 0.0) -> float:
         """Return a finite number of at least low."""
         value = self._find(key, default)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
         # NaN fails any comparison; float() of an int of any length could overflow.
-        if not is_number or not low <= value <= 1e300:
+        if not _is_number(value) or not low <= value <= 1e300:
             raise self._wrong(key, value, f"a number of at least {low:g}")
         return float(value)
 
@@ -69,6 +68,13 @@ class Fields:
             raise self._wrong(key, value, "a list of whole numbers")
         return value
 
+    def numbers(self, key: str) -> list[float]:
+        """Return a list of finite numbers of at least 0."""
+        value = self._find(key, None)
+        if not isinstance(value, list) or not all(_is_number(item) and 0 <= item <= 1e300 for item in value):
+            raise self._wrong(key, value, "a list of numbers of at least 0")
+        return [float(item) for item in value]
+
     def mapping(self, key: str) -> Mapping[str, Any]:
         """Return the object under a key, an empty one if there is none."""
         value = self._find(key, {})
@@ -95,6 +101,10 @@ class Fields:
     def _wrong(self, key: str, value: object, rule: str) -> ConfigError:
         shown = show(value)
         return ConfigError(f"{self.place}: '{self._prefix}{key}' must be {rule}, but is {shown}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def one_line(error: Exception) -> str:
