@@ -46,17 +46,19 @@ def assert_equals_reference(
     )
     x, gate_up, down = (x * hidden**0.5).to(dtype), gate_up.to(dtype), down.to(dtype)
     logits = make_logits(num_tokens, num_experts, dtype) if router_logits is None else router_logits
-    biases = tuple(torch.randn(part.shape[:2], generator=generator).to(dtype) for part in (gate_up, down))
-    wide = tuple(part.float() for part in biases)
-    choices = {"top_k": top_k, "renormalize": renormalize, "activation": activation}
-    expected = cpu.moe(x.float(), logits, gate_up.float(), down.float(), biases=wide if has_biases else None, **choices)
+    inner_bias, bias = (torch.randn(part.shape[:2], generator=generator).to(dtype) for part in (gate_up, down))
+    wide = (inner_bias.float(), bias.float()) if has_biases else None
+    expected = cpu.moe(
+        x.float(), logits, gate_up.float(), down.float(),
+        top_k=top_k, renormalize=renormalize, activation=activation, biases=wide,
+    )  # fmt: skip
     padded = [
         torch.cat((part, torch.full((num_padding, part.shape[1]), torch.nan, dtype=dtype))) for part in (x, logits)
     ]
     count = torch.tensor([num_tokens], dtype=torch.int32)
     inputs = [part.to(device) for part in (*padded, gate_up, down, count)]
-    on_device = tuple(part.to(device) for part in biases)
-    found = gpu_moe.moe(*inputs, biases=on_device if has_biases else None, **choices).cpu()
+    biases = (inner_bias.to(device), bias.to(device)) if has_biases else None
+    found = gpu_moe.moe(*inputs, top_k=top_k, renormalize=renormalize, activation=activation, biases=biases).cpu()
     torch.testing.assert_close(found[:num_tokens].float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert not found[num_tokens:].any()
 

@@ -46,6 +46,6 @@ def multiply(gate, up, ACTIVATION: tl.constexpr):
         # (1 + tanh(x)) / 2 = sigmoid(2 x), x = sqrt(2 / pi) * (gate + 0.044715 * gate^3)
         doubled = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
         return tl.math.div_rn(gate, 1.0 + tl.exp(-doubled)) * up
-    gate = tl.minimum(gate, _CLIP_LIMIT)
-    up = tl.minimum(tl.maximum(up, -_CLIP_LIMIT), _CLIP_LIMIT)
-    return tl.math.div_rn(gate, 1.0 + tl.exp(-_CLIP_SLOPE * gate)) * (up + 1.0)
+    gate = tl.where(gate > _CLIP_LIMIT, _CLIP_LIMIT, gate)
+    up = tl.where(up > _CLIP_LIMIT, _CLIP_LIMIT, tl.where(up < -_CLIP_LIMIT, -_CLIP_LIMIT, up))
+    return tl.math.div_rn(gate, 1.0 + tl.exp(gate * -_CLIP_SLOPE)) * (up + 1.0)
