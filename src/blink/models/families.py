@@ -58,6 +58,7 @@ FAMILIES: Mapping[str, Family] = {
     "ministral": Family(title="Ministral", window_period=EVERY_LAYER, defaults=_MISTRAL_DEFAULTS),
     "mixtral": Family(
         title="Mixtral",
+        interleaved=True,  # in files of the architecture llama
         experts="block_sparse_moe",
         window_period=EVERY_LAYER,
         defaults={"rope_theta": 1e6, "norm_topk_prob": True},

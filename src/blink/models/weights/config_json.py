@@ -67,7 +67,7 @@ def _make_spec(config: Fields, values: Mapping[str, Any], architecture: str) -> 
         output_bias=has_bias,
         windows=_read_windows(config, family),
         local_rope=read_local_rope(config, values, head_dim),
-        options=_read_options(config, family),
+        options=_read_options(config, family, head_dim),
         num_experts=_read_num_experts(config) if has_experts else 0,
         experts_per_token=config.integer("num_experts_per_tok") if has_experts else 0,
         moe_intermediate_size=config.integer("moe_intermediate_size", size) if has_experts else 0,
@@ -89,7 +89,7 @@ def _check_supported(config: Fields) -> None:
     config.require(not config.flag("use_bidirectional_attention"), "attention to later tokens")
 
 
-def _read_options(config: Fields, family: Family) -> ModelOptions:
+def _read_options(config: Fields, family: Family, head_dim: int) -> ModelOptions:
     """Add to a family's options what the config says of its own."""
     options = family.options
     if options.activation == "clipped_silu":
@@ -103,7 +103,7 @@ def _read_options(config: Fields, family: Family) -> ModelOptions:
     if options.shifted_norms:  # Gemma
         return dataclasses.replace(
             options,
-            attention_scale=config.number("query_pre_attn_scalar", low=1e-6) ** -0.5,
+            attention_scale=_unless_usual(config.number("query_pre_attn_scalar", low=1e-6) ** -0.5, head_dim),
             attention_softcap=config.number("attn_logit_softcapping", 0.0),
             logits_softcap=config.number("final_logit_softcapping", 0.0),
             embedding_scale=math.sqrt(config.integer("hidden_size")),
@@ -111,12 +111,16 @@ def _read_options(config: Fields, family: Family) -> ModelOptions:
     if family is FAMILIES["granite"]:
         return dataclasses.replace(
             options,
-            attention_scale=config.number("attention_multiplier", 1.0),
+            attention_scale=_unless_usual(config.number("attention_multiplier", 1.0), head_dim),
             embedding_scale=config.number("embedding_multiplier", 1.0),
             residual_scale=config.number("residual_multiplier", 1.0),
             logits_divisor=config.number("logits_scaling", 1.0, low=1e-6),
         )
     return options
+
+
+def _unless_usual(scale: float, head_dim: int) -> float | None:
+    return None if math.isclose(scale, head_dim**-0.5) else scale
 
 
 def _read_windows(config: Fields, family: Family) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import math
 import gguf
 
 from blink.errors import ConfigError
-from blink.models.families import EVERY_LAYER, FAMILIES, NO_WINDOW, Family
+from blink.models.families import EVERY_LAYER, FAMILIES, Family
 from blink.models.rope import LinearScaling, Rope, yarn_divisors
 from blink.models.spec import ModelOptions, ModelSpec
 from blink.models.weights.fields import Fields, show
@@ -54,7 +54,7 @@ def _make_spec(file: GgufFile, metadata: Fields, architecture: str) -> ModelSpec
     family = FAMILIES[architecture]
     num_experts = metadata.integer("expert_count", 0, low=0)
     if architecture == "llama" and num_experts:
-        architecture, family = "mixtral", dataclasses.replace(FAMILIES["mixtral"], window_period=NO_WINDOW)
+        architecture, family = "mixtral", FAMILIES["mixtral"]
     metadata.require(bool(family.experts) or not num_experts, "a mixture of experts")
     num_heads = metadata.integer("attention.head_count")
     hidden_size = metadata.integer("embedding_length")
