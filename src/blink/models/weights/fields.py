@@ -68,11 +68,11 @@ class Fields:
             raise self._wrong(key, value, "a list of whole numbers")
         return value
 
-    def numbers(self, key: str) -> list[float]:
-        """Return a list of finite numbers of at least 0."""
+    def numbers(self, key: str, *, low: float = 0.0) -> list[float]:
+        """Return a list of finite numbers of at least low."""
         value = self._find(key, None)
-        if not isinstance(value, list) or not all(_is_number(item) and 0 <= item <= 1e300 for item in value):
-            raise self._wrong(key, value, "a list of numbers of at least 0")
+        if not isinstance(value, list) or not all(_is_number(item) and low <= item <= 1e300 for item in value):
+            raise self._wrong(key, value, f"a list of numbers of at least {low:g}")
         return [float(item) for item in value]
 
     def mapping(self, key: str) -> Mapping[str, Any]:
