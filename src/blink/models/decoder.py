@@ -17,6 +17,7 @@ from blink.kernels.moe import moe
 from blink.kernels.rms_norm import last_token_norm, rms_norm, rms_norm_columns
 from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
+from blink.kernels.scoring import score_prompts
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
@@ -64,12 +65,26 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int, *, decoding: bool = False
+        self,
+        batch: Batch,
+        kv_cache: Tensor,
+        num_tokens: int,
+        num_rows: int,
+        *,
+        decoding: bool = False,
+        scoring: bool = False,
     ) -> None:
         """Run one step over the batch's first num_tokens tokens and num_rows rows, padding included, and sample.
 
-        decoding: whether every row is of one token, so that kernels made for that may run.
+        decoding: whether every row is of one token, so that kernels made for that may run. scoring: whether the
+        logprobs of the prompts' own tokens are wanted beside the samples.
         """
+        if scoring:
+            hidden = self._compute_all(batch, kv_cache, num_tokens, num_rows)
+            score_prompts(hidden, self._compute_head, batch)
+            last = batch.query_starts[1 : num_rows + 1] - 1
+            sample(self._compute_head(hidden.index_select(0, last.clamp_(min=0))), batch, num_rows)
+            return
         sample(self.compute_logits(batch, kv_cache, num_tokens, num_rows, decoding=decoding), batch, num_rows)
 
     @torch.inference_mode()
@@ -79,8 +94,20 @@ class Decoder:
         """Run one step without sampling and return the logits [num_rows, vocab] of each row's last token."""
         if decoding and self._has_decode_kernels(num_rows, kv_cache):
             return self._decode(batch, kv_cache, num_rows)
+        update, residual = self._run_layers(batch, kv_cache, num_tokens, num_rows)
+        eps = self.spec.rms_norm_eps
+        hidden = last_token_norm(update, self._norm, eps, residual, batch.query_starts, num_rows)
+        return self._compute_head(hidden)
+
+    def _compute_all(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> Tensor:
+        """Return what the head reads of every token [num_tokens, hidden]."""
+        update, residual = self._run_layers(batch, kv_cache, num_tokens, num_rows)
+        return rms_norm(update, self._norm, self.spec.rms_norm_eps, residual)
+
+    def _run_layers(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Return the last layer's result, and the residual that it is to be added to."""
         step = self._prepare(batch, kv_cache, num_tokens, num_rows)
-        options, eps = self.spec.options, self.spec.rms_norm_eps
+        options = self.spec.options
         residual = self._embedding.index_select(0, batch.input_ids[:num_tokens])
         if options.embedding_scale != 1:
             residual.mul_(options.embedding_scale)
@@ -88,8 +115,7 @@ class Decoder:
         for layer, layer_cache in zip(self._layers, kv_cache, strict=True):
             update = self._run_layer(layer, residual, update, layer_cache, step)
         assert update is not None
-        hidden = last_token_norm(update, self._norm, eps, residual, batch.query_starts, num_rows)
-        return self._compute_head(hidden)
+        return update, residual
 
     def _compute_head(self, hidden: Tensor) -> Tensor:
         options, logits = self.spec.options, linear(hidden, self._lm_head)

@@ -12,7 +12,7 @@
 namespace blink {
 
 constexpr uint64_t kMagic = 0x314b4e494c42ull;  // "BLINK1"
-constexpr uint32_t kLayoutVersion = 3;          // changes when the meaning of a word does
+constexpr uint32_t kLayoutVersion = 4;          // changes when the meaning of a word does
 constexpr uint32_t kMaxGraphs = 128;
 constexpr uint32_t kFlows = 256;  // of a queue pair
 constexpr uint32_t kMaxStopTokens = 128;
@@ -58,12 +58,12 @@ struct Geometry {
   FIELD(uint32_t, log_entries);    // decision log of tests; 0 = off
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
-  uint32_t reserved;
+  FIELD(uint32_t, scoring_graph);  // the last; it keeps every token's logits for their logprobs
   FIELD(uint64_t, lease_timeout_ns);
   FIELD(uint64_t, max_queue_age_ns);
   FIELD(uint64_t, stall_timeout_ns);
-  // Graphs of decoding rows alone (a token each), then graphs of any rows; both ascending. A graph's index is its
-  // place.
+  // Graphs of decoding rows alone (a token each), then graphs of any rows, both ascending, then the scoring graph. A
+  // graph's index is its place.
   FIELD_ARRAY(GraphSize, graphs, kMaxGraphs);
 };
 
@@ -172,7 +172,8 @@ struct Sampling {
   FIELD(uint32_t, top_k);  // 0: all tokens
   FIELD(uint32_t, seed_low);
   FIELD(uint32_t, seed_high);
-  FIELD(int32_t, num_logprobs);  // -1: none
+  FIELD(int32_t, num_logprobs);    // -1: none
+  FIELD(uint32_t, prompt_scores);  // completions for each prompt token: its logprob and its rivals'; 0: none
   FIELD(uint32_t, min_tokens);
 };
 
@@ -195,7 +196,7 @@ struct Sqe {
   FIELD(int32_t, priority);
   FIELD(Sampling, sampling);
   FIELD(uint32_t, flow);  // whose request this is, as far as shares go: modulo kFlows
-  uint32_t reserved[30];
+  uint32_t reserved[29];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 
@@ -217,7 +218,7 @@ struct alignas(32) Cqe {
   FIELD(uint64_t, time_ns);
   FIELD(int32_t, token);  // kAdmitted: prompt tokens found in the prefix cache; kRejected: RejectCode
   FIELD(float, logprob);
-  FIELD(uint32_t, index);  // ordinal of the generated token
+  FIELD(uint32_t, index);  // ordinal of the generated token; kPromptLogprob: place in the prompt
   FIELD(uint32_t, tag);
 };
 static_assert(sizeof(Cqe) == 32, "two CQEs share a cache line");
