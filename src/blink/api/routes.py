@@ -25,7 +25,7 @@ from blink.api.schema import (
     DetokenizeBody,
     TokenizeBody,
 )
-from blink.errors import BlinkError
+from blink.errors import BlinkError, NotFoundError
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -193,6 +193,11 @@ def _status_routes(service: CompletionService) -> APIRouter:
         """Answer 200 when requests can be served now, else 503."""
         assert service.engine  # raises the 503
         return Response()
+
+    @router.post("/v1/embeddings")
+    async def embed() -> None:
+        """Say that there are none."""
+        raise NotFoundError("This server makes no embeddings (/v1/embeddings): its models generate text.")
 
     @_read(router, "/version")
     async def version() -> dict[str, str]:

@@ -44,7 +44,7 @@ _EXAMPLES: Final = {
   blink bench --base-url http://10.0.0.2:8000 --dataset-name sharegpt --dataset-path ShareGPT_V3.json""",
 }
 
-_TAKE_MODEL: Final = ("serve", "engine", "frontend")
+_TAKE_MODEL: Final = ("serve", "engine", "frontend", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         BenchConfig,
     )
     doctor = _add_command(commands, "doctor", "say what this machine can do, and what to fix", _doctor)
+    doctor.add_argument("model", nargs="?", default="", metavar="MODEL", help="say too whether this model fits")
     doctor.add_argument("--port", type=int, default=FrontendConfig().port, help="port to check (default: %(default)s)")
     return parser
 
@@ -183,4 +184,4 @@ def _bench(namespace: argparse.Namespace) -> int:
 def _doctor(namespace: argparse.Namespace) -> int:
     from blink.cli.doctor import run_doctor
 
-    return run_doctor(namespace.port)
+    return run_doctor(namespace.port, namespace.model)

@@ -34,6 +34,7 @@ BLINK_FN ScoreSpan score_span(const Sequence& q) {
 template <class Env>
 BLINK_FN uint32_t count_scored(Env& env, const State& s, uint32_t num_rows) {
   uint32_t scored = 0;
+  env.sync();  // one lane has written the rows of prompts
   for (uint32_t row = env.lane(); row < num_rows; row += env.lanes()) {
     const ScoreSpan span = score_span(s.sequences[s.row_sequences[row]]);
     scored += span.first < span.end;
