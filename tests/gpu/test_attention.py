@@ -148,7 +148,7 @@ def test_half_precision_is_close_to_the_reference(device: torch.device, rows: Ro
     ],
     ids=["one-key", "window", "cap", "sinks", "all"],
 )
-@pytest.mark.parametrize("rows", [DECODE, MIXED], ids=["decode", "mixed"])
+@pytest.mark.parametrize("rows", [[(1, 1), (1, 17), (1, 200)], [(1, 40), (20, 150)]], ids=["decode", "mixed"])
 def test_windows_caps_and_sinks_equal_the_reference(
     device: torch.device, rows: Rows, options: AttentionOptions
 ) -> None:

@@ -101,8 +101,7 @@ def _attend(
     num_queries = tl.load(item + NUM_QUERIES)
     first_token = tl.load(item + FIRST_TOKEN)
     first_position = tl.load(item + FIRST_POSITION)
-    first_key = tl.load(item + FIRST_KEY)
-    end_key = tl.load(item + END_KEY)
+    first_key, end_key = tl.load(item + FIRST_KEY), tl.load(item + END_KEY)
     slot = tl.load(item + ROW_SLOT)
     num_chunks = tl.load(item + NUM_CHUNKS)
     partial = tl.load(item + PARTIAL)
@@ -116,15 +115,9 @@ def _attend(
     tokens = (first_token + pairs // GROUP).to(tl.int64)
     offsets = ((tokens * KV_HEADS + head) * GROUP + pairs % GROUP)[:, None] * HEAD_DIM + dims[None, :]
     heads = tl.load(query + offsets, mask=inside, other=0.0)
-    if WINDOW > 0:
-        # What no query of the tile sees is not read; a chunk may be left with no key.
+    if WINDOW > 0:  # what no query of the tile sees is not read; a chunk may be left with no key
         first_key = tl.maximum(first_key, first_position - WINDOW + 1)
-    best = tl.full([BLOCK_M], _LOWEST, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_SINKS:  # noqa: SIM102 - known at compile time, which the other is not
-        if partial == first_partial:  # one chunk of each tile begins with them
-            best = tl.load(sinks + head * GROUP + pairs % GROUP, mask=is_pair, other=0.0) * _LOG2_E
-            total += 1.0
+    best, total = _begin(sinks + head * GROUP + pairs % GROUP, is_pair, partial == first_partial, HAS_SINKS, BLOCK_M)
     attended, lse = _attend_keys(
         heads, kv_cache + head * HEAD_DIM, values_offset, block_tables + slot.to(tl.int64) * table_stride, scale,
         first_position + pairs // GROUP, first_key, end_key, best, total, softcap,
@@ -146,6 +139,18 @@ def _attend(
                 partials, lses, result, first_partial, num_chunks, head, first_token, first_pair, num_queries * GROUP,
                 KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
             )  # fmt: skip
+
+
+@triton.jit
+def _begin(sinks, is_pair, is_first, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the largest score and the sum of exponentials before any key: the first chunk begins with the sinks."""
+    best = tl.full([BLOCK_M], _LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:  # noqa: SIM102 - known at compile time, which the other is not
+        if is_first:
+            best = tl.load(sinks, mask=is_pair, other=0.0) * _LOG2_E
+            total += 1.0
+    return best, total
 
 
 @triton.jit
