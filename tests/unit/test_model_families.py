@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from blink.models.families import FAMILIES as KNOWN
 from blink.models.weights.source import read_spec
@@ -20,6 +22,19 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, tmp_path: Path) ->
     alone, together = generate(tmp_path, prompts, "cpu")
     assert together == alone
     assert alone == [continue_greedily(model, *pair) for pair in zip(prompts, alone, strict=True)]
+
+
+def test_the_text_part_of_a_model_that_sees_pictures_is_read(tmp_path: Path) -> None:
+    save_model("gemma3", tmp_path)
+    expected = generate(tmp_path, [[5, 9, 33]], "cpu")
+    config = json.loads((tmp_path / "config.json").read_text())
+    nested = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    weights = {name: value for shard in tmp_path.glob("*.safetensors") for name, value in load_file(shard).items()}
+    for file in tmp_path.glob("*.safetensors*"):
+        file.unlink()
+    save_file({f"language_model.{name}": value for name, value in weights.items()}, tmp_path / "model.safetensors")
+    assert generate(tmp_path, [[5, 9, 33]], "cpu") == expected
 
 
 def test_every_family_has_a_model_here() -> None:

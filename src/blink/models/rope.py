@@ -37,6 +37,12 @@ class LinearScaling:
         return self.factor
 
 
+# What YaRN's numbers may be; far beyond what models have, and so that no sum of them overflows or vanishes.
+YARN_FACTORS = (1e-3, 1e6)
+YARN_TURNS = (1e-3, 1e6)
+YARN_MIN_THETA = 1.01
+
+
 def yarn_divisors(
     *, theta: float, rotary_dim: int, factor: float, original_max_len: int, turns: tuple[float, float], truncate: bool
 ) -> tuple[float, ...]:

@@ -31,12 +31,13 @@ class Fields:
             raise self._wrong(key, value, f"a whole number from {low} to {high}")
         return value
 
-    def number(self, key: str, default: float | None = None, *, low: float = 0.0) -> float:
-        """Return a finite number of at least low."""
+    def number(self, key: str, default: float | None = None, *, low: float = 0.0, high: float = 1e300) -> float:
+        """Return a finite number from low to high."""
         value = self._find(key, default)
         # NaN fails any comparison; float() of an int of any length could overflow.
-        if not _is_number(value) or not low <= value <= 1e300:
-            raise self._wrong(key, value, f"a number of at least {low:g}")
+        if not _is_number(value) or not low <= value <= high:
+            rule = f"a number of at least {low:g}" if high == 1e300 else f"a number from {low:g} to {high:g}"
+            raise self._wrong(key, value, rule)
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -107,7 +108,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return what a library says of a file, which may quote it, on one line."""
     return " ".join(str(error).split())[:_SAID_CHARS]
 

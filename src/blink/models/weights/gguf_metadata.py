@@ -10,7 +10,7 @@ import gguf
 
 from blink.errors import ConfigError
 from blink.models.families import EVERY_LAYER, FAMILIES, Family
-from blink.models.rope import LinearScaling, Rope, yarn_divisors
+from blink.models.rope import YARN_FACTORS, YARN_MIN_THETA, LinearScaling, Rope, yarn_divisors
 from blink.models.spec import ModelOptions, ModelSpec
 from blink.models.weights.fields import Fields, show
 from blink.models.weights.gguf_file import GgufFile
@@ -147,8 +147,10 @@ def _read_rope(file: GgufFile, metadata: Fields, head_dim: int) -> Rope:
 
 
 def _make_yarn_rope(metadata: Fields, theta: float, rotary_dim: int) -> Rope:
-    factor = metadata.number("rope.scaling.factor", low=1e-6)
-    metadata.require(theta > 1 and rotary_dim <= 1 << 16, f"a rotation of {rotary_dim} components, base {theta:g}")
+    factor = metadata.number("rope.scaling.factor", low=YARN_FACTORS[0], high=YARN_FACTORS[1])
+    metadata.require(
+        theta >= YARN_MIN_THETA and rotary_dim <= 1 << 16, f"a rotation of {rotary_dim} components, base {theta:g}"
+    )
     divisors = yarn_divisors(
         theta=theta,
         rotary_dim=rotary_dim,

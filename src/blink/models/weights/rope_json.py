@@ -7,7 +7,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from blink.models.rope import LinearScaling, Llama3Scaling, Rope, yarn_divisors
+from blink.models.rope import (
+    YARN_FACTORS,
+    YARN_MIN_THETA,
+    YARN_TURNS,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    yarn_divisors,
+)
 from blink.models.weights.fields import Fields, show
 
 _MAX_HEAD_DIM = 1 << 16
@@ -75,14 +83,15 @@ def _make_long_rope(rope: Fields, theta: float, rotary_dim: int) -> Rope:
 
 def _make_yarn_rope(rope: Fields, theta: float, rotary_dim: int) -> Rope:
     original, factor = _read_lengths(rope)
-    rope.require(theta > 1, f"a rotary base of {theta:g}")
+    rope.require(theta >= YARN_MIN_THETA, f"a rotary base of {theta:g}")
+    rope.require(YARN_FACTORS[0] <= factor <= YARN_FACTORS[1], f"a stretching by {factor:g}")
     rope.require(2 <= rotary_dim <= _MAX_HEAD_DIM, f"a rotated part of {rotary_dim} components")
     divisors = yarn_divisors(
         theta=theta,
         rotary_dim=rotary_dim,
         factor=factor,
         original_max_len=original,
-        turns=(rope.number("beta_fast", 32.0, low=1e-6), rope.number("beta_slow", 1.0, low=1e-6)),
+        turns=(_read_turns(rope, "beta_fast", 32.0), _read_turns(rope, "beta_slow", 1.0)),
         truncate=rope.flag("truncate", True),
     )
     growth = math.log(factor) if factor > 1 else 0.0
@@ -91,6 +100,10 @@ def _make_yarn_rope(rope: Fields, theta: float, rotary_dim: int) -> Rope:
     magnitude = (0.1 * numerator * growth + 1) / (0.1 * denominator * growth + 1)
     magnitude = rope.number("attention_factor", magnitude)
     return Rope(theta=theta, rotary_dim=rotary_dim, divisors=divisors, magnitude=magnitude)
+
+
+def _read_turns(rope: Fields, key: str, default: float) -> float:
+    return rope.number(key, default, low=YARN_TURNS[0], high=YARN_TURNS[1])
 
 
 def _read_lengths(rope: Fields) -> tuple[int, float]:
