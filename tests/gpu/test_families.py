@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from model_families import FAMILIES, continue_greedily, generate, make_prompts, save_model
+from model_families import FAMILIES, check, generate, make_prompts, save_model
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_greedy_tokens_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_greedy_tokens_and_logprobs_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = save_model(name, tmp_path)
     prompts = make_prompts()
-    alone, together = generate(tmp_path, prompts, "cuda")
-    assert together == alone
-    assert alone == [continue_greedily(model, *pair) for pair in zip(prompts, alone, strict=True)]
+    check(model, prompts, generate(tmp_path, prompts, "cuda"))

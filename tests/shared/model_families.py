@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from blink import LLM, SamplingParams
 
-NUM_NEW = 8
+NUM_NEW = 6
 SMALL: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 64,
@@ -92,8 +93,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
-    "phi3-short": {**_PHI3, "rope_parameters": {**LONG_ROPE, "original_max_position_embeddings": 384, "factor": 4.0}},
-    "phi3-long": {**_PHI3, "rope_parameters": {**LONG_ROPE, "original_max_position_embeddings": 4}},
+    "phi3-short": {
+        **_PHI3,
+        "original_max_position_embeddings": 384,
+        "rope_parameters": {**LONG_ROPE, "factor": 4.0},
+    },
+    "phi3-long": {**_PHI3, "original_max_position_embeddings": 4, "rope_parameters": LONG_ROPE},
     "olmo2": {"model_type": "olmo2", "attention_bias": True},
     "granite": {
         "model_type": "granite",
@@ -137,12 +142,22 @@ def save_model(name: str, path: Path) -> Any:
     return model
 
 
-def generate(path: Path, prompts: list[list[int]], device: str) -> tuple[list[list[int]], list[list[int]]]:
-    """Return greedy continuations: of the last prompts one after the other, then of all together, from chunks.
+@dataclass(frozen=True)
+class Found:
+    """What Blink made of the prompts."""
 
-    Those together find prefixes of the former, and of each other, in the cache.
+    alone: list[list[int]]  # greedy continuations of one after the other
+    together: list[list[int]]  # of all at once
+    logprobs: list[list[float]]  # of each prompt's tokens but the first
+
+
+def generate(path: Path, prompts: list[list[int]], device: str) -> Found:
+    """Continue prompts greedily: one after the other, then all together, each from chunks.
+
+    Those together find prefixes of the former, and of each other, in the cache; those before are scored.
     """
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
+    plain = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
+    scored = replace(plain, prompt_logprobs=0)
     with LLM(
         model=str(path),
         device=device,
@@ -152,16 +167,24 @@ def generate(path: Path, prompts: list[list[int]], device: str) -> tuple[list[li
         max_num_batched_tokens=56,
         num_gpu_blocks_override=200,
     ) as llm:
-        alone = [llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids for prompt in prompts]
-        together = [found.outputs[0].token_ids for found in llm.generate(prompts, params, use_tqdm=False)]
-    return [list(tokens) for tokens in alone], [list(tokens) for tokens in together]
+        alone = [llm.generate([prompt], scored, use_tqdm=False)[0] for prompt in prompts]
+        together = llm.generate(prompts, plain, use_tqdm=False)
+    return Found(
+        [output.outputs[0].token_ids for output in alone],
+        [output.outputs[0].token_ids for output in together],
+        [[entry.logprob for entry in output.prompt_logprobs] for output in alone],
+    )
 
 
 @torch.inference_mode()
-def continue_greedily(model: Any, prompt: list[int], tokens: list[int]) -> list[int]:
-    """Return the token that the model finds best behind the prompt and each of the tokens but the last.
+def check(model: Any, prompts: list[list[int]], found: Found) -> None:
+    """Compare with transformers: its best token behind each prompt and each token but the last, its logprobs.
 
-    They are its greedy continuation if they equal the tokens.
+    The tokens are its greedy continuation if they are the best ones.
     """
-    logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
-    return logits.argmax(-1).tolist()
+    assert found.together == found.alone
+    for prompt, tokens, logprobs in zip(prompts, found.alone, found.logprobs, strict=True):
+        logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0]
+        assert tokens == logits[len(prompt) - 1 :].argmax(-1).tolist()
+        expected = logits[: len(prompt) - 1].log_softmax(-1).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=1e-3, atol=1e-3)
