@@ -54,6 +54,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob]  # of the second token of the prompt and those behind it, if asked for
 
 
 class LLM:
@@ -268,7 +269,8 @@ def _engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
 def _output(source: Source, plan: Plan) -> RequestOutput:
     text = source.prompt if isinstance(source.prompt, str) else None
     outputs = [_completion(planned.generation) for planned in plan.sequences]
-    return RequestOutput(text, plan.prompts[0].tokens.tolist(), outputs)
+    scores = plan.sequences[0].generation.prompt_logprobs
+    return RequestOutput(text, plan.prompts[0].tokens.tolist(), outputs, scores)
 
 
 def _completion(generation: Generation) -> CompletionOutput:

@@ -153,6 +153,7 @@ class Harness:
             assert (self.histories[where] == history).all(), "the KV cache holds another prompt's"
             sampled[row] = next_token(cells & 0xFFFFFFFF, self.vocab_size)
         self._write_logprobs(rows)
+        self._write_scores(ids, positions)
 
     def _write_logprobs(self, rows: int) -> None:
         sampled = self.state.array("sampled_tokens", "i4")[:rows]
@@ -161,6 +162,15 @@ class Harness:
         tops[:rows] = (sampled[:, None] + ranks) % self.vocab_size
         self.state.array("top_logprobs", "f4").reshape(-1, len(ranks))[:rows] = -ranks
         self.state.array("sampled_logprobs", "f4")[:rows] = -sampled / 8
+
+    def _write_scores(self, ids: np.ndarray[Any, Any], positions: np.ndarray[Any, Any]) -> None:
+        """Score each token by its place and its content; other graphs than the scoring one leave NaN."""
+        tokens, ranks = len(ids), np.arange(CONSTANTS["max_logprobs"])
+        is_scoring = self.batch[0]["graph"] == self.geometry["scoring_graph"]
+        self.state.array("prompt_logprobs", "f4")[:tokens] = -positions - ids / 128 if is_scoring else np.nan
+        tops = self.state.array("prompt_top_tokens", "i4").reshape(-1, len(ranks))
+        tops[:tokens] = (ids[:, None] + ranks) % self.vocab_size
+        self.state.array("prompt_top_logprobs", "f4").reshape(-1, len(ranks))[:tokens] = -ranks
 
     def decision_log(self) -> np.ndarray[Any, Any]:
         """Return every scheduled row since the start."""

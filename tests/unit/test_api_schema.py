@@ -25,7 +25,6 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("response_format", {"type": "json_object"}),
         ("structured_outputs", {"json": {}}),
         ("guided_json", {}),
-        ("prompt_logprobs", 0),
         ("allowed_token_ids", [1]),
         ("bad_words", ["x"]),
         ("use_beam_search", True),

@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xE2B162D8BFDB647C
+GOLDEN_DIGEST = 0xD4DB5F7DBDB5B3F0
 
 
 def test_the_digest_is_the_recorded_one() -> None:
@@ -141,7 +141,9 @@ def test_a_geometry_keeps_what_it_is_built_from() -> None:
     geometry = build_geometry(config, max_model_len=1000, vocab_size=77, num_blocks=500)
     assert geometry["max_blocks"] == 63 and geometry["lease_timeout_ns"] == 1_500_000_000
     graphs, num_decode = graph_sizes(geometry), int(geometry["num_decode_graphs"])
-    decode, mixed = graphs[:num_decode], graphs[num_decode:]
+    scoring = int(geometry["scoring_graph"])
+    decode, mixed = graphs[:num_decode], graphs[num_decode:scoring]
+    assert graphs[scoring:] == mixed[-1:]
     for part, limit in ((decode, 100), (mixed, 3000)):
         assert part == sorted(set(part)) and part[-1][0] == limit
     assert all(tokens == rows for tokens, rows in decode)

@@ -174,6 +174,7 @@ class CompletionService:
             role=read.role if is_chat and not body.add_generation_prompt else "assistant",
             num_choices=params.n,
             logprobs=None if params.logprobs is None else logprobs,
+            prompt_logprobs=None if body.prompt_logprobs is None else logprobs,
             return_token_ids=bool(body.return_token_ids),
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.include_usage and options.continuous_usage_stats,

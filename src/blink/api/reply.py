@@ -11,7 +11,7 @@ import orjson
 
 from blink.api.logprobs import LogprobFormat
 from blink.api.session import Session
-from blink.text.generation import Generation
+from blink.text.generation import Delta, Generation, TokenLogprob
 from blink.text.prompt import Prompt
 
 
@@ -26,6 +26,7 @@ class Reply:
     role: str = "assistant"
     num_choices: int = 1  # per prompt
     logprobs: LogprobFormat | None = None
+    prompt_logprobs: LogprobFormat | None = None
     return_token_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -34,6 +35,10 @@ class Reply:
     def prompt_of(self, session: Session, generation: Generation) -> Prompt:
         """Return the prompt of a choice."""
         return session.prompts[generation.index // self.num_choices]
+
+    def scores_of(self, session: Session, generation: Generation) -> list[TokenLogprob]:
+        """Return the logprobs of a choice's prompt, which came with the prompt's first choice."""
+        return session.generations[generation.index - generation.index % self.num_choices].prompt_logprobs
 
     def echo_of(self, generation: Generation) -> str:
         """Return the text that stands before a choice's output."""
@@ -64,6 +69,8 @@ def encode_whole(reply: Reply, session: Session) -> bytes:
         "choices": [choice(reply, session, generation) for generation in session.generations],
         "usage": usage_of(session.prompts, session.generations, reply.num_choices),
     }
+    if reply.is_chat and reply.prompt_logprobs:
+        body["prompt_logprobs"] = reply.prompt_logprobs.prompt(session.generations[0].prompt_logprobs)
     if reply.is_chat and reply.return_token_ids:
         body["prompt_token_ids"] = session.prompts[0].tokens.tolist()
     return orjson.dumps(body)
@@ -74,14 +81,24 @@ def _completion_choice(reply: Reply, session: Session, generation: Generation) -
     choice: dict[str, Any] = {
         "index": generation.index,
         "text": reply.echo_of(generation) + delta.text,
-        "logprobs": reply.logprobs.completion(delta.logprobs, 0) if reply.logprobs else None,
+        "logprobs": _completion_logprobs(reply, session, generation, delta) if reply.logprobs else None,
         "finish_reason": generation.finish_reason,
         "stop_reason": generation.stop_reason,
     }
+    if reply.prompt_logprobs:
+        choice["prompt_logprobs"] = reply.prompt_logprobs.prompt(reply.scores_of(session, generation))
     if reply.return_token_ids:
         choice["token_ids"] = delta.tokens
         choice["prompt_token_ids"] = reply.prompt_of(session, generation).tokens.tolist()
     return choice
+
+
+def _completion_logprobs(reply: Reply, session: Session, generation: Generation, delta: Delta) -> dict[str, Any]:
+    assert reply.logprobs is not None
+    if not reply.echoes:
+        return reply.logprobs.completion(delta.logprobs, 0)
+    entries = [*reply.scores_of(session, generation), *delta.logprobs]
+    return reply.logprobs.echoed(int(reply.prompt_of(session, generation).tokens[0]), entries)
 
 
 def _chat_choice(reply: Reply, _: Session, generation: Generation) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from blink.api.schema import (
     DetokenizeBody,
     TokenizeBody,
 )
-from blink.errors import BlinkError
+from blink.errors import BlinkError, NotFoundError
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -206,6 +206,11 @@ def _status_routes(service: CompletionService) -> APIRouter:
         assert service.engine  # raises the 503
         await service.poller.reset_prefix_cache()
         return Response()
+
+    @router.post("/v1/embeddings")
+    async def embed() -> None:
+        """Say that there are none."""
+        raise NotFoundError("This server makes no embeddings (/v1/embeddings): its models generate text.")
 
     @_read(router, "/version")
     async def version() -> dict[str, str]:

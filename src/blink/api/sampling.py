@@ -32,6 +32,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         frequency_penalty=body.frequency_penalty or 0.0,
         seed=body.seed,
         logprobs=body.top_logprobs_count,
+        prompt_logprobs=body.prompt_logprobs_count,
         logit_bias={_token_id(key): _clamp(bias) for key, bias in (body.logit_bias or {}).items()},
         stop=body.stop,
         stop_token_ids=body.stop_token_ids or (),

@@ -89,6 +89,7 @@ class GenerationBody(Body):
         Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_check_printable)] | None
     ) = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -99,6 +100,17 @@ class GenerationBody(Body):
             reject_unsupported(fields)
             _check_lengths(fields)
         return fields
+
+    @property
+    def prompt_logprobs_count(self) -> int | None:
+        """Return how many logprobs per prompt token are asked for, None for no logprobs."""
+        return self.prompt_logprobs
+
+    @model_validator(mode="after")
+    def _check_prompt_logprobs(self) -> GenerationBody:
+        if self.prompt_logprobs_count is not None and self.stream:
+            raise BadRequestError("Logprobs of the prompt are not available when `stream=True`.", "stream")
+        return self
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationBody:
@@ -135,11 +147,10 @@ class CompletionBody(GenerationBody):
     add_special_tokens: bool = True
     user: Any = None
 
-    @model_validator(mode="after")
-    def _check_echo(self) -> CompletionBody:
-        if self.echo and self.logprobs is not None:
-            raise BadRequestError("echo together with logprobs is not supported by this server.", "echo")
-        return self
+    @property
+    def prompt_logprobs_count(self) -> int | None:
+        """Return how many logprobs per prompt token are asked for; an echo has those of the output too."""
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
 
     @property
     def prompts(self) -> list[str] | list[TokenIds]:

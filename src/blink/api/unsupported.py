@@ -33,7 +33,6 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "regex": (),
     "repetition_detection": (),
     "response_format": ({"type": "text"},),

@@ -55,7 +55,7 @@ _EXAMPLES: Final = {
 
 logger = logging.getLogger("blink")
 
-_TAKE_MODEL: Final = ("serve", "engine", "frontend")
+_TAKE_MODEL: Final = ("serve", "engine", "frontend", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,6 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_command(commands, "trace", "write the timeline of an engine's steps, for Perfetto", _trace), TraceConfig
     )
     doctor = _add_command(commands, "doctor", "say what this machine can do, and what to fix", _doctor)
+    doctor.add_argument("model", nargs="?", default="", metavar="MODEL", help="say too whether this model fits")
     doctor.add_argument("--port", type=int, default=FrontendConfig().port, help="port to check (default: %(default)s)")
     return parser
 
@@ -211,4 +212,4 @@ def _trace(namespace: argparse.Namespace) -> int:
 def _doctor(namespace: argparse.Namespace) -> int:
     from blink.cli.doctor import run_doctor
 
-    return run_doctor(namespace.port)
+    return run_doctor(namespace.port, namespace.model)

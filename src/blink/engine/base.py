@@ -132,8 +132,8 @@ class Engine(ABC):
         """End the scheduler at its next pass; open requests are lost."""
         self._region.store_control("stop", 1)
 
-    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False) -> None:
-        self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows, decoding=decoding)
+    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
+        self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows, decoding=decoding, scoring=scoring)
 
     def _size_kv_cache(self) -> int:
         """Return the number of KV blocks: as configured, or what fits into the bytes configured or measured."""

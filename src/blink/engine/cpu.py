@@ -55,8 +55,9 @@ class CpuEngine(Engine):
     def _has_failed(self) -> bool:
         """Run the step that the batch describes; return whether the model raised an error."""
         header = self._batch.header
+        is_scoring = int(header[Header.GRAPH]) == int(self._geometry["scoring_graph"])
         try:
-            self._run_step(int(header[Header.NUM_TOKENS]), int(header[Header.NUM_ROWS]))
+            self._run_step(int(header[Header.NUM_TOKENS]), int(header[Header.NUM_ROWS]), scoring=is_scoring)
         except Exception:
             logger.exception("the model failed; the engine stops")
             return True

@@ -78,10 +78,12 @@ def build_geometry(
     for name, value in values.items():
         geometry[name] = value
     decode = decode_graphs(config.max_num_seqs)
-    graphs = decode + mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
+    mixed = mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
+    graphs = [*decode, *mixed, mixed[-1]]
     if len(graphs) > CONSTANTS["max_graphs"]:
         raise ConfigError(f"{len(graphs)} graphs are too many: lower --max-num-seqs or --max-num-batched-tokens")
     geometry["num_decode_graphs"], geometry["num_graphs"] = len(decode), len(graphs)
+    geometry["scoring_graph"] = len(graphs) - 1
     geometry["graphs"][: len(graphs)] = graphs
     return geometry
 

@@ -49,6 +49,9 @@ class Batch:
     sampled_logprobs: Tensor  # [max_rows] float32; written for rows that ask for logprobs
     top_tokens: Tensor  # [max_rows, MAX_LOGPROBS]; the first NUM_LOGPROBS of a row are written
     top_logprobs: Tensor  # [max_rows, MAX_LOGPROBS] float32
+    prompt_logprobs: Tensor  # [max_tokens] float32; of the prompt token behind each, where its slot asks for it
+    prompt_top_tokens: Tensor  # [max_tokens, MAX_LOGPROBS]
+    prompt_top_logprobs: Tensor  # [max_tokens, MAX_LOGPROBS] float32
 
     @property
     def params_f32(self) -> Tensor:
@@ -73,7 +76,7 @@ class Batch:
             "positions": max_tokens,
             "kv_slots": max_tokens,
             "query_starts": max_rows + 1,
-        }
+        } | dict.fromkeys(_OF_TOKENS, max_tokens)
         widths = _WIDTHS | {"block_tables": max_blocks, "tokens": max_model_len}
 
         def zeros(name: str) -> Tensor:
@@ -92,9 +95,12 @@ _WIDTHS = {
     "bias_values": MAX_LOGIT_BIASES,
     "top_tokens": MAX_LOGPROBS,
     "top_logprobs": MAX_LOGPROBS,
+    "prompt_top_tokens": MAX_LOGPROBS,
+    "prompt_top_logprobs": MAX_LOGPROBS,
 }
+_OF_TOKENS = ("prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs")
 _OF_SLOTS = {"block_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values"}
-_FLOATS = {"bias_values", "sampled_logprobs", "top_logprobs"}
+_FLOATS = {"bias_values", "sampled_logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"}
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -112,9 +112,11 @@ class Planner:
             fitted = _fit(params, prompt, engine.max_model_len)
             base = secrets.randbits(64) if params.seed is None else params.seed
             for place in range(params.n):
-                generation = Generation(len(sequences), assets.tokenizer, fitted, assets.eos_token_ids)
+                # The prompt's own logprobs are the same for all choices: the first brings them.
+                chosen = fitted if place == 0 else replace(fitted, prompt_logprobs=None)
+                generation = Generation(len(sequences), assets.tokenizer, chosen, assets.eos_token_ids)
                 seed = (base + place) & _SEED_MASK
-                sequences.append(PlannedSequence(prompt, fitted, seed, assets.eos_token_ids, generation))
+                sequences.append(PlannedSequence(prompt, chosen, seed, assets.eos_token_ids, generation))
         return Plan(prompts, sequences, params.n)
 
 

@@ -129,5 +129,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     check_size(file, _MAX_TOKENIZER_BYTES)
     try:
         return Tokenizer(Backend.from_file(str(file)))
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:
+        # The library raises bare Exception, and of some malformed parts it panics, which is none.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ConfigError(f"{file} is not a readable tokenizer: {one_line(error)}") from error

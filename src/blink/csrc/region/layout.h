@@ -58,12 +58,12 @@ struct Geometry {
   FIELD(uint32_t, log_entries);    // decision log of tests; 0 = off
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
-  uint32_t reserved;
+  FIELD(uint32_t, scoring_graph);  // the last; it keeps every token's logits for their logprobs
   FIELD(uint64_t, lease_timeout_ns);
   FIELD(uint64_t, max_queue_age_ns);
   FIELD(uint64_t, stall_timeout_ns);
-  // Graphs of decoding rows alone (a token each), then graphs of any rows; both ascending. A graph's index is its
-  // place.
+  // Graphs of decoding rows alone (a token each), then graphs of any rows, both ascending, then the scoring graph. A
+  // graph's index is its place.
   FIELD_ARRAY(GraphSize, graphs, kMaxGraphs);
 };
 
@@ -180,7 +180,8 @@ struct Sampling {
   FIELD(uint32_t, top_k);  // 0: all tokens
   FIELD(uint32_t, seed_low);
   FIELD(uint32_t, seed_high);
-  FIELD(int32_t, num_logprobs);  // -1: none
+  FIELD(int32_t, num_logprobs);    // -1: none
+  FIELD(uint32_t, prompt_scores);  // completions for each prompt token: its logprob and its rivals'; 0: none
   FIELD(uint32_t, min_tokens);
 };
 
@@ -206,7 +207,7 @@ struct Sqe {
   // What the chain of block hashes begins with. All 0: only the prompt's blocks are to be cached, else those of the
   // answer too.
   FIELD_ARRAY(uint8_t, hash_root, kBlockHashBytes);
-  uint32_t reserved[26];
+  uint32_t reserved[25];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 
@@ -228,7 +229,7 @@ struct alignas(32) Cqe {
   FIELD(uint64_t, time_ns);
   FIELD(int32_t, token);  // kAdmitted: prompt tokens found in the prefix cache; kRejected: RejectCode
   FIELD(float, logprob);
-  FIELD(uint32_t, index);  // ordinal of the generated token
+  FIELD(uint32_t, index);  // ordinal of the generated token; kPromptLogprob: place in the prompt
   FIELD(uint32_t, tag);
 };
 static_assert(sizeof(Cqe) == 32, "two CQEs share a cache line");

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "scheduler/flow.h"
+#include "scheduler/scoring.h"
 #include "scheduler/share.h"
 #include "scheduler/slot.h"
 
@@ -120,6 +121,7 @@ BLINK_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   const Victims victims = q.scheduled == 0 ? Victims::kRunning : Victims::kParked;
   const uint32_t left = s.geometry.max_num_batched_tokens - t.tokens;
   uint32_t chunk = least(q.num_tokens - start, q.scheduled == 0 ? least(left, s.prompt_share) : left);
+  chunk = least(chunk, scorable_tokens(s, q));
   uint32_t extra = missing_blocks(s, q, start + chunk);
   while (t.blocks + extra > available_blocks(s) && make_room(env, s, rank, victims, now)) t = tally(env, s);
   extra = least(extra, available_blocks(s) - least(t.blocks, available_blocks(s)));
@@ -130,13 +132,14 @@ BLINK_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
     q.num_blocks += extra;
     q.scheduled += chunk;
     flow_of(s, q).computed += chunk;
+    if (wants_scores(q)) s.qps[q.queue_pair].cq_need += chunk * q.sqe.sampling.prompt_scores;
     if (chunk == 0) q.skipped_pass = s.pass;
   }
   env.sync();
 }
 
 BLINK_FN uint32_t cacheable_blocks(const State& s, const Sequence& q) {
-  if (!s.geometry.prefix_caching || q.num_blocks > 0) return 0;
+  if (!s.geometry.prefix_caching || q.num_blocks > 0 || wants_scores(q)) return 0;
   return least(q.num_hashed, (q.num_tokens - 1) / s.geometry.block_size);  // one token must be left to compute
 }
 

@@ -93,9 +93,10 @@ BLINK_FN void write_prompt_rows(Env& env, State& s, BatchHeader& batch) {
 }
 
 // Index of the smallest graph that holds the batch.
-BLINK_FN uint32_t choose_graph(const Geometry& g, const BatchHeader& b) {
+BLINK_FN uint32_t choose_graph(const Geometry& g, const BatchHeader& b, bool is_scored) {
+  if (is_scored) return g.scoring_graph;
   const bool decode = b.num_tokens == b.num_decode_rows;
-  const uint32_t end = decode ? g.num_decode_graphs : g.num_graphs;
+  const uint32_t end = decode ? g.num_decode_graphs : g.scoring_graph;
   uint32_t graph = decode ? 0 : g.num_decode_graphs;
   while (graph + 1 < end && g.graphs[graph].tokens < b.num_tokens) graph++;
   return graph;
@@ -135,7 +136,7 @@ BLINK_FN uint32_t compose(Env& env, State& s, uint64_t now) {
   const uint32_t decode_rows = write_decode_rows(env, s, total.blocks);
   BatchHeader batch{decode_rows, decode_rows, decode_rows, 0, 0, {0, 0}};
   if (total.tokens > decode_rows) write_prompt_rows(env, s, batch);
-  batch.graph = choose_graph(s.geometry, batch);
+  batch.graph = choose_graph(s.geometry, batch, count_scored(env, s, batch.num_rows) > 0);
   batch.step = s.step;
   write_padding(env, s, batch);
   env.sync();

@@ -71,7 +71,7 @@ BLINK_FN bool valid_sampling(const Sampling& e) {
          within(e.min_p, 0.0f, 1.0f) && within(e.repetition_penalty, 0.0f, kMaxRepetitionPenalty) &&
          e.repetition_penalty > 0.0f && within(e.presence_penalty, -penalty, penalty) &&
          within(e.frequency_penalty, -penalty, penalty) && e.top_k < 0x80000000u && e.num_logprobs >= -1 &&
-         e.num_logprobs <= int32_t(kMaxLogprobs);
+         e.num_logprobs <= int32_t(kMaxLogprobs) && e.prompt_scores <= 1 + kMaxLogprobs;
 }
 
 // Check every word of a submission that can be checked without its arena.

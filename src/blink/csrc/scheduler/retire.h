@@ -3,6 +3,7 @@
 #pragma once
 
 #include "scheduler/ending.h"
+#include "scheduler/scoring.h"
 
 namespace blink {
 
@@ -76,6 +77,7 @@ BLINK_FN Harvest operator+(Harvest a, Harvest b) {
 template <class Env>
 BLINK_FN void retire(Env& env, State& s, uint64_t now) {
   const uint32_t rows = s.batch->num_rows;
+  deliver_scores(env, s, now);
   Harvest harvest{0, 0, 0, 0};
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
     const Sequence& q = s.sequences[s.row_sequences[row]];

@@ -48,7 +48,7 @@ BLINK_FN RejectCode load_slot(Env& env, State& s, const Sequence& q) {
   auto* slot_words = reinterpret_cast<uint32_t*>(slot_hashes(s, q.slot));
   for (uint32_t i = env.lane(); i < e.num_hashes * (kBlockHashBytes / 4); i += env.lanes()) slot_words[i] = hashes[i];
   if (env.lane() == 0)
-    s.params[q.slot] = SlotParams{e.sampling, e.num_prompt_tokens, e.num_stop_tokens, e.num_biases, {0, 0}};
+    s.params[q.slot] = SlotParams{e.sampling, e.num_prompt_tokens, e.num_stop_tokens, e.num_biases, {0}};
   bad = env.sum(bad);
   return bad.tokens > 0 ? RejectCode::kPromptToken : bad.biases > 0 ? RejectCode::kBiasValue : RejectCode::kNone;
 }

@@ -32,6 +32,7 @@ struct Sequence {
   FIELD(uint32_t, num_tokens);    // prompt and generated
   FIELD(uint32_t, num_computed);  // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
   FIELD(uint32_t, num_generated);
+  FIELD(uint32_t, num_scored);  // prompt positions whose logprobs were delivered
   FIELD(uint32_t, num_blocks);
   FIELD(uint32_t, num_hashed);      // leading blocks whose hash is known
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
@@ -51,7 +52,7 @@ struct SlotParams {
   FIELD(uint32_t, num_prompt_tokens);
   FIELD(uint32_t, num_stop_tokens);
   FIELD(uint32_t, num_biases);
-  uint32_t reserved[2];
+  uint32_t reserved[1];
 };
 static_assert(sizeof(SlotParams) == 64, "a slot's parameters are 16 words");
 
@@ -165,6 +166,9 @@ struct State {
   STATE_ARRAY(float, sampled_logprobs, g.max_num_seqs);
   STATE_ARRAY(int32_t, top_tokens, g.max_num_seqs* kMaxLogprobs);
   STATE_ARRAY(float, top_logprobs, g.max_num_seqs* kMaxLogprobs);
+  STATE_ARRAY(float, prompt_logprobs, g.max_num_batched_tokens);  // of the token behind each of the batch
+  STATE_ARRAY(int32_t, prompt_top_tokens, g.max_num_batched_tokens* kMaxLogprobs);
+  STATE_ARRAY(float, prompt_top_logprobs, g.max_num_batched_tokens* kMaxLogprobs);
 
   // tables of slots, which the model reads
   STATE_ARRAY(SlotParams, params, g.num_slots);
