@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from blink.errors import BadRequestError
 from blink.region.layout import CONSTANTS, SAMPLING, ServiceClass
+from blink.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_TOKENS = CONSTANTS["max_stop_tokens"]
 MAX_LOGIT_BIASES = CONSTANTS["max_logit_biases"]
@@ -61,6 +62,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     priority: int = 0
     best_effort: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _require(1 <= self.n <= 128, "n", "between 1 and 128", self.n)

@@ -27,3 +27,16 @@ class StructuralTag:
     prefix: str = ""
     suffix: str = ""
     max_tags: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """Exactly one of the first six says what the output must be."""
+
+    json: str | Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: StructuralTag | None = None
+    disable_any_whitespace: bool = False

@@ -145,9 +145,10 @@ def test_every_split_in_two_and_single_characters_give_the_same(name: str, text:
 
 
 FRAGMENTS = [
-    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "functools[", "<|tool_call|>", "<|/tool_call|>"),
-    *("[ARGS]", "[CALL_ID]", "<think>", "</think>", '{"name": "add", "arguments": ', '{"name": "add"', "add", ADD, WEATHER),
-    *("{", "}", "[", "]", '"', "\\", ":", ",", ";", " ", "\n", "\u00a0", "é", "null", "1e", "name", "text", '"parameters"'),
+    *(marker for form in CALL_FORMATS.values() for marker in (*form.opens, *form.closes)),
+    *("[ARGS]", "[CALL_ID]", "<think>", "</think>", "[THINK]", "[/THINK]"),
+    *('{"name": "add", "arguments": ', '{"name": "add"', '"parameters"', "add", ADD, WEATHER),
+    *("{", "}", "[", "]", '"', "\\", ":", ",", ";", " ", "\n", "\u00a0", "é", "null", "1e", "name", "text"),
 ]
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
 

@@ -12,9 +12,10 @@ from blink.errors import BadRequestError
 from blink.link.client import RegionInfo
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
+from blink.text.conversation import flatten_messages
 from blink.text.generation import Generation
 from blink.text.prompt import Prompt, PromptRules, Source, prepare_prompts, prepare_prompts_now
-from blink.text.template import flatten_messages
+from blink.text.tool_prompt import put_tools_in_message, tell_tools
 
 _SEED_MASK = 2**64 - 1
 
@@ -72,8 +73,13 @@ class Planner:
                 "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
                 "continue_final_message",
             )
+        flat, tools = flatten_messages(messages), rendering.variables.get("tools") or ()
+        if template.tools_place == "none":
+            flat = tell_tools(flat, tools)
+        elif template.tools_place == "message" and tools:
+            flat = put_tools_in_message(flat, tools)
         return template.render(
-            flatten_messages(messages),
+            flat,
             add_generation_prompt=rendering.add_generation_prompt,
             continue_final_message=rendering.continue_final_message,
             variables=rendering.variables,
@@ -130,6 +136,8 @@ def check_request(params: SamplingParams, num_prompts: int, engine: RegionInfo) 
         for token in tokens:
             if not 0 <= token < engine.vocab_size:
                 raise BadRequestError(f"{param}: {token} is not a token id of this model.", param)
+    if params.structured_outputs is not None:
+        raise BadRequestError("Constrained output is not supported by this server.", "structured_outputs")
     if params.n * num_prompts > engine.max_sequences:
         raise BadRequestError(f"One request may ask for at most {engine.max_sequences} sequences.", "n")
 

@@ -22,6 +22,15 @@ class MessageForm:
     calls: CallFormat | None = None  # None: no tools are offered
     names: frozenset[str] = frozenset()
     parallel: bool = True
+    is_named: bool = False  # the one function that must be called was named
+
+    @property
+    def reasoning_end(self) -> str:
+        """Return the tag that a reply closes its reasoning with, empty where it may begin with something else."""
+        form = self.reasoning
+        if form is None or self.is_reasoning_open is False:
+            return ""
+        return form.close if self.is_reasoning_open or form.begins_inside else ""
 
 
 class MessageParser:
@@ -36,6 +45,11 @@ class MessageParser:
     def num_calls(self) -> int:
         """Return how many calls have been opened."""
         return self._calls.num_calls if self._calls is not None else 0
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Say whether the text that comes next is reasoning."""
+        return self._reasoning is not None and self._reasoning.is_inside
 
     def push(self, text: str) -> list[Part]:
         """Return what the message has gained by a piece of text."""

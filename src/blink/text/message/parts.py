@@ -40,7 +40,7 @@ def merge(parts: Iterable[Part]) -> list[Part]:
     for part in parts:
         last = merged[-1] if merged else None
         if type(last) is type(part) and not isinstance(part, CallOpened):
-            assert last is not None and not isinstance(last, CallOpened)  # noqa: PT018
+            assert last is not None and not isinstance(last, CallOpened)
             merged[-1] = type(part)(last.text + part.text)
         else:
             merged.append(part)

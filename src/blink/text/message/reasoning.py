@@ -33,6 +33,11 @@ class ReasoningParser:
         self._is_leading = True  # no reasoning was given out yet, or no content behind it
         self._step: Callable[[list[Part]], bool] = self._read_content if is_open is False else self._begin
 
+    @property
+    def is_inside(self) -> bool:
+        """Say whether the text that comes next is reasoning."""
+        return self._step == self._read_reasoning or (self._step == self._begin and self._begins_inside)
+
     def push(self, text: str) -> list[Part]:
         """Return what the message has gained by a piece of text."""
         parts: list[Part] = []
@@ -45,7 +50,7 @@ class ReasoningParser:
         """Return what was held back, at the end of the text."""
         parts: list[Part] = []
         rest, self._buffer = self._buffer, ""
-        if self._step == self._read_reasoning or (self._step == self._begin and self._begins_inside):
+        if self.is_inside:
             self._add_reasoning(rest, parts)
         elif rest:
             parts.append(Content(rest))
