@@ -20,7 +20,7 @@ def server(tiny_server: Frontend) -> Frontend:
 
 
 def respond(server: Frontend, **fields: Any) -> Any:
-    options = {"input": QUESTION, "temperature": 0, "max_output_tokens": 12, **fields}
+    options: dict[str, Any] = {"input": QUESTION, "temperature": 0, "max_output_tokens": 12, **fields}
     return server.client.responses.create(model=server.model, **options)
 
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blink.errors import BadRequestError
+from blink.structured_outputs import MAX_TAGS
 from blink.text.message.tool_use import Function, ToolUse
 
-MAX_TOOLS = 512
+MAX_TOOLS = MAX_TAGS  # each is a form that the output may have
 MAX_TOOL_DEPTH = 64
 MAX_SCHEMAS_BYTES = 256 << 10
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
