@@ -20,6 +20,7 @@ from pydantic import (
 from blink.api.unsupported import reject_tools, reject_unsupported
 from blink.errors import BadRequestError
 from blink.request.planner import Rendering
+from blink.api.structured import ResponseFormat, StructuredOutputsBody
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS
 
 # The first wrong item ends the check: a list of a million of them would take minutes and gigabytes.
@@ -89,6 +90,8 @@ class GenerationBody(Body):
         Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_check_printable)] | None
     ) = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsBody | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -101,9 +104,11 @@ class GenerationBody(Body):
         return fields
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> GenerationBody:
+    def _check_fields(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("Stream options can only be defined when `stream=True`.", "stream_options")
+        if self.structured_outputs is not None and self.response_format is not None and self.response_format.is_json:
+            raise BadRequestError("Set either response_format or structured_outputs.", "structured_outputs")
         return self
 
 

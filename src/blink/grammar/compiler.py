@@ -7,13 +7,14 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any
 
 import orjson
 
 from blink.errors import BadRequestError
+from blink.grammar.automaton import Automaton
 from blink.grammar.errors import AmbiguousGrammarError, GrammarError, GrammarTooLargeError
 from blink.grammar.expression import Expression, choice
 from blink.grammar.graph import build_automaton
@@ -21,21 +22,11 @@ from blink.grammar.json_schema import INLINE, SHARED, UNIONS, SchemaCompiler
 from blink.grammar.json_text import Layout
 from blink.grammar.regex import parse_regex
 from blink.grammar.tags import compile_tags
-from blink.region.layout import CONSTANTS
 from blink.structured_outputs import StructuredOutputsParams
 
 MAX_GRAMMAR_BYTES = 256 << 10
 _PARAM = "structured_outputs"
-_HASH_BYTES = CONSTANTS["automaton_hash_bytes"]
 _CACHE_BYTES = 32 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Automaton:
-    """An automaton (csrc/region/automaton.h) and the name that its contents give it."""
-
-    data: bytes
-    name: bytes
 
 
 class AutomatonCache:
@@ -90,7 +81,7 @@ def compile_structured(params: StructuredOutputsParams) -> Automaton:
         raise BadRequestError(f"structured_outputs cannot be compiled: {error.message}.", _PARAM) from None
     except RecursionError:
         raise BadRequestError("structured_outputs is nested too deeply.", _PARAM) from None
-    return Automaton(data, blake2b(data, digest_size=_HASH_BYTES).digest())
+    return Automaton(data)
 
 
 def _compile(params: StructuredOutputsParams) -> bytes:
@@ -102,9 +93,7 @@ def _compile(params: StructuredOutputsParams) -> bytes:
     if params.structural_tag is not None:
         tag = params.structural_tag
         # Each tag's schema is a document of its own, to which its references lead.
-        return _try_modes(
-            lambda mode: _compile_documents(mode, layout, lambda one: compile_tags(tag, one))
-        )
+        return _try_modes(lambda mode: _compile_documents(mode, layout, lambda one: compile_tags(tag, one)))
     if params.regex is not None:
         return _build(parse_regex(params.regex), {})
     if params.choice is not None:

@@ -57,9 +57,7 @@ def build_automaton(root: Expression, rules: Mapping[str, Expression], *, shares
     builder.add_rule("", root, is_greedy=False)
     builder.finish()
     edges, table = builder.edges, builder.table
-    graph = _Graph(
-        edges.buffer_info()[0], len(edges) // 4, builder.num_nodes, table.buffer_info()[0], len(table) // 3
-    )
+    graph = _Graph(edges.buffer_info()[0], len(edges) // 4, builder.num_nodes, table.buffer_info()[0], len(table) // 3)
     out = ctypes.create_string_buffer(CONSTANTS["max_automaton_bytes"])
     size: int = lib.blink_automaton_build(ctypes.addressof(graph), out)
     if size == _TOO_LARGE:

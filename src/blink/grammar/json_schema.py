@@ -225,5 +225,3 @@ def _type_of(value: object) -> set[str]:
     if isinstance(value, float):
         return {"number", "integer"} if value.is_integer() else {"number"}
     return {{str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]}
-
-

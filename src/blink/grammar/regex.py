@@ -291,5 +291,3 @@ def char_bounds(expression: Expression) -> tuple[int, int | None]:
     if not bounds:
         return 0, 0
     return combine(least for least, _ in bounds), None if None in mosts else choose(m for m in mosts if m is not None)
-
-

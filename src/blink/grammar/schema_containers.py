@@ -182,4 +182,3 @@ def _unique(least: int, most: int | None, prefix: list[Any], rest: Any) -> tuple
     if most is not None and most <= 1:
         return least, most, prefix, rest
     raise GrammarError("uniqueItems is supported for arrays of at most one item")
-

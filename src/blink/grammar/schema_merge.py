@@ -104,8 +104,6 @@ def _merge_members(
         raise GrammarError("patternProperties must hold together with other schemas")
     names = dict.fromkeys([*known[0], *known[1]])
     if names:
-        merged["properties"] = {
-            name: both(known[0].get(name, more[0]), known[1].get(name, more[1])) for name in names
-        }
+        merged["properties"] = {name: both(known[0].get(name, more[0]), known[1].get(name, more[1])) for name in names}
     if more != [True, True]:
         merged["additionalProperties"] = both(more[0], more[1])

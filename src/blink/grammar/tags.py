@@ -39,4 +39,3 @@ def compile_tags(tag: StructuralTag, compile_schema: Callable[[Any], Expression]
 def literal(text: str) -> Expression:
     """Return a text that may begin with a special token."""
     return series(optional(Text(SPECIAL_MARK)), text) if text else series()
-
