@@ -37,6 +37,7 @@ class SamplingParams:
         stop: a string, or several, that end the text; cut from it unless include_stop_str_in_output.
         best_effort: run in the class that latency-sensitive requests may preempt.
         priority: lower runs earlier; only with the scheduling policy "priority".
+        structured_outputs: what form the text has; None: any.
     Raises:
         BadRequestError: a value is out of range; `param` names it.
     """

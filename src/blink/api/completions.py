@@ -46,6 +46,7 @@ from blink.text.prompt import PromptRules
 
 REQUEST_ID_HEADER = "x-request-id"
 _TEXT_FIELDS = {"prompt", "messages", "tools", "documents", "stop", "user", "cache_salt"}
+_TEXT_FIELDS |= {"response_format", "structured_outputs"}
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from blink.api.structured import ResponseFormat, StructuredOutputsBody
 from blink.api.tools import check_tool_fields, read_tool_use
 from blink.api.unsupported import reject_unsupported
 from blink.errors import BadRequestError
@@ -93,6 +94,8 @@ class GenerationBody(Body):
         Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_check_printable)] | None
     ) = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsBody | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -105,9 +108,11 @@ class GenerationBody(Body):
         return fields
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> GenerationBody:
+    def _check_fields(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("Stream options can only be defined when `stream=True`.", "stream_options")
+        if self.structured_outputs is not None and self.response_format is not None and self.response_format.is_json:
+            raise BadRequestError("Set either response_format or structured_outputs.", "structured_outputs")
         return self
 
 

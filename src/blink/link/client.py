@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from blink.errors import BlinkError, EngineUnavailableError
+from blink.grammar.automaton import Automaton
 from blink.host.heartbeat import Silence
 from blink.link.base import Connector, Link
 from blink.link.queue_pair import QueuePair, Submission
@@ -39,6 +40,7 @@ class RegionInfo:
     prefix_caching: bool
     scheduling_policy: str
     num_queue_pairs: int
+    can_constrain: bool
 
 
 class EngineClient:
@@ -93,8 +95,9 @@ class EngineClient:
         eos_token_ids: Sequence[int] = (),
         block_hashes: bytes = b"",
         flow: int = 0,
+        automaton: Automaton | None = None,
     ) -> int:
-        """Queue one sequence of a flow and return its id.
+        """Queue one sequence of a flow and return its id; automaton: what its text may look like.
 
         Raises:
             OverloadedError: the engine's queue for this worker is full.
@@ -106,7 +109,7 @@ class EngineClient:
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)])
         hashes = block_hashes if self.info.prefix_caching else b""
-        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes, flow), params)
+        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes, flow, automaton), params)
         self._expect()
         return sequence
 
@@ -223,4 +226,5 @@ def _region_info(link: Link) -> RegionInfo:
         prefix_caching=bool(geometry["prefix_caching"]),
         scheduling_policy="priority" if geometry["priority_policy"] else "fcfs",
         num_queue_pairs=int(geometry["num_queue_pairs"]),
+        can_constrain=bool(geometry["vocab_bytes"]),
     )

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blink.errors import BadRequestError
+from blink.grammar.automaton import Automaton
+from blink.grammar.compiler import AutomatonCache
 from blink.link.client import RegionInfo
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
@@ -18,6 +21,7 @@ from blink.text.prompt import Prompt, PromptRules, Source, prepare_prompts, prep
 from blink.text.tool_prompt import put_tools_in_message, tell_tools
 
 _SEED_MASK = 2**64 - 1
+_STRUCTURED = "structured_outputs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,7 @@ class PlannedSequence:
     seed: int
     eos_token_ids: tuple[int, ...]
     generation: Generation
+    automaton: Automaton | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class Planner:
 
     def __init__(self, assets: ModelAssets) -> None:
         self._assets = assets
+        self._automata = AutomatonCache()
 
     def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> str:
         """Return the prompt text of a conversation.
@@ -95,8 +101,13 @@ class Planner:
         """
         check_request(params, len(sources), engine)
         rules = replace(rules, token_limit=params.max_tokens)
+        structured = params.structured_outputs
+        automaton = None
+        if structured is not None:
+            # Compiling mostly runs outside of the interpreter's lock.
+            automaton = self._automata.find(structured) or await asyncio.to_thread(self._automata.compile, structured)
         prompts = await prepare_prompts(sources, rules, self._assets.tokenizer, engine)
-        return self._plan_sequences(prompts, params, engine)
+        return self._plan_sequences(prompts, params, engine, automaton)
 
     def plan_now(
         self, sources: Sequence[Source], params: SamplingParams, rules: PromptRules, engine: RegionInfo
@@ -108,10 +119,14 @@ class Planner:
         """
         check_request(params, len(sources), engine)
         rules = replace(rules, token_limit=params.max_tokens)
+        structured = params.structured_outputs
+        automaton = None if structured is None else self._automata.compile(structured)
         prompts = prepare_prompts_now(sources, rules, self._assets.tokenizer, engine)
-        return self._plan_sequences(prompts, params, engine)
+        return self._plan_sequences(prompts, params, engine, automaton)
 
-    def _plan_sequences(self, prompts: list[Prompt], params: SamplingParams, engine: RegionInfo) -> Plan:
+    def _plan_sequences(
+        self, prompts: list[Prompt], params: SamplingParams, engine: RegionInfo, automaton: Automaton | None
+    ) -> Plan:
         assets = self._assets
         sequences: list[PlannedSequence] = []
         for prompt in prompts:
@@ -120,7 +135,7 @@ class Planner:
             for place in range(params.n):
                 generation = Generation(len(sequences), assets.tokenizer, fitted, assets.eos_token_ids)
                 seed = (base + place) & _SEED_MASK
-                sequences.append(PlannedSequence(prompt, fitted, seed, assets.eos_token_ids, generation))
+                sequences.append(PlannedSequence(prompt, fitted, seed, assets.eos_token_ids, generation, automaton))
         return Plan(prompts, sequences, params.n)
 
 
@@ -136,8 +151,8 @@ def check_request(params: SamplingParams, num_prompts: int, engine: RegionInfo) 
         for token in tokens:
             if not 0 <= token < engine.vocab_size:
                 raise BadRequestError(f"{param}: {token} is not a token id of this model.", param)
-    if params.structured_outputs is not None:
-        raise BadRequestError("Constrained output is not supported by this server.", "structured_outputs")
+    if params.structured_outputs is not None and not engine.can_constrain:
+        raise BadRequestError("This server's engine has no tokenizer, which structured outputs need.", _STRUCTURED)
     if params.n * num_prompts > engine.max_sequences:
         raise BadRequestError(f"One request may ask for at most {engine.max_sequences} sequences.", "n")
 

@@ -98,6 +98,7 @@ class SequenceTable:
             eos_token_ids=planned.eos_token_ids,
             block_hashes=prompt.block_hashes,
             flow=owner.flow,
+            automaton=planned.automaton,
         )
         self._open[sequence] = OpenSequence(owner, planned.generation, prompt.num_tokens)
         self.num_waiting += 1

@@ -2,6 +2,8 @@
 // The C API of the library, called from Python through ctypes. No function throws or keeps a pointer beyond its object.
 #include <cstring>
 
+#include "automaton/build.h"
+#include "cpu/constrain.h"
 #include "cpu/host_env.h"
 #include "cpu/json_weight.h"
 #include "cpu/keeper.h"
@@ -113,6 +115,10 @@ Keeper* blink_keeper_start(StoreWord store, void* context, uint64_t offset, uint
 }
 void blink_keeper_renew(Keeper* keeper) { keeper->renew(); }
 void blink_keeper_stop(Keeper* keeper) { delete keeper; }
+
+// Build the automaton of a graph; see automaton/build.h.
+int32_t blink_automaton_build(const Graph* graph, uint8_t* out) { return build_automaton(*graph, out); }
+int32_t blink_constrain(const ConstrainedRow* row, float* logits) { return constrain(*row, logits); }
 
 void blink_json_weigh(const char* text, uint64_t bytes, JsonWeight* out) { *out = weigh_json(text, bytes); }
 

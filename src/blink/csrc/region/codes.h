@@ -30,6 +30,7 @@ enum class RejectCode : uint32_t {
   kServiceClass = 13,
   kDraining = 14,
   kBiasValue = 15,
+  kAutomaton = 16,
 };
 
 // Why the scheduler stopped; Control::error_code.

@@ -6,6 +6,7 @@
 //   Header | Control | Trace ring | queue pair 0: FrontendWords, SchedulerWords, SQ, CQ, arena | queue pair 1 | ...
 #pragma once
 
+#include "region/automaton.h"
 #include "region/codes.h"
 #include "region/fields.h"
 
@@ -58,6 +59,8 @@ struct Geometry {
   FIELD(uint32_t, log_entries);    // decision log of tests; 0 = off
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
+  FIELD(uint32_t, num_automata);  // that the engine holds at once
+  FIELD(uint32_t, vocab_bytes);   // of all tokens' texts; 0: nothing can be constrained
   uint32_t reserved;
   FIELD(uint64_t, lease_timeout_ns);
   FIELD(uint64_t, max_queue_age_ns);
@@ -107,6 +110,8 @@ struct Statistics {
   FIELD(uint64_t, num_blocks);
   FIELD(uint64_t, num_blocks_used);
   FIELD(uint64_t, num_blocks_cached);
+  FIELD(uint64_t, automata_loaded);
+  FIELD(uint64_t, num_automata_used);
 };
 
 struct Control {
@@ -195,7 +200,10 @@ struct Sqe {
   FIELD(int32_t, priority);
   FIELD(Sampling, sampling);
   FIELD(uint32_t, flow);  // whose request this is, as far as shares go: modulo kFlows
-  uint32_t reserved[30];
+  FIELD(uint32_t, automaton_offset);  // a multiple of kAutomatonUnit
+  FIELD(uint32_t, automaton_bytes);   // 0: the text may be any
+  FIELD_ARRAY(uint8_t, automaton_hash, kAutomatonHashBytes);  // its name: equal names of a queue pair, equal automata
+  uint32_t reserved[24];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 
