@@ -65,7 +65,9 @@ class EventStream(Response):
 
     def update(self, generations: Sequence[Generation]) -> None:
         """Write what these sequences have gained."""
-        self._write(b"".join([self._encoder.encode(generation) for generation in generations]))
+        data = b"".join([self._encoder.encode(generation) for generation in generations])
+        if data:  # what is held back makes none; an empty chunk would end the body
+            self._write(data)
 
     def close(self, error: BlinkError | None) -> None:
         """Write the end."""
