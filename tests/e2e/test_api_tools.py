@@ -88,9 +88,7 @@ def test_the_clients_helpers_parse_the_arguments(server: Frontend) -> None:
     parsed = server.client.chat.completions.parse(tools=strict, logit_bias={END: 100}, temperature=0, **options)
     calls = parsed.choices[0].message.tool_calls
     assert calls is not None and set(calls[0].function.parsed_arguments) == {"city", "unit"}
-    with server.client.chat.completions.stream(
-        tools=strict, logit_bias={END: 100}, temperature=0, **options
-    ) as stream:
+    with server.client.chat.completions.stream(tools=strict, logit_bias={END: 100}, temperature=0, **options) as stream:
         done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
     assert [event.parsed_arguments for event in done] == [calls[0].function.parsed_arguments]
 
