@@ -17,10 +17,10 @@ from pydantic import (
     model_validator,
 )
 
+from blink.api.structured import ResponseFormat, StructuredOutputsBody
 from blink.api.unsupported import reject_tools, reject_unsupported
 from blink.errors import BadRequestError
 from blink.request.planner import Rendering
-from blink.api.structured import ResponseFormat, StructuredOutputsBody
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS
 
 # The first wrong item ends the check: a list of a million of them would take minutes and gigabytes.

@@ -201,7 +201,7 @@ class _Parser:
         char = self._next()
         if char in "AZz":
             return _Edge(char == "A")
-        if char in "bBGK" or char.isdigit() and char != "0" or char in "kpPX":
+        if char in "bBGK" or (char.isdigit() and char != "0") or char in "kpPX":
             raise GrammarError(f"\\{char} is not supported")
         self._at -= 1
         return Chars(self._escaped(is_negated=False))

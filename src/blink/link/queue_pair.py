@@ -12,8 +12,8 @@ import numpy as np
 
 from blink.errors import OverloadedError
 from blink.grammar.automaton import Automaton
-from blink.link.held_automata import HeldAutomata
 from blink.link.base import Link
+from blink.link.held_automata import HeldAutomata
 from blink.region.arena import Arena
 from blink.region.layout import COMPLETION, CONSTANTS, CQE, SQE, CqeKind, Opcode, StructPacker
 
