@@ -63,6 +63,8 @@ class StructuredOutputsParams:
         json_object: any JSON object.
         structural_tag: JSON inside of texts, for calls of tools.
         disable_any_whitespace: write JSON without any space between its parts.
+        reasoning_end: the tag from which on the form holds; before it the text is free. Empty: the form holds at once.
+        reasoning_start: the tag that a text with reasoning begins with; one without it has the form at once.
     Raises:
         BadRequestError: none of them is given, or several are.
     """
@@ -74,6 +76,8 @@ class StructuredOutputsParams:
     json_object: bool | None = None
     structural_tag: StructuralTag | None = None
     disable_any_whitespace: bool = False
+    reasoning_end: str = ""
+    reasoning_start: str = ""
 
     def __post_init__(self) -> None:
         given = [name for name in _KINDS if getattr(self, name) not in (None, False)]

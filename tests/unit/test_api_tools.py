@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from blink.api.message_form import constrain_calls, message_form
+from blink.api.message_form import constrain_message, message_form
 from blink.api.reading import Read
+from blink.api.sampling import build_sampling_params
 from blink.api.schema import ChatBody
 from blink.api.tools import MAX_SCHEMAS_BYTES, MAX_TOOL_DEPTH, MAX_TOOLS
 from blink.config import FrontendConfig
@@ -123,7 +124,7 @@ def tag_of(assets: ModelAssets, is_open: bool | None = None, **fields: Any) -> S
     body = body_of(**fields)
     form = message_form(Read(body, is_reasoning_open=is_open), assets, may_choose=True)
     assert form is not None
-    params = constrain_calls(SamplingParams(), body.tool_use, form)
+    params = constrain_message(SamplingParams(), body.tool_use, form)
     assert params.skip_special_tokens is False
     return params.structured_outputs.structural_tag if params.structured_outputs is not None else None
 
@@ -160,13 +161,35 @@ def test_calls_of_the_models_choice_are_constrained_from_their_marker_on() -> No
         assert strict.tags[0].begin.startswith(strict.trigger)
 
 
-def test_forced_calls_come_behind_the_reasoning() -> None:
-    assets = assets_of(reasoning=REASONING_FORMATS["deepseek_r1"])
-    tag = tag_of(assets, tools=[tool("f")], tool_choice="required")
-    assert tag is not None
-    assert tag.trigger == "</think>" and tag.tags[0].begin.startswith("</think>\n\n<tool_call>")
-    closed = tag_of(assets, is_open=False, tools=[tool("f")], tool_choice="required")
-    assert closed is not None and closed.trigger == ""
+@pytest.mark.parametrize(
+    ("name", "is_open", "tags"),
+    [
+        ("deepseek_r1", None, ("", "</think>")),
+        ("deepseek_r1", False, ("", "")),
+        ("qwen3", None, ("<think>", "</think>")),
+        ("qwen3", True, ("", "</think>")),
+    ],
+)
+@pytest.mark.parametrize(
+    "fields",
+    [{"tools": [tool()], "tool_choice": "required"}, {"response_format": {"type": "json_object"}}],
+)
+def test_forms_hold_behind_the_reasoning(name: str, is_open: bool | None, tags: Any, fields: Any) -> None:
+    body, assets = body_of(**fields), assets_of(reasoning=REASONING_FORMATS[name])
+    form = message_form(Read(body, is_reasoning_open=is_open), assets, may_choose=True)
+    assert form is not None
+    params = constrain_message(build_sampling_params(body, {}), body.tool_use, form).structured_outputs
+    assert params is not None
+    assert (params.reasoning_start, params.reasoning_end) == tags
+
+
+def test_a_forced_call_and_another_form_exclude_each_other() -> None:
+    body = body_of(tools=[tool()], tool_choice="required", response_format={"type": "json_object"})
+    form = message_form(Read(body), assets_of(), may_choose=True)
+    assert form is not None
+    with pytest.raises(BadRequestError) as caught:
+        constrain_message(build_sampling_params(body, {}), body.tool_use, form)
+    assert caught.value.param == "tool_choice"
 
 
 def test_what_the_model_cannot_choose_is_refused_with_what_to_do() -> None:

@@ -18,7 +18,7 @@ from blink.api.clients import flow_of
 from blink.api.encoding import open_body, open_encoder
 from blink.api.http1 import find_writer, writer_of
 from blink.api.logprobs import LogprobFormat
-from blink.api.message_form import constrain_calls, message_form
+from blink.api.message_form import constrain_message, message_form
 from blink.api.poller import Poller
 from blink.api.reader import Reader
 from blink.api.reading import LIGHT_BYTES, Bounds, Read
@@ -163,16 +163,16 @@ class CompletionService:
         if form is None:
             return await self.planner.plan(read.prompts, params, rules, engine)
         use = read.body.tool_use
-        constrained = constrain_calls(params, use, form)
+        constrained = constrain_message(params, use, form)
         try:
             return await self.planner.plan(read.prompts, constrained, rules, engine)
         except BadRequestError as error:
-            if error.param != "structured_outputs" or use is None:
+            if error.param != "structured_outputs" or use is None or params.structured_outputs is not None:
                 raise
             if use.is_binding:
                 raise BadRequestError(f"The tools' parameters cannot be kept to: {error.message}", "tools") from None
         # A call of the model's own choice may be free, as it is on other servers.
-        free = replace(constrained, structured_outputs=params.structured_outputs)
+        free = replace(constrained, structured_outputs=None)
         return await self.planner.plan(read.prompts, free, rules, engine)
 
     def _reply(self, read: Read, params: SamplingParams, form: MessageForm | None, reply_id: str) -> Reply:

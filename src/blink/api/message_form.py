@@ -56,20 +56,22 @@ def _check_choice(assets: ModelAssets, may_choose: bool) -> None:
         )
 
 
-def constrain_calls(params: SamplingParams, use: ToolUse | None, form: MessageForm) -> SamplingParams:
-    """Return the parameters of a request whose replies are read by `form`: markers are seen, calls keep their schema.
+def constrain_message(params: SamplingParams, use: ToolUse | None, form: MessageForm) -> SamplingParams:
+    """Return the parameters of a request whose replies are read by `form`: markers are seen, forms hold behind reasoning.
 
     Raises:
         BadRequestError: calls are to be forced on an output that is constrained otherwise.
     """
-    params = replace(params, skip_special_tokens=False)
-    if use is None or form.calls is None:
-        return params
-    tag = constrain(use, form.calls, form.reasoning_end)
-    if tag is None:
-        return params
-    if params.structured_outputs is not None:
-        if use.choice == "auto":
-            return params
-        raise BadRequestError("response_format cannot be combined with a forced tool call.", "tool_choice")
-    return replace(params, structured_outputs=StructuredOutputsParams(structural_tag=tag))
+    structured = params.structured_outputs
+    tag = constrain(use, form.calls) if use is not None and form.calls is not None else None
+    if tag is not None and structured is None:
+        structured = StructuredOutputsParams(structural_tag=tag)
+    elif use is not None and use.choice != "auto":
+        raise BadRequestError("A forced tool call cannot be combined with another form of the output.", "tool_choice")
+    if structured is not None:
+        start, end = form.reasoning_tags
+        # What begins with the marker of a call is free before it anyway, and may reason.
+        is_free = structured.structural_tag is not None and structured.structural_tag.trigger
+        if not is_free:
+            structured = replace(structured, reasoning_start=start, reasoning_end=end)
+    return replace(params, skip_special_tokens=False, structured_outputs=structured)

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -21,7 +22,7 @@ from blink.grammar.graph import build_automaton
 from blink.grammar.json_schema import INLINE, SHARED, UNIONS, SchemaCompiler
 from blink.grammar.json_text import Layout
 from blink.grammar.regex import parse_regex
-from blink.grammar.tags import compile_tags
+from blink.grammar.tags import compile_tags, place_behind_reasoning
 from blink.structured_outputs import StructuredOutputsParams
 
 MAX_GRAMMAR_BYTES = 256 << 10
@@ -86,18 +87,19 @@ def compile_structured(params: StructuredOutputsParams) -> Automaton:
 
 def _compile(params: StructuredOutputsParams) -> bytes:
     layout = Layout(allows_spaces=not params.disable_any_whitespace)
+    place = partial(place_behind_reasoning, params)
     if params.json_object:
-        return _compile_schema({"type": "object"}, layout)
+        return _compile_schema({"type": "object"}, layout, place)
     if params.json is not None:
-        return _compile_schema(_parse_schema(params.json), layout)
+        return _compile_schema(_parse_schema(params.json), layout, place)
     if params.structural_tag is not None:
         tag = params.structural_tag
         # Each tag's schema is a document of its own, to which its references lead.
-        return _try_modes(lambda mode: _compile_documents(mode, layout, lambda one: compile_tags(tag, one)))
+        return _try_modes(lambda mode: _compile_documents(mode, layout, lambda one: place(compile_tags(tag, one))))
     if params.regex is not None:
-        return _build(parse_regex(params.regex), {})
+        return _build(place(parse_regex(params.regex)), {})
     if params.choice is not None:
-        return _build(choice([_encode(text) for text in params.choice]), {})
+        return _build(place(choice([_encode(text) for text in params.choice])), {})
     raise GrammarError("grammar is not supported; use regex, choice or json")
 
 
@@ -115,8 +117,8 @@ def _compile_documents(
     return assemble(compile_one), rules
 
 
-def _compile_schema(schema: Any, layout: Layout) -> bytes:
-    return _try_modes(lambda mode: _compile_documents(mode, layout, lambda one: one(schema)))
+def _compile_schema(schema: Any, layout: Layout, place: Callable[[Expression], Expression]) -> bytes:
+    return _try_modes(lambda mode: _compile_documents(mode, layout, lambda one: place(one(schema))))
 
 
 def _try_modes(compile_in: Callable[[str], tuple[Expression, Mapping[str, Expression]]]) -> bytes:

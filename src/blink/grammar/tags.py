@@ -9,7 +9,7 @@ from typing import Any
 from blink.grammar.errors import GrammarError
 from blink.grammar.expression import Expression, Repeat, Text, Until, choice, optional, series
 from blink.region.layout import CONSTANTS
-from blink.structured_outputs import StructuralTag
+from blink.structured_outputs import StructuralTag, StructuredOutputsParams
 
 SPECIAL_MARK = bytes([CONSTANTS["special_token_byte"]])
 
@@ -34,6 +34,14 @@ def compile_tags(tag: StructuralTag, compile_schema: Callable[[Any], Expression]
     most = None if tag.max_tags is None else tag.max_tags - 1
     rest = Repeat(series(literal(tag.separator), tags), 0, most)
     return series(literal(tag.prefix), tags, rest, literal(tag.suffix))
+
+
+def place_behind_reasoning(params: StructuredOutputsParams, form: Expression) -> Expression:
+    """Return the form with the reasoning before it that a request allows."""
+    if not params.reasoning_end:
+        return form
+    behind = Until(params.reasoning_end.encode(), series(Repeat(Text(b"\n"), 0, 2), form), is_once=True)
+    return choice([series(literal(params.reasoning_start), behind), form]) if params.reasoning_start else behind
 
 
 def literal(text: str) -> Expression:

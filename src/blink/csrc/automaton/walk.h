@@ -101,26 +101,20 @@ struct Vocabulary {
   }
 };
 
-// Find where a slot stands after `num_generated` tokens, of which `token` is the last: known, or one token further than
-// what is known. False for a row of which only a part is computed again, which samples nothing.
+// Find where a slot stands after `num_generated` tokens, of which `token` is the last. What the step before has left is
+// read, and what this one leaves is the slot's other place. False for a row of which only a part is computed again: it
+// samples nothing.
 BLINK_FN bool find_place(const Automaton& automaton, const Vocabulary& vocabulary, const AutomatonPlace* places,
                          uint32_t num_generated, int32_t token, AutomatonPlace& found) {
-  const AutomatonPlace& known = places[num_generated & 1];
-  const AutomatonPlace& last = places[~num_generated & 1];
-  const bool is_known = num_generated > 0 && known.num_generated == num_generated;
-  AutomatonPlace before{};
-  before.state = uint16_t(automaton.start);
-  if (is_known)
-    before = known;
-  else if (num_generated > 1 && last.num_generated == num_generated - 1)
-    before = last;
-  else if (num_generated > 1)
-    return false;
-  if (is_known || num_generated == 0) {
-    found = before;
+  AutomatonPlace start{};
+  start.state = uint16_t(automaton.start);
+  if (num_generated == 0) {
+    found = start;
     return true;
   }
-  Walk walk(automaton, before);
+  const AutomatonPlace& last = places[~num_generated & 1];
+  if (num_generated > 1 && last.num_generated != num_generated - 1) return false;
+  Walk walk(automaton, num_generated > 1 ? last : start);
   if (!vocabulary.take(walk, uint32_t(token))) return false;
   walk.store(found);
   return true;

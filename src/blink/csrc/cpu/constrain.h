@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tokens that an automaton allows next, on a CPU.
+// The tokens that an automaton allows next, on a CPU: what csrc/gpu/constrain.cu does on a GPU.
 #pragma once
 
-#include <limits>
+#include <cstring>
 
 #include "automaton/walk.h"
-#include "region/layout.h"
 
 namespace blink {
 
@@ -20,23 +19,26 @@ struct ConstrainedRow {
   int32_t last_token;
 };
 
-// Hide the logits of all tokens that may not come next. Returns whether the text may end here; -1 if the row samples
-// nothing that is used.
-inline int32_t constrain(const ConstrainedRow& row, float* logits) {
+// Set the bits of the tokens that may come next; stop tokens may where the text may end. Returns whether it may.
+inline bool list_allowed(const ConstrainedRow& row, uint32_t* bits) {
   const Automaton automaton(row.automaton);
   const Vocabulary vocabulary{row.token_starts, row.token_text};
   AutomatonPlace place;
-  if (!find_place(automaton, vocabulary, row.places, row.num_generated, row.last_token, place)) return -1;
+  std::memset(bits, 0, (row.vocab_size + 31) / 32 * 4);
+  if (!find_place(automaton, vocabulary, row.places, row.num_generated, row.last_token, place)) return false;
   row.places[row.num_generated & 1] = place;
-  const bool may_end = Walk(automaton, place).may_end();
-  float ends[kMaxStopTokens];
-  for (uint32_t i = 0; i < row.num_stop_tokens; i++) ends[i] = logits[row.stop_tokens[i]];
   for (uint32_t token = 0; token < row.vocab_size; token++) {
     Walk walk(automaton, place);
-    if (!vocabulary.take(walk, token)) logits[token] = -std::numeric_limits<float>::infinity();
+    if (vocabulary.take(walk, token)) bits[token / 32] |= 1u << token % 32;
   }
-  for (uint32_t i = 0; i < row.num_stop_tokens; i++)
-    logits[row.stop_tokens[i]] = may_end ? ends[i] : -std::numeric_limits<float>::infinity();
+  const bool may_end = Walk(automaton, place).may_end();
+  for (uint32_t i = 0; i < row.num_stop_tokens; i++) {
+    const auto token = uint32_t(row.stop_tokens[i]);
+    if (may_end)
+      bits[token / 32] |= 1u << token % 32;
+    else
+      bits[token / 32] &= ~(1u << token % 32);
+  }
   return may_end;
 }
 

@@ -118,7 +118,7 @@ void blink_keeper_stop(Keeper* keeper) { delete keeper; }
 
 // Build the automaton of a graph; see automaton/build.h.
 int32_t blink_automaton_build(const Graph* graph, uint8_t* out) { return build_automaton(*graph, out); }
-int32_t blink_constrain(const ConstrainedRow* row, float* logits) { return constrain(*row, logits); }
+uint32_t blink_list_allowed(const ConstrainedRow* row, uint32_t* bits) { return list_allowed(*row, bits); }
 
 void blink_json_weigh(const char* text, uint64_t bytes, JsonWeight* out) { *out = weigh_json(text, bytes); }
 

@@ -25,12 +25,12 @@ class MessageForm:
     is_named: bool = False  # the one function that must be called was named
 
     @property
-    def reasoning_end(self) -> str:
-        """Return the tag that a reply closes its reasoning with, empty where it may begin with something else."""
+    def reasoning_tags(self) -> tuple[str, str]:
+        """Return the tags that reasoning begins and ends with; empty where it begins without one, or there is none."""
         form = self.reasoning
         if form is None or self.is_reasoning_open is False:
-            return ""
-        return form.close if self.is_reasoning_open or form.begins_inside else ""
+            return "", ""
+        return "" if self.is_reasoning_open or form.begins_inside else form.open, form.close
 
 
 class MessageParser:

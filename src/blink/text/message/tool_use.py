@@ -41,23 +41,19 @@ class ToolUse:
         return self.choice != "auto" or any(function.strict for function in self.functions)
 
 
-def constrain(use: ToolUse, form: CallFormat, reasoning_end: str = "") -> StructuralTag | None:
-    """Return what the output must keep to, None where it is free; `reasoning_end` is the tag that comes before calls.
+def constrain(use: ToolUse, form: CallFormat) -> StructuralTag | None:
+    """Return what the output must keep to, None where it is free.
 
     A choice of the model's own is constrained from the marker of a call on. Where several calls share one marker that
     allows a single call, so there it is done for strict functions only.
     """
     most = 1 if use.choice == "named" or not use.parallel else None
-    if use.choice == "auto":
-        if form.is_list and not use.is_binding:
-            return None
-        return StructuralTag(tags=_tags(use, form, form.prefix, form.suffix), trigger=form.trigger, max_tags=most)
-    if reasoning_end:
-        tags = _tags(use, form, f"{reasoning_end}\n\n{form.prefix}", form.suffix)
-        return StructuralTag(tags=tags, trigger=reasoning_end, max_tags=most)
-    return StructuralTag(
-        tags=_tags(use, form), separator=form.separator, prefix=form.prefix, suffix=form.suffix, max_tags=most
-    )
+    if use.choice != "auto":
+        tags = _tags(use, form)
+        return StructuralTag(tags=tags, separator=form.separator, prefix=form.prefix, suffix=form.suffix, max_tags=most)
+    if form.is_list and not use.is_binding:
+        return None
+    return StructuralTag(tags=_tags(use, form, form.prefix, form.suffix), trigger=form.trigger, max_tags=most)
 
 
 def _tags(use: ToolUse, form: CallFormat, before: str = "", behind: str = "") -> list[Tag]:
