@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai import BadRequestError
 
-from processes import Frontend
+from blink.models.weights.files import default_model_path
+from processes import Engine, Frontend, start_frontend, stop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 MESSAGES: Any = [{"role": "user", "content": "How warm is it in Paris and in Rome?"}]
@@ -97,6 +99,53 @@ def test_without_need_the_answer_is_text(server: Frontend) -> None:
     for choice in ("auto", "none"):
         message = ask(server, tool_choice=choice, tools=TOOLS, logit_bias={}, max_tokens=8).choices[0].message
         assert message.content and not message.tool_calls
+
+
+def test_a_call_of_the_models_choice_is_told_from_its_text(server: Frontend) -> None:
+    call = '<tool_call>\n{"name": "temperature", "arguments": {"city": "Rome", "unit": "celsius"}}\n</tool_call>'
+    body: Any = {"messages": MESSAGES, "tools": TOOLS, "structured_outputs": {"choice": [f"Let me see.\n{call}"]}}
+    choice = server.post("/v1/chat/completions", **body).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Let me see.", "tool_calls")
+    (made,) = choice["message"]["tool_calls"]
+    assert made["function"] == {"name": "temperature", "arguments": '{"city": "Rome", "unit": "celsius"}'}
+    body["tool_choice"] = "none"
+    choice = server.post("/v1/chat/completions", **body).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (f"Let me see.\n{call}", "stop")
+
+
+@pytest.fixture(scope="module")
+def reasoning_server(tiny_engine: Engine) -> Iterator[Frontend]:
+    flags = [f"--tokenizer={default_model_path()}", "--reasoning-parser=deepseek_r1", "--keep-alive-timeout=60"]
+    frontend = start_frontend(tiny_engine.region, *flags, "--no-enable-auto-tool-choice")
+    yield frontend
+    stop(frontend.process)
+
+
+def test_reasoning_stands_apart(reasoning_server: Frontend) -> None:
+    body: Any = {"messages": MESSAGES, "max_tokens": 8, "temperature": 0}
+    message = reasoning_server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]
+    assert message["content"] is None and message["reasoning_content"] == message["reasoning"] != ""
+    response = reasoning_server.client.responses.create(
+        model=reasoning_server.model, input=MESSAGES[0]["content"], max_output_tokens=8, temperature=0
+    )
+    assert [item.type for item in response.output] == ["reasoning"] and response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens == 8
+    silent = reasoning_server.post("/v1/chat/completions", **body, include_reasoning=False).json()
+    assert silent["choices"][0]["message"]["reasoning_content"] is None
+    # A prompt that closes the reasoning leaves none to the reply.
+    closed = [*MESSAGES, {"role": "assistant", "content": "<think></think>"}]
+    body |= {"messages": closed, "add_generation_prompt": False, "continue_final_message": True}
+    message = reasoning_server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]
+    assert message["content"] and message["reasoning_content"] is None
+    forced = reasoning_server.post(
+        "/v1/chat/completions", **body | {"max_tokens": 120, "tools": TOOLS[:1], "tool_choice": NAMED}
+    )
+    assert forced.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "temperature"
+
+
+def test_an_operator_may_forbid_the_models_choice(reasoning_server: Frontend) -> None:
+    refused = reasoning_server.post("/v1/chat/completions", messages=MESSAGES, tools=TOOLS)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
 
 
 def test_n_replies_call_each_for_itself(server: Frontend) -> None:

@@ -57,7 +57,7 @@ def _check_choice(assets: ModelAssets, may_choose: bool) -> None:
 
 
 def constrain_message(params: SamplingParams, use: ToolUse | None, form: MessageForm) -> SamplingParams:
-    """Return the parameters of a request whose replies are read by `form`: markers are seen, forms hold behind reasoning.
+    """Return the parameters of a request whose replies `form` reads: markers are seen, forms hold behind reasoning.
 
     Raises:
         BadRequestError: calls are to be forced on an output that is constrained otherwise.
