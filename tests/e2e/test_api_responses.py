@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from openai import BadRequestError, NotFoundError
+from pydantic import BaseModel
 
 from processes import Frontend
 
@@ -70,6 +71,20 @@ def test_the_clients_stream_helper_accumulates_it(server: Frontend) -> None:
     options: Any = {"model": server.model, "input": QUESTION, "extra_body": {"logit_bias": bias, "min_tokens": 0}}
     with server.client.responses.stream(**options) as stream:
         assert stream.get_final_response().status == "completed"
+
+
+class Colour(BaseModel):
+    name: Literal["red", "blue"]
+    warm: bool
+
+
+def test_the_clients_parse_helper_gets_a_model(server: Frontend) -> None:
+    options: Any = {"model": server.model, "input": QUESTION, "temperature": 0, "max_output_tokens": 60}
+    options["extra_body"] = {"logit_bias": {"2": 100}}
+    parsed = server.client.responses.parse(text_format=Colour, **options)
+    assert isinstance(parsed.output_parsed, Colour)
+    with server.client.responses.stream(text_format=Colour, **options) as stream:
+        assert stream.get_final_response().output_parsed == parsed.output_parsed
 
 
 def test_a_conversation_of_items_is_the_chat_of_its_messages(server: Frontend) -> None:

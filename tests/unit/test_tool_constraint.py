@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the output of a request with tools is constrained to, as an automaton: the parser reads calls in all it allows."""
+"""What the output of a request with tools is constrained to: the parser reads calls in all that it allows."""
 
 from __future__ import annotations
 
