@@ -105,7 +105,7 @@ def test_the_final_message_is_continued(server: Frontend) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "a\ud800"}]}, "prompt"),
         ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"min_tokens": 5000, "max_tokens": None}, "min_tokens"),
     ],
