@@ -64,7 +64,6 @@ class HostMachine:
         self._constrain(rows)
         self._output[0]["done_step"] = self._batch[0]["step"]
 
-
     def _constrain(self, rows: int) -> None:
         """Walk through the automata of constrained rows, whatever they are, and sample what they allow."""
         params = self._state.array("params", SLOT_PARAMS)
