@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constrained rows: what each may sample, against the CPU's list of it, and the sampled tokens against the reference."""
+"""Constrained rows: what each may sample, against the CPU's list of it, and what is sampled against the reference."""
 
 from __future__ import annotations
 

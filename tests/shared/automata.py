@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import random
 import struct
+from typing import Any
 
+from blink.grammar.compiler import compile_structured
 from blink.region.layout import CONSTANTS
+from blink.structured_outputs import StructuredOutputsParams
 
 _DEAD, _CALL, _FINAL = 0xFFFF, 0x8000, 0x80
 _DEPTH = CONSTANTS["max_automaton_depth"]
@@ -87,3 +90,15 @@ class PlainAutomaton:
 
     def _fits(self, state: int, stack: tuple[int, ...]) -> bool:
         return len(stack) + (self.traits[state] & (_FINAL - 1)) <= _DEPTH
+
+
+def sound_automata() -> list[bytes]:
+    """Return some small automata of all kinds."""
+    kinds: list[dict[str, Any]] = [
+        {"json_object": True},
+        {"regex": "[a-c]{2,5}"},
+        {"choice": ["yes", "no", "maybe"]},
+        {"json": {"type": "string", "maxLength": 120}},
+        {"json": {"type": "array", "items": {"type": "array", "items": {"$ref": "#"}}}},
+    ]
+    return [compile_structured(StructuredOutputsParams(**kind)).data for kind in kinds]

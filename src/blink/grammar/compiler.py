@@ -127,8 +127,11 @@ def _try_modes(compile_in: Callable[[str], tuple[Expression, Mapping[str, Expres
     for mode in (SHARED, INLINE, UNIONS):
         try:
             return _build(*compile_in(mode))
-        except (AmbiguousGrammarError, GrammarTooLargeError) as error:
+        except AmbiguousGrammarError as error:
             failure = failure or error
+        except GrammarTooLargeError:
+            if mode == SHARED:  # the others are no smaller
+                raise
     assert failure is not None
     raise failure
 

@@ -26,7 +26,8 @@ from blink.region.layout import CONSTANTS
 from blink.region.native import lib
 
 _EMPTY, _RULE = 256, 257  # csrc/automaton/machine.h
-_MAX_EDGES = 120_000
+_MAX_EDGES = 80_000
+_MAX_COUNT = 100_000
 _MAX_DEPTH = 200
 _BLOCK = 48  # of a longer repetition, this many are a rule of their own
 _SPECIAL = CONSTANTS["special_token_byte"]
@@ -179,6 +180,8 @@ class _Builder:
 
     def _repeat(self, repeat: Repeat, start: int, end: int) -> None:
         least, most = repeat.least, repeat.most
+        if max(least, most or 0) > _MAX_COUNT:
+            raise GrammarTooLargeError(f"a count may be {_MAX_COUNT} at most, got {max(least, most or 0)}")
         start = self._repeat_exactly(repeat.part, least, start)
         if most is None:
             # In a node of its own, to which nothing else leads.

@@ -15,7 +15,7 @@ from blink.grammar.errors import GrammarError, GrammarTooLargeError
 from blink.grammar.expression import NEVER, Call, Expression, choice
 from blink.grammar.json_text import BOOLEAN, Layout
 from blink.grammar.schema_containers import compile_array, compile_object
-from blink.grammar.schema_merge import Schema, constraints, merge, types_of
+from blink.grammar.schema_merge import Schema, constraints, merge_inside, types_of
 from blink.grammar.schema_overlap import check_one_of
 from blink.grammar.schema_scalars import compile_number, compile_string
 
@@ -104,23 +104,17 @@ class SchemaCompiler:
             return self._refer(schema["$ref"])
         if "$ref" in schema:
             reference = schema.pop("$ref")
-            return self.compile(merge(self.resolve(reference), schema, self.resolve))
+            return self.compile(merge_inside(schema, [self.resolve(reference)], self.resolve))
         if "allOf" in schema:
-            return self.compile(self._merged(schema))
+            parts = schema.pop("allOf")
+            _check_list("allOf", parts)
+            return self.compile(merge_inside(schema, parts, self.resolve))
         for name in ("anyOf", "oneOf"):
             if name in schema:
                 return self._compile_options(name, schema)
         if "const" in schema or "enum" in schema:
             return self._compile_values(schema)
         return choice([self._compile_type(kind, schema) for kind in self._kinds(schema)])
-
-    def _merged(self, schema: dict[str, Any]) -> Schema:
-        parts = schema.pop("allOf")
-        _check_list("allOf", parts)
-        merged: Schema = schema
-        for part in parts:
-            merged = merge(merged, part, self.resolve)
-        return merged
 
     def _refer(self, reference: str) -> Expression:
         target = self.resolve(reference)
@@ -168,7 +162,7 @@ class SchemaCompiler:
         options = schema[name]
         _check_list(name, options)
         rest = {key: value for key, value in schema.items() if key != name}
-        merged = [merge(option, rest, self.resolve) for option in options] if rest else list(options)
+        merged = [merge_inside(dict(rest), [option], self.resolve) for option in options] if rest else list(options)
         if name == "oneOf":
             check_one_of(merged, self.resolve)
         return choice([self.compile(option) for option in merged])

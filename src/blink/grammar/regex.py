@@ -160,12 +160,13 @@ class _Parser:
         if not self._peek("{") or end < 0:
             return None
         least, comma, most = self._text[self._at + 1 : end].partition(",")
-        if not (least.isdecimal() and least.isascii() and (not most or (most.isdecimal() and most.isascii()))):
+        digits = least + most
+        if not (digits.isdecimal() and digits.isascii()):
             return None  # a brace that stands for itself
         if max(len(least), len(most)) > 9:
             raise GrammarError(f"a count may be {_MAX_COUNT} at most")
         self._at = end + 1
-        return int(least), int(most) if most else None if comma else int(least)
+        return int(least or 0), int(most) if most else None if comma else int(least)
 
     def _atom(self) -> Expression:
         char = self._next()

@@ -49,7 +49,7 @@ def compile_object(compiler: Compiler, schema: Mapping[str, Any]) -> Expression:
     for name, value in declared.items():
         is_required = name in required
         value = _with_patterns(compiler, schema, name, value)
-        expression = compiler.compile(value) if _may_be_named(compiler, names, name) else NEVER
+        expression = compiler.compile(value) if _may_be_named(names, name) else NEVER
         if is_never(expression):
             if is_required:
                 return NEVER
@@ -90,7 +90,7 @@ def _with_patterns(compiler: Compiler, schema: Mapping[str, Any], name: str, val
     return value
 
 
-def _may_be_named(compiler: Compiler, names: Any, name: str) -> bool:
+def _may_be_named(names: Any, name: str) -> bool:
     if isinstance(names, bool):
         return names
     if isinstance(names, Mapping) and set(names) <= {"pattern", "minLength", "maxLength", "type"}:

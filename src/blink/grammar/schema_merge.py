@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from blink.grammar.errors import GrammarError
@@ -17,6 +17,12 @@ _ANNOTATIONS = frozenset(
         "contentSchema", "nullable", "$vocabulary", "strict",
     )
 )  # fmt: skip
+_APPLICATORS = {"$ref", "allOf", "anyOf", "oneOf"}
+_UNEVALUATED = {
+    "unevaluatedProperties": {"properties", "additionalProperties", "patternProperties", "unevaluatedProperties"}
+    | _APPLICATORS,
+    "unevaluatedItems": {"items", "prefixItems", "additionalItems", "unevaluatedItems"} | _APPLICATORS,
+}
 _TIGHTER: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("minimum", "minLength", "minItems", "minProperties"), max),
     **dict.fromkeys(("maximum", "maxLength", "maxItems", "maxProperties"), min),
@@ -52,6 +58,8 @@ def merge(one: Schema, other: Schema, resolve: Callable[[str], Schema], depth: i
     one, other = (_without_ref(constraints(schema), resolve, depth) for schema in (one, other))
     if isinstance(one, bool) or isinstance(other, bool):
         return merge(one, other, resolve, depth + 1)
+    _check_scopes(one, other)
+    _check_scopes(other, one)
     merged = dict(one)
     _merge_members(merged, one, other, lambda a, b: merge(a, b, resolve, depth + 1))
     for name, value in other.items():
@@ -59,6 +67,26 @@ def merge(one: Schema, other: Schema, resolve: Callable[[str], Schema], depth: i
             continue
         merged[name] = _merge_keyword(name, merged[name], value, resolve, depth) if name in merged else value
     return merged
+
+
+def merge_inside(outer: dict[str, Any], parts: Sequence[Schema], resolve: Callable[[str], Schema]) -> Schema:
+    """Return a schema of what another allows and all parts of it do, into which its unevaluated members look."""
+    unevaluated = {name: outer.pop(name) for name in _UNEVALUATED if name in outer}
+    merged: Schema = outer
+    for part in parts:
+        merged = merge(merged, part, resolve)
+    if isinstance(merged, bool):
+        return {**unevaluated} if merged else False
+    return {**unevaluated, **merged} if unevaluated else merged
+
+
+def _check_scopes(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Refuse keywords that speak of what their own schema does not list, beside another that lists more."""
+    for name, listing in _UNEVALUATED.items():
+        if one.get(name, True) is not True and other.keys() & listing:
+            raise GrammarError(f"{name!r} beside a schema that must hold with it")
+    if "prefixItems" in one and other.keys() & {"items", "prefixItems"}:
+        raise GrammarError("'prefixItems' beside other items that must hold with them")
 
 
 def _without_ref(schema: dict[str, Any], resolve: Callable[[str], Schema], depth: int) -> Schema:

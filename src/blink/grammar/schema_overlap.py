@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from blink.grammar.errors import GrammarError
+from blink.grammar.errors import GrammarError, GrammarTooLargeError
 from blink.grammar.schema_merge import Schema, constraints, types_of
 
 _MAX_DEPTH = 6
+_MAX_OPTIONS = 100
 
 
 def check_one_of(options: Sequence[Schema], resolve: Callable[[Any], Schema]) -> None:
@@ -19,6 +20,8 @@ def check_one_of(options: Sequence[Schema], resolve: Callable[[Any], Schema]) ->
     Raises:
         GrammarError: they may.
     """
+    if len(options) > _MAX_OPTIONS:
+        raise GrammarTooLargeError(f"a oneOf may have {_MAX_OPTIONS} options; use anyOf")
     for one, other in combinations(options, 2):
         if not _are_apart(one, other, resolve, 0):
             raise GrammarError("options of a oneOf may allow the same value; tell them apart by a const, or use anyOf")

@@ -30,7 +30,8 @@ enum class RejectCode : uint32_t {
   kServiceClass = 13,
   kDraining = 14,
   kBiasValue = 15,
-  kAutomaton = 16,
+  kAutomatonRange = 16,
+  kAutomaton = 17,
 };
 
 // Why the scheduler stopped; Control::error_code.

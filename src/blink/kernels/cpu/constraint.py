@@ -12,7 +12,9 @@ from blink.kernels.batch import Batch, Param
 from blink.region.native import lib
 
 
-class _Row(ctypes.Structure):  # csrc/cpu/constrain.h
+class ConstrainedRow(ctypes.Structure):
+    """Where one row's tables are (csrc/cpu/constrain.h)."""
+
     _fields_ = [
         ("automaton", ctypes.c_void_p),
         ("places", ctypes.c_void_p),
@@ -32,7 +34,7 @@ def list_allowed(allowed: Tensor, batch: Batch, slot: int, context_len: int) -> 
     allowed: int32 [ceil(vocab / 32)]; the slot has an automaton.
     """
     words = batch.params[slot].tolist()
-    row = _Row(
+    row = ConstrainedRow(
         batch.automata[words[Param.AUTOMATON] - 1].data_ptr(),
         batch.automaton_places[slot].data_ptr(),
         batch.token_starts.data_ptr(),

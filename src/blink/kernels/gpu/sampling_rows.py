@@ -117,7 +117,7 @@ def draw_best(parts, part, values, words, context_len, first, BLOCK: tl.constexp
 def scan_special(
     logits, parts, slots, bits, slot, part, context_len, first, tokens_stride, vocab_size, BLOCK: tl.constexpr
 ):
-    """Do all that one part of a row asks for whose parameters are not plainly greedy; bits: what a constraint allows."""
+    """Do all that one part of a row asks for whose parameters are not plainly greedy; bits: the tokens allowed."""
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
     scaled = parts.scaled + part * BLOCK
     num_logprobs = tl.load(words + NUM_LOGPROBS)
