@@ -28,6 +28,7 @@ from blink.structured_outputs import StructuredOutputsParams
 MAX_GRAMMAR_BYTES = 256 << 10
 _PARAM = "structured_outputs"
 _CACHE_BYTES = 32 << 20
+_REFUSAL_BYTES = 1 << 10  # that a refusal counts as: what cannot be compiled is asked for again too
 
 
 class AutomatonCache:
@@ -37,10 +38,14 @@ class AutomatonCache:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, Automaton] = OrderedDict()
+        self._known: OrderedDict[bytes, Automaton | BadRequestError] = OrderedDict()
 
     def find(self, params: StructuredOutputsParams) -> Automaton | None:
-        """Return what compile() would, if it is there."""
+        """Return what compile() would, if it is there.
+
+        Raises:
+            BadRequestError: it was refused before.
+        """
         return self._find(_key_of(params))
 
     def compile(self, params: StructuredOutputsParams) -> Automaton:
@@ -53,21 +58,34 @@ class AutomatonCache:
         found = self._find(key)
         if found is not None:
             return found
-        automaton = compile_structured(params)
+        try:
+            automaton = compile_structured(params)
+        except BadRequestError as refusal:
+            self._keep(key, refusal)
+            raise
+        self._keep(key, automaton)
+        return automaton
+
+    def _keep(self, key: bytes, result: Automaton | BadRequestError) -> None:
         with self._lock:
             if key not in self._known:
-                self._known[key] = automaton
-                self._bytes += len(automaton.data)
+                self._known[key] = result
+                self._bytes += _size_of(result)
             while self._bytes > self._max_bytes:
-                _, dropped = self._known.popitem(last=False)
-                self._bytes -= len(dropped.data)
-        return automaton
+                self._bytes -= _size_of(self._known.popitem(last=False)[1])
 
     def _find(self, key: bytes) -> Automaton | None:
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
-            return self._known.get(key)
+            found = self._known.get(key)
+        if isinstance(found, BadRequestError):
+            raise BadRequestError(found.message, found.param)
+        return found
+
+
+def _size_of(result: Automaton | BadRequestError) -> int:
+    return _REFUSAL_BYTES if isinstance(result, BadRequestError) else len(result.data)
 
 
 def compile_structured(params: StructuredOutputsParams) -> Automaton:
