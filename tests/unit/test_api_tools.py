@@ -43,6 +43,10 @@ def choice_of(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed(mode: Any, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [choice_of(name) for name in names]}}
+
+
 @pytest.mark.parametrize(
     ("fields", "choice", "names", "parallel"),
     [
@@ -50,6 +54,13 @@ def choice_of(name: str) -> dict[str, Any]:
         ({"tools": [tool()], "tool_choice": "auto", "parallel_tool_calls": False}, "auto", {"add"}, False),
         ({"tools": [tool(), tool("f.g-h_1")], "tool_choice": "required"}, "required", {"add", "f.g-h_1"}, True),
         ({"tools": [tool(), tool("f")], "tool_choice": choice_of("f")}, "named", {"f"}, False),
+        ({"tools": [tool(), tool("f")], "tool_choice": allowed("auto", "f")}, "auto", {"f"}, True),
+        (
+            {"tools": [tool(), tool("f"), tool("g")], "tool_choice": allowed("required", "f", "g")},
+            "required",
+            {"f", "g"},
+            True,
+        ),
     ],
 )
 def test_what_may_and_must_be_called(fields: Any, choice: str, names: set[str], parallel: bool) -> None:
@@ -90,6 +101,10 @@ for _ in range(MAX_TOOL_DEPTH):
         ({"tools": [tool()], "tool_choice": choice_of("other")}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": 3}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": allowed("auto")}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": allowed("auto", "add", "other")}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": allowed("any", "add")}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [3]}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tools": [tool()], "parallel_tool_calls": "no"}, "parallel_tool_calls"),

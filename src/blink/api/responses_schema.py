@@ -191,9 +191,12 @@ def _chat_tool(tool: Item) -> Item:
 
 
 def _chat_choice(choice: Any) -> Any:
-    if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
-        return {"type": "function", "function": {"name": choice["name"]}}
-    return choice
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        allowed = {"mode": choice.get("mode"), "tools": [_chat_choice(tool) for tool in choice["tools"]]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return {"type": choice.get("type"), "function": {"name": choice.get("name")}}
 
 
 def _response_format(form: Any) -> dict[str, Any]:

@@ -42,21 +42,30 @@ def read_tool_use(tools: Sequence[Mapping[str, Any]] | None, choice: Any, *, par
         return None
     if not functions:
         raise BadRequestError("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    if isinstance(choice, dict) and isinstance(allowed := choice.get("allowed_tools"), dict):
+        functions, choice = _select(functions, allowed), allowed.get("mode")
     if choice in ("auto", "required"):
         return ToolUse(functions, choice, parallel)
-    name = _named(choice)
-    named = tuple(function for function in functions if function.name == name)
-    if not named:
+    return ToolUse(_select(functions, {"tools": [choice]}), "named", False)
+
+
+def _select(functions: Sequence[Function], allowed: Mapping[str, Any]) -> tuple[Function, ...]:
+    """Return the functions that a choice names."""
+    tools = allowed.get("tools")
+    names = [_name_of(tool) for tool in tools] if isinstance(tools, list) else []
+    selected = tuple(function for function in functions if function.name in names)
+    if not selected or len(selected) < len(set(names)):
         raise BadRequestError("tool_choice names a function that is not among the tools.", "tool_choice")
-    return ToolUse(named, "named", False)
+    return selected
 
 
-def _named(choice: Any) -> str:
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+def _name_of(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise BadRequestError(
-            'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}.',
+            'tool_choice must be "none", "auto", "required", {"type": "function", "function": {"name": ...}} or'
+            ' {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}.',
             "tool_choice",
         )
     return name

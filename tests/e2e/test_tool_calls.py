@@ -169,8 +169,12 @@ RESPONSE_TOOLS: Any = [{"type": "function", **TOOLS[0]["function"], "strict": Tr
 def test_responses_call_too(server: Frontend) -> None:
     options: Any = {"model": server.model, "input": "How warm is it?", "tools": RESPONSE_TOOLS, "temperature": 0}
     options |= {"tool_choice": {"type": "function", "name": "temperature"}, "max_output_tokens": 120}
-    response = server.client.responses.create(**options, extra_body={"logit_bias": {END: 100}})
-    (call,) = response.output
+    chosen = {"type": "allowed_tools", "mode": "required", "tools": [options["tool_choice"]]}
+    for choice in (options["tool_choice"], chosen):
+        options["tool_choice"] = choice
+        response = server.client.responses.create(**options, extra_body={"logit_bias": {END: 100}})
+        assert response.output[0].type == "function_call"
+    call = response.output[0]
     assert call.type == "function_call" and call.name == "temperature"
     assert set(json.loads(call.arguments)) == {"city", "unit"}
     with server.client.responses.stream(**options, extra_body={"logit_bias": {END: 100}}) as stream:
