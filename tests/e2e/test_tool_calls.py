@@ -88,7 +88,7 @@ def test_the_clients_helpers_parse_the_arguments(server: Frontend) -> None:
     options: Any = {"model": server.model, "messages": MESSAGES, "tool_choice": "required", "max_tokens": 120}
     strict: Any = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
     parsed = server.client.chat.completions.parse(tools=strict, logit_bias={END: 100}, temperature=0, **options)
-    calls = parsed.choices[0].message.tool_calls
+    calls: Any = parsed.choices[0].message.tool_calls
     assert calls is not None and set(calls[0].function.parsed_arguments) == {"city", "unit"}
     with server.client.chat.completions.stream(tools=strict, logit_bias={END: 100}, temperature=0, **options) as stream:
         done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
@@ -157,7 +157,7 @@ def test_n_replies_call_each_for_itself(server: Frontend) -> None:
 def test_a_conversation_with_results_goes_on(server: Frontend) -> None:
     message = ask(server).choices[0].message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "20"}
-    messages = [*MESSAGES, message.model_dump(), result]
+    messages: Any = [*MESSAGES, message.model_dump(), result]
     reply = server.client.chat.completions.create(model=server.model, messages=messages, tools=TOOLS, max_tokens=8)
     assert reply.choices[0].finish_reason in ("length", "stop")
     assert reply.usage is not None and reply.usage.prompt_tokens > 100
