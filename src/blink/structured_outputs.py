@@ -63,6 +63,7 @@ class StructuredOutputsParams:
         json_object: any JSON object.
         structural_tag: JSON inside of texts, for calls of tools.
         disable_any_whitespace: write JSON without any space between its parts.
+        calls: with json or json_object, the calls of tools that the text may be instead.
         reasoning_end: the tag from which on the form holds; before it the text is free. Empty: the form holds at once.
         reasoning_start: the tag that a text with reasoning begins with; one without it has the form at once.
     Raises:
@@ -76,6 +77,7 @@ class StructuredOutputsParams:
     json_object: bool | None = None
     structural_tag: StructuralTag | None = None
     disable_any_whitespace: bool = False
+    calls: StructuralTag | None = None
     reasoning_end: str = ""
     reasoning_start: str = ""
 

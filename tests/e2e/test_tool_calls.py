@@ -113,6 +113,15 @@ def test_a_call_of_the_models_choice_is_told_from_its_text(server: Frontend) -> 
     assert (choice["message"]["content"], choice["finish_reason"]) == (f"Let me see.\n{call}", "stop")
 
 
+def test_an_answer_in_json_may_be_a_call_instead(server: Frontend) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    tag = server.post("/tokenize", prompt="<tool_call>", add_special_tokens=False).json()["tokens"][0]
+    called = ask(server, tool_choice="auto", response_format=form, logit_bias={END: 100, str(tag): 100}).choices[0]
+    assert arguments_of(called.message.tool_calls[0])["unit"] in UNITS and called.message.content is None
+    answered = ask(server, tool_choice="auto", response_format=form, logit_bias={END: 100, str(tag): -100}).choices[0]
+    assert json.loads(answered.message.content)["unit"] in UNITS and not answered.message.tool_calls
+
+
 @pytest.fixture(scope="module")
 def reasoning_server(tiny_engine: Engine) -> Iterator[Frontend]:
     flags = [f"--tokenizer={default_model_path()}", "--reasoning-parser=deepseek_r1", "--keep-alive-timeout=60"]

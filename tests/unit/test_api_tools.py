@@ -198,6 +198,15 @@ def test_forms_hold_behind_the_reasoning(name: str, is_open: bool | None, tags: 
     assert (params.reasoning_start, params.reasoning_end) == tags
 
 
+def test_an_answer_of_a_form_may_be_a_call_of_the_models_choice() -> None:
+    body = body_of(tools=[tool()], response_format={"type": "json_object"})
+    form = message_form(Read(body), assets_of(), may_choose=True)
+    assert form is not None
+    params = constrain_message(build_sampling_params(body, {}), body.tool_use, form).structured_outputs
+    assert params is not None and params.json_object and params.structural_tag is None
+    assert params.calls == tag_of(assets_of(), tools=[tool()], tool_choice="required")
+
+
 def test_a_forced_call_and_another_form_exclude_each_other() -> None:
     body = body_of(tools=[tool()], tool_choice="required", response_format={"type": "json_object"})
     form = message_form(Read(body), assets_of(), may_choose=True)

@@ -110,6 +110,19 @@ def test_a_form_holds_behind_reasoning(start: str, text: str, is_accepted: bool)
     assert PlainAutomaton(compile_structured(params).data).accepts(text.encode()) is is_accepted
 
 
+@pytest.mark.parametrize("name", ["hermes", "mistral", "phi4_mini_json"])
+def test_an_answer_in_json_may_be_calls_instead(name: str) -> None:
+    form = CALL_FORMATS[name]
+    calls = constrain(ToolUse(FUNCTIONS, "required"), form)
+    params = StructuredOutputsParams(json=SCHEMA, calls=calls)
+    automaton = PlainAutomaton(compile_structured(params).data)
+    call = form.prefix + form.begin % "temperature" + "%s" + form.end + form.suffix
+    assert automaton.accepts(b'{"unit":"celsius"}')
+    assert automaton.accepts((call % '{"unit":"celsius"}').encode())
+    for text in ('{"unit":"kelvin"}', call % '{"unit":"kelvin"}', 'Text {"unit":"celsius"}', ""):
+        assert not automaton.accepts(text.encode())
+
+
 def test_what_cannot_be_compiled_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[StructuredOutputsParams] = []
 

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 
 from fastapi import Request, Response
@@ -167,13 +166,12 @@ class CompletionService:
         try:
             return await self.planner.plan(read.prompts, constrained, rules, engine)
         except BadRequestError as error:
-            if error.param != "structured_outputs" or use is None or params.structured_outputs is not None:
+            if error.param != "structured_outputs" or use is None:
                 raise
             if use.is_binding:
                 raise BadRequestError(f"The tools' parameters cannot be kept to: {error.message}", "tools") from None
-        # A call of the model's own choice may be free, as it is on other servers.
-        free = replace(constrained, structured_outputs=None)
-        return await self.planner.plan(read.prompts, free, rules, engine)
+        # Calls of the model's own choice may be free, as on other servers, or give way to the form of the answer.
+        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine)
 
     def _reply(self, read: Read, params: SamplingParams, form: MessageForm | None, reply_id: str) -> Reply:
         body: CompletionBody | ChatBody = read.body

@@ -11,7 +11,7 @@ from blink.errors import BadRequestError
 from blink.sampling_params import SamplingParams
 from blink.structured_outputs import StructuredOutputsParams
 from blink.text.assets import ModelAssets
-from blink.text.message.formats import HERMES
+from blink.text.message.formats import HERMES, CallFormat
 from blink.text.message.parser import MessageForm
 from blink.text.message.tool_use import ToolUse, constrain
 
@@ -63,11 +63,8 @@ def constrain_message(params: SamplingParams, use: ToolUse | None, form: Message
         BadRequestError: calls are to be forced on an output that is constrained otherwise.
     """
     structured = params.structured_outputs
-    tag = constrain(use, form.calls) if use is not None and form.calls is not None else None
-    if tag is not None and structured is None:
-        structured = StructuredOutputsParams(structural_tag=tag)
-    elif use is not None and use.choice != "auto":
-        raise BadRequestError("A forced tool call cannot be combined with another form of the output.", "tool_choice")
+    if use is not None and form.calls is not None:
+        structured = _with_calls(structured, use, form.calls)
     if structured is not None:
         start, end = form.reasoning_tags
         # What begins with the marker of a call is free before it anyway, and may reason.
@@ -75,3 +72,16 @@ def constrain_message(params: SamplingParams, use: ToolUse | None, form: Message
         if not is_free:
             structured = replace(structured, reasoning_start=start, reasoning_end=end)
     return replace(params, skip_special_tokens=False, structured_outputs=structured)
+
+
+def _with_calls(
+    structured: StructuredOutputsParams | None, use: ToolUse, form: CallFormat
+) -> StructuredOutputsParams | None:
+    if structured is None:
+        tag = constrain(use, form)
+        return None if tag is None else StructuredOutputsParams(structural_tag=tag)
+    if use.choice != "auto":
+        raise BadRequestError("A forced tool call cannot be combined with another form of the output.", "tool_choice")
+    if structured.json is None and not structured.json_object:
+        return structured
+    return replace(structured, calls=constrain(replace(use, choice="required"), form))

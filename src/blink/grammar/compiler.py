@@ -106,10 +106,11 @@ def compile_structured(params: StructuredOutputsParams) -> Automaton:
 def _compile(params: StructuredOutputsParams) -> bytes:
     layout = Layout(allows_spaces=not params.disable_any_whitespace)
     place = partial(place_behind_reasoning, params)
-    if params.json_object:
-        return _compile_schema({"type": "object"}, layout, place)
-    if params.json is not None:
-        return _compile_schema(_parse_schema(params.json), layout, place)
+    if params.json_object or params.json is not None:
+        schema = {"type": "object"} if params.json_object else _parse_schema(params.json)
+        return _try_modes(
+            lambda mode: _compile_documents(mode, layout, lambda one: _json_or_calls(params, schema, one))
+        )
     if params.structural_tag is not None:
         tag = params.structural_tag
         # Each tag's schema is a document of its own, to which its references lead.
@@ -135,8 +136,13 @@ def _compile_documents(
     return assemble(compile_one), rules
 
 
-def _compile_schema(schema: Any, layout: Layout, place: Callable[[Expression], Expression]) -> bytes:
-    return _try_modes(lambda mode: _compile_documents(mode, layout, lambda one: place(one(schema))))
+def _json_or_calls(
+    params: StructuredOutputsParams, schema: Any, compile_one: Callable[[Any], Expression]
+) -> Expression:
+    forms = [compile_one(schema)]
+    if params.calls is not None:
+        forms.append(compile_tags(params.calls, compile_one))
+    return place_behind_reasoning(params, choice(forms))
 
 
 def _try_modes(compile_in: Callable[[str], tuple[Expression, Mapping[str, Expression]]]) -> bytes:
@@ -161,7 +167,7 @@ def _build(root: Expression, rules: Mapping[str, Expression]) -> bytes:
         return build_automaton(root, rules, shares_blocks=False)
 
 
-def _parse_schema(schema: str | Mapping[str, Any] | bool) -> Any:
+def _parse_schema(schema: str | Mapping[str, Any] | bool | None) -> Any:
     if not isinstance(schema, str):
         return schema
     if len(schema) > MAX_GRAMMAR_BYTES:
