@@ -135,7 +135,10 @@ def test_hostile_schemas_do_not_delay_others(server: Frontend) -> None:
 
 def test_a_schema_is_loaded_once_for_many_requests(server: Frontend) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": PROGRAMS["values"]}}
+    server.wait_until_idle()
+    before = server.metric("blink:automata_loaded_total")
     for seed in range(5):
         chat(server, response_format=form, seed=seed)
-    metrics = server.get("/metrics").text if hasattr(server, "get") else ""
-    assert not metrics or "automata" in metrics
+    server.wait_until_idle()
+    assert server.metric("blink:automata_loaded_total") - before <= 1
+    assert server.metric("blink:num_automata_used") == 0
