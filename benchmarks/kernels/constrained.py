@@ -40,7 +40,7 @@ def read_vocabulary() -> tuple[np.ndarray, np.ndarray]:
         vocabulary = list_vocabulary(tokenizer, tokenizer.vocab_size)
         starts, text = vocabulary.starts, vocabulary.text
     lengths = np.resize(np.diff(starts), _VOCAB)
-    tiled = np.concatenate([text] * (_VOCAB // (len(starts) - 1) + 1))[: lengths.sum()]
+    tiled = np.concatenate([text] * (_VOCAB // (len(starts) - 1) + 1))[: -(-lengths.sum() // 8) * 8]
     return np.concatenate([[0], lengths.cumsum()]).astype(np.int32), tiled
 
 

@@ -3,6 +3,8 @@
 // leave their memory, which the sanitizers watch, nor go on without end.
 //
 // automata COUNT SEED: prints how many passed; exit status 1 on a mismatch.
+#include "scheduler/automata.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,7 +12,6 @@
 #include <random>
 
 #include "automaton/walk.h"
-#include "cpu/host_env.h"
 
 using namespace blink;
 
@@ -37,7 +38,8 @@ std::unique_ptr<uint8_t[]> make(Random& random, uint32_t& bytes) {
   for (uint32_t i = 0; i < 2 * h.num_calls; i++) calls[i] = uint16_t(random() % h.num_states);
   auto* rows = reinterpret_cast<uint16_t*>(&data[l.rows]);
   for (uint32_t i = 0; i < (l.traits - l.rows) / 2; i++) rows[i] = uint16_t(entry(random, h));
-  for (uint32_t i = 0; i < h.num_states; i++) data[l.traits + i] = uint8_t(random() % 3 == 0 ? random() : kFinalTrait);
+  for (uint32_t i = 0; i < h.num_states; i++)
+    data[l.traits + i] = uint8_t(random() % (kMaxNeed + 1) | (random() % 2 ? kFinalTrait : 0));
   if (random() % 4 == 0) {
     const uint32_t word = uint32_t(random());
     std::memcpy(&data[random() % (bytes / 4) * 4], &word, 4);
@@ -69,9 +71,9 @@ uint32_t walk(Random& random, const uint8_t* data) {
     Walk at(automaton, places[token % 2]);
     bool goes_on = true;
     for (uint32_t n = random() % 20; n > 0 && goes_on; n--) taken += goes_on = at.take(uint8_t(random()));
-    at.may_end();
     if (!goes_on) break;
     at.store(places[~token & 1]);
+    may_end(automaton, places[~token & 1]);
     if (places[~token & 1].depth > kMaxAutomatonDepth) std::exit(1);
   }
   return taken;

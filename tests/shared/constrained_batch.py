@@ -59,6 +59,8 @@ def make_constrained(
     Of a row with tokens, the place before the last is what a step before would have left.
     """
     rows = len(automata)
+    text = bytearray().join(vocabulary)
+    text += b"x" * (-len(text) % 8)  # the fill is no token's
     batch = Batch.allocate(
         max_tokens=1,
         max_rows=rows,
@@ -67,11 +69,11 @@ def make_constrained(
         max_model_len=512,
         num_automata=rows,
         vocab_size=len(vocabulary),
-        vocab_bytes=sum(map(len, vocabulary)),
+        vocab_bytes=len(text),
     )
     batch.header[Header.NUM_ROWS] = rows
     batch.token_starts[1:] = torch.tensor([len(token) for token in vocabulary]).cumsum(0)
-    batch.token_text.copy_(torch.frombuffer(bytearray().join(vocabulary), dtype=torch.uint8))
+    batch.token_text.copy_(torch.frombuffer(text, dtype=torch.uint8))
     batch.automaton_places.fill_(-1)
     for row, (automaton, tokens) in enumerate(zip(automata, generated, strict=True)):
         slot = rows + 1 - row

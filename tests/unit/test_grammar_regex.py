@@ -36,7 +36,7 @@ def random_texts(pattern: str, count: int = 300) -> list[str]:
 def test_a_pattern_takes_what_re_does(pattern: str) -> None:
     automaton, compiled = automaton_of(regex=pattern), re.compile(pattern, re.ASCII)
     chance = random.Random(2)
-    texts = random_texts(pattern) + ["abc" * 10, "c" * 131, "c" * 132]
+    texts = [*random_texts(pattern), "abc" * 10, "c" * 131, "c" * 132]
     texts += [text.decode() for _ in range(20) if (text := automaton.draw(chance, 8)) is not None]
     for text in texts:
         assert automaton.accepts(text.encode()) == (compiled.fullmatch(text) is not None), text
@@ -139,5 +139,5 @@ def test_automata_are_kept_while_there_is_room() -> None:
 
 @pytest.mark.parametrize("params", [{}, {"regex": "a", "json": {}}, {"choice": []}])
 def test_exactly_one_form_is_asked_for(params: dict[str, Any]) -> None:
-    with pytest.raises(BadRequestError, match="structured_outputs|choice"):
+    with pytest.raises(BadRequestError, match=r"structured_outputs|choice"):
         StructuredOutputsParams(**params)

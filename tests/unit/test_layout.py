@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x3A1765B2A7179A92
+GOLDEN_DIGEST = 0x677C9CDBDCF75D78
 
 
 def test_the_digest_is_the_recorded_one() -> None:

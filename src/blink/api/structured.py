@@ -5,14 +5,33 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from blink.errors import BadRequestError
 from blink.grammar.compiler import MAX_GRAMMAR_BYTES
 from blink.structured_outputs import MAX_CHOICES, StructuredOutputsParams
 
+_PARAM = "structured_outputs"
+
+
+def _check_size(value: object) -> object:
+    """Refuse what is more work to read than any schema should be; bodies as long as this are read in a process."""
+    if isinstance(value, dict | list) and len(_encode(value)) > MAX_GRAMMAR_BYTES:
+        raise BadRequestError(f"A schema or a list of choices may have {MAX_GRAMMAR_BYTES} bytes.", _PARAM)
+    return value
+
+
+def _encode(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        raise BadRequestError("A schema holds what is no JSON, or is nested too deeply.", _PARAM) from None
+
+
 _Grammar = Annotated[str, Field(max_length=MAX_GRAMMAR_BYTES)]
-_Schema = dict[str, Any] | bool
+_Schema = Annotated[dict[str, Any] | bool, AfterValidator(_check_size)]
+_Choices = Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True), AfterValidator(_check_size)]
 
 
 class JsonSchemaFormat(BaseModel):
@@ -45,7 +64,7 @@ class StructuredOutputsBody(BaseModel):
 
     json_: Annotated[_Schema | _Grammar | None, Field(alias="json")] = None
     regex: _Grammar | None = None
-    choice: Annotated[list[_Grammar], Field(max_length=MAX_CHOICES, fail_fast=True)] | None = None
+    choice: _Choices | None = None
     grammar: _Grammar | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
@@ -68,7 +87,7 @@ def read_structured_outputs(
             if getattr(structured, name) is not None:
                 raise BadRequestError(f"{name} is not supported by this server.", "structured_outputs")
         return StructuredOutputsParams(
-            json=structured.json_,
+            json=_as_text(structured.json_),
             regex=structured.regex,
             choice=structured.choice,
             grammar=structured.grammar,
@@ -82,4 +101,9 @@ def read_structured_outputs(
     schema = response_format.json_schema.schema_ if response_format.json_schema is not None else None
     if schema is None:
         raise BadRequestError("response_format of type json_schema needs json_schema.schema.", "response_format")
-    return StructuredOutputsParams(json=schema)
+    return StructuredOutputsParams(json=_as_text(schema))
+
+
+def _as_text(schema: dict[str, Any] | bool | str | None) -> str | None:
+    """Return a schema as its text, which is cheap to compare and to hand to another thread."""
+    return schema if schema is None or isinstance(schema, str) else _encode(schema).decode()

@@ -40,7 +40,7 @@ class RegionInfo:
     prefix_caching: bool
     scheduling_policy: str
     num_queue_pairs: int
-    can_constrain: bool
+    can_constrain: bool = False  # whether it knows the bytes of its tokens
 
 
 class EngineClient:

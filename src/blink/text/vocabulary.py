@@ -13,6 +13,7 @@ from blink.region.layout import CONSTANTS
 from blink.text.tokenizer import Tokenizer
 
 # No text holds this byte, so no automaton takes a special token but where it names one.
+_WINDOW = 8  # bytes that are read at once: the text is filled up to them
 _SPECIAL_MARK = bytes([CONSTANTS["special_token_byte"]])
 
 
@@ -28,7 +29,8 @@ def list_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     """Return the bytes of a model's tokens."""
     texts = [_token_bytes(tokenizer, token) for token in range(vocab_size)]
     starts = np.fromiter(accumulate(map(len, texts), initial=0), np.uint32, vocab_size + 1)
-    return Vocabulary(starts, np.frombuffer(bytearray().join(texts), np.uint8))
+    text = bytearray().join(texts)
+    return Vocabulary(starts, np.frombuffer(text.ljust(-(-len(text) // _WINDOW) * _WINDOW, b"\0"), np.uint8))
 
 
 def _token_bytes(tokenizer: Tokenizer, token: int) -> bytes:

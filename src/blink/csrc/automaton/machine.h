@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a grammar is while it becomes an automaton: a nondeterministic graph, then one deterministic machine whose labels
-// are intervals of bytes and calls of rules. Host only.
+// What a grammar is while it becomes an automaton: a nondeterministic graph, then one deterministic machine whose
+// labels are intervals of bytes and calls of rules. Host only.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ struct Step {
 struct Machine {
   std::vector<std::vector<Step>> steps;
   std::vector<bool> finals;
-  std::vector<uint32_t> starts;  // of each rule; kNowhere: it can produce nothing
-  std::vector<uint32_t> needs;   // how much of the stack each state needs to come to an end
+  std::vector<uint32_t> starts;      // of each rule; kNowhere: it can produce nothing
+  std::vector<uint32_t> needs;       // how much of the stack each state needs to come to an end
   std::vector<uint8_t> interval_of;  // by byte
   uint32_t num_intervals = 0;
 

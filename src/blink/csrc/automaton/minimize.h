@@ -109,7 +109,8 @@ class Minimize {
       merged.steps.emplace_back();
       for (const Step& step : machine_.steps[one]) merged.steps.back().push_back({step.label, states.sets[step.to]});
     }
-    for (const uint32_t start : machine_.starts) merged.starts.push_back(start == kNowhere ? start : states.sets[start]);
+    for (const uint32_t start : machine_.starts)
+      merged.starts.push_back(start == kNowhere ? start : states.sets[start]);
     return merged;
   }
 

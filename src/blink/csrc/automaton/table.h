@@ -25,7 +25,8 @@ class Table {
     std::vector<uint8_t> class_of;  // by interval
     std::vector<uint32_t> columns;  // the first interval of each class
     find_classes(class_of, columns);
-    const AutomatonHeader header{machine_.size(), uint32_t(columns.size()), uint32_t(calls_.size()), machine_.starts[0]};
+    const AutomatonHeader header{machine_.size(), uint32_t(columns.size()), uint32_t(calls_.size()),
+                                 machine_.starts[0]};
     if (!valid_header(header)) throw BuildError::kTooLarge;
     const AutomatonLayout layout = automaton_layout(header);
     if (layout.bytes > kMaxAutomatonBytes) throw BuildError::kTooLarge;

@@ -30,7 +30,7 @@ class Trim {
     std::vector<std::vector<Step>> back(machine_.size());
     for (uint32_t state = 0; state < machine_.size(); state++)
       for (const Step& step : machine_.steps[state]) back[step.to].push_back({step.label, state});
-    for (uint32_t depth = 0; depth < kMaxAutomatonDepth; depth++) {
+    for (uint32_t depth = 0; depth <= kMaxNeed; depth++) {
       std::vector<uint32_t> found;
       for (uint32_t state = 0; state < machine_.size(); state++)
         if (machine_.needs[state] != kNowhere || (depth == 0 && machine_.finals[state])) found.push_back(state);

@@ -23,23 +23,21 @@ struct ConstrainedRow {
 inline bool list_allowed(const ConstrainedRow& row, uint32_t* bits) {
   const Automaton automaton(row.automaton);
   const Vocabulary vocabulary{row.token_starts, row.token_text};
-  AutomatonPlace place;
+  AutomatonPlace place{};
   std::memset(bits, 0, (row.vocab_size + 31) / 32 * 4);
   if (!find_place(automaton, vocabulary, row.places, row.num_generated, row.last_token, place)) return false;
   row.places[row.num_generated & 1] = place;
-  for (uint32_t token = 0; token < row.vocab_size; token++) {
-    Walk walk(automaton, place);
-    if (vocabulary.take(walk, token)) bits[token / 32] |= 1u << token % 32;
-  }
-  const bool may_end = Walk(automaton, place).may_end();
+  for (uint32_t first = 0; first < row.vocab_size; first += 32)
+    bits[first / 32] = vocabulary.list_allowed(automaton, place, first, least(32u, row.vocab_size - first));
+  const bool ends = may_end(automaton, place);
   for (uint32_t i = 0; i < row.num_stop_tokens; i++) {
     const auto token = uint32_t(row.stop_tokens[i]);
-    if (may_end)
+    if (ends)
       bits[token / 32] |= 1u << token % 32;
     else
       bits[token / 32] &= ~(1u << token % 32);
   }
-  return may_end;
+  return ends;
 }
 
 }  // namespace blink

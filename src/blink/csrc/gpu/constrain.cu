@@ -6,9 +6,8 @@
 
 namespace blink {
 
-constexpr uint32_t kConstrainThreads = 256;
-constexpr uint32_t kConstrainWarps = kConstrainThreads / 32;
-constexpr uint32_t kWordsPerWarp = 32;  // a lane keeps each until the memory for it is free
+constexpr uint32_t kConstrainThreads = 128;           // each has a word of 32 tokens
+constexpr uint32_t kSharedAutomatonBytes = 32 << 10;  // a larger automaton is read where it is
 
 struct ConstrainArgs {
   const BatchHeader* header;
@@ -41,26 +40,25 @@ __device__ inline uint32_t stops_of(const int32_t* stops, uint32_t count, uint32
   return found;
 }
 
-// The words of a warp, each in the lane of its number.
-__device__ inline uint32_t walk_words(const ConstrainArgs& args, const Automaton& automaton, const AutomatonPlace& place,
-                                      uint32_t first, uint32_t step) {
-  const Vocabulary vocabulary{args.token_starts, args.token_text};
-  const uint32_t lane = threadIdx.x % 32;
-  uint32_t mine = 0;
-  for (uint32_t n = 0; n < kWordsPerWarp && first + n * step < args.words; n++) {
-    const uint32_t token = (first + n * step) * 32 + lane;
-    Walk walk(automaton, place);
-    const uint32_t word = __ballot_sync(~0u, token < args.vocab_size && vocabulary.take(walk, token));
-    if (lane == n) mine = word;
-  }
-  return mine;
+// Copy an automaton into shared memory if it has room there; return where it is.
+__device__ inline const uint8_t* bring_near(const uint8_t* automaton, uint8_t* shared) {
+  struct alignas(16) Quad {
+    uint32_t words[4];
+  };
+  const uint32_t bytes = automaton_layout(*reinterpret_cast<const AutomatonHeader*>(automaton)).bytes;
+  if (bytes > kSharedAutomatonBytes) return automaton;
+  const auto* from = reinterpret_cast<const Quad*>(automaton);
+  auto* to = reinterpret_cast<Quad*>(shared);
+  for (uint32_t i = threadIdx.x; i < bytes / sizeof(Quad); i += kConstrainThreads) to[i] = from[i];
+  return shared;
 }
 
-// grid: (blocks of a row, rows); all blocks of a row have kWordsPerWarp words or more for each of its warps.
-extern "C" __global__ void __launch_bounds__(kConstrainThreads) list_allowed_tokens(const ConstrainArgs args) {
+// grid: (blocks of a row, rows); the blocks of a row have a thread or more for each word of its tokens.
+__global__ void __launch_bounds__(kConstrainThreads) list_allowed_tokens(const ConstrainArgs args) {
+  extern __shared__ __align__(16) uint8_t memory[];
   __shared__ AutomatonPlace place;
-  __shared__ bool is_sampled, may_end;
-  const uint32_t row = blockIdx.y, lane = threadIdx.x % 32;
+  __shared__ bool is_sampled, ends;
+  const uint32_t row = blockIdx.y;
   const bool is_row = row < args.header->num_rows;
   const uint32_t slot = is_row ? uint32_t(args.row_slots[row]) : 0;
   const SlotParams& params = args.params[slot];
@@ -69,25 +67,29 @@ extern "C" __global__ void __launch_bounds__(kConstrainThreads) list_allowed_tok
     if (blockIdx.x == 0 && threadIdx.x == 0) args.may_end[row] = 0;
     return;
   }
-  const Automaton automaton(args.automata + uint64_t(params.automaton - 1) * kMaxAutomatonBytes);
+  const uint8_t* bytes = args.automata + uint64_t(params.automaton - 1) * kMaxAutomatonBytes;
   AutomatonPlace* places = args.places + slot * 2;
+  const Vocabulary vocabulary{args.token_starts, args.token_text};
   const int32_t context = args.context_lens[row], generated = context - int32_t(params.num_prompt_tokens);
   const uint32_t count = generated > 0 ? uint32_t(generated) : 0;
   if (threadIdx.x == 0) {
     const int32_t last = args.tokens[uint64_t(slot) * args.max_model_len + uint32_t(context) - 1];
-    is_sampled = find_place(automaton, {args.token_starts, args.token_text}, places, count, last, place);
-    may_end = is_sampled && Walk(automaton, place).may_end();
+    is_sampled = find_place(Automaton(bytes), vocabulary, places, count, last, place);
+    ends = is_sampled && may_end(Automaton(bytes), place);
   }
+  const uint8_t* near_bytes = bring_near(bytes, memory);
   __syncthreads();
-  const uint32_t step = gridDim.x * kConstrainWarps;
-  const uint32_t first = blockIdx.x * kConstrainWarps + threadIdx.x / 32, word = first + lane * step;
-  uint32_t bits = is_sampled ? walk_words(args, automaton, place, first, step) : 0;
+  const Automaton automaton(near_bytes);
+  const uint32_t word = blockIdx.x * kConstrainThreads + threadIdx.x, first = word * 32;
+  uint32_t bits = 0;
+  if (is_sampled && first < args.vocab_size)
+    bits = vocabulary.list_allowed(automaton, place, first, least(32u, args.vocab_size - first));
   const uint32_t stops = stops_of(args.stop_tokens + uint64_t(slot) * kMaxStopTokens, params.num_stop_tokens, word);
-  bits = may_end ? bits | stops : bits & ~stops;
+  bits = ends ? bits | stops : bits & ~stops;
   wait_for_others();
   if (word < args.words) args.allowed[uint64_t(row) * args.words + word] = bits;
   if (blockIdx.x > 0 || threadIdx.x > 0) return;
-  args.may_end[row] = may_end;
+  args.may_end[row] = ends;
   if (is_sampled) places[count & 1] = place;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The format of an automaton: what the text of a constrained sequence may look like, over bytes.
 //
-//   AutomatonHeader | uint8 class of each byte [256] | AutomatonCall [num_calls] | uint16 rows [num_states][num_classes]
-//   | uint8 traits [num_states]
+//   AutomatonHeader | uint8 class of each byte [256] | AutomatonCall [num_calls] | uint16 rows
+//   [num_states][num_classes] | uint8 traits [num_states]
 //
 // An entry of a row is the next state, kDeadEntry, or kCallEntry + the index of a call: then the byte is read again in
 // the called state, with the state to come back to on the stack. A final state without an entry for a byte returns: the
@@ -15,18 +15,19 @@
 namespace blink {
 
 constexpr uint32_t kMaxAutomatonBytes = 256 << 10;
-constexpr uint32_t kAutomatonUnit = 16;      // its size and its place are multiples of this
+constexpr uint32_t kAutomatonUnit = 16;  // its size and its place are multiples of this
 constexpr uint32_t kAutomatonHashBytes = 16;
 constexpr uint32_t kMaxAutomata = 128;       // that an engine holds at once
 constexpr uint32_t kMaxAutomatonDepth = 60;  // states on the stack
 constexpr uint32_t kMaxTokenPushes = 16;     // of them by one token
+constexpr uint32_t kMaxNeed = 16;            // of them that it takes to come from a state to its end
 constexpr uint32_t kMaxByteMoves = 96;       // calls and returns before one byte is taken
 constexpr uint32_t kBytes = 256;
 constexpr uint32_t kMaxAutomatonStates = 0x7fff;
 constexpr uint32_t kMaxAutomatonCalls = 0x7fff;
 constexpr uint32_t kCallEntry = 0x8000;
 constexpr uint32_t kDeadEntry = 0xffff;
-constexpr uint32_t kFinalTrait = 0x80;  // a trait's other bits: how much of the stack it takes to come to an end
+constexpr uint32_t kFinalTrait = 0x80;        // a trait's other bits: how much of the stack it takes to come to an end
 constexpr uint32_t kSpecialTokenByte = 0xff;  // is never part of a text: begins the text of a special token
 
 struct AutomatonHeader {

@@ -199,7 +199,7 @@ struct Sqe {
   FIELD(uint32_t, max_tokens);
   FIELD(int32_t, priority);
   FIELD(Sampling, sampling);
-  FIELD(uint32_t, flow);  // whose request this is, as far as shares go: modulo kFlows
+  FIELD(uint32_t, flow);              // whose request this is, as far as shares go: modulo kFlows
   FIELD(uint32_t, automaton_offset);  // a multiple of kAutomatonUnit
   FIELD(uint32_t, automaton_bytes);   // 0: the text may be any
   FIELD_ARRAY(uint8_t, automaton_hash, kAutomatonHashBytes);  // its name: equal names of a queue pair, equal automata

@@ -130,6 +130,7 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kAutomatonHashBytes);
   CONSTANT(kMaxAutomatonDepth);
   CONSTANT(kMaxTokenPushes);
+  CONSTANT(kMaxNeed);
   CONSTANT(kMaxByteMoves);
   CONSTANT(kMaxAutomatonStates);
   CONSTANT(kMaxAutomatonCalls);

@@ -25,7 +25,11 @@ BLINK_FN bool has_automaton_room(const State& s, const Sequence& q) {
 // Whether a word of an automaton leads out of none of its tables.
 BLINK_FN bool valid_automaton_word(const AutomatonHeader& h, const AutomatonLayout& l, uint32_t at, uint32_t word) {
   const uint32_t low = word & 0xffff, high = word >> 16;
-  if (at >= l.traits) return true;
+  if (at >= l.traits) {
+    bool valid = true;
+    for (uint32_t shift = 0; shift < 32; shift += 8) valid = valid && (word >> shift & (kFinalTrait - 1)) <= kMaxNeed;
+    return valid;
+  }
   if (at < l.calls) {
     bool valid = true;
     for (uint32_t shift = 0; shift < 32; shift += 8) valid = valid && (word >> shift & 0xff) < h.num_classes;
@@ -64,7 +68,8 @@ BLINK_FN bool copy_automaton(Env& env, State& s, const Sequence& q, uint32_t ind
   return env.sum(bad) == 0;
 }
 
-// The entry that has the sequence's automaton, else the one that it may take: the longest unused. kNone: all are in use.
+// The entry that has the sequence's automaton, else the one that it may take: the longest unused. kNone: all are in
+// use.
 template <class Env>
 BLINK_FN uint32_t find_automaton(Env& env, const State& s, const Sequence& q, bool& is_here) {
   constexpr uint64_t kNowhere = ~uint64_t(0);

@@ -13,12 +13,9 @@ from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.constraint import list_allowed
 from blink.kernels.gpu.decode.launch import can_launch, compile_kernel, launch
 
-_THREADS, _WORDS_PER_WARP = 256, 32  # csrc/gpu/constrain.cu's kConstrainThreads and kWordsPerWarp
-_WORDS_PER_BLOCK = _THREADS // 32 * _WORDS_PER_WARP
-_BLOCKS = 1024  # of all rows together, where there are few
-_MAX_BLOCKS_OF_ROW = 128
+_THREADS, _SHARED_BYTES = 128, 32 << 10  # csrc/gpu/constrain.cu's kConstrainThreads and kSharedAutomatonBytes
 SOURCE = "constrain.cu"
-KERNEL = "list_allowed_tokens"
+KERNEL = "blink::list_allowed_tokens"
 
 
 class Allowed(NamedTuple):
@@ -66,8 +63,14 @@ def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
         min(vocab_size, known_size),
         words,
     )
-    blocks = max(-(-words // _WORDS_PER_BLOCK), min(_MAX_BLOCKS_OF_ROW, _BLOCKS // num_rows))
-    launch(compile_kernel(KERNEL, SOURCE), (blocks, num_rows), _THREADS, arguments, programmatic=can_launch())
+    launch(
+        compile_kernel(KERNEL, SOURCE),
+        (-(-words // _THREADS), num_rows),
+        _THREADS,
+        arguments,
+        shared_bytes=_SHARED_BYTES,
+        programmatic=can_launch(),
+    )
     return allowed
 
 
