@@ -27,6 +27,7 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "now"}},
 ]
 NAMED: Any = {"type": "function", "function": {"name": "temperature"}}
+RESPONSE_TOOLS: Any = [{"type": "function", **TOOLS[0]["function"], "strict": True}]
 END = "2"  # the end of a message; likely as soon as it may come
 
 
@@ -71,6 +72,23 @@ def test_a_forced_call_is_made_with_arguments_of_its_schema(server: Frontend, ch
     calls, streamed_reason = accumulate(ask(server, tool_choice=choice, stream=True))
     assert [(made["name"], made["arguments"]) for made in calls] == [("temperature", call.function.arguments)]
     assert streamed_reason == reason
+
+
+def test_requests_that_another_process_reads_call_too(server: Frontend) -> None:
+    """Bodies that are much work are read beside the server: what they say of tools comes back."""
+    padding = "x" * 200_000
+    chat = ask(server, user=padding).choices[0].message
+    assert chat.tool_calls[0].function.arguments == ask(server).choices[0].message.tool_calls[0].function.arguments
+    response = server.client.responses.create(
+        model=server.model,
+        input="How warm is it?",
+        tools=RESPONSE_TOOLS,
+        tool_choice="required",
+        user=padding,
+        extra_body={"logit_bias": {END: 100}},
+    )
+    assert response.output[0].type == "function_call"
+    assert (response.tools[0].type, response.user) == ("function", padding)
 
 
 def test_calls_are_parallel_unless_that_is_forbidden(server: Frontend) -> None:
@@ -170,9 +188,6 @@ def test_a_conversation_with_results_goes_on(server: Frontend) -> None:
     reply = server.client.chat.completions.create(model=server.model, messages=messages, tools=TOOLS, max_tokens=8)
     assert reply.choices[0].finish_reason in ("length", "stop")
     assert reply.usage is not None and reply.usage.prompt_tokens > 100
-
-
-RESPONSE_TOOLS: Any = [{"type": "function", **TOOLS[0]["function"], "strict": True}]
 
 
 def test_responses_call_too(server: Frontend) -> None:
