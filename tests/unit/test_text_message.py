@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -197,6 +198,15 @@ def test_arguments_stream_as_they_come() -> None:
     assert parser.push(": 1") == [CallArguments(": 1")]
     assert parser.push("}}</tool_call>") == [CallArguments("}")]
     assert parser.num_calls == 1
+
+
+@pytest.mark.parametrize("unit", ["\n", "<tool_call>x", '<tool_call>{"name": ', "{", "<", "}]"])
+def test_long_texts_take_time_in_proportion(unit: str) -> None:
+    """A text that a hostile request may force, read at once."""
+    text = "<tool_call>" + unit * (300_000 // len(unit))
+    began = time.thread_time()
+    assert content_of(parse(form_of("hermes"), [text])).strip() == text.strip()
+    assert time.thread_time() - began < 10  # it takes a second at most; minutes where each step copies the rest
 
 
 def test_malformed_arguments_stay_with_their_call() -> None:

@@ -19,6 +19,7 @@ from blink.text.message.parts import CallArguments, CallOpened, Content, Part, m
 _PREFIXED_NAME = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*")
 _NAME_CHARACTERS = re.compile(r"[\w.\-\[\]\s]*")
 _MAX_NAME = 256
+_PIECE_CHARS = 1024
 
 
 class CallParser:
@@ -43,9 +44,11 @@ class CallParser:
     def push(self, text: str) -> list[Part]:
         """Return what the message has gained by a piece of text."""
         parts: list[Part] = []
-        self._buffer += text
-        while self._buffer and self._step(parts):
-            pass
+        # In small pieces: each step cuts its own off the buffer.
+        for start in range(0, len(text), _PIECE_CHARS):
+            self._buffer += text[start : start + _PIECE_CHARS]
+            while self._buffer and self._step(parts):
+                pass
         return merge(parts)
 
     def finish(self) -> list[Part]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 from typing import NamedTuple
 
 
@@ -37,11 +38,9 @@ Part = Content | Reasoning | CallOpened | CallArguments
 def merge(parts: Iterable[Part]) -> list[Part]:
     """Join neighbours of one kind."""
     merged: list[Part] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if type(last) is type(part) and not isinstance(part, CallOpened):
-            assert last is not None and not isinstance(last, CallOpened)
-            merged[-1] = type(part)(last.text + part.text)
+    for kind, group in groupby(parts, type):
+        if kind is CallOpened:
+            merged += group
         else:
-            merged.append(part)
+            merged.append(kind("".join([part[0] for part in group])))
     return merged
