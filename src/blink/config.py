@@ -147,6 +147,17 @@ class FrontendConfig:
     )
     page: bool = option(True, "serve a page with a chat and the server's live state at /")
     chat_template: str = option("", "file with a Jinja chat template, instead of the model's")
+    enable_auto_tool_choice: bool = option(True, "let the model decide whether it calls tools")
+    tool_call_parser: str = option(
+        "auto",
+        "how the model writes tool calls; auto: as its chat template says",
+        choices=("auto", "hermes", "llama3_json", "mistral", "phi4_mini_json"),
+    )
+    reasoning_parser: str = option(
+        "none",
+        "how the model marks its reasoning, which then is apart from the answer",
+        choices=("none", "deepseek_r1", "mistral", "qwen3"),
+    )
     engine_timeout: float = option(3.0, "seconds without engine heartbeat after which open requests fail")
     shutdown_timeout: float = option(30.0, "seconds to finish open requests after SIGTERM")
     keep_alive_timeout: float = option(5.0, "seconds that an HTTP connection may idle, or take over a request's head")

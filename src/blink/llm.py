@@ -121,17 +121,20 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template.
 
+        Args:
+            tools: functions in OpenAI's form that the template shows; calls stay in the text, as the model writes them.
         Raises:
             BadRequestError: the model has no chat template, or it refuses the messages.
         """
         rendering = Rendering(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            variables=chat_template_kwargs or {},
+            variables={**(chat_template_kwargs or {}), "tools": tools},
         )
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from blink.errors import BadRequestError
 from blink.region.layout import CONSTANTS, SAMPLING, ServiceClass
+from blink.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_TOKENS = CONSTANTS["max_stop_tokens"]
 MAX_LOGIT_BIASES = CONSTANTS["max_logit_biases"]
@@ -37,6 +38,7 @@ class SamplingParams:
         stop: a string, or several, that end the text; cut from it unless include_stop_str_in_output.
         best_effort: run in the class that latency-sensitive requests may preempt.
         priority: lower runs earlier; only with the scheduling policy "priority".
+        structured_outputs: what form the text has; None: any.
     Raises:
         BadRequestError: a value is out of range; `param` names it.
     """
@@ -63,6 +65,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     priority: int = 0
     best_effort: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _require(1 <= self.n <= 128, "n", "between 1 and 128", self.n)

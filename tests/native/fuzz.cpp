@@ -92,7 +92,7 @@ bool is_bad(const Geometry& g, const Sqe& e) {
                           e.sampling.top_k > 0x7fffffff || e.sampling.num_logprobs < -1 || e.sampling.num_logprobs > 20 ||
                           e.sampling.prompt_scores > 21;
   return bad_sizes || bad_places || bad_values || e.max_tokens < 1 || e.sampling.min_tokens > e.max_tokens ||
-         e.service_class > 1;
+         e.service_class > 1 || e.automaton_bytes > 0;  // the rig has no vocabulary: see siege.py and automata.cpp
 }
 
 // Sends what no frontend would.

@@ -56,7 +56,7 @@ def test_unsupported_requests_are_refused_by_name(field: str, value: Any) -> Non
     "fields",
     [
         {"response_format": {"type": "text"}, "suffix": None, "best_of": 1, "n": None, "use_beam_search": False},
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
         {"tools": [], "tool_choice": None, "modalities": ["text"], "function_call": None},
         {"made_up_field": 1, "user": "me", "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": True},
     ],

@@ -60,6 +60,10 @@ def session_of(poller: FakePoller, num_sequences: int) -> Session:
     return Session(cast(Poller, poller), Plan([], sequences, num_sequences), arrived=0.0)
 
 
+def open_result() -> WholeResult:
+    return WholeResult(cast(Any, None))
+
+
 def test_the_responder_is_opened_when_all_is_submitted() -> None:
     poller = FakePoller()
     seen: list[list[int]] = []
@@ -75,14 +79,14 @@ def test_the_responder_is_opened_when_all_is_submitted() -> None:
 def test_without_room_for_all_none_is_left_and_nothing_opened() -> None:
     poller = FakePoller(limit=2)
     with pytest.raises(OverloadedError):
-        session_of(poller, 3).start(WholeResult)  # which would fail here, without an event loop
+        session_of(poller, 3).start(open_result)  # which would fail here, without an event loop
     assert poller.open == [] and poller.entered == 0
 
 
 def test_a_responder_that_cannot_be_opened_leaves_no_sequence() -> None:
     poller = FakePoller()
     with pytest.raises(RuntimeError, match="no running event loop"):
-        session_of(poller, 3).start(WholeResult)
+        session_of(poller, 3).start(open_result)
     assert poller.open == [] and poller.entered == 0
 
 

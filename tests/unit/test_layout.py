@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xD4DB5F7DBDB5B3F0
+GOLDEN_DIGEST = 0xFF0F8DE397F7001E
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -32,6 +32,7 @@ _BLINK_COUNTERS = {
     "prefix_resets": "Times that the prefix cache was emptied on demand.",
     "finished_error": "Sequences that ended with an error: nothing could be sampled from their logits.",
     "num_rejected": "Submissions that the scheduler refused.",
+    "automata_loaded": "Automata of structured outputs that the engine has taken in.",
     "expired_leases": "Frontends that were silent for too long.",
     "heartbeat": "Signs of life of the scheduler.",
 }
@@ -40,6 +41,7 @@ _BLINK_SECONDS = {
     "scheduling": ("scheduling_ns", "Seconds between the end of a step, or of idleness, and the next launch."),
 }
 _BLINK_GAUGES = {
+    "num_automata_used": "Automata that sequences use now.",
     "num_blocks_cached": "Blocks that only the prefix cache holds.",
     "worker_sequences": "Sequences of the worker that answers this scrape.",
     "prompt_arena_used_bytes": "Prompt memory in use by the worker that answers this scrape.",

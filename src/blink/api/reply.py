@@ -10,8 +10,10 @@ from typing import Any
 import orjson
 
 from blink.api.logprobs import LogprobFormat
+from blink.api.message_body import finish_reason, whole_message
 from blink.api.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
+from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.prompt import Prompt
 
 
@@ -31,6 +33,10 @@ class Reply:
     include_usage: bool = False
     continuous_usage: bool = False
     echoes: Sequence[str] = ()  # the text of each prompt, to stand before the output
+    message: MessageForm | None = None  # how the text of a chat is read; None: it is the content
+    echo: bytes = b""  # of /v1/responses: what is repeated of the request; empty for the other APIs
+    temperature: float = 1.0
+    top_p: float = 1.0
 
     def prompt_of(self, session: Session, generation: Generation) -> Prompt:
         """Return the prompt of a choice."""
@@ -58,22 +64,33 @@ def usage_of(prompts: Sequence[Prompt], generations: Sequence[Generation], num_c
     }
 
 
-def encode_whole(reply: Reply, session: Session) -> bytes:
-    """Return the body of a response whose sequences have all ended."""
-    choice = _chat_choice if reply.is_chat else _completion_choice
-    body: dict[str, Any] = {
-        "id": reply.id,
-        "object": "chat.completion" if reply.is_chat else "text_completion",
-        "created": reply.created,
-        "model": reply.model,
-        "choices": [choice(reply, session, generation) for generation in session.generations],
-        "usage": usage_of(session.prompts, session.generations, reply.num_choices),
-    }
-    if reply.is_chat and reply.prompt_logprobs:
-        body["prompt_logprobs"] = reply.prompt_logprobs.prompt(session.generations[0].prompt_logprobs)
-    if reply.is_chat and reply.return_token_ids:
-        body["prompt_token_ids"] = session.prompts[0].tokens.tolist()
-    return orjson.dumps(body)
+class WholeChoices:
+    """The body of a completion or chat that is sent whole."""
+
+    def __init__(self, reply: Reply, session: Session) -> None:
+        self._reply = reply
+        self._session = session
+
+    def take(self, generation: Generation) -> None:
+        """Leave the output with the sequences: it is taken at the end."""
+
+    def encode(self) -> bytes:
+        """Return the body when all sequences have ended."""
+        reply, session = self._reply, self._session
+        choice = _chat_choice if reply.is_chat else _completion_choice
+        body: dict[str, Any] = {
+            "id": reply.id,
+            "object": "chat.completion" if reply.is_chat else "text_completion",
+            "created": reply.created,
+            "model": reply.model,
+            "choices": [choice(reply, session, generation) for generation in session.generations],
+            "usage": usage_of(session.prompts, session.generations, reply.num_choices),
+        }
+        if reply.is_chat and reply.prompt_logprobs:
+            body["prompt_logprobs"] = reply.prompt_logprobs.prompt(session.generations[0].prompt_logprobs)
+        if reply.is_chat and reply.return_token_ids:
+            body["prompt_token_ids"] = session.prompts[0].tokens.tolist()
+        return orjson.dumps(body)
 
 
 def _completion_choice(reply: Reply, session: Session, generation: Generation) -> dict[str, Any]:
@@ -102,12 +119,17 @@ def _completion_logprobs(reply: Reply, session: Session, generation: Generation,
 
 
 def _chat_choice(reply: Reply, _: Session, generation: Generation) -> dict[str, Any]:
-    delta = generation.take()
+    delta, reason = generation.take(), generation.finish_reason
+    message: dict[str, Any] = {"role": reply.role, "content": delta.text, "refusal": None, "tool_calls": []}
+    if reply.message is not None:
+        parser = MessageParser(reply.message)
+        message = whole_message(reply.role, [*parser.push(delta.text), *parser.finish()], reply.message)
+        reason = finish_reason(generation, parser, reply.message)
     choice: dict[str, Any] = {
         "index": generation.index,
-        "message": {"role": reply.role, "content": delta.text, "refusal": None, "tool_calls": []},
+        "message": message,
         "logprobs": reply.logprobs.chat(delta.logprobs) if reply.logprobs else None,
-        "finish_reason": generation.finish_reason,
+        "finish_reason": reason,
         "stop_reason": generation.stop_reason,
     }
     if reply.return_token_ids:

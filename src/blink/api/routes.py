@@ -19,7 +19,9 @@ from blink.api.completions import CompletionService
 from blink.api.error_body import bug_response, error_response, http_error_response, install_error_responses
 from blink.api.page import page_routes
 from blink.api.reading import Read
+from blink.api.responses_schema import ResponsesBody
 from blink.api.schema import (
+    MAX_ID_CHARS,
     Body,
     ChatBody,
     CompletionBody,
@@ -31,7 +33,11 @@ from blink.errors import BlinkError, NotFoundError
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
-_GENERATIONS = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
+_GENERATIONS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
+}
 _TOKENS = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
 
 logger = logging.getLogger(__name__)
@@ -134,6 +140,18 @@ def _generation_routes() -> APIRouter:
     async def chat(body: ChatBody) -> Response:
         """Answer a conversation."""
         raise NotImplementedError
+
+    @router.post("/v1/responses", response_model=None)
+    async def respond(body: ResponsesBody) -> Response:
+        """Answer a conversation, in the form of OpenAI's newer API."""
+        raise NotImplementedError
+
+    @router.get("/v1/responses/{name}")
+    @router.delete("/v1/responses/{name}")
+    @router.post("/v1/responses/{name}/cancel")
+    async def find_response(name: str) -> Response:
+        """Say that there is no such response: none is stored."""
+        raise NotFoundError(f"Response with id '{name[:MAX_ID_CHARS]}' not found: this server stores no responses.")
 
     return router
 

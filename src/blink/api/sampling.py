@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blink.api.schema import ChatBody, CompletionBody
+from blink.api.structured import read_structured_outputs
 from blink.errors import BadRequestError
 from blink.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 
@@ -42,6 +43,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         spaces_between_special_tokens=body.spaces_between_special_tokens,
         priority=body.priority,
         best_effort=body.service_tier == "flex",
+        structured_outputs=read_structured_outputs(body.response_format, body.structured_outputs),
         **filled,
     )
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blink.config import EngineConfig
+from blink.config import EngineConfig, FrontendConfig
 from blink.engine.geometry import build_geometry
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
@@ -26,6 +26,9 @@ from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import load_model, resolve_dtype
 from blink.region.layout import EngineState, ErrorCode, place_name
 from blink.region.memory import Region, create_region, publish_region
+from blink.text.assets import load_assets
+from blink.text.tokenizer import NoTokenizer
+from blink.text.vocabulary import Vocabulary, list_vocabulary
 
 logger = logging.getLogger("blink.engine")
 
@@ -48,14 +51,21 @@ class Engine(ABC):
         self._listener = open_listener(config)
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
         spec = self._model.spec
+        vocabulary = _read_vocabulary(config, spec.vocab_size)
         num_blocks = self._size_kv_cache()
         self._check_memory(num_blocks)
         self._geometry = build_geometry(
-            config, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size, num_blocks=num_blocks
+            config,
+            max_model_len=spec.max_model_len,
+            vocab_size=spec.vocab_size,
+            num_blocks=num_blocks,
+            vocab_bytes=len(vocabulary.text),
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:
             self._batch = map_batch(self._create_state(), int(self._geometry["num_slots"]))
+            self._batch.token_starts.copy_(torch.from_numpy(vocabulary.starts.view("i4")))
+            self._batch.token_text.copy_(torch.from_numpy(vocabulary.text))
             self._kv_cache = self._allocate_kv_cache(num_blocks)
         except BaseException:
             self._region.remove()
@@ -171,6 +181,16 @@ def _with_step_tokens(config: EngineConfig, default: int) -> EngineConfig:
     if config.max_num_batched_tokens:
         return config
     return replace(config, max_num_batched_tokens=max(default, config.max_num_seqs))
+
+
+def _read_vocabulary(config: EngineConfig, vocab_size: int) -> Vocabulary:
+    """Return the bytes of the model's tokens; none where it has no tokenizer."""
+    try:
+        tokenizer = load_assets(FrontendConfig(model=config.model)).tokenizer
+    except ConfigError as error:
+        logger.warning("no structured outputs: %s", error)
+        tokenizer = NoTokenizer()
+    return list_vocabulary(tokenizer, vocab_size)
 
 
 def conclude(region: Region) -> int:

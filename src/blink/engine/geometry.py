@@ -38,7 +38,13 @@ def graph_sizes(geometry: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
 
 
 def build_geometry(
-    config: EngineConfig, *, max_model_len: int, vocab_size: int, num_blocks: int, log_entries: int = 0
+    config: EngineConfig,
+    *,
+    max_model_len: int,
+    vocab_size: int,
+    num_blocks: int,
+    vocab_bytes: int = 0,
+    log_entries: int = 0,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
@@ -70,6 +76,8 @@ def build_geometry(
         "hash_entries": power_of_two(2 * num_blocks),
         "lru_entries": power_of_two(4 * num_blocks),
         "log_entries": log_entries,
+        "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
+        "vocab_bytes": vocab_bytes,
         "lease_timeout_ns": int(config.lease_timeout * _SECOND),
         "stall_timeout_ns": int(config.stall_timeout * _SECOND),
         "max_queue_age_ns": int(config.max_queue_age * _SECOND),

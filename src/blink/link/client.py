@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from blink.errors import BlinkError, EngineUnavailableError
+from blink.grammar.automaton import Automaton
 from blink.host.heartbeat import Silence
 from blink.link.base import Connector, Link
 from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
@@ -40,6 +41,7 @@ class RegionInfo:
     prefix_caching: bool
     scheduling_policy: str
     num_queue_pairs: int
+    can_constrain: bool = False  # whether it knows the bytes of its tokens
 
 
 class EngineClient:
@@ -95,8 +97,11 @@ class EngineClient:
         block_hashes: bytes = b"",
         hash_root: bytes = NO_HASH_ROOT,
         flow: int = 0,
+        automaton: Automaton | None = None,
     ) -> int:
         """Queue one sequence of a flow and return its id; with a root, the blocks of its answer are cached too.
+
+        automaton: what its text may look like.
 
         Raises:
             OverloadedError: the engine's queue for this worker is full.
@@ -108,7 +113,7 @@ class EngineClient:
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)])
         hashes, root = (block_hashes, hash_root) if self.info.prefix_caching else (b"", NO_HASH_ROOT)
-        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes, flow, root), params)
+        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes, flow, root, automaton), params)
         self._expect()
         return sequence
 
@@ -235,4 +240,5 @@ def _region_info(link: Link) -> RegionInfo:
         prefix_caching=bool(geometry["prefix_caching"]),
         scheduling_policy="priority" if geometry["priority_policy"] else "fcfs",
         num_queue_pairs=int(geometry["num_queue_pairs"]),
+        can_constrain=bool(geometry["vocab_bytes"]),
     )

@@ -100,6 +100,7 @@ class SequenceTable:
             block_hashes=prompt.block_hashes,
             hash_root=prompt.hash_root,
             flow=owner.flow,
+            automaton=planned.automaton,
         )
         self._open[sequence] = OpenSequence(owner, planned.generation, prompt.num_tokens)
         self.num_waiting += 1

@@ -37,6 +37,8 @@ enum class RejectCode : uint32_t {
   kServiceClass = 13,
   kDraining = 14,
   kBiasValue = 15,
+  kAutomatonRange = 16,
+  kAutomaton = 17,
 };
 
 // Why the scheduler stopped; Control::error_code.

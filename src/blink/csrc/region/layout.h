@@ -6,6 +6,7 @@
 //   Header | Control | Trace ring | queue pair 0: FrontendWords, SchedulerWords, SQ, CQ, arena | queue pair 1 | ...
 #pragma once
 
+#include "region/automaton.h"
 #include "region/codes.h"
 #include "region/fields.h"
 
@@ -59,6 +60,8 @@ struct Geometry {
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
   FIELD(uint32_t, scoring_graph);  // the last; it keeps every token's logits for their logprobs
+  FIELD(uint32_t, num_automata);   // that the engine holds at once
+  FIELD(uint32_t, vocab_bytes);    // of all tokens' texts; 0: nothing can be constrained
   FIELD(uint64_t, lease_timeout_ns);
   FIELD(uint64_t, max_queue_age_ns);
   FIELD(uint64_t, stall_timeout_ns);
@@ -114,6 +117,8 @@ struct Statistics {
   FIELD(uint64_t, num_blocks);
   FIELD(uint64_t, num_blocks_used);
   FIELD(uint64_t, num_blocks_cached);
+  FIELD(uint64_t, automata_loaded);
+  FIELD(uint64_t, num_automata_used);
 };
 
 struct Control {
@@ -207,7 +212,10 @@ struct Sqe {
   // What the chain of block hashes begins with. All 0: only the prompt's blocks are to be cached, else those of the
   // answer too.
   FIELD_ARRAY(uint8_t, hash_root, kBlockHashBytes);
-  uint32_t reserved[25];
+  FIELD(uint32_t, automaton_offset);  // a multiple of kAutomatonUnit
+  FIELD(uint32_t, automaton_bytes);   // 0: the text may be any
+  FIELD_ARRAY(uint8_t, automaton_hash, kAutomatonHashBytes);  // its name: equal names of a queue pair, equal automata
+  uint32_t reserved[19];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 

@@ -197,7 +197,8 @@ BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
 
 BLINK_FN bool can_admit(const State& s, const Sequence& q) {
   // Without a slot it would only keep those from running that have one.
-  return q.skipped_pass != s.pass && can_start(s, q) && (q.slot != kNone || s.qps[q.queue_pair].may_take);
+  return q.skipped_pass != s.pass && can_start(s, q) && (q.slot != kNone || s.qps[q.queue_pair].may_take) &&
+         has_automaton_room(s, q);
 }
 
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.

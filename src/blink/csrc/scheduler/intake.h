@@ -102,7 +102,7 @@ BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   q = Sequence{};
   q.status = SequenceStatus::kWaiting;
   q.queue_pair = qp;
-  q.slot = kNone;
+  q.slot = q.automaton = kNone;
   q.num_tokens = e.num_prompt_tokens;
   q.num_hashed = e.num_hashes;
   q.skipped_pass = kNone;

@@ -15,7 +15,7 @@ class IntegrityCheck {
   const char* run() {
     const char* broken = nullptr;
     for (auto check : {&IntegrityCheck::lists, &IntegrityCheck::slots, &IntegrityCheck::tables, &IntegrityCheck::blocks,
-                       &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs})
+                       &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs, &IntegrityCheck::automata})
       if (!broken) broken = (this->*check)();
     return broken;
   }
@@ -160,6 +160,26 @@ class IntegrityCheck {
     if (const char* broken = flows()) return broken;
     if (total != s_.num_live) return "the live sequences are miscounted";
     return cancels == s_.num_cancels ? nullptr : "the cancellations are miscounted";
+  }
+
+  const char* automata() {
+    std::vector<uint32_t> users(s_.geometry.num_automata);
+    for (uint32_t i = 0; i < num_sequences(); i++) {
+      const Sequence& q = s_.sequences[i];
+      if (q.status == SequenceStatus::kFree || q.slot == kNone) continue;
+      if ((q.sqe.automaton_bytes > 0) != (q.automaton != kNone)) return "a sequence with a slot has lost its automaton";
+      if (s_.params[q.slot].automaton != q.automaton + 1) return "a slot names another automaton";
+      if (q.automaton == kNone) continue;
+      if (q.automaton >= users.size()) return "a sequence has no such automaton";
+      if (s_.automaton_entries[q.automaton].queue_pair != q.queue_pair) return "a sequence has a foreign automaton";
+      users[q.automaton]++;
+    }
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < users.size(); i++) {
+      if (s_.automaton_entries[i].num_users != users[i]) return "an automaton's users are miscounted";
+      used += users[i] > 0;
+    }
+    return s_.num_automata_used == used ? nullptr : "the used automata are miscounted";
   }
 
   const char* flows() {

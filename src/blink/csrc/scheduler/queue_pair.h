@@ -74,6 +74,13 @@ BLINK_FN bool valid_sampling(const Sampling& e) {
          e.num_logprobs <= int32_t(kMaxLogprobs) && e.prompt_scores <= 1 + kMaxLogprobs;
 }
 
+// Whether the arena may hold an automaton there, and it could be used.
+BLINK_FN bool valid_automaton_span(const Geometry& g, const Sqe& e) {
+  return e.automaton_bytes <= kMaxAutomatonBytes && e.automaton_bytes % kAutomatonUnit == 0 &&
+         e.automaton_offset % kAutomatonUnit == 0 && in_arena(g, e.automaton_offset, e.automaton_bytes) &&
+         e.automaton_bytes >= sizeof(AutomatonHeader) + kBytes && g.vocab_bytes > 0 && g.num_automata > 0;
+}
+
 // Check every word of a submission that can be checked without its arena.
 BLINK_FN RejectCode validate(const Geometry& g, const Sqe& e) {
   if (e.num_prompt_tokens == 0 || e.num_prompt_tokens >= g.max_model_len) return RejectCode::kPromptLength;
@@ -90,6 +97,7 @@ BLINK_FN RejectCode validate(const Geometry& g, const Sqe& e) {
   if (!valid_sampling(e.sampling)) return RejectCode::kSamplingValue;
   if (e.max_tokens == 0 || e.sampling.min_tokens > e.max_tokens) return RejectCode::kMaxTokens;
   if (e.service_class > uint32_t(ServiceClass::kBestEffort)) return RejectCode::kServiceClass;
+  if (e.automaton_bytes > 0 && !valid_automaton_span(g, e)) return RejectCode::kAutomatonRange;
   return RejectCode::kNone;
 }
 

@@ -39,10 +39,11 @@ BLINK_FN void deliver(Env& env, State& s, uint32_t row, const Sequence& q, uint6
   post_token(s, at, q, s.sampled_tokens[row], s.sampled_logprobs[row], now);
 }
 
-// End a sequence whose row gave nothing to sample from: those of the same step go on. Runs on: one lane.
+// End a sequence without a token: its row gave nothing to sample from, or its text is complete. Those of the same step
+// go on. Runs on: one lane.
 template <class Env>
-BLINK_FN void give_up(Env& env, State& s, Sequence& q, uint64_t now) {
-  q.finish = FinishReason::kError;
+BLINK_FN void end_without_token(Env& env, State& s, Sequence& q, FinishReason reason, uint64_t now) {
+  q.finish = reason;
   const Cqe entry{q.sqe.sequence, now, 0, 0.0f, 0, 0};
   post_at(s, q.queue_pair, env.fetch_add(s.qps[q.queue_pair].cq_tail, 1), entry, CqeKind::kFinished, q.finish, 0);
 }
@@ -56,7 +57,8 @@ BLINK_FN void retire_row(Env& env, State& s, uint32_t row, uint64_t now) {
   if (q.num_computed != q.num_tokens) return;  // a chunk of a prompt: nothing was sampled
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
   const int32_t token = s.sampled_tokens[row];
-  if (token == kNoToken) return give_up(env, s, q, now);
+  if (token == kNoToken) return end_without_token(env, s, q, FinishReason::kError, now);
+  if (token == kTextEnd && q.automaton != kNone) return end_without_token(env, s, q, FinishReason::kStop, now);
   if (token < 0 || uint32_t(token) >= s.geometry.vocab_size)
     return fail(s, ErrorCode::kSampledTokenRange, BLINK_HERE, row);
   s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + q.num_tokens] = token;

@@ -95,6 +95,7 @@ BLINK_FN void publish_statistics(Env& env, State& s) {
     t.num_blocks = s.geometry.num_blocks;
     t.num_blocks_used = s.geometry.num_blocks - available_blocks(s);
     t.num_blocks_cached = s.num_evictable;
+    t.num_automata_used = s.num_automata_used;
     t.expired_leases = 0;
     for (uint32_t qp = 0; qp < s.geometry.num_queue_pairs; qp++) t.expired_leases += s.qps[qp].expired;
   }

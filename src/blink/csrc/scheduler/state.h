@@ -9,6 +9,7 @@ namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
 constexpr int32_t kNoToken = -1;  // what the model samples of a row that has no finite logit left, or a NaN
+constexpr int32_t kTextEnd = -2;  // of a row whose automaton allows nothing more: its text is complete
 
 // A block of the prefix cache as it was registered once: no other content ever has both numbers.
 struct Registration {
@@ -42,6 +43,7 @@ struct Sequence {
   FIELD(uint64_t, arrival);
   FIELD(uint64_t, queued_ns);  // start of the present wait
   FIELD(uint64_t, waited_ns);  // in all waits before
+  FIELD(uint32_t, automaton);  // with a slot: index of the one that constrains it; kNone: none does
   FIELD(Sqe, sqe);
 };
 
@@ -52,9 +54,19 @@ struct SlotParams {
   FIELD(uint32_t, num_prompt_tokens);
   FIELD(uint32_t, num_stop_tokens);
   FIELD(uint32_t, num_biases);
-  uint32_t reserved[1];
+  FIELD(uint32_t, automaton);  // index + 1 of the one that constrains the text; 0: none does
 };
 static_assert(sizeof(SlotParams) == 64, "a slot's parameters are 16 words");
+
+// An automaton that the engine holds: of one owner of a queue pair, under the name that he gave it.
+struct AutomatonEntry {
+  FIELDS_OF(AutomatonEntry);
+  FIELD(uint32_t, queue_pair);
+  FIELD(uint32_t, owner);      // generation of the queue pair; 0: the entry is empty
+  FIELD(uint32_t, num_users);  // slots
+  FIELD(uint32_t, stamp);      // when it was last taken
+  FIELD_ARRAY(uint8_t, hash, kAutomatonHashBytes);
+};
 
 struct Hash {
   uint64_t low, high;
@@ -179,7 +191,14 @@ struct State {
   STATE_ARRAY(int32_t, tokens, uint64_t(g.num_slots) * g.max_model_len);
   STATE_ARRAY(Hash, slot_hashes, uint64_t(g.num_slots) * g.max_blocks);
 
+  // what constrained texts may look like
+  STATE_ARRAY(uint8_t, automata, uint64_t(g.num_automata) * kMaxAutomatonBytes);
+  STATE_ARRAY(AutomatonPlace, automaton_places, uint64_t(g.num_slots) * 2);
+  STATE_ARRAY(uint32_t, token_starts, g.vocab_size + 1);  // in token_text; writer: engine, before the scheduler starts
+  STATE_ARRAY(uint8_t, token_text, g.vocab_bytes);
+
   // the scheduler's own
+  STATE_ARRAY(AutomatonEntry, automaton_entries, g.num_automata);
   STATE_ARRAY(uint32_t, row_sequences, g.max_num_seqs);
   STATE_ARRAY(NextRow, next_rows, g.max_num_seqs);
   STATE_ARRAY(QueuePairState, qps, g.num_queue_pairs);
@@ -225,6 +244,8 @@ struct State {
   FIELD(uint32_t, engine_state);
   FIELD(uint32_t, pass);
   FIELD(uint32_t, num_live);
+  FIELD(uint32_t, num_automata_used);  // entries with users
+  FIELD(uint32_t, automaton_stamp);
   FIELD(uint32_t, num_attached);  // queue pairs, at least 1
   FIELD(uint32_t, num_flows);     // that have sequences
   FIELD(uint32_t, prompt_share);  // tokens of a prompt in this step while other flows' prompts wait
