@@ -117,6 +117,7 @@ def test_64_streams_for_ten_minutes_with_all_that_looks_on_turned_on(tiny_engine
 
     collector = Receiver()
     flags = [f"--otlp-traces-endpoint={collector.url}", "--log-format=json", "--enable-log-requests"]
+    flags += ["--keep-alive-timeout=60"]  # the client keeps connections for five seconds too
     try:
         with looks(tiny_engine.region):
             soak_and_check(tiny_engine, f"--tokenizer={default_model_path()}", *flags, seconds=_VIEWS_SECONDS / 2)
