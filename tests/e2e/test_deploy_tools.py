@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files under deploy/ as the tools of their field judge them; nothing is built: no base image is at hand."""
+"""The files under deploy/ as the tools of their field judge them; images are built by hand (docs/operation.md)."""
 
 from __future__ import annotations
 

@@ -3,61 +3,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
 from blink.errors import ConfigError
+from otlp_receiver import Receiver, values_of
 from processes import Engine, Frontend, start_frontend, stop, wait_for
 
 pytestmark = pytest.mark.e2e
-trace_service = pytest.importorskip(
-    "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="needs the extra otel"
-)
+pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
 from blink.api.tracing import connect_tracer  # noqa: E402  (needs the extra too)
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-
-
-class Receiver:
-    """An OTLP collector: takes spans at /v1/traces."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.resources: list[dict[str, Any]] = []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                data = self.rfile.read(int(self.headers["Content-Length"]))
-                assert self.path == "/v1/traces"
-                receiver.take(trace_service.ExportTraceServiceRequest.FromString(data))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                del format, args
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def take(self, request: Any) -> None:
-        for resource in request.resource_spans:
-            self.resources.append(values_of(resource.resource.attributes))
-            for scope in resource.scope_spans:
-                self.spans += scope.spans
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def values_of(attributes: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
 
 
 def test_each_sequence_is_a_span_of_its_clients_trace_and_none_is_lost_at_the_end(

@@ -122,7 +122,10 @@ def test_resetting_the_prefix_cache_makes_the_next_prompt_new(tiny_server: Front
 
     cached()
     assert cached() == 64
-    response = tiny_server.post("/reset_prefix_cache")
+    foreign = {"Origin": "https://elsewhere.example", "Content-Type": "text/plain"}
+    assert tiny_server.http.post("/reset_prefix_cache", headers=foreign, content="").status_code == 400
+    assert cached() == 64
+    response = tiny_server.http.post("/reset_prefix_cache")
     assert (response.status_code, response.content) == (200, b"")
     assert cached() == 0
     assert cached() == 64

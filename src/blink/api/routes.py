@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink import __version__
+from blink.api.bodies import check_content_type
 from blink.api.completions import CompletionService
 from blink.api.error_body import bug_response, error_response, http_error_response, install_error_responses
 from blink.api.page import page_routes
@@ -219,8 +220,9 @@ def _status_routes(service: CompletionService) -> APIRouter:
         return Response()
 
     @router.post("/reset_prefix_cache")
-    async def reset_prefix_cache() -> Response:
+    async def reset_prefix_cache(request: Request) -> Response:
         """Let the engine forget all cached prefixes; requests that run keep their blocks."""
+        check_content_type(request, service.config.allowed_origins)  # a foreign page's post is refused
         assert service.engine  # raises the 503
         await service.poller.reset_prefix_cache()
         return Response()
