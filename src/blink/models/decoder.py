@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,19 +22,15 @@ from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
-if TYPE_CHECKING:
-    from blink.kernels.attention import AttentionPlan
+Attend = Callable[[Tensor, Tensor, Layer], Tensor]  # from QKV [tokens, ...] and the layer's KV cache
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """What all layers of one step share."""
 
-    rotation: Tensor  # [tokens, rotary_dim], rows of the rotary table
-    local_rotation: Tensor  # the same for layers with a rotation of their own
-    kv_slots: Tensor  # [tokens]
+    attend: Attend
     num_tokens: Tensor  # [1], those that are not padding
-    plan: AttentionPlan
 
 
 class Decoder:
@@ -94,28 +90,37 @@ class Decoder:
         """Run one step without sampling and return the logits [num_rows, vocab] of each row's last token."""
         if decoding and self._has_decode_kernels(num_rows, kv_cache):
             return self._decode(batch, kv_cache, num_rows)
-        update, residual = self._run_layers(batch, kv_cache, num_tokens, num_rows)
-        eps = self.spec.rms_norm_eps
-        hidden = last_token_norm(update, self._norm, eps, residual, batch.query_starts, num_rows)
-        return self._compute_head(hidden)
+        attend = self._make_attention(batch, kv_cache, num_tokens, num_rows, decoding=decoding)
+        residual = self._embed(batch, num_tokens)
+        update = self._run_layers(residual, batch, kv_cache, attend)
+        return self._sampled_logits(update, residual, batch, num_rows)
 
     def _compute_all(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> Tensor:
         """Return what the head reads of every token [num_tokens, hidden]."""
-        update, residual = self._run_layers(batch, kv_cache, num_tokens, num_rows)
+        attend = self._make_attention(batch, kv_cache, num_tokens, num_rows)
+        residual = self._embed(batch, num_tokens)
+        update = self._run_layers(residual, batch, kv_cache, attend)
         return rms_norm(update, self._norm, self.spec.rms_norm_eps, residual)
 
-    def _run_layers(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Return the last layer's result, and the residual that it is to be added to."""
-        step = self._prepare(batch, kv_cache, num_tokens, num_rows)
-        options = self.spec.options
+    def _embed(self, batch: Batch, num_tokens: int) -> Tensor:
+        """Return what the layers begin with [tokens, hidden]."""
         residual = self._embedding.index_select(0, batch.input_ids[:num_tokens])
-        if options.embedding_scale != 1:
-            residual.mul_(options.embedding_scale)
+        scale = self.spec.options.embedding_scale
+        return residual if scale == 1 else residual.mul_(scale)
+
+    def _run_layers(self, residual: Tensor, batch: Batch, kv_cache: Tensor, attend: Attend) -> Tensor:
+        """Run the layers on residual [tokens, hidden]; return what the last of them is to add to it."""
+        step = StepInputs(attend, batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1])
         update = None
         for layer, layer_cache in zip(self._layers, kv_cache, strict=True):
             update = self._run_layer(layer, residual, update, layer_cache, step)
         assert update is not None
-        return update, residual
+        return update
+
+    def _sampled_logits(self, update: Tensor, residual: Tensor, batch: Batch, num_rows: int) -> Tensor:
+        """Return the logits of each row's last token."""
+        eps = self.spec.rms_norm_eps
+        return self._compute_head(last_token_norm(update, self._norm, eps, residual, batch.query_starts, num_rows))
 
     def _compute_head(self, hidden: Tensor) -> Tensor:
         options, logits = self.spec.options, linear(hidden, self._lm_head)
@@ -125,16 +130,34 @@ class Decoder:
             logits.div_(options.logits_softcap).tanh_().mul_(options.logits_softcap)
         return logits
 
-    def _prepare(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> StepInputs:
-        positions = batch.positions[:num_tokens]
-        rotation = self._rotary_table.index_select(0, positions)
-        return StepInputs(
-            rotation=rotation,
-            local_rotation=rotation if self._local_table is None else self._local_table.index_select(0, positions),
-            kv_slots=batch.kv_slots[:num_tokens],
-            num_tokens=batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
-            plan=plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0]),
-        )
+    def _make_attention(
+        self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int, *, decoding: bool = False
+    ) -> Attend:
+        if decoding and self._has_decode_attention(kv_cache):
+            return self._make_decode_attention(batch)
+        positions, kv_slots = batch.positions[:num_tokens], batch.kv_slots[:num_tokens]
+        common = self._rotary_table.index_select(0, positions)
+        local = common if self._local_table is None else self._local_table.index_select(0, positions)
+        plan = plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0])
+
+        def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
+            rotation = local if layer.uses_local_rope else common
+            query = rotate_and_store(qkv, rotation, kv_slots, cache, layer.head_norm)
+            return paged_attention(query, cache, plan, layer.attention)
+
+        return attend
+
+    def _has_decode_attention(self, kv_cache: Tensor) -> bool:
+        if self.device.type != "cuda":
+            return False
+        from blink.models.decode_step import can_attend_rows
+
+        return can_attend_rows(self.spec, self.dtype, kv_cache.shape[3])
+
+    def _make_decode_attention(self, batch: Batch) -> Attend:
+        from blink.kernels.gpu.decode.attention import decode_attention
+
+        return lambda qkv, cache, layer: decode_attention(qkv, cache, batch, self._rotary_table, layer.head_norm)
 
     def _has_decode_kernels(self, num_rows: int, kv_cache: Tensor) -> bool:
         if self.device.type != "cuda":
@@ -160,10 +183,8 @@ class Decoder:
             keys = slice(self.spec.q_size, self.spec.q_size + self.spec.kv_size)
             rms_norm_columns(qkv, slice(0, self.spec.q_size), layer.wide_norm.query_weight, eps)
             rms_norm_columns(qkv, keys, layer.wide_norm.key_weight, eps)
-        rotation = step.local_rotation if layer.uses_local_rope else step.rotation
-        query = rotate_and_store(qkv, rotation, step.kv_slots, kv_cache, layer.head_norm)
-        attended = paged_attention(query, kv_cache, step.plan, layer.attention)
-        attended = self._leave(linear(attended, layer.output, layer.output_bias), layer.attention_end_norm)
+        attended = linear(step.attend(qkv, kv_cache, layer), layer.output, layer.output_bias)
+        attended = self._leave(attended, layer.attention_end_norm)
         hidden = self._enter(residual, attended, layer.mlp_norm)
         return self._leave(self._run_mlp(layer.mlp, hidden, step), layer.mlp_end_norm)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_routing import Routes, route
+from blink.kernels.gpu.programmatic import launch_options, start_programmatic
 from blink.kernels.operands import Activation
 
 
@@ -54,8 +55,8 @@ def moe(
     found = x.new_empty(num_pairs, hidden)
     result = torch.empty_like(x)
     inner_bias, bias = biases or (None, None)
-    _multiply(x, gate_up, inner_bias, routes, inner, pairs_per_row=top_k, activation=activation)
-    _multiply(inner, down, bias, routes, found, pairs_per_row=1, activation=None)
+    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation=activation, bias=inner_bias)
+    multiply_grouped(inner, down, routes, found, pairs_per_row=1, activation=None, bias=bias)
     block = min(1024, triton.next_power_of_2(hidden))
     _combine[(max_tokens, triton.cdiv(hidden, block))](
         found,
@@ -81,7 +82,7 @@ def choose_tiling(
     elif mean <= 8:
         rows, wide, deep, num_warps, num_stages = 16, 32 if is_gated else 64, 128, 4, 4
     elif mean <= 48:
-        rows, wide, deep, num_warps, num_stages = 32, 64 if is_gated else 128, 64, 4, 4
+        rows, wide, deep, num_warps, num_stages = 32, 64 if is_gated else 128, 128, 4, 3
     else:
         rows, wide, deep, num_warps, num_stages = 128, 64 if is_gated else 128, 64, 8, 3
     return Tiling(rows, _divisor(columns, wide), _divisor(depth, deep), num_warps, num_stages)
@@ -91,17 +92,23 @@ def _divisor(size: int, limit: int) -> int:
     return min(limit, size & -size)
 
 
-def _multiply(
+def multiply_grouped(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     routes: Routes,
     result: Tensor,
     *,
     pairs_per_row: int,
     activation: Activation | None,
+    bias: Tensor | None = None,
+    programmatic: bool = False,
 ) -> None:
-    """Multiply row pair // pairs_per_row of x with its expert's weight into row pair of result."""
+    """Multiply row pair // pairs_per_row of x with its expert's weight into row pair of result.
+
+    weight: [experts, columns, depth], or with an activation [experts, 2 * columns, depth], gates first; bias: [experts,
+    columns or twice as many]. programmatic: whether the kernel may start before the one in front of it has ended; needs
+    a GPU from Hopper on.
+    """
     num_experts, max_tokens = routes.pairs.shape
     num_pairs, columns = result.shape
     depth = x.shape[1]
@@ -129,8 +136,10 @@ def _multiply(
         DEPTH_BLOCK=tiling.depth,
         EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        PROGRAMMATIC=programmatic,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
+        **launch_options(programmatic=programmatic),
     )
 
 
@@ -155,8 +164,11 @@ def _multiply_tile(
     DEPTH_BLOCK: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
     """Compute one tile of one expert's product; gated weights are [2 * SIZE, DEPTH], gate first."""
+    if PROGRAMMATIC:
+        start_programmatic()
     expert, row, count = _find_tile(counts, num_experts, ROWS_BLOCK, EXPERTS_BLOCK)
     if expert >= num_experts:
         return
