@@ -11,7 +11,7 @@ from torch import Tensor
 from blink.kernels.batch import Batch, Param
 from blink.sampling_params import MAX_LOGPROBS
 
-_CHUNK = 256  # tokens whose logits exist at once
+_CHUNK = 128  # tokens whose logits exist at once
 
 
 def score_prompts(hidden: Tensor, compute_head: Callable[[Tensor], Tensor], batch: Batch) -> None:
