@@ -23,7 +23,7 @@ VOCAB = 97
 SOUND = [Automaton(data) for data in sound_automata()]
 
 
-def constrained(h: Harness, pair: QueuePair, automaton: Automaton | None, count: int = 4) -> int:
+def constrained(pair: QueuePair, automaton: Automaton | None, count: int = 4) -> int:
     submission = Submission(np.asarray(PROMPT, np.int32), (), 0, b"", 0, automaton)
     return pair.submit(submission, SamplingParams(max_tokens=count))
 
@@ -43,12 +43,12 @@ def held(h: Harness) -> list[bytes]:
 def test_sequences_of_one_automaton_share_a_copy() -> None:
     with open_engine() as h:
         pair, inbox = h.frontend(), Inbox()
-        sequences = [constrained(h, pair, SOUND[0]) for _ in range(3)]
+        sequences = [constrained(pair, SOUND[0]) for _ in range(3)]
         h.step()
         assert all(data.startswith(SOUND[0].data) for data in held(h)) and len(held(h)) == 3
         assert int(h.scheduler["num_automata_used"]) == 1
         run_until_finished(h, inbox, [pair], sequences)
-        later = constrained(h, pair, SOUND[0])
+        later = constrained(pair, SOUND[0])
         run_until_finished(h, inbox, [pair], [later])
         assert h.statistic("automata_loaded") == 1 and h.statistic("num_automata_used") == 0
 
@@ -58,8 +58,8 @@ def test_another_queue_pair_s_automaton_of_that_name_is_never_taken() -> None:
         hostile, pair, inbox = h.frontend(0), h.frontend(1), Inbox()
         forged = Automaton(SOUND[1].data)
         forged.__dict__["name"] = SOUND[0].name
-        run_until_finished(h, inbox, [hostile], [constrained(h, hostile, forged)])
-        constrained(h, pair, SOUND[0])
+        run_until_finished(h, inbox, [hostile], [constrained(hostile, forged)])
+        constrained(pair, SOUND[0])
         h.step()
         assert held(h)[0].startswith(SOUND[0].data)
 
@@ -69,9 +69,9 @@ def test_a_successor_takes_nothing_of_its_predecessor() -> None:
         first, inbox = h.frontend(), Inbox()
         forged = Automaton(SOUND[1].data)
         forged.__dict__["name"] = SOUND[0].name
-        run_until_finished(h, inbox, [first], [constrained(h, first, forged)])
+        run_until_finished(h, inbox, [first], [constrained(first, forged)])
         second = h.frontend()
-        constrained(h, second, SOUND[0])
+        constrained(second, SOUND[0])
         h.step()
         assert held(h)[0].startswith(SOUND[0].data)
 
@@ -79,9 +79,9 @@ def test_a_successor_takes_nothing_of_its_predecessor() -> None:
 def test_automata_beyond_their_number_wait_and_others_pass() -> None:
     with open_engine(num_automata=2) as h:
         pair, inbox = h.frontend(), Inbox()
-        two = [constrained(h, pair, SOUND[index], 12) for index in range(2)]
+        two = [constrained(pair, SOUND[index], 12) for index in range(2)]
         h.step()
-        third, same, plain = constrained(h, pair, SOUND[2]), constrained(h, pair, SOUND[0]), submit(h, pair, PROMPT)
+        third, same, plain = constrained(pair, SOUND[2]), constrained(pair, SOUND[0]), submit(h, pair, PROMPT)
         for _ in range(4):
             h.step()
         inbox.drain(pair)
@@ -96,16 +96,16 @@ def test_the_longest_unused_automaton_makes_way() -> None:
     with open_engine(num_automata=2) as h:
         pair, inbox = h.frontend(), Inbox()
         for index in (0, 1, 0, 2, 0, 1):
-            run_until_finished(h, inbox, [pair], [constrained(h, pair, SOUND[index])])
+            run_until_finished(h, inbox, [pair], [constrained(pair, SOUND[index])])
         assert h.statistic("automata_loaded") == 4  # 0, 1, 2 in the place of 1, 1 in the place of 2
 
 
 def test_places_are_forgotten_with_their_sequence() -> None:
     with open_engine() as h:
         pair, inbox = h.frontend(), Inbox()
-        run_until_finished(h, inbox, [pair], [constrained(h, pair, SOUND[0])])
+        run_until_finished(h, inbox, [pair], [constrained(pair, SOUND[0])])
         h.state.array("automaton_places", "u4")[:] = 1
-        constrained(h, pair, SOUND[0])
+        constrained(pair, SOUND[0])
         h.step()
         slot = int(h.state.array("row_slots", "i4")[0])
         places = h.state.array("automaton_places", "u4").reshape(-1, 2, 32)
@@ -115,7 +115,7 @@ def test_places_are_forgotten_with_their_sequence() -> None:
 def test_a_complete_text_ends_without_a_token() -> None:
     with open_engine() as h:
         pair, inbox = h.frontend(), Inbox()
-        ended, other = constrained(h, pair, SOUND[2], 9), submit(h, pair, PROMPT, max_tokens=9)
+        ended, other = constrained(pair, SOUND[2], 9), submit(h, pair, PROMPT, max_tokens=9)
         for _ in range(3):
             h.step()
         assert h.step(finish=False) == StepResult.LAUNCHED
@@ -131,10 +131,10 @@ def test_a_complete_text_ends_without_a_token() -> None:
 def test_a_damaged_automaton_ends_its_request_alone(word: int) -> None:
     with open_engine() as h:
         pair, inbox = h.frontend(), Inbox()
-        sound = constrained(h, pair, SOUND[1], 9)
+        sound = constrained(pair, SOUND[1], 9)
         words = np.frombuffer(bytearray(SOUND[0].data), np.uint32)
         words[word] = 0x7FFE7FFE
-        bad = constrained(h, pair, Automaton(words.tobytes()))
+        bad = constrained(pair, Automaton(words.tobytes()))
         run_until_finished(h, inbox, [pair], [sound, bad])
         refused = inbox.of_kind(bad, CqeKind.REJECTED)
         assert [RejectCode(int(each["token"])) for each in refused] == [RejectCode.AUTOMATON]
@@ -149,10 +149,10 @@ def test_the_arena_keeps_automata_until_it_needs_their_memory() -> None:
             for index in range(5)
         ]
         assert all(20_000 < len(automaton.data) < 1 << 15 for automaton in large)
-        first = [constrained(h, pair, automaton) for automaton in large[:2]]
+        first = [constrained(pair, automaton) for automaton in large[:2]]
         with pytest.raises(OverloadedError, match="prompt memory"):
             for automaton in large[2:]:
-                constrained(h, pair, automaton)
+                constrained(pair, automaton)
         assert pair.arena_used_bytes > 40_000
         run_until_finished(h, inbox, [pair], [*first, *(s for s in inbox.completions if s not in first)])
         for _ in range(20):
@@ -160,4 +160,4 @@ def test_the_arena_keeps_automata_until_it_needs_their_memory() -> None:
             inbox.drain(pair)
         assert pair.arena_used_bytes == 0  # what is left of them can be taken at any time
         for automaton in large:
-            run_until_finished(h, inbox, [pair], [constrained(h, pair, automaton)])
+            run_until_finished(h, inbox, [pair], [constrained(pair, automaton)])
