@@ -82,7 +82,7 @@ class EngineConfig:
     scheduling_policy: str = option("fcfs", "order of requests within a class", choices=("fcfs", "priority"))
     max_queue_age: float = option(30.0, "seconds after which a waiting request goes before all classes and priorities")
     num_queue_pairs: int = option(4, "frontend workers that may attach")
-    max_sequences_per_worker: int = option(1024, "sequences (running or waiting) of one frontend worker")
+    max_sequences_per_worker: int = option(4096, "sequences (running or waiting) of one frontend worker")
     prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
     lease_timeout: float = option(5.0, "seconds without a sign of life after which a frontend's sequences are dropped")
     stall_timeout: float = option(

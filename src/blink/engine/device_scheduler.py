@@ -19,7 +19,7 @@ from cuda.core import Device, Kernel, LaunchConfig, Stream, launch
 
 from blink.engine.device_code import compile_scheduler
 from blink.engine.state import array_places
-from blink.errors import ConfigError
+from blink.kernels.gpu.decode.launch import check
 from blink.region.layout import CONSTANTS, DEVICE_PROGRAM, GRAPH_PAIR, STATE
 from blink.region.memory import Region
 from blink.region.native import lib
@@ -28,19 +28,6 @@ _DEVICE_LAUNCH = int(driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG
 _LANES = CONSTANTS["device_lanes"]
 IDLE_SLEEP_NS = 40_000  # a first token waits for up to twice that; benchmarks/idle_power.py varies it
 _EXECUTABLES: int = GRAPH_PAIR["executables"].shape[0]
-
-
-def check(result: tuple[Any, ...]) -> Any:
-    """Return what a driver call returns beside its status.
-
-    Raises:
-        ConfigError: the call failed.
-    """
-    status, *values = result
-    if status != driver.CUresult.CUDA_SUCCESS:
-        _, name = driver.cuGetErrorString(status)
-        raise ConfigError(f"CUDA error {status.name}: {name.decode() if name else 'unknown'}")
-    return values[0] if len(values) == 1 else tuple(values)
 
 
 class DeviceState:
