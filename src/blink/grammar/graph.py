@@ -47,8 +47,8 @@ class _Graph(ctypes.Structure):  # csrc/automaton/build.h
 def build_automaton(root: Expression, rules: Mapping[str, Expression], *, is_inline: bool = False) -> bytes:
     """Return the automaton of the texts of `root`, whose calls are of `rules`.
 
-    is_inline: write out calls that are not recursive and the blocks of long repetitions. It takes more states, and leaves
-        fewer bytes undecided.
+    is_inline: write out calls that are not recursive and the blocks of long repetitions: more states, but fewer bytes
+        that leave it open how to go on.
 
     Raises:
         GrammarTooLargeError: it has too many states, or takes too much work.
