@@ -22,8 +22,6 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("structured_outputs", {"json": {}}),
         ("guided_json", {}),
         ("allowed_token_ids", [1]),
         ("bad_words", ["x"]),
