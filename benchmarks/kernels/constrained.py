@@ -8,6 +8,8 @@ The vocabulary has Llama-3's 128,256 tokens: those of the default model, repeate
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +64,9 @@ def make_batch(num_rows: int, beginning: str | None, starts: np.ndarray, text: n
     if beginning is None:
         batch.context_lens.fill_(_PROMPT + 1)
         return batch
-    single = {text[starts[token]]: token for token in range(_VOCAB) if starts[token + 1] - starts[token] == 1}
+    single: dict[int, int] = {
+        int(text[starts[token]]): token for token in range(_VOCAB) if starts[token + 1] - starts[token] == 1
+    }
     for row in range(num_rows):
         properties = {"key0": {"type": "string"}} | {f"{name}{row}": {"type": "string"} for name in _MEMBERS}
         schema = {"type": "object", "properties": properties, "required": list(properties)}
@@ -76,8 +80,9 @@ def make_batch(num_rows: int, beginning: str | None, starts: np.ndarray, text: n
     return batch
 
 
-def median_us(call: object) -> float:
-    return 1000 * triton.testing.do_bench_cudagraph(call, rep=20, return_mode="median")
+def median_us(call: Callable[[], object]) -> float:
+    found: Any = triton.testing.do_bench_cudagraph(call, rep=20, return_mode="median")
+    return 1000 * found
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 def generate(llm: LLM, structured: dict[str, Any], prompt: str = PROMPT, **params: Any) -> list[CompletionOutput]:
-    options = {"temperature": 1.0, "max_tokens": 300, "seed": 1, **params}
+    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 300, "seed": 1, **params}
     chosen = SamplingParams(structured_outputs=StructuredOutputsParams(**structured), **options)
     return llm.generate(prompt, chosen, use_tqdm=False)[0].outputs
 

@@ -132,9 +132,9 @@ class HostileFrontend:
                 return
             words = np.frombuffer(bytearray(data), np.uint32)
             for _ in range(chance.choice([0, 0, 1, 3, 40])):
-                words[chance.integers(0, chance.choice([4, len(words)]))] = chance.choice(
-                    [*_EDGES, chance.integers(0, 1 << 32), chance.integers(0, 40), 0xFFFF_8000, 0x8000_8001]
-                )
+                drawn = [int(chance.integers(0, 1 << 32)), int(chance.integers(0, 40)), 0xFFFF_8000, 0x8000_8001]
+                values = np.array([*_EDGES.tolist(), *drawn], np.uint32)
+                words[chance.integers(0, chance.choice([4, len(words)]))] = chance.choice(values)
             self._arena[place // 4 : (place + len(data)) // 4] = words
 
     def _start(self) -> None:

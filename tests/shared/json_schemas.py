@@ -36,10 +36,13 @@ _PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-_LIST = {"type": "object", "properties": {"value": {"type": "integer"}}, "required": ["value", "next"]}
-_LIST["properties"] = {
-    "value": {"type": "integer", "minimum": 0, "maximum": 9},
-    "next": {"anyOf": [{"$ref": "#/$defs/list"}, {"type": "null"}]},
+_LIST = {
+    "type": "object",
+    "properties": {
+        "value": {"type": "integer", "minimum": 0, "maximum": 9},
+        "next": {"anyOf": [{"$ref": "#/$defs/list"}, {"type": "null"}]},
+    },
+    "required": ["value", "next"],
 }
 _EXPRESSION = {
     "$ref": "#/$defs/expression",

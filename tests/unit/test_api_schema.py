@@ -22,8 +22,6 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("structured_outputs", {"json": {}}),
         ("guided_json", {}),
         ("prompt_logprobs", 0),
         ("allowed_token_ids", [1]),

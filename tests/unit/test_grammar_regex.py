@@ -57,6 +57,59 @@ def test_a_choice_takes_its_texts_alone() -> None:
     assert not any(automaton.accepts(text) for text in (b"", b"y", b"nob", b"n\xc3", b"yes "))
 
 
+EXPRESSION = r"""
+root ::= sum ("\n")?          # a comment
+sum  ::= item ([+-] item)*
+item ::= [0-9]{1,3} | "(" sum ")" | "\"" [^"\\\n]* "\""
+"""
+
+
+JSON_GRAMMAR = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""  # as llama.cpp has it
+
+
+def test_a_grammar_of_rules_that_may_be_empty_or_begin_alike_is_written_out() -> None:
+    automaton = automaton_of(grammar=JSON_GRAMMAR)
+    assert automaton.accepts(b'{"a": [1, {"b":\n  null}], "c\\u00e9": -0.5e3}')
+    assert not automaton.accepts(b'{"a": [1, }')
+    assert automaton_of(grammar='root ::= pair | "a"\npair ::= "a" "b"').accepts(b"ab")
+
+
+@pytest.mark.parametrize("text", ["1", "12+3-(4+(5))\n", '"a é"+1', "(((7)))"])
+def test_a_grammar_takes_its_texts(text: str) -> None:
+    assert automaton_of(grammar=EXPRESSION).accepts(text.encode())
+
+
+@pytest.mark.parametrize("text", ["", "1+", "1234", "(1", '"a', "1\n\n", "((1)"])
+def test_a_grammar_takes_no_others(text: str) -> None:
+    assert not automaton_of(grammar=EXPRESSION).accepts(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ("root ::= missing", "'missing' is missing"),
+        ('start ::= "a"', "'root' is missing"),
+        ('root ::= "a" root', "no finite text"),
+        ('root ::= root "a" | "b"', "begin alike"),
+        ('root ::= "a" root "a" | "a"', "begin alike"),
+        ("root ::= (", "not closed"),
+        ("root = 1", "not understood"),
+        ('root ::= "a"\nroot ::= "b"', "twice"),
+    ],
+)
+def test_a_grammar_that_cannot_be_kept_is_refused(grammar: str, reason: str) -> None:
+    with pytest.raises(BadRequestError, match=reason):
+        automaton_of(grammar=grammar)
+
+
 CALL = Tag("<call>", {"type": "object", "properties": {"name": {"const": "f"}}, "required": ["name"]}, "</call>")
 
 

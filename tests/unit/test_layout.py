@@ -162,12 +162,15 @@ def test_packed_structs_are_those_that_numpy_writes() -> None:
     values: dict[str, Any] = {
         name: (7 + i) % 100 if kind.kind != "f" else 0.25 * i for i, (name, (kind, _)) in enumerate(flat.items())
     }
+    values["automaton_hash"] = bytes(range(16))
     values["stop_tokens"] = np.array([5, -1, 2**31 - 1], np.int32).tobytes()
     values |= {"priority": -3, "sequence": 2**63 + 1, "seed_low": 2**32 - 1}
     entry = np.zeros((), layout.SQE)
     for name in layout.SQE.names or ():
         if name == "stop_tokens":
             entry[name][:3] = [5, -1, 2**31 - 1]
+        elif name == "automaton_hash":
+            entry[name] = range(16)
         elif name == "sampling":
             entry[name] = tuple(values[part] for part in layout.SAMPLING.names or ())
         else:

@@ -18,6 +18,7 @@ from blink.errors import BadRequestError
 from blink.grammar.automaton import Automaton
 from blink.grammar.errors import AmbiguousGrammarError, GrammarError, GrammarTooLargeError
 from blink.grammar.expression import Expression, choice
+from blink.grammar.gbnf import parse_grammar
 from blink.grammar.graph import build_automaton
 from blink.grammar.json_schema import INLINE, SHARED, UNIONS, SchemaCompiler
 from blink.grammar.json_text import Layout
@@ -119,7 +120,9 @@ def _compile(params: StructuredOutputsParams) -> bytes:
         return _build(place(parse_regex(params.regex)), {})
     if params.choice is not None:
         return _build(place(choice([_encode(text) for text in params.choice])), {})
-    raise GrammarError("grammar is not supported; use regex, choice or json")
+    assert params.grammar is not None
+    root, rules = parse_grammar(params.grammar)
+    return _build(place(root), rules)
 
 
 def _compile_documents(
@@ -164,7 +167,7 @@ def _build(root: Expression, rules: Mapping[str, Expression]) -> bytes:
     try:
         return build_automaton(root, rules)
     except AmbiguousGrammarError:
-        return build_automaton(root, rules, shares_blocks=False)
+        return build_automaton(root, rules, is_inline=True)
 
 
 def _parse_schema(schema: str | Mapping[str, Any] | bool | None) -> Any:

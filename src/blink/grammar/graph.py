@@ -44,17 +44,18 @@ class _Graph(ctypes.Structure):  # csrc/automaton/build.h
     ]
 
 
-def build_automaton(root: Expression, rules: Mapping[str, Expression], *, shares_blocks: bool = True) -> bytes:
+def build_automaton(root: Expression, rules: Mapping[str, Expression], *, is_inline: bool = False) -> bytes:
     """Return the automaton of the texts of `root`, whose calls are of `rules`.
 
-    shares_blocks: let the items of a long repetition be a rule, which takes far fewer states where it is possible.
+    is_inline: write out calls that are not recursive and the blocks of long repetitions: more states, but fewer bytes
+        that leave it open how to go on.
 
     Raises:
         GrammarTooLargeError: it has too many states, or takes too much work.
         AmbiguousGrammarError: one byte does not always say which rule comes next, or ends.
         GrammarError: no text fits.
     """
-    builder = _Builder(rules, shares_blocks)
+    builder = _Builder(rules, is_inline)
     builder.add_rule("", root, is_greedy=False)
     builder.finish()
     edges, table = builder.edges, builder.table
@@ -73,14 +74,15 @@ def build_automaton(root: Expression, rules: Mapping[str, Expression], *, shares
 class _Builder:
     """Adds expressions to a graph; each emission goes from one node to another."""
 
-    def __init__(self, rules: Mapping[str, Expression], shares_blocks: bool) -> None:
+    def __init__(self, rules: Mapping[str, Expression], is_inline: bool) -> None:
         self.edges = array("I")
         self.table = array("I")  # start, end and greediness of each rule
         self.num_nodes = 0
         self._rules = rules
-        self._shares_blocks = shares_blocks
+        self._is_inline = is_inline
+        self._open: list[object] = []  # the rules around, outermost first
         self._numbers: dict[object, int] = {}
-        self._left: list[tuple[Expression, int, int]] = []
+        self._left: list[tuple[object, Expression, int, int]] = []
         self._depth = 0
 
     def add_rule(self, name: object, expression: Expression, *, is_greedy: bool) -> int:
@@ -90,12 +92,13 @@ class _Builder:
             number = self._numbers[name] = len(self._numbers)
             start, end = self.node(), self.node()
             self.table.extend((start, end, is_greedy))
-            self._left.append((expression, start, end))
+            self._left.append((name, expression, start, end))
         return number
 
     def finish(self) -> None:
         while self._left:
-            expression, start, end = self._left.pop()
+            name, expression, start, end = self._left.pop()
+            self._open = [name]
             self.emit(expression, start, end)
 
     def node(self) -> int:
@@ -148,6 +151,11 @@ class _Builder:
             self.emit(option, start, end)
 
     def _call(self, call: Call, start: int, end: int) -> None:
+        if self._is_inline and call.rule not in self._open:
+            self._open.append(call.rule)
+            self.emit(self._rules[call.rule], start, end)
+            self._open.pop()
+            return
         self.edge(start, _RULE, self.add_rule(call.rule, self._rules[call.rule], is_greedy=False), end)
 
     def _multiple(self, multiple: Multiple, start: int, end: int) -> None:
@@ -191,7 +199,7 @@ class _Builder:
             self.skip(after, loop)
             return self.skip(loop, end)
         left = most - least
-        if self._shares_blocks and left >= 2 * _BLOCK:
+        if not self._is_inline and left >= 2 * _BLOCK:
             block = Repeat(repeat.part, 1, _BLOCK)
             number = self.add_rule((id(repeat.part), "up to"), block, is_greedy=True)
             for _ in range(left // _BLOCK):
@@ -208,7 +216,7 @@ class _Builder:
         return self.skip(start, end)
 
     def _repeat_exactly(self, part: Expression, count: int, start: int) -> int:
-        if self._shares_blocks and count >= 2 * _BLOCK:
+        if not self._is_inline and count >= 2 * _BLOCK:
             number = self.add_rule((id(part), "exactly"), Repeat(part, _BLOCK, _BLOCK), is_greedy=False)
             for _ in range(count // _BLOCK):
                 after = self.node()

@@ -98,7 +98,7 @@ class SchemaCompiler:
         return found
 
     def _compile_object(self, schema: dict[str, Any]) -> Expression:
-        for name in _REFUSED & schema.keys():
+        for name in sorted(_REFUSED & schema.keys()):
             raise GrammarError(f"the keyword {name!r} is not supported")
         if "$ref" in schema and len(schema) == 1:
             return self._refer(schema["$ref"])
@@ -218,4 +218,6 @@ def _type_of(value: object) -> set[str]:
         return {"integer", "number"}
     if isinstance(value, float):
         return {"number", "integer"} if value.is_integer() else {"number"}
-    return {{str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]}
+    if value is None:
+        return {"null"}
+    return {"string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"}

@@ -85,23 +85,10 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
         find_thresholds(parts, batch, thresholds, arrivals, num_parts * block)
     else:
         candidates = logits.new_empty(num_rows, MAX_CANDIDATES.value, dtype=torch.float32)
-        _select[(num_rows,)](
-            *rows[:2], slots, parts, candidates, thresholds, arrivals, **sizes, num_warps=_SELECT_WARPS
-        )
-    _draw[grid](
-        logits,
-        strides[0],
-        vocab_size,
-        *rows,
-        slots,
-        allowed,
-        parts,
-        outputs,
-        thresholds,
-        arrivals,
-        **sizes,
-        num_warps=num_warps,
-    )
+        results = (candidates, thresholds, arrivals)
+        _select[(num_rows,)](*rows[:2], slots, parts, *results, **sizes, num_warps=_SELECT_WARPS)
+    inputs = (logits, strides[0], vocab_size, *rows, slots, allowed, parts)
+    _draw[grid](*inputs, outputs, thresholds, arrivals, **sizes, num_warps=num_warps)
 
 
 @functools.cache
