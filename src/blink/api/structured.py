@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from blink.errors import BadRequestError
@@ -24,7 +24,7 @@ def _check_size(value: object) -> object:
 
 def _encode(value: object) -> bytes:
     try:
-        return orjson.dumps(value)
+        return json.dumps(value, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError):
         raise BadRequestError("A schema holds what is no JSON, or is nested too deeply.", _PARAM) from None
 

@@ -12,8 +12,6 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-import orjson
-
 from blink.errors import BadRequestError
 from blink.grammar.automaton import Automaton
 from blink.grammar.errors import AmbiguousGrammarError, GrammarError, GrammarTooLargeError
@@ -190,6 +188,6 @@ def _encode(text: str) -> bytes:
 
 def _key_of(params: StructuredOutputsParams) -> bytes:
     try:
-        return blake2b(orjson.dumps(asdict(params), option=orjson.OPT_NON_STR_KEYS), digest_size=32).digest()
+        return blake2b(json.dumps(asdict(params), allow_nan=False).encode(), digest_size=32).digest()
     except (TypeError, ValueError, RecursionError):
         raise BadRequestError("structured_outputs holds what is no JSON, or is nested too deeply.", _PARAM) from None
