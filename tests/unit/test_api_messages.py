@@ -144,6 +144,12 @@ def test_every_logprob_is_told_once(tokenizer: Tokenizer) -> None:
     assert "".join(entry["token"] for entry in told) == TEXT + "<|im_end|>"
 
 
+def test_the_whole_message_has_every_logprob(tokenizer: Tokenizer) -> None:
+    logprobs = LogprobFormat(tokenizer, as_token_ids=False)
+    choice = Play(tokenizer, TEXT, logprobs=logprobs).whole()["choices"][0]
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == TEXT + "<|im_end|>"
+
+
 def test_mistrals_ids_are_what_its_template_takes(tokenizer: Tokenizer) -> None:
     form = MessageForm(calls=CALL_FORMATS["mistral"], names=frozenset({"add"}))
     text = '[TOOL_CALLS] [{"name": "add", "arguments": {}}]'

@@ -9,6 +9,7 @@ from blink.api.reply import Reply, WholeChoices
 from blink.api.responses import ResponseEncoder, WholeResponse
 from blink.api.session import Session
 from blink.api.stream import Encoder, WholeBody
+from blink.api.whole_messages import WholeMessages
 
 
 def open_encoder(reply: Reply, session: Session) -> Encoder:
@@ -22,4 +23,8 @@ def open_encoder(reply: Reply, session: Session) -> Encoder:
 
 def open_body(reply: Reply, session: Session) -> WholeBody:
     """Return what gathers the body of a response that is sent whole."""
-    return WholeResponse(reply, session) if reply.echo else WholeChoices(reply, session)
+    if reply.echo:
+        return WholeResponse(reply, session)
+    if reply.message is not None:
+        return WholeMessages(reply, session, reply.message)
+    return WholeChoices(reply, session)

@@ -10,10 +10,9 @@ from typing import Any
 import orjson
 
 from blink.api.logprobs import LogprobFormat
-from blink.api.message_body import finish_reason, whole_message
 from blink.api.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
-from blink.text.message.parser import MessageForm, MessageParser
+from blink.text.message.parser import MessageForm
 from blink.text.prompt import Prompt
 
 
@@ -77,13 +76,12 @@ class WholeChoices:
     def encode(self) -> bytes:
         """Return the body when all sequences have ended."""
         reply, session = self._reply, self._session
-        choice = _chat_choice if reply.is_chat else _completion_choice
         body: dict[str, Any] = {
             "id": reply.id,
             "object": "chat.completion" if reply.is_chat else "text_completion",
             "created": reply.created,
             "model": reply.model,
-            "choices": [choice(reply, session, generation) for generation in session.generations],
+            "choices": [self._choice(generation) for generation in session.generations],
             "usage": usage_of(session.prompts, session.generations, reply.num_choices),
         }
         if reply.is_chat and reply.prompt_logprobs:
@@ -92,9 +90,15 @@ class WholeChoices:
             body["prompt_token_ids"] = session.prompts[0].tokens.tolist()
         return orjson.dumps(body)
 
+    def _choice(self, generation: Generation) -> dict[str, Any]:
+        delta = generation.take()
+        if not self._reply.is_chat:
+            return _completion_choice(self._reply, self._session, generation, delta)
+        message: dict[str, Any] = {"role": self._reply.role, "content": delta.text, "refusal": None, "tool_calls": []}
+        return chat_choice(self._reply, generation, delta, message)
 
-def _completion_choice(reply: Reply, session: Session, generation: Generation) -> dict[str, Any]:
-    delta = generation.take()
+
+def _completion_choice(reply: Reply, session: Session, generation: Generation, delta: Delta) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": generation.index,
         "text": reply.echo_of(generation) + delta.text,
@@ -118,18 +122,13 @@ def _completion_logprobs(reply: Reply, session: Session, generation: Generation,
     return reply.logprobs.echoed(int(reply.prompt_of(session, generation).tokens[0]), entries)
 
 
-def _chat_choice(reply: Reply, _: Session, generation: Generation) -> dict[str, Any]:
-    delta, reason = generation.take(), generation.finish_reason
-    message: dict[str, Any] = {"role": reply.role, "content": delta.text, "refusal": None, "tool_calls": []}
-    if reply.message is not None:
-        parser = MessageParser(reply.message)
-        message = whole_message(reply.role, [*parser.push(delta.text), *parser.finish()], reply.message)
-        reason = finish_reason(generation, parser, reply.message)
+def chat_choice(reply: Reply, generation: Generation, delta: Delta, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a choice of a chat; `delta` is all that its sequence has gained."""
     choice: dict[str, Any] = {
         "index": generation.index,
         "message": message,
         "logprobs": reply.logprobs.chat(delta.logprobs) if reply.logprobs else None,
-        "finish_reason": reason,
+        "finish_reason": generation.finish_reason,
         "stop_reason": generation.stop_reason,
     }
     if reply.return_token_ids:
