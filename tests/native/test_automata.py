@@ -24,7 +24,7 @@ SOUND = [Automaton(data) for data in sound_automata()]
 
 
 def constrained(pair: QueuePair, automaton: Automaton | None, count: int = 4) -> int:
-    submission = Submission(np.asarray(PROMPT, np.int32), (), 0, b"", 0, automaton)
+    submission = Submission(np.asarray(PROMPT, np.int32), (), 0, b"", automaton=automaton)
     return pair.submit(submission, SamplingParams(max_tokens=count))
 
 
