@@ -62,6 +62,7 @@ def test_texts_of_all_forms_are_valid_while_sequences_preempt_each_other(llm: LL
     outputs = llm.generate([f"{name}: {PROMPT * 12}" for name in names], params, use_tqdm=False)
     after = llm.stats()
     num_ended = 0
+    assert {each.finish_reason for output in outputs for each in output.outputs} <= {"stop", "length"}
     for name, output in zip(names, outputs, strict=True):
         for text in (each.text for each in output.outputs if each.finish_reason == "stop"):
             jsonschema.validate(json.loads(text), PROGRAMS[name])

@@ -111,6 +111,18 @@ def test_a_complete_text_ends_with_or_without_a_stop_token(device: torch.device)
     assert found.sampled_tokens.tolist() == [STOP_TOKEN, TEXT_END, NO_TOKEN]
 
 
+@pytest.mark.parametrize("length", [9, 10])
+def test_a_step_over_what_was_computed_before_forgets_nothing(length: int, device: torch.device) -> None:
+    """After a preemption a text is computed again in chunks, whose ends may be anywhere."""
+    tokens = text_tokens(b'{"a": [[[{"b":')[:length]
+    batch = move(make_constrained(VOCABULARY, [KINDS[0]], [tokens]), device)
+    expected = gpu_constraint.find_allowed(batch, 1, len(VOCABULARY)).bits.tolist()
+    for done in (0, 1, 2, 5, length - 2, length - 1, length):
+        batch.context_lens[0] = NUM_PROMPT + done
+        found = gpu_constraint.find_allowed(batch, 1, len(VOCABULARY)).bits.tolist()
+    assert found == expected
+
+
 def test_a_text_goes_on_token_by_token_as_the_plain_walker_says(device: torch.device) -> None:
     steps = 6 if IS_INTERPRETED else 60
     automaton, chance = KINDS[0], random.Random(6)

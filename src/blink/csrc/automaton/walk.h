@@ -139,6 +139,12 @@ struct Vocabulary {
   }
 };
 
+// Keep where a slot stands. What it has reached before stays while its tokens are computed again.
+BLINK_FN void keep_place(AutomatonPlace* places, const AutomatonPlace& place) {
+  AutomatonPlace& kept = places[place.num_generated & 1];
+  if (kept.num_generated == kNoPlace || kept.num_generated <= place.num_generated) kept = place;
+}
+
 // Find where a slot stands after `num_generated` tokens, of which `token` is the last. What the step before has left is
 // read, and what this one leaves is the slot's other place. False for a row of which only a part is computed again: it
 // samples nothing.

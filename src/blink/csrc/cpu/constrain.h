@@ -26,7 +26,7 @@ inline bool list_allowed(const ConstrainedRow& row, uint32_t* bits) {
   AutomatonPlace place{};
   std::memset(bits, 0, (row.vocab_size + 31) / 32 * 4);
   if (!find_place(automaton, vocabulary, row.places, row.num_generated, row.last_token, place)) return false;
-  row.places[row.num_generated & 1] = place;
+  keep_place(row.places, place);
   for (uint32_t first = 0; first < row.vocab_size; first += 32)
     bits[first / 32] = vocabulary.list_allowed(automaton, place, first, least(32u, row.vocab_size - first));
   const bool ends = may_end(automaton, place);

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kConstrainThreads) list_allowed_tokens(const C
   if (word < args.words) args.allowed[uint64_t(row) * args.words + word] = bits;
   if (blockIdx.x > 0 || threadIdx.x > 0) return;
   args.may_end[row] = ends;
-  if (is_sampled) places[count & 1] = place;
+  if (is_sampled) keep_place(places, place);
 }
 
 }  // namespace blink

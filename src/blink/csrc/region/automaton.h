@@ -55,6 +55,8 @@ struct AutomatonPlace {
 };
 static_assert(sizeof(AutomatonPlace) == 128, "a place is 32 words");
 
+constexpr uint32_t kNoPlace = 0xffffffffu;  // its number of tokens before there is one
+
 // Byte offsets inside one automaton.
 struct AutomatonLayout {
   uint32_t calls, rows, traits, bytes;
