@@ -91,7 +91,8 @@ def test_the_end_of_the_last_sequence_ends_the_request_once() -> None:
     session = session_of(poller, 2)
     session.on_end = ends.append
     closed: list[Any] = []
-    session.start(lambda: SimpleNamespace(update=lambda _: None, close=closed.append))
+    responder: Any = SimpleNamespace(update=lambda _: None, close=closed.append)
+    session.start(lambda: responder)
     for generation, count in zip(session.generations, (3, 5), strict=True):
         assert closed == ends == []
         for token in range(count):
