@@ -61,6 +61,7 @@ def check_spans(frontend: Frontend, receiver: Receiver) -> None:
     assert receiver.resources[0]["service.name"] == "blink"
 
 
+@pytest.mark.long
 def test_a_collector_that_is_away_costs_no_answer(tiny_engine: Engine) -> None:
     frontend = start_frontend(tiny_engine.region, "--skip-tokenizer-init", "--otlp-traces-endpoint=http://127.0.0.1:9")
     try:

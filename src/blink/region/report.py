@@ -107,8 +107,8 @@ def served_regions() -> list[str]:
     return found
 
 
-def only_region() -> str:
-    """Return the one region that is served on this machine.
+def only_region(otherwise: str = "") -> str:
+    """Return the one region that is served on this machine; `otherwise` says what else a user may do.
 
     Raises:
         ConfigError: there is none, or more than one.
@@ -117,6 +117,6 @@ def only_region() -> str:
         case [name]:
             return name
         case []:
-            raise ConfigError("no engine of this user runs on this machine: start one with `blink serve`")
+            raise ConfigError(f"no engine of this user runs on this machine: start one with `blink serve`{otherwise}")
         case names:
             raise ConfigError(f"several engines run on this machine, choose one with --region: {', '.join(names)}")

@@ -48,7 +48,7 @@ def run_top(config: TopConfig) -> int:
 def _source(config: TopConfig) -> Source:
     if config.url:
         return ServerSource(config.url, config.api_key or os.environ.get("BLINK_API_KEY", ""))
-    return RegionSource(config.region or only_region())
+    return RegionSource(config.region or only_region(", or give --url"))
 
 
 def _print(source: Source, before: Samples, config: TopConfig) -> int:
