@@ -137,18 +137,22 @@ def test_half_precision_is_close_to_the_reference(device: torch.device, rows: Ro
     check(device, rows, heads=(8, 2), head_dim=128, dtype=dtype)
 
 
+FEW: Rows = [(1, 1), (1, 17), (1, 200)]
+CHUNKS: Rows = [(1, 40), (20, 150)]
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("rows", "options"),
     [
-        AttentionOptions(scale=0.3, window=1),
-        AttentionOptions(window=40),
-        AttentionOptions(softcap=2.0, window=100),
-        AttentionOptions(sinks=torch.tensor([-1.0, 2.0, 0.5, 4.0])),
-        AttentionOptions(sinks=torch.tensor([3.0, 0.0, -2.0, 1.0]), window=65, softcap=1.5, scale=0.5),
+        (FEW, AttentionOptions(scale=0.3, window=1)),
+        (CHUNKS, AttentionOptions(window=40)),
+        (FEW, AttentionOptions(softcap=2.0, window=100)),
+        (CHUNKS, AttentionOptions(sinks=torch.tensor([-1.0, 2.0, 0.5, 4.0]))),
+        (FEW, AttentionOptions(sinks=torch.tensor([3.0, 0.0, -2.0, 1.0]), window=65, softcap=1.5, scale=0.5)),
+        (CHUNKS, AttentionOptions(sinks=torch.tensor([3.0, 0.0, -2.0, 1.0]), window=65, softcap=1.5, scale=0.5)),
     ],
-    ids=["one-key", "window", "cap", "sinks", "all"],
+    ids=["one-key", "window", "cap", "sinks", "all-decode", "all-mixed"],
 )
-@pytest.mark.parametrize("rows", [[(1, 1), (1, 17), (1, 200)], [(1, 40), (20, 150)]], ids=["decode", "mixed"])
 def test_windows_caps_and_sinks_equal_the_reference(
     device: torch.device, rows: Rows, options: AttentionOptions
 ) -> None:

@@ -76,6 +76,7 @@ BLINK_FN void deliver_scores(Env& env, State& s, uint64_t now) {
     if (span.first >= span.end || q.cancelled || s.qps[q.queue_pair].closing) continue;
     deliver_row(env, s, q, span, uint32_t(s.query_starts[row]) + span.first - q.num_computed, now);
   }
+  env.sync();  // what follows changes what all lanes have looked at
 }
 
 }  // namespace blink

@@ -145,27 +145,12 @@ def multiply_grouped(
 
 @triton.jit
 def _multiply_tile(
-    x,
-    weight,
-    bias,
-    pairs,
-    counts,
-    result,
-    max_tokens,
-    num_experts,
-    PAIRS_PER_ROW: tl.constexpr,
-    IS_GATED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SIZE: tl.constexpr,
-    DEPTH: tl.constexpr,
-    ROWS_BLOCK: tl.constexpr,
-    COLUMNS_BLOCK: tl.constexpr,
-    DEPTH_BLOCK: tl.constexpr,
-    EXPERTS_BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
-):
+    x, weight, bias, pairs, counts, result, max_tokens, num_experts,
+    PAIRS_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SIZE: tl.constexpr, DEPTH: tl.constexpr,
+    ROWS_BLOCK: tl.constexpr, COLUMNS_BLOCK: tl.constexpr, DEPTH_BLOCK: tl.constexpr, EXPERTS_BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
     """Compute one tile of one expert's product; gated weights are [2 * SIZE, DEPTH], gate first."""
     if PROGRAMMATIC:
         start_programmatic()
