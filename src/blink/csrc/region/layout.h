@@ -212,8 +212,8 @@ struct Sqe {
   // What the chain of block hashes begins with. All 0: only the prompt's blocks are to be cached, else those of the
   // answer too.
   FIELD_ARRAY(uint8_t, hash_root, kBlockHashBytes);
-  FIELD(uint32_t, automaton_offset);  // a multiple of kAutomatonUnit
-  FIELD(uint32_t, automaton_bytes);   // 0: the text may be any
+  FIELD(uint32_t, automaton_offset);                          // a multiple of kAutomatonUnit
+  FIELD(uint32_t, automaton_bytes);                           // 0: the text may be any
   FIELD_ARRAY(uint8_t, automaton_hash, kAutomatonHashBytes);  // its name: equal names of a queue pair, equal automata
   uint32_t reserved[19];
 };

@@ -50,8 +50,7 @@ BLINK_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
   for (uint32_t i = env.lane(); i < e.num_hashes * (kBlockHashBytes / 4); i += env.lanes()) slot_words[i] = hashes[i];
   if (!take_automaton(env, s, q)) return RejectCode::kAutomaton;
   if (env.lane() == 0)
-    s.params[q.slot] =
-        SlotParams{e.sampling, e.num_prompt_tokens, e.num_stop_tokens, e.num_biases, q.automaton + 1};
+    s.params[q.slot] = SlotParams{e.sampling, e.num_prompt_tokens, e.num_stop_tokens, e.num_biases, q.automaton + 1};
   bad = env.sum(bad);
   return bad.tokens > 0 ? RejectCode::kPromptToken : bad.biases > 0 ? RejectCode::kBiasValue : RejectCode::kNone;
 }
