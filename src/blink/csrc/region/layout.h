@@ -58,10 +58,13 @@ struct Geometry {
   FIELD(uint32_t, log_entries);    // decision log of tests; 0 = off
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
-  uint32_t reserved;
+  FIELD(uint32_t, best_effort_share);  // thousandths of the time, while urgent work is there
   FIELD(uint64_t, lease_timeout_ns);
   FIELD(uint64_t, max_queue_age_ns);
   FIELD(uint64_t, stall_timeout_ns);
+  FIELD(uint64_t, step_target_ns);         // of steps in which sequences decode; 0: twice what decoding alone takes
+  FIELD(uint64_t, urgent_tpot_target_ns);  // 0: none
+  FIELD(uint64_t, segment_ns);             // about the longest segment of a step
   // Graphs of decoding rows alone (a token each), then graphs of any rows; both ascending. A graph's index is its
   // place.
   FIELD_ARRAY(GraphSize, graphs, kMaxGraphs);
@@ -124,7 +127,7 @@ struct Control {
   alignas(64) FIELD(Statistics, statistics);
 };
 
-// One step. writer: scheduler. Times in nanoseconds of the scheduler's clock.
+// One launch: a step, or a segment of one. writer: scheduler. Times in nanoseconds of the scheduler's clock.
 struct TraceEntry {
   FIELDS_OF(TraceEntry);
   FIELD(uint64_t, step);
@@ -140,6 +143,11 @@ struct TraceEntry {
   FIELD(uint32_t, num_admitted);
   FIELD(uint32_t, num_preempted);
   FIELD(uint32_t, idle_before);  // 1: no step was in flight when this one was composed
+  FIELD(uint32_t, num_best_effort_rows);
+  FIELD(uint32_t, turn);          // Turn: whose step this is
+  FIELD(uint32_t, segment);       // of the step's segments, which one this is
+  FIELD(uint32_t, num_segments);  // 0: launched whole
+  FIELD(uint64_t, predicted_ns);  // what the cost table expected of this launch; 0: there is no table
 };
 
 // writer: frontend

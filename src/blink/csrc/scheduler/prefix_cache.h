@@ -94,13 +94,15 @@ BLINK_FN void register_block(State& s, Sequence& q, uint32_t i) {
   q.chain = registration_of(s, block);
 }
 
-// Register the blocks that the step in flight fills. Nobody looks them up before that step is over.
+// Register the blocks that the launch in flight fills, the last of its step. Nobody looks them up before it is over.
 template <class Env>
-BLINK_FN void register_blocks(Env& env, State& s) {
+BLINK_FN void register_blocks(Env& env, State& s, const StepArrays& a) {
   if (!s.geometry.prefix_caching) return;
   const uint32_t size = s.geometry.block_size;
-  const auto filled = [&](const Sequence& q) { return least(q.sqe.num_hashes, (q.num_computed + q.scheduled) / size); };
-  const uint32_t rows = compact(env, s.row_sequences, s.batch->num_rows, s.scratch,
+  const auto filled = [&](const Sequence& q) {
+    return least(q.sqe.num_hashes, (q.num_computed + q.scheduled + q.suspended) / size);
+  };
+  const uint32_t rows = compact(env, a.row_sequences, a.batch->num_rows, s.scratch,
                                 [&](uint32_t i) { return filled(s.sequences[i]) > s.sequences[i].num_registered; });
   for (uint32_t n = 0; n < rows; n++) {
     Sequence& q = s.sequences[s.scratch[n]];
