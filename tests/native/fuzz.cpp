@@ -144,6 +144,7 @@ class Hostile {
 
   void push() {
     Sqe e = plain_request((random_() % 4) << 32 | random_() % kTags, uint32_t(1 + random_() % 6));
+    e.service_class = random_() % 2;
     e.prompt_offset = uint32_t(random_() % 1024) * 4;
     e.num_prompt_tokens = uint32_t(1 + random_() % 60);
     e.num_hashes = random_() % 2 == 0 ? e.num_prompt_tokens / kBlockSize : 0;

@@ -14,7 +14,7 @@ constexpr int64_t kLearning = 8;   // part of an error by which a cost moves
 constexpr uint64_t kMostError = 4;  // part of a cost, as the largest error that counts: a pause of the machine is none
 constexpr uint64_t kLeastCost = 1000;
 
-BLINK_FN bool has_costs(const State& s) { return s.costs[0].base_ns > 0; }
+BLINK_FN bool has_costs(const State& s) { return s.costs[0].num_segments > 0; }
 
 // What a step of one graph takes that reads so many tokens of the KV cache.
 BLINK_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_tokens) {

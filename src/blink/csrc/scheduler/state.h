@@ -133,9 +133,9 @@ struct StepOutput {
 // writer: engine at boot, then the scheduler.
 struct GraphCost {
   FIELDS_OF(GraphCost);
-  FIELD(uint64_t, base_ns);       // 0: nothing was measured
+  FIELD(uint64_t, base_ns);
   FIELD(uint32_t, kv_ps);         // picoseconds
-  FIELD(uint32_t, num_segments);  // in which it may be launched; below 2: only whole
+  FIELD(uint32_t, num_segments);  // in which it may be launched; 1: only whole; 0: nothing was measured
 };
 
 // The newest launch, and its time once it is over and not accounted for.
