@@ -6,6 +6,7 @@ The table of costs is the test's, and the clock: a launch takes what the table s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -252,7 +253,7 @@ def test_with_a_target_urgent_tokens_keep_their_time_and_best_effort_steps_run_i
         while len(inbox.tokens(urgent)) < 39:
             launch(h, pair, inbox)
         times = [int(c["time_ns"]) for c in inbox.completions[urgent][1:]]
-        gaps = [late - early for early, late in zip(times[2:], times[3:], strict=False)]
+        gaps = [late - early for early, late in itertools.pairwise(times[2:])]
         assert max(gaps) <= target
         assert min(len(inbox.tokens(sequence)) for sequence in slow) >= 6
         answers = {sequence: (prompt_of(3, i), 40) for i, sequence in enumerate(slow)}

@@ -12,6 +12,7 @@ from blink.errors import ConfigError
 from blink.region.layout import CONSTANTS, GEOMETRY
 
 _SECOND = 1_000_000_000
+_MILLISECOND = 1_000_000
 
 
 def power_of_two(value: int) -> int:
@@ -73,6 +74,10 @@ def build_geometry(
         "lease_timeout_ns": int(config.lease_timeout * _SECOND),
         "stall_timeout_ns": int(config.stall_timeout * _SECOND),
         "max_queue_age_ns": int(config.max_queue_age * _SECOND),
+        "step_target_ns": int(config.step_target_ms * _MILLISECOND),
+        "urgent_tpot_target_ns": int(config.urgent_tpot_target_ms * _MILLISECOND),
+        "best_effort_share": round(config.best_effort_share * 1000),
+        "segment_ns": int((config.segment_ms or 1) * _MILLISECOND),
     }
     geometry = np.zeros((), GEOMETRY)
     for name, value in values.items():

@@ -73,17 +73,45 @@ class Decoder:
         """Run one step without sampling and return the logits [num_rows, vocab] of each row's last token."""
         if decoding and self._has_decode_kernels(num_rows, kv_cache):
             return self._decode(batch, kv_cache, num_rows)
+        residual = self._embedding.index_select(0, batch.input_ids[:num_tokens])
+        update = self._run_layers(range(len(self._layers)), residual, batch, kv_cache, num_rows)
+        return self._head(update, residual, batch, num_rows)
+
+    @torch.inference_mode()
+    def forward_segment(
+        self, batch: Batch, kv_cache: Tensor, size: tuple[int, int], layers: range, residual: Tensor
+    ) -> None:
+        """Run some of a step's layers: with the first of all it begins, with the last it samples.
+
+        size: the step's tokens and rows, padding included; residual: [max_tokens, hidden], all that a step keeps
+        between its segments beside the batch and the KV cache.
+        """
+        num_tokens, num_rows = size
+        residual = residual[:num_tokens]
+        if layers.start == 0:
+            torch.index_select(self._embedding, 0, batch.input_ids[:num_tokens], out=residual)
+        update = self._run_layers(layers, residual, batch, kv_cache, num_rows)
+        if layers.stop < len(self._layers):
+            residual.add_(update)
+        else:
+            sample(self._head(update, residual, batch, num_rows), batch, num_rows)
+
+    def _run_layers(self, layers: range, residual: Tensor, batch: Batch, kv_cache: Tensor, num_rows: int) -> Tensor:
+        """Run some layers on residual [tokens, hidden]; return what the last of them is to add to it."""
+        num_tokens = residual.shape[0]
         step = StepInputs(
             rotation=self._rotary_table.index_select(0, batch.positions[:num_tokens]),
             kv_slots=batch.kv_slots[:num_tokens],
             num_tokens=batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
             plan=plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0]),
         )
-        residual = self._embedding.index_select(0, batch.input_ids[:num_tokens])
         update = None
-        for layer, layer_cache in zip(self._layers, kv_cache, strict=True):
-            update = self._run_layer(layer, residual, update, layer_cache, step)
+        for index in layers:
+            update = self._run_layer(self._layers[index], residual, update, kv_cache[index], step)
         assert update is not None
+        return update
+
+    def _head(self, update: Tensor, residual: Tensor, batch: Batch, num_rows: int) -> Tensor:
         eps = self.spec.rms_norm_eps
         hidden = last_token_norm(update, self._norm, eps, residual, batch.query_starts, num_rows)
         return linear(hidden, self._lm_head)
