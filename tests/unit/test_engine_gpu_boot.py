@@ -26,7 +26,7 @@ pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
 gpu = pytest.importorskip("blink.engine.gpu")
 
 GIB = 1 << 30
-Log = list[tuple[int, int, bool] | int | str]
+Log = list[tuple[int, int, bool] | tuple[tuple[int, int], range] | int | str]
 STEP_BYTES = 12345
 
 
@@ -47,6 +47,15 @@ class DeviceTwin:
     def capture(self, index: int, run_step: Callable[[], None]) -> None:
         self.log.append(index)
         run_step()
+
+    def time(self, index: int) -> float:
+        self.log.append(f"time {index}")
+        return 0.0012 * (index + 1)  # all but the first are longer than a segment and a half
+
+    def capture_segments(self, index: int, segments: list[Callable[[], None]]) -> None:
+        self.log.append(f"segments {index}")
+        for run in segments:
+            run()
 
     def start(self) -> None:
         self.log.append("start")
@@ -74,6 +83,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
         "forward",
         lambda self, batch, kv_cache, *sizes, decoding=False: DeviceTwin.log.append((*sizes, decoding)),  # noqa: ARG005
     )
+    monkeypatch.setattr(
+        Decoder,
+        "forward_segment",
+        lambda self, batch, kv_cache, size, layers, residual: DeviceTwin.log.append((size, layers)),  # noqa: ARG005
+    )
     for name, value in {"current_device": 0, "memory_allocated": 100, "max_memory_allocated": 100 + STEP_BYTES}.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     for name in ("reset_peak_memory_stats", "empty_cache"):
@@ -85,7 +99,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 def boot(folder: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, total: int) -> tuple[base.Engine, str]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
     region = f"boot-{os.getpid()}-{secrets.token_hex(3)}"
-    path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128)
+    path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128, num_hidden_layers=2)
     model = ModelConfig(model=str(path), load_format="dummy")
     config = EngineConfig(
         model=model, region=region, max_num_seqs=4, max_num_batched_tokens=40, gpu_memory_utilization=0.5
@@ -96,12 +110,16 @@ def boot(folder: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, total: int
 def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_device(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = 77 * BLOCK_BYTES + 5  # half of all, less what is in use, the largest step and 1 GiB for graphs
+    room = 77 * 2 * BLOCK_BYTES + 5  # half of all, less what is in use, the largest step and 1 GiB for graphs
     engine, region = boot(tmp_path, monkeypatch, free=4 * GIB, total=2 * (3 * GIB - STEP_BYTES - room))
     sizes = [(1, 1, True), (2, 2, True), (4, 4, True), (16, 4, False), (32, 4, False), (40, 4, False)]
     expected: Log = [(40, 4, False)]
     for index in (5, 4, 3, 2, 1, 0):
         expected += [sizes[index], index, sizes[index]]
+    expected += [f"time {index}" for index in (0, 0, 1, 2, 3, 4, 5, 2)]  # once more with a long context
+    for index in (5, 4, 3, 2, 1):
+        halves: Log = [(sizes[index][:2], range(layer, layer + 1)) for layer in range(2)]
+        expected += [*halves, f"segments {index}", *halves]
     assert log == expected
     assert DeviceTwin.num_blocks == 77
     assert engine.run() == 0

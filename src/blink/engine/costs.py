@@ -82,6 +82,7 @@ def describe_step(
     """Fill a graph: decoding rows behind `context` tokens each, or as few prompts as hold all its tokens."""
     longest = int(geometry["max_model_len"])
     rows = rows if decoding else -(-tokens // longest)
+    clear_step(batch)
     row = torch.arange(tokens) * rows // tokens
     starts = torch.searchsorted(row, torch.arange(rows + 1))
     positions = torch.arange(tokens) - starts[row] + context
@@ -98,6 +99,7 @@ def describe_step(
         (batch.row_slots, torch.arange(rows)),
     ):
         target[: len(values)] = _like(values, target)
+    batch.query_starts[rows:] = tokens
     batch.kv_slots[:tokens] = -1  # nothing is left in the cache
     batch.block_tables[:rows] = _like(tables, batch.block_tables)
     batch.params_f32[:rows, Param.TOP_P] = batch.params_f32[:rows, Param.REPETITION_PENALTY] = 1.0
