@@ -7,13 +7,16 @@ The table of costs is the test's, and the clock: a launch takes what the table s
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blink.region.layout import FinishReason, StepResult, Turn
+from blink.region.native import lib
 from harness import (
     MILLISECOND,
     Harness,
@@ -268,6 +271,47 @@ def test_with_a_target_that_all_can_keep_they_share_their_steps() -> None:
         for _ in range(12):
             launch(h, pair, inbox)
         assert rows_of(h) == {0, 1} and newest(h)["turn"] == Turn.ALL
+
+
+def test_decisions_can_be_replayed_from_the_trace() -> None:
+    """The times of the first run are random, and most of its passes find a launch in flight."""
+    chance = random.Random(5)
+
+    def play(times: Iterator[tuple[int, int]] | None) -> tuple[bytes, bytes, list[tuple[int, int]]]:
+        def step(address: int, now: int) -> int:
+            now, launched = (now, now + chance.randrange(90_000)) if times is None else next(times, (now, now))
+            return lib.blink_step_replayed(address, now, launched)
+
+        with running(small_config(), step=step, num_blocks=64, urgent_tpot_target_ns=1_500_000) as h:
+            h.region.header["hash_key"] = np.arange(16, dtype=np.uint8)
+            pair, inbox = attached_at_once(h), Inbox()
+            fill_costs(h)
+            submitted = [submit(h, pair, prompt_of(9 + i, i), max_tokens=20, best_effort=i % 4 > 0) for i in range(8)]
+            for _ in range(5000):
+                inbox.drain(pair)
+                if all(inbox.finish(sequence) for sequence in submitted):
+                    break
+                h.step(chance.random(), finish=times is not None or chance.random() < 0.4)
+            trace = np.sort(h.region.trace(), order="step")
+            trace = trace[trace["step"] > 0]
+            assert (trace["num_segments"] > 0).any() and len(set(trace["turn"].tolist())) > 1
+            return (
+                h.decision_log().tobytes(),
+                h.costs.tobytes(),
+                trace[["retired_ns", "launched_ns"]].tolist(),
+            )
+
+    first = play(None)
+    second = play(iter(first[2]))
+    assert second == first
+
+
+def attached_at_once(h: Harness) -> QueuePair:
+    """Attach by a pass of the harness's own, at its clock."""
+    pair = h.attach_later(0)
+    lib.blink_step(h.state.address, h.now)
+    pair.start()
+    return pair
 
 
 @pytest.mark.parametrize("target_ms", [0, 4, 8])

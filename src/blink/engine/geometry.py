@@ -71,16 +71,9 @@ def build_geometry(
         "hash_entries": power_of_two(2 * num_blocks),
         "lru_entries": power_of_two(4 * num_blocks),
         "log_entries": log_entries,
-        "lease_timeout_ns": int(config.lease_timeout * _SECOND),
-        "stall_timeout_ns": int(config.stall_timeout * _SECOND),
-        "max_queue_age_ns": int(config.max_queue_age * _SECOND),
-        "step_target_ns": int(config.step_target_ms * _MILLISECOND),
-        "urgent_tpot_target_ns": int(config.urgent_tpot_target_ms * _MILLISECOND),
-        "best_effort_share": round(config.best_effort_share * 1000),
-        "segment_ns": int((config.segment_ms or 1) * _MILLISECOND),
     }
     geometry = np.zeros((), GEOMETRY)
-    for name, value in values.items():
+    for name, value in (values | _times(config)).items():
         geometry[name] = value
     decode = decode_graphs(config.max_num_seqs)
     graphs = decode + mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
@@ -89,6 +82,19 @@ def build_geometry(
     geometry["num_decode_graphs"], geometry["num_graphs"] = len(decode), len(graphs)
     geometry["graphs"][: len(graphs)] = graphs
     return geometry
+
+
+def _times(config: EngineConfig) -> dict[str, int]:
+    """Return the fields that hold times and shares of time."""
+    return {
+        "lease_timeout_ns": int(config.lease_timeout * _SECOND),
+        "stall_timeout_ns": int(config.stall_timeout * _SECOND),
+        "max_queue_age_ns": int(config.max_queue_age * _SECOND),
+        "step_target_ns": int(config.step_target_ms * _MILLISECOND),
+        "urgent_tpot_target_ns": int(config.urgent_tpot_target_ms * _MILLISECOND),
+        "best_effort_share": round(config.best_effort_share * 1000),
+        "segment_ns": int((config.segment_ms or 1) * _MILLISECOND),
+    }
 
 
 def _check(max_model_len: int, max_blocks: int, num_blocks: int) -> None:

@@ -45,6 +45,17 @@ struct SoloEnv {
   }
 };
 
+// A pass at recorded times: when it began, and when it launched.
+struct ReplayEnv : SoloEnv {
+  uint64_t launched_ns;
+  mutable bool has_begun = false;
+  uint64_t now() const {
+    const bool is_first = !has_begun;
+    has_begun = true;
+    return is_first ? clock_ns : launched_ns;
+  }
+};
+
 // The CPU engine's scheduler thread. The model's thread calls wait() and finish() in turn.
 class Loop {
  public:

@@ -11,8 +11,8 @@ namespace blink {
 constexpr uint32_t kDeviceLanes = 256;
 constexpr uint32_t kLaunchesPerWindow = 110;  // CUDA allows 120 before the kernel must launch itself anew
 
-// The executables of one size of step: two of it whole, as one cannot be launched while it runs, and one for each of its
-// segments, which are never launched twice in a row.
+// The executables of one size of step: two of it whole, as one cannot be launched while it runs, and one for each of
+// its segments, which are never launched twice in a row.
 struct StepGraphs {
   FIELDS_OF(StepGraphs);
   FIELD_ARRAY(CUgraphExec_st*, whole, 2);

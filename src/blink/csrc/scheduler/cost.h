@@ -10,7 +10,7 @@
 
 namespace blink {
 
-constexpr int64_t kLearning = 8;   // part of an error by which a cost moves
+constexpr int64_t kLearning = 8;    // part of an error by which a cost moves
 constexpr uint64_t kMostError = 4;  // part of a cost, as the largest error that counts: a pause of the machine is none
 constexpr uint64_t kLeastCost = 1000;
 
