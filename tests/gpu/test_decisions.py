@@ -155,14 +155,17 @@ def run_on_device(*, costed: bool) -> tuple[np.ndarray, dict[int, list[int]], np
         sampled.copy_(next_token(last.long(), lens))
 
     scratch = torch.zeros(8, device=state.memory.device)
+
+    def idle() -> None:
+        scratch.add_(1)
+
     compute()
-    scratch.add_(1)
+    idle()
     torch.cuda.synchronize()
     for index in range(int(region.geometry["num_graphs"])):
         scheduler.capture(index, compute)
         if costed:
-            idle = [lambda: scratch.add_(1)] * (SEGMENTS - 1)
-            scheduler.capture_segments(index, [*idle, lambda: compute("segmented_")])
+            scheduler.capture_segments(index, [*[idle] * (SEGMENTS - 1), lambda: compute("segmented_")])
     started = False
 
     def advance() -> None:
