@@ -24,7 +24,7 @@ from blink.bench.lengths import draw_lengths
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.boot import create_engine
 from blink.link.client import EngineClient
-from blink.region.layout import CqeKind
+from blink.region.layout import TRACE_ENTRY, CqeKind
 from blink.region.memory import open_region
 from blink.sampling_params import SamplingParams
 
@@ -38,6 +38,7 @@ class Load:
     flood: set[int] = field(default_factory=set[int])
     flood_tokens: int = 0
     urgent_tokens: int = 0
+    trace: np.ndarray = field(default_factory=lambda: np.zeros(0, TRACE_ENTRY))  # the newest launches beside the flood
 
 
 class Sender:
@@ -76,6 +77,7 @@ def run(client: EngineClient, options: argparse.Namespace, flood: int, *, best_e
             sequence = urgent.submit(best_effort=False)
             load.sent[sequence] = time.monotonic()
         _collect(client, load, counted=begin < now < end)
+    load.trace = np.sort(open_region(options.region).trace(), order="step")
     for sequence in load.flood:
         client.cancel(sequence)
     while load.flood or any(times[-1] > 0 for times in load.times.values()):
@@ -114,9 +116,8 @@ def summarise(load: Load, seconds: float) -> dict[str, float]:
     }
 
 
-def segment_times(region: str) -> dict[str, float]:
+def segment_times(trace: np.ndarray) -> dict[str, float]:
     """Return how long the newest segments took, from launch to the pass that saw their end, in milliseconds."""
-    trace = np.sort(open_region(region).trace(), order="step")
     followed = (trace["num_segments"][:-1] > 0) & (np.diff(trace["step"].astype(np.int64)) == 1)
     spans = (trace["retired_ns"][1:].astype(np.int64) - trace["launched_ns"][:-1].astype(np.int64))[followed] / 1e6
     if not len(spans):
@@ -134,9 +135,10 @@ def main() -> None:
     parser.add_argument("--flood", type=int, default=300, help="sequences of the flood that are open")
     parser.add_argument("--urgent-tpot-target-ms", type=float, default=0.0)
     parser.add_argument("--runs", nargs="+", default=["alone", "one", "flex"], choices=("alone", "one", "flex"))
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    parser.add_argument("--trace", type=Path, help="write the newest launches of the last run as JSON")
     options = parser.parse_args()
-    region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
+    options.region = region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     config = EngineConfig(
         region=region,
         model=ModelConfig(model=str(options.model), load_format="dummy", max_model_len=4096),
@@ -151,7 +153,10 @@ def main() -> None:
     results: dict[str, dict[str, float]] = {}
     for name in options.runs:
         load = run(client, options, 0 if name == "alone" else options.flood, best_effort=name == "flex")
-        results[name] = summarise(load, options.seconds) | (segment_times(region) if name == "flex" else {})
+        results[name] = summarise(load, options.seconds) | segment_times(load.trace)
+        if options.trace:
+            columns = {column: load.trace[column].tolist() for column in TRACE_ENTRY.names or ()}
+            options.trace.write_text(json.dumps(columns))
         print(f"{name:>6} " + "  ".join(f"{key} {value:.2f}" for key, value in results[name].items()), flush=True)
     if options.output:
         options.output.write_text(json.dumps(results, indent=1))

@@ -30,6 +30,7 @@ from blink.region.memory import Region, create_region, publish_region
 
 logger = logging.getLogger("blink.engine")
 
+_LAYERS_OF_HEAD = 2  # that take about as long as the output matrix and sampling
 _ADVICE = "lower --kv-cache-memory-bytes or --num-gpu-blocks-override"
 
 
@@ -150,9 +151,8 @@ class Engine(ABC):
 
     def _run_segment(self, size: tuple[int, int], segment: int, num_segments: int) -> None:
         """Run one of the segments of a step of `size` (tokens, rows)."""
-        num_layers = self._model.spec.num_layers
-        layers = range(segment * num_layers // num_segments, (segment + 1) * num_layers // num_segments)
-        self._model.forward_segment(self._segmented_batch, self._kv_cache, size, layers, self._residual)
+        start, end = (_first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
+        self._model.forward_segment(self._segmented_batch, self._kv_cache, size, range(start, end), self._residual)
 
     def _fill_costs(self) -> None:
         """Measure what steps take, and give the scheduler its table."""
@@ -208,6 +208,12 @@ class Engine(ABC):
     def _blocks_of_one_sequence(self) -> int:
         """How many KV blocks the longest sequence takes."""
         return -(-self._model.spec.max_model_len // self._config.block_size)
+
+
+def _first_layer(segment: int, num_segments: int, num_layers: int) -> int:
+    """Return where a segment begins: the last has the head to compute as well, and fewer layers for it."""
+    even = segment * (num_layers + _LAYERS_OF_HEAD) // num_segments
+    return num_layers if segment == num_segments else min(even, num_layers - num_segments + segment)
 
 
 def conclude(region: Region) -> int:

@@ -15,6 +15,7 @@ from blink.region.layout import GRAPH_COST
 
 _MAX_SEGMENTS = 64
 _LONG_CONTEXT = 1024  # tokens of a row's context, for the price of reading the KV cache
+_USUAL_CONTEXT = 512  # with which steps are cut into segments of equal time
 _SLACK = 1.5  # segments: a step is cut that takes longer than this
 TimeStep = Callable[[int], float]  # seconds that a step of this graph takes, as the batch describes it
 
@@ -43,7 +44,9 @@ def measure_costs(
     costs = np.zeros(len(sizes), GRAPH_COST)
     costs["base_ns"] = np.maximum(np.asarray(seconds) * 1e9, 1000)
     costs["kv_ps"] = min(int(kv_seconds * 1e12), 2**32 - 1)
-    parts = costs["base_ns"] / float(geometry["segment_ns"])
+    rows = np.asarray([rows for _, rows in sizes])
+    usual = np.asarray(seconds) + kv_seconds * rows * min(_USUAL_CONTEXT, context)
+    parts = usual * 1e9 / float(geometry["segment_ns"])
     costs["num_segments"] = np.where(parts > _SLACK, np.clip(np.ceil(parts), 1, min(num_layers, _MAX_SEGMENTS)), 1)
     return costs
 

@@ -98,9 +98,10 @@ BLINK_FN bool repeat(Env& env, State& s) {
 }
 
 // Go on with the account of the step in flight, whose rows each read one token more. Runs on: one lane.
-BLINK_FN void repeat_account(State& s) {
+BLINK_FN void repeat_account(State& s, uint64_t now) {
+  end_account(s, now);
   settle_account(s);
-  s.urgent_ns = s.retired_ns;
+  s.urgent_ns = now;
   s.account.kv_tokens += s.batch->num_rows;
   s.account.predicted_ns = predict_ns(s, s.account.graph, s.account.kv_tokens);
 }

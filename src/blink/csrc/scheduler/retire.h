@@ -123,6 +123,7 @@ BLINK_FN void end_launch(Env& env, State& s, uint64_t now) {
   env.sync();
   if (env.lane() == 0) {
     s.in_flight = 0;
+    end_account(s, now);
     if (track == Track::kSegmented && !is_last) s.segment++;
     if (track == Track::kWhole && s.account.turn != Turn::kBestEffort) s.urgent_ns = now;
   }

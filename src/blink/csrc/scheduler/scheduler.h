@@ -141,17 +141,16 @@ BLINK_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
 
 // Launch what is prepared. Runs on: one lane.
 template <class Env>
-BLINK_FN void launch(Env& env, State& s) {
-  const BatchHeader& batch = batch_in_flight(s);
-  const bool whole = track_in_flight(s) == Track::kWhole;
+BLINK_FN void launch(Env& env, State& s, Track track) {
+  const BatchHeader& batch = track == Track::kWhole ? *s.batch : *s.segmented_batch;
   s.in_flight = 1;
-  if (!env.launch(batch.graph, whole ? kNone : batch.segment))
+  if (!env.launch(batch.graph, track == Track::kWhole ? kNone : batch.segment))
     fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, batch.graph);
 }
 
 struct Glance {
   uint64_t now;
-  uint32_t done, failed;
+  uint32_t done, failed, is_segment;
 };
 
 // Run one pass: while a step is in flight, poll; when it is over, retire it, compose the next, launch it and poll.
@@ -165,17 +164,17 @@ BLINK_FN StepResult step(Env& env, State& s) {
     stay_awake(s, glance.now);
     glance.done = !s.in_flight || load_acquire(output_in_flight(s).done_step) == s.step;
     glance.failed = s.in_flight && glance.done && output_in_flight(s).failed;
+    glance.is_segment = track_in_flight(s) == Track::kSegmented;
   }
   glance = env.share(glance);
   const bool was_in_flight = s.in_flight;
   // While a step is in flight the queues are read all the time, so its end is followed by the next launch at once. A
   // segment may be too short for that, and at its end who has come decides.
-  if (!was_in_flight || !glance.done || track_in_flight(s) == Track::kSegmented) poll(env, s, glance.now);
+  if (!was_in_flight || !glance.done || glance.is_segment) poll(env, s, glance.now);
   if (s.engine_state == uint32_t(EngineState::kStopped)) return StepResult::kStopped;
   if (!glance.done) return StepResult::kBusy;
   if (env.lane() == 0) {
     s.retired_ns = glance.now;
-    if (was_in_flight) end_account(s, glance.now);
     if (glance.failed) fail(s, ErrorCode::kStepFailed, BLINK_HERE, uint32_t(s.step));
   }
   env.sync();
@@ -190,9 +189,10 @@ BLINK_FN StepResult step(Env& env, State& s) {
     }
   }
   if (env.lane() == 0) {
-    launch(env, s);
-    s.account.launched_ns = env.now();
-    if (repeats) repeat_account(s);
+    launch(env, s, repeats ? Track::kWhole : track_in_flight(s));
+    const uint64_t launched_ns = env.now();
+    if (repeats) repeat_account(s, glance.now);
+    s.account.launched_ns = launched_ns;
   }
   env.sync();
   if (s.failed) return StepResult::kFailed;

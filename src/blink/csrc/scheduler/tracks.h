@@ -33,9 +33,6 @@ BLINK_FN StepArrays arrays_of(const State& s, Track track) {
 }
 
 BLINK_FN Track track_in_flight(const State& s) { return Track(s.in_flight_track); }
-BLINK_FN const BatchHeader& batch_in_flight(const State& s) {
-  return track_in_flight(s) == Track::kWhole ? *s.batch : *s.segmented_batch;
-}
 BLINK_FN const StepOutput& output_in_flight(const State& s) {
   return track_in_flight(s) == Track::kWhole ? *s.output : *s.segmented_output;
 }
