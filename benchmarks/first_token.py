@@ -69,14 +69,23 @@ def start_server(options: argparse.Namespace) -> Iterator[Server]:
     engine = [*shared, "engine", str(options.model), f"--region={region}", f"--device={options.device}"]
     engine += ["--load-format=dummy", "--no-enable-prefix-caching", f"--max-model-len={options.max_model_len}"]
     tokenizer = [f"--tokenizer={options.tokenizer}"] if options.tokenizer else ["--skip-tokenizer-init"]
-    frontend = [*shared, "frontend", f"--region={region}", f"--port={port}", "--enable-log-timings", *tokenizer]
+    frontend = [
+        *shared,
+        "frontend",
+        str(options.model),
+        f"--region={region}",
+        f"--port={port}",
+        "--enable-log-timings",
+        *tokenizer,
+    ]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "frontend.log"
         with log.open("wb") as sink:
             children = [subprocess.Popen([*engine, *options.engine_flag])]
             children.append(subprocess.Popen([*frontend, *options.frontend_flag], stderr=sink))
         try:
-            await_server(port, children)
+            if not await_server(port, children):
+                raise SystemExit(f"the server did not start:\n{log.read_text()[-4000:]}")
             yield Server(port, region, log)
         finally:
             for child in reversed(children):
@@ -84,19 +93,19 @@ def start_server(options: argparse.Namespace) -> Iterator[Server]:
                 child.wait(60)
 
 
-def await_server(port: int, children: list[subprocess.Popen[bytes]]) -> None:
-    """Return when the server answers."""
+def await_server(port: int, children: list[subprocess.Popen[bytes]]) -> bool:
+    """Wait until the server answers; tell whether it does."""
     deadline = time.monotonic() + BOOT_SECONDS
     while time.monotonic() < deadline and all(child.poll() is None for child in children):
         try:
             with socket.create_connection(("127.0.0.1", port), 1) as connection:
                 connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
                 if connection.recv(100).startswith(b"HTTP/1.1 200"):
-                    return
+                    return True
         except OSError:
             pass
         time.sleep(0.1)
-    raise SystemExit("the server did not start")
+    return False
 
 
 def compare_clocks(client: EngineClient) -> tuple[float, float]:

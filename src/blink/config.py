@@ -90,7 +90,7 @@ class EngineConfig:
     best_effort_share: float = option(0.1, "least share of the time for best-effort requests, whatever else there is")
     segment_ms: float = option(0.0, "part of a best-effort step after which others may pass it; 0: 1 on GPU, 10 on CPU")
     num_queue_pairs: int = option(4, "frontend workers that may attach")
-    max_sequences_per_worker: int = option(1024, "sequences (running or waiting) of one frontend worker")
+    max_sequences_per_worker: int = option(4096, "sequences (running or waiting) of one frontend worker")
     prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
     lease_timeout: float = option(5.0, "seconds without a sign of life after which a frontend's sequences are dropped")
     stall_timeout: float = option(

@@ -208,10 +208,10 @@ def test_a_truncated_region_and_truncated_metrics_bring_new_processes(server: Se
 
 @pytest.mark.long
 def test_a_hung_engine_is_replaced(server: Served) -> None:
-    before, engine, back = server.answer(), server.child("engine"), server.was_back()
+    before, engine = server.answer(), server.child("engine")
     os.kill(engine, signal.SIGSTOP)
-    server.wait_until_back(back)
-    assert server.says("the engine has shown no heartbeat for")
+    wait_for(lambda: server.says("the engine has shown no heartbeat for"), _PATIENCE)
+    server.wait_until_back(server.was_back())
     assert server.answer() == before and server.child("engine") != engine
 
 

@@ -91,7 +91,7 @@ async def soak(
 
 @pytest.mark.timeout(300)
 def test_64_streams_with_hang_ups_leak_nothing_and_err_nowhere(tiny_engine: Engine) -> None:
-    soak_and_check(tiny_engine, f"--tokenizer={default_model_path()}", seconds=4)
+    soak_and_check(tiny_engine, f"--tokenizer={default_model_path()}", seconds=2)
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from packages import RigUnavailableError
 from two_machines import TESTS
 
 pytestmark = [
+    pytest.mark.long,  # a minute of both cores
     pytest.mark.slow,
     pytest.mark.timeout(6100),
     pytest.mark.skipif(os.environ.get("BLINK_TEST_RDMA") == "here", reason="boots machines of its own"),

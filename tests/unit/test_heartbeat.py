@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ import pytest
 from blink.cli.health import EngineHealth
 from blink.cli.supervision import Child
 from blink.host.heartbeat import Silence
-from blink.host.process import read_core_wait
+from blink.host.process import Hindrance, read_hindrance
 from blink.region.files import region_path
 from blink.region.layout import CONSTANTS, CONTROL, field_offset
 
@@ -47,11 +47,19 @@ def test_a_pause_of_the_whole_machine_is_no_silence() -> None:
 
 def test_waiting_for_a_core_is_no_silence() -> None:
     silence = Silence()
-    silence.look(10.0, heard=True, waited=100.0)
-    assert silence.look(11.0, heard=False, waited=100.75) == 0.25
-    assert silence.look(12.0, heard=False, waited=102.0) == 0.25
-    assert silence.look(13.0, heard=False, waited=102.0) == 1.25
-    assert silence.look(13.5, heard=False, waited=50.0) == 1.75  # a thread has ended
+    silence.look(10.0, heard=True, hindrance=Hindrance(core_wait=100.0))
+    assert silence.look(11.0, heard=False, hindrance=Hindrance(core_wait=100.75)) == 0.25
+    assert silence.look(12.0, heard=False, hindrance=Hindrance(core_wait=100.75)) == 1.25
+    assert silence.look(13.0, heard=False, hindrance=Hindrance(core_wait=102.75)) == 0.25  # it had waited before, too
+    assert silence.look(13.5, heard=False, hindrance=Hindrance(core_wait=50.0)) == 0.75  # a thread has ended
+
+
+def test_waiting_for_pages_is_no_silence() -> None:
+    silence = Silence()
+    silence.look(10.0, heard=True, hindrance=Hindrance(major_faults=7))
+    assert silence.look(11.0, heard=False, hindrance=Hindrance(major_faults=8)) == 0.0
+    assert silence.look(12.0, heard=False, hindrance=Hindrance(major_faults=8, is_blocked=True)) == 0.0
+    assert silence.look(13.0, heard=False, hindrance=Hindrance(major_faults=8)) == 1.0
 
 
 @pytest.mark.parametrize("thread", ["spin()", "thread = threading.Thread(target=spin); thread.start(); thread.join()"])
@@ -60,15 +68,31 @@ def test_the_wait_of_a_process_that_shares_a_core_is_read(thread: str) -> None:
     loop = f"import os, threading\nos.sched_setaffinity(0, {{{core}}})\ndef spin():\n    while True: pass\n{thread}"
     rivals = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(2)]
     try:
-        deadline = time.monotonic() + _PATIENCE
-        while min(read_core_wait(rival.pid) for rival in rivals) < 0.2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        _await(lambda: min(read_hindrance(rival.pid).core_wait for rival in rivals) > 0.2)
     finally:
         for rival in rivals:
             rival.kill()
             rival.wait()
-    assert read_core_wait(rivals[0].pid) == 0.0
+    assert read_hindrance(rivals[0].pid) == Hindrance()
+
+
+def test_a_process_that_sleeps_uninterruptibly_is_seen(tmp_path: Path) -> None:
+    """A thread that spawns a program so until the program has begun, and this one waits at a pipe before."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    actions = f"[(os.POSIX_SPAWN_OPEN, 0, {str(pipe)!r}, 0, 0)]"
+    spawn = f"import os; os.posix_spawn('/bin/true', ['true'], {{}}, file_actions={actions})"
+    spawner = subprocess.Popen([sys.executable, "-c", spawn])
+    _await(lambda: read_hindrance(spawner.pid).is_blocked)
+    pipe.open("wb").close()
+    assert spawner.wait(_PATIENCE) == 0
+
+
+def _await(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def read_state(pid: int) -> str:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from blink.host.heartbeat import Silence
+from blink.host.process import Hindrance
 from blink.region.memory import read_heartbeat
 
 _GONE_SECONDS = 2.0  # an engine ends by itself when its region is gone; this one has not
+_NOTHING = Hindrance()
 
 
 class EngineHealth:
@@ -23,13 +25,16 @@ class EngineHealth:
         self._heartbeat = 0
         self._silence = Silence()
 
-    def fault(self, now: float) -> str | None:
-        """Say at `now` (monotonic seconds) why the engine cannot serve any more; None while it can, or boots."""
+    def fault(self, now: float, hindrance: Hindrance = _NOTHING) -> str | None:
+        """Say at `now` (monotonic seconds) why the engine cannot serve any more; None while it can, or boots.
+
+        hindrance: what has kept the engine's process from working.
+        """
         heartbeat = read_heartbeat(self._region)
         if heartbeat is None and not self.was_seen:
             return None
         self.was_seen = True
-        silent = self._silence.look(now, heartbeat is not None and heartbeat != self._heartbeat)
+        silent = self._silence.look(now, heartbeat is not None and heartbeat != self._heartbeat, hindrance)
         if heartbeat is None:
             return "has lost its region" if silent > _GONE_SECONDS else None
         self._heartbeat = heartbeat

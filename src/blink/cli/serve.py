@@ -185,7 +185,7 @@ class _Supervisor:
     def _end_the_hung(self) -> None:
         """Kill a child that lives and yet does nothing; it is buried and started again as any other."""
         now = time.monotonic()
-        if self._engine.is_running and (fault := self._health.fault(now)):
+        if self._engine.is_running and (fault := self._health.fault(now, self._engine.hindrance())):
             self._condemn(self._engine, fault)
         for child in self._frontends:
             if (silent := child.silence(now)) > self._config.frontend_timeout:

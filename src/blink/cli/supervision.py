@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from blink.host.heartbeat import VARIABLE, Pulse, Silence
-from blink.host.process import die_with_parent, read_core_wait
+from blink.host.process import Hindrance, die_with_parent, read_hindrance
 
 # Exit status of a process that refuses its configuration: starting it again cannot help.
 CONFIG_EXIT_STATUS = 2
@@ -98,10 +98,11 @@ class Child:
         heard = self._pulse.take()
         if self._silence is None and heard:
             self._silence = Silence()
-        return self._silence.look(now, heard, self._waited_for_core()) if self._silence is not None else 0.0
+        return self._silence.look(now, heard, self.hindrance()) if self._silence is not None else 0.0
 
-    def _waited_for_core(self) -> float:
-        return read_core_wait(self._process.pid) if self._process is not None else 0.0
+    def hindrance(self) -> Hindrance:
+        """Return what has kept the process from working since it started."""
+        return read_hindrance(self._process.pid) if self._process is not None else Hindrance()
 
     def reap(self) -> int | None:
         """Return the exit status once if the process has ended (negative: the signal that killed it)."""

@@ -20,7 +20,7 @@ from cuda.core import Device, Kernel, LaunchConfig, Stream, launch
 
 from blink.engine.device_code import compile_scheduler
 from blink.engine.state import array_places
-from blink.errors import ConfigError
+from blink.kernels.gpu.decode.launch import check
 from blink.region.layout import CONSTANTS, DEVICE_PROGRAM, STATE, STEP_GRAPHS
 from blink.region.memory import Region
 from blink.region.native import lib
@@ -30,19 +30,6 @@ _LANES = CONSTANTS["device_lanes"]
 IDLE_SLEEP_NS = 40_000  # a first token waits for up to twice that; benchmarks/idle_power.py varies it
 _EXECUTABLES: int = STEP_GRAPHS["whole"].shape[0]
 _TIMED_LAUNCHES = 3
-
-
-def check(result: tuple[Any, ...]) -> Any:
-    """Return what a driver call returns beside its status.
-
-    Raises:
-        ConfigError: the call failed.
-    """
-    status, *values = result
-    if status != driver.CUresult.CUDA_SUCCESS:
-        _, name = driver.cuGetErrorString(status)
-        raise ConfigError(f"CUDA error {status.name}: {name.decode() if name else 'unknown'}")
-    return values[0] if len(values) == 1 else tuple(values)
 
 
 class DeviceState:

@@ -7,9 +7,12 @@ import asyncio
 import contextlib
 import os
 
+from blink.host.process import Hindrance
+
 VARIABLE = "BLINK_HEARTBEAT_FD"  # tells a child the descriptor that it inherits
 _BEAT_SECONDS = 0.25
 _LONGEST_LOOK = 1.0  # seconds between two looks that count
+_NOTHING = Hindrance()
 
 
 def start_beating(loop: asyncio.AbstractEventLoop) -> None:
@@ -43,21 +46,24 @@ class Pulse:
 class Silence:
     """How long nothing was heard, as far as somebody listened: where all processes pause, that does not count.
 
-    Nor does the time in which the silent one waited for a core: a busy host makes it slow, not dead.
+    Nor does the time in which the silent one waited for a core or for pages: a busy host makes it slow, not dead.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._last_look: float | None = None
-        self._last_waited = 0.0
+        self._last = Hindrance()
 
-    def look(self, now: float, heard: bool, waited: float = 0.0) -> float:
+    def look(self, now: float, heard: bool, hindrance: Hindrance = _NOTHING) -> float:
         """Note at `now` (monotonic seconds) whether there was a sign of life; return the seconds without one.
 
-        waited: seconds that the other has ever waited for a core; less than before where a thread of it has ended.
+        hindrance: of the other's whole life; less than before where a thread of it has ended.
         """
         passed = 0.0 if self._last_look is None else min(now - self._last_look, _LONGEST_LOOK)
-        passed = max(passed - max(waited - self._last_waited, 0.0), 0.0)
-        self._last_look, self._last_waited = now, waited
-        self.seconds = 0.0 if heard else self.seconds + passed
+        if hindrance.is_blocked or hindrance.major_faults > self._last.major_faults:
+            passed = 0.0
+        # A wait is known when it has ended, and may be longer than the time between two looks.
+        passed -= max(hindrance.core_wait - self._last.core_wait, 0.0)
+        self._last_look, self._last = now, hindrance
+        self.seconds = 0.0 if heard else max(self.seconds + passed, 0.0)
         return self.seconds

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from blink.errors import ConfigError
@@ -47,20 +48,35 @@ def read_available_memory() -> int:
     return int(kibibytes) * 1024
 
 
-def read_core_wait(process: int) -> float:
-    """Return the seconds that a process's threads have been ready to run without a core, in sum; 0 where unknown.
+@dataclass(frozen=True, slots=True)
+class Hindrance:
+    """What has kept a process from its work so far without a fault of its own."""
 
-    All of them: while one that holds the interpreter's lock waits for a core, the others wait for the lock.
+    core_wait: float = 0.0  # seconds that its threads were ready to run without a core, in sum
+    major_faults: int = 0  # pages that were not in memory and came from a disk
+    is_blocked: bool = False  # a thread sleeps uninterruptibly now, on a disk or on memory that must first be freed
+
+
+def read_hindrance(process: int) -> Hindrance:
+    """Read what hinders a process, over all of its threads; nothing where that is unknown.
+
+    All of them: while one that holds the interpreter's lock waits for a core or a page, the others wait for the lock.
     """
     try:
-        return sum(_read_waited_ns(thread) for thread in Path(f"/proc/{process}/task").iterdir()) * 1e-9
+        threads = [_read_thread(thread) for thread in Path(f"/proc/{process}/task").iterdir()]
     except OSError:
-        return 0.0
+        return Hindrance()
+    return Hindrance(
+        sum(thread.core_wait for thread in threads),
+        sum(thread.major_faults for thread in threads),
+        any(thread.is_blocked for thread in threads),
+    )
 
 
-def _read_waited_ns(thread: Path) -> int:
+def _read_thread(thread: Path) -> Hindrance:
     try:
-        _, waited, _ = (thread / "schedstat").read_text().split()  # nanoseconds; proc(5)
+        fields = (thread / "stat").read_text().rpartition(")")[2].split()  # from the third on; proc(5)
+        _, waited, _ = (thread / "schedstat").read_text().split()  # nanoseconds
+        return Hindrance(int(waited) * 1e-9, int(fields[9]), fields[0] == "D")
     except (OSError, ValueError):
-        return 0
-    return int(waited)
+        return Hindrance()

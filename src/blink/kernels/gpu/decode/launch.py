@@ -18,6 +18,8 @@ import torch
 from cuda.bindings import driver
 from cuda.core import Device, ObjectCode, Program, ProgramOptions
 
+from blink.errors import ConfigError
+
 _ROOT = Path(__file__).parents[3] / "csrc"
 _SOURCES = _ROOT / "gpu" / "decode"
 _ATTRIBUTE = driver.CUlaunchAttributeID
@@ -104,9 +106,10 @@ def check(result: tuple[Any, ...]) -> Any:
     """Return what a driver call returns beside its status.
 
     Raises:
-        RuntimeError: the call failed.
+        ConfigError: the call failed.
     """
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"CUDA error {status.name}")
+        _, name = driver.cuGetErrorString(status)
+        raise ConfigError(f"CUDA error {status.name}: {name.decode() if name else 'unknown'}")
     return values[0] if values else None
