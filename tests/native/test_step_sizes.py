@@ -71,15 +71,19 @@ def test_under_a_long_queue_the_target_gives_way() -> None:
         assert run_step(h, pair, inbox) == 512
 
 
-def test_an_urgent_target_does_not_give_way() -> None:
-    options = {"step_target_ns": 5 * MILLISECOND, "urgent_tpot_target_ns": 6 * MILLISECOND}
-    with running(CONFIG, **SIZES, **options) as h:
+@pytest.mark.parametrize(("prompts", "tokens"), [(3, 64), (32, 256)])
+def test_an_urgent_target_gives_way_four_times_later(prompts: int, tokens: int) -> None:
+    config = small_config(max_num_batched_tokens=512, max_num_seqs=8, max_sequences_per_worker=64)
+    options = {"step_target_ns": 5 * MILLISECOND, "urgent_tpot_target_ns": 4_100_000}
+    with running(config, **SIZES, **options) as h:
         fill(h)
         pair, inbox, _ = start_decoding(h)
-        for i in range(4):
-            submit(h, pair, prompt_of(520, i), max_tokens=2, cached=False)
-        run_step(h, pair, inbox)
-        assert run_step(h, pair, inbox) == 64
+        for i in range(prompts):
+            submit(h, pair, prompt_of(200, i), max_tokens=2, cached=False)
+        for _ in range(4):  # no more than 16 are taken in by one pass
+            h.step(finish=False)
+        h.finish()
+        assert run_step(h, pair, inbox) == tokens
 
 
 @pytest.mark.parametrize("factor", [0.25, 4.0])
@@ -98,7 +102,7 @@ def test_a_wrong_table_is_corrected_by_what_steps_take(factor: float) -> None:
             assert abs(int(h.costs[graph]["base_ns"]) - truth) < 0.1 * truth
 
 
-def test_a_pause_of_the_machine_hardly_moves_the_table() -> None:
+def test_a_pause_of_the_machine_moves_the_table_by_an_eighth_at_most() -> None:
     with running(CONFIG, **SIZES) as h:
         fill(h)
         pair, inbox, _ = start_decoding(h)
@@ -106,7 +110,7 @@ def test_a_pause_of_the_machine_hardly_moves_the_table() -> None:
         h.step(2000)
         run_step(h, pair, inbox)
         moved = h.costs["base_ns"] / before["base_ns"]
-        assert moved.max() < 1.04
+        assert moved.max() < 1.13
 
 
 def test_without_a_table_nothing_is_measured_or_predicted() -> None:

@@ -31,7 +31,8 @@ def measure_costs(
 
     def run(index: int, context: int = 0) -> float:
         describe_step(batch, geometry, *sizes[index], decoding=index < num_decode, context=context)
-        return time_step(index)
+        found = time_step(index)
+        return found if found > budget / 2 else min(found, time_step(index))  # what else the machine does is no cost
 
     run(0)  # whatever is slow the first time
     points: list[tuple[int, float]] = []

@@ -10,8 +10,8 @@
 
 namespace blink {
 
-constexpr int64_t kLearning = 8;    // part of an error by which a cost moves
-constexpr uint64_t kMostError = 4;  // part of a cost, as the largest error that counts: a pause of the machine is none
+constexpr int64_t kLearning = 8;  // part of an error by which a cost moves
+constexpr int64_t kUnit = 1024;   // of errors: an expected time
 constexpr uint64_t kLeastCost = 1000;
 
 BLINK_FN bool has_costs(const State& s) { return s.costs[0].num_segments > 0; }
@@ -33,12 +33,15 @@ BLINK_FN uint64_t predict_decode_ns(const State& s, uint32_t rows, uint64_t kv_t
   return predict_ns(s, graph_for(s.geometry, rows, true), kv_tokens);
 }
 
-// Correct a graph's cost by what one of its steps took.
+// Correct a graph's cost by what one of its steps took. No error counts for more than was expected: it may be a pause
+// of the machine.
 BLINK_FN void learn(State& s, uint32_t graph, uint64_t predicted, uint64_t spent) {
-  uint64_t& base = s.costs[graph].base_ns;
-  const int64_t most_error = int64_t(base / kMostError);
-  const int64_t error = least(most(int64_t(spent - predicted), -most_error), most_error);
-  base = uint64_t(most(int64_t(base) + error / kLearning, int64_t(kLeastCost)));
+  GraphCost& cost = s.costs[graph];
+  const int64_t expected = int64_t(most(predicted, kLeastCost));
+  const int64_t error = least((int64_t(spent) - expected) * kUnit / expected, kUnit);
+  const auto corrected = [&](int64_t value) { return value + value * error / (kUnit * kLearning); };
+  cost.base_ns = most(uint64_t(corrected(int64_t(cost.base_ns))), kLeastCost);
+  cost.kv_ps = uint32_t(least(corrected(cost.kv_ps), int64_t(0xffffffff)));
 }
 
 // Move what is owed to best-effort work: it earns its share of the time in which it did not run, and pays the others'
