@@ -84,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduling_policy=policy,
             enable_prefix_caching=prefix_caching,
             lease_timeout=LEASE_MS / 1000,
+            stall_timeout=3600,  # what an unread queue leads to is in test_queue_pairs.py
             max_queue_age=AGE_MS / 1000,
         )
         self.harness = Harness(
