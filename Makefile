@@ -42,6 +42,7 @@ EXTRA := $(if $(filter cuda,$(DEVICE)),gpu,engine)
 CMAKE = $(or $(shell command -v cmake),$(BIN)/cmake)
 NATIVE_SOURCES := CMakeLists.txt $(shell find src/blink/csrc -type f)
 CXX_FILES = $(shell find src tests benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+PYTEST_PROCESSES := -n 2 --dist loadgroup --no-loadscope-reorder
 # Whether the installed torch is built for CUDA.
 TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'
 
@@ -59,11 +60,12 @@ demo: print-device $(VENV)/.engine-$(DEVICE)
 print-device:
 	@echo "Blink runs on the $(if $(filter cuda,$(DEVICE)),GPU,CPU) (DEVICE=$(DEVICE)): $(CHOICE)."
 
+# Two processes: one for the tests that wait for servers and virtual machines, one for those that compute.
 test: lint
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest $(PYTEST_PROCESSES) $(TESTS)
 
 test-all: lint
-	$(BIN)/python -m pytest --long $(TESTS)
+	$(BIN)/python -m pytest --long $(PYTEST_PROCESSES) $(TESTS)
 
 # Skipped tests would look like a success.
 test-gpu:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import blink.engine  # noqa: F401  # pyright: ignore[reportUnusedImport]  (sets OpenMP before a test loads torch)
+from early import WAITING, begin_all, begin_early
 
 # An example takes as long as a busy machine lets it.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests that take minutes too, as `make test-all` does")
 
 
+@pytest.hookimpl(tryfirst=True)  # what is deselected here, nobody prepares for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long") and (long := [item for item in items if item.get_closest_marker("long")]):
         config.hook.pytest_deselected(items=long)
@@ -29,17 +31,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+
+
+def _group_of(item: pytest.Item) -> str:
+    """Return whom a test shares a process with under `pytest -n`: all that wait for servers, else those of its file."""
+    waits = item.get_closest_marker("early") or item.path.parent.name in ("e2e", "rdma")
+    return WAITING if waits else item.path.name
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Begin what selected tests will wait for, so that it works on while other tests wait."""
-    if session.config.option.collectonly or session.testsfailed:  # a file could not be imported: no test will run
-        return
-    for item in session.items:
-        if item.get_closest_marker("early"):
-            assert isinstance(item, pytest.Function)
-            item.module.begin()  # type: ignore[attr-defined]
+    if not session.config.option.collectonly:
+        for item in session.items:
+            if item.get_closest_marker("early"):
+                assert isinstance(item, pytest.Function)
+                begin_early(session.config, item.module.begin)  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Begin before the first test what selected tests will wait for, so that it works on while other tests wait."""
+    is_alone = not hasattr(item.config, "workerinput")
+    if is_alone or _group_of(item) == WAITING:
+        begin_all(item.config)
 
 
 def _lack_of_gpu() -> str:

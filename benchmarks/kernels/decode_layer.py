@@ -30,7 +30,7 @@ from blink.kernels.rotary import rotate_and_store
 from blink.kernels.silu_mul import silu_mul
 from blink.models.decode_step import MAX_GEMV_ROWS, DecodeWeights, compute_decode_logits
 from blink.models.decoder import Decoder
-from blink.models.layer import DenseMlp, Layer
+from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
@@ -57,8 +57,17 @@ def draw(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(std=0.02)
 
 
+def make_mlp(spec: ModelSpec) -> DenseMlp | MoeMlp:
+    hidden, inter, num_experts, size = (
+        spec.hidden_size, spec.intermediate_size, spec.num_experts, spec.moe_intermediate_size,
+    )  # fmt: skip
+    if not num_experts:
+        return DenseMlp(draw(2 * inter, hidden), draw(hidden, inter))
+    return MoeMlp(draw(num_experts, hidden), draw(num_experts, 2 * size, hidden), draw(num_experts, hidden, size))
+
+
 def make_layer(spec: ModelSpec) -> Layer:
-    hidden, inter = spec.hidden_size, spec.intermediate_size
+    hidden = spec.hidden_size
     return Layer(
         attention_norm=1 + draw(hidden),
         qkv=draw(spec.q_size + 2 * spec.kv_size, hidden),
@@ -67,7 +76,7 @@ def make_layer(spec: ModelSpec) -> Layer:
         output_bias=None,
         head_norm=HeadNorm(1 + draw(spec.head_dim), 1 + draw(spec.head_dim), 1e-6) if spec.qk_norm else None,
         mlp_norm=1 + draw(hidden),
-        mlp=DenseMlp(draw(2 * inter, hidden), draw(hidden, inter)),
+        mlp=make_mlp(spec),
     )
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time the kernels of decoding rows against cuBLAS and the Triton kernels, in the shape of Qwen3-30B-A3B.
 
-First the whole step as one graph, then chains of one kernel over all layers' weights; medians of replays. Weights and
-tokens are random, so experts are chosen about evenly; how many are is part of the report.
+First the whole step as one graph, then, up to 8 rows, chains of one kernel over all layers' weights; medians of
+replays. Weights and tokens are random, so experts are chosen about evenly; how many are is part of the report.
 
-Run with: python benchmarks/kernels/decode_moe_layer.py [--rows 1 2 4 8] [--context 300] [--layers 48] [--step-only]
+Run with: python benchmarks/kernels/decode_moe_layer.py [--rows 1 2 4 8 32] [--context 300] [--layers 48] [--step-only]
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import argparse
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from decode_layer import BANDWIDTH, BLOCK_SIZE, Run, draw, make_batch, time_graph
+from decode_layer import BANDWIDTH, BLOCK_SIZE, Model, Run, draw, make_batch, time_graph
 from torch import Tensor
 
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.gpu.decode import attention as decode_attention_module
-from blink.kernels.gpu.decode import gemv, moe
+from blink.kernels.gpu.decode import gemm, gemv, moe
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
 from blink.kernels.gpu.decode.launch import launch
 from blink.kernels.gpu.moe import moe as triton_moe
 from blink.kernels.linear import linear
-from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
-from blink.models.decode_step import DecodeWeights, compute_decode_logits
-from blink.models.decoder import Decoder
+from blink.models import decode_step
+from blink.models.decode_step import compute_decode_logits
 from blink.models.layer import Layer, MoeMlp
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
@@ -55,39 +55,9 @@ SPEC = ModelSpec(
 )
 
 
-def make_layer(spec: ModelSpec) -> Layer:
-    hidden, size = spec.hidden_size, spec.moe_intermediate_size
-    return Layer(
-        attention_norm=1 + draw(hidden),
-        qkv=draw(spec.q_size + 2 * spec.kv_size, hidden),
-        qkv_bias=None,
-        output=draw(hidden, spec.q_size),
-        output_bias=None,
-        head_norm=HeadNorm(1 + draw(spec.head_dim), 1 + draw(spec.head_dim), spec.rms_norm_eps),
-        mlp_norm=1 + draw(hidden),
-        mlp=MoeMlp(
-            draw(spec.num_experts, hidden),
-            draw(spec.num_experts, 2 * size, hidden),
-            draw(spec.num_experts, hidden, size),
-        ),
-    )
-
-
 def mixture(layer: Layer) -> MoeMlp:
     assert isinstance(layer.mlp, MoeMlp)
     return layer.mlp
-
-
-class Model:
-    """Random weights of all layers; they serve both sets of kernels."""
-
-    def __init__(self, num_layers: int) -> None:
-        self.spec = spec = dataclasses.replace(SPEC, num_layers=num_layers)
-        self.layers = [make_layer(spec) for _ in range(num_layers)]
-        self.embedding, self.lm_head = draw(spec.vocab_size, spec.hidden_size), draw(spec.vocab_size, spec.hidden_size)
-        self.norm = 1 + draw(spec.hidden_size)
-        self.decoder = Decoder(spec, self.embedding, self.layers, self.norm, self.lm_head)
-        self.table = self.decoder._rotary_table
 
 
 class Case:
@@ -103,9 +73,7 @@ class Case:
         return self.model.decoder.compute_logits(self.batch, self.cache, self.rows, self.rows)
 
     def run_after(self) -> Tensor:
-        model = self.model
-        weights = DecodeWeights(model.spec, model.embedding, model.layers, model.norm, model.lm_head, model.table)
-        return compute_decode_logits(weights, self.batch, self.cache, self.rows)
+        return compute_decode_logits(self.model.weights, self.batch, self.cache, self.rows)
 
     def count_experts(self) -> float:
         """Return how many experts all rows together choose, the mean over the layers."""
@@ -114,19 +82,20 @@ class Case:
         def count(router_logits: Tensor) -> None:
             counts.append(router_logits.topk(self.model.spec.experts_per_token).indices.unique().numel())
 
-        gate_experts = moe.gate_experts
+        def gate_and_count(*args: Any, **options: Any) -> Tensor:
+            count(args[4].logits)
+            return gate_experts(*args, **options)
 
-        def gate_and_count(
-            x: Tensor, norm: Tensor, eps: float, weight: Tensor, routes: moe.Routes, *rest: Tensor | None
-        ) -> Tensor:
-            count(routes.logits)
-            return gate_experts(x, norm, eps, weight, routes, *rest)
+        def add_and_count(*args: Any, **options: Any) -> gemm.Normed:
+            count(args[3])
+            return add_grouped_experts(*args, **options)
 
-        moe.gate_experts = gate_and_count
+        gate_experts, add_grouped_experts = moe.gate_experts, decode_step.add_grouped_experts
+        moe.gate_experts, decode_step.add_grouped_experts = gate_and_count, add_and_count
         try:
             self.run_after()
         finally:
-            moe.gate_experts = gate_experts
+            moe.gate_experts, decode_step.add_grouped_experts = gate_experts, add_grouped_experts
         return sum(counts) / len(counts)
 
     def step_bytes(self, num_experts: float) -> float:
@@ -217,11 +186,14 @@ def expert_parts(case: Case) -> Iterator[tuple[str, float, Run, Run]]:
 
 def without_overlap(run: Run) -> float:
     """Time a chain whose kernels start only when the one in front has ended."""
-    gemv.launch = moe.launch = decode_attention_module.launch = functools.partial(launch, programmatic=False)
+    modules = (gemv, gemm, moe, decode_attention_module)
+    for module in modules:
+        module.launch = functools.partial(launch, programmatic=False)
     try:
         return time_graph(run)
     finally:
-        gemv.launch = moe.launch = decode_attention_module.launch = launch
+        for module in modules:
+            module.launch = launch
 
 
 def report_step(case: Case) -> None:
@@ -259,10 +231,10 @@ if __name__ == "__main__":
     parser.add_argument("--step-only", action="store_true", help="leave the single kernels out")
     options = parser.parse_args()
     with torch.inference_mode():
-        qwen = Model(options.layers)
+        qwen = Model(dataclasses.replace(SPEC, num_layers=options.layers))
         for length in options.context:
             for count in options.rows:
                 measured = Case(qwen, count, length)
                 report_step(measured)
-                if not options.step_only:
+                if not options.step_only and count <= moe.MAX_ROWS:
                     report_parts(measured)

@@ -12,22 +12,27 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from decode_layer import Case, Model, time_graph
 
 import blink.models
-from blink.kernels.gpu.decode import splits
+from blink.kernels.gpu.decode import attention, gemm, gemv, moe, splits
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
+from blink.models.layer import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
-_MODELS = ("llama-3-8b", "phi-4", "qwen3-32b")
+_MODELS = ("llama-3-8b", "phi-4", "qwen3-32b", "qwen3-30b-a3b")
 _LAYERS = 6
+_EXPERT_SIZE = 64
 _CONTEXT = 500
 _TOLERANCE = 5e-2  # sums in another order, through some layers
 
@@ -37,9 +42,12 @@ Candidates = dict[str, list[list[int]]]
 def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
     """Return the keys of the table that a step uses, those of most bytes first, each with all splits."""
     hidden, inter, tokens = spec.hidden_size, spec.intermediate_size, splits.pad_rows(rows)
+    if spec.num_experts:
+        mlp = [(Output.STORE, spec.num_experts, hidden)]
+    else:
+        mlp = [(Output.GATE, 2 * inter, hidden), (Output.ADD, hidden, inter)]
     products = (
-        (Output.GATE, 2 * inter, hidden),
-        (Output.ADD, hidden, inter),
+        *mlp,
         (Output.STORE, spec.q_size + 2 * spec.kv_size, hidden),
         (Output.ADD, hidden, spec.q_size),
         (Output.STORE, spec.vocab_size, hidden),
@@ -56,8 +64,30 @@ def to_list(split: splits.GemmSplit | splits.AttentionSplit) -> list[int]:
     return list(dataclasses.astuple(split))
 
 
+def compile_candidates(case: Case, candidates: Candidates) -> None:
+    """Compile what tune() will try, on all cores."""
+    table = splits.read_table()
+    names: set[str] = set()
+    modules = (gemm, gemv, moe, attention)
+    kept = dict(table)
+    for module in modules:
+        module.compile_kernel, module.launch = names.add, lambda *_, **__: None
+    try:
+        for key, options in candidates.items():
+            for table[key] in options:
+                case.run_after()
+    finally:
+        for module in modules:
+            module.compile_kernel, module.launch = compile_kernel, launch
+        table.clear()
+        table.update(kept)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_kernel, names))
+
+
 def tune(case: Case, candidates: Candidates, passes: int) -> Iterator[str]:
     """Put the fastest splits into the table; yield what they gain."""
+    compile_candidates(case, candidates)
     table = splits.read_table()
     expected = case.run_after().float()
 
@@ -81,7 +111,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=2)
     options = parser.parse_args()
     for name in options.models:
-        model = Model(dataclasses.replace(read_spec(_CONFIGS / name), num_layers=_LAYERS))
+        model = make_model(name)
         for rows in options.rows:
             start = time.monotonic()
             print(f"{name}, {rows} rows", flush=True)
@@ -90,6 +120,18 @@ def main() -> None:
             write_table()
             print(f"   {time.monotonic() - start:.0f} s", flush=True)
         del model
+
+
+def make_model(name: str) -> Model:
+    """Make a few layers of a bundled model. Experts, which have no splits here, are small and add nothing: which ones
+    are chosen depends on the order of sums."""
+    spec = read_spec(_CONFIGS / name)
+    size = _EXPERT_SIZE if spec.num_experts else 0
+    model = Model(dataclasses.replace(spec, num_layers=_LAYERS, moe_intermediate_size=size))
+    for layer in model.layers:
+        if isinstance(layer.mlp, MoeMlp):
+            layer.mlp.down.zero_()
+    return model
 
 
 def write_table() -> None:

@@ -361,15 +361,29 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
         assert torch.equal(chain.residual, expected)
 
 
-@pytest.mark.parametrize("rows", [1, 8])
-def test_edges_between_the_captured_kernels_are_programmatic(rows: int) -> None:
-    graph = Chain(rows).capture()
+def count_programmatic_edges(graph: torch.cuda.CUDAGraph) -> int:
     handle = driver.CUgraph(graph.raw_cuda_graph())
     count = driver.cuGraphGetEdges(handle)[-1]
     _, _, edges, _ = driver.cuGraphGetEdges(handle, count)[1:]
     kinds = [edge.type for edge in edges]
     programmatic = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
-    assert [int(kind) for kind in kinds].count(programmatic) >= 9  # the first kernel follows a copy
+    return [int(kind) for kind in kinds].count(programmatic)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_edges_between_the_captured_kernels_are_programmatic(rows: int) -> None:
+    assert count_programmatic_edges(Chain(rows).capture()) >= 9  # the first kernel follows a copy
+
+
+def launch_device_graph(graph: torch.cuda.CUDAGraph) -> None:
+    """Launch a graph as one that the device may launch as well."""
+    flags = int(driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
+    executable = check(driver.cuGraphInstantiate(driver.CUgraph(graph.raw_cuda_graph()), flags))
+    stream = torch.cuda.current_stream().cuda_stream
+    check(driver.cuGraphUpload(executable, stream))
+    check(driver.cuGraphLaunch(executable, stream))
+    torch.cuda.synchronize()
+    check(driver.cuGraphExecDestroy(executable))
 
 
 @pytest.mark.parametrize("rows", [2, 16])
@@ -379,14 +393,9 @@ def test_a_captured_step_instantiates_for_launches_from_the_device(rows: int) ->
     chain.residual.zero_()
     graph.replay()
     expected = chain.residual.clone()
-    flags = int(driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
-    executable = check(driver.cuGraphInstantiate(driver.CUgraph(graph.raw_cuda_graph()), flags))
-    stream = torch.cuda.current_stream().cuda_stream
-    check(driver.cuGraphUpload(executable, stream))
     chain.residual.zero_()
-    check(driver.cuGraphLaunch(executable, stream))
+    launch_device_graph(graph)
     assert torch.equal(chain.residual, expected)
-    check(driver.cuGraphExecDestroy(executable))
 
 
 _PRODUCER = r"""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from blink.kernels.batch import Header
 from blink.kernels.cpu.silu_mul import silu_mul
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rotary import make_rotary_table
@@ -20,13 +21,24 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from test_decode_kernels import EPS, draw, error, make_batch, normed, on_gpu, produce_late
+from test_decode_kernels import (
+    EPS,
+    count_programmatic_edges,
+    draw,
+    error,
+    launch_device_graph,
+    make_batch,
+    normed,
+    on_gpu,
+    produce_late,
+)
 
-from blink.kernels.gpu.decode import moe
+from blink.kernels.gpu.decode import gemm, moe
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
+from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch, launch
-from blink.models.decode_step import MAX_DECODE_ROWS_OF_EXPERTS, can_decode
+from blink.models.decode_step import can_decode
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
 
@@ -43,18 +55,13 @@ class Mixture:
         self.down = draw(num_experts, hidden, size, scale=8 * size**-0.5)  # outweighs the residual's rounding
         self.context_lens = torch.ones(rows, dtype=torch.int32, device="cuda")
 
+    def route(self, residual: Tensor) -> moe.Routes:
+        logits = normed_linear(residual, self.norm, EPS, self.router)
+        return moe.Routes(logits, self.context_lens, self.top_k, self.renormalize)
+
     def add_to(self, residual: Tensor) -> Tensor:
-        moe.add_experts(
-            residual,
-            self.norm,
-            EPS,
-            self.router,
-            self.gate_up,
-            self.down,
-            self.context_lens,
-            top_k=self.top_k,
-            renormalize=self.renormalize,
-        )
+        routes = self.route(residual)
+        moe.down_experts(moe.gate_experts(residual, self.norm, EPS, self.gate_up, routes), self.down, routes, residual)
         return residual
 
     def run(self) -> Tensor:
@@ -78,7 +85,7 @@ class Mixture:
 @pytest.mark.parametrize("shape", [(128, 8, 256, 96), (32, 3, 576, 128), (64, 6, 2048, 768)], ids=str)
 def test_experts_equal_the_reference(rows: int, shape: tuple[int, int, int, int]) -> None:
     mixture = Mixture(rows, *shape)
-    assert moe.can_add_experts(rows, shape[2], shape[3], shape[0], shape[1], torch.bfloat16)
+    assert moe.can_add_experts(rows, shape[2], shape[3], shape[0], shape[1])
     expected, found = mixture.reference(), mixture.run()
     added = expected - mixture.residual.float()
     assert float((found.float() - expected).norm() / added.norm()) < 1e-2
@@ -94,11 +101,26 @@ def test_each_number_of_choices_equals_the_reference(rows: int, top_k: int, reno
     assert error(mixture.run(), mixture.reference()) < 1e-2
 
 
-@pytest.mark.parametrize("gate", [moe.Split(4, 4, 2, 5), moe.Split(8, 16, 3, 64), moe.Split(2, 8, 4)], ids=str)
-@pytest.mark.parametrize("down", [moe.Split(4, 8, 2), moe.Split(8, 32, 3), moe.Split(2, 16, 4)], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 7, 8])
+def test_the_next_norm_comes_with_the_sums(rows: int) -> None:
+    mixture = Mixture(rows, 128, 8, 256, 96)
+    mixture.context_lens[rows // 2] = 0  # padding's norm is that of its residual
+    expected, residual, next_norm = mixture.run(), mixture.residual.clone(), draw(256)
+    routes = mixture.route(residual)
+    gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes)
+    normed = moe.down_normed_experts(gated, mixture.down, routes, residual, next_norm)
+    assert torch.equal(residual, expected)
+    assert torch.equal(normed.x, residual * next_norm)
+    torch.testing.assert_close(normed.squares.sum(0)[:rows], residual.float().square().sum(-1), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    "gate", [moe.GateSplit(4, 4, 2, 1), moe.GateSplit(8, 16, 3, 2), moe.GateSplit(2, 8, 4, 3)], ids=str
+)
+@pytest.mark.parametrize("down", [moe.DownSplit(4, 8, 2), moe.DownSplit(8, 32, 3), moe.DownSplit(2, 16, 4)], ids=str)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_any_split_gives_the_same_sums(
-    rows: int, gate: moe.Split, down: moe.Split, monkeypatch: pytest.MonkeyPatch
+    rows: int, gate: moe.GateSplit, down: moe.DownSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mixture = Mixture(rows, 64, 6, 512, 256)
     monkeypatch.setattr(moe, "choose_gate_split", lambda *_: gate)
@@ -153,7 +175,7 @@ class Chain:
 
     def __init__(self, rows: int) -> None:
         self.mixture = Mixture(rows, 128, 8, 1024, 256)
-        batch, num_blocks = make_batch([40 * (row + 1) for row in range(rows)], 512)
+        batch, num_blocks = make_batch([39 * (row + 1) for row in range(rows)], 512)
         self.batch = on_gpu(batch)
         self.table = make_rotary_table(Rope(theta=1e4, rotary_dim=128).frequencies(), 512, "cuda")
         self.cache = draw(2, num_blocks, 16, 2, 128)
@@ -162,13 +184,45 @@ class Chain:
 
     def run(self) -> None:
         self.residual.copy_(self.mixture.residual)
+        run = self.run_few if len(self.residual) <= 2 else self.run_many
+        run(self.mixture, self.residual)
+
+    def run_few(self, mixture: Mixture, residual: Tensor) -> None:
         for _ in range(3):
-            qkv = normed_linear(self.residual, self.mixture.norm, EPS, self.qkv)
-            add_linear(decode_attention(qkv, self.cache, self.batch, self.table), self.output, self.residual)
-            self.mixture.add_to(self.residual)
+            qkv = normed_linear(residual, mixture.norm, EPS, self.qkv)
+            add_linear(decode_attention(qkv, self.cache, self.batch, self.table), self.output, residual)
+            mixture.add_to(residual)
+
+    def run_many(self, mixture: Mixture, residual: Tensor) -> None:
+        normed = gemm.add_linear(torch.zeros_like(residual), self.output, residual, mixture.norm)
+        for _ in range(3):
+            qkv = gemm.normed_linear(normed, EPS, self.qkv)
+            attended = decode_attention(qkv, self.cache, self.batch, self.table)
+            normed = gemm.add_linear(attended, self.output, residual, mixture.norm)
+            logits = gemm.normed_linear(normed, EPS, mixture.router)
+            if len(residual) <= moe.MAX_ROWS:
+                routes = moe.Routes(logits, mixture.context_lens, mixture.top_k, renormalize=True)
+                gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes)
+                normed = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.norm)
+            else:
+                normed = self.add_grouped(mixture, residual, normed, logits)
+
+    def add_grouped(self, mixture: Mixture, residual: Tensor, normed: gemm.Normed, logits: Tensor) -> gemm.Normed:
+        return add_grouped_experts(
+            residual,
+            normed,
+            EPS,
+            logits,
+            mixture.gate_up,
+            mixture.down,
+            self.batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
+            mixture.norm,
+            top_k=mixture.top_k,
+            renormalize=True,
+        )
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 13])
 def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,8 +233,10 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
             launch(*args, **options, programmatic=False)  # pyright: ignore[reportArgumentType]
             torch.cuda.synchronize()
 
-        for module in ("gemv", "attention", "moe"):
+        for module in ("gemv", "gemm", "attention", "moe"):
             patch.setattr(f"blink.kernels.gpu.decode.{module}.launch", launch_alone)
+        for module in ("moe", "decode.grouped_moe"):
+            patch.setattr(f"blink.kernels.gpu.{module}.launch_options", lambda **_: {})
         chain.run()
     expected = chain.residual.clone()
     assert expected.isfinite().all()
@@ -192,6 +248,22 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
         chain.residual.zero_()
         graph.replay()
         assert torch.equal(chain.residual, expected)
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(1, 6), (4, 6), (13, 8)])
+def test_a_captured_chain_has_programmatic_edges_and_instantiates_for_launches_from_the_device(
+    rows: int, kernels: int
+) -> None:
+    chain = Chain(rows)
+    chain.run()
+    expected = chain.residual.clone()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        chain.run()
+    assert count_programmatic_edges(graph) >= 3 * kernels - 1  # the first kernel follows a copy
+    chain.residual.zero_()
+    launch_device_graph(graph)
+    assert torch.equal(chain.residual, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -242,12 +314,26 @@ def make_decoder() -> Decoder:
     return Decoder(spec, draw(1000, 512), layers, 1 + draw(512, scale=0.1), draw(1000, 512, scale=0.05))
 
 
-@pytest.mark.parametrize("lengths", [[1], [17, 300], [300, 16, 41, 0], [5, 6, 7, 8, 90, 0, 0, 0]], ids=str)
+LENGTHS = [[1], [17, 300], [300, 16, 41, 0], [5, 6, 7, 8, 90, 0, 0, 0], [*range(1, 12), 0, 0], [*range(3, 65), 0, 0]]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=len)
 def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(lengths: list[int]) -> None:
     torch.manual_seed(9)
     decoder = make_decoder()
+    assert can_decode(decoder.spec, torch.bfloat16, len(lengths), 16)
+    check_step(decoder, lengths)
+
+
+def test_more_rows_take_the_general_step_with_the_attention_of_decoding_rows() -> None:
+    torch.manual_seed(10)
+    decoder = make_decoder()
+    assert not can_decode(decoder.spec, torch.bfloat16, 72, 16)
+    check_step(decoder, [*range(1, 71), 0, 0])
+
+
+def check_step(decoder: Decoder, lengths: list[int]) -> None:
     rows = len(lengths)
-    assert rows <= MAX_DECODE_ROWS_OF_EXPERTS and can_decode(decoder.spec, torch.bfloat16, rows, 16)
     host_batch, num_blocks = make_batch(lengths, 512)
     host_batch.input_ids.random_(1000)
     host_batch.block_tables.clamp_(max=num_blocks - 1)

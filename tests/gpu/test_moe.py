@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.cpu import moe as cpu
+from blink.kernels.cpu.rms_norm import rms_norm_torch
 
 gpu_moe = pytest.importorskip("blink.kernels.gpu.moe")
 
@@ -86,3 +87,54 @@ def test_of_equal_router_logits_the_first_experts_are_chosen(device: torch.devic
     assert routes.counts.tolist() == [3, 3, 0, 0, 0]
     assert routes.pairs[:2].tolist() == [[0, 2, 4], [1, 3, 5]]
     torch.testing.assert_close(routes.weights.cpu(), torch.full((6,), 0.2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_between_two_norms_equal_the_reference(dtype: torch.dtype, device: torch.device) -> None:
+    pytest.importorskip("cuda.core")
+    from blink.kernels.gpu.decode.gemm import Normed
+    from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
+
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter multiplies the bit patterns of bfloat16")
+    num_tokens, num_experts, hidden, size, padding, eps = 9, 4, 544, 32, 3, 1e-5
+    generator = torch.Generator().manual_seed(8)
+    rows = num_tokens + padding
+    residual, gate_up, down, norm, next_norm = (
+        (torch.randn(dims, generator=generator) * scale).to(dtype)
+        for dims, scale in (
+            ((rows, hidden), 1.0),
+            ((num_experts, 2 * size, hidden), hidden**-0.5),
+            ((num_experts, hidden, size), 8 * size**-0.5),
+            ((hidden,), 1.0),
+            ((hidden,), 1.0),
+        )
+    )
+    logits = make_logits(rows, num_experts, dtype)
+    x = rms_norm_torch(residual.float(), norm.float(), eps)
+    expected = residual.float().clone()
+    expected[:num_tokens] += cpu.moe(
+        x[:num_tokens], logits[:num_tokens], gate_up.float(), down.float(), top_k=3, renormalize=True
+    )
+    # The squares come in uneven parts, and places beyond the rows hold anything.
+    squares = torch.full((5, 64), torch.nan)
+    shares = torch.rand(5, rows, generator=generator)
+    squares[:, :rows] = shares / shares.sum(0) * residual.float().square().sum(-1)
+    residual = residual.to(device)
+    found = add_grouped_experts(
+        residual,
+        Normed(residual * norm.to(device), squares.to(device)),
+        eps,
+        logits.to(device),
+        gate_up.to(device),
+        down.to(device),
+        torch.tensor([num_tokens], dtype=torch.int32, device=device),
+        next_norm.to(device),
+        top_k=3,
+        renormalize=True,
+    )
+    tolerance = TOLERANCE[dtype] * (2 if dtype == torch.bfloat16 else 1)
+    torch.testing.assert_close(residual.float().cpu(), expected, rtol=tolerance, atol=tolerance)
+    assert torch.equal(residual[num_tokens:].float().cpu(), expected[num_tokens:])
+    torch.testing.assert_close(found.x.float(), (residual * next_norm.to(device)).float(), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(found.squares.sum(0)[:rows], residual.float().square().sum(-1), rtol=1e-4, atol=1e-4)

@@ -98,11 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             best_effort_share=200,
             urgent_tpot_target_ns=target_ms * MILLISECOND,
         )
-        # With a table of costs best-effort steps are cut, and urgent ones pass them: who was left out of a step, and
-        # which steps are short, is then for test_turns.py to judge.
-        self.segments = segments
-        for graph in range(int(self.harness.geometry["num_graphs"]) if segments else 0):
-            self.harness.costs[graph] = (MILLISECOND * (1 + graph), 0, segments)
+        self._cut_steps(segments)
         self.awake_ms = 0  # as frontends' silence is measured
         self.prompts: list[list[int]] = []
         self.owners = [Owner(self.harness.frontend(i), self.prompts) for i in range(PAIRS)]
@@ -117,6 +113,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
         )
         self.healthy = True
+
+    def _cut_steps(self, segments: int) -> None:
+        """Fill the table of costs, by which best-effort steps are cut and urgent ones pass them; 0: leave it empty.
+
+        Who was left out of a step, and which steps are short, is then for test_turns.py to judge.
+        """
+        self.segments = segments
+        for graph in range(int(self.harness.geometry["num_graphs"]) if segments else 0):
+            self.harness.costs[graph] = (MILLISECOND * (1 + graph), 0, segments)
 
     @rule(i=PAIR, prompt=PROMPT, params=PARAMS, stops=STOPS, flow=st.sampled_from([0, 1, 257]))
     def submit(self, i: int, prompt: list[int], params: SamplingParams, stops: frozenset[int], flow: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from early import WAITING, begin_early
 from guest import GuestRun, Outcome
 from model_servers import ModelServers, default_model, tiny_model
 from rdma_processes import CountingProcess, HttpFrontend
@@ -42,7 +43,6 @@ class GuestTest(pytest.Item):
         return self.path, 0, self.name
 
 
-@pytest.hookimpl(trylast=True)  # what was deselected does not run in the machine either
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _HERE:
         return
@@ -53,20 +53,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[i] = GuestTest.from_parent(item.parent, name=item.name)
             items[i].run = run  # type: ignore[attr-defined]
             items[i].add_marker(pytest.mark.timeout(2 * GuestRun.TIMEOUT))
+            items[i].add_marker(pytest.mark.xdist_group(WAITING))
     # Last, as their machines work while the other tests run here.
     items.sort(key=lambda item: Path(__file__).parent in item.path.parents)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Boot the machines now, one after the other: they work at a lower priority while other tests run here."""
-    if _HERE or session.config.option.collectonly or session.testsfailed:
+    """Boot the machines early, one after the other: they work at a lower priority while other tests run here."""
+    if _HERE or session.config.option.collectonly:
         return
     selected = [item for item in session.items if Path(__file__).parent in item.path.parents]
     if any(isinstance(item, GuestTest) for item in selected):
-        session.config.stash[_GUEST_RUN].begin(_RIG)
+        begin_early(session.config, lambda: session.config.stash[_GUEST_RUN].begin(_RIG))
     if any(not isinstance(item, GuestTest) for item in selected):
-        session.config.stash[_TWO_MACHINES] = _RIG.submit(run_two_machines)
+        begin_early(session.config, lambda: _begin_two_machines(session.config))
+
+
+def _begin_two_machines(config: pytest.Config) -> None:
+    config.stash[_TWO_MACHINES] = _RIG.submit(run_two_machines)
 
 
 def pytest_sessionfinish() -> None:

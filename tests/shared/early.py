@@ -7,9 +7,26 @@ import atexit
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+WAITING = "waiting"  # the group of tests that run in the process in which early work begins
+_EARLY = pytest.StashKey[list[Callable[[], None]]]()
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def begin_early(config: pytest.Config, begin: Callable[[], None]) -> None:
+    """Call `begin` before the first test of this process, or of the one that has the group of waiting tests."""
+    config.stash.setdefault(_EARLY, []).append(begin)
+
+
+def begin_all(config: pytest.Config) -> None:
+    """Begin what is to begin early, once."""
+    for begin in config.stash.get(_EARLY, []):
+        begin()
+    config.stash[_EARLY] = []
 
 
 class EarlyModule:

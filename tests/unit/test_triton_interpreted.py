@@ -24,7 +24,7 @@ _MODULES = ("attention", "moe", "rms_norm", "rotary", "sampling_kernels", "silu_
 def list_kernels() -> set[str]:
     """Return module.name of each function that the host launches: name[grid](...)."""
     launched: set[str] = set()
-    for path in Path(blink.kernels.gpu.__path__[0]).glob("*.py"):
+    for path in Path(blink.kernels.gpu.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if (
                 isinstance(node, ast.Call)

@@ -149,8 +149,8 @@ class Engine(ABC):
     def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False) -> None:
         self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows, decoding=decoding)
 
-    def _run_segment(self, size: tuple[int, int], segment: int, num_segments: int) -> None:
-        """Run one of the segments of a step of `size` (tokens, rows)."""
+    def _run_segment(self, size: tuple[int, int, bool], segment: int, num_segments: int) -> None:
+        """Run one of the segments of a step of `size`: tokens, rows, whether all of them decode."""
         start, end = (_first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
         self._model.forward_segment(self._segmented_batch, self._kv_cache, size, range(start, end), self._residual)
 

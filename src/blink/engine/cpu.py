@@ -69,7 +69,8 @@ class CpuEngine(Engine):
                 self._run_step(*self._size_of(self._batch))
             else:
                 graph, segment = self._segmented_batch.header[[Header.GRAPH, Header.SEGMENT]].tolist()
-                self._run_segment(self._size_of(self._segmented_batch), segment, self._num_segments[graph])
+                size = (*self._size_of(self._segmented_batch), False)
+                self._run_segment(size, segment, self._num_segments[graph])
         except Exception:
             logger.exception("the model failed; the engine stops")
             return True

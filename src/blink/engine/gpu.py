@@ -99,7 +99,8 @@ class GpuEngine(Engine):
         long = [(size, index) for size, index in sorted(graphs, reverse=True) if self._num_segments[index] > 1]
         for size, index in tqdm(long, desc="capturing segments", unit="graph"):
             count = self._num_segments[index]
-            runs = [functools.partial(self._run_segment, size, segment, count) for segment in range(count)]
+            whole = (*size, index < int(self._geometry["num_decode_graphs"]))
+            runs = [functools.partial(self._run_segment, whole, segment, count) for segment in range(count)]
             for run in runs:
                 run()
             torch.cuda.synchronize()

@@ -2,7 +2,7 @@
 """One step of a decoder for rows of one token each: five kernels a layer, six with a mixture of experts.
 
 Each overlaps its neighbours. The residual is kept in one tensor, to which a layer's products add. With few rows norms
-are computed by who reads it; with more, who writes it prepares them.
+are computed by who reads it; with more, who writes it prepares them. Experts of more than 4 rows take two kernels more.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.batch import Batch
-from blink.kernels.gpu.decode import gemm, gemv
+from blink.kernels.batch import Batch, Header
+from blink.kernels.gpu.decode import gemm, gemv, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
+from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
-from blink.kernels.gpu.decode.moe import add_experts, can_add_experts
 from blink.models.layer import DenseMlp, Layer
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
 MAX_GEMV_ROWS = 2
 MAX_DECODE_ROWS = gemm.MAX_ROWS
-MAX_DECODE_ROWS_OF_EXPERTS = 8  # see benchmarks/kernels/decode_moe_layer.py
+MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/decode_moe_layer.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +44,41 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
 
     block_size: tokens of a block of the KV cache.
     """
-    most = MAX_DECODE_ROWS_OF_EXPERTS if spec.num_experts else MAX_DECODE_ROWS
-    if rows > most or not can_launch():
+    if rows > MAX_DECODE_ROWS or not can_attend_rows(spec, dtype, block_size):
         return False
-    heads = (spec.head_dim, spec.rope.rotary_dim, spec.num_heads, spec.num_kv_heads)
-    can_multiply = gemv.can_multiply if _takes_gemv(spec, rows) else gemm.can_multiply
+    few = rows <= MAX_GEMV_ROWS
     hidden, size = spec.hidden_size, spec.intermediate_size
     weights = [(spec.q_size + 2 * spec.kv_size, hidden), (hidden, spec.q_size), (spec.vocab_size, hidden)]
-    if not spec.num_experts:
+    if spec.num_experts:
+        if rows <= MAX_UNGROUPED_ROWS and not _can_add_experts(spec, rows):
+            return False
+        weights += [(spec.num_experts, hidden)]
+    else:
         weights += [(2 * size, hidden), (hidden, size)]
-    elif not can_add_experts(rows, hidden, spec.moe_intermediate_size, spec.num_experts, spec.experts_per_token, dtype):
-        return False
-    return can_attend(*heads, block_size, dtype) and all(can_multiply(rows, n, k, dtype) for n, k in weights)
+    can_multiply = gemv.can_multiply if few else gemm.can_multiply
+    return all(can_multiply(rows, n, k, dtype) for n, k in weights)
 
 
-def _takes_gemv(spec: ModelSpec, rows: int) -> bool:
-    return rows <= MAX_GEMV_ROWS or spec.num_experts > 0
+def can_attend_rows(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> bool:
+    """Tell whether decode_attention() takes decoding rows, however many; needs a current GPU."""
+    heads = (spec.head_dim, spec.rope.rotary_dim, spec.num_heads, spec.num_kv_heads)
+    return can_launch() and can_attend(*heads, block_size, dtype)
+
+
+def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
+    sizes = (spec.hidden_size, spec.moe_intermediate_size, spec.num_experts, spec.experts_per_token)
+    return moe.can_add_experts(rows, *sizes)
 
 
 def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
-    run = _decode_few if _takes_gemv(weights.spec, rows) else _decode_many
-    return run(weights, batch, kv_cache, rows)
+    run = _decode_few if rows <= MAX_GEMV_ROWS else _decode_many
+    return run(weights, batch, kv_cache, batch.input_ids[:rows])
 
 
-def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
+def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Tensor) -> Tensor:
     spec, eps = weights.spec, weights.spec.rms_norm_eps
-    residual = weights.embedding.index_select(0, batch.input_ids[:rows])
+    residual = weights.embedding.index_select(0, ids)
     for layer, cache in zip(weights.layers, kv_cache, strict=True):
         mlp = layer.mlp
         qkv = gemv.normed_linear(residual, layer.attention_norm, eps, layer.qkv, layer.qkv_bias)
@@ -79,27 +87,42 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: in
         if isinstance(mlp, DenseMlp):
             gemv.add_linear(gemv.gated_linear(residual, layer.mlp_norm, eps, mlp.gate_up), mlp.down, residual)
         else:
-            add_experts(
-                residual, layer.mlp_norm, eps, mlp.router, mlp.gate_up, mlp.down, batch.context_lens,
-                top_k=spec.experts_per_token, renormalize=spec.norm_topk_prob,
-            )  # fmt: skip
+            routes = _choose(spec, gemv.normed_linear(residual, layer.mlp_norm, eps, mlp.router), batch)
+            gated = moe.gate_experts(residual, layer.mlp_norm, eps, mlp.gate_up, routes)
+            moe.down_experts(gated, mlp.down, routes, residual)
     return gemv.normed_linear(residual, weights.norm, eps, weights.lm_head)
 
 
-def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
-    eps, layers = weights.spec.rms_norm_eps, weights.layers
+def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Tensor) -> Tensor:
+    spec, eps, layers = weights.spec, weights.spec.rms_norm_eps, weights.layers
     next_norms = [*(layer.attention_norm for layer in layers[1:]), weights.norm]
-    residual, normed = gemm.embed(batch.input_ids[:rows], weights.embedding, layers[0].attention_norm)
+    residual, normed = gemm.embed(ids, weights.embedding, layers[0].attention_norm)
     for layer, cache, next_norm in zip(layers, kv_cache, next_norms, strict=True):
-        mlp = _dense(layer)
+        mlp = layer.mlp
         qkv = gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias)
         attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
         normed = gemm.add_linear(attended, layer.output, residual, layer.mlp_norm, layer.output_bias)
-        gated = gemm.gated_linear(normed, eps, mlp.gate_up)
-        normed = gemm.add_linear(gated, mlp.down, residual, next_norm)
+        if isinstance(mlp, DenseMlp):
+            normed = gemm.add_linear(gemm.gated_linear(normed, eps, mlp.gate_up), mlp.down, residual, next_norm)
+        elif len(ids) <= MAX_UNGROUPED_ROWS:
+            routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)
+            gated = moe.gate_experts(residual, layer.mlp_norm, eps, mlp.gate_up, routes)
+            normed = moe.down_normed_experts(gated, mlp.down, routes, residual, next_norm)
+        else:
+            normed = add_grouped_experts(
+                residual,
+                normed,
+                eps,
+                gemm.normed_linear(normed, eps, mlp.router),
+                mlp.gate_up,
+                mlp.down,
+                batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
+                next_norm,
+                top_k=spec.experts_per_token,
+                renormalize=spec.norm_topk_prob,
+            )
     return gemm.normed_linear(normed, eps, weights.lm_head)
 
 
-def _dense(layer: Layer) -> DenseMlp:
-    assert isinstance(layer.mlp, DenseMlp)
-    return layer.mlp
+def _choose(spec: ModelSpec, logits: Tensor, batch: Batch) -> moe.Routes:
+    return moe.Routes(logits, batch.context_lens, spec.experts_per_token, spec.norm_topk_prob)

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
 from blink.kernels.linear import linear
 from blink.kernels.moe import moe
+from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import last_token_norm, rms_norm
 from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
@@ -20,18 +20,7 @@ from blink.kernels.silu_mul import silu_mul
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 
-if TYPE_CHECKING:
-    from blink.kernels.attention import AttentionPlan
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """What all layers of one step share."""
-
-    rotation: Tensor  # [tokens, rotary_dim], rows of the rotary table
-    kv_slots: Tensor  # [tokens]
-    num_tokens: Tensor  # [1], those that are not padding
-    plan: AttentionPlan
+Attend = Callable[[Tensor, Tensor, HeadNorm | None], Tensor]  # from QKV [tokens, ...], with the layer's KV cache
 
 
 class Decoder:
@@ -73,41 +62,39 @@ class Decoder:
         """Run one step without sampling and return the logits [num_rows, vocab] of each row's last token."""
         if decoding and self._has_decode_kernels(num_rows, kv_cache):
             return self._decode(batch, kv_cache, num_rows)
+        attend = self._make_attention(batch, kv_cache, num_tokens, num_rows, decoding=decoding)
         residual = self._embedding.index_select(0, batch.input_ids[:num_tokens])
-        update = self._run_layers(range(len(self._layers)), residual, batch, kv_cache, num_rows)
+        update = self._run_layers(range(len(self._layers)), residual, batch, kv_cache, attend)
         return self._head(update, residual, batch, num_rows)
 
     @torch.inference_mode()
     def forward_segment(
-        self, batch: Batch, kv_cache: Tensor, size: tuple[int, int], layers: range, residual: Tensor
+        self, batch: Batch, kv_cache: Tensor, size: tuple[int, int, bool], layers: range, residual: Tensor
     ) -> None:
         """Run some of a step's layers: with the first of all it begins, with the last it samples.
 
-        size: the step's tokens and rows, padding included; residual: [max_tokens, hidden], all that a step keeps
-        between its segments beside the batch and the KV cache.
+        size: the step's tokens and rows, padding included, and whether every row is of one token; residual:
+        [max_tokens, hidden], all that a step keeps between its segments beside the batch and the KV cache.
         """
-        num_tokens, num_rows = size
+        num_tokens, num_rows, decoding = size
         residual = residual[:num_tokens]
         if layers.start == 0:
             torch.index_select(self._embedding, 0, batch.input_ids[:num_tokens], out=residual)
-        update = self._run_layers(layers, residual, batch, kv_cache, num_rows)
+        attend = self._make_attention(batch, kv_cache, num_tokens, num_rows, decoding=decoding)
+        update = self._run_layers(layers, residual, batch, kv_cache, attend)
         if layers.stop < len(self._layers):
             residual.add_(update)
         else:
             sample(self._head(update, residual, batch, num_rows), batch, num_rows)
 
-    def _run_layers(self, layers: range, residual: Tensor, batch: Batch, kv_cache: Tensor, num_rows: int) -> Tensor:
+    def _run_layers(self, layers: range, residual: Tensor, batch: Batch, kv_cache: Tensor, attend: Attend) -> Tensor:
         """Run some layers on residual [tokens, hidden]; return what the last of them is to add to it."""
-        num_tokens = residual.shape[0]
-        step = StepInputs(
-            rotation=self._rotary_table.index_select(0, batch.positions[:num_tokens]),
-            kv_slots=batch.kv_slots[:num_tokens],
-            num_tokens=batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
-            plan=plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0]),
-        )
-        update = None
+        not_padding = batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1]
+        eps, update = self.spec.rms_norm_eps, None
         for index in layers:
-            update = self._run_layer(self._layers[index], residual, update, kv_cache[index], step)
+            layer = self._layers[index]
+            attended = self._run_attention(layer, residual, update, kv_cache[index], attend)
+            update = self._run_mlp(layer.mlp, rms_norm(attended, layer.mlp_norm, eps, residual), not_padding)
         assert update is not None
         return update
 
@@ -129,22 +116,45 @@ class Decoder:
         weights = DecodeWeights(self.spec, self._embedding, self._layers, self._norm, self._lm_head, self._rotary_table)
         return compute_decode_logits(weights, batch, kv_cache, num_rows)
 
-    def _run_layer(
-        self, layer: Layer, residual: Tensor, update: Tensor | None, kv_cache: Tensor, step: StepInputs
+    def _make_attention(
+        self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int, *, decoding: bool
+    ) -> Attend:
+        if decoding and self._has_decode_attention(kv_cache):
+            return self._make_decode_attention(batch)
+        rotation = self._rotary_table.index_select(0, batch.positions[:num_tokens])
+        plan = plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0])
+
+        def attend(qkv: Tensor, cache: Tensor, head_norm: HeadNorm | None) -> Tensor:
+            query = rotate_and_store(qkv, rotation, batch.kv_slots[:num_tokens], cache, head_norm)
+            return paged_attention(query, cache, plan)
+
+        return attend
+
+    def _has_decode_attention(self, kv_cache: Tensor) -> bool:
+        if self.device.type != "cuda":
+            return False
+        from blink.models.decode_step import can_attend_rows
+
+        return can_attend_rows(self.spec, self.dtype, kv_cache.shape[3])
+
+    def _make_decode_attention(self, batch: Batch) -> Attend:
+        from blink.kernels.gpu.decode.attention import decode_attention
+
+        return lambda qkv, cache, norm: decode_attention(qkv, cache, batch, self._rotary_table, norm)
+
+    def _run_attention(
+        self, layer: Layer, residual: Tensor, update: Tensor | None, kv_cache: Tensor, attend: Attend
     ) -> Tensor:
-        """Add update, the previous layer's result, to residual (both [tokens, hidden]); return this layer's result."""
+        """Add update, the previous layer's result, to residual (both [tokens, hidden]); return attention's result."""
         eps = self.spec.rms_norm_eps
         if update is None:
             hidden = rms_norm(residual, layer.attention_norm, eps)
         else:
             hidden = rms_norm(update, layer.attention_norm, eps, residual)
         qkv = linear(hidden, layer.qkv, layer.qkv_bias)
-        query = rotate_and_store(qkv, step.rotation, step.kv_slots, kv_cache, layer.head_norm)
-        attended = linear(paged_attention(query, kv_cache, step.plan), layer.output, layer.output_bias)
-        hidden = rms_norm(attended, layer.mlp_norm, eps, residual)
-        return self._run_mlp(layer.mlp, hidden, step)
+        return linear(attend(qkv, kv_cache, layer.head_norm), layer.output, layer.output_bias)
 
-    def _run_mlp(self, mlp: DenseMlp | MoeMlp, hidden: Tensor, step: StepInputs) -> Tensor:
+    def _run_mlp(self, mlp: DenseMlp | MoeMlp, hidden: Tensor, num_tokens: Tensor) -> Tensor:
         if isinstance(mlp, DenseMlp):
             return linear(silu_mul(linear(hidden, mlp.gate_up)), mlp.down)
         return moe(
@@ -152,7 +162,7 @@ class Decoder:
             linear(hidden, mlp.router),
             mlp.gate_up,
             mlp.down,
-            step.num_tokens,
+            num_tokens,
             top_k=self.spec.experts_per_token,
             renormalize=self.spec.norm_topk_prob,
         )

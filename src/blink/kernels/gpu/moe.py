@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.gpu.moe_routing import Routes, route
+from blink.kernels.gpu.programmatic import launch_options, start_programmatic
 from blink.kernels.gpu.silu_mul import silu
 
 
@@ -50,8 +51,8 @@ def moe(
     inner = x.new_empty(num_pairs, size)
     found = x.new_empty(num_pairs, hidden)
     result = torch.empty_like(x)
-    _multiply(x, gate_up, routes, inner, pairs_per_row=top_k, is_gated=True)
-    _multiply(inner, down, routes, found, pairs_per_row=1, is_gated=False)
+    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, is_gated=True)
+    multiply_grouped(inner, down, routes, found, pairs_per_row=1, is_gated=False)
     block = min(1024, triton.next_power_of_2(hidden))
     _combine[(max_tokens, triton.cdiv(hidden, block))](
         found,
@@ -77,7 +78,7 @@ def choose_tiling(
     elif mean <= 8:
         rows, wide, deep, num_warps, num_stages = 16, 32 if is_gated else 64, 128, 4, 4
     elif mean <= 48:
-        rows, wide, deep, num_warps, num_stages = 32, 64 if is_gated else 128, 64, 4, 4
+        rows, wide, deep, num_warps, num_stages = 32, 64 if is_gated else 128, 128, 4, 3
     else:
         rows, wide, deep, num_warps, num_stages = 128, 64 if is_gated else 128, 64, 8, 3
     return Tiling(rows, _divisor(columns, wide), _divisor(depth, deep), num_warps, num_stages)
@@ -87,8 +88,21 @@ def _divisor(size: int, limit: int) -> int:
     return min(limit, size & -size)
 
 
-def _multiply(x: Tensor, weight: Tensor, routes: Routes, result: Tensor, *, pairs_per_row: int, is_gated: bool) -> None:
-    """Multiply row pair // pairs_per_row of x with its expert's weight into row pair of result."""
+def multiply_grouped(
+    x: Tensor,
+    weight: Tensor,
+    routes: Routes,
+    result: Tensor,
+    *,
+    pairs_per_row: int,
+    is_gated: bool,
+    programmatic: bool = False,
+) -> None:
+    """Multiply row pair // pairs_per_row of x with its expert's weight into row pair of result.
+
+    weight: [experts, columns, depth], or if is_gated [experts, 2 * columns, depth], gates first, which silu activates.
+    programmatic: whether the kernel may start before the one in front of it has ended; needs a GPU from Hopper on.
+    """
     num_experts, max_tokens = routes.pairs.shape
     num_pairs, columns = result.shape
     depth = x.shape[1]
@@ -112,8 +126,10 @@ def _multiply(x: Tensor, weight: Tensor, routes: Routes, result: Tensor, *, pair
         DEPTH_BLOCK=tiling.depth,
         EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        PROGRAMMATIC=programmatic,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
+        **launch_options(programmatic=programmatic),
     )
 
 
@@ -135,8 +151,11 @@ def _multiply_tile(
     DEPTH_BLOCK: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
     """Compute one tile of one expert's product; gated weights are [2 * SIZE, DEPTH], gate first."""
+    if PROGRAMMATIC:
+        start_programmatic()
     expert, row, count = _find_tile(counts, num_experts, ROWS_BLOCK, EXPERTS_BLOCK)
     if expert >= num_experts:
         return

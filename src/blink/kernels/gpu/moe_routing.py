@@ -26,11 +26,7 @@ def route(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
     """Rank each token's experts, of equals the lowest first. Tokens beyond num_tokens (int32 [1]) choose none."""
     assert router_logits.is_contiguous()
     max_tokens, num_experts = router_logits.shape
-    routes = Routes(
-        weights=router_logits.new_empty(max_tokens * top_k, dtype=torch.float32),
-        pairs=router_logits.new_empty(num_experts, max_tokens, dtype=torch.int32),
-        counts=router_logits.new_empty(num_experts, dtype=torch.int32),
-    )
+    routes = allocate_routes(router_logits, top_k)
     block = min(128, max(_TOKENS, triton.next_power_of_2(max_tokens)))
     _route[(num_experts,)](
         router_logits,
@@ -46,6 +42,16 @@ def route(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
     return routes
 
 
+def allocate_routes(router_logits: Tensor, top_k: int) -> Routes:
+    """Allocate what collect_pairs() fills."""
+    max_tokens, num_experts = router_logits.shape
+    return Routes(
+        weights=router_logits.new_empty(max_tokens * top_k, dtype=torch.float32),
+        pairs=router_logits.new_empty(num_experts, max_tokens, dtype=torch.int32),
+        counts=router_logits.new_empty(num_experts, dtype=torch.int32),
+    )
+
+
 @triton.jit
 def _route(
     router_logits,
@@ -57,8 +63,24 @@ def _route(
     EXPERTS_BLOCK: tl.constexpr,
     TOKENS_BLOCK: tl.constexpr,
 ):
+    collect_pairs(
+        tl.program_id(0), router_logits, num_tokens, routes, max_tokens, num_experts, TOP_K, EXPERTS_BLOCK, TOKENS_BLOCK
+    )
+
+
+@triton.jit
+def collect_pairs(
+    expert,
+    router_logits,
+    num_tokens,
+    routes,
+    max_tokens,
+    num_experts,
+    TOP_K: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    TOKENS_BLOCK: tl.constexpr,
+):
     """Collect one expert's pairs and store their weights."""
-    expert = tl.program_id(0)
     other = tl.arange(0, EXPERTS_BLOCK)[None, :]
     limit = tl.minimum(tl.load(num_tokens), max_tokens)
     count = 0

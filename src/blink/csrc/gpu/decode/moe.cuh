@@ -9,6 +9,8 @@
 
 namespace blink {
 
+constexpr int kMaxMoeRows = 8;
+
 // A ring of stages, each of kRows rows of kK.
 template <int kRows, int kK, int kStages>
 struct Ring {

@@ -12,6 +12,10 @@ struct MoeDownArgs {
   const Bf16* weight;  // [kExperts, n, kSize]
   const Bf16* x;       // [rows * kTopK, kSize], as moe_gate leaves it
   Bf16* residual;      // [rows, n]
+  // With more rows the inputs of the next norm, as output.cuh leaves them; next_norm is null with few.
+  const Bf16* next_norm;  // [n]
+  Bf16* next_x;           // [rows, n]
+  float* next_squares;    // [blocks, kMaxMoeRows]
   int n;
 };
 
@@ -21,7 +25,7 @@ struct MoeDownShape {
   static constexpr int warp_k = size / warps, steps = warp_k / 32, groups = tile / 8;
   using Stages = Ring<kTile_ + kRows_, kSize_, kStages_>;  // behind the weights the rows' activations
   using Routes = Routing<kRows_, kExperts_, kTopK_>;
-  static_assert(rows <= 8 && steps * 32 * warps == size && rows * tile <= 32 * (warps + 1));
+  static_assert(rows <= kMaxMoeRows && steps * 32 * warps == size && rows * tile <= 32 * (warps + 1));
 };
 
 template <class S>
@@ -34,40 +38,35 @@ struct MoeDownShared {
 // Begin to fill a stage with an expert's weights; its inputs are counted already.
 template <class S>
 __device__ inline void copy_weights(const MoeDownArgs& args, int index, MoeDownShared<S>& shared) {
-  const int expert = shared.routes.list[index];
-  int num_rows = S::tile;
-#pragma unroll
-  for (int row = 0; row < S::rows; row++) num_rows += shared.routes.has(row, expert);
-  shared.ring.begin(index, num_rows);
+  const int lane = threadIdx.x % 32, expert = shared.routes.list[index];
+  const bool chosen = lane < S::rows && shared.routes.has(min(lane, S::rows - 1), expert);
+  const int num_rows = S::tile + __popc(__ballot_sync(~0u, chosen));
+  if (lane == 0) shared.ring.begin(index, num_rows);
+  __syncwarp();
   const Bf16* from = args.weight + (long(expert) * args.n + blockIdx.x * S::tile) * S::size;
-#pragma unroll
-  for (int i = 0; i < S::tile; i++) shared.ring.copy_weight(index, i, from + long(i) * S::size);
+  for (int i = lane; i < S::tile; i += 32) shared.ring.copy_weight(index, i, from + long(i) * S::size);
 }
 
 template <class S>
 __device__ inline void copy_inputs(const MoeDownArgs& args, int index, MoeDownShared<S>& shared) {
-  const int expert = shared.routes.list[index];
-#pragma unroll
-  for (int row = 0; row < S::rows; row++) {
-    if (!shared.routes.has(row, expert)) continue;
-    const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
-    shared.ring.copy_input(index, S::tile + row, args.x + pair * S::size);
-  }
+  const int row = threadIdx.x % 32, expert = shared.routes.list[index];
+  if (row >= S::rows || !shared.routes.has(row, expert)) return;
+  const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
+  shared.ring.copy_input(index, S::tile + row, args.x + pair * S::size);
 }
 
-// What the copying warp does: inputs it may copy only after the wait.
+// What the copying warp does, a lane for each copy: one thread would take longer than the memory. Inputs it may copy
+// only after the wait.
 template <class S>
 __device__ inline void copy_experts(const MoeDownArgs& args, MoeDownShared<S>& shared) {
-  const bool copies = threadIdx.x % 32 == 0;
   const int first = min(S::Stages::stages, shared.routes.count);
-  for (int index = 0; copies && index < first; index++) copy_weights<S>(args, index, shared);
-  __syncwarp();
+  for (int index = 0; index < first; index++) copy_weights<S>(args, index, shared);
   wait_for_prerequisites();
-  for (int index = 0; copies && index < shared.routes.count; index++) {
+  for (int index = 0; index < shared.routes.count; index++) {
     if (index >= first) copy_weights<S>(args, index, shared);
     copy_inputs<S>(args, index, shared);
+    __syncwarp();
   }
-  __syncwarp();
 }
 
 template <class S>
@@ -100,6 +99,18 @@ __device__ inline void multiply_experts(int warp, MoeDownShared<S>& shared) {
       for (int i = 0; i < 2; i++) shared.sums[warp][row][group * 8 + lane % 4 * 2 + i] = totals[group][i];
 }
 
+// Write what the next product needs of an output of this thread, a row's being those of neighbouring lanes.
+template <class S>
+__device__ inline void write_next(const MoeDownArgs& args, int row, int output, float value) {
+  const float rounded = to_float(to_bf16(value));
+  float squares = rounded * rounded;
+#pragma unroll
+  for (int step = 1; step < S::tile; step *= 2) squares += __shfl_xor_sync(~0u, squares, step);
+  if (row >= S::rows) return;
+  args.next_x[long(row) * args.n + output] = to_bf16(rounded * to_float(args.next_norm[output]));
+  if (threadIdx.x % S::tile == 0) args.next_squares[blockIdx.x * kMaxMoeRows + row] = squares;
+}
+
 template <int kRows, int kExperts, int kTopK, int kSize, int kWarps, int kTile, int kStages>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_down(const MoeDownArgs args) {
   using S = MoeDownShape<kRows, kExperts, kTopK, kSize, kWarps, kTile, kStages>;
@@ -110,23 +121,25 @@ __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_do
   launch_dependents();
   if (threadIdx.x == 32 * kWarps) shared.ring.start(kWarps);
   // The logits are there: moe_gate, in front of this kernel, lets it start only after having waited for them.
-  choose_experts<true>(args.routing, shared.routes);
+  choose_experts<true, kWarps + 1>(args.routing, shared.routes);
 
-  const int row = threadIdx.x / kTile;
-  const bool writes = row < kRows && args.routing.context_lens[min(row, kRows - 1)] > 0;
-  Bf16* to = args.residual + long(row) * args.n + blockIdx.x * kTile + threadIdx.x % kTile;
-  float value = 0;
+  const int row = threadIdx.x / kTile, output = blockIdx.x * kTile + threadIdx.x % kTile;
+  const bool active = row < kRows && args.routing.context_lens[min(row, kRows - 1)] > 0;
+  Bf16* to = args.residual + long(min(row, kRows - 1)) * args.n + output;
+  if (args.next_norm && threadIdx.x == 0) prefetch_line(args.next_norm + output);
   if (warp == kWarps)
     copy_experts<S>(args, shared);
   else
     wait_for_prerequisites();
-  if (writes) value = to_float(*to);
+  float value = to_float(*to);
   if (warp < kWarps) multiply_experts<S>(warp, shared);
   __syncthreads();
-  if (!writes) return;
+  if (active) {
 #pragma unroll
-  for (int i = 0; i < kWarps; i++) value += shared.sums[i][row][threadIdx.x % kTile];
-  *to = to_bf16(value);
+    for (int i = 0; i < kWarps; i++) value += shared.sums[i][row][threadIdx.x % kTile];
+    *to = to_bf16(value);
+  }
+  if (args.next_norm) write_next<S>(args, row, output, value);
 }
 
 }  // namespace blink

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the residual to the activations of the experts that decoding rows have chosen: norm, gate and up product, SiLU.
-// A block takes some outputs of all chosen experts or a share of them, one expert after the other.
+// The work is cut into parts, some outputs of one expert, which blocks take in turn.
 #pragma once
 
 #include "moe.cuh"
@@ -19,10 +19,10 @@ struct MoeGateArgs {
 template <int kRows_, int kExperts_, int kTopK_, int kK_, int kSize_, int kWarps_, int kOutputs_, int kStages_>
 struct MoeGateShape {
   static constexpr int rows = kRows_, k = kK_, size = kSize_, warps = kWarps_, outputs = kOutputs_;
-  static constexpr int warp_k = k / warps, steps = warp_k / 32, turns = 2 * outputs / 8;
+  static constexpr int warp_k = k / warps, steps = warp_k / 32, turns = 2 * outputs / 8, parts = size / outputs;
   using Stages = Ring<8, kK_, kStages_>;
   using Routes = Routing<kRows_, kExperts_, kTopK_>;
-  static_assert(rows <= 8 && steps * 32 * warps == k && size % outputs == 0 && turns * 8 == 2 * outputs);
+  static_assert(rows <= kMaxMoeRows && steps * 32 * warps == k && size % outputs == 0 && turns * 8 == 2 * outputs);
 };
 
 template <class S>
@@ -53,8 +53,9 @@ __device__ inline void load_inputs(const MoeGateArgs& args, int warp, Vec16 (&x)
 
 // Write an expert's activations for the rows that chose it; the others' sums nobody needs.
 template <class S>
-__device__ inline void write_gated(const MoeGateArgs& args, int expert, const MoeGateShared<S>& shared,
+__device__ inline void write_gated(const MoeGateArgs& args, int work, const MoeGateShared<S>& shared,
                                    const float (&sums)[S::warps][S::rows][2 * S::outputs + 1]) {
+  const int expert = shared.routes.list[work / S::parts];
   for (int at = threadIdx.x; at < S::rows * S::outputs; at += 32 * S::warps) {
     const int row = at / S::outputs, output = at % S::outputs;
     if (!shared.routes.has(row, expert)) continue;
@@ -68,7 +69,7 @@ __device__ inline void write_gated(const MoeGateArgs& args, int expert, const Mo
     const float rate = rsqrtf(squares / S::k + args.eps);
     gate *= rate;
     const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
-    args.out[pair * S::size + blockIdx.x * S::outputs + output] = to_bf16(gate / (1 + __expf(-gate)) * up * rate);
+    args.out[pair * S::size + work % S::parts * S::outputs + output] = to_bf16(gate / (1 + __expf(-gate)) * up * rate);
   }
 }
 
@@ -78,7 +79,7 @@ __device__ inline void multiply_gates(const MoeGateArgs& args, int warp, MoeGate
   Vec16 x[S::steps];
   load_inputs(args, warp, x, shared);
   int turn = 0, buffer = 0;
-  for (int index = blockIdx.y; index < shared.routes.count; index += gridDim.y) {
+  for (int work = blockIdx.x; work < shared.routes.count * S::parts; work += gridDim.x) {
     auto& sums = shared.sums[buffer];
 #pragma unroll 1
     for (int first = 0; first < 2 * S::outputs; first += 8) {
@@ -90,31 +91,32 @@ __device__ inline void multiply_gates(const MoeGateArgs& args, int warp, MoeGate
       shared.ring.leave(turn++);
     }
     asm volatile("bar.sync 1, %0;" ::"n"(32 * S::warps) : "memory");  // of the warps that multiply
-    write_gated<S>(args, shared.routes.list[index], shared, sums);
+    write_gated<S>(args, work, shared, sums);
     buffer ^= 1;
   }
 }
 
-// What the copying thread does.
+// What the copying warp does, a lane for each weight row of a stage.
 template <class S>
 __device__ inline void copy_gates(const MoeGateArgs& args, MoeGateShared<S>& shared) {
+  const int lane = threadIdx.x % 32;
   int turn = 0;
-  for (int index = blockIdx.y; index < shared.routes.count; index += gridDim.y) {
-    const Bf16* gates = args.weight + (long(shared.routes.list[index]) * 2 * S::size + blockIdx.x * S::outputs) * S::k;
+  for (int work = blockIdx.x; work < shared.routes.count * S::parts; work += gridDim.x) {
+    const long expert = shared.routes.list[work / S::parts];
+    const Bf16* gates = args.weight + (expert * 2 * S::size + work % S::parts * S::outputs) * S::k;
     for (int first = 0; first < 2 * S::outputs; first += 8, turn++) {
-      shared.ring.begin(turn, 8);
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        const int output = first + i;
-        const long row = output < S::outputs ? output : output - S::outputs + S::size;
-        shared.ring.copy_weight(turn, i, gates + row * S::k);
-      }
+      if (lane == 0) shared.ring.begin(turn, 8);
+      __syncwarp();
+      const int output = first + lane;
+      const long row = output < S::outputs ? output : output - S::outputs + S::size;
+      if (lane < 8) shared.ring.copy_weight(turn, lane, gates + row * S::k);
+      __syncwarp();
     }
   }
 }
 
-template <int kRows, int kExperts, int kTopK, int kK, int kSize, int kWarps, int kOutputs, int kStages>
-__global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_gate(const MoeGateArgs args) {
+template <int kRows, int kExperts, int kTopK, int kK, int kSize, int kWarps, int kOutputs, int kStages, int kBlocks>
+__global__ void __launch_bounds__(32 * (kWarps + 1), kBlocks) moe_gate(const MoeGateArgs args) {
   using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages>;
   extern __shared__ __align__(128) char memory[];
   auto& shared = *reinterpret_cast<MoeGateShared<S>*>(memory);
@@ -125,10 +127,10 @@ __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_ga
   wait_for_prerequisites();
   // Not before: moe_down looks at the logits as soon as it starts.
   launch_dependents();
-  choose_experts<false>(args.routing, shared.routes);
+  choose_experts<false, kWarps + 1>(args.routing, shared.routes);
   if (warp < kWarps)
     multiply_gates<S>(args, warp, shared);
-  else if (threadIdx.x % 32 == 0)
+  else
     copy_gates<S>(args, shared);
 }
 

@@ -71,57 +71,73 @@ __device__ inline void weigh_experts(const RoutingArgs& args, int row, const uns
     if (taken[i]) to.weights[row][to.place(row, i * 32 + lane)] = values[i] / mass;
 }
 
-// Let a warp choose one row's experts; lane l looks at expert l of each word.
-template <bool kWeights, class R>
-__device__ inline void choose_experts(const RoutingArgs& args, int row, R& to) {
-  const int lane = threadIdx.x % 32;
-  unsigned keys[R::words], largest = 0;
-  bool taken[R::words] = {};
-  const bool active = args.context_lens[row] > 0;
+// Let kWarps warps choose the rows' experts, each of some rows at once; lane l looks at expert l of each word.
+template <bool kWeights, int kWarps, class R>
+__device__ inline void choose_rows(const RoutingArgs& args, R& to) {
+  constexpr int at_once = (R::rows + kWarps - 1) / kWarps;
+  const int lane = threadIdx.x % 32, first = threadIdx.x / 32;
+  if (first >= R::rows) return;  // all blocks want the same few lines at once: no load too many
+  unsigned keys[at_once][R::words] = {}, largest[at_once];
+  bool taken[at_once][R::words] = {};
 #pragma unroll
-  for (int i = 0; i < R::words; i++) {
-    unsigned short logit;
-    const Bf16* from = args.logits + row * R::experts + i * 32 + lane;
-    asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(logit) : "l"(from) : "memory");
-    keys[i] = routing_key(logit, i * 32 + lane);
+  for (int j = 0; j < at_once; j++)
+#pragma unroll
+    for (int i = 0; i < R::words && first + j * kWarps < R::rows; i++) {
+      unsigned short logit;
+      const Bf16* from = args.logits + (first + j * kWarps) * R::experts + i * 32 + lane;
+      asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(logit) : "l"(from) : "memory");
+      keys[j][i] = routing_key(logit, i * 32 + lane);
+    }
+#pragma unroll
+  for (int rank = 0; rank < R::top_k; rank++)
+#pragma unroll
+    for (int j = 0; j < at_once; j++) {
+      unsigned best = 0;
+#pragma unroll
+      for (int i = 0; i < R::words; i++) best = max(best, taken[j][i] ? 0 : keys[j][i]);
+      best = __reduce_max_sync(~0u, best);
+#pragma unroll
+      for (int i = 0; i < R::words; i++) taken[j][i] |= keys[j][i] == best;
+      if (rank == 0) largest[j] = best;
+    }
+#pragma unroll
+  for (int j = 0; j < at_once; j++) {
+    const int row = first + j * kWarps;
+    if (row >= R::rows) break;
+    const bool active = args.context_lens[row] > 0;
+#pragma unroll
+    for (int i = 0; i < R::words; i++) {
+      const unsigned word = __ballot_sync(~0u, taken[j][i]);
+      if (lane == 0) to.chosen[row][i] = active ? word : 0;
+    }
+    if (kWeights && active) weigh_experts(args, row, keys[j], taken[j], largest[j], to);
   }
-#pragma unroll
-  for (int rank = 0; rank < R::top_k; rank++) {
-    unsigned best = 0;
-#pragma unroll
-    for (int i = 0; i < R::words; i++) best = max(best, taken[i] ? 0 : keys[i]);
-    best = __reduce_max_sync(~0u, best);
-#pragma unroll
-    for (int i = 0; i < R::words; i++) taken[i] |= keys[i] == best;
-    if (rank == 0) largest = best;
-  }
-#pragma unroll
-  for (int i = 0; i < R::words; i++) {
-    const unsigned word = __ballot_sync(~0u, taken[i]);
-    if (lane == 0) to.chosen[row][i] = active ? word : 0;
-  }
-  if (kWeights && active) weigh_experts(args, row, keys, taken, largest, to);
 }
 
-// Let a block choose all rows' experts and list them.
-template <bool kWeights, class R>
-__device__ inline void choose_experts(const RoutingArgs& args, R& to) {
-  for (int row = threadIdx.x / 32; row < R::rows; row += blockDim.x / 32) choose_experts<kWeights>(args, row, to);
-  __syncthreads();
-  for (int expert = threadIdx.x; expert < R::experts; expert += blockDim.x) {
-    int before = 0;
-    unsigned word = 0;
-    for (int i = 0; i <= expert / 32; i++) {
-      before += __popc(word);
-      word = 0;
+// List the experts that any row has chosen, a warp those of a word.
+template <int kWarps, class R>
+__device__ inline void list_experts(R& to) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  unsigned words[R::words];
 #pragma unroll
-      for (int row = 0; row < R::rows; row++) word |= to.chosen[row][i];
-    }
-    before += __popc(word & ((1u << expert % 32) - 1));
-    const bool chosen = word >> expert % 32 & 1;
-    if (chosen) to.list[before] = expert;
-    if (expert == R::experts - 1) to.count = before + chosen;
+  for (int i = 0; i < R::words; i++) words[i] = __reduce_or_sync(~0u, lane < R::rows ? to.chosen[lane][i] : 0);
+  int before = 0;
+#pragma unroll
+  for (int i = 0; i < R::words; i++) {
+    if (i % kWarps == warp && words[i] >> lane & 1)
+      to.list[before + __popc(words[i] & ((1u << lane) - 1))] = i * 32 + lane;
+    before += __popc(words[i]);
   }
+  if (threadIdx.x == 0) to.count = before;
+}
+
+// Let a block of kWarps warps choose all rows' experts and list them.
+template <bool kWeights, int kWarps, class R>
+__device__ inline void choose_experts(const RoutingArgs& args, R& to) {
+  static_assert(R::rows <= 32);
+  choose_rows<kWeights, kWarps>(args, to);
+  __syncthreads();
+  list_experts<kWarps>(to);
   __syncthreads();
 }
 

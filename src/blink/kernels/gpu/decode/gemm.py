@@ -66,7 +66,7 @@ def embed(ids: Tensor, embedding: Tensor, norm_weight: Tensor) -> tuple[Tensor, 
     rows, hidden = ids.shape[0], embedding.shape[1]
     assert ids.dtype == torch.int32 and ids.is_contiguous() and embedding.is_contiguous() and hidden % 8 == 0
     residual = embedding.new_empty(rows, hidden)
-    normed = Normed(torch.empty_like(residual), _new_squares(residual, 1))
+    normed = Normed(torch.empty_like(residual), new_squares(residual, 1))
     arguments = _EmbedArguments(
         ids.data_ptr(),
         embedding.data_ptr(),
@@ -105,7 +105,8 @@ def can_multiply(rows: int, n: int, k: int, dtype: torch.dtype) -> bool:
     return sizes and dtype == torch.bfloat16 and can_multiply_groups()
 
 
-def _new_squares(x: Tensor, parts: int) -> Tensor:
+def new_squares(x: Tensor, parts: int) -> Tensor:
+    """Allocate room for the rows' sums of squares in so many parts."""
     return torch.empty(parts, pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
 
 
@@ -131,7 +132,7 @@ def _launch(
     outputs = split.tile // 2 if output is Output.GATE else split.tile
     blocks = -(-n // outputs) * split.cluster
     added = output is Output.ADD
-    result = Normed(torch.empty_like(out) if added else out, _new_squares(out, blocks if added else 1))
+    result = Normed(torch.empty_like(out) if added else out, new_squares(out, blocks if added else 1))
     arguments = _Arguments(
         encode_matrix(weight, outputs),
         encode_matrix(x, tokens),

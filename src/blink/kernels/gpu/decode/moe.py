@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mixture-of-experts MLP of up to 8 rows that decode: router, gates of the chosen experts, their weighted sum.
+"""The mixture-of-experts MLP of up to 8 rows that decode, behind the router: gates of the chosen experts, weighted sum.
 
 Only the chosen experts' weights are read, each once, whichever rows chose it; nothing is sorted or gathered.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode.gemv import can_multiply, normed_linear
+from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 
 MAX_ROWS = 8
@@ -41,6 +41,9 @@ class _DownArguments(ctypes.Structure):  # csrc/gpu/decode/moe_down.cuh's MoeDow
         ("weight", ctypes.c_void_p),
         ("x", ctypes.c_void_p),
         ("residual", ctypes.c_void_p),
+        ("next_norm", ctypes.c_void_p),
+        ("next_x", ctypes.c_void_p),
+        ("next_squares", ctypes.c_void_p),
         ("n", ctypes.c_int),
     ]
 
@@ -61,72 +64,66 @@ class Routes:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """How a product is split."""
+class GateSplit:
+    """How the product with gates and ups is split."""
+
+    warps: int  # that share k
+    outputs: int  # of an expert, that a block computes at once
+    stages: int  # of a block's ring of weight rows
+    blocks: int  # of a multiprocessor
+
+
+@dataclass(frozen=True, slots=True)
+class DownSplit:
+    """How the product that leads back to the residual is split."""
 
     warps: int  # that share k
     outputs: int  # of a block
     stages: int  # of a block's ring of weight rows
-    shares: int = 1  # blocks that share the experts of the same outputs
 
 
-def choose_gate_split(rows: int, hidden: int, size: int) -> Split | None:
-    """Return the split of the product with gates and ups; None if there is none."""
-    del rows
-    warps = _choose_warps(hidden)
-    return Split(warps, 4, 2, 2) if warps and size % 4 == 0 else None
+def choose_gate_split(rows: int, hidden: int, size: int) -> GateSplit | None:
+    """Return the split of the product with gates and ups; None if there is none.
+
+    The preferences here and below are those of Qwen3-30B-A3B on an H200.
+    """
+    warps = _choose_warps(hidden, (8, 4) if rows == 1 else (4, 8))
+    return GateSplit(warps, 4, 2, 3 if warps <= 4 else 2) if warps and size % 4 == 0 else None
 
 
-def choose_down_split(rows: int, size: int, hidden: int) -> Split | None:
+def choose_down_split(rows: int, size: int, hidden: int) -> DownSplit | None:
     """Return the split of the product that leads back to the residual; None if there is none."""
-    warps = _choose_warps(size)
-    stages = 6 if rows <= 2 else 4
-    return Split(warps, 8, stages) if warps and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1) else None
+    warps = _choose_warps(size, (2, 3, 4) if rows == 1 else (3, 4))
+    stages = 3 if rows == 1 else 4
+    return DownSplit(warps, 8, stages) if warps and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1) else None
 
 
-def _choose_warps(k: int) -> int:
-    for warps in (4, 8, 6, 5, 3, 7, 2, 1):
+def _choose_warps(k: int, preferred: tuple[int, ...]) -> int:
+    for warps in (*preferred, 4, 8, 6, 5, 3, 7, 2, 1):
         if k % (_UNIT * warps) == 0 and k // (_UNIT * warps) <= _MOST_STEPS:
             return warps
     return 0
 
 
-def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int, dtype: torch.dtype) -> bool:
-    """Tell whether the kernels take these sizes."""
+def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int) -> bool:
+    """Tell whether the kernels take these sizes; weights are bfloat16."""
     splits = choose_gate_split(rows, hidden, size), choose_down_split(rows, size, hidden)
-    sizes = rows <= MAX_ROWS and num_experts % 32 == 0 and top_k <= num_experts
-    return sizes and None not in splits and can_multiply(rows, num_experts, hidden, dtype)
-
-
-def add_experts(
-    residual: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    router: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    context_lens: Tensor,
-    *,
-    top_k: int,
-    renormalize: bool,
-) -> None:
-    """Add the mixture of experts of rms_norm(residual) to residual [rows, hidden] in place.
-
-    The weights are those of blink.kernels.moe. No kernel of the same step may write context_lens.
-    """
-    routes = Routes(normed_linear(residual, norm_weight, eps, router), context_lens, top_k, renormalize)
-    down_experts(gate_experts(residual, norm_weight, eps, gate_up, routes), down, routes, residual)
+    return rows <= MAX_ROWS and num_experts % 32 == 0 and top_k <= num_experts and None not in splits
 
 
 def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, routes: Routes) -> Tensor:
-    """Return silu(gate) * up of each row's experts, in their order, for rms_norm(x): [rows * top_k, size]."""
+    """Return silu(gate) * up of each row's experts, in their order, for rms_norm(x): [rows * top_k, size].
+
+    gate_up: [experts, 2 * size, hidden], gates first. No kernel of the same step may write the routes' context_lens.
+    """
     rows, hidden = x.shape
     num_experts, size = gate_up.shape[0], gate_up.shape[1] // 2
     split = choose_gate_split(rows, hidden, size)
     assert split is not None and gate_up.shape == (num_experts, 2 * size, hidden)
     assert x.is_contiguous() and gate_up.is_contiguous() and x.dtype == gate_up.dtype == torch.bfloat16
     out = x.new_empty(rows * routes.top_k, size)
-    numbers = (rows, num_experts, routes.top_k, hidden, size, split.warps, split.outputs, split.stages)
+    sizes = (rows, num_experts, routes.top_k, hidden, size)
+    numbers = (*sizes, split.warps, split.outputs, split.stages, split.blocks)
     arguments = _GateArguments(
         _routing(routes, x),
         gate_up.data_ptr(),
@@ -135,9 +132,11 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, ro
         out.data_ptr(),
         eps,
     )
+    # One multiprocessor belongs to the resident scheduler.
+    blocks = split.blocks * (torch.cuda.get_device_properties().multi_processor_count - 1)
     launch(
         compile_kernel(f"blink::moe_gate<{', '.join(map(str, numbers))}>"),
-        (size // split.outputs, min(split.shares, routes.most_experts())),
+        (min(blocks, routes.most_experts() * (size // split.outputs)), 1),
         32 * (split.warps + 1),
         arguments,
         shared_bytes=_shared_bytes(routes, split, 8, hidden, rows * split.warps * (2 * (2 * split.outputs + 1) + 1)),
@@ -146,17 +145,46 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, ro
 
 
 def down_experts(x: Tensor, down: Tensor, routes: Routes, residual: Tensor) -> None:
-    """Add the weighted results of gate_experts times down to residual in place.
+    """Add the weighted results of gate_experts times down [experts, hidden, size] to residual in place.
 
     The kernel in front must be that of gate_experts, which has waited for the logits: this one reads them at once.
     """
+    _launch_down(x, down, routes, residual)
+
+
+def down_normed_experts(x: Tensor, down: Tensor, routes: Routes, residual: Tensor, next_norm: Tensor) -> Normed:
+    """Do the same and return the norm of the residual."""
+    split = choose_down_split(residual.shape[0], down.shape[2], residual.shape[1])
+    assert split is not None
+    normed = Normed(torch.empty_like(residual), new_squares(residual, residual.shape[1] // split.outputs))
+    _launch_down(x, down, routes, residual, next_norm, normed)
+    return normed
+
+
+def _launch_down(
+    x: Tensor,
+    down: Tensor,
+    routes: Routes,
+    residual: Tensor,
+    next_norm: Tensor | None = None,
+    normed: Normed | None = None,
+) -> None:
     rows, hidden = residual.shape
     num_experts, size = down.shape[0], down.shape[2]
     split = choose_down_split(rows, size, hidden)
     assert split is not None and down.shape == (num_experts, hidden, size) and x.shape == (rows * routes.top_k, size)
     assert x.is_contiguous() and down.is_contiguous() and residual.is_contiguous()
     numbers = (rows, num_experts, routes.top_k, size, split.warps, split.outputs, split.stages)
-    arguments = _DownArguments(_routing(routes, x), down.data_ptr(), x.data_ptr(), residual.data_ptr(), hidden)
+    arguments = _DownArguments(
+        _routing(routes, x),
+        down.data_ptr(),
+        x.data_ptr(),
+        residual.data_ptr(),
+        None if next_norm is None else next_norm.data_ptr(),
+        None if normed is None else normed.x.data_ptr(),
+        None if normed is None else normed.squares.data_ptr(),
+        hidden,
+    )
     launch(
         compile_kernel(f"blink::moe_down<{', '.join(map(str, numbers))}>"),
         (hidden // split.outputs, 1),
@@ -172,7 +200,7 @@ def _routing(routes: Routes, x: Tensor) -> _Routing:
     return _Routing(routes.logits.data_ptr(), routes.context_lens.data_ptr(), routes.renormalize)
 
 
-def _shared_bytes(routes: Routes, split: Split, stage_rows: int, k: int, sums: int) -> int:
+def _shared_bytes(routes: Routes, split: GateSplit | DownSplit, stage_rows: int, k: int, sums: int) -> int:
     """Return the size of what a kernel keeps in shared memory: ring, routing and float sums."""
     rows, num_experts = routes.logits.shape
     ring = split.stages * (stage_rows * (k + 32) * 2 + 16)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -120,12 +121,28 @@ def choose_gemm_split(output: Output, tokens: int, n: int, k: int) -> GemmSplit:
 
 def _guess_gemm_split(output: Output, tokens: int, n: int) -> GemmSplit:
     """Return a split like those that were the fastest for most shapes on an H200."""
-    waves = n / 64 / torch.cuda.get_device_properties().multi_processor_count
-    is_wide = waves > 3 and output is not Output.ADD
+    processors = torch.cuda.get_device_properties().multi_processor_count
+    stage_k = 256 if tokens <= 16 else 128
+    if output is Output.ADD:
+        return _guess_add_split(tokens, n, stage_k, processors)
+    is_wide = n / 64 / processors > 3
     groups, cluster = 2 if is_wide and tokens == 64 else 1, 1 if is_wide else 2
-    split = _fill(output, tokens, groups, cluster, 256 if tokens <= 16 else 128, blocks=2)
+    split = _fill(output, tokens, groups, cluster, stage_k, blocks=2)
     assert split is not None
     return split
+
+
+def _guess_add_split(tokens: int, n: int, stage_k: int, processors: int) -> GemmSplit:
+    """Return the split that leaves the least idle of the multiprocessors that have fewer blocks than others."""
+
+    def blocks_each(cluster: int) -> float:
+        return n / 64 * cluster / processors
+
+    cluster = min((2, 4), key=lambda count: math.ceil(blocks_each(count)) / blocks_each(count))
+    most = min(math.ceil(blocks_each(cluster)), 3)
+    options = itertools.product(range(most, 0, -1), (stage_k, 128))
+    fitting = (_fill(Output.ADD, tokens, 1, cluster, size, blocks) for blocks, size in options)
+    return next(split for split in fitting if split is not None)
 
 
 def choose_attention_split(heads: int) -> AttentionSplit:

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
+"""The mixture-of-experts MLP of more rows that decode, from the router's logits on: the grouped products of
+kernels/gpu/moe.py, with the norms on both sides as the products of gemm.py leave and take them.
+
+Its launches are programmatic like those of its neighbours, so nothing may be read or written before the wait.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blink.kernels.gpu.decode.gemm import Normed, new_squares
+from blink.kernels.gpu.moe import multiply_grouped
+from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
+from blink.kernels.gpu.programmatic import launch_options, start_programmatic
+
+_COLUMNS = 512  # of a row, that a program adds up
+
+
+def add_grouped_experts(
+    residual: Tensor,
+    normed: Normed,
+    eps: float,
+    logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    num_tokens: Tensor,
+    next_norm: Tensor,
+    *,
+    top_k: int,
+    renormalize: bool,
+) -> Normed:
+    """Add the mixture of experts of a norm to residual [rows, hidden] in place; return the next norm of it.
+
+    normed: the norm of residual; logits: the router's, of that norm; the weights are those of blink.kernels.moe;
+    num_tokens: int32 [1], of which rows beyond it keep their residual.
+    """
+    assert logits.is_contiguous() and residual.is_contiguous() and residual.dtype == gate_up.dtype == down.dtype
+    rows, hidden = residual.shape
+    size = down.shape[2]
+    x, routes = _route(logits, normed, eps, num_tokens, top_k)
+    inner = x.new_empty(rows * top_k, size)
+    found = x.new_empty(rows * top_k, hidden)
+    programmatic = residual.is_cuda
+    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, is_gated=True, programmatic=programmatic)
+    multiply_grouped(inner, down, routes, found, pairs_per_row=1, is_gated=False, programmatic=programmatic)
+    parts = triton.cdiv(hidden, _COLUMNS)
+    result = Normed(torch.empty_like(residual), new_squares(residual, parts))
+    _add_found[(rows, parts)](
+        found,
+        routes.weights,
+        num_tokens,
+        residual,
+        next_norm,
+        result.x,
+        result.squares,
+        hidden,
+        result.squares.shape[1],
+        TOP_K=top_k,
+        RENORMALIZE=renormalize,
+        BLOCK=_COLUMNS,
+        PROGRAMMATIC=programmatic,
+        num_warps=4,
+        **launch_options(programmatic=programmatic),
+    )
+    return result
+
+
+def _route(logits: Tensor, normed: Normed, eps: float, num_tokens: Tensor, top_k: int) -> tuple[Tensor, Routes]:
+    """Return the normalised rows and which experts they choose, by one kernel."""
+    rows, num_experts = logits.shape
+    hidden = normed.x.shape[1]
+    parts, places = normed.squares.shape
+    x, routes = torch.empty_like(normed.x), allocate_routes(logits, top_k)
+    _route_and_normalize[(num_experts + rows,)](
+        logits,
+        num_tokens,
+        routes,
+        rows,
+        num_experts,
+        normed.x,
+        normed.squares,
+        x,
+        hidden,
+        parts,
+        places,
+        eps,
+        TOP_K=top_k,
+        EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
+        TOKENS_BLOCK=max(32, triton.next_power_of_2(rows)),
+        PARTS_BLOCK=triton.next_power_of_2(parts),
+        BLOCK=triton.next_power_of_2(hidden),
+        PROGRAMMATIC=logits.is_cuda,
+        num_warps=8,
+        **launch_options(programmatic=logits.is_cuda),
+    )
+    return x, routes
+
+
+@triton.jit
+def _route_and_normalize(
+    logits, num_tokens, routes, max_tokens, num_experts, x, squares, result, hidden, parts, places, eps,
+    TOP_K: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, TOKENS_BLOCK: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
+    """Collect one expert's pairs, or apply the rate of one row's norm."""
+    if PROGRAMMATIC:
+        start_programmatic()
+    program = tl.program_id(0)
+    if program < num_experts:
+        collect_pairs(program, logits, num_tokens, routes, max_tokens, num_experts, TOP_K, EXPERTS_BLOCK, TOKENS_BLOCK)
+    else:
+        row = program - num_experts
+        part = tl.arange(0, PARTS_BLOCK)
+        square = tl.sum(tl.load(squares + part * places + row, mask=part < parts, other=0.0), axis=0)
+        column = tl.arange(0, BLOCK)
+        inside = column < hidden
+        place = row.to(tl.int64) * hidden + column
+        values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(result + place, values * tl.rsqrt(square / hidden + eps), mask=inside)
+
+
+@triton.jit
+def _add_found(
+    found, weights, num_tokens, residual, next_norm, next_x, next_squares, hidden, places,
+    TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
+    """Add weighted results to some columns of one row's residual and prepare the next norm."""
+    if PROGRAMMATIC:
+        start_programmatic()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < hidden
+    place = row * hidden + column
+    # What padding's places hold is loaded like the rest, which need not wait for num_tokens, and dropped.
+    is_token = row < tl.load(num_tokens)
+    value = tl.load(residual + place, mask=inside, other=0.0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    mass = 0.0
+    for rank in tl.static_range(TOP_K):
+        weight = tl.load(weights + row * TOP_K + rank)
+        mass += weight
+        total += weight * tl.load(found + (row * TOP_K + rank) * hidden + column, mask=inside).to(tl.float32)
+    if RENORMALIZE:
+        total = tl.math.div_rn(total, mass + tl.zeros_like(total))
+    value = tl.where(is_token, (value.to(tl.float32) + total).to(residual.dtype.element_ty), value)
+    tl.store(residual + place, value, mask=inside)
+    rounded = value.to(tl.float32)
+    scale = tl.load(next_norm + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(next_x + place, rounded * scale, mask=inside)
+    tl.store(next_squares + tl.program_id(1) * places + row, tl.sum(rounded * rounded, axis=0))
