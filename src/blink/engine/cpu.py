@@ -29,7 +29,7 @@ class CpuEngine(Engine):
     # A step of 2048 takes seconds on a CPU, for which every running sequence waits.
     default_step_tokens = 256
     default_segment_ms = 10.0
-    cost_seconds = 0.05
+    cost_seconds = 0.02
 
     def __init__(self, config: EngineConfig) -> None:
         if config.cpu_threads:
