@@ -64,7 +64,7 @@ print-device:
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_PROCESSES) $(TESTS)
 
-test-all: lint
+test-all: lint $(VENV)/.clients-$(DEVICE)
 	$(BIN)/python -m pytest --long $(PYTEST_PROCESSES) $(TESTS)
 
 # Skipped tests would look like a success.
@@ -137,3 +137,8 @@ $(VENV)/.engine-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEV
 $(VENV)/.dev-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
 	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[$(EXTRA),dev]'
 	touch $(VENV)/.engine-$(DEVICE) $@
+
+# Libraries that call tools: only long tests use them.
+$(VENV)/.clients-$(DEVICE): pyproject.toml $(VENV)/.dev-$(DEVICE)
+	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[clients]'
+	touch $@

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -16,8 +17,10 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import numpy as np
 
 from blink.config import EngineConfig
@@ -107,7 +110,38 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def start_worker(region: str, core: int) -> subprocess.Popen[bytes]:
+class Views:
+    """All that looks at a frontend at once: three scrapes a second and a collector of traces."""
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self._collector = ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
+        self.flags = [f"--otlp-traces-endpoint=http://127.0.0.1:{self._collector.server_port}", "--log-format=json"]
+        for work in (self._collector.serve_forever, self._scrape):
+            threading.Thread(target=work, daemon=True).start()
+
+    def _scrape(self) -> None:
+        with httpx.Client(trust_env=False) as http:
+            while not self._is_over.wait(1 / 3):
+                with contextlib.suppress(httpx.TransportError):
+                    http.get(f"http://127.0.0.1:{PORT}/metrics")
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._collector.shutdown()
+
+
+class _Collector(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+def start_worker(region: str, core: int, flags: list[str]) -> subprocess.Popen[bytes]:
     command = [
         "taskset",
         "-c",
@@ -119,7 +153,7 @@ def start_worker(region: str, core: int) -> subprocess.Popen[bytes]:
         f"--region={region}",
         f"--port={PORT}",
     ]
-    worker = subprocess.Popen([*command, "--log-level=warning"])
+    worker = subprocess.Popen([*command, "--log-level=warning", *flags])
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -153,12 +187,14 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0, help="time between tokens of a stream")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--core", type=int, default=1, help="core of the worker")
+    parser.add_argument("--views", action="store_true", help="with scrapes, traces and JSON logs")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {options.core})
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     engine = InstantEngine(region, max(options.streams), options.step_ms / 1e3)
-    worker = start_worker(region, options.core)
+    views = Views() if options.views else None
+    worker = start_worker(region, options.core, views.flags if views else [])
     results: list[dict[str, float]] = []
     try:
         for streams in options.streams:
@@ -167,6 +203,8 @@ def main() -> None:
     finally:
         worker.terminate()
         worker.wait()
+        if views:
+            views.close()
         engine.close()
     print(f"{'streams':>8} {'us CPU/token':>13} {'tokens/s per core':>18} {'tokens/s seen':>14} {'tokens/chunk':>13}")
     for run in results:

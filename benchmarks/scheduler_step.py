@@ -29,7 +29,7 @@ from blink.region.layout import BATCH_HEADER, STEP_OUTPUT, StepResult
 from blink.region.memory import create_region, publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
-from blink.text.prompt import hash_blocks
+from blink.text.prompt import hash_blocks, hash_root
 
 MAX_MODEL_LEN = 8192
 VOCAB = 32000
@@ -75,7 +75,7 @@ class Stepper:
 
     def submit(self, prompt: np.ndarray[Any, Any], max_tokens: int) -> None:
         key = self.region.header["hash_key"].tobytes()
-        hashes = hash_blocks(prompt, self.block_size, key)
+        hashes = hash_blocks(prompt, self.block_size, key, hash_root(key))
         self.pair.submit(Submission(prompt, (), 0, hashes), SamplingParams(max_tokens=max_tokens))
 
     def step(self) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from blink.kernels.activation import activate
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu.decode import attention as decode_attention_module
@@ -27,7 +28,6 @@ from blink.kernels.linear import linear
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
-from blink.kernels.silu_mul import silu_mul
 from blink.models.decode_step import MAX_GEMV_ROWS, DecodeWeights, compute_decode_logits
 from blink.models.decoder import Decoder
 from blink.models.layer import DenseMlp, Layer, MoeMlp
@@ -203,7 +203,7 @@ def product_parts(case: Case) -> Iterator[Part]:
     )  # fmt: skip
     yield part(
         "norm, gate/up, silu", lambda layer: mlp_weights(layer)[0],
-        lambda weight: silu_mul(linear(rms_norm(x, norm, eps, residual), weight)),
+        lambda weight: activate(linear(rms_norm(x, norm, eps, residual), weight)),
         lambda weight: gemv.gated_linear(x, norm, eps, weight),
         lambda weight: gemm.gated_linear(normed, eps, weight),
     )  # fmt: skip

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 import triton
 
+from blink.kernels.gpu.activation import activate
 from blink.kernels.gpu.rms_norm import rms_norm
-from blink.kernels.gpu.silu_mul import silu_mul
 
 _HIDDEN, _INTERMEDIATE = 4096, 14336
 _BYTES_PER_US = 4.3e6
@@ -22,7 +22,7 @@ def main() -> None:
         gate_up = torch.randn(num_tokens, 2 * _INTERMEDIATE, device="cuda").bfloat16()
         cases = (
             ("rms_norm", lambda x=x, residual=residual: rms_norm(x, weight, 1e-5, residual), 4 * x.nbytes),
-            ("silu_mul", lambda gate_up=gate_up: silu_mul(gate_up), gate_up.nbytes * 3 // 2),
+            ("activate", lambda gate_up=gate_up: activate(gate_up), gate_up.nbytes * 3 // 2),
         )
         for name, call, num_bytes in cases:
             median = 1000 * triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median")

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blink.llm import LLM
     from blink.sampling_params import SamplingParams
+    from blink.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
-_MODULES = {"LLM": "blink.llm", "SamplingParams": "blink.sampling_params"}
+_MODULES = {
+    "LLM": "blink.llm",
+    "SamplingParams": "blink.sampling_params",
+    "StructuredOutputsParams": "blink.structured_outputs",
+}
 
 
 def __getattr__(name: str) -> Any:

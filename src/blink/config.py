@@ -97,6 +97,7 @@ class EngineConfig:
         30.0, "seconds that a frontend may leave its full completion queue unread before its sequences are dropped"
     )
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
+    log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
 
     def __post_init__(self) -> None:
         require(self, "max_num_seqs", 1)
@@ -155,16 +156,33 @@ class FrontendConfig:
     max_num_queued_reqs: int = option(
         0, "waiting requests of a worker before it answers 503; 0: as many as the engine holds"
     )
+    page: bool = option(True, "serve a page with a chat and the server's live state at /")
     chat_template: str = option("", "file with a Jinja chat template, instead of the model's")
+    enable_auto_tool_choice: bool = option(True, "let the model decide whether it calls tools")
+    tool_call_parser: str = option(
+        "auto",
+        "how the model writes tool calls; auto: as its chat template says",
+        choices=("auto", "hermes", "llama3_json", "mistral", "phi4_mini_json"),
+    )
+    reasoning_parser: str = option(
+        "none",
+        "how the model marks its reasoning, which then is apart from the answer",
+        choices=("none", "deepseek_r1", "mistral", "qwen3"),
+    )
     engine_timeout: float = option(3.0, "seconds without engine heartbeat after which open requests fail")
     shutdown_timeout: float = option(30.0, "seconds to finish open requests after SIGTERM")
     keep_alive_timeout: float = option(5.0, "seconds that an HTTP connection may idle, or take over a request's head")
     ssl_certfile: str = option("", "TLS certificate file")
     ssl_keyfile: str = option("", "TLS key file")
     enable_request_id_headers: bool = option(False, "answer with X-Request-Id")
+    log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
     log_level: str = option("info", "log level", choices=("debug", "info", "warning", "error"))
-    enable_log_requests: bool = option(False, "log each request's parameters (never its text)")
+    enable_log_requests: bool = option(False, "log each request's parameters, end and duration (never its text)")
+    disable_log_stats: bool = option(False, "write no line of throughput and load every ten seconds")
     enable_log_timings: bool = option(False, "log when each streamed request was received, submitted, first answered")
+    otlp_traces_endpoint: str = option(
+        "", "collector that gets a span of each sequence by OpenTelemetry, such as http://localhost:4318", metavar="URL"
+    )
     frontend_cpus: str = option(
         "", "cores of the frontends, such as 2,3 or 2-5, dealt among workers; empty: any", metavar="LIST"
     )

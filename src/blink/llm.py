@@ -54,6 +54,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob]  # of the second token of the prompt and those behind it, if asked for
 
 
 class LLM:
@@ -120,17 +121,20 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template.
 
+        Args:
+            tools: functions in OpenAI's form that the template shows; calls stay in the text, as the model writes them.
         Raises:
             BadRequestError: the model has no chat template, or it refuses the messages.
         """
         rendering = Rendering(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            variables=chat_template_kwargs or {},
+            variables={**(chat_template_kwargs or {}), "tools": tools},
         )
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
@@ -268,7 +272,8 @@ def _engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
 def _output(source: Source, plan: Plan) -> RequestOutput:
     text = source.prompt if isinstance(source.prompt, str) else None
     outputs = [_completion(planned.generation) for planned in plan.sequences]
-    return RequestOutput(text, plan.prompts[0].tokens.tolist(), outputs)
+    scores = plan.sequences[0].generation.prompt_logprobs
+    return RequestOutput(text, plan.prompts[0].tokens.tolist(), outputs, scores)
 
 
 def _completion(generation: Generation) -> CompletionOutput:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from blink.errors import BadRequestError
 from blink.region.layout import CONSTANTS, SAMPLING, ServiceClass
+from blink.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_TOKENS = CONSTANTS["max_stop_tokens"]
 MAX_LOGIT_BIASES = CONSTANTS["max_logit_biases"]
@@ -32,10 +33,12 @@ class SamplingParams:
         temperature: 0 is greedy.
         top_k: 0 or -1 considers all tokens.
         logprobs: None for none, else how many top tokens to report beside the sampled one (0 to 20).
+        prompt_logprobs: the same for each token of the prompt but the first; its prefix is not taken from the cache.
         max_tokens: None fills the context.
         stop: a string, or several, that end the text; cut from it unless include_stop_str_in_output.
         best_effort: run in the class that latency-sensitive requests may preempt.
         priority: lower runs earlier; only with the scheduling policy "priority".
+        structured_outputs: what form the text has; None: any.
     Raises:
         BadRequestError: a value is out of range; `param` names it.
     """
@@ -52,6 +55,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
     stop: str | Sequence[str] | None = ()
     stop_token_ids: Sequence[int] = ()
@@ -61,6 +65,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     priority: int = 0
     best_effort: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _require(1 <= self.n <= 128, "n", "between 1 and 128", self.n)
@@ -90,12 +95,9 @@ class SamplingParams:
             self.repetition_penalty,
         )
         _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
-        _require(
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            "logprobs",
-            f"between 0 and {MAX_LOGPROBS}",
-            self.logprobs,
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}", count)
         _check_biases(self.logit_bias)
         _require(
             len(self.stop_token_ids) <= MAX_STOP_TOKENS // 2,
@@ -123,6 +125,7 @@ class SamplingParams:
         values: dict[str, float] = {
             "top_k": max(self.top_k, 0),
             "num_logprobs": -1 if self.logprobs is None else self.logprobs,
+            "prompt_scores": 0 if self.prompt_logprobs is None else 1 + self.prompt_logprobs,
             "seed_low": seed & 0xFFFFFFFF,
             "seed_high": seed >> 32 & 0xFFFFFFFF,
             "service_class": _SERVICE_CLASSES[self.best_effort],

@@ -43,6 +43,7 @@ def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         pytest.skip("the default model, whose vocabulary it has, is not downloaded")
     folder = write_tiny_model(tmp_path_factory.mktemp("tiny"))
     flags = ["--load-format=dummy", f"--max-model-len={MAX_MODEL_LEN}", "--num-gpu-blocks-override=4096"]
+    flags.append(f"--tokenizer={default_model_path()}")
     with run_engine(str(folder), *_SIZES, *flags, "--served-model-name=tiny") as engine:
         yield engine
 

@@ -238,7 +238,8 @@ def test_an_unknown_model_is_404(server: Frontend) -> None:
         ({"prompt": "x", "priority": 5}, "priority", "priority"),
         ({"prompt": "x", "n": 1000}, "n", ""),
         ({"prompt": ["x"] * (MAX_SEQUENCES // 2 + 1), "n": 2}, "n", f"at most {MAX_SEQUENCES}"),
-        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo", ""),
+        ({"prompt": "x", "echo": True, "logprobs": 1, "stream": True}, "stream", "not available when"),
+        ({"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs", "between 0 and 20"),
         ({"prompt": "x", "truncate_prompt_tokens": 5000}, "truncate_prompt_tokens", "max_model_len"),
     ],
 )

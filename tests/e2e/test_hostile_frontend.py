@@ -18,7 +18,7 @@ from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
 from blink.region.layout import CqeKind, RejectCode
 from blink.sampling_params import SamplingParams
-from blink.text.prompt import hash_blocks
+from blink.text.prompt import hash_blocks, hash_root
 from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -52,7 +52,7 @@ def clients(tmp_path: Path) -> Iterator[list[EngineClient]]:
 def answer(client: EngineClient, prompt: np.ndarray, hashed: np.ndarray) -> tuple[list[int], int]:
     """Ask for a prompt under the hashes of `hashed`; return the tokens and how many of the prompt were cached."""
     assert client.info is not None
-    hashes = hash_blocks(hashed, BLOCK, client.info.hash_key, b"")
+    hashes = hash_blocks(hashed, BLOCK, client.info.hash_key, hash_root(client.info.hash_key))
     client.submit(prompt, GREEDY, seed=0, block_hashes=hashes)
     tokens, cached = [], -1
     deadline = time.monotonic() + 60

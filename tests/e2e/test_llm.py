@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -136,6 +137,12 @@ def test_a_chat_is_its_rendered_prompt_and_parts_are_its_text(llm: LLM) -> None:
     assert open_end[0].prompt.endswith("user\nHello")
     unlike = llm.chat(MESSAGES, sampled(), use_tqdm=False, chat_template_kwargs={"messages": []})
     assert unlike == [output]  # what the template gets by other ways stays
+
+
+def test_a_chat_shows_its_tools(llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    [output] = llm.chat(MESSAGES, sampled(max_tokens=1), use_tqdm=False, tools=[tool])
+    assert output.prompt is not None and json.dumps(tool) in output.prompt
 
 
 def test_more_sequences_than_the_engine_holds_take_turns(llm: LLM) -> None:

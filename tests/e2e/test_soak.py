@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load: 64 streams of mixed lengths, a tenth of which hang up. Nothing leaks and no token is wrong.
 
-The gate runs it briefly with a tiny model; `make test-all` for a minute with the default model.
+The gate runs it briefly with a tiny model; `make test-all` for a minute with the default model, and for ten minutes
+(BLINK_SOAK_SECONDS) with traces, logs and views on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import shlex
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -20,6 +28,7 @@ from processes import Engine, measure, open_files, resident_mib, start_frontend,
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STREAMS = 64
+_VIEWS_SECONDS = float(os.environ.get("BLINK_SOAK_SECONDS", "600"))
 NUM_PROMPTS = 12
 
 
@@ -98,6 +107,39 @@ def test_64_streams_with_hang_ups_leak_nothing_and_err_nowhere(tiny_engine: Engi
 @pytest.mark.timeout(900)
 def test_64_streams_of_the_default_model_for_a_minute(engine: Engine) -> None:
     soak_and_check(engine, seconds=60)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+def test_64_streams_for_ten_minutes_with_all_that_looks_on_turned_on(tiny_engine: Engine) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
+    from otlp_receiver import Receiver
+
+    collector = Receiver()
+    flags = [f"--otlp-traces-endpoint={collector.url}", "--log-format=json", "--enable-log-requests"]
+    flags += ["--keep-alive-timeout=60"]  # the client keeps connections for five seconds too
+    try:
+        with looks(tiny_engine.region):
+            soak_and_check(tiny_engine, f"--tokenizer={default_model_path()}", *flags, seconds=_VIEWS_SECONDS / 2)
+        assert len(collector.spans) > STREAMS
+    finally:
+        collector.close()
+
+
+@contextmanager
+def looks(region: str) -> Iterator[None]:
+    """Watch a region by `blink top`, and write its timeline again and again."""
+    command = [sys.executable, "-m", "blink"]
+    top = subprocess.Popen([*command, "top", f"--region={region}", "--json"], stdout=subprocess.DEVNULL)
+    trace = [*command, "trace", f"--region={region}", "--duration=20", "--output=/dev/null"]
+    tracer = subprocess.Popen(["sh", "-c", f"while :; do {shlex.join(trace)} || exit 1; done"], start_new_session=True)
+    try:
+        yield
+        assert top.poll() is None and tracer.poll() is None, "a view gave up"
+    finally:
+        os.killpg(tracer.pid, signal.SIGTERM)
+        tracer.wait()
+        stop(top)
 
 
 def soak_and_check(engine: Engine, *flags: str, seconds: float) -> None:

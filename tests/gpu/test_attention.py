@@ -12,6 +12,7 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu import attention as cpu
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 
 gpu_attention = pytest.importorskip("blink.kernels.gpu.attention")
 gpu_plan = pytest.importorskip("blink.kernels.gpu.attention_plan")
@@ -88,6 +89,7 @@ def check(
     block_size: int = 16,
     padding: tuple[int, int] = (0, 0),
     dtype: torch.dtype = torch.float32,
+    options: AttentionOptions = PLAIN_ATTENTION,
 ) -> None:
     """Compare kernel and reference on a batch with `padding` (tokens, rows); twice with one plan, as layers use it."""
     torch.manual_seed(5)
@@ -101,11 +103,14 @@ def check(
         query[:num_tokens].float(),
         cache.float(),
         cpu.plan_attention(batch, num_tokens, block_size, torch.float32),
+        options,
     )
+    if options.sinks is not None:
+        options = dataclasses.replace(options, sinks=options.sinks.to(device))
     plan = gpu_plan.plan_attention(move(batch, device), len(query), len(rows) + padding[1], heads[0], poisoned)
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for _ in range(2):
-        found = gpu_attention.paged_attention(query.to(device), poisoned, plan)
+        found = gpu_attention.paged_attention(query.to(device), poisoned, plan, options)
         torch.testing.assert_close(found.cpu().float(), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -130,6 +135,28 @@ def test_half_precision_is_close_to_the_reference(device: torch.device, rows: Ro
     if device.type == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies bfloat16 matrices wrongly")
     check(device, rows, heads=(8, 2), head_dim=128, dtype=dtype)
+
+
+FEW: Rows = [(1, 1), (1, 17), (1, 200)]
+CHUNKS: Rows = [(1, 40), (20, 150)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (FEW, AttentionOptions(scale=0.3, window=1)),
+        (CHUNKS, AttentionOptions(window=40)),
+        (FEW, AttentionOptions(softcap=2.0, window=100)),
+        (CHUNKS, AttentionOptions(sinks=torch.tensor([-1.0, 2.0, 0.5, 4.0]))),
+        (FEW, AttentionOptions(sinks=torch.tensor([3.0, 0.0, -2.0, 1.0]), window=65, softcap=1.5, scale=0.5)),
+        (CHUNKS, AttentionOptions(sinks=torch.tensor([3.0, 0.0, -2.0, 1.0]), window=65, softcap=1.5, scale=0.5)),
+    ],
+    ids=["one-key", "window", "cap", "sinks", "all-decode", "all-mixed"],
+)
+def test_windows_caps_and_sinks_equal_the_reference(
+    device: torch.device, rows: Rows, options: AttentionOptions
+) -> None:
+    check(device, rows, options=options, padding=(3, 2))
 
 
 @pytest.mark.parametrize("padding", [(3, 3), (60, 5), (0, 4)])

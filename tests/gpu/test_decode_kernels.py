@@ -15,10 +15,10 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
+from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.attention import paged_attention, plan_attention
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.cpu.rotary import rotate_and_store_torch
-from blink.kernels.cpu.silu_mul import silu_mul
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rotary import make_rotary_table
 from blink.models.decoder import Decoder
@@ -81,7 +81,7 @@ def test_products_equal_the_reference(rows: int, n: int, k: int) -> None:
 def test_gated_products_equal_the_reference(rows: int, n: int, k: int) -> None:
     torch.manual_seed(2)
     x, weight, norm_weight = draw(rows, k), draw(2 * n, k, scale=k**-0.5), draw(k)
-    expected = silu_mul(functional.linear(normed(x, norm_weight), weight.float()))
+    expected = activate(functional.linear(normed(x, norm_weight), weight.float()))
     assert error(gated_linear(x, norm_weight, EPS, weight), expected) < 1e-2
 
 
@@ -99,7 +99,7 @@ def test_any_split_gives_the_same_products(
     split = gemv.Split(warps, cluster, slices, 32, 8, stages)
     monkeypatch.setattr(gemv, "choose_split", lambda *_: split)
     assert error(normed_linear(x, norm_weight, EPS, weight), products) < 1e-2
-    assert error(gated_linear(x, norm_weight, EPS, weight), silu_mul(products)) < 1e-2
+    assert error(gated_linear(x, norm_weight, EPS, weight), activate(products)) < 1e-2
 
 
 GEMM_ROWS = [1, 5, 8, 9, 16, 31, 32, 33, 64]
@@ -131,7 +131,7 @@ def check_products(rows: int, n: int, k: int) -> None:
 
 def check_gated_product(rows: int, n: int, k: int) -> None:
     x, weight, norm_weight = draw(rows, k), draw(2 * n, k, scale=k**-0.5), draw(k)
-    expected = silu_mul(functional.linear(normed(x, norm_weight), weight.float()))
+    expected = activate(functional.linear(normed(x, norm_weight), weight.float()))
     assert error(gemm.gated_linear(norm_of(x, norm_weight), EPS, weight), expected) < 1e-2
 
 
@@ -162,7 +162,7 @@ def test_any_split_of_many_rows_gives_the_same_products(
             run = gemm.gated_linear if output is Output.GATE else gemm.normed_linear
             found, expected = run(norm_of(x, norm_weight), EPS, weight), normed(x, norm_weight) @ weight.float().T
             if output is Output.GATE:
-                expected = silu_mul(expected)
+                expected = activate(expected)
         assert error(found, expected) < 1e-2, split
 
 
@@ -483,6 +483,7 @@ def make_decoder(*, qk_norm: bool, bias: bool) -> Decoder:
         tie_embeddings=False,
         qk_norm=qk_norm,
         attention_bias=bias,
+        output_bias=bias,
     )
 
     def make_layer() -> Layer:

@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.batch import Header
-from blink.kernels.cpu.silu_mul import silu_mul
+from blink.kernels.cpu.activation import activate
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rotary import make_rotary_table
 from blink.models.decoder import Decoder
@@ -76,7 +76,7 @@ class Mixture:
         x, result = normed(self.residual, self.norm), self.residual.float()
         for row in (self.context_lens > 0).nonzero().flatten().tolist():
             for weight, expert in zip(weights[row], experts[row].tolist(), strict=True):
-                inner = silu_mul(functional.linear(x[row : row + 1], self.gate_up[expert].float()))
+                inner = activate(functional.linear(x[row : row + 1], self.gate_up[expert].float()))
                 result[row] += weight * functional.linear(inner, self.down[expert].float())[0]
         return result
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.operands import Activation
 
 gpu_moe = pytest.importorskip("blink.kernels.gpu.moe")
 
@@ -32,6 +33,8 @@ def assert_equals_reference(
     num_padding: int = 0,
     renormalize: bool = True,
     router_logits: Tensor | None = None,
+    activation: Activation = "silu",
+    has_biases: bool = False,
 ) -> None:
     """Compare with the reference in float32; padding holds NaN, and the result there must be zero."""
     if device.type == "cpu" and dtype == torch.bfloat16:
@@ -44,13 +47,19 @@ def assert_equals_reference(
     )
     x, gate_up, down = (x * hidden**0.5).to(dtype), gate_up.to(dtype), down.to(dtype)
     logits = make_logits(num_tokens, num_experts, dtype) if router_logits is None else router_logits
-    expected = cpu.moe(x.float(), logits, gate_up.float(), down.float(), top_k=top_k, renormalize=renormalize)
+    inner_bias, bias = (torch.randn(part.shape[:2], generator=generator).to(dtype) for part in (gate_up, down))
+    wide = (inner_bias.float(), bias.float()) if has_biases else None
+    expected = cpu.moe(
+        x.float(), logits, gate_up.float(), down.float(),
+        top_k=top_k, renormalize=renormalize, activation=activation, biases=wide,
+    )  # fmt: skip
     padded = [
         torch.cat((part, torch.full((num_padding, part.shape[1]), torch.nan, dtype=dtype))) for part in (x, logits)
     ]
     count = torch.tensor([num_tokens], dtype=torch.int32)
     inputs = [part.to(device) for part in (*padded, gate_up, down, count)]
-    found = gpu_moe.moe(*inputs, top_k=top_k, renormalize=renormalize).cpu()
+    biases = (inner_bias.to(device), bias.to(device)) if has_biases else None
+    found = gpu_moe.moe(*inputs, top_k=top_k, renormalize=renormalize, activation=activation, biases=biases).cpu()
     torch.testing.assert_close(found[:num_tokens].float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert not found[num_tokens:].any()
 
@@ -65,6 +74,14 @@ def test_any_number_of_tokens_equals_the_reference(num_tokens: int, dtype: torch
 @pytest.mark.parametrize("top_k", [1, 6])
 def test_each_number_of_choices_equals_the_reference(top_k: int, renormalize: bool, device: torch.device) -> None:
     assert_equals_reference(20, (6, 32, 16), device, top_k=top_k, renormalize=renormalize)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_biases_and_the_clipped_activation_equal_the_reference(
+    num_tokens: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    assert_equals_reference(num_tokens, (4, 64, 48), device, dtype=dtype, activation="clipped_silu", has_biases=True)
 
 
 def test_padding_is_not_routed_and_becomes_zero(device: torch.device) -> None:

@@ -75,6 +75,7 @@ bool is_bad(const Geometry& g, const Sqe& e) {
   };
   const auto beyond = [](float value, float low, float high) { return !(value >= low && value <= high); };
   const bool cancels = e.opcode == uint32_t(Opcode::kCancel);
+  if (e.opcode == uint32_t(Opcode::kResetPrefixCache)) return false;
   if (e.opcode != uint32_t(Opcode::kSubmit) && !cancels) return true;
   if ((e.sequence & 0xffffffff) >= g.sequences_per_queue_pair) return true;
   if (cancels) return false;
@@ -88,9 +89,10 @@ bool is_bad(const Geometry& g, const Sqe& e) {
                           e.sampling.top_p == 0 || beyond(e.sampling.min_p, 0, 1) ||
                           beyond(e.sampling.repetition_penalty, 0, 1e6f) || e.sampling.repetition_penalty == 0 ||
                           beyond(e.sampling.presence_penalty, -2, 2) || beyond(e.sampling.frequency_penalty, -2, 2) ||
-                          e.sampling.top_k > 0x7fffffff || e.sampling.num_logprobs < -1 || e.sampling.num_logprobs > 20;
+                          e.sampling.top_k > 0x7fffffff || e.sampling.num_logprobs < -1 ||
+                          e.sampling.num_logprobs > 20 || e.sampling.prompt_scores > 21;
   return bad_sizes || bad_places || bad_values || e.max_tokens < 1 || e.sampling.min_tokens > e.max_tokens ||
-         e.service_class > 1;
+         e.service_class > 1 || e.automaton_bytes > 0;  // the rig has no vocabulary: see siege.py and automata.cpp
 }
 
 // Sends what no frontend would.
@@ -151,7 +153,9 @@ class Hostile {
     e.hashes_offset = uint32_t(random_() % 512) * 4;
     if (random_() % 4 == 0) use_forgery(e);
     if (random_() % 4 == 0) use_biases(e);
+    if (random_() % 2 == 0) e.hash_root[random_() % kBlockHashBytes] = uint8_t(random_());  // the answer is cached too
     if (random_() % 8 == 0) e.opcode = uint32_t(Opcode::kCancel);
+    if (random_() % 64 == 0) e.opcode = uint32_t(Opcode::kResetPrefixCache);
     auto* words = reinterpret_cast<uint32_t*>(&e);
     if (random_() % 8 == 0) {
       for (uint32_t i = 0; i < sizeof e / 4; i++) words[i] = uint32_t(random_());

@@ -14,7 +14,7 @@ import numpy as np
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
-from blink.link.queue_pair import QueuePair, Submission
+from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
 from blink.link.shm import ShmLink
 from blink.region.layout import (
     BATCH_HEADER,
@@ -33,7 +33,7 @@ from blink.region.layout import (
 from blink.region.memory import Region, create_region, publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
-from blink.text.prompt import hash_blocks
+from blink.text.prompt import hash_blocks, hash_root
 
 _names = itertools.count()
 MILLISECOND = 1_000_000
@@ -173,6 +173,7 @@ class Harness:
             assert (self.histories[where] == history).all(), "the KV cache holds another prompt's"
             sampled[row] = next_token(cells & 0xFFFFFFFF, self.vocab_size)
         self._write_logprobs(rows)
+        self._write_scores(ids, positions)
 
     def _write_logprobs(self, rows: int) -> None:
         sampled = self.step_array("sampled_tokens", "i4")[:rows]
@@ -181,6 +182,15 @@ class Harness:
         tops[:rows] = (sampled[:, None] + ranks) % self.vocab_size
         self.step_array("top_logprobs", "f4").reshape(-1, len(ranks))[:rows] = -ranks
         self.step_array("sampled_logprobs", "f4")[:rows] = -sampled / 8
+
+    def _write_scores(self, ids: np.ndarray[Any, Any], positions: np.ndarray[Any, Any]) -> None:
+        """Score each token by its place and its content; other graphs than the scoring one leave NaN."""
+        tokens, ranks = len(ids), np.arange(CONSTANTS["max_logprobs"])
+        is_scoring = self.batch[0]["graph"] == self.geometry["scoring_graph"]
+        self.state.array("prompt_logprobs", "f4")[:tokens] = -positions - ids / 128 if is_scoring else np.nan
+        tops = self.state.array("prompt_top_tokens", "i4").reshape(-1, len(ranks))
+        tops[:tokens] = (ids[:, None] + ranks) % self.vocab_size
+        self.state.array("prompt_top_logprobs", "f4").reshape(-1, len(ranks))[:tokens] = -ranks
 
     def decision_log(self) -> np.ndarray[Any, Any]:
         """Return every scheduled row since the start."""
@@ -209,7 +219,11 @@ class Harness:
     def hashes(self, prompt: Sequence[int], salt: bytes = b"") -> bytes:
         """Return the block hashes of a prompt as a frontend computes them."""
         key = self.region.header["hash_key"].tobytes()
-        return hash_blocks(np.asarray(prompt, np.int32), self.block_size, key, salt)
+        return hash_blocks(np.asarray(prompt, np.int32), self.block_size, key, self.hash_root(salt))
+
+    def hash_root(self, salt: bytes = b"") -> bytes:
+        """Return what these hashes begin with, for sequences whose answer is to be cached too."""
+        return hash_root(self.region.header["hash_key"].tobytes(), salt)
 
 
 @contextmanager
@@ -236,9 +250,13 @@ def small_config(**options: Any) -> EngineConfig:
 
 
 def submission(
-    prompt: Sequence[int], stop_tokens: tuple[int, ...] = (), hashes: bytes = b"", flow: int = 0
+    prompt: Sequence[int],
+    stop_tokens: tuple[int, ...] = (),
+    hashes: bytes = b"",
+    flow: int = 0,
+    root: bytes = NO_HASH_ROOT,
 ) -> Submission:
-    return Submission(np.asarray(prompt, np.int32), stop_tokens, 0, hashes, flow)
+    return Submission(np.asarray(prompt, np.int32), stop_tokens, 0, hashes, flow, root)
 
 
 def submit(

@@ -25,6 +25,7 @@ class Request:
     params: SamplingParams
     answer: list[int]
     reason: FinishReason
+    known: list[int] = field(default_factory=list[int])  # the tokens whose blocks it may leave in the cache
     delivered: int = 0
     top_logprobs: int = 0
     admitted: bool = False
@@ -49,7 +50,7 @@ class Deliveries:
     """Judge every completion of one owner of a queue pair."""
 
     def __init__(self, vocab_size: int, block_size: int, prompts: list[list[int]]) -> None:
-        """`prompts` holds the prompts of all owners of all queue pairs."""
+        """`prompts` holds what requests of all owners of all queue pairs may leave in the cache."""
         self.vocab_size = vocab_size
         self.block_size = block_size
         self.prompts = prompts
@@ -66,7 +67,7 @@ class Deliveries:
         request.ended = completion["finish_reason"] != FinishReason.NONE
         if kind == CqeKind.ADMITTED:
             assert not request.admitted, "admitted twice"
-            assert token in self._cacheable(request.prompt), "more tokens were found in the cache than anybody computed"
+            assert token in self._cacheable(request), "more tokens were found in the cache than anybody computed"
             request.admitted = True
         elif kind == CqeKind.TOKEN:
             self._observe_token(request, completion)
@@ -76,13 +77,14 @@ class Deliveries:
             assert kind == CqeKind.FINISHED, f"{kind.name} for a sound request"
             assert request.cancelled and completion["finish_reason"] == FinishReason.ABORT
 
-    def _cacheable(self, prompt: list[int]) -> range:
-        """Return the numbers of tokens that can be in the cache: whole blocks that start another prompt too."""
+    def _cacheable(self, request: Request) -> range:
+        """Return the numbers of tokens that can be in the cache: whole blocks that start what another request left."""
+        prompt = request.prompt
         blocks = (len(prompt) - 1) // self.block_size
         while blocks and all(
             prompt[: blocks * self.block_size] != other[: blocks * self.block_size]
             for other in self.prompts
-            if other is not prompt
+            if other is not request.known
         ):
             blocks -= 1
         return range(0, blocks * self.block_size + 1, self.block_size)

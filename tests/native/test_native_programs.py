@@ -69,3 +69,19 @@ def test_ten_million_random_entries_of_one_frontend_harm_nobody(compile_native: 
     """Take about a minute of one core."""
     program = build(compile_native, "fuzz.cpp", "address,undefined", "-O1")
     check_fuzz(program, 10_000_000, int(time.time()), timeout=3000)
+
+
+def check_automata(program: Path, count: int, seed: int, timeout: float) -> None:
+    counts = run(program, count, seed, timeout=timeout)
+    assert counts["sound"] > count / 3 and counts["taken"] > count
+
+
+def test_random_automata_are_refused_or_walked_within_their_memory(compile_native: Compile) -> None:
+    check_automata(build(compile_native, "automata.cpp", "address,undefined", "-O1"), 20_000, 1, timeout=100)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_millions_of_random_automata_are_refused_or_walked_within_their_memory(compile_native: Compile) -> None:
+    program = build(compile_native, "automata.cpp", "address,undefined", "-O1")
+    check_automata(program, 3_000_000, int(time.time()), timeout=3000)

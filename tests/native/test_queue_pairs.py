@@ -334,6 +334,8 @@ BAD_ENTRIES = {
     RejectCode.MAX_TOKENS: {"max_tokens": 0},
     RejectCode.SERVICE_CLASS: {"service_class": 2},
     RejectCode.BIAS_VALUE: {"num_biases": 1, "bias_offset": 4096},  # where the test writes a NaN
+    RejectCode.AUTOMATON_RANGE: {"automaton_bytes": 1 << 20},
+    RejectCode.AUTOMATON: {"automaton_bytes": 512, "automaton_offset": 8192},  # where there is none
 }
 
 
@@ -344,7 +346,7 @@ def test_every_reason_to_refuse_an_entry_is_provoked() -> None:
 
 @pytest.mark.parametrize("code", BAD_ENTRIES)
 def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: RejectCode) -> None:
-    with running(small_config()) as h:
+    with running(small_config(), vocab_bytes=8) as h:
         pair, inbox = h.frontend(), Inbox()
         sound = submit(h, pair, PROMPT, max_tokens=9)  # tag 0, generation 1
         h.step()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from blink.errors import OverloadedError
-from blink.link.queue_pair import QueuePair
+from blink.link.queue_pair import NO_HASH_ROOT, QueuePair
 from blink.region.layout import EngineState, ErrorCode, StepResult
 from blink.sampling_params import SamplingParams
 from harness import MILLISECOND, Harness, small_config, submission
@@ -117,25 +117,35 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _cut_steps(self, segments: int) -> None:
         """Fill the table of costs, by which best-effort steps are cut and urgent ones pass them; 0: leave it empty.
 
-        Who was left out of a step, and which steps are short, is then for test_turns.py to judge.
+        Who was left out of a step, and which steps are short, is then for test_scheduler_turns.py to judge.
         """
         self.segments = segments
         for graph in range(int(self.harness.geometry["num_graphs"]) if segments else 0):
             self.harness.costs[graph] = (MILLISECOND * (1 + graph), 0, segments)
 
-    @rule(i=PAIR, prompt=PROMPT, params=PARAMS, stops=STOPS, flow=st.sampled_from([0, 1, 257]))
-    def submit(self, i: int, prompt: list[int], params: SamplingParams, stops: frozenset[int], flow: int) -> None:
+    @rule(i=PAIR, prompt=PROMPT, params=PARAMS, stops=STOPS, flow=st.sampled_from([0, 1, 257]), turns=st.booleans())
+    def submit(
+        self, i: int, prompt: list[int], params: SamplingParams, stops: frozenset[int], flow: int, turns: bool
+    ) -> None:
+        self._submit(i, prompt, params, stops, flow, turns)
+
+    def _submit(
+        self, i: int, prompt: list[int], params: SamplingParams, stops: frozenset[int], flow: int, turns: bool
+    ) -> None:
         owner = self.owners[i]
         if not owner.alive or not owner.attached:
             return
         prompt = prompt[: MAX_MODEL_LEN - 1]
         answer, reason = answer_of(prompt, stops, params, VOCAB, MAX_MODEL_LEN)
         try:
-            sequence = owner.pair.submit(submission(prompt, tuple(stops), self.harness.hashes(prompt), flow), params)
+            root = self.harness.hash_root() if turns else NO_HASH_ROOT
+            hashes = self.harness.hashes(prompt)
+            sequence = owner.pair.submit(submission(prompt, tuple(stops), hashes, flow, root), params)
         except OverloadedError:
             return
-        owner.deliveries.requests[sequence] = Request(prompt, stops, params, answer, reason)
-        self.prompts.append(prompt)
+        known = prompt + answer if turns else [*prompt]
+        owner.deliveries.requests[sequence] = Request(prompt, stops, params, answer, reason, known)
+        self.prompts.append(known)
         index = i * TAGS + (sequence & 0xFFFFFFFF)
         self.judge.classes[index], self.judge.priorities[index] = int(params.best_effort), params.priority
 
@@ -146,6 +156,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             sequence = live[pick % len(live)]
             owner.pair.cancel(sequence)
             owner.deliveries.requests[sequence].cancelled = True
+
+    @rule(i=PAIR)
+    def reset_the_prefix_cache(self, i: int) -> None:
+        owner = self.owners[i]
+        if owner.alive and owner.attached and owner.pair._sq_room():
+            owner.pair.reset_prefix_cache()
+
+    @rule(i=PAIR, pick=st.integers(0, 100))
+    def go_on_from_an_answer(self, i: int, pick: int) -> None:
+        """Submit what a conversation's next turn would send."""
+        requests = [request for owner in self.owners for request in owner.deliveries.requests.values()]
+        if requests:
+            before = requests[pick % len(requests)]
+            self._submit(i, [*before.prompt, *before.answer, pick % VOCAB], before.params, before.stops, 0, True)
 
     @rule(count=st.integers(1, 6), finish=st.booleans())
     def step(self, count: int, finish: bool) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 from blink.engine.state import HostState
-from blink.region.layout import BATCH_HEADER, STEP_OUTPUT, StepResult
+from blink.kernels.cpu.constraint import ConstrainedRow
+from blink.region.layout import BATCH_HEADER, CONSTANTS, SLOT_PARAMS, STEP_OUTPUT, StepResult
 from blink.region.native import lib
-from siege import MAX_MODEL_LEN, besiege, make_region, next_token, place_weights
+from siege import MAX_MODEL_LEN, VOCAB_BYTES, VOCAB_SIZE, besiege, make_region, next_token, place_weights
 
 _PASSES = 256
 
@@ -30,6 +32,19 @@ class HostMachine:
         names = ("row_slots", "context_lens", "sampled_tokens")
         self._slots, self._lens, self._sampled = (self._state.array(name, "i4") for name in names)
         self._weights = place_weights(MAX_MODEL_LEN)
+        self._fill_vocabulary()
+        self.num_walks = self.num_dead_ends = 0
+
+    def _fill_vocabulary(self) -> None:
+        """Let tokens be one to seven bytes of JSON, or any."""
+        chance = np.random.default_rng(8)
+        lengths = chance.integers(1, 8, VOCAB_SIZE)
+        starts = np.concatenate([[0], lengths.cumsum()])
+        starts = np.minimum(starts, VOCAB_BYTES)
+        self._state.array("token_starts", "u4")[:] = starts
+        text = chance.choice(np.frombuffer(b'[{"a":yesno,}] ', np.uint8), VOCAB_BYTES)
+        is_any = chance.random(VOCAB_BYTES) < 0.1
+        self._state.array("token_text", "u1")[:] = np.where(is_any, chance.integers(0, 256, VOCAB_BYTES), text)
 
     def advance(self) -> None:
         for _ in range(_PASSES):
@@ -46,7 +61,38 @@ class HostMachine:
         is_read = np.arange(MAX_MODEL_LEN) < lens[:, None]
         totals = (self._tokens[self._slots[:rows]] * self._weights * is_read).sum(1)
         self._sampled[:rows] = next_token(totals, lens)
+        self._constrain(rows)
         self._output[0]["done_step"] = self._batch[0]["step"]
+
+    def _constrain(self, rows: int) -> None:
+        """Walk through the automata of constrained rows, whatever they are, and sample what they allow."""
+        params = self._state.array("params", SLOT_PARAMS)
+        automata = self._state.array("automata", "u1").reshape(-1, CONSTANTS["max_automaton_bytes"])
+        places = self._state.array("automaton_places", "u4").reshape(len(params), -1)
+        starts, text, stops = (self._state.array(name, "u1") for name in ("token_starts", "token_text", "stop_tokens"))
+        allowed = np.zeros(-(-VOCAB_SIZE // 32), np.uint32)
+        for row, slot in enumerate(self._slots[:rows].tolist()):
+            index = int(params[slot]["automaton"])
+            if not index:
+                continue
+            context = int(self._lens[row])
+            entry = ConstrainedRow(
+                automata[index - 1].ctypes.data,
+                places[slot].ctypes.data,
+                starts.ctypes.data,
+                text.ctypes.data,
+                stops.ctypes.data,
+                0,
+                VOCAB_SIZE,
+                max(context - int(params[slot]["num_prompt_tokens"]), 0),
+                int(self._tokens[slot, context - 1]),
+            )
+            may_end = lib.blink_list_allowed(ctypes.addressof(entry), allowed.ctypes.data)
+            listed = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little"))
+            self.num_walks += 1
+            self.num_dead_ends += not len(listed)
+            nothing = CONSTANTS["text_end" if may_end else "no_token"]
+            self._sampled[row] = listed[self._sampled[row] % len(listed)] if len(listed) else nothing
 
 
 @contextmanager
@@ -68,8 +114,9 @@ def check_counts(counts: dict[str, int], num_entries: int) -> None:
 
 def test_hostile_entries_of_several_frontends_harm_nobody() -> None:
     with host_machine() as machine:
-        counts = besiege(machine, 150_000)
-    check_counts(counts, 150_000)
+        counts = besiege(machine, 300_000)
+    check_counts(counts, 300_000)
+    assert counts["automata"] > 500 and machine.num_walks > 3000 and machine.num_dead_ends > 200
     assert counts["losses"] > 0
 
 
@@ -79,3 +126,4 @@ def test_ten_million_hostile_entries_of_several_frontends_harm_nobody() -> None:
     with host_machine() as machine:
         counts = besiege(machine, 10_000_000)
     check_counts(counts, 10_000_000)
+    assert machine.num_walks > 60_000

@@ -8,8 +8,10 @@ import argparse
 from blink.bench.config import BenchConfig
 from blink.cli.flags import add_flags
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
+from blink.view.config import TopConfig, TraceConfig
 
-_COMMANDS = {"serve": ServeConfig, "engine": EngineConfig, "frontend": FrontendConfig, "bench": BenchConfig}
+_COMMANDS = {"serve": ServeConfig, "engine": EngineConfig, "frontend": FrontendConfig}
+_TOOLS = {"bench": BenchConfig, "top": TopConfig, "trace": TraceConfig}
 _HEAD = """# All flags
 
 This page is made of the flags' declarations (`python tests/shared/flag_tables.py > docs/flags.md`); a test compares.
@@ -27,13 +29,14 @@ def flags_of(config_class: type) -> dict[str, argparse.Action]:
 
 def render_page() -> str:
     """Return the page."""
-    serve = {name: {*flags_of(kind)} for name, kind in _COMMANDS.items() if name != "bench"}
+    serve = {name: {*flags_of(kind)} for name, kind in _COMMANDS.items()}
     lines = [_HEAD, "## `blink serve`, `blink engine`, `blink frontend`\n", "| flag | of | meaning |", "|---|---|---|"]
     for flag, action in flags_of(ServeConfig).items():
         owners = [name for name in ("engine", "frontend") if flag in serve[name]]
         lines.append(_row(flag, action, ", ".join(owners) or "serve"))
-    lines += ["\n## `blink bench`\n", "| flag | meaning |", "|---|---|"]
-    lines += [_row(flag, action) for flag, action in flags_of(BenchConfig).items()]
+    for name, kind in _TOOLS.items():
+        lines += [f"\n## `blink {name}`\n", "| flag | meaning |", "|---|---|"]
+        lines += [_row(flag, action) for flag, action in flags_of(kind).items()]
     return "\n".join(lines) + "\n"
 
 

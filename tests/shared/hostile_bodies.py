@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/responses")
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,11 @@ def audited_body(name: str, num_bytes: int) -> Hostile:
     return Hostile(path, _fill(head, item, tail, num_bytes, separator))
 
 
-_COMPLETIONS, _CHAT, _TOKENIZE, _DETOKENIZE = _PATHS
+_COMPLETIONS, _CHAT, _TOKENIZE, _DETOKENIZE, _RESPONSES = _PATHS
 _PROMPT = '{"max_tokens":1,"prompt":'
+_TOOLS = '{"max_tokens":1,"messages":[{"role":"user","content":"a"}],"tool_choice":"required","tools":['
+_TOOL = '{"type":"function","function":{"name":"f","parameters":'
+_CALL = '{"max_tokens":1,"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"'
 # Path, and how the body begins, what it repeats, how it ends, and what stands between.
 AUDITED: dict[str, tuple[str, str, str, str, str]] = {
     "an error in each item": (_COMPLETIONS, _PROMPT + '["a",', "1", "]}", ","),
@@ -51,6 +54,14 @@ AUDITED: dict[str, tuple[str, str, str, str, str]] = {
     "long stops": (_COMPLETIONS, '{"prompt":"a","stop":[', f'"{" " * 2999}a"', "]}", ","),
     "a prompt beyond the context": (_COMPLETIONS, _PROMPT + '"', "some words", '"}', " "),
     "long bias ids": (_COMPLETIONS, '{"prompt":"a","logit_bias":{', f'"{"1" * 5000}":1', "}}", ","),
+    "tools": (_CHAT, _TOOLS, '{"type":"function","function":{"name":"f"}}', "]}", ","),
+    "a tool's choices": (_CHAT, _TOOLS + _TOOL + '{"enum":[', '"a"', "]}}}]}", ","),
+    "a tool's fields": (_CHAT, _TOOLS + _TOOL + '{"required":["a"],"properties":{', '"a":{}', "}}}}]}", ","),
+    "a tool's description": (_CHAT, _TOOLS + '{"function":{"name":"f","description":"', "some words", '"}}]}', " "),
+    "lists in an earlier call": (_CHAT, _CALL + '{\\"a\\":[', "[]", ']}"}}]}]}', ","),
+    "nested lists in an earlier call": (_CHAT, _CALL, "[", '"}}]}]}', ""),
+    "items": (_RESPONSES, '{"max_output_tokens":1,"input":[', '{"role":"user","content":"a"}', "]}", ","),
+    "calls as items": (_RESPONSES, '{"input":[', '{"type":"function_call","name":"f","arguments":"{}"}', "]}", ","),
     "no JSON": (_COMPLETIONS, "x", "x", "x", ""),
 }
 
@@ -71,7 +82,8 @@ def random_bodies(seed: int, max_bytes: int) -> Iterator[Hostile]:
         yield Hostile(rng.choice(_PATHS), body)
 
 
-_NAMES = ["prompt", "messages", "tokens", "stop", "logit_bias", "user", "model", "n", "max_tokens", "tools", "seed"]
+_NAMES = ["prompt", "messages", "tokens", "stop", "logit_bias", "user", "model", "n", "max_tokens", "seed"]
+_NAMES += ["tools", "tool_choice", "input", "text"]
 
 
 def _value(rng: random.Random, num_bytes: int) -> object:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blink.region.layout import COMPLETION, CONSTANTS, CQE, SQE, CqeKind, Opcode, RejectCode
+from automata import sound_automata
+from blink.region.layout import AUTOMATON_HEADER, COMPLETION, CONSTANTS, CQE, SQE, CqeKind, Opcode, RejectCode
 from blink.region.memory import QueuePairAddresses, Region, claim_queue_pair, open_region
 from blink.region.native import lib
 
@@ -22,12 +23,16 @@ _EDGES = np.array(
     [0, 1, 2, 7, 8, 15, 16, 63, 64, 127, 128, 129, 1024, 1025, 0x7FFFFFFF, 1 << 31, 0xFFFFFFFF], np.uint32
 )
 _BIASES = np.array([100, -100, 0, 1e-45, 100.00001, -1e38, np.inf, -np.inf, np.nan, -np.nan], np.float32)
-_USED_WORDS = SQE.fields["flow"][1] // 4 + 1  # pyright: ignore[reportOptionalSubscript]
+_USED_WORDS = SQE.fields["automaton_hash"][1] // 4 + 4  # pyright: ignore[reportOptionalSubscript]
 _TAGS = 16  # of its requests, so that most of its sound entries are refused as busy, and a step stays small
 _MOST_BIASES = 16
 _USED_ARENA = 1 << 16  # bytes of the arena that its sound entries name; it should not attack the machine's memory
 _MOST_ENTRIES = 4096  # made at once
+_AUTOMATA_AT = 1 << 15  # where in the arena its automata are, one after the other
+_AUTOMATA = sound_automata()
+_AUTOMATA_PLACES = np.cumsum([_AUTOMATA_AT, *map(len, _AUTOMATA)])[:-1]
 _DEPENDS_ON_STATE = [RejectCode.TAG_BUSY, RejectCode.UNKNOWN_SEQUENCE, RejectCode.PROMPT_TOKEN, RejectCode.BIAS_VALUE]
+_DEPENDS_ON_STATE += [RejectCode.AUTOMATON]
 _STATE_CODES = np.array([int(code) for code in _DEPENDS_ON_STATE])
 
 
@@ -117,6 +122,20 @@ class HostileFrontend:
         values[chance.integers(0, _MOST_BIASES)] = chance.choice(_BIASES)
         words[_MOST_BIASES : 2 * _MOST_BIASES] = values.view(np.uint32)
         self._arena[:] = words
+        self._write_automata()
+
+    def _write_automata(self) -> None:
+        """Write automata that are sound, or of which some words or bytes are anything."""
+        chance = self._chance
+        for place, data in zip(_AUTOMATA_PLACES.tolist(), _AUTOMATA, strict=True):
+            if place + len(data) > 4 * len(self._arena):
+                return
+            words = np.frombuffer(bytearray(data), np.uint32)
+            for _ in range(chance.choice([0, 0, 1, 3, 40])):
+                drawn = [int(chance.integers(0, 1 << 32)), int(chance.integers(0, 40)), 0xFFFF_8000, 0x8000_8001]
+                values = np.array([*_EDGES.tolist(), *drawn], np.uint32)
+                words[chance.integers(0, chance.choice([4, len(words)]))] = chance.choice(values)
+            self._arena[place // 4 : (place + len(data)) // 4] = words
 
     def _start(self) -> None:
         self._tail, self._head = self._load(self._at.sq_head), self._load(self._at.cq_tail)
@@ -157,9 +176,17 @@ class HostileFrontend:
         entries["num_biases"] = np.where(chance.random(count) < 0.25, _MOST_BIASES, 0)
         entries["max_tokens"] = chance.integers(1, 7, count)
         entries["flow"] = chance.integers(0, 1 << 32, count)
+        entries["opcode"][entries["flow"] % 64 == 1] = Opcode.RESET_PREFIX_CACHE
+        entries["hash_root"] = entries["flow"][:, None] % 2  # of half of them the answer is cached too
+        picked = chance.integers(0, len(_AUTOMATA), count)
+        is_constrained = chance.random(count) < 0.25
+        entries["automaton_offset"] = np.where(is_constrained, _AUTOMATA_PLACES[picked], 0)
+        entries["automaton_bytes"] = np.where(is_constrained, np.array([len(data) for data in _AUTOMATA])[picked], 0)
+        entries["automaton_hash"][:, 0] = chance.integers(0, 12, count)  # of few names, so that they are taken twice
         sampling = entries["sampling"]
         sampling["top_p"] = sampling["repetition_penalty"] = 1.0
         sampling["num_logprobs"] = chance.integers(-1, 3, count)
+        sampling["prompt_scores"] = np.where(chance.random(count) < 0.25, chance.integers(0, 4, count), 0)
         words = entries.view(np.uint32).reshape(count, -1)
         for _ in range(2):
             rows = np.flatnonzero(chance.random(count) < 0.3)
@@ -199,16 +226,23 @@ def are_bad(geometry: Any, entries: Any) -> npt.NDArray[np.bool_]:
     places |= (more > 0) & outside(entries["more_stop_offset"], 4 * more)
     places |= (biases > 0) & outside(entries["bias_offset"], 8 * biases)
     places |= (hashes > 0) & outside(entries["hashes_offset"], CONSTANTS["block_hash_bytes"] * hashes)
+    spans = entries["automaton_bytes"].astype(np.uint64)
+    unit, least = CONSTANTS["automaton_unit"], AUTOMATON_HEADER.itemsize + 256
+    places |= (spans > 0) & outside(entries["automaton_offset"], spans)
+    places |= (spans > 0) & ((spans % unit != 0) | (entries["automaton_offset"] % unit != 0) | (spans < least))
+    places |= (spans > 0) & ((spans > CONSTANTS["max_automaton_bytes"]) | (geometry["vocab_bytes"] == 0))
     values = beyond(sampling["temperature"], 0, 100) | beyond(sampling["min_p"], 0, 1)
     for name, high in (("top_p", 1), ("repetition_penalty", 1e6)):
         values |= beyond(sampling[name], 0, high) | (sampling[name] == 0)
     values |= beyond(sampling["presence_penalty"], -2, 2) | beyond(sampling["frequency_penalty"], -2, 2)
     values |= (sampling["top_k"] > 0x7FFFFFFF) | beyond(sampling["num_logprobs"], -1, CONSTANTS["max_logprobs"])
+    values |= sampling["prompt_scores"] > 1 + CONSTANTS["max_logprobs"]
     values |= (entries["max_tokens"] < 1) | (sampling["min_tokens"] > entries["max_tokens"])
-    cancels = entries["opcode"] == Opcode.CANCEL
-    wrong = ~cancels & (entries["opcode"] != Opcode.SUBMIT)
+    submits = entries["opcode"] == Opcode.SUBMIT
+    wrong = ~submits & (entries["opcode"] != Opcode.CANCEL)
     wrong |= (entries["sequence"] & 0xFFFFFFFF) >= geometry["sequences_per_queue_pair"]
-    return wrong | (~cancels & (sizes | places | values | (entries["service_class"] > 1)))
+    wrong &= entries["opcode"] != Opcode.RESET_PREFIX_CACHE
+    return wrong | (submits & (sizes | places | values | (entries["service_class"] > 1)))
 
 
 def main(name: str, seed: int, num_tags: int) -> None:

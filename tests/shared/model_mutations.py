@@ -50,6 +50,10 @@ CONFIG: dict[str, Any] = {
 }
 
 
+GGUF_KINDS = ("llama", "gemma3")  # with a byte-level tokenizer, and with one of SentencePiece
+PIECES = ["<unk>", "<s>", "</s>", "<0x41>", "▁", "a", "b", "ab"]
+
+
 def make_weights() -> dict[str, tuple[str, np.ndarray[Any, Any]]]:
     """Return each tensor by its name in GGUF, with its name in Hugging Face's files."""
     shapes = {
@@ -69,9 +73,9 @@ def make_weights() -> dict[str, tuple[str, np.ndarray[Any, Any]]]:
     return {name: (other, rng.standard_normal(shape, np.float32)) for name, (other, shape) in shapes.items()}
 
 
-def write_gguf(path: Path) -> None:
+def write_gguf(path: Path, kind: str = "llama") -> None:
     """Write a small model with a tokenizer, by the gguf package."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, kind)
     writer.add_block_count(1)
     writer.add_context_length(64)
     writer.add_embedding_length(32)
@@ -82,20 +86,17 @@ def write_gguf(path: Path) -> None:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(8)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3, 3, 1, 1, 1, 1, 1, 4])
-    writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_add_bos_token(True)
+    (_add_sentencepiece if kind == "gemma3" else _add_byte_level)(writer)
     writer.add_chat_template("{% for message in messages %}{{ message.content }}{% endfor %}")
     writer.add_custom_alignment(32)
     writer.add_tensor("rope_freqs.weight", np.ones(4, np.float32))
-    for name, (_, values) in make_weights().items():
-        kind = gguf.GGMLQuantizationType.Q4_1 if values.ndim > 1 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+    weights = {name: values for name, (_, values) in make_weights().items()}
+    if kind == "gemma3":
+        weights |= {f"blk.0.{name}": np.ones(32, np.float32) for name in ("post_attention_norm", "post_ffw_norm")}
+        weights |= {f"blk.0.{name}": np.ones(8, np.float32) for name in ("attn_q_norm", "attn_k_norm")}
+    for name, values in weights.items():
+        stored = gguf.GGMLQuantizationType.Q4_1 if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -126,6 +127,29 @@ def write_directory(path: Path) -> None:
     }
     for name, values in files.items():
         (path / name).write_text(json.dumps(values))
+
+
+def _add_byte_level(writer: gguf.GGUFWriter) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3, 3, 1, 1, 1, 1, 1, 4])
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(True)
+
+
+def _add_sentencepiece(writer: gguf.GGUFWriter) -> None:
+    writer.add_sliding_window(16)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(PIECES)
+    writer.add_token_scores([0.0, 0.0, 0.0, 0.0, -1.0, -2.0, -3.0, -4.0])
+    writer.add_token_types([2, 3, 3, 6, 1, 1, 1, 1])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_space_prefix(False)
 
 
 class Surveyor(HeaderReader):
@@ -233,7 +257,7 @@ def mutate_directory(path: Path, rng: random.Random) -> None:
     data = bytearray(file.read_bytes())
     if file.suffix == ".json" and rng.random() < 0.7:
         values = json.loads(data)
-        _mutate_json(values, rng)
+        mutate_json(values, rng)
         file.write_text(json.dumps(values))
         return
     header_bytes = min(len(data), 800)
@@ -248,7 +272,8 @@ def mutate_directory(path: Path, rng: random.Random) -> None:
     file.write_bytes(data)
 
 
-def _mutate_json(values: Any, rng: random.Random) -> None:
+def mutate_json(values: Any, rng: random.Random) -> None:
+    """Replace one value somewhere in what JSON holds."""
     while True:
         key = rng.choice(sorted(values)) if isinstance(values, dict) else rng.randrange(len(values))
         inner = values[key]

@@ -23,6 +23,7 @@ from hostile_frontend import HostileFrontend
 
 VOCAB_SIZE = 1000
 MAX_MODEL_LEN = 256
+VOCAB_BYTES = 4 * VOCAB_SIZE
 MAX_SEQS = 12
 _HOSTILE_PAIRS = 6
 _BLOCKS = 200
@@ -64,7 +65,9 @@ def make_region(num_hostile: int = _HOSTILE_PAIRS) -> Region:
         stall_timeout=_STALL_SECONDS,
         prompt_arena_bytes=1 << 16,
     )
-    geometry = build_geometry(config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, num_blocks=_BLOCKS)
+    geometry = build_geometry(
+        config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, num_blocks=_BLOCKS, vocab_bytes=VOCAB_BYTES
+    )
     return create_region(f"siege-{os.getpid()}-{secrets.token_hex(3)}", geometry, "fake")
 
 
@@ -167,4 +170,5 @@ def besiege(machine: Machine, num_entries: int) -> dict[str, int]:
 def _count(region: Region, hostile: list[HostileFrontend]) -> dict[str, int]:
     counts = {name: sum(getattr(each, name) for each in hostile) for name in ("bad", "started", "losses")}
     statistics = region.control["statistics"]
+    counts["automata"] = int(statistics["automata_loaded"])
     return {**counts, "rejected": int(statistics["num_rejected"]), "steps": int(statistics["num_steps"])}

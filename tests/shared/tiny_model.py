@@ -28,7 +28,7 @@ CONFIG = {
 BLOCK_BYTES = 2 * 16 * 16 * 4  # of KV cache, for one layer and head: keys and values, tokens, head_dim, float32
 
 
-def write_tiny_model(folder: Path, **changes: int) -> Path:
+def write_tiny_model(folder: Path, **changes: int | str) -> Path:
     """Write the model's config, its only file: use it with load_format "dummy" and a tokenizer of another model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))

@@ -182,6 +182,15 @@ def test_histograms_equal_the_librarys_own(metrics: Metrics) -> None:
     assert ours == {key: value for key, value in expected.items() if not key[0].endswith("_created")}
 
 
+def test_the_text_is_what_the_library_writes(metrics: Metrics) -> None:
+    metrics.model_name = 'a "strange"\\name\n'
+    metrics.observe(names.TTFT, 0.25)
+    metrics.keep(3, 1)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    assert metrics.render() == generate_latest(registry)
+
+
 def test_names_and_labels_are_vllms(metrics: Metrics) -> None:
     metrics.count_finished("length")
     text = metrics.render().decode()
@@ -200,6 +209,7 @@ def test_every_statistic_of_the_engine_has_a_metric_but_those_that_workers_count
     stats = {name: 1000 + place for place, name in enumerate(STATISTICS.names or ())}
     page = samples(Metrics(MetricStore("test", NUM_VALUES, tmp_path), lambda: stats).render())
     assert page["blink:finished_error_total", ""] == stats["finished_error"]
-    missing = {name for name, value in stats.items() if value not in page.values()}
+    shown = {*page.values(), *(round(value * 1e9) for value in page.values())}  # seconds too
+    missing = {name for name, value in stats.items() if value not in shown}
     # Of the blocks, their share is shown; how sequences ended is in request_success.
     assert missing == {"num_blocks", "num_blocks_used", "finished_stop", "finished_length", "finished_abort"}

@@ -74,6 +74,16 @@ def test_without_an_engine_requests_are_503(app: Any, stream: bool) -> None:
     assert 'reason="engine_unavailable"' in send(app, "GET", "/metrics").text
 
 
+def test_the_page_is_there_without_an_engine_or_a_key(app: Any) -> None:
+    assert "<title>Blink</title>" in send(app, "GET", "/").text
+    assert send(app, "GET", "/page/chat.js").status_code == 200
+
+
+def test_the_prefix_cache_is_emptied_with_a_key_and_an_engine_only(app: Any) -> None:
+    assert send(app, "POST", "/reset_prefix_cache").status_code == 401
+    assert send(app, "POST", "/reset_prefix_cache", headers=KEY).status_code == 503
+
+
 def test_what_needs_no_engine_answers_without_one(app: Any) -> None:
     assert send(app, "GET", "/version").json() == {"version": __version__}
     assert send(app, "GET", "/load").json() == {"server_load": 0}

@@ -22,10 +22,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("structured_outputs", {"json": {}}),
         ("guided_json", {}),
-        ("prompt_logprobs", 0),
         ("allowed_token_ids", [1]),
         ("bad_words", ["x"]),
         ("use_beam_search", True),
@@ -57,7 +54,7 @@ def test_unsupported_requests_are_refused_by_name(field: str, value: Any) -> Non
     "fields",
     [
         {"response_format": {"type": "text"}, "suffix": None, "best_of": 1, "n": None, "use_beam_search": False},
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
         {"tools": [], "tool_choice": None, "modalities": ["text"], "function_call": None},
         {"made_up_field": 1, "user": "me", "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": True},
     ],

@@ -26,6 +26,7 @@ class FakePoller:
         self.limit = limit
         self.entered = 0
         self.open: list[int] = []
+        self.observed: dict[str, float] = {}
 
     def enter(self, flow: int, num_sequences: int) -> None:
         del flow
@@ -47,7 +48,7 @@ class FakePoller:
         self.open.remove(sequence)
 
     def observe(self, name: str, value: float) -> None:
-        del name, value
+        self.observed[name] = value
 
 
 def session_of(poller: FakePoller, num_sequences: int) -> Session:
@@ -57,6 +58,10 @@ def session_of(poller: FakePoller, num_sequences: int) -> Session:
         for i in range(num_sequences)
     ]
     return Session(cast(Poller, poller), Plan([], sequences, num_sequences), arrived=0.0)
+
+
+def open_result() -> WholeResult:
+    return WholeResult(cast(Any, None))
 
 
 def test_the_responder_is_opened_when_all_is_submitted() -> None:
@@ -74,12 +79,32 @@ def test_the_responder_is_opened_when_all_is_submitted() -> None:
 def test_without_room_for_all_none_is_left_and_nothing_opened() -> None:
     poller = FakePoller(limit=2)
     with pytest.raises(OverloadedError):
-        session_of(poller, 3).start(WholeResult)  # which would fail here, without an event loop
+        session_of(poller, 3).start(open_result)  # which would fail here, without an event loop
     assert poller.open == [] and poller.entered == 0
 
 
 def test_a_responder_that_cannot_be_opened_leaves_no_sequence() -> None:
     poller = FakePoller()
     with pytest.raises(RuntimeError, match="no running event loop"):
-        session_of(poller, 3).start(WholeResult)
+        session_of(poller, 3).start(open_result)
     assert poller.open == [] and poller.entered == 0
+
+
+def test_the_end_of_the_last_sequence_ends_the_request_once() -> None:
+    poller, ends = FakePoller(), list[Any]()
+    session = session_of(poller, 2)
+    session.on_end = ends.append
+    closed: list[Any] = []
+    responder: Any = SimpleNamespace(update=lambda _: None, close=closed.append)
+    session.start(lambda: responder)
+    for generation, count in zip(session.generations, (3, 5), strict=True):
+        assert closed == ends == []
+        for token in range(count):
+            generation.add_token(token, 0.0, 0)
+        generation.finish("length")
+        session.note_change(generation)
+        session.flush()
+    session.flush()
+    session.fail(OverloadedError("late"))
+    assert closed == ends == [None] and poller.entered == 0
+    assert poller.observed["request_max_num_generation_tokens"] == 5

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from blink.cli.doctor import (
-    Finding,
     examine_hardware,
     examine_isolation,
     examine_library,
@@ -21,7 +20,12 @@ from blink.cli.doctor import (
     examine_port,
     examine_torch,
 )
+from blink.cli.finding import Finding
+from blink.cli.model_fit import examine_given_model
 from blink.host.isolation import format_cpus
+from blink.models.weights.files import default_model_path
+from blink.models.weights.source import read_spec
+from tiny_model import write_tiny_model
 
 # Without the limits and, if it had them, without the capabilities (CAP_IPC_LOCK, CAP_SYS_NICE) that its children need.
 _UNPRIVILEGED = """
@@ -105,3 +109,36 @@ def test_taken_port_is_a_warning() -> None:
         [finding] = examine_port(taken.getsockname()[1])
     assert finding.level == "warn"
     assert "in use" in finding.text
+
+
+@pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not in Blink's cache")
+def test_a_model_that_fits_is_described_with_its_bytes() -> None:
+    found = {finding.subject: finding for finding in examine_given_model(str(default_model_path()))}
+    assert {finding.level for finding in found.values()} == {"ok"}
+    assert found["model"].text.startswith("Llama, SmolLM2: 0.13 billion parameters, 30 layers")
+    assert found["precision"].text.startswith("stored as Q4_1, computed in ")
+    size = 4 if "float32" in found["precision"].text else 2
+    weights = read_spec(default_model_path()).num_parameters * size / 2**30
+    assert found["weights"].text.startswith(f"{weights:.2f} GiB of ")
+    # Tied embeddings are read whole for each token's logits.
+    assert f": {weights:.2f} GiB at " in found["speed"].text
+
+
+def test_a_model_that_does_not_fit_fails_the_examination(tmp_path: Path) -> None:
+    giant = write_tiny_model(tmp_path, hidden_size=1 << 17, intermediate_size=1 << 19, num_hidden_layers=200)
+    found = {finding.subject: finding for finding in examine_given_model(str(giant))}
+    assert found["weights"].level == "fail"
+
+
+def test_a_cache_for_less_than_one_sequence_is_a_warning(tmp_path: Path) -> None:
+    long = write_tiny_model(tmp_path, max_position_embeddings=2**31 - 1)
+    found = {finding.subject: finding for finding in examine_given_model(str(long))}
+    assert found["KV cache"].level == "warn"
+    assert "--max-model-len" in found["KV cache"].advice
+
+
+def test_a_model_of_another_family_is_named(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, model_type="mamba")
+    [finding] = examine_given_model(str(tmp_path))
+    assert finding.level == "fail"
+    assert "model type 'mamba' is not supported" in finding.text

@@ -138,7 +138,8 @@ class Failing(CpuEngine):
     def _fill_costs(self) -> None:
         """Fail later."""
 
-    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False) -> None:  # noqa: ARG002
+    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
+        del decoding, scoring
         raise RuntimeError(f"no step of {num_tokens} tokens and {num_rows} rows")
 
 

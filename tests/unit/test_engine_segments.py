@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import secrets
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.costs import measure_costs
 from blink.engine.cpu import CpuEngine
 from blink.engine.geometry import graph_sizes
+from blink.grammar.automaton import Automaton
+from blink.grammar.compiler import compile_structured
 from blink.kernels.batch import Batch, Header
 from blink.link.queue_pair import QueuePair, Submission
 from blink.link.shm import ShmLink
@@ -22,6 +27,7 @@ from blink.region.layout import CqeKind, StepResult, Turn
 from blink.region.memory import publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
+from blink.structured_outputs import StructuredOutputsParams
 from tiny_model import write_tiny_model
 
 LAYERS = 6
@@ -41,6 +47,9 @@ class SteppedEngine(CpuEngine):
         self.pass_once()
         self.pair.start()
         self.suspended = 0
+        self.scores: dict[int, list[float]] = {}  # logprobs of prompts' tokens
+        starts, text = self._batch.token_starts.tolist(), bytes(self._batch.token_text.tolist())
+        self.vocabulary = [text[start:end] for start, end in itertools.pairwise(starts)]
 
     def pass_once(self) -> StepResult:
         """Run a pass, and what it launches."""
@@ -56,9 +65,22 @@ class SteppedEngine(CpuEngine):
             self._array(prefix + "output", torch.int64)[0] = self._array(prefix + "batch", torch.int64)[2]
         return result
 
-    def submit(self, prompt: np.ndarray, *, best_effort: bool) -> int:
-        params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, best_effort=best_effort)
-        return self.pair.submit(Submission(prompt, (), 0, b"", 0), params)
+    def submit(
+        self,
+        prompt: np.ndarray,
+        *,
+        best_effort: bool,
+        automaton: Automaton | None = None,
+        prompt_logprobs: int | None = None,
+    ) -> int:
+        params = SamplingParams(
+            max_tokens=NEW_TOKENS,
+            temperature=0.0,
+            ignore_eos=True,
+            best_effort=best_effort,
+            prompt_logprobs=prompt_logprobs,
+        )
+        return self.pair.submit(Submission(prompt, (), 0, b"", automaton=automaton), params)
 
     def trace(self) -> np.ndarray:
         return self._region.trace()
@@ -67,6 +89,10 @@ class SteppedEngine(CpuEngine):
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteppedEngine]:
     path = write_tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=LAYERS, vocab_size=512)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({text: index for index, text in enumerate(alphabet)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path / "tokenizer.json"))
     config = EngineConfig(
         model=ModelConfig(model=str(path), load_format="dummy", max_model_len=128),
         region=f"segments-{os.getpid()}-{secrets.token_hex(3)}",
@@ -96,6 +122,8 @@ def run(engine: SteppedEngine, found: dict[int, list[int]], sequences: list[int]
     """Step until all have ended, and take what they deliver."""
     for _ in range(2000):
         for completion in engine.pair.drain():
+            if completion["kind"] == CqeKind.PROMPT_LOGPROB:
+                engine.scores.setdefault(int(completion["sequence"]), []).append(float(completion["logprob"]))
             if completion["kind"] == CqeKind.TOKEN:
                 found.setdefault(int(completion["sequence"]), []).append(int(completion["token"]))
         if all(len(found.get(sequence, [])) == NEW_TOKENS for sequence in sequences):
@@ -129,6 +157,40 @@ def test_suspended_and_resumed_sequences_yield_what_they_yield_alone(engine: Ste
     assert (trace["turn"][trace["num_best_effort_rows"] > 0] != Turn.URGENT).all()
 
 
+def test_constrained_rows_of_suspended_steps_keep_to_their_form_and_prompts_are_scored_beside_them(
+    engine: SteppedEngine,
+) -> None:
+    forms = [compile_structured(StructuredOutputsParams(regex=regex)) for regex in ("([0-9][a-f]){6,}", "(foo|bar)+")]
+    requests = [(60, forms[0], None), (37, forms[1], None), (18, forms[1], None), (90, None, 0)]
+
+    def play(*, together: bool) -> tuple[list[list[int]], list[float]]:
+        found: dict[int, list[int]] = {}
+        sequences: list[int] = []
+        for i, (length, automaton, scores) in enumerate(requests):
+            best_effort = together and i < 2
+            one = engine.submit(prompt_of(length), best_effort=best_effort, automaton=automaton, prompt_logprobs=scores)
+            sequences.append(one)
+            if not together:
+                run(engine, found, [one])
+            for _ in range(LAYERS // 2 + 1 if together and i > 0 else 0):
+                engine.pass_once()
+        run(engine, found, sequences)
+        return [found[sequence] for sequence in sequences], engine.scores[sequences[-1]]
+
+    alone, scores = play(together=False)
+    before = engine.suspended
+    together, scores_beside = play(together=True)
+    assert together == alone
+    assert engine.suspended >= before + 2
+    assert len(scores) == 89
+    np.testing.assert_allclose(scores_beside, scores, rtol=1e-3, atol=1e-3)
+    texts = [b"".join(engine.vocabulary[token] for token in tokens).decode() for tokens in together[:3]]
+    assert re.fullmatch("([0-9][a-f]){6}", texts[0])
+    assert all(re.fullmatch("(foo|bar){4}", text) for text in texts[1:])
+    trace = engine.trace()
+    assert not trace["num_segments"][trace["graph"] == engine._geometry["scoring_graph"]].any()
+
+
 def test_the_table_takes_what_was_measured_and_continues_its_line(engine: SteppedEngine) -> None:
     geometry = engine._geometry.copy()
     geometry["segment_ns"] = 10**9
@@ -147,5 +209,5 @@ def test_the_table_takes_what_was_measured_and_continues_its_line(engine: Steppe
         assert abs(int(cost["base_ns"]) / 1e9 - (1 + 0.1 * tokens)) < 1e-6
     assert len({graph for graph, *_ in asked}) < len(sizes), "the budget ended before all were measured"
     assert abs(int(costs[0]["kv_ps"]) - 10**9) < 10**4
-    assert costs["num_segments"].tolist() == [1, 1, 2, 4, 5, 6]
+    assert costs["num_segments"].tolist() == [1, 1, 2, 4, 5, 6, 1], "the graph that scores is not cut"
     assert not any(part.any() for part in (batch.header, batch.context_lens, batch.params, batch.block_tables))

@@ -10,6 +10,7 @@ import pytest
 
 from blink.bench.config import BenchConfig
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
+from blink.view.config import TopConfig, TraceConfig
 from flag_tables import flags_of, render_page
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +20,9 @@ def test_the_page_of_flags_is_what_they_declare() -> None:
     assert (_ROOT / "docs" / "flags.md").read_text() == render_page()
 
 
-@pytest.mark.parametrize("config_class", [ServeConfig, EngineConfig, FrontendConfig, BenchConfig])
+@pytest.mark.parametrize(
+    "config_class", [ServeConfig, EngineConfig, FrontendConfig, BenchConfig, TopConfig, TraceConfig]
+)
 def test_every_flag_stands_on_the_page(config_class: type) -> None:
     page = (_ROOT / "docs" / "flags.md").read_text()
     named = set(re.findall(r"^\| `(--[\w-]+)", page.replace("--[no-]", "--"), re.MULTILINE))
@@ -28,8 +31,16 @@ def test_every_flag_stands_on_the_page(config_class: type) -> None:
 
 def test_pages_name_only_flags_that_exist() -> None:
     others = {"--url", "--system", "--once", "--max-tokens", "--sample-prompt", "--exit-after-sample", "--help"}
-    known = others.union(*(flags_of(kind) for kind in (ServeConfig, BenchConfig)))
-    foreign = {"--shm-size", "--ipc", "--cap-add", "--cpuset-cpus", "--cpus", "--long"}  # docker's and pytest's
+    known = others.union(*(flags_of(kind) for kind in (ServeConfig, BenchConfig, TopConfig, TraceConfig)))
+    foreign = {
+        "--shm-size",
+        "--ipc",
+        "--cap-add",
+        "--cpuset-cpus",
+        "--cpus",
+        "--long",
+        "--profile",
+    }  # docker's and pytest's
     foreign |= {"--no-deps"}  # pip's
     pages = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
     unknown = {

@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xD62811D5CBC71502
+GOLDEN_DIGEST = 0x42C319A937693DE6
 
 
 def test_the_digest_is_the_recorded_one() -> None:
@@ -141,7 +141,9 @@ def test_a_geometry_keeps_what_it_is_built_from() -> None:
     geometry = build_geometry(config, max_model_len=1000, vocab_size=77, num_blocks=500)
     assert geometry["max_blocks"] == 63 and geometry["lease_timeout_ns"] == 1_500_000_000
     graphs, num_decode = graph_sizes(geometry), int(geometry["num_decode_graphs"])
-    decode, mixed = graphs[:num_decode], graphs[num_decode:]
+    scoring = int(geometry["scoring_graph"])
+    decode, mixed = graphs[:num_decode], graphs[num_decode:scoring]
+    assert graphs[scoring:] == mixed[-1:]
     for part, limit in ((decode, 100), (mixed, 3000)):
         assert part == sorted(set(part)) and part[-1][0] == limit
     assert all(tokens == rows for tokens, rows in decode)
@@ -162,12 +164,16 @@ def test_packed_structs_are_those_that_numpy_writes() -> None:
     values: dict[str, Any] = {
         name: (7 + i) % 100 if kind.kind != "f" else 0.25 * i for i, (name, (kind, _)) in enumerate(flat.items())
     }
+    values["automaton_hash"] = bytes(range(16))
     values["stop_tokens"] = np.array([5, -1, 2**31 - 1], np.int32).tobytes()
+    values["hash_root"] = bytes(range(16))
     values |= {"priority": -3, "sequence": 2**63 + 1, "seed_low": 2**32 - 1}
     entry = np.zeros((), layout.SQE)
     for name in layout.SQE.names or ():
         if name == "stop_tokens":
             entry[name][:3] = [5, -1, 2**31 - 1]
+        elif name in ("hash_root", "automaton_hash"):
+            entry[name] = range(16)
         elif name == "sampling":
             entry[name] = tuple(values[part] for part in layout.SAMPLING.names or ())
         else:

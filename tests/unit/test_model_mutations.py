@@ -6,6 +6,7 @@ BLINK_MUTATIONS sets how many are tried of each kind of file.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from blink.config import FrontendConfig, ModelConfig
 from blink.errors import ConfigError
@@ -23,9 +25,21 @@ from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from blink.text.assets import load_assets
-from model_mutations import GgufMutator, assert_one_line, memory_limit, mutate_directory, write_directory, write_gguf
+from model_families import FAMILIES, SMALL
+from model_mutations import (
+    GGUF_KINDS,
+    GgufMutator,
+    assert_one_line,
+    memory_limit,
+    mutate_directory,
+    mutate_json,
+    write_directory,
+    write_gguf,
+)
 
 NUM_MUTATIONS = int(os.environ.get("BLINK_MUTATIONS", "250"))
+NUM_LONG = 7000  # of each of three kinds, together more than 20,000
+COUNTS = [NUM_MUTATIONS, pytest.param(NUM_LONG, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 MARGIN = 768 << 20  # what 2,097,152 positions of a head of 32 take twice over, and the allocators' arenas
 
 pytestmark = pytest.mark.timeout(120 + NUM_MUTATIONS)
@@ -33,6 +47,13 @@ pytestmark = pytest.mark.timeout(120 + NUM_MUTATIONS)
 
 def load_weights(path: Path) -> None:
     load_model(ModelConfig(model=str(path)), torch.device("cpu"), torch.float32)
+
+
+def describe(path: Path) -> None:
+    spec = read_spec(path)
+    assert spec.num_parameters > 0
+    assert all(0 <= spec.window(layer) < spec.max_model_len for layer in range(min(spec.num_layers, 9)))
+    spec.rope.fit(1 << 21)
 
 
 def load_frontend(path: Path) -> None:
@@ -53,28 +74,45 @@ def outcomes(path: Path, loads: tuple[Callable[[Path], object], ...]) -> list[st
     return found
 
 
-def test_damaged_gguf_files_are_refused_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    write_gguf(path)
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("kind", GGUF_KINDS)
+def test_damaged_gguf_files_are_refused_in_one_line(tmp_path: Path, kind: str, count: int) -> None:
+    path, count = tmp_path / "model.gguf", count // len(GGUF_KINDS)
+    write_gguf(path, kind)
     assert outcomes(path, (load_weights, load_frontend)) == ["success", "success"]
     mutator, seen = GgufMutator(path), Counter[str]()
-    for seed in range(NUM_MUTATIONS):
+    for seed in range(count):
         path.write_bytes(mutator.mutate(random.Random(seed)))
         seen.update(outcomes(path, (load_weights, load_frontend)))
-    assert seen["refusal"] > NUM_MUTATIONS > seen["success"] > NUM_MUTATIONS // 10
+    assert seen["refusal"] > count > seen["success"] > count // 10
 
 
-def test_damaged_directories_are_refused_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", COUNTS)
+def test_damaged_directories_are_refused_in_one_line(tmp_path: Path, count: int) -> None:
     whole, path = tmp_path / "whole", tmp_path / "model"
     write_directory(whole)
     assert outcomes(whole, (load_weights, load_frontend)) == ["success", "success"]
     seen = Counter[str]()
-    for seed in range(NUM_MUTATIONS):
+    for seed in range(count):
         shutil.copytree(whole, path, dirs_exist_ok=True)
         mutate_directory(path, random.Random(seed))
         seen.update(outcomes(path, (load_weights, load_frontend)))
-    assert seen["success"] > NUM_MUTATIONS // 2
-    assert seen["refusal"] > NUM_MUTATIONS // 5
+    assert seen["success"] > count // 2
+    assert seen["refusal"] > count // 5
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_damaged_descriptions_of_every_family_are_refused_in_one_line(tmp_path: Path, count: int) -> None:
+    configs = [AutoConfig.for_model(**{**SMALL, **options}).to_dict() for options in FAMILIES.values()]
+    texts, seen = [json.dumps(config) for config in configs], Counter[str]()
+    for seed in range(count):
+        rng, values = random.Random(seed), json.loads(texts[seed % len(texts)])
+        for _ in range(rng.choice([1, 1, 2])):
+            mutate_json(values, rng)
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        seen.update(outcomes(tmp_path, (describe,)))
+    assert seen["success"] > count // 4
+    assert seen["refusal"] > count // 8
 
 
 @pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")

@@ -11,6 +11,7 @@ import pytest
 
 from blink.errors import BlinkError, EngineUnavailableError
 from blink.link.client import EngineClient
+from blink.link.queue_pair import NO_HASH_ROOT
 from blink.region.layout import COMPLETION, CqeKind, FinishReason, RejectCode
 from blink.request.planner import PlannedSequence
 from blink.request.table import Observer, OpenSequence, SequenceTable
@@ -98,7 +99,7 @@ class Fixture:
     def submit(self, owner: Request, **params: Any) -> tuple[int, Generation]:
         settings = SamplingParams(**params)
         generation = Generation(0, NoTokenizer(), settings, ())
-        prompt = Prompt(np.array([1, 2, 3], np.int32), b"")
+        prompt = Prompt(np.array([1, 2, 3], np.int32), b"", NO_HASH_ROOT)
         return self.table.submit(owner, PlannedSequence(prompt, settings, 0, (), generation)), generation
 
     def answer(self, *rows: Row) -> None:

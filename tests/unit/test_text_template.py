@@ -11,7 +11,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.files import default_model_path
 from blink.models.weights.gguf_header import read_gguf_metadata
-from blink.text.template import ChatTemplate, flatten_messages
+from blink.text.conversation import flatten_messages
+from blink.text.template import ChatTemplate
 from model_mutations import memory_limit
 
 LLAMA_LIKE = """{{- bos_token }}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, ConfigError
@@ -178,8 +180,8 @@ def test_bos_is_added_when_the_file_or_the_family_says_so() -> None:
 def test_unknown_tokenizers_are_refused_not_guessed() -> None:
     with pytest.raises(ConfigError, match="from-mars"):
         build_tokenizer(metadata("from-mars"))
-    with pytest.raises(ConfigError, match="llama"):
-        build_tokenizer({**metadata("gpt-2"), "tokenizer.ggml.model": "llama"})
+    with pytest.raises(ConfigError, match="t5"):
+        build_tokenizer({**metadata("gpt-2"), "tokenizer.ggml.model": "t5"})
 
 
 @pytest.mark.parametrize(
@@ -198,3 +200,11 @@ def test_malformed_parts_of_a_gguf_tokenizer_are_refused_by_name(changes: dict[s
     parts = {"model": "gpt2", "tokens": ["a", "b", "ab"], "merges": ["a b"], **changes}
     with pytest.raises(ConfigError, match=message):
         build_tokenizer({f"tokenizer.ggml.{name}": value for name, value in parts.items()})
+
+
+def test_a_tokenizer_that_makes_the_library_panic_is_refused(tmp_path: Path) -> None:
+    values = json.loads(Backend(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])).to_str())
+    values["model"]["continuing_subword_prefix"] = "longer than any token"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="not a readable tokenizer"):
+        load_tokenizer(tmp_path)

@@ -72,11 +72,11 @@ def test_dummy_weights_need_only_a_config_and_follow_the_seed(tmp_path: Path, ch
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "model type 'mamba' is not supported; Blink runs llama, qwen3, qwen3_moe, phi3"),
+        ({"model_type": "mamba"}, "model type 'mamba' is not supported; Blink runs llama, qwen2, qwen3, qwen3_moe"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized checkpoint"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn'"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "rotary scaling 'ntk'"),
         ({"num_hidden_layers": None}, "'num_hidden_layers' is missing"),
         ({"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [0]}, "mix of dense and expert layers"),
     ],
@@ -140,10 +140,15 @@ def test_the_length_may_be_lowered_but_not_raised(tmp_path: Path) -> None:
         load_dummy(path, max_model_len=129)
 
 
-def test_a_sliding_window_limits_the_length(tmp_path: Path) -> None:
-    assert load_dummy(write_config(tmp_path, model_type="phi3", sliding_window=40)).spec.max_model_len == 40
+def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
+    spec = load_dummy(write_config(tmp_path, model_type="phi3", sliding_window=40)).spec
+    assert spec.max_model_len == 128
+    assert spec.windows == (40,) * spec.num_layers
+    assert not spec.is_plain
+    shorter = load_dummy(str(tmp_path), max_model_len=40).spec
+    assert shorter.is_plain
     switched_off = {"model_type": "qwen3", "sliding_window": 40, "use_sliding_window": False}
-    assert load_dummy(write_config(tmp_path, **switched_off)).spec.max_model_len == 128
+    assert load_dummy(write_config(tmp_path, **switched_off)).spec.windows == ()
 
 
 def test_the_generation_config_says_where_texts_end_before_the_models_own(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from blink.config import ModelConfig
 from blink.errors import ConfigError
+from blink.models.rope import LinearScaling
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.loader import load_model
@@ -48,8 +49,60 @@ MODELS: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
-    "phi3": (gguf.MODEL_ARCH.PHI3, {}),
+    "phi3": (
+        gguf.MODEL_ARCH.PHI3,
+        {
+            "sliding_window": 24,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
+                "long_factor": [1.0, 2.5, 4.0, 5.5, 7.0, 8.5, 10.0, 11.5],
+                "attention_factor": 1.25,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "qwen2": (
+        gguf.MODEL_ARCH.QWEN2,
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "mixtral": (gguf.MODEL_ARCH.LLAMA, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma2": (gguf.MODEL_ARCH.GEMMA2, {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8}),
+    "gemma3_text": (
+        gguf.MODEL_ARCH.GEMMA3,
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 8,
+            "num_hidden_layers": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "olmo2": (gguf.MODEL_ARCH.OLMO2, {}),
+    "granite": (
+        gguf.MODEL_ARCH.GRANITE,
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.125,
+            "logits_scaling": 2.5,
+        },
+    ),
 }
+INTERLEAVED = {gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE}
+EXPERT_PARTS = {"mixtral": ("block_sparse_moe", ("w1", "w2", "w3"))}
 
 
 def interleave(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -76,19 +129,23 @@ def convert(directory: Path, path: Path, arch: gguf.MODEL_ARCH, spec: ModelSpec)
     writer.add_rope_dimension_count(spec.rope.rotary_dim)
     writer.add_token_list([f"token {i}" for i in range(spec.vocab_size)])
     writer.add_eos_token_id(7)
+    add_options(writer, spec)
     if spec.num_experts:
+        place, parts = EXPERT_PARTS.get(spec.architecture, ("mlp", ("gate_proj", "up_proj", "down_proj")))
         writer.add_expert_count(spec.num_experts)
         writer.add_expert_used_count(spec.experts_per_token)
         writer.add_expert_feed_forward_length(spec.moe_intermediate_size)
         for layer in range(spec.num_layers):
-            for part in ("gate_proj", "up_proj", "down_proj"):
-                prefix = f"model.layers.{layer}.mlp.experts"
+            for part in parts:
+                prefix = f"model.layers.{layer}.{place}.experts"
                 stacked = [weights.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(spec.num_experts)]
                 weights[f"{prefix}.{part}.weight"] = torch.stack(stacked)
     for name, value in weights.items():
-        if arch == gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
+        if spec.options.shifted_norms and name.endswith("norm.weight"):
+            value = value + 1
+        if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             value = interleave(value, spec.num_heads if "q_proj" in name else spec.num_kv_heads)
-        stored = names.get_name(name, (".weight",))
+        stored = names.get_name(name, (".weight", ".bias"))
         assert stored is not None
         writer.add_tensor(stored, value.numpy())
     writer.write_header_to_file()
@@ -97,11 +154,39 @@ def convert(directory: Path, path: Path, arch: gguf.MODEL_ARCH, spec: ModelSpec)
     writer.close()
 
 
+def add_options(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+    """Write what a family adds, under the names that llama.cpp's converter uses."""
+    options, rope = spec.options, spec.rope
+    if spec.windows:
+        writer.add_sliding_window(max(spec.windows))
+    if options.shifted_norms and options.attention_softcap:
+        writer.add_attn_logit_softcapping(options.attention_softcap)
+        writer.add_final_logit_softcapping(options.logits_softcap)
+    if spec.architecture == "granite":
+        assert options.attention_scale is not None
+        writer.add_attention_scale(options.attention_scale)
+        writer.add_embedding_scale(options.embedding_scale)
+        writer.add_residual_scale(options.residual_scale)
+        writer.add_logit_scale(options.logits_divisor)
+    if rope.long_divisors:
+        writer.add_rope_scaling_orig_ctx_len(rope.original_max_len)
+        writer.add_rope_scaling_attn_factors(rope.magnitude)
+        writer.add_tensor("rope_factors_short.weight", np.array(rope.divisors, np.float32))
+        writer.add_tensor("rope_factors_long.weight", np.array(rope.long_divisors, np.float32))
+    elif rope.divisors:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(32)
+    if isinstance(rope.scaling, LinearScaling):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope.scaling.factor)
+
+
 @pytest.mark.parametrize("model_type", MODELS)
 def test_a_converted_model_gives_the_tokens_of_the_original(model_type: str, tmp_path: Path) -> None:
     arch, options = MODELS[model_type]
     torch.manual_seed(31)
-    config = AutoConfig.for_model(model_type, **SMALL, **options)
+    config = AutoConfig.for_model(model_type, **{**SMALL, **options})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     converted = tmp_path / "model.gguf"
     convert(tmp_path, converted, arch, read_spec(tmp_path))
@@ -109,7 +194,7 @@ def test_a_converted_model_gives_the_tokens_of_the_original(model_type: str, tmp
     outputs = []
     for path in (tmp_path, converted):
         driver = Driver(load_model(ModelConfig(model=str(path)), torch.device("cpu"), torch.float32), max_len=64)
-        driver.add([4, 9, 30, 2], 12)
+        driver.add([4, 9, 30, 2, 17, 55, 8, 3, 61, 90, 12], 12)
         outputs.append(driver.run())
     assert outputs[0] == outputs[1]
 

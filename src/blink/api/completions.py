@@ -7,39 +7,50 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
 
 from blink.api.bodies import Bodies, check_content_type
 from blink.api.clients import flow_of
+from blink.api.encoding import open_body, open_encoder
 from blink.api.http1 import find_writer, writer_of
 from blink.api.logprobs import LogprobFormat
+from blink.api.message_form import constrain_message, message_form
 from blink.api.poller import Poller
 from blink.api.reader import Reader
 from blink.api.reading import LIGHT_BYTES, Bounds, Read
-from blink.api.reply import Reply, encode_whole
+from blink.api.reply import Reply
+from blink.api.responses_schema import naming_origins
 from blink.api.sampling import build_sampling_params
-from blink.api.schema import MAX_ID_CHARS, ChatBody, CompletionBody, GenerationBody
+from blink.api.schema import MAX_ID_CHARS, ChatBody, CompletionBody
 from blink.api.session import Session
 from blink.api.stream import EventStream, WholeResult
 from blink.api.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
     BadRequestError,
+    BlinkError,
     ClientLimitError,
     EngineUnavailableError,
     NotFoundError,
     OverloadedError,
 )
 from blink.link.client import RegionInfo
-from blink.request.planner import Planner
+from blink.request.planner import Plan, Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
+from blink.text.message.parser import MessageForm
 from blink.text.prompt import PromptRules
+
+if TYPE_CHECKING:
+    from blink.api.tracing import RequestTracer
 
 REQUEST_ID_HEADER = "x-request-id"
 _TEXT_FIELDS = {"prompt", "messages", "tools", "documents", "stop", "user", "cache_salt"}
+_TEXT_FIELDS |= {"response_format", "structured_outputs"}
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +58,13 @@ logger = logging.getLogger(__name__)
 class CompletionService:
     """Answer requests with one model. Owned by a worker; used from its event loop only."""
 
-    def __init__(self, config: FrontendConfig, assets: ModelAssets, poller: Poller) -> None:
+    def __init__(
+        self, config: FrontendConfig, assets: ModelAssets, poller: Poller, tracer: RequestTracer | None = None
+    ) -> None:
         self.config = config
         self.assets = assets
         self.poller = poller
+        self.tracer = tracer
         self.planner = Planner(assets)
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reader = Reader(config, assets)
@@ -116,15 +130,14 @@ class CompletionService:
         body: CompletionBody | ChatBody = read.body
         try:
             self.check_model(body.model)
-            session, reply = await self._plan(read, request)
+            with naming_origins() if read.echo else nullcontext():
+                session, reply = await self._plan(read, request)
             if body.stream and self.config.enable_log_timings:
                 stamps = {"received": session.arrived, "parsed": read.parsed, "tokenized": tokenized}
-                return session.start(
-                    lambda: TimedStream({**stamps, "submitted": time.perf_counter()}, reply(), session)
-                )
+                return session.start(lambda: _open_timed(stamps, reply(), session))
             if body.stream:
-                return session.start(lambda: EventStream(reply(), session))
-            result = session.start(WholeResult)
+                return session.start(lambda: EventStream(open_encoder(reply(), session), session))
+            result = session.start(lambda: WholeResult(open_body(reply(), session)))
         except OverloadedError:
             self.poller.metrics.count_rejection("queue_full")
             raise
@@ -135,21 +148,44 @@ class CompletionService:
             self.poller.metrics.count_rejection("engine_unavailable")
             raise
         await result.wait(session, request.scope)
-        return Response(encode_whole(reply(), session), media_type="application/json")
+        return Response(result.body.encode(), media_type="application/json")
 
     async def _plan(self, read: Read, request: Request) -> tuple[Session, Callable[[], Reply]]:
         engine, body = self.engine, read.body
         read.check_engine()
         params = build_sampling_params(body, self.assets.sampling_defaults)
-        plan = await self.planner.plan(read.prompts, params, _prompt_rules(body), engine)
-        reply_id = _reply_id(body, request)
+        form = message_form(read, self.assets, may_choose=self.config.enable_auto_tool_choice)
+        plan = await self._plan_sequences(read, params, form, engine)
+        reply_id = _reply_id(read, request)
         if self.config.enable_log_requests:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
             logger.info("request %s: %d prompt tokens, %s", reply_id, sum(p.num_tokens for p in plan.prompts), shown)
         session = Session(self.poller, plan, writer_of(request.scope).received, flow_of(request.scope))
-        return session, partial(self._reply, read, params, reply_id)
+        if self.config.enable_log_requests:
+            session.on_end = partial(_log_end, reply_id, session)
+        if self.tracer is not None:
+            self.tracer.begin(session, request.headers, reply_id, self.model_name, params)
+        return session, partial(self._reply, read, params, form, reply_id)
 
-    def _reply(self, read: Read, params: SamplingParams, reply_id: str) -> Reply:
+    async def _plan_sequences(
+        self, read: Read, params: SamplingParams, form: MessageForm | None, engine: RegionInfo
+    ) -> Plan:
+        rules = _prompt_rules(read.body)
+        if form is None:
+            return await self.planner.plan(read.prompts, params, rules, engine)
+        use = read.body.tool_use
+        constrained = constrain_message(params, use, form)
+        try:
+            return await self.planner.plan(read.prompts, constrained, rules, engine)
+        except BadRequestError as error:
+            if error.param != "structured_outputs" or use is None:
+                raise
+            if use.is_binding:
+                raise BadRequestError(f"The tools' parameters cannot be kept to: {error.message}", "tools") from None
+        # Calls of the model's own choice may be free, as on other servers, or give way to the form of the answer.
+        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine)
+
+    def _reply(self, read: Read, params: SamplingParams, form: MessageForm | None, reply_id: str) -> Reply:
         body: CompletionBody | ChatBody = read.body
         is_chat = isinstance(body, ChatBody)
         options = body.stream_options
@@ -162,11 +198,37 @@ class CompletionService:
             role=read.role if is_chat and not body.add_generation_prompt else "assistant",
             num_choices=params.n,
             logprobs=None if params.logprobs is None else logprobs,
+            prompt_logprobs=None if body.prompt_logprobs is None else logprobs,
             return_token_ids=bool(body.return_token_ids),
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.include_usage and options.continuous_usage_stats,
             echoes=read.echoes,
+            message=form,
+            echo=read.echo,
+            temperature=params.temperature,
+            top_p=params.top_p,
         )
+
+
+def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
+    """Write how a request ended."""
+    fields = {
+        "request_id": reply_id,
+        "seconds": round(time.perf_counter() - session.arrived, 6),
+        "prompt_tokens": sum(prompt.num_tokens for prompt in session.prompts),
+        "completion_tokens": sum(generation.num_tokens for generation in session.generations),
+        "finish_reasons": [generation.finish_reason for generation in session.generations],
+        "error": error.message if error is not None else None,
+    }
+    text = "request {request_id} ended after {seconds:.3f} s: {prompt_tokens} prompt tokens, {completion_tokens} tokens"
+    reasons = [generation.finish_reason or "abort" for generation in session.generations]
+    how = error.message if error is not None else ", ".join(reasons)
+    logger.info("%s: %s", text.format(**fields), how, extra={"fields": fields})
+
+
+def _open_timed(stamps: dict[str, float], reply: Reply, session: Session) -> TimedStream:
+    stamps = {**stamps, "submitted": time.perf_counter()}
+    return TimedStream(stamps, reply.id, open_encoder(reply, session), session)
 
 
 def _prompt_rules(body: CompletionBody | ChatBody) -> PromptRules:
@@ -178,9 +240,9 @@ def _prompt_rules(body: CompletionBody | ChatBody) -> PromptRules:
     )
 
 
-def _reply_id(body: GenerationBody, request: Request) -> str:
+def _reply_id(read: Read, request: Request) -> str:
     given = request.headers.get(REQUEST_ID_HEADER, "")
     if len(given) > MAX_ID_CHARS or not given.isprintable():
         raise BadRequestError(f"X-Request-Id must hold at most {MAX_ID_CHARS} printable characters.", "request_id")
-    kind = "chatcmpl-" if isinstance(body, ChatBody) else "cmpl-"
-    return kind + (given or body.request_id or secrets.token_hex(16))
+    kind = "resp_" if read.echo else "chatcmpl-" if isinstance(read.body, ChatBody) else "cmpl-"
+    return kind + (given or read.body.request_id or secrets.token_hex(16))

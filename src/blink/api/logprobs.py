@@ -37,6 +37,25 @@ class LogprobFormat:
             "top_logprobs": [self._alternatives(entry) for entry in entries],
         }
 
+    def echoed(self, first: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Return completion() of a prompt and its output; the prompt's first token has no logprob."""
+        name = self._name(first)
+        rest = self.completion(entries, len(name))
+        heads = {"text_offset": 0, "token_logprobs": None, "tokens": name, "top_logprobs": None}
+        return {key: [head, *rest[key]] for key, head in heads.items()}
+
+    def prompt(self, entries: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+        """Return vLLM's prompt_logprobs: for each token a mapping by id; `rank` is null beyond those asked for."""
+        return [None, *(self._ranked(entry) for entry in entries)]
+
+    def _ranked(self, entry: TokenLogprob) -> dict[str, Any]:
+        ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
+        chosen = {**dict(entry.top), entry.token: entry.logprob}
+        return {
+            str(token): {"logprob": _finite(logprob), "rank": ranks.get(token), "decoded_token": self._name(token)}
+            for token, logprob in chosen.items()
+        }
+
     def chat(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Return /v1/chat/completions' list of tokens."""
         content = [

@@ -8,8 +8,9 @@ import logging
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from blink.errors import ConfigError
@@ -18,6 +19,38 @@ from blink.region.files import open_own
 logger = logging.getLogger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker's numbers."""
+
+    pid: int
+    is_alive: bool
+    values: memoryview[float]
+
+
+class WorkerFiles:
+    """What the workers of a region have written, for whoever may read this user's files."""
+
+    def __init__(self, region: str, size: int, parent: Path = _SHARED_MEMORY) -> None:
+        self.directory = parent / f"blink.metrics-{os.geteuid()}"
+        self.size_bytes = 8 * size
+        self.region = region
+
+    def all(self) -> list[Path]:
+        """Return the files of all workers of all regions."""
+        return sorted(self.directory.glob("*.worker"))
+
+    def read(self, except_path: Path | None = None) -> list[Worker]:
+        """Read the numbers of the region's workers, living and dead."""
+        paths = [path for path in self.all() if _region_of(path) == self.region and path != except_path]
+        found = ((path, _read_if_there(path)) for path in paths)
+        return [
+            Worker(_pid_of(path), _is_locked(path), memoryview(data).cast("d"))
+            for path, data in found
+            if len(data) == self.size_bytes
+        ]
 
 
 class MetricStore:
@@ -33,10 +66,10 @@ class MetricStore:
         Raises:
             ConfigError: the directory cannot be made, has no room, or is not this user's alone.
         """
-        self._size_bytes = 8 * size
-        self._region = region
+        self._files = WorkerFiles(region, size, parent)
+        self._size_bytes = self._files.size_bytes
         self._is_failing = False
-        self._directory = parent / f"blink.metrics-{os.geteuid()}"
+        self._directory = self._files.directory
         try:
             with self._exclusive():
                 self._remove_dead_regions()
@@ -60,19 +93,17 @@ class MetricStore:
             self._is_failing = False
             logger.warning("the file of this worker's metrics was gone: written anew")
 
+    def workers(self) -> list[Worker]:
+        """Return the numbers of all workers of the region."""
+        return [Worker(os.getpid(), True, self.values), *self._files.read(except_path=self._path)]
+
     def sum(self) -> list[float]:
         """Return the sums over all workers of the region."""
-        others = (path for path in self._files() if _region_of(path) == self._region and path != self._path)
-        arrays = [bytes(self.values.cast("B")), *(_read_if_there(path) for path in others)]
-        columns = [memoryview(data).cast("d") for data in arrays if len(data) == self._size_bytes]
-        return [sum(row) for row in zip(*columns, strict=True)]
+        return add_up(self.workers())
 
     def close(self) -> None:
         """Let go of this worker's file; what it counted stays while siblings live."""
         self._file.close()
-
-    def _files(self) -> list[Path]:
-        return sorted(self._directory.glob("*.worker"))
 
     def _is_whole(self) -> bool:
         try:
@@ -83,7 +114,7 @@ class MetricStore:
 
     def _open_file(self, content: bytes) -> None:
         """Create this worker's file with its pages: memory that is missing later would end the process."""
-        path = self._directory / f"{self._region}.{os.getpid()}-{os.urandom(4).hex()}.worker"
+        path = self._directory / f"{self._files.region}.{os.getpid()}-{os.urandom(4).hex()}.worker"
         file = os.fdopen(_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), "r+b")
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -97,7 +128,7 @@ class MetricStore:
         self._path, self._file, self.values = path, file, values
 
     def _remove_dead_regions(self) -> None:
-        files = self._files()
+        files = self._files.all()
         alive = {_region_of(path) for path in files if _is_locked(path)}
         for path in files:
             if _region_of(path) not in alive:
@@ -110,6 +141,11 @@ class MetricStore:
         with os.fdopen(_open(self._directory / "lock", os.O_RDWR | os.O_CREAT), "r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def add_up(workers: Sequence[Worker]) -> list[float]:
+    """Return the sum of each number over the workers."""
+    return [sum(row) for row in zip(*(worker.values for worker in workers), strict=True)]
 
 
 def _check_own(directory: Path) -> None:
@@ -138,10 +174,19 @@ def _region_of(path: Path) -> str:
     return path.name.rsplit(".", 2)[0]
 
 
+def _pid_of(path: Path) -> int:
+    return int(path.name.rsplit(".", 2)[1].partition("-")[0])
+
+
 def _is_locked(path: Path) -> bool:
-    with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
+    """Say whether a living worker writes this file; of one that is gone by now, that none does."""
+    try:
+        file = os.fdopen(_open(path, os.O_RDONLY), "rb")
+    except (OSError, ConfigError):
+        return False
+    with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False

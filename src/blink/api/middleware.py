@@ -16,11 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from blink.api.clients import note_key
 from blink.api.error_body import error_json
 
-_PROTECTED = "/v1"
+_PROTECTED = ("/v1", "/reset_prefix_cache")
 
 
 class ApiKeyGuard:
-    """Refuse requests to /v1 paths without one of the keys."""
+    """Refuse requests that ask for work, or cost others, without one of the keys."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 
 from blink.api.metrics import Metrics
 from blink.api.sequence_metrics import SequenceMetrics
-from blink.errors import BadRequestError, ClientLimitError, OverloadedError
+from blink.api.stats_line import StatsLine
+from blink.errors import BadRequestError, ClientLimitError, EngineUnavailableError, OverloadedError
 from blink.link.client import EngineClient
 from blink.request.table import SequenceTable
 
 _TICK_SECONDS = 0.25
+_RESET_LOOK_SECONDS = 0.005
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +27,22 @@ logger = logging.getLogger(__name__)
 class Poller:
     """Own the engine client and the table of sequences. Use from the event loop only."""
 
-    def __init__(self, client: EngineClient, metrics: Metrics, max_waiting: int, max_client_share: float = 1.0) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        metrics: Metrics,
+        max_waiting: int,
+        max_client_share: float = 1.0,
+        observer: SequenceMetrics | None = None,
+        stats_line: StatsLine | None = None,
+    ) -> None:
         self.client = client
         self._max_client_share = max_client_share
         self._by_flow: Counter[int] = Counter()
         self.metrics = metrics
         self._max_waiting = max_waiting
-        self.table = SequenceTable(client, SequenceMetrics(metrics))
+        self.table = SequenceTable(client, observer or SequenceMetrics(metrics))
+        self._stats_line = stats_line
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -65,6 +77,19 @@ class Poller:
         if self._by_flow[flow] <= 0:
             del self._by_flow[flow]
 
+    async def reset_prefix_cache(self) -> None:
+        """Empty the engine's prefix cache; return when it is.
+
+        Raises:
+            EngineUnavailableError: there is no engine, or it goes.
+        """
+        before = self.client.stats().get("prefix_resets", 0)
+        self.client.reset_prefix_cache()
+        while self.client.stats().get("prefix_resets", 0) == before:
+            if not self.client.ready:
+                raise EngineUnavailableError(f"Not available: {self.client.unavailable_reason}.")
+            await asyncio.sleep(_RESET_LOOK_SECONDS)
+
     def _check_share(self, flow: int, num_sequences: int) -> None:
         info = self.client.info
         if info is None or self._max_client_share >= 1:
@@ -77,7 +102,9 @@ class Poller:
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
-        self.metrics.keep()
+        self.metrics.keep(self.table.num_open, self.table.num_waiting)
+        if self._stats_line is not None:
+            self._stats_line.look(time.monotonic())
         was_ready, num_open = self.client.ready, self.table.num_open
         lost = self.table.tick()
         if lost is not None:

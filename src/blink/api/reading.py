@@ -19,6 +19,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from blink.api.error_body import describe_validation
+from blink.api.responses_schema import ResponsesBody, naming_origins
 from blink.api.schema import (
     Body,
     ChatBody,
@@ -34,6 +35,7 @@ from blink.link.client import RegionInfo
 from blink.region.native import lib
 from blink.request.planner import Planner
 from blink.text.assets import ModelAssets
+from blink.text.message.reasoning import is_reasoning_open
 from blink.text.prompt import check_text_length, check_vocabulary
 
 # What a body may hold beside the text: objects of Python are many times larger than their JSON.
@@ -50,6 +52,7 @@ _CHARS_PER_TOKEN = 4  # of the tokens that /detokenize takes, as a share of the 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     "completions": TypeAdapter(CompletionBody),
     "chat": TypeAdapter(ChatBody),
+    "responses": TypeAdapter(ResponsesBody),
     "tokenize": TypeAdapter(TokenizeBody),
     "detokenize": TypeAdapter(DetokenizeBody),
 }
@@ -81,6 +84,8 @@ class Read:
     prompts: list[Tokens] = field(default_factory=list[Tokens])
     echoes: list[str] = field(default_factory=list[str])
     role: str = "assistant"  # of the conversation's last message
+    is_reasoning_open: bool | None = None  # as the prompt leaves it, if it says
+    echo: bytes = b""  # of /v1/responses: what the response repeats of its request, as JSON
     has_engine: bool = True  # else nothing was tokenized
     answer: bytes = b""  # of a request that needs no engine's work
     parsed: float = 0.0  # when its fields were checked and its texts not yet tokenized; seconds, time.perf_counter
@@ -182,7 +187,14 @@ def _read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regi
     text = Planner(assets).render(body.messages, body.rendering)
     _check_count(1, body, engine)
     role = body.messages[-1].get("role", "assistant")
-    return Read(body, [_tokens_of(text, body, assets, engine)], role=role, parsed=parsed)
+    is_open = is_reasoning_open(text, assets.reasoning_format) if assets.reasoning_format else None
+    tokens = _tokens_of(text, body, assets, engine)
+    return Read(body, [tokens], role=role, is_reasoning_open=is_open, parsed=parsed)
+
+
+def _read_responses(body: ResponsesBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
+    with naming_origins():
+        return replace(_read_chat(body.chat, assets, bounds, engine), echo=body.echo)
 
 
 def _check_count(num_prompts: int, body: GenerationBody, engine: RegionInfo) -> None:
@@ -237,6 +249,7 @@ def _answer_detokenize(body: DetokenizeBody, assets: ModelAssets, bounds: Bounds
 _READERS: dict[type[Body], Callable[[Any, ModelAssets, Bounds, RegionInfo], Read]] = {
     CompletionBody: _read_completion,
     ChatBody: _read_chat,
+    ResponsesBody: _read_responses,
     TokenizeTextBody: _answer_tokenize,
     TokenizeChatBody: _answer_tokenize,
     DetokenizeBody: _answer_detokenize,

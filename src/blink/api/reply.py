@@ -11,7 +11,8 @@ import orjson
 
 from blink.api.logprobs import LogprobFormat
 from blink.api.session import Session
-from blink.text.generation import Generation
+from blink.text.generation import Delta, Generation, TokenLogprob
+from blink.text.message.parser import MessageForm
 from blink.text.prompt import Prompt
 
 
@@ -26,14 +27,23 @@ class Reply:
     role: str = "assistant"
     num_choices: int = 1  # per prompt
     logprobs: LogprobFormat | None = None
+    prompt_logprobs: LogprobFormat | None = None
     return_token_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     echoes: Sequence[str] = ()  # the text of each prompt, to stand before the output
+    message: MessageForm | None = None  # how the text of a chat is read; None: it is the content
+    echo: bytes = b""  # of /v1/responses: what is repeated of the request; empty for the other APIs
+    temperature: float = 1.0
+    top_p: float = 1.0
 
     def prompt_of(self, session: Session, generation: Generation) -> Prompt:
         """Return the prompt of a choice."""
         return session.prompts[generation.index // self.num_choices]
+
+    def scores_of(self, session: Session, generation: Generation) -> list[TokenLogprob]:
+        """Return the logprobs of a choice's prompt, which came with the prompt's first choice."""
+        return session.generations[generation.index - generation.index % self.num_choices].prompt_logprobs
 
     def echo_of(self, generation: Generation) -> str:
         """Return the text that stands before a choice's output."""
@@ -53,42 +63,70 @@ def usage_of(prompts: Sequence[Prompt], generations: Sequence[Generation], num_c
     }
 
 
-def encode_whole(reply: Reply, session: Session) -> bytes:
-    """Return the body of a response whose sequences have all ended."""
-    choice = _chat_choice if reply.is_chat else _completion_choice
-    body: dict[str, Any] = {
-        "id": reply.id,
-        "object": "chat.completion" if reply.is_chat else "text_completion",
-        "created": reply.created,
-        "model": reply.model,
-        "choices": [choice(reply, session, generation) for generation in session.generations],
-        "usage": usage_of(session.prompts, session.generations, reply.num_choices),
-    }
-    if reply.is_chat and reply.return_token_ids:
-        body["prompt_token_ids"] = session.prompts[0].tokens.tolist()
-    return orjson.dumps(body)
+class WholeChoices:
+    """The body of a completion or chat that is sent whole."""
+
+    def __init__(self, reply: Reply, session: Session) -> None:
+        self._reply = reply
+        self._session = session
+
+    def take(self, generation: Generation) -> None:
+        """Leave the output with the sequences: it is taken at the end."""
+
+    def encode(self) -> bytes:
+        """Return the body when all sequences have ended."""
+        reply, session = self._reply, self._session
+        body: dict[str, Any] = {
+            "id": reply.id,
+            "object": "chat.completion" if reply.is_chat else "text_completion",
+            "created": reply.created,
+            "model": reply.model,
+            "choices": [self._choice(generation) for generation in session.generations],
+            "usage": usage_of(session.prompts, session.generations, reply.num_choices),
+        }
+        if reply.is_chat and reply.prompt_logprobs:
+            body["prompt_logprobs"] = reply.prompt_logprobs.prompt(session.generations[0].prompt_logprobs)
+        if reply.is_chat and reply.return_token_ids:
+            body["prompt_token_ids"] = session.prompts[0].tokens.tolist()
+        return orjson.dumps(body)
+
+    def _choice(self, generation: Generation) -> dict[str, Any]:
+        delta = generation.take()
+        if not self._reply.is_chat:
+            return _completion_choice(self._reply, self._session, generation, delta)
+        message: dict[str, Any] = {"role": self._reply.role, "content": delta.text, "refusal": None, "tool_calls": []}
+        return chat_choice(self._reply, generation, delta, message)
 
 
-def _completion_choice(reply: Reply, session: Session, generation: Generation) -> dict[str, Any]:
-    delta = generation.take()
+def _completion_choice(reply: Reply, session: Session, generation: Generation, delta: Delta) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": generation.index,
         "text": reply.echo_of(generation) + delta.text,
-        "logprobs": reply.logprobs.completion(delta.logprobs, 0) if reply.logprobs else None,
+        "logprobs": _completion_logprobs(reply, session, generation, delta) if reply.logprobs else None,
         "finish_reason": generation.finish_reason,
         "stop_reason": generation.stop_reason,
     }
+    if reply.prompt_logprobs:
+        choice["prompt_logprobs"] = reply.prompt_logprobs.prompt(reply.scores_of(session, generation))
     if reply.return_token_ids:
         choice["token_ids"] = delta.tokens
         choice["prompt_token_ids"] = reply.prompt_of(session, generation).tokens.tolist()
     return choice
 
 
-def _chat_choice(reply: Reply, _: Session, generation: Generation) -> dict[str, Any]:
-    delta = generation.take()
+def _completion_logprobs(reply: Reply, session: Session, generation: Generation, delta: Delta) -> dict[str, Any]:
+    assert reply.logprobs is not None
+    if not reply.echoes:
+        return reply.logprobs.completion(delta.logprobs, 0)
+    entries = [*reply.scores_of(session, generation), *delta.logprobs]
+    return reply.logprobs.echoed(int(reply.prompt_of(session, generation).tokens[0]), entries)
+
+
+def chat_choice(reply: Reply, generation: Generation, delta: Delta, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a choice of a chat; `delta` is all that its sequence has gained."""
     choice: dict[str, Any] = {
         "index": generation.index,
-        "message": {"role": reply.role, "content": delta.text, "refusal": None, "tool_calls": []},
+        "message": message,
         "logprobs": reply.logprobs.chat(delta.logprobs) if reply.logprobs else None,
         "finish_reason": generation.finish_reason,
         "stop_reason": generation.stop_reason,

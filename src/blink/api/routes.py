@@ -15,22 +15,30 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink import __version__
+from blink.api.bodies import check_content_type
 from blink.api.completions import CompletionService
 from blink.api.error_body import bug_response, error_response, http_error_response, install_error_responses
+from blink.api.page import page_routes
 from blink.api.reading import Read
+from blink.api.responses_schema import ResponsesBody
 from blink.api.schema import (
+    MAX_ID_CHARS,
     Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
 )
-from blink.errors import BlinkError
+from blink.errors import BlinkError, NotFoundError
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
-_GENERATIONS = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
+_GENERATIONS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
+}
 _TOKENS = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
 
 logger = logging.getLogger(__name__)
@@ -73,6 +81,8 @@ def create_app(service: CompletionService, **options: Any) -> ASGIApp:
     app.include_router(_model_routes(service))
     app.include_router(_token_routes(service))
     app.include_router(_status_routes(service))
+    if service.config.page:
+        app.include_router(page_routes())
     return DirectRoutes(app, service)
 
 
@@ -107,6 +117,9 @@ class DirectRoutes:
         try:
             return await self._service.answer(await self._service.read(kind, request), request)
         except BlinkError as error:
+            if self._service.config.enable_log_requests:
+                fields = {"path": request.scope["path"], "status": int(error.status), "error": error.message}
+                logger.info("refused with %(status)d: %(error)s", fields, extra={"fields": fields})
             return error_response(error)
         except HTTPException as error:
             return http_error_response(error)
@@ -128,6 +141,18 @@ def _generation_routes() -> APIRouter:
     async def chat(body: ChatBody) -> Response:
         """Answer a conversation."""
         raise NotImplementedError
+
+    @router.post("/v1/responses", response_model=None)
+    async def respond(body: ResponsesBody) -> Response:
+        """Answer a conversation, in the form of OpenAI's newer API."""
+        raise NotImplementedError
+
+    @router.get("/v1/responses/{name}")
+    @router.delete("/v1/responses/{name}")
+    @router.post("/v1/responses/{name}/cancel")
+    async def find_response(name: str) -> Response:
+        """Say that there is no such response: none is stored."""
+        raise NotFoundError(f"Response with id '{name[:MAX_ID_CHARS]}' not found: this server stores no responses.")
 
     return router
 
@@ -193,6 +218,19 @@ def _status_routes(service: CompletionService) -> APIRouter:
         """Answer 200 when requests can be served now, else 503."""
         assert service.engine  # raises the 503
         return Response()
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache(request: Request) -> Response:
+        """Let the engine forget all cached prefixes; requests that run keep their blocks."""
+        check_content_type(request, service.config.allowed_origins)  # a foreign page's post is refused
+        assert service.engine  # raises the 503
+        await service.poller.reset_prefix_cache()
+        return Response()
+
+    @router.post("/v1/embeddings")
+    async def embed() -> None:
+        """Say that there are none."""
+        raise NotFoundError("This server makes no embeddings (/v1/embeddings): its models generate text.")
 
     @_read(router, "/version")
     async def version() -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blink.api.schema import ChatBody, CompletionBody
+from blink.api.structured import read_structured_outputs
 from blink.errors import BadRequestError
 from blink.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 
@@ -32,6 +33,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         frequency_penalty=body.frequency_penalty or 0.0,
         seed=body.seed,
         logprobs=body.top_logprobs_count,
+        prompt_logprobs=body.prompt_logprobs_count,
         logit_bias={_token_id(key): _clamp(bias) for key, bias in (body.logit_bias or {}).items()},
         stop=body.stop,
         stop_token_ids=body.stop_token_ids or (),
@@ -41,6 +43,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         spaces_between_special_tokens=body.spaces_between_special_tokens,
         priority=body.priority,
         best_effort=body.service_tier == "flex",
+        structured_outputs=read_structured_outputs(body.response_format, body.structured_outputs),
         **filled,
     )
 

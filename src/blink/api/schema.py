@@ -12,15 +12,20 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PrivateAttr,
+    StrictBool,
     StrictInt,
     Tag,
     model_validator,
 )
 
-from blink.api.unsupported import reject_tools, reject_unsupported
+from blink.api.structured import ResponseFormat, StructuredOutputsBody
+from blink.api.tools import check_tool_fields, read_tool_use
+from blink.api.unsupported import reject_unsupported
 from blink.errors import BadRequestError
 from blink.request.planner import Rendering
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS
+from blink.text.message.tool_use import ToolUse
 
 # The first wrong item ends the check: a list of a million of them would take minutes and gigabytes.
 TokenIds = Annotated[list[StrictInt], Field(fail_fast=True)]
@@ -89,6 +94,9 @@ class GenerationBody(Body):
         Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_check_printable)] | None
     ) = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsBody | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -100,10 +108,23 @@ class GenerationBody(Body):
             _check_lengths(fields)
         return fields
 
+    @property
+    def prompt_logprobs_count(self) -> int | None:
+        """Return how many logprobs per prompt token are asked for, None for no logprobs."""
+        return self.prompt_logprobs
+
     @model_validator(mode="after")
-    def _check_stream_options(self) -> GenerationBody:
+    def _check_prompt_logprobs(self) -> GenerationBody:
+        if self.prompt_logprobs_count is not None and self.stream:
+            raise BadRequestError("Logprobs of the prompt are not available when `stream=True`.", "stream")
+        return self
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("Stream options can only be defined when `stream=True`.", "stream_options")
+        if self.structured_outputs is not None and self.response_format is not None and self.response_format.is_json:
+            raise BadRequestError("Set either response_format or structured_outputs.", "structured_outputs")
         return self
 
 
@@ -135,11 +156,10 @@ class CompletionBody(GenerationBody):
     add_special_tokens: bool = True
     user: Any = None
 
-    @model_validator(mode="after")
-    def _check_echo(self) -> CompletionBody:
-        if self.echo and self.logprobs is not None:
-            raise BadRequestError("echo together with logprobs is not supported by this server.", "echo")
-        return self
+    @property
+    def prompt_logprobs_count(self) -> int | None:
+        """Return how many logprobs per prompt token are asked for; an echo has those of the output too."""
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
 
     @property
     def prompts(self) -> list[str] | list[TokenIds]:
@@ -173,14 +193,22 @@ class ConversationBody(Body):
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: StrictBool | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    _tool_use: ToolUse | None = PrivateAttr(None)
 
     @model_validator(mode="before")
     @classmethod
-    def _reject_tools(cls, fields: Any) -> Any:
+    def _check_tool_fields(cls, fields: Any) -> Any:
         if isinstance(fields, dict):
-            reject_tools(fields)
+            check_tool_fields(fields)
         return fields
+
+    @model_validator(mode="after")
+    def _read_tool_use(self) -> ConversationBody:
+        self._tool_use = read_tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls is not False)
+        return self
 
     @model_validator(mode="after")
     def _check_rendering(self) -> ConversationBody:
@@ -189,9 +217,14 @@ class ConversationBody(Body):
         return self
 
     @property
+    def tool_use(self) -> ToolUse | None:
+        """Return what the reply may or must call, None for nothing."""
+        return self._tool_use
+
+    @property
     def rendering(self) -> Rendering:
         """Return how the messages become a prompt."""
-        variables = {"tools": self.tools, "documents": self.documents, **(self.chat_template_kwargs or {})}
+        variables = {"documents": self.documents, **(self.chat_template_kwargs or {}), "tools": self.tools or None}
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
         return Rendering(

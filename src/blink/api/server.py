@@ -9,12 +9,12 @@ import logging
 import os
 import resource
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
@@ -28,15 +28,22 @@ from blink.api.metrics import NUM_VALUES, Metrics
 from blink.api.middleware import ApiKeyGuard, BodyLimit, RequestIds
 from blink.api.poller import Poller
 from blink.api.routes import create_app
+from blink.api.sequence_metrics import SequenceMetrics
+from blink.api.stats_line import StatsLine
 from blink.config import FrontendConfig
 from blink.errors import ConfigError, EngineUnavailableError
 from blink.host.address import Address
+from blink.host.extras import how_to_install
 from blink.host.heartbeat import start_beating
 from blink.host.isolation import isolate, parse_cpus
+from blink.host.logs import set_up_logging
 from blink.link.base import Connector
 from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
 from blink.text.assets import load_assets
+
+if TYPE_CHECKING:
+    from blink.api.tracing import RequestTracer
 
 _KEY_VARIABLE = "BLINK_API_KEY"
 _BACKLOG = 2048
@@ -54,18 +61,27 @@ def run_worker(config: FrontendConfig) -> int:
     Raises:
         ConfigError: the model's files, the address, the TLS files or the isolation asked for do not fit.
     """
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    set_up_logging(config.log_level, config.log_format)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     # Before the event loop and the native waiter start: their threads inherit it.
     cpus = parse_cpus(config.frontend_cpus)
     isolate(cpus, config.frontend_sched, config.frontend_sched_priority, config.frontend_mlock)
     assets = load_assets(config)
     client = EngineClient(_connector_of(config), config.engine_timeout, lease_grace=_LEASE_GRACE)
-    metrics = Metrics(MetricStore(config.region, NUM_VALUES), client.stats)
+    store = MetricStore(config.region, NUM_VALUES)
+    metrics = Metrics(store, client.stats)
     metrics.model_name = config.model.served_model_name
-    service = CompletionService(config, assets, _poller(config, client, metrics))
+    tracer = _connect_tracer(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
+    stats_line = None if config.disable_log_stats else StatsLine(store, client.stats)
+    poller = Poller(
+        client,
+        metrics,
+        config.max_num_queued_reqs,
+        config.max_client_share,
+        observer=_observer(metrics, tracer),
+        stats_line=stats_line,
+    )
+    service = CompletionService(config, assets, poller, tracer)
     app = add_middleware(create_app(service, lifespan=_lifespan(service)), config)
     listener = _bind(config)
     server = _Server(_uvicorn_config(app, config), service, _describe(config, listener))
@@ -73,8 +89,22 @@ def run_worker(config: FrontendConfig) -> int:
     return 0
 
 
-def _poller(config: FrontendConfig, client: EngineClient, metrics: Metrics) -> Poller:
-    return Poller(client, metrics, config.max_num_queued_reqs, config.max_client_share)
+def _observer(metrics: Metrics, tracer: RequestTracer | None) -> SequenceMetrics:
+    if tracer is None:
+        return SequenceMetrics(metrics)
+    from blink.api.tracing import TracedSequences
+
+    return TracedSequences(metrics, tracer)
+
+
+def _connect_tracer(endpoint: str) -> RequestTracer:
+    try:
+        from blink.api.tracing import connect_tracer
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--otlp-traces-endpoint needs {error.name}, which is not installed: {how_to_install('otel')}"
+        ) from error
+    return connect_tracer(endpoint)
 
 
 def _connector_of(config: FrontendConfig) -> Connector:
@@ -115,6 +145,8 @@ def _lifespan(service: CompletionService):
         gc.freeze()
         yield
         service.poller.stop()
+        if service.tracer is not None:
+            await asyncio.to_thread(service.tracer.close)
         service.reader.close()
 
     return run

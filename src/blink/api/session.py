@@ -42,6 +42,7 @@ class Session:
         self._submitted: list[int] = []
         self._changed: dict[Generation, None] = {}
         self._responder: Responder | None = None
+        self.on_end: Callable[[BlinkError | None], None] | None = None  # called once when it has begun and ends
 
     def start(self, open_responder: Callable[[], AnyResponder]) -> AnyResponder:
         """Submit all sequences, or none; then, while the engine works, open the responder and return it.
@@ -95,4 +96,8 @@ class Session:
         responder, self._responder = self._responder, None
         if responder is not None:
             self._poller.leave(self.flow, len(self.generations))
+            longest = max(generation.num_tokens for generation in self.generations)
+            self._poller.metrics.observe(names.MAX_GENERATION_TOKENS, longest)
             responder.close(error)
+            if self.on_end is not None:
+                self.on_end(error)

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from blink.api.chunks import ChunkEncoder
 from blink.api.http1 import ResponseWriter, writer_of
-from blink.api.reply import Reply
 from blink.api.session import Session
 from blink.errors import BlinkError
 from blink.text.generation import Generation
@@ -26,15 +25,39 @@ def disconnect_error() -> BlinkError:
     return BlinkError("The client closed the connection.")
 
 
+class Encoder(Protocol):
+    """Who turns a session's output into the bytes of a stream."""
+
+    def encode(self, generation: Generation) -> bytes:
+        """Return what a sequence has gained."""
+        ...
+
+    def encode_end(self, error: BlinkError | None) -> bytes:
+        """Return the last bytes of the stream."""
+        ...
+
+
+class WholeBody(Protocol):
+    """Who gathers a session's output for one body."""
+
+    def take(self, generation: Generation) -> object:
+        """Learn that a sequence has grown."""
+        ...
+
+    def encode(self) -> bytes:
+        """Return the body when all sequences have ended."""
+        ...
+
+
 class EventStream(Response):
     """Write a session's output as it comes. Each batch of completions is one write to the transport."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, reply: Reply, session: Session) -> None:
+    def __init__(self, encoder: Encoder, session: Session) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._encoder = ChunkEncoder(reply, session)
+        self._encoder = encoder
         self._session = session
         self._writer: ResponseWriter | None = None
         self._early = b""
@@ -42,7 +65,9 @@ class EventStream(Response):
 
     def update(self, generations: Sequence[Generation]) -> None:
         """Write what these sequences have gained."""
-        self._write(b"".join([self._encoder.encode(generation) for generation in generations]))
+        data = b"".join([self._encoder.encode(generation) for generation in generations])
+        if data:  # what is held back makes none; an empty chunk would end the body
+            self._write(data)
 
     def close(self, error: BlinkError | None) -> None:
         """Write the end."""
@@ -82,11 +107,14 @@ class EventStream(Response):
 class WholeResult:
     """Wait for the end of a session."""
 
-    def __init__(self) -> None:
+    def __init__(self, body: WholeBody) -> None:
+        self.body = body
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def update(self, generations: Sequence[Generation]) -> None:
-        """Leave the output with the sequences: it is taken at the end."""
+        """Let the body take what these sequences have gained."""
+        for generation in generations:
+            self.body.take(generation)
 
     def close(self, error: BlinkError | None) -> None:
         """Wake the request's task."""

@@ -8,9 +8,8 @@ import logging
 import time
 from collections.abc import Sequence
 
-from blink.api.reply import Reply
 from blink.api.session import Session
-from blink.api.stream import EventStream
+from blink.api.stream import Encoder, EventStream
 from blink.text.generation import Generation
 
 logger = logging.getLogger(__name__)
@@ -22,11 +21,11 @@ class TimedStream(EventStream):
     Times are nanoseconds of CLOCK_MONOTONIC, which the CPU engine's trace has too; a GPU has a clock of its own.
     """
 
-    def __init__(self, stamps: dict[str, float], reply: Reply, session: Session) -> None:
+    def __init__(self, stamps: dict[str, float], reply_id: str, encoder: Encoder, session: Session) -> None:
         """Go on from the stamps (seconds, time.perf_counter) that the request has until now."""
-        super().__init__(reply, session)
+        super().__init__(encoder, session)
         self._stamps: dict[str, float] | None = stamps
-        self._id = reply.id
+        self._id = reply_id
 
     def update(self, generations: Sequence[Generation]) -> None:
         """Write what these sequences have gained."""

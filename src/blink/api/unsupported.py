@@ -33,14 +33,11 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "regex": (),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "return_token_offsets": (False,),
     "session_id": (),
     "stream_interval": (1,),
-    "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
     "use_beam_search": (False,),
@@ -62,14 +59,3 @@ def reject_unsupported(fields: Mapping[str, Any]) -> None:
     best_of = fields.get("best_of")
     if best_of is not None and best_of != (fields.get("n") or 1):
         raise BadRequestError("best_of is not supported unless it equals n.", "best_of")
-
-
-def reject_tools(fields: Mapping[str, Any]) -> None:
-    """Refuse tool calls: a chat may list tools for its template, but only with tool_choice "none"."""
-    tools, choice = fields.get("tools"), fields.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise BadRequestError("Forced tool calls are not supported by this server.", "tool_choice")
-    if tools and choice != "none":
-        raise BadRequestError('Tool calls are not supported by this server; set tool_choice to "none".', "tools")
-    if choice == "auto" and not tools:
-        raise BadRequestError("When using `tool_choice`, `tools` must be set.", "tool_choice")

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from blink.cli.finding import Finding
+from blink.cli.model_fit import examine_given_model
+from blink.cli.torch_probe import probe_torch
 from blink.config import FrontendConfig
 from blink.errors import BlinkError
 from blink.host.address import Address
@@ -25,12 +26,6 @@ from blink.models.weights.files import default_model_path
 _GIB: Final = 2**30
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _GPU_PACKAGES: Final = ("cuda", "triton")
-# torch takes seconds and hundreds of MB to load: look at it from another process.
-_TORCH_PROBE: Final = """
-import json, torch
-gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-print(json.dumps([torch.__version__, [[gpu.name, gpu.total_memory] for gpu in gpus]]))
-"""
 # Permissions are tried for real, in a process that then ends. Touched pages only are locked (MCL_ONFAULT), but Linux
 # counts all against the limit: this asks for what a frontend needs without taking it.
 _REALTIME_PROBE: Final = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))"
@@ -48,19 +43,9 @@ _CGROUP_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 _REALTIME_SHARE: Final = Path("/proc/sys/kernel/sched_rt_runtime_us")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one look found; `fail` means that serving is not possible."""
-
-    level: Literal["ok", "warn", "fail"]
-    subject: str
-    text: str
-    advice: str = ""
-
-
-def run_doctor(port: int) -> int:
-    """Print all findings; return 0 when this machine can serve."""
-    findings = list(examine(port))
+def run_doctor(port: int, model: str = "") -> int:
+    """Print all findings, of a model too if one is given; return 0 when this machine can serve."""
+    findings = [*examine(port), *(examine_given_model(model) if model else ())]
     for finding in findings:
         print(f"{finding.level:4}  {finding.subject}: {finding.text}")
         if finding.advice:
@@ -140,14 +125,14 @@ def examine_torch() -> Iterator[Finding]:
         advice = f"{how_to_install('engine')}; a machine with frontends only does not need it"
         yield Finding("fail", "torch", "is not installed", advice)
         return
-    probe = subprocess.run([sys.executable, "-c", _TORCH_PROBE], capture_output=True, text=True, check=False)
-    if probe.returncode:
-        yield Finding("fail", "torch", (probe.stderr.strip().splitlines() or ["died"])[-1], "install torch again")
+    report = probe_torch()
+    if report.error:
+        yield Finding("fail", "torch", report.error, "install torch again")
         return
-    version, gpus = json.loads(probe.stdout)
-    yield Finding("ok", "torch", version)
-    for name, memory in gpus:
-        yield Finding("ok", "GPU", f"{name}, {memory / _GIB:.0f} GiB")
+    gpus = report.gpus
+    yield Finding("ok", "torch", report.version)
+    for gpu in gpus:
+        yield Finding("ok", "GPU", f"{gpu.name}, {gpu.memory / _GIB:.0f} GiB")
     if gpus and (missing := [package for package in _GPU_PACKAGES if find_spec(package) is None]):
         advice = f"{how_to_install('gpu')}, or use --device cpu"
         yield Finding("warn", "GPU packages", f"{' and '.join(missing)} not installed", advice)

@@ -18,7 +18,9 @@ from blink.cli.supervision import CONFIG_EXIT_STATUS
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError
 from blink.host.extras import how_to_install
+from blink.host.logs import set_up_logging
 from blink.host.process import raise_descriptor_limit
+from blink.view.config import TopConfig, TraceConfig
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["_Parser"]
@@ -36,6 +38,13 @@ _EXAMPLES: Final = {
     "chat": """examples:
   blink chat --system "Answer in one sentence."
   blink chat --once "What is the capital of France?" """,
+    "top": """examples:
+  blink top                                    the engine of this machine, also while its frontends hang
+  blink top --url http://10.0.0.2:8000
+  blink top --once --json | jq .token_rate""",
+    "trace": """examples:
+  blink trace                                  the last 4,096 steps; open blink-trace.json at ui.perfetto.dev
+  blink trace --duration 10 --output busy.json""",
     "bench": """examples:
   blink bench                                  one request per second for a minute
   blink bench --request-rate 0.5,8,16,32 --client-cpus 12-15 --save-result
@@ -44,7 +53,9 @@ _EXAMPLES: Final = {
   blink bench --base-url http://10.0.0.2:8000 --dataset-name sharegpt --dataset-path ShareGPT_V3.json""",
 }
 
-_TAKE_MODEL: Final = ("serve", "engine", "frontend")
+logger = logging.getLogger("blink")
+
+_TAKE_MODEL: Final = ("serve", "engine", "frontend", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return namespace.run(namespace)
     except BlinkError as error:
-        print(f"blink: error: {error.message}", file=sys.stderr)
+        set_up_logging("info", getattr(namespace, "log_format", "text"), "blink: error: %(message)s")
+        logger.error("%s", error.message)
         return CONFIG_EXIT_STATUS
     except KeyboardInterrupt:
         return 130  # as shells report SIGINT
@@ -75,7 +87,12 @@ def build_parser() -> argparse.ArgumentParser:
         _add_command(commands, "bench", "measure a server under load, alone and beside busy neighbours", _bench),
         BenchConfig,
     )
+    add_flags(_add_command(commands, "top", "watch a server: live figures in the terminal", _top), TopConfig)
+    add_flags(
+        _add_command(commands, "trace", "write the timeline of an engine's steps, for Perfetto", _trace), TraceConfig
+    )
     doctor = _add_command(commands, "doctor", "say what this machine can do, and what to fix", _doctor)
+    doctor.add_argument("model", nargs="?", default="", metavar="MODEL", help="say too whether this model fits")
     doctor.add_argument("--port", type=int, default=FrontendConfig().port, help="port to check (default: %(default)s)")
     return parser
 
@@ -149,7 +166,7 @@ def _engine(namespace: argparse.Namespace) -> int:
         raise ConfigError(
             f"the engine needs {error.name}, which is not installed: {how_to_install('engine')}"
         ) from error
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging("info", config.log_format)
     return run_engine(config)
 
 
@@ -180,7 +197,19 @@ def _bench(namespace: argparse.Namespace) -> int:
     return run_bench(build_config(BenchConfig, namespace))
 
 
+def _top(namespace: argparse.Namespace) -> int:
+    from blink.view.top import run_top
+
+    return run_top(build_config(TopConfig, namespace))
+
+
+def _trace(namespace: argparse.Namespace) -> int:
+    from blink.view.timeline import run_trace
+
+    return run_trace(build_config(TraceConfig, namespace))
+
+
 def _doctor(namespace: argparse.Namespace) -> int:
     from blink.cli.doctor import run_doctor
 
-    return run_doctor(namespace.port)
+    return run_doctor(namespace.port, namespace.model)

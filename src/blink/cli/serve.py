@@ -6,6 +6,7 @@ It touches no request: after the start it sleeps, but for a look at the children
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import time
@@ -19,8 +20,11 @@ from blink.config import FrontendConfig, ServeConfig
 from blink.errors import ConfigError
 from blink.host.address import Address
 from blink.host.isolation import deal_cpus, format_cpus, parse_cpus
+from blink.host.logs import set_up_logging
 from blink.models.weights.files import resolve_model
 from blink.region.files import Reservation, check_unserved, region_path, remove_unserved
+
+logger = logging.getLogger("blink.serve")
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _PROBE_INTERVAL: Final = 0.2  # seconds between looks at /health while not ready
@@ -48,6 +52,7 @@ def run_serve(config: ServeConfig, sample: Sample | None = None) -> int:
     Raises:
         ConfigError: address or region are not free, the model is not there, or the options do not fit together.
     """
+    set_up_logging("info", config.frontend.log_format, "blink: %(message)s")
     config = resolve_serve(config)
     if sample is not None and config.frontend.uds:
         raise ConfigError("--sample-prompt asks over TCP: it does not go with --uds")
@@ -269,4 +274,4 @@ def _count(number: int, noun: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"blink: {text}", file=sys.stderr, flush=True)
+    logger.info("%s", text)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blink.config import EngineConfig
+from blink.config import EngineConfig, FrontendConfig
 from blink.engine.costs import measure_costs
 from blink.engine.geometry import build_geometry, graph_sizes
 from blink.errors import ConfigError
@@ -27,6 +27,9 @@ from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import load_model, resolve_dtype
 from blink.region.layout import EngineState, ErrorCode, place_name
 from blink.region.memory import Region, create_region, publish_region
+from blink.text.assets import load_assets
+from blink.text.tokenizer import NoTokenizer
+from blink.text.vocabulary import Vocabulary, list_vocabulary
 
 logger = logging.getLogger("blink.engine")
 
@@ -52,10 +55,15 @@ class Engine(ABC):
         self._listener = open_listener(config)
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
         spec = self._model.spec
+        vocabulary = _read_vocabulary(config, spec.vocab_size)
         num_blocks = self._size_kv_cache()
         self._check_memory(num_blocks)
         self._geometry = build_geometry(
-            config, max_model_len=spec.max_model_len, vocab_size=spec.vocab_size, num_blocks=num_blocks
+            config,
+            max_model_len=spec.max_model_len,
+            vocab_size=spec.vocab_size,
+            num_blocks=num_blocks,
+            vocab_bytes=len(vocabulary.text),
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:
@@ -63,6 +71,8 @@ class Engine(ABC):
             num_slots = int(self._geometry["num_slots"])
             self._batch = map_batch(self._array, num_slots)
             self._segmented_batch = map_batch(self._array, num_slots, "segmented_")
+            self._batch.token_starts.copy_(torch.from_numpy(vocabulary.starts.view("i4")))
+            self._batch.token_text.copy_(torch.from_numpy(vocabulary.text))
             self._kv_cache = self._allocate_kv_cache(num_blocks)
             self._residual = torch.zeros(
                 config.max_num_batched_tokens, spec.hidden_size, dtype=self._model.dtype, device=self._model.device
@@ -146,8 +156,8 @@ class Engine(ABC):
         """End the scheduler at its next pass; open requests are lost."""
         self._region.store_control("stop", 1)
 
-    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False) -> None:
-        self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows, decoding=decoding)
+    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
+        self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows, decoding=decoding, scoring=scoring)
 
     def _run_segment(self, size: tuple[int, int, bool], segment: int, num_segments: int) -> None:
         """Run one of the segments of a step of `size`: tokens, rows, whether all of them decode."""
@@ -165,11 +175,16 @@ class Engine(ABC):
         )
         self._array("costs", torch.uint8).copy_(torch.from_numpy(costs.view("u1")))
         self._num_segments: list[int] = costs["num_segments"].tolist()
-        sizes = graph_sizes(self._geometry)
+        sizes, milliseconds = graph_sizes(self._geometry), costs["base_ns"] / 1e6
+        last = int(self._geometry["scoring_graph"]) - 1
         logger.info(
             "a step takes %.1f ms for %d row, %.1f ms for %d tokens; best-effort steps run in up to %d segments",
-            costs["base_ns"][0] / 1e6, sizes[0][1], costs["base_ns"][-1] / 1e6, sizes[-1][0], max(self._num_segments),
-        )  # fmt: skip
+            milliseconds[0],
+            sizes[0][1],
+            milliseconds[last],
+            sizes[last][0],
+            max(self._num_segments),
+        )
 
     def _complete(self, config: EngineConfig) -> EngineConfig:
         """Return a configuration that says how many tokens a step takes, and how long a segment."""
@@ -214,6 +229,16 @@ def _first_layer(segment: int, num_segments: int, num_layers: int) -> int:
     """Return where a segment begins: the last has the head to compute as well, and fewer layers for it."""
     even = segment * (num_layers + _LAYERS_OF_HEAD) // num_segments
     return num_layers if segment == num_segments else min(even, num_layers - num_segments + segment)
+
+
+def _read_vocabulary(config: EngineConfig, vocab_size: int) -> Vocabulary:
+    """Return the bytes of the model's tokens; none where it has no tokenizer."""
+    try:
+        tokenizer = load_assets(FrontendConfig(model=config.model)).tokenizer
+    except ConfigError as error:
+        logger.warning("no structured outputs: %s", error)
+        tokenizer = NoTokenizer()
+    return list_vocabulary(tokenizer, vocab_size)
 
 
 def conclude(region: Region) -> int:

@@ -49,6 +49,7 @@ def measure_costs(
     usual = np.asarray(seconds) + kv_seconds * rows * min(_USUAL_CONTEXT, context)
     parts = usual * 1e9 / float(geometry["segment_ns"])
     costs["num_segments"] = np.where(parts > _SLACK, np.clip(np.ceil(parts), 1, min(num_layers, _MAX_SEGMENTS)), 1)
+    costs["num_segments"][int(geometry["scoring_graph"])] = 1  # it runs whole
     return costs
 
 

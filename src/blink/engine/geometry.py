@@ -39,7 +39,13 @@ def graph_sizes(geometry: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
 
 
 def build_geometry(
-    config: EngineConfig, *, max_model_len: int, vocab_size: int, num_blocks: int, log_entries: int = 0
+    config: EngineConfig,
+    *,
+    max_model_len: int,
+    vocab_size: int,
+    num_blocks: int,
+    vocab_bytes: int = 0,
+    log_entries: int = 0,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
@@ -49,13 +55,11 @@ def build_geometry(
     max_blocks = -(-max_model_len // config.block_size)
     _check(max_model_len, max_blocks, num_blocks)
     cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * config.max_num_seqs + config.max_sequences_per_worker)
-    longest = max_model_len * 4 + max_blocks * CONSTANTS["block_hash_bytes"]
-    longest += CONSTANTS["max_stop_tokens"] * 4 + CONSTANTS["max_logit_biases"] * 8
     values: dict[str, int] = {
         "num_queue_pairs": config.num_queue_pairs,
         "sq_entries": power_of_two(2 * config.max_sequences_per_worker),
         "cq_entries": cq_entries,
-        "arena_bytes": -(-(config.prompt_arena_bytes or max(8 << 20, 4 * longest)) // 64) * 64,
+        "arena_bytes": _arena_bytes(config, max_model_len, max_blocks),
         "sequences_per_queue_pair": config.max_sequences_per_worker,
         "max_num_seqs": config.max_num_seqs,
         "num_slots": 2 * config.max_num_seqs,  # running ones and as many parked
@@ -71,17 +75,31 @@ def build_geometry(
         "hash_entries": power_of_two(2 * num_blocks),
         "lru_entries": power_of_two(4 * num_blocks),
         "log_entries": log_entries,
+        "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
+        "vocab_bytes": vocab_bytes,
     }
     geometry = np.zeros((), GEOMETRY)
     for name, value in (values | _times(config)).items():
         geometry[name] = value
+    _set_graphs(geometry, config)
+    return geometry
+
+
+def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig) -> None:
     decode = decode_graphs(config.max_num_seqs)
-    graphs = decode + mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
+    mixed = mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
+    graphs = [*decode, *mixed, mixed[-1]]
     if len(graphs) > CONSTANTS["max_graphs"]:
         raise ConfigError(f"{len(graphs)} graphs are too many: lower --max-num-seqs or --max-num-batched-tokens")
     geometry["num_decode_graphs"], geometry["num_graphs"] = len(decode), len(graphs)
+    geometry["scoring_graph"] = len(graphs) - 1
     geometry["graphs"][: len(graphs)] = graphs
-    return geometry
+
+
+def _arena_bytes(config: EngineConfig, max_model_len: int, max_blocks: int) -> int:
+    longest = max_model_len * 4 + max_blocks * CONSTANTS["block_hash_bytes"]
+    longest += CONSTANTS["max_stop_tokens"] * 4 + CONSTANTS["max_logit_biases"] * 8
+    return -(-(config.prompt_arena_bytes or max(8 << 20, 4 * longest)) // 64) * 64
 
 
 def _times(config: EngineConfig) -> dict[str, int]:

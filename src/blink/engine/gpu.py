@@ -73,7 +73,7 @@ class GpuEngine(Engine):
         kv_cache = model.allocate_kv_cache(1, config.block_size)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        model.forward(batch, kv_cache, config.max_num_batched_tokens, config.max_num_seqs)
+        model.forward(batch, kv_cache, config.max_num_batched_tokens, config.max_num_seqs, scoring=True)
         peak = torch.cuda.max_memory_allocated() - before
         torch.cuda.empty_cache()
         return peak
@@ -88,7 +88,8 @@ class GpuEngine(Engine):
         graphs.sort(key=lambda graph: graph[1], reverse=True)
         num_decode_graphs = int(self._geometry["num_decode_graphs"])
         for index, size in tqdm(graphs, desc="capturing graphs", unit="graph"):
-            run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs)
+            is_scoring = index == int(self._geometry["scoring_graph"])
+            run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs, scoring=is_scoring)
             run()  # compiles and loads the kernels
             torch.cuda.synchronize()
             self._scheduler.capture(index, run)

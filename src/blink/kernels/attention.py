@@ -9,6 +9,7 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch
 from blink.kernels.cpu import attention as cpu
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 
 if TYPE_CHECKING:
     from blink.kernels.gpu.attention_plan import GpuAttentionPlan
@@ -28,8 +29,10 @@ def plan_attention(batch: Batch, num_tokens: int, num_rows: int, num_heads: int,
     return cpu.plan_attention(batch, num_tokens, kv_cache.shape[2], kv_cache.dtype)
 
 
-def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
-    """Return softmax(Q K^T / sqrt(head_dim)) V of every token over its row's cache; causal; padding gives zeros.
+def paged_attention(
+    query: Tensor, kv_cache: Tensor, plan: AttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
+) -> Tensor:
+    """Return softmax(Q K^T * scale) V of every token over its row's cache; causal; padding gives zeros.
 
     query: [tokens, heads, head_dim]; kv_cache: [2, num_blocks, block_size, kv_heads, head_dim];
     result: [tokens, heads * head_dim].
@@ -37,8 +40,9 @@ def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Ten
     assert query.shape[0] == plan.num_tokens
     assert query.shape[2] == kv_cache.shape[4]
     assert query.shape[1] % kv_cache.shape[3] == 0
+    assert options.sinks is None or options.sinks.shape == query.shape[1:2]
     if isinstance(plan, cpu.CpuAttentionPlan):
-        return cpu.paged_attention(query, kv_cache, plan)
+        return cpu.paged_attention(query, kv_cache, plan, options)
     from blink.kernels.gpu import attention as gpu
 
-    return gpu.paged_attention(query, kv_cache, plan)
+    return gpu.paged_attention(query, kv_cache, plan, options)

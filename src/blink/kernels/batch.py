@@ -9,11 +9,13 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from blink.region.layout import BATCH_HEADER, SLOT_PARAMS, NativeEnum
+from blink.region.layout import AUTOMATON_PLACE, BATCH_HEADER, CONSTANTS, SLOT_PARAMS, NativeEnum
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
 
 HEADER_WORDS = BATCH_HEADER.itemsize // 4
 PARAM_WORDS = SLOT_PARAMS.itemsize // 4
+AUTOMATON_BYTES = CONSTANTS["max_automaton_bytes"]
+PLACE_WORDS = AUTOMATON_PLACE.itemsize // 4
 
 
 class Header(NativeEnum, struct="BatchHeader"):
@@ -45,10 +47,17 @@ class Batch:
     stop_tokens: Tensor  # [num_slots, MAX_STOP_TOKENS]
     bias_tokens: Tensor  # [num_slots, MAX_LOGIT_BIASES]
     bias_values: Tensor  # [num_slots, MAX_LOGIT_BIASES] float32
+    automata: Tensor  # [num_automata, AUTOMATON_BYTES] uint8
+    automaton_places: Tensor  # [num_slots, 2 * PLACE_WORDS]; where the slot's text stands in its automaton
+    token_starts: Tensor  # [vocab_size + 1]; where each token's bytes are in token_text
+    token_text: Tensor  # [vocab_bytes] uint8
     sampled_tokens: Tensor  # [max_rows]
     sampled_logprobs: Tensor  # [max_rows] float32; written for rows that ask for logprobs
     top_tokens: Tensor  # [max_rows, MAX_LOGPROBS]; the first NUM_LOGPROBS of a row are written
     top_logprobs: Tensor  # [max_rows, MAX_LOGPROBS] float32
+    prompt_logprobs: Tensor  # [max_tokens] float32; of the prompt token behind each, where its slot asks for it
+    prompt_top_tokens: Tensor  # [max_tokens, MAX_LOGPROBS]
+    prompt_top_logprobs: Tensor  # [max_tokens, MAX_LOGPROBS] float32
 
     @property
     def params_f32(self) -> Tensor:
@@ -65,15 +74,21 @@ class Batch:
         max_blocks: int,
         max_model_len: int,
         device: torch.device | str = "cpu",
+        num_automata: int = 0,
+        vocab_size: int = 0,
+        vocab_bytes: int = 0,
     ) -> Batch:
-        """Allocate an empty batch (all zero, no row)."""
+        """Allocate an empty batch (all zero, no row); without automata, no row can be constrained."""
         lengths = {
             "header": HEADER_WORDS,
             "input_ids": max_tokens,
             "positions": max_tokens,
             "kv_slots": max_tokens,
             "query_starts": max_rows + 1,
-        }
+            "automata": num_automata,
+            "token_starts": vocab_size + 1,
+            "token_text": vocab_bytes,
+        } | dict.fromkeys(_OF_TOKENS, max_tokens)
         widths = _WIDTHS | {"block_tables": max_blocks, "tokens": max_model_len}
 
         def zeros(name: str) -> Tensor:
@@ -92,13 +107,20 @@ _WIDTHS = {
     "bias_values": MAX_LOGIT_BIASES,
     "top_tokens": MAX_LOGPROBS,
     "top_logprobs": MAX_LOGPROBS,
+    "prompt_top_tokens": MAX_LOGPROBS,
+    "prompt_top_logprobs": MAX_LOGPROBS,
+    "automata": AUTOMATON_BYTES,
+    "automaton_places": 2 * PLACE_WORDS,
 }
-_OF_SLOTS = {"block_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values"}
-_FLOATS = {"bias_values", "sampled_logprobs", "top_logprobs"}
+_OF_TOKENS = ("prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs")
+_OF_SLOTS = {"block_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values", "automaton_places"}
+_SHARED = {"automata", "token_starts", "token_text", *_OF_TOKENS}  # no step that is launched in segments scores prompts
+_FLOATS = {"bias_values", "sampled_logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"}
+_BYTES = {"automata", "token_text"}
 
 
 def _dtype(name: str) -> torch.dtype:
-    return torch.float32 if name in _FLOATS else torch.int32
+    return torch.float32 if name in _FLOATS else torch.uint8 if name in _BYTES else torch.int32
 
 
 def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int, prefix: str = "") -> Batch:
@@ -110,7 +132,7 @@ def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int, prefi
     def view(name: str) -> Tensor:
         if name in _OF_SLOTS:
             return array(name, _dtype(name)).view(num_slots, -1)
-        flat = array(prefix + ("batch" if name == "header" else name), _dtype(name))
+        flat = array(("" if name in _SHARED else prefix) + ("batch" if name == "header" else name), _dtype(name))
         return flat.view(-1, _WIDTHS[name]) if name in _WIDTHS else flat
 
     return Batch(**{field.name: view(field.name) for field in fields(Batch)})

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from blink.kernels.cpu import moe as cpu
+from blink.kernels.operands import Activation
 
 
 def moe(
@@ -17,12 +18,15 @@ def moe(
     *,
     top_k: int,
     renormalize: bool,
+    activation: Activation = "silu",
+    biases: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the sum over each token's top_k experts of probability * expert(x).
 
     x: [tokens, hidden]; router_logits: [tokens, experts]; gate_up: [experts, 2 * size, hidden], gate first;
     down: [experts, hidden, size]; num_tokens: int32 [1], how many tokens are not padding; the GPU needs it and treats
-    no others. Probabilities are a float32 softmax over all experts; `renormalize` makes the chosen ones sum to 1.
+    no others; biases: of gate_up [experts, 2 * size] and of down [experts, hidden]. Probabilities are a float32 softmax
+    over all experts; `renormalize` makes the chosen ones sum to 1.
     """
     assert router_logits.shape == (x.shape[0], gate_up.shape[0])
     assert gate_up.shape[2] == down.shape[1] == x.shape[1]
@@ -32,5 +36,10 @@ def moe(
         from blink.kernels.gpu import moe as gpu
 
         assert num_tokens is not None
-        return gpu.moe(x, router_logits, gate_up, down, num_tokens, top_k=top_k, renormalize=renormalize)
-    return cpu.moe(x, router_logits, gate_up, down, top_k=top_k, renormalize=renormalize)
+        return gpu.moe(
+            x, router_logits, gate_up, down, num_tokens,
+            top_k=top_k, renormalize=renormalize, activation=activation, biases=biases,
+        )  # fmt: skip
+    return cpu.moe(
+        x, router_logits, gate_up, down, top_k=top_k, renormalize=renormalize, activation=activation, biases=biases
+    )

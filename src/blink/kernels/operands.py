@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -13,6 +14,11 @@ from blink.region.layout import CONSTANTS
 GREEDY_TEMPERATURE = 1e-5
 # Sampled of a row whose largest logit, as changed and scaled, is not finite: that sequence alone ends with an error.
 NO_TOKEN = CONSTANTS["no_token"]
+# Sampled of a row whose automaton allows nothing more, and whose text may end.
+TEXT_END = CONSTANTS["text_end"]
+
+Activation = Literal["silu", "gelu_tanh", "clipped_silu"]
+CLIP_LIMIT, CLIP_SLOPE = 7.0, 1.702  # of clipped_silu
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +28,20 @@ class HeadNorm:
     query_weight: Tensor  # [head_dim]
     key_weight: Tensor  # [head_dim]
     eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What one layer's attention does beside softmax(Q K^T * scale) V."""
+
+    scale: float | None = None  # None: 1 / sqrt(head_dim)
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: as they are
+    window: int = 0  # how many keys a query sees at most, its own included; 0: all
+    sinks: Tensor | None = None  # float32 [heads]; a score of each head that takes part in the softmax without a value
+
+    def scale_for(self, head_dim: int) -> float:
+        """Return the factor of the scores."""
+        return head_dim**-0.5 if self.scale is None else self.scale
+
+
+PLAIN_ATTENTION = AttentionOptions()

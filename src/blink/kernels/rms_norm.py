@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from blink.kernels.cpu import rms_norm as cpu
@@ -11,7 +12,7 @@ from blink.kernels.cpu import rms_norm as cpu
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """Normalise the last dimension of x; with `residual`, add x to it in place and normalise the sum.
 
-    x, residual: [..., size]; weight: [size]. The mean is taken in float32.
+    x, residual: [..., size]; weight: [size], of x's type or float32. The mean is taken in float32.
     """
     assert weight.shape == x.shape[-1:]
     assert residual is None or residual.shape == x.shape
@@ -37,3 +38,14 @@ def last_token_norm(
 
         return gpu.last_token_norm(x, weight, eps, residual, query_starts, num_rows)
     return cpu.last_token_norm(x, weight, eps, residual, query_starts, num_rows)
+
+
+def rms_norm_columns(x: Tensor, columns: slice, weight: Tensor, eps: float) -> None:
+    """Normalise some columns of x [rows, width] together, in place; weight: as many as columns.
+
+    For models that are not common: plain PyTorch on every device, and kernels alone, for a graph to hold.
+    """
+    part = x[:, columns]
+    wide = part.float()
+    rate = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    torch.mul(wide * rate, weight, out=part)

@@ -12,11 +12,13 @@ from blink.kernels.cpu import rotary as cpu
 from blink.kernels.operands import HeadNorm
 
 
-def make_rotary_table(frequencies: Sequence[float], num_positions: int, device: torch.device | str) -> Tensor:
-    """Return float32 [num_positions, rotary_dim]: the cosines of all frequencies, then their sines."""
+def make_rotary_table(
+    frequencies: Sequence[float], num_positions: int, device: torch.device | str, magnitude: float = 1.0
+) -> Tensor:
+    """Return float32 [num_positions, rotary_dim]: the cosines of all frequencies, then their sines, times magnitude."""
     rates = torch.tensor(frequencies, dtype=torch.float32, device=device)
     angles = torch.arange(num_positions, dtype=torch.float32, device=device)[:, None] * rates
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(magnitude)
 
 
 def rotate_and_store(

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from blink.errors import BlinkError, EngineUnavailableError
+from blink.grammar.automaton import Automaton
 from blink.host.heartbeat import Silence
 from blink.link.base import Connector, Link
-from blink.link.queue_pair import QueuePair, Submission
+from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
 from blink.region.layout import COMPLETION, EngineState, ErrorCode
+from blink.region.report import engine_stats
 from blink.sampling_params import SamplingParams
 
 _ATTACH_WAIT = 0.02  # seconds for the scheduler's answer within one tick
@@ -39,6 +41,7 @@ class RegionInfo:
     prefix_caching: bool
     scheduling_policy: str
     num_queue_pairs: int
+    can_constrain: bool = False  # whether it knows the bytes of its tokens
 
 
 class EngineClient:
@@ -92,9 +95,13 @@ class EngineClient:
         seed: int,
         eos_token_ids: Sequence[int] = (),
         block_hashes: bytes = b"",
+        hash_root: bytes = NO_HASH_ROOT,
         flow: int = 0,
+        automaton: Automaton | None = None,
     ) -> int:
-        """Queue one sequence of a flow and return its id.
+        """Queue one sequence of a flow and return its id; with a root, the blocks of its answer are cached too.
+
+        automaton: what its text may look like.
 
         Raises:
             OverloadedError: the engine's queue for this worker is full.
@@ -105,8 +112,8 @@ class EngineClient:
         if self._link.state() != EngineState.READY:
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)])
-        hashes = block_hashes if self.info.prefix_caching else b""
-        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes, flow), params)
+        hashes, root = (block_hashes, hash_root) if self.info.prefix_caching else (b"", NO_HASH_ROOT)
+        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes, flow, root, automaton), params)
         self._expect()
         return sequence
 
@@ -114,6 +121,17 @@ class EngineClient:
         """End a sequence early; unknown ids are ignored."""
         if self._pair is not None:
             self._pair.cancel(sequence)
+
+    def reset_prefix_cache(self) -> None:
+        """Ask the engine to forget all cached prefixes; `prefix_resets` of stats() grows when it has.
+
+        Raises:
+            EngineUnavailableError: no engine is ready.
+            OverloadedError: the submission queue is full.
+        """
+        if self._pair is None or not self.ready:
+            raise EngineUnavailableError(self.unavailable_reason)
+        self._pair.reset_prefix_cache()
 
     def drain(self) -> np.ndarray[Any, Any]:
         """Return the completions that have arrived (dtype layout.COMPLETION; valid until the next call)."""
@@ -129,8 +147,7 @@ class EngineClient:
         """Return the engine's counters and gauges and this queue pair's; empty when there is no engine."""
         if self._link is None or self._pair is None:
             return {}
-        statistics = self._link.report()["statistics"]
-        found = {name: int(statistics[name]) for name in statistics.dtype.names}
+        found = engine_stats(self._link.report(), self._link.geometry)
         found["worker_sequences"] = self._pair.num_live
         found["prompt_arena_used_bytes"] = self._pair.arena_used_bytes
         return found
@@ -223,4 +240,5 @@ def _region_info(link: Link) -> RegionInfo:
         prefix_caching=bool(geometry["prefix_caching"]),
         scheduling_policy="priority" if geometry["priority_policy"] else "fcfs",
         num_queue_pairs=int(geometry["num_queue_pairs"]),
+        can_constrain=bool(geometry["vocab_bytes"]),
     )

@@ -11,7 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from blink.errors import OverloadedError
+from blink.grammar.automaton import Automaton
 from blink.link.base import Link
+from blink.link.held_automata import HeldAutomata
 from blink.region.arena import Arena
 from blink.region.layout import COMPLETION, CONSTANTS, CQE, SQE, CqeKind, Opcode, StructPacker
 
@@ -19,6 +21,7 @@ _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
 _ENTRY = StructPacker(SQE)
 _SUBMIT = int(Opcode.SUBMIT)
 _DRAIN_BATCH = 4096
+NO_HASH_ROOT = bytes(CONSTANTS["block_hash_bytes"])  # of a sequence whose answer is not cached
 
 
 def _tag_word(**parts: int) -> int:
@@ -41,6 +44,7 @@ class _Live:
     sequence: int
     offset: int
     num_bytes: int
+    automaton: Automaton | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class Submission:
     seed: int
     block_hashes: bytes  # 16 for each full block of the prompt
     flow: int = 0  # whose request this is: flows of one priority get equal shares of the engine
+    hash_root: bytes = NO_HASH_ROOT  # of the chain of block hashes
+    automaton: Automaton | None = None  # what its text may look like
 
 
 class Parameters(Protocol):
@@ -74,6 +80,7 @@ class QueuePair:
         geometry = link.geometry
         self._sq_entries = int(geometry["sq_entries"])
         self._arena = Arena(int(geometry["arena_bytes"]))
+        self._automata = HeldAutomata(self._arena, self._write_arena)
         self._free_tags = list(range(int(geometry["sequences_per_queue_pair"]) - 1, -1, -1))
         self._generations = [0] * len(self._free_tags)
         self._live: dict[int, _Live] = {}  # by tag
@@ -91,7 +98,7 @@ class QueuePair:
     @property
     def arena_used_bytes(self) -> int:
         """Arena bytes whose payload the scheduler has not consumed."""
-        return self._arena.size - self._arena.free_bytes
+        return self._arena.size - self._arena.free_bytes - self._automata.idle_bytes
 
     def request_attach(self) -> None:
         """Ask the scheduler for the queue pair, as a new owner."""
@@ -135,15 +142,19 @@ class QueuePair:
         if self._sq_room() == 0:
             raise OverloadedError("the engine does not keep up with new requests; retry later")
         payload, offsets = _arena_payload(submission, params)
-        offset = self._arena.allocate(len(payload))
-        if offset is None:
+        automaton = submission.automaton
+        automaton_at = self._automata.hold(automaton) if automaton is not None else 0
+        offset = None if automaton_at is None else self._automata.allocate(len(payload))
+        if automaton_at is None or offset is None:
+            if automaton is not None and automaton_at is not None:
+                self._automata.release(automaton)
             raise OverloadedError("the server's prompt memory is full; retry later")
-        self._link.write(self._at.arena + offset, payload)
+        self._write_arena(offset, payload)
         tag = self._free_tags.pop()
         self._generations[tag] = self._generations[tag] + 1 & 0xFFFFFFFF
         sequence = self._generations[tag] << 32 | tag
-        self._live[tag] = _Live(sequence, offset, len(payload))
-        self._push(_submit_entry(sequence, submission, params, offset, offsets))
+        self._live[tag] = _Live(sequence, offset, len(payload), automaton)
+        self._push(_submit_entry(sequence, submission, params, offset, [*offsets, automaton_at - offset]))
         return sequence
 
     def cancel(self, sequence: int) -> None:
@@ -160,6 +171,18 @@ class QueuePair:
             entry["opcode"] = Opcode.CANCEL
             entry["sequence"] = self._unsent_cancels.pop()
             self._push(entry.tobytes())
+
+    def reset_prefix_cache(self) -> None:
+        """Ask the scheduler to forget all cached prefixes; its statistic `prefix_resets` then grows.
+
+        Raises:
+            OverloadedError: no room in the submission queue; nothing was queued.
+        """
+        if self._sq_room() == 0:
+            raise OverloadedError("the engine does not keep up with new requests; retry later")
+        entry = np.zeros((), SQE)
+        entry["opcode"] = Opcode.RESET_PREFIX_CACHE
+        self._push(entry.tobytes())
 
     def drain(self) -> np.ndarray[Any, Any]:
         """Return the completions that have arrived (dtype layout.COMPLETION; a view that the next call overwrites)."""
@@ -188,6 +211,8 @@ class QueuePair:
         if live.num_bytes and (ended or kind == CqeKind.ADMITTED):
             self._arena.free(live.offset, live.num_bytes)
             live.num_bytes = 0
+            if live.automaton is not None:
+                self._automata.release(live.automaton)
         if ended:
             del self._live[sequence & 0xFFFFFFFF]
             self._free_tags.append(sequence & 0xFFFFFFFF)
@@ -200,6 +225,9 @@ class QueuePair:
             self._sq_head = self._link.load_word(self._at.sq_head)
             room = self._sq_entries - (self._sq_tail - self._sq_head & 0xFFFFFFFF)
         return room
+
+    def _write_arena(self, offset: int, data: bytes) -> None:
+        self._link.write(self._at.arena + offset, data)
 
     def _push(self, entry: bytes) -> None:
         at = self._at.sq + self._sq_tail % self._sq_entries * SQE.itemsize
@@ -228,12 +256,13 @@ def _biases(params: Parameters) -> bytes:
 
 
 def _submit_entry(sequence: int, submission: Submission, params: Parameters, base: int, offsets: list[int]) -> bytes:
-    prompt, hashes, stops, biases = (base + offset for offset in offsets)
+    prompt, hashes, stops, biases, automaton = (base + offset for offset in offsets)
     values: dict[str, Any] = {
         **params.native_values(submission.seed),
         "opcode": _SUBMIT,
         "sequence": sequence,
         "flow": submission.flow & 0xFFFFFFFF,
+        "hash_root": submission.hash_root,
         "prompt_offset": prompt,
         "num_prompt_tokens": len(submission.prompt),
         "hashes_offset": hashes,
@@ -243,5 +272,11 @@ def _submit_entry(sequence: int, submission: Submission, params: Parameters, bas
         "stop_tokens": _words(submission.stop_tokens[:_INLINE_STOPS]),
         "bias_offset": biases,
         "num_biases": len(params.logit_bias),
+        "automaton_offset": automaton,
+        "automaton_bytes": 0,
+        "automaton_hash": b"",
     }
+    if submission.automaton is not None:
+        values["automaton_bytes"] = len(submission.automaton.data)
+        values["automaton_hash"] = submission.automaton.name
     return _ENTRY.pack(values)

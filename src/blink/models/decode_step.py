@@ -62,7 +62,7 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
 def can_attend_rows(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> bool:
     """Tell whether decode_attention() takes decoding rows, however many; needs a current GPU."""
     heads = (spec.head_dim, spec.rope.rotary_dim, spec.num_heads, spec.num_kv_heads)
-    return can_launch() and can_attend(*heads, block_size, dtype)
+    return spec.is_plain and can_launch() and can_attend(*heads, block_size, dtype)
 
 
 def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
@@ -81,32 +81,33 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Ten
     residual = weights.embedding.index_select(0, ids)
     for layer, cache in zip(weights.layers, kv_cache, strict=True):
         mlp = layer.mlp
-        qkv = gemv.normed_linear(residual, layer.attention_norm, eps, layer.qkv, layer.qkv_bias)
+        attention_norm, mlp_norm = _norms(layer)
+        qkv = gemv.normed_linear(residual, attention_norm, eps, layer.qkv, layer.qkv_bias)
         attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
         gemv.add_linear(attended, layer.output, residual, layer.output_bias)
         if isinstance(mlp, DenseMlp):
-            gemv.add_linear(gemv.gated_linear(residual, layer.mlp_norm, eps, mlp.gate_up), mlp.down, residual)
+            gemv.add_linear(gemv.gated_linear(residual, mlp_norm, eps, mlp.gate_up), mlp.down, residual)
         else:
-            routes = _choose(spec, gemv.normed_linear(residual, layer.mlp_norm, eps, mlp.router), batch)
-            gated = moe.gate_experts(residual, layer.mlp_norm, eps, mlp.gate_up, routes)
+            routes = _choose(spec, gemv.normed_linear(residual, mlp_norm, eps, mlp.router), batch)
+            gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)
             moe.down_experts(gated, mlp.down, routes, residual)
     return gemv.normed_linear(residual, weights.norm, eps, weights.lm_head)
 
 
 def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Tensor) -> Tensor:
     spec, eps, layers = weights.spec, weights.spec.rms_norm_eps, weights.layers
-    next_norms = [*(layer.attention_norm for layer in layers[1:]), weights.norm]
-    residual, normed = gemm.embed(ids, weights.embedding, layers[0].attention_norm)
+    next_norms = [*(_norms(layer)[0] for layer in layers[1:]), weights.norm]
+    residual, normed = gemm.embed(ids, weights.embedding, _norms(layers[0])[0])
     for layer, cache, next_norm in zip(layers, kv_cache, next_norms, strict=True):
-        mlp = layer.mlp
+        mlp, mlp_norm = layer.mlp, _norms(layer)[1]
         qkv = gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias)
         attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
-        normed = gemm.add_linear(attended, layer.output, residual, layer.mlp_norm, layer.output_bias)
+        normed = gemm.add_linear(attended, layer.output, residual, mlp_norm, layer.output_bias)
         if isinstance(mlp, DenseMlp):
             normed = gemm.add_linear(gemm.gated_linear(normed, eps, mlp.gate_up), mlp.down, residual, next_norm)
         elif len(ids) <= MAX_UNGROUPED_ROWS:
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)
-            gated = moe.gate_experts(residual, layer.mlp_norm, eps, mlp.gate_up, routes)
+            gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)
             normed = moe.down_normed_experts(gated, mlp.down, routes, residual, next_norm)
         else:
             normed = add_grouped_experts(
@@ -126,3 +127,8 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
 
 def _choose(spec: ModelSpec, logits: Tensor, batch: Batch) -> moe.Routes:
     return moe.Routes(logits, batch.context_lens, spec.experts_per_token, spec.norm_topk_prob)
+
+
+def _norms(layer: Layer) -> tuple[Tensor, Tensor]:
+    assert layer.attention_norm is not None and layer.mlp_norm is not None
+    return layer.attention_norm, layer.mlp_norm

@@ -4,23 +4,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from blink.kernels.activation import activate
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
 from blink.kernels.linear import linear
 from blink.kernels.moe import moe
-from blink.kernels.operands import HeadNorm
-from blink.kernels.rms_norm import last_token_norm, rms_norm
+from blink.kernels.rms_norm import last_token_norm, rms_norm, rms_norm_columns
 from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
-from blink.kernels.silu_mul import silu_mul
+from blink.kernels.scoring import score_prompts
 from blink.models.layer import DenseMlp, Layer, MoeMlp
+from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
-Attend = Callable[[Tensor, Tensor, HeadNorm | None], Tensor]  # from QKV [tokens, ...], with the layer's KV cache
+Attend = Callable[[Tensor, Tensor, Layer], Tensor]  # from QKV [tokens, ...] and the layer's KV cache
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What all layers of one step share."""
+
+    attend: Attend
+    num_tokens: Tensor  # [1], those that are not padding
 
 
 class Decoder:
@@ -35,7 +45,11 @@ class Decoder:
         self._layers = layers
         self._norm = norm
         self._lm_head = lm_head
-        self._rotary_table = make_rotary_table(spec.rope.frequencies(), spec.max_model_len, self.device)
+        self._rotary_table = self._make_rotary_table(spec.rope)
+        self._local_table = None if spec.local_rope is None else self._make_rotary_table(spec.local_rope)
+
+    def _make_rotary_table(self, rope: Rope) -> Tensor:
+        return make_rotary_table(rope.frequencies(), self.spec.max_model_len, self.device, rope.magnitude)
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> Tensor:
         """Allocate a KV cache: [layers, 2, num_blocks, block_size, kv_heads, head_dim], zero."""
@@ -47,12 +61,26 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int, *, decoding: bool = False
+        self,
+        batch: Batch,
+        kv_cache: Tensor,
+        num_tokens: int,
+        num_rows: int,
+        *,
+        decoding: bool = False,
+        scoring: bool = False,
     ) -> None:
         """Run one step over the batch's first num_tokens tokens and num_rows rows, padding included, and sample.
 
-        decoding: whether every row is of one token, so that kernels made for that may run.
+        decoding: whether every row is of one token, so that kernels made for that may run. scoring: whether the
+        logprobs of the prompts' own tokens are wanted beside the samples.
         """
+        if scoring:
+            hidden = self._compute_all(batch, kv_cache, num_tokens, num_rows)
+            score_prompts(hidden, self._compute_head, batch)
+            last = batch.query_starts[1 : num_rows + 1] - 1
+            sample(self._compute_head(hidden.index_select(0, last.clamp_(min=0))), batch, num_rows)
+            return
         sample(self.compute_logits(batch, kv_cache, num_tokens, num_rows, decoding=decoding), batch, num_rows)
 
     @torch.inference_mode()
@@ -63,9 +91,9 @@ class Decoder:
         if decoding and self._has_decode_kernels(num_rows, kv_cache):
             return self._decode(batch, kv_cache, num_rows)
         attend = self._make_attention(batch, kv_cache, num_tokens, num_rows, decoding=decoding)
-        residual = self._embedding.index_select(0, batch.input_ids[:num_tokens])
+        residual = self._embed(batch, num_tokens)
         update = self._run_layers(range(len(self._layers)), residual, batch, kv_cache, attend)
-        return self._head(update, residual, batch, num_rows)
+        return self._sampled_logits(update, residual, batch, num_rows)
 
     @torch.inference_mode()
     def forward_segment(
@@ -79,29 +107,77 @@ class Decoder:
         num_tokens, num_rows, decoding = size
         residual = residual[:num_tokens]
         if layers.start == 0:
-            torch.index_select(self._embedding, 0, batch.input_ids[:num_tokens], out=residual)
+            self._embed(batch, num_tokens, residual)
         attend = self._make_attention(batch, kv_cache, num_tokens, num_rows, decoding=decoding)
         update = self._run_layers(layers, residual, batch, kv_cache, attend)
         if layers.stop < len(self._layers):
             residual.add_(update)
         else:
-            sample(self._head(update, residual, batch, num_rows), batch, num_rows)
+            sample(self._sampled_logits(update, residual, batch, num_rows), batch, num_rows)
+
+    def _compute_all(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> Tensor:
+        """Return what the head reads of every token [num_tokens, hidden]."""
+        attend = self._make_attention(batch, kv_cache, num_tokens, num_rows)
+        residual = self._embed(batch, num_tokens)
+        update = self._run_layers(range(len(self._layers)), residual, batch, kv_cache, attend)
+        return rms_norm(update, self._norm, self.spec.rms_norm_eps, residual)
+
+    def _embed(self, batch: Batch, num_tokens: int, out: Tensor | None = None) -> Tensor:
+        """Return what the layers begin with [tokens, hidden]; in `out` if that is given."""
+        residual = torch.index_select(self._embedding, 0, batch.input_ids[:num_tokens], out=out)
+        scale = self.spec.options.embedding_scale
+        return residual if scale == 1 else residual.mul_(scale)
 
     def _run_layers(self, layers: range, residual: Tensor, batch: Batch, kv_cache: Tensor, attend: Attend) -> Tensor:
         """Run some layers on residual [tokens, hidden]; return what the last of them is to add to it."""
-        not_padding = batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1]
-        eps, update = self.spec.rms_norm_eps, None
+        step = StepInputs(attend, batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1])
+        update = None
         for index in layers:
-            layer = self._layers[index]
-            attended = self._run_attention(layer, residual, update, kv_cache[index], attend)
-            update = self._run_mlp(layer.mlp, rms_norm(attended, layer.mlp_norm, eps, residual), not_padding)
+            update = self._run_layer(self._layers[index], residual, update, kv_cache[index], step)
         assert update is not None
         return update
 
-    def _head(self, update: Tensor, residual: Tensor, batch: Batch, num_rows: int) -> Tensor:
+    def _sampled_logits(self, update: Tensor, residual: Tensor, batch: Batch, num_rows: int) -> Tensor:
+        """Return the logits of each row's last token."""
         eps = self.spec.rms_norm_eps
-        hidden = last_token_norm(update, self._norm, eps, residual, batch.query_starts, num_rows)
-        return linear(hidden, self._lm_head)
+        return self._compute_head(last_token_norm(update, self._norm, eps, residual, batch.query_starts, num_rows))
+
+    def _compute_head(self, hidden: Tensor) -> Tensor:
+        options, logits = self.spec.options, linear(hidden, self._lm_head)
+        if options.logits_divisor != 1:
+            logits.div_(options.logits_divisor)
+        if options.logits_softcap:
+            logits.div_(options.logits_softcap).tanh_().mul_(options.logits_softcap)
+        return logits
+
+    def _make_attention(
+        self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int, *, decoding: bool = False
+    ) -> Attend:
+        if decoding and self._has_decode_attention(kv_cache):
+            return self._make_decode_attention(batch)
+        positions, kv_slots = batch.positions[:num_tokens], batch.kv_slots[:num_tokens]
+        common = self._rotary_table.index_select(0, positions)
+        local = common if self._local_table is None else self._local_table.index_select(0, positions)
+        plan = plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0])
+
+        def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
+            rotation = local if layer.uses_local_rope else common
+            query = rotate_and_store(qkv, rotation, kv_slots, cache, layer.head_norm)
+            return paged_attention(query, cache, plan, layer.attention)
+
+        return attend
+
+    def _has_decode_attention(self, kv_cache: Tensor) -> bool:
+        if self.device.type != "cuda":
+            return False
+        from blink.models.decode_step import can_attend_rows
+
+        return can_attend_rows(self.spec, self.dtype, kv_cache.shape[3])
+
+    def _make_decode_attention(self, batch: Batch) -> Attend:
+        from blink.kernels.gpu.decode.attention import decode_attention
+
+        return lambda qkv, cache, layer: decode_attention(qkv, cache, batch, self._rotary_table, layer.head_norm)
 
     def _has_decode_kernels(self, num_rows: int, kv_cache: Tensor) -> bool:
         if self.device.type != "cuda":
@@ -116,53 +192,49 @@ class Decoder:
         weights = DecodeWeights(self.spec, self._embedding, self._layers, self._norm, self._lm_head, self._rotary_table)
         return compute_decode_logits(weights, batch, kv_cache, num_rows)
 
-    def _make_attention(
-        self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int, *, decoding: bool
-    ) -> Attend:
-        if decoding and self._has_decode_attention(kv_cache):
-            return self._make_decode_attention(batch)
-        rotation = self._rotary_table.index_select(0, batch.positions[:num_tokens])
-        plan = plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0])
-
-        def attend(qkv: Tensor, cache: Tensor, head_norm: HeadNorm | None) -> Tensor:
-            query = rotate_and_store(qkv, rotation, batch.kv_slots[:num_tokens], cache, head_norm)
-            return paged_attention(query, cache, plan)
-
-        return attend
-
-    def _has_decode_attention(self, kv_cache: Tensor) -> bool:
-        if self.device.type != "cuda":
-            return False
-        from blink.models.decode_step import can_attend_rows
-
-        return can_attend_rows(self.spec, self.dtype, kv_cache.shape[3])
-
-    def _make_decode_attention(self, batch: Batch) -> Attend:
-        from blink.kernels.gpu.decode.attention import decode_attention
-
-        return lambda qkv, cache, norm: decode_attention(qkv, cache, batch, self._rotary_table, norm)
-
-    def _run_attention(
-        self, layer: Layer, residual: Tensor, update: Tensor | None, kv_cache: Tensor, attend: Attend
+    def _run_layer(
+        self, layer: Layer, residual: Tensor, update: Tensor | None, kv_cache: Tensor, step: StepInputs
     ) -> Tensor:
-        """Add update, the previous layer's result, to residual (both [tokens, hidden]); return attention's result."""
+        """Add update, the previous layer's result, to residual (both [tokens, hidden]); return this layer's result."""
         eps = self.spec.rms_norm_eps
-        if update is None:
-            hidden = rms_norm(residual, layer.attention_norm, eps)
-        else:
-            hidden = rms_norm(update, layer.attention_norm, eps, residual)
+        hidden = self._enter(residual, update, layer.attention_norm)
         qkv = linear(hidden, layer.qkv, layer.qkv_bias)
-        return linear(attend(qkv, kv_cache, layer.head_norm), layer.output, layer.output_bias)
+        if layer.wide_norm is not None:
+            keys = slice(self.spec.q_size, self.spec.q_size + self.spec.kv_size)
+            rms_norm_columns(qkv, slice(0, self.spec.q_size), layer.wide_norm.query_weight, eps)
+            rms_norm_columns(qkv, keys, layer.wide_norm.key_weight, eps)
+        attended = linear(step.attend(qkv, kv_cache, layer), layer.output, layer.output_bias)
+        attended = self._leave(attended, layer.attention_end_norm)
+        hidden = self._enter(residual, attended, layer.mlp_norm)
+        return self._leave(self._run_mlp(layer.mlp, hidden, step), layer.mlp_end_norm)
 
-    def _run_mlp(self, mlp: DenseMlp | MoeMlp, hidden: Tensor, num_tokens: Tensor) -> Tensor:
+    def _enter(self, residual: Tensor, update: Tensor | None, norm: Tensor | None) -> Tensor:
+        """Add update to residual and return what attention or MLP reads: the sum, normalised if there is a norm."""
+        if norm is None:
+            return residual if update is None else residual.add_(update)
+        if update is None:
+            return rms_norm(residual, norm, self.spec.rms_norm_eps)
+        return rms_norm(update, norm, self.spec.rms_norm_eps, residual)
+
+    def _leave(self, update: Tensor, norm: Tensor | None) -> Tensor:
+        """Return what attention or MLP adds to the residual."""
+        if norm is not None:
+            update = rms_norm(update, norm, self.spec.rms_norm_eps)
+        scale = self.spec.options.residual_scale
+        return update if scale == 1 else update.mul_(scale)
+
+    def _run_mlp(self, mlp: DenseMlp | MoeMlp, hidden: Tensor, step: StepInputs) -> Tensor:
+        activation = self.spec.options.activation
         if isinstance(mlp, DenseMlp):
-            return linear(silu_mul(linear(hidden, mlp.gate_up)), mlp.down)
+            return linear(activate(linear(hidden, mlp.gate_up), activation), mlp.down)
         return moe(
             hidden,
-            linear(hidden, mlp.router),
+            linear(hidden, mlp.router, mlp.router_bias),
             mlp.gate_up,
             mlp.down,
-            num_tokens,
+            step.num_tokens,
             top_k=self.spec.experts_per_token,
             renormalize=self.spec.norm_topk_prob,
+            activation=activation,
+            biases=mlp.biases,
         )

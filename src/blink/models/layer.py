@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from blink.kernels.operands import HeadNorm
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,24 @@ class MoeMlp:
     router: Tensor  # [experts, hidden]
     gate_up: Tensor  # [experts, 2 * intermediate, hidden]
     down: Tensor  # [experts, hidden, intermediate]
+    router_bias: Tensor | None = None  # [experts]
+    biases: tuple[Tensor, Tensor] | None = None  # of gate_up [experts, 2 * intermediate], of down [experts, hidden]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """The weights of one decoder layer; matrices as pack_weight returned them."""
 
-    attention_norm: Tensor  # [hidden]
+    attention_norm: Tensor | None  # [hidden]
     qkv: Tensor  # [q_size + 2 * kv_size, hidden]
     qkv_bias: Tensor | None
     output: Tensor  # [hidden, q_size]
     output_bias: Tensor | None
     head_norm: HeadNorm | None
-    mlp_norm: Tensor  # [hidden]
+    mlp_norm: Tensor | None  # [hidden]
     mlp: DenseMlp | MoeMlp
+    attention_end_norm: Tensor | None = None  # [hidden], of what attention adds to the residual
+    mlp_end_norm: Tensor | None = None
+    wide_norm: HeadNorm | None = None  # over all query heads, over all key heads
+    attention: AttentionOptions = PLAIN_ATTENTION
+    uses_local_rope: bool = False

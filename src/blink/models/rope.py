@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _SMALLEST_FACTOR = 1e-6
 
@@ -37,6 +37,31 @@ class LinearScaling:
         return self.factor
 
 
+# What YaRN's numbers may be; far beyond what models have, and so that no sum of them overflows or vanishes.
+YARN_FACTORS = (1e-3, 1e6)
+YARN_TURNS = (1e-3, 1e6)
+YARN_MIN_THETA = 1.01
+
+
+def yarn_divisors(
+    *, theta: float, rotary_dim: int, factor: float, original_max_len: int, turns: tuple[float, float], truncate: bool
+) -> tuple[float, ...]:
+    """Return YaRN's divisor of each frequency (arXiv 2309.00071).
+
+    Pairs that make more than turns[0] turns in the original context are kept, those with fewer than turns[1] stretched
+    by `factor`, those between blended; `truncate` rounds the ends of the blend outwards.
+    """
+    first, last = (
+        rotary_dim * math.log(original_max_len / (count * 2 * math.pi)) / (2 * math.log(theta)) for count in turns
+    )
+    if truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
+    width = last - first or 0.001
+    ramp = (min(max((pair - first) / width, 0.0), 1.0) for pair in range(rotary_dim // 2))
+    return tuple(1 / (stretched / factor + 1 - stretched) for stretched in ramp)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
     """Describe the rotation of the first `rotary_dim` components of each head (pairs i, i + rotary_dim / 2)."""
@@ -44,17 +69,27 @@ class Rope:
     theta: float
     rotary_dim: int
     scaling: Llama3Scaling | LinearScaling | None = None
-    divisors: tuple[float, ...] = ()  # one per frequency, as GGUF files store the scaling
+    divisors: tuple[float, ...] = ()  # one per frequency: YaRN, LongRoPE, and as GGUF files store Llama 3.1's scaling
+    long_divisors: tuple[float, ...] = ()  # LongRoPE's, for a context longer than original_max_len
+    original_max_len: int = 0
+    magnitude: float = 1.0  # by which YaRN and LongRoPE lengthen rotated queries and keys
 
     def is_sound(self) -> bool:
         """Return whether `frequencies` has a result: numbers that are finite and positive."""
-        factors = list(self.divisors)
+        factors = [*self.divisors, *self.long_divisors, self.magnitude]
         if isinstance(self.scaling, Llama3Scaling):
             # Between the two the scaling is blended.
             factors += [self.scaling.factor, self.scaling.high_freq_factor - self.scaling.low_freq_factor]
         elif self.scaling is not None:
             factors.append(self.scaling.factor)
-        return self.theta >= 1 and all(_SMALLEST_FACTOR <= factor < math.inf for factor in factors)
+        has_all = all(len(part) in (0, self.rotary_dim // 2) for part in (self.divisors, self.long_divisors))
+        return has_all and self.theta >= 1 and all(_SMALLEST_FACTOR <= factor < math.inf for factor in factors)
+
+    def fit(self, max_model_len: int) -> Rope:
+        """Choose LongRoPE's divisors for a context, once: keys in the cache cannot change their rotation."""
+        if not self.long_divisors or max_model_len <= self.original_max_len:
+            return self
+        return replace(self, divisors=self.long_divisors)
 
     def frequencies(self) -> list[float]:
         """Return the rotary_dim / 2 frequencies in radians per token."""

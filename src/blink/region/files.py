@@ -17,7 +17,7 @@ from pathlib import Path
 from blink.errors import ConfigError
 from blink.region.layout import CONSTANTS
 
-_SHM = Path("/dev/shm")
+SHM = Path("/dev/shm")
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length (0: to the end), pid
 _RESERVATION = "~lock"  # '~' is in no region's name
 _SPARE = "~spare-"
@@ -33,7 +33,7 @@ def region_path(name: str) -> Path:
     """
     if not name or not all(c.isalnum() or c in "-_." for c in name):
         raise ConfigError(f"the region name {name!r} may hold letters, digits, '-', '_' and '.' only")
-    return _SHM / f"blink-{name}"
+    return SHM / f"blink-{name}"
 
 
 def open_own(path: Path, flags: int = os.O_RDWR, forbidden: int = 0o077) -> int:
@@ -125,7 +125,7 @@ def _remove_unserved(path: Path) -> None:
 
 def remove_stale_regions() -> None:
     """Delete what engines and servers that were killed more than a minute ago left: nobody else would."""
-    for path in _SHM.glob("blink-*"):
+    for path in SHM.glob("blink-*"):
         try:
             fd = open_own(path)
         except (FileNotFoundError, ConfigError):

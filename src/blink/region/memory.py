@@ -215,7 +215,7 @@ def open_region(name: str) -> Region:
     except FileNotFoundError:
         raise EngineUnavailableError("the engine is not running or still starting") from None
     try:
-        _check_file(fd, path)
+        check_file(fd, path)
     except BlinkError:
         os.close(fd)
         raise
@@ -238,8 +238,13 @@ def read_heartbeat(name: str) -> int | None:
     return int.from_bytes(word, sys.byteorder) if len(word) == 8 else None
 
 
-def _check_file(fd: int, path: Path) -> None:
-    """Check a region's file before it is mapped."""
+def check_file(fd: int, path: Path) -> None:
+    """Check that a region's file is whole and of this build, before more of it is read.
+
+    Raises:
+        EngineUnavailableError: it was truncated.
+        LayoutMismatchError: engine and reader are of different builds.
+    """
     data = os.pread(fd, HEADER.itemsize, 0)
     if len(data) < HEADER.itemsize:
         raise EngineUnavailableError(f"the engine's memory {path} was truncated")

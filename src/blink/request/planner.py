@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blink.errors import BadRequestError
+from blink.grammar.automaton import Automaton
+from blink.grammar.compiler import AutomatonCache
 from blink.link.client import RegionInfo
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
+from blink.text.conversation import flatten_messages
 from blink.text.generation import Generation
 from blink.text.prompt import Prompt, PromptRules, Source, prepare_prompts, prepare_prompts_now
-from blink.text.template import flatten_messages
+from blink.text.tool_prompt import put_tools_in_message, tell_tools
 
 _SEED_MASK = 2**64 - 1
+_STRUCTURED = "structured_outputs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,7 @@ class PlannedSequence:
     seed: int
     eos_token_ids: tuple[int, ...]
     generation: Generation
+    automaton: Automaton | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class Planner:
 
     def __init__(self, assets: ModelAssets) -> None:
         self._assets = assets
+        self._automata = AutomatonCache()
 
     def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> str:
         """Return the prompt text of a conversation.
@@ -72,8 +79,13 @@ class Planner:
                 "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
                 "continue_final_message",
             )
+        flat, tools = flatten_messages(messages), rendering.variables.get("tools") or ()
+        if template.tools_place == "none":
+            flat = tell_tools(flat, tools)
+        elif template.tools_place == "message" and tools:
+            flat = put_tools_in_message(flat, tools)
         return template.render(
-            flatten_messages(messages),
+            flat,
             add_generation_prompt=rendering.add_generation_prompt,
             continue_final_message=rendering.continue_final_message,
             variables=rendering.variables,
@@ -89,8 +101,13 @@ class Planner:
         """
         check_request(params, len(sources), engine)
         rules = replace(rules, token_limit=params.max_tokens)
+        structured = params.structured_outputs
+        automaton = None
+        if structured is not None:
+            # Compiling mostly runs outside of the interpreter's lock.
+            automaton = self._automata.find(structured) or await asyncio.to_thread(self._automata.compile, structured)
         prompts = await prepare_prompts(sources, rules, self._assets.tokenizer, engine)
-        return self._plan_sequences(prompts, params, engine)
+        return self._plan_sequences(prompts, params, engine, automaton)
 
     def plan_now(
         self, sources: Sequence[Source], params: SamplingParams, rules: PromptRules, engine: RegionInfo
@@ -102,19 +119,25 @@ class Planner:
         """
         check_request(params, len(sources), engine)
         rules = replace(rules, token_limit=params.max_tokens)
+        structured = params.structured_outputs
+        automaton = None if structured is None else self._automata.compile(structured)
         prompts = prepare_prompts_now(sources, rules, self._assets.tokenizer, engine)
-        return self._plan_sequences(prompts, params, engine)
+        return self._plan_sequences(prompts, params, engine, automaton)
 
-    def _plan_sequences(self, prompts: list[Prompt], params: SamplingParams, engine: RegionInfo) -> Plan:
+    def _plan_sequences(
+        self, prompts: list[Prompt], params: SamplingParams, engine: RegionInfo, automaton: Automaton | None
+    ) -> Plan:
         assets = self._assets
         sequences: list[PlannedSequence] = []
         for prompt in prompts:
             fitted = _fit(params, prompt, engine.max_model_len)
             base = secrets.randbits(64) if params.seed is None else params.seed
             for place in range(params.n):
-                generation = Generation(len(sequences), assets.tokenizer, fitted, assets.eos_token_ids)
+                # The prompt's own logprobs are the same for all choices: the first brings them.
+                chosen = fitted if place == 0 else replace(fitted, prompt_logprobs=None)
+                generation = Generation(len(sequences), assets.tokenizer, chosen, assets.eos_token_ids)
                 seed = (base + place) & _SEED_MASK
-                sequences.append(PlannedSequence(prompt, fitted, seed, assets.eos_token_ids, generation))
+                sequences.append(PlannedSequence(prompt, chosen, seed, assets.eos_token_ids, generation, automaton))
         return Plan(prompts, sequences, params.n)
 
 
@@ -130,6 +153,8 @@ def check_request(params: SamplingParams, num_prompts: int, engine: RegionInfo) 
         for token in tokens:
             if not 0 <= token < engine.vocab_size:
                 raise BadRequestError(f"{param}: {token} is not a token id of this model.", param)
+    if params.structured_outputs is not None and not engine.can_constrain:
+        raise BadRequestError("This server's engine has no tokenizer, which structured outputs need.", _STRUCTURED)
     if params.n * num_prompts > engine.max_sequences:
         raise BadRequestError(f"One request may ask for at most {engine.max_sequences} sequences.", "n")
 

@@ -17,6 +17,7 @@ from blink.text.generation import FINISH_NAMES, Generation
 
 _FIELDS = ("sequence", "token", "logprob", "time_ns", "kind", "finish_reason")
 _ADMITTED, _TOKEN, _TOP_LOGPROB = int(CqeKind.ADMITTED), int(CqeKind.TOKEN), int(CqeKind.TOP_LOGPROB)
+_PROMPT_LOGPROB = int(CqeKind.PROMPT_LOGPROB)
 _FINISHED, _REJECTED = int(CqeKind.FINISHED), int(CqeKind.REJECTED)
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,9 @@ class SequenceTable:
             seed=planned.seed,
             eos_token_ids=planned.eos_token_ids,
             block_hashes=prompt.block_hashes,
+            hash_root=prompt.hash_root,
             flow=owner.flow,
+            automaton=planned.automaton,
         )
         self._open[sequence] = OpenSequence(owner, planned.generation, prompt.num_tokens)
         self.num_waiting += 1
@@ -139,6 +142,8 @@ class SequenceTable:
                     self._add_token(sequence, opened, token, logprob, reason)
                 elif kind == _TOP_LOGPROB:
                     opened.generation.add_top_logprob(token, logprob)
+                elif kind == _PROMPT_LOGPROB:
+                    opened.generation.add_prompt_logprob(token, logprob)
                 else:
                     self._note_change(sequence, opened, kind, token, reason)
             except Exception as error:

@@ -16,6 +16,14 @@ from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.models.weights.text_files import read_json, read_text
 from blink.sampling_params import SamplingParams
 from blink.text.gguf_tokenizer import build_tokenizer
+from blink.text.message.formats import (
+    CALL_FORMATS,
+    HERMES,
+    REASONING_FORMATS,
+    CallFormat,
+    ReasoningFormat,
+    find_call_format,
+)
 from blink.text.template import ChatTemplate
 from blink.text.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 
@@ -32,6 +40,8 @@ class ModelAssets:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     eos_token_ids: tuple[int, ...]
+    call_format: CallFormat | None = None  # None: the template has tools in a way that is not known here
+    reasoning_format: ReasoningFormat | None = None
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict[str, "float | int"])
 
 
@@ -48,13 +58,24 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         eos_token_ids = _end_tokens(root) or eos_token_ids
     if config.chat_template:
         template = read_text(Path(config.chat_template))
+    chat_template = ChatTemplate(template, special_tokens) if template else None
     return ModelAssets(
         root=str(root),
         tokenizer=tokenizer,
-        chat_template=ChatTemplate(template, special_tokens) if template else None,
+        chat_template=chat_template,
         eos_token_ids=eos_token_ids,
+        call_format=_call_format(config.tool_call_parser, template, chat_template),
+        reasoning_format=REASONING_FORMATS.get(config.reasoning_parser),
         sampling_defaults=_sampling_defaults(root),
     )
+
+
+def _call_format(parser: str, template: str, compiled: ChatTemplate | None) -> CallFormat | None:
+    if parser != "auto":
+        return CALL_FORMATS[parser]
+    if compiled is not None and compiled.tools_place == "none":
+        return HERMES  # as the tools are told then
+    return CALL_FORMATS.get(find_call_format(template))
 
 
 _Parts = tuple[Tokenizer, str, dict[str, str], tuple[int, ...]]

@@ -50,6 +50,7 @@ class Generation:
         "finish_reason",
         "index",
         "num_tokens",
+        "prompt_logprobs",
         "stop_reason",
     )
 
@@ -61,6 +62,7 @@ class Generation:
         self.cached_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.prompt_logprobs: list[TokenLogprob] = []  # of the prompt's second token and those behind it
         self._params = params
         self._eos = () if params.ignore_eos else eos_token_ids
         self._detokenizer = tokenizer.open_detokenizer(skip_special_tokens=params.skip_special_tokens)
@@ -73,6 +75,11 @@ class Generation:
     def add_top_logprob(self, token: int, logprob: float) -> None:
         """Note one of the most likely tokens in the place of the next token."""
         self._top.append((token, logprob))
+
+    def add_prompt_logprob(self, token: int, logprob: float) -> None:
+        """Note the logprob of the prompt's next token, whose rivals were noted before."""
+        self.prompt_logprobs.append(TokenLogprob(token, logprob, self._top))
+        self._top = []
 
     def add_token(self, token: int, logprob: float, reason: int) -> None:
         """Append a token; afterwards `finish_reason` says whether the sequence has ended."""

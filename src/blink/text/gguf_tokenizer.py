@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build a byte-level BPE tokenizer from GGUF metadata. Refuses what it does not know instead of guessing."""
+"""Build a tokenizer from GGUF metadata: byte-level BPE or SentencePiece. Refuses what it does not know."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from blink.errors import ConfigError
 from blink.models.weights.fields import Fields, show
+from blink.text.gguf_sentencepiece import build_sentencepiece
 
 _CONTROL = 3
 _USER_DEFINED = 4
@@ -71,25 +72,34 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Build the tokenizer that `tokenizer.ggml.*` describes.
 
     Raises:
-        ConfigError: the kind of tokenizer is not byte-level BPE, its pre-tokenizer is unknown, or a part is malformed.
+        ConfigError: the kind of tokenizer or its pre-tokenizer is unknown, or a part is malformed.
     """
     fields = Fields(metadata, "The GGUF file's metadata", "tokenizer.ggml.")
-    kind, name = fields.text("model", ""), fields.text("pre", "gpt-2")
-    if kind != "gpt2":
+    kind, tokens, kinds = fields.text("model", ""), fields.texts("tokens"), fields.integers("token_type", [])
+    if kind == "llama":
+        tokenizer, has_bos = build_sentencepiece(fields, tokens, kinds), True
+    elif kind == "gpt2":
+        tokenizer, has_bos = _build_byte_level(fields, tokens)
+    else:
         raise ConfigError(f"GGUF tokenizers of type {show(kind)} are not supported; give --tokenizer a directory.")
+    _add_special_tokens(tokenizer, tokens, kinds)
+    if fields.flag("add_bos_token", has_bos):
+        _prepend_bos(tokenizer, tokens, fields)
+    return tokenizer
+
+
+def _build_byte_level(fields: Fields, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    """Return the tokenizer without its special tokens, and whether its family begins texts with BOS."""
+    name = fields.text("pre", "gpt-2")
     split = _SPLITS.get(name)
     if split is None:
         raise ConfigError(f"The GGUF pre-tokenizer {show(name)} is unknown; give --tokenizer a directory.")
-    tokens = fields.texts("tokens")
     tokenizer = Tokenizer(_bpe(tokens, fields.texts("merges"), split))
     tokenizer.pre_tokenizer = _pre_tokenizer(split)
     tokenizer.decoder = decoders.ByteLevel()
     if split.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    _add_special_tokens(tokenizer, tokens, fields.integers("token_type", []))
-    if fields.flag("add_bos_token", split.add_bos):
-        _prepend_bos(tokenizer, tokens, fields)
-    return tokenizer
+    return tokenizer, split.add_bos
 
 
 def _bpe(tokens: list[str], lines: list[str], split: _Split) -> models.BPE:

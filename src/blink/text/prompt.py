@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from blink.errors import BadRequestError
 from blink.region.layout import CONSTANTS
+from blink.region.native import lib
 from blink.text.tokenizer import Tokenizer
 
 HASH_BYTES = CONSTANTS["block_hash_bytes"]
@@ -59,6 +60,7 @@ class Prompt:
 
     tokens: npt.NDArray[np.int32]
     block_hashes: bytes
+    hash_root: bytes
 
     @property
     def num_tokens(self) -> int:
@@ -104,9 +106,9 @@ def _prepare(source: Source, rules: PromptRules, tokenizer: Tokenizer, limits: L
     if not len(tokens):
         raise BadRequestError("The prompt cannot be empty.", "prompt")
     _check_length(len(tokens), rules.token_limit, limits)
-    salt = (rules.cache_salt or "").encode()
-    hashes = hash_blocks(tokens, limits.block_size, limits.hash_key, salt) if limits.prefix_caching else b""
-    return Prompt(tokens, hashes)
+    root = hash_root(limits.hash_key, (rules.cache_salt or "").encode())
+    hashes = hash_blocks(tokens, limits.block_size, limits.hash_key, root) if limits.prefix_caching else b""
+    return Prompt(tokens, hashes, root)
 
 
 def check_text_length(text: str, tokenizer: Tokenizer, limits: Limits, *, may_be_cut: bool) -> None:
@@ -168,17 +170,19 @@ def _too_long(num_tokens: str, limits: Limits) -> BadRequestError:
     )
 
 
-def hash_blocks(tokens: npt.NDArray[np.int32], block_size: int, key: bytes, salt: bytes = b"") -> bytes:
-    """Return the chained 128-bit keyed hashes of all full blocks, concatenated.
+def hash_root(key: bytes, salt: bytes = b"") -> bytes:
+    """Return what a chain of block hashes begins with: the salt separates tenants who must not share cache hits."""
+    return blake2b(salt, key=key, digest_size=HASH_BYTES).digest()
+
+
+def hash_blocks(tokens: npt.NDArray[np.int32], block_size: int, key: bytes, root: bytes) -> bytes:
+    """Return the chained 128-bit keyed hashes of all full blocks, concatenated (csrc/scheduler/block_hash.h).
 
     The hash of a block covers everything before it, so equal hashes mean equal prefixes; the key is the engine's
-    secret, so no client can construct a collision; the salt separates tenants who must not share cache hits.
+    secret, so no client can construct a collision.
     """
-    data = tokens.astype("<i4", copy=False).tobytes()
-    block_bytes = 4 * block_size
-    digest = blake2b(salt, key=key, digest_size=HASH_BYTES).digest()
-    hashes: list[bytes] = []
-    for start in range(0, len(data) - block_bytes + 1, block_bytes):
-        digest = blake2b(digest + data[start : start + block_bytes], key=key, digest_size=HASH_BYTES).digest()
-        hashes.append(digest)
-    return b"".join(hashes)
+    data = np.ascontiguousarray(tokens, np.int32)
+    num_blocks = len(data) // block_size
+    hashes = np.empty(num_blocks * HASH_BYTES, np.uint8)
+    lib.blink_hash_blocks(key, root, data.ctypes.data, num_blocks, block_size, hashes.ctypes.data)
+    return hashes.tobytes()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check chat messages and render them with the model's Jinja template, in a sandbox with limits."""
+"""Render chat messages with the model's Jinja template, in a sandbox with limits."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -66,7 +66,9 @@ class ChatTemplate:
         functions: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         environment.globals.update(functions)
         try:
-            parsed = environment.instrument(environment.parse(source))
+            parsed = environment.parse(source)
+            self.tools_place = _tools_place(parsed)
+            environment.instrument(parsed)
             code = environment.compile(parsed)
             self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
         except jinja2.TemplateSyntaxError as error:
@@ -94,6 +96,7 @@ class ChatTemplate:
             final = messages[-1]
             messages = [*messages[:-1], {**final, "content": (final.get("content") or "") + _END_MARK}]
         num_chars = sum(len(str(message.get("content"))) for message in messages)
+        num_chars += sum(map(len, map(str, names["tools"] or ())))
         try:
             with limited(num_chars):
                 text = self._template.render(names, messages=messages, add_generation_prompt=add_generation_prompt)
@@ -102,45 +105,19 @@ class ChatTemplate:
         return _cut_at_mark(text) if continue_final_message else text
 
 
+def _tools_place(template: nodes.Template) -> Literal["variable", "message", "none"]:
+    """Say where a template looks for tools."""
+    if any(node.name == "tools" for node in template.find_all(nodes.Name)):
+        return "variable"
+    items = [node.arg for node in template.find_all(nodes.Getitem)]
+    by_item = any(isinstance(item, nodes.Const) and item.value == "tools" for item in items)
+    by_attribute = any(node.attr == "tools" for node in template.find_all(nodes.Getattr))
+    return "message" if by_item or by_attribute else "none"
+
+
 def _cut_at_mark(text: str) -> str:
     """Return the text up to the end of the last message, stripped if the template strips its messages."""
     end = text.rfind(_END_MARK.strip())
     if end < 0:
         raise BadRequestError("The chat template does not show the final message.", "continue_final_message")
     return text[:end] if text.startswith(_END_MARK, end) else text[:end].rstrip()
-
-
-def flatten_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with content as one string each; text parts are joined by newlines, as vLLM does.
-
-    Raises:
-        BadRequestError: a message has no role, or content that is not text.
-    """
-    return [_flatten(message, f"messages.{index}") for index, message in enumerate(messages)]
-
-
-def _flatten(message: Mapping[str, Any], place: str) -> dict[str, Any]:
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise BadRequestError(f"{place}.role must be a non-empty string.", "messages")
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = [_text_of(part, f"{place}.content.{index}") for index, part in enumerate(content)]
-        content = "\n".join(texts)
-    elif content is None:
-        content = ""
-    elif not isinstance(content, str):
-        raise BadRequestError(f"{place}.content must be a string or a list of parts.", "messages")
-    return {**message, "content": content}
-
-
-def _text_of(part: Any, place: str) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict) or part.get("type") not in ("text", "input_text"):
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        raise BadRequestError(f"{place}: parts of type {kind!r} are not supported; only text is.", "messages")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise BadRequestError(f"{place}.text must be a string.", "messages")
-    return text

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,8 @@ from blink.text.detokenizer import (
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The largest vocabularies of today take 35 MiB.
 _MAX_TOKENIZER_BYTES = 128 << 20
+_SPACE_MARK = "\u2581"  # a space, in vocabularies of SentencePiece
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
@@ -35,9 +38,10 @@ class Tokenizer:
         self._backend = backend
         self._is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         added = backend.get_added_tokens_decoder()
-        special = frozenset(token for token, entry in added.items() if entry.special)
+        self.special_tokens = frozenset(token for token, entry in added.items() if entry.special)
+        self._added = frozenset(added)
         self._texts = TokenTexts(TokenBytes(backend, frozenset()))
-        self._texts_without_special = TokenTexts(TokenBytes(backend, special))
+        self._texts_without_special = TokenTexts(TokenBytes(backend, self.special_tokens))
 
     @property
     def vocab_size(self) -> int:
@@ -89,6 +93,15 @@ class Tokenizer:
             return self._texts.token_bytes[token].decode("utf-8", "replace")
         return self.decode([token], skip_special_tokens=False)
 
+    def plain_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for anywhere in a text; none for an unknown id."""
+        name = self.token_name(token)
+        if self._is_byte_level or token in self._added:
+            return self._texts.token_bytes[token]
+        if _BYTE_TOKEN.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        return name.replace(_SPACE_MARK, " ").encode()
+
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token adds to the text."""
         if self._is_byte_level:
@@ -129,5 +142,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     check_size(file, _MAX_TOKENIZER_BYTES)
     try:
         return Tokenizer(Backend.from_file(str(file)))
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:
+        # The library raises bare Exception, and of some malformed parts it panics, which is none.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ConfigError(f"{file} is not a readable tokenizer: {one_line(error)}") from error

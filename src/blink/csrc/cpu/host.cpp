@@ -2,6 +2,8 @@
 // The C API of the library, called from Python through ctypes. No function throws or keeps a pointer beyond its object.
 #include <cstring>
 
+#include "automaton/build.h"
+#include "cpu/constrain.h"
 #include "cpu/host_env.h"
 #include "cpu/json_weight.h"
 #include "cpu/keeper.h"
@@ -118,6 +120,18 @@ Keeper* blink_keeper_start(StoreWord store, void* context, uint64_t offset, uint
 }
 void blink_keeper_renew(Keeper* keeper) { keeper->renew(); }
 void blink_keeper_stop(Keeper* keeper) { delete keeper; }
+
+// The chained hashes of `blocks` blocks of tokens behind `root`.
+void blink_hash_blocks(const uint8_t* key, const uint8_t* root, const int32_t* tokens, uint32_t blocks,
+                       uint32_t block_size, Hash* out) {
+  Hash before = hash_of_bytes(root);
+  for (uint32_t i = 0; i < blocks; i++)
+    out[i] = before = hash_block(hash_of_bytes(key), before, tokens + uint64_t(i) * block_size, block_size);
+}
+
+// Build the automaton of a graph; see automaton/build.h.
+int32_t blink_automaton_build(const Graph* graph, uint8_t* out) { return build_automaton(*graph, out); }
+uint32_t blink_list_allowed(const ConstrainedRow* row, uint32_t* bits) { return list_allowed(*row, bits); }
 
 void blink_json_weigh(const char* text, uint64_t bytes, JsonWeight* out) { *out = weigh_json(text, bytes); }
 

@@ -6,8 +6,15 @@
 
 namespace blink {
 
-enum class Opcode : uint32_t { kSubmit = 1, kCancel = 2 };
-enum class CqeKind : uint8_t { kAdmitted = 1, kToken = 2, kTopLogprob = 3, kFinished = 4, kRejected = 5 };
+enum class Opcode : uint32_t { kSubmit = 1, kCancel = 2, kResetPrefixCache = 3 };
+enum class CqeKind : uint8_t {
+  kAdmitted = 1,
+  kToken = 2,
+  kTopLogprob = 3,
+  kFinished = 4,
+  kRejected = 5,
+  kPromptLogprob = 6
+};
 enum class FinishReason : uint8_t { kNone = 0, kStop = 1, kLength = 2, kAbort = 3, kError = 4 };
 enum class ServiceClass : uint32_t { kLatencySensitive = 0, kBestEffort = 1 };
 enum class EngineState : uint32_t { kBooting = 0, kReady = 1, kDraining = 2, kDrained = 3, kStopped = 4, kFailed = 5 };
@@ -30,6 +37,8 @@ enum class RejectCode : uint32_t {
   kServiceClass = 13,
   kDraining = 14,
   kBiasValue = 15,
+  kAutomatonRange = 16,
+  kAutomaton = 17,
 };
 
 // Why the scheduler stopped; Control::error_code.

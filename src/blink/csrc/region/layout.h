@@ -6,13 +6,14 @@
 //   Header | Control | Trace ring | queue pair 0: FrontendWords, SchedulerWords, SQ, CQ, arena | queue pair 1 | ...
 #pragma once
 
+#include "region/automaton.h"
 #include "region/codes.h"
 #include "region/fields.h"
 
 namespace blink {
 
 constexpr uint64_t kMagic = 0x314b4e494c42ull;  // "BLINK1"
-constexpr uint32_t kLayoutVersion = 3;          // changes when the meaning of a word does
+constexpr uint32_t kLayoutVersion = 4;          // changes when the meaning of a word does
 constexpr uint32_t kMaxGraphs = 128;
 constexpr uint32_t kFlows = 256;  // of a queue pair
 constexpr uint32_t kMaxStopTokens = 128;
@@ -58,15 +59,19 @@ struct Geometry {
   FIELD(uint32_t, log_entries);    // decision log of tests; 0 = off
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
+  FIELD(uint32_t, scoring_graph);      // the last; it keeps every token's logits for their logprobs
+  FIELD(uint32_t, num_automata);       // that the engine holds at once
+  FIELD(uint32_t, vocab_bytes);        // of all tokens' texts; 0: nothing can be constrained
   FIELD(uint32_t, best_effort_share);  // thousandths of the time, while urgent work is there
+  uint32_t reserved;
   FIELD(uint64_t, lease_timeout_ns);
   FIELD(uint64_t, max_queue_age_ns);
   FIELD(uint64_t, stall_timeout_ns);
   FIELD(uint64_t, step_target_ns);         // of steps in which sequences decode; 0: twice what decoding alone takes
   FIELD(uint64_t, urgent_tpot_target_ns);  // 0: none
   FIELD(uint64_t, segment_ns);             // about the longest segment of a step
-  // Graphs of decoding rows alone (a token each), then graphs of any rows; both ascending. A graph's index is its
-  // place.
+  // Graphs of decoding rows alone (a token each), then graphs of any rows, both ascending, then the scoring graph. A
+  // graph's index is its place.
   FIELD_ARRAY(GraphSize, graphs, kMaxGraphs);
 };
 
@@ -94,8 +99,11 @@ struct Statistics {
   FIELD(uint64_t, padded_tokens);
   FIELD(uint64_t, prompt_tokens);  // of admitted sequences
   FIELD(uint64_t, generation_tokens);
-  FIELD(uint64_t, prefix_queries);  // tokens looked up
-  FIELD(uint64_t, prefix_hits);     // tokens found
+  FIELD(uint64_t, prefix_queries);              // tokens looked up
+  FIELD(uint64_t, prefix_hits);                 // tokens found
+  FIELD(uint64_t, best_effort_prefix_queries);  // of these, best-effort requests'
+  FIELD(uint64_t, best_effort_prefix_hits);
+  FIELD(uint64_t, prefix_resets);
   FIELD(uint64_t, num_preemptions);
   FIELD(uint64_t, num_parked);
   FIELD(uint64_t, evicted_blocks);
@@ -105,11 +113,17 @@ struct Statistics {
   FIELD(uint64_t, finished_error);
   FIELD(uint64_t, num_rejected);
   FIELD(uint64_t, expired_leases);
+  FIELD(uint64_t, running_ns);     // in which a step was in flight
+  FIELD(uint64_t, scheduling_ns);  // between the end of a step, or the end of idleness, and the next launch
   FIELD(uint64_t, num_running);
   FIELD(uint64_t, num_waiting);
+  FIELD(uint64_t, num_running_best_effort);  // of these, by what was asked
+  FIELD(uint64_t, num_waiting_best_effort);
   FIELD(uint64_t, num_blocks);
   FIELD(uint64_t, num_blocks_used);
   FIELD(uint64_t, num_blocks_cached);
+  FIELD(uint64_t, automata_loaded);
+  FIELD(uint64_t, num_automata_used);
 };
 
 struct Control {
@@ -133,6 +147,7 @@ struct TraceEntry {
   FIELD(uint64_t, step);
   FIELD(uint64_t, retired_ns);   // the previous step's end was seen (equals composed start)
   FIELD(uint64_t, launched_ns);  // this step was launched
+  FIELD(uint64_t, ended_ns);     // its end was seen; 0: it runs
   FIELD(uint32_t, graph);
   FIELD(uint32_t, num_rows);
   FIELD(uint32_t, num_tokens);
@@ -180,7 +195,8 @@ struct Sampling {
   FIELD(uint32_t, top_k);  // 0: all tokens
   FIELD(uint32_t, seed_low);
   FIELD(uint32_t, seed_high);
-  FIELD(int32_t, num_logprobs);  // -1: none
+  FIELD(int32_t, num_logprobs);    // -1: none
+  FIELD(uint32_t, prompt_scores);  // completions for each prompt token: its logprob and its rivals'; 0: none
   FIELD(uint32_t, min_tokens);
 };
 
@@ -203,7 +219,13 @@ struct Sqe {
   FIELD(int32_t, priority);
   FIELD(Sampling, sampling);
   FIELD(uint32_t, flow);  // whose request this is, as far as shares go: modulo kFlows
-  uint32_t reserved[30];
+  // What the chain of block hashes begins with. All 0: only the prompt's blocks are to be cached, else those of the
+  // answer too.
+  FIELD_ARRAY(uint8_t, hash_root, kBlockHashBytes);
+  FIELD(uint32_t, automaton_offset);                          // a multiple of kAutomatonUnit
+  FIELD(uint32_t, automaton_bytes);                           // 0: the text may be any
+  FIELD_ARRAY(uint8_t, automaton_hash, kAutomatonHashBytes);  // its name: equal names of a queue pair, equal automata
+  uint32_t reserved[19];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 
@@ -225,7 +247,7 @@ struct alignas(32) Cqe {
   FIELD(uint64_t, time_ns);
   FIELD(int32_t, token);  // kAdmitted: prompt tokens found in the prefix cache; kRejected: RejectCode
   FIELD(float, logprob);
-  FIELD(uint32_t, index);  // ordinal of the generated token
+  FIELD(uint32_t, index);  // ordinal of the generated token; kPromptLogprob: place in the prompt
   FIELD(uint32_t, tag);
 };
 static_assert(sizeof(Cqe) == 32, "two CQEs share a cache line");

@@ -123,6 +123,18 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kDeviceLanes);
   CONSTANT(kLaunchesPerWindow);
   CONSTANT(kNoToken);
+  CONSTANT(kTextEnd);
+  CONSTANT(kMaxAutomatonBytes);
+  CONSTANT(kMaxAutomata);
+  CONSTANT(kAutomatonUnit);
+  CONSTANT(kAutomatonHashBytes);
+  CONSTANT(kMaxAutomatonDepth);
+  CONSTANT(kMaxTokenPushes);
+  CONSTANT(kMaxNeed);
+  CONSTANT(kMaxByteMoves);
+  CONSTANT(kMaxAutomatonStates);
+  CONSTANT(kMaxAutomatonCalls);
+  CONSTANT(kSpecialTokenByte);
 #undef CONSTANT
 }
 
@@ -133,6 +145,7 @@ inline const std::string& layout_text() {
       t.structs<GraphSize, Geometry, Header, Statistics, Control, TraceEntry>();
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, QueuePairLayout>();
       t.structs<SlotParams, BatchHeader, StepOutput, DecisionLogEntry, GraphCost, Account>();
+      t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry>();
       t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs, DeviceProgram>();
     });
     t.section("enums", [&] {

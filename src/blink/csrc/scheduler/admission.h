@@ -4,6 +4,7 @@
 #pragma once
 
 #include "scheduler/flow.h"
+#include "scheduler/scoring.h"
 #include "scheduler/share.h"
 #include "scheduler/sizing.h"
 #include "scheduler/slot.h"
@@ -13,11 +14,12 @@ namespace blink {
 // What the sequences chosen so far will take, and how many are left to choose (`pending`).
 struct Tally {
   uint32_t tokens, blocks, pending, context;  // context: tokens of the KV cache that will be read
-  uint32_t decode_rows, best_effort_rows;
+  uint32_t decode_rows, best_effort_rows, scored_rows;
 };
 BLINK_FN Tally operator+(Tally a, Tally b) {
-  return {a.tokens + b.tokens,   a.blocks + b.blocks,           a.pending + b.pending,
-          a.context + b.context, a.decode_rows + b.decode_rows, a.best_effort_rows + b.best_effort_rows};
+  return {a.tokens + b.tokens,          a.blocks + b.blocks,           a.pending + b.pending,
+          a.context + b.context,        a.decode_rows + b.decode_rows, a.best_effort_rows + b.best_effort_rows,
+          a.scored_rows + b.scored_rows};
 }
 
 BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num_tokens) {
@@ -37,6 +39,7 @@ BLINK_FN Tally tally(Env& env, const State& s) {
     t.context += q.num_computed + q.scheduled;
     t.decode_rows += q.scheduled == 1;
     t.best_effort_rows += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
+    t.scored_rows += is_scored(q);
   }
   return env.sum(t);
 }
@@ -123,14 +126,25 @@ BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
   return t;
 }
 
+// Let a step that will score a sequence's prompt take all that its graph holds: that takes its time anyway.
+template <class Env>
+BLINK_FN void fill_scoring_graph(Env& env, State& s, const Sequence& q) {
+  if (!wants_scores(q) || scorable_tokens(s, q) == 0) return;
+  env.sync();
+  if (env.lane() == 0) s.step_tokens = s.geometry.max_num_batched_tokens;
+  env.sync();
+}
+
 // Give a running sequence the next chunk of its prompt, or a longer one, as far as tokens, blocks and its share last.
 template <class Env>
 BLINK_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
   const uint32_t start = q.num_computed + q.scheduled;
   const Victims victims = q.scheduled == 0 ? Victims::kRunning : Victims::kParked;
+  fill_scoring_graph(env, s, q);
   const uint32_t left = s.step_tokens - t.tokens;
   uint32_t chunk = least(q.num_tokens - start, q.scheduled == 0 ? least(left, s.prompt_share) : left);
+  chunk = least(chunk, scorable_tokens(s, q));
   uint32_t extra = missing_blocks(s, q, start + chunk);
   while (t.blocks + extra > available_blocks(s) && make_room(env, s, rank, victims, now)) t = tally(env, s);
   extra = least(extra, available_blocks(s) - least(t.blocks, available_blocks(s)));
@@ -141,14 +155,15 @@ BLINK_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
     q.num_blocks += extra;
     q.scheduled += chunk;
     flow_of(s, q).computed += chunk;
+    if (wants_scores(q)) s.qps[q.queue_pair].cq_need += chunk * q.sqe.sampling.prompt_scores;
     if (chunk == 0) q.skipped_pass = s.pass;
   }
   env.sync();
 }
 
 BLINK_FN uint32_t cacheable_blocks(const State& s, const Sequence& q) {
-  if (!s.geometry.prefix_caching || q.num_blocks > 0) return 0;
-  return least(q.sqe.num_hashes, (q.num_tokens - 1) / s.geometry.block_size);  // one token must be left to compute
+  if (!s.geometry.prefix_caching || q.num_blocks > 0 || wants_scores(q)) return 0;
+  return least(q.num_hashed, (q.num_tokens - 1) / s.geometry.block_size);  // one token must be left to compute
 }
 
 // Make the sequence run: the prefix that was found is its own, the rest it computes. Runs on: one lane.
@@ -164,8 +179,7 @@ BLINK_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t no
     q.admitted = 1;
     post(s, q.queue_pair, q.sqe.sequence, CqeKind::kAdmitted, FinishReason::kNone, int32_t(found), now);
     s.statistics.prompt_tokens += q.sqe.num_prompt_tokens;
-    if (s.geometry.prefix_caching) s.statistics.prefix_queries += q.sqe.num_prompt_tokens;
-    s.statistics.prefix_hits += found;
+    count_lookup(s, q, found);
   }
   s.qps[q.queue_pair].cq_need += completions_per_token(q);
   q.waited_ns = waited_ns(q, now);
@@ -207,7 +221,7 @@ BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
 BLINK_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
   // Without a slot it would only keep those from running that have one.
   return q.skipped_pass != s.pass && can_start(s, q) && (q.slot != kNone || s.qps[q.queue_pair].may_take) &&
-         has_turn(s, q, now);
+         has_turn(s, q, now) && has_automaton_room(s, q);
 }
 
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.

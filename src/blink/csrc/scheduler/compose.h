@@ -110,9 +110,17 @@ BLINK_FN void write_padding(Env& env, const State& s, const StepArrays& a, const
     a.query_starts[row] = int32_t(b.num_tokens);
 }
 
-// Whether a step is launched in segments: one with best-effort rows, whose graph is long enough to be cut.
+// The graph of a step: of those that score nothing, the smallest that holds it.
+BLINK_FN uint32_t choose_graph(const Geometry& g, const Tally& total) {
+  if (total.scored_rows > 0) return g.scoring_graph;
+  return graph_for(g, total.tokens, total.tokens == total.decode_rows);
+}
+
+// Whether a step is launched in segments: one with best-effort rows, whose graph is long enough to be cut. The scoring
+// graph is not, for its results have one place alone.
 BLINK_FN bool takes_segments(const State& s, uint32_t graph, const Tally& total) {
-  return total.best_effort_rows > 0 && s.costs[graph].num_segments > 1 && !is_segmented(s);
+  return total.best_effort_rows > 0 && graph != s.geometry.scoring_graph && s.costs[graph].num_segments > 1 &&
+         !is_segmented(s);
 }
 
 // Let the step that was just composed be the one that is launched in segments.
@@ -166,7 +174,7 @@ BLINK_FN uint32_t compose(Env& env, State& s, Turn turn, uint64_t now) {
   if (s.failed || total.tokens == 0) return 0;
   if (env.lane() == 0) s.step++;
   env.sync();
-  const uint32_t graph = graph_for(s.geometry, total.tokens, total.tokens == total.decode_rows);
+  const uint32_t graph = choose_graph(s.geometry, total);
   const bool segmented = takes_segments(s, graph, total);
   const StepArrays a = arrays_of(s, segmented ? Track::kSegmented : Track::kWhole);
   const uint32_t decode_rows = write_decode_rows(env, s, a, total.blocks);

@@ -23,7 +23,7 @@ BLINK_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_tokens)
 
 // Index of the smallest graph for so many tokens, of rows of one token alone or of any.
 BLINK_FN uint32_t graph_for(const Geometry& g, uint32_t tokens, bool decodes) {
-  const uint32_t end = decodes ? g.num_decode_graphs : g.num_graphs;
+  const uint32_t end = decodes ? g.num_decode_graphs : g.scoring_graph;
   uint32_t graph = decodes ? 0 : g.num_decode_graphs;
   while (graph + 1 < end && g.graphs[graph].tokens < tokens) graph++;
   return graph;
@@ -56,7 +56,7 @@ BLINK_FN void share_time(State& s, bool was_best_effort, uint64_t spent) {
 // Note that the launch in flight is over. Runs on: one lane.
 BLINK_FN void end_account(State& s, uint64_t now) {
   Account& a = s.account;
-  a.spent_ns = most(uint64_t(1), now > a.launched_ns ? now - a.launched_ns : 0);
+  a.spent_ns = most(uint64_t(1), now > s.launched_ns ? now - s.launched_ns : 0);
   if (a.segmented) s.segmented_ns += a.spent_ns;
 }
 

@@ -2,6 +2,7 @@
 // How sequences end: complete, cancelled, or because their frontend has gone.
 #pragma once
 
+#include "scheduler/automata.h"
 #include "scheduler/kv_cache.h"
 #include "scheduler/list.h"
 #include "scheduler/policy.h"
@@ -18,6 +19,7 @@ BLINK_FN void free_sequence(Env& env, State& s, uint32_t index) {
   if (env.lane() == 0) {
     if (q.slot != kNone) {
       s.free_slots[s.num_free_slots++] = q.slot;
+      release_automaton(s, q);
       s.qps[q.queue_pair].num_slots--;
     }
     if (q.cancelled) s.num_cancels--;

@@ -102,8 +102,9 @@ BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   q = Sequence{};
   q.status = SequenceStatus::kWaiting;
   q.queue_pair = qp;
-  q.slot = kNone;
+  q.slot = q.automaton = kNone;
   q.num_tokens = e.num_prompt_tokens;
+  q.num_hashed = e.num_hashes;
   q.skipped_pass = kNone;
   q.arrival = s.next_arrival++;
   q.queued_ns = now;
@@ -129,6 +130,10 @@ BLINK_FN void accept(State& s, uint32_t qp, uint64_t now) {
   const Sqe& e = *s.inbox;
   if (e.opcode == uint32_t(Opcode::kSubmit)) return accept_submit(s, qp, e, now);
   if (e.opcode == uint32_t(Opcode::kCancel)) return accept_cancel(s, qp, e, now);
+  if (e.opcode == uint32_t(Opcode::kResetPrefixCache)) {
+    s.reset_asked = 1;
+    return;
+  }
   reject(s, qp, e.sequence, RejectCode::kOpcode, now);
 }
 

@@ -15,7 +15,8 @@ class IntegrityCheck {
   const char* run() {
     const char* broken = nullptr;
     for (auto check : {&IntegrityCheck::lists, &IntegrityCheck::slots, &IntegrityCheck::tables, &IntegrityCheck::blocks,
-                       &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs, &IntegrityCheck::suspended})
+                       &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs, &IntegrityCheck::automata,
+                       &IntegrityCheck::suspended})
       if (!broken) broken = (this->*check)();
     return broken;
   }
@@ -67,7 +68,7 @@ class IntegrityCheck {
       const Sequence& q = s_.sequences[i];
       if (q.status == SequenceStatus::kFree) continue;
       if (q.num_computed > q.num_tokens) return "more tokens are computed than exist";
-      const uint32_t computed = q.num_computed + q.scheduled + q.suspended;
+      const uint32_t computed = computed_tokens(q);
       if (computed > q.num_blocks * s_.geometry.block_size) return "computed tokens have no block";
       for (uint32_t b = 0; b < q.num_blocks; b++) {
         const uint32_t block = uint32_t(block_table(s_, q.slot)[b]);
@@ -188,6 +189,26 @@ class IntegrityCheck {
     for (uint32_t qp = 0; qp < s_.geometry.num_queue_pairs; qp++)
       if (!is_segmented(s_) && s_.qps[qp].cq_held > 0) return "completions are held for no step";
     return best_effort == s_.num_best_effort ? nullptr : "the best-effort sequences are miscounted";
+  }
+
+  const char* automata() {
+    std::vector<uint32_t> users(s_.geometry.num_automata);
+    for (uint32_t i = 0; i < num_sequences(); i++) {
+      const Sequence& q = s_.sequences[i];
+      if (q.status == SequenceStatus::kFree || q.slot == kNone) continue;
+      if ((q.sqe.automaton_bytes > 0) != (q.automaton != kNone)) return "a sequence with a slot has lost its automaton";
+      if (s_.params[q.slot].automaton != q.automaton + 1) return "a slot names another automaton";
+      if (q.automaton == kNone) continue;
+      if (q.automaton >= users.size()) return "a sequence has no such automaton";
+      if (s_.automaton_entries[q.automaton].queue_pair != q.queue_pair) return "a sequence has a foreign automaton";
+      users[q.automaton]++;
+    }
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < users.size(); i++) {
+      if (s_.automaton_entries[i].num_users != users[i]) return "an automaton's users are miscounted";
+      used += users[i] > 0;
+    }
+    return s_.num_automata_used == used ? nullptr : "the used automata are miscounted";
   }
 
   const char* flows() {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefixes of prompts in the KV cache: found when a sequence is admitted, registered when a step fills their
-// blocks. All functions run on the whole block of lanes and end with all lanes in step.
+// Prefixes in the KV cache: those of prompts are found when a sequence is admitted; the blocks of prompts and answers
+// are registered when a step fills them. All functions run on the whole block of lanes and end with all lanes in step.
 #pragma once
 
+#include "scheduler/block_hash.h"
 #include "scheduler/kv_cache.h"
 #include "scheduler/list.h"
 
@@ -94,19 +95,47 @@ BLINK_FN void register_block(State& s, Sequence& q, uint32_t i) {
   q.chain = registration_of(s, block);
 }
 
+// Whether the blocks of the answer are cached too, behind those of the prompt.
+BLINK_FN bool caches_answer(const State& s, const Sequence& q) {
+  const Hash root = hash_of_bytes(q.sqe.hash_root);
+  return (root.low | root.high) != 0 && q.sqe.num_hashes == q.sqe.num_prompt_tokens / s.geometry.block_size;
+}
+
+// How many leading blocks the step in flight leaves full and to be known to the cache.
+BLINK_FN uint32_t full_blocks(const State& s, const Sequence& q) {
+  const uint32_t full = computed_tokens(q) / s.geometry.block_size;
+  return caches_answer(s, q) ? full : least(q.sqe.num_hashes, full);
+}
+
+// Hash a sequence's blocks as far as `end`; those of its prompt came with it. Runs on: one lane.
+BLINK_FN void hash_up_to(State& s, Sequence& q, uint32_t end) {
+  const int32_t* tokens = s.tokens + uint64_t(q.slot) * s.geometry.max_model_len;
+  Hash* hashes = slot_hashes(s, q.slot);
+  for (; q.num_hashed < end; q.num_hashed++) {
+    const Hash before = q.num_hashed == 0 ? hash_of_bytes(q.sqe.hash_root) : hashes[q.num_hashed - 1];
+    const int32_t* block = tokens + uint64_t(q.num_hashed) * s.geometry.block_size;
+    hashes[q.num_hashed] = hash_block({s.hash_key_low, s.hash_key_high}, before, block, s.geometry.block_size);
+  }
+}
+
 // Register the blocks that the launch in flight fills, the last of its step. Nobody looks them up before it is over.
 template <class Env>
 BLINK_FN void register_blocks(Env& env, State& s, const StepArrays& a) {
   if (!s.geometry.prefix_caching) return;
   const uint32_t size = s.geometry.block_size;
-  const auto filled = [&](const Sequence& q) {
-    return least(q.sqe.num_hashes, (q.num_computed + q.scheduled + q.suspended) / size);
-  };
-  const uint32_t rows = compact(env, a.row_sequences, a.batch->num_rows, s.scratch,
-                                [&](uint32_t i) { return filled(s.sequences[i]) > s.sequences[i].num_registered; });
+  const uint32_t rows = compact(env, a.row_sequences, a.batch->num_rows, s.scratch, [&](uint32_t i) {
+    const Sequence& q = s.sequences[i];
+    const bool fills = computed_tokens(q) / size > q.num_registered;  // most steps of an answer do not
+    return fills && full_blocks(s, q) > q.num_registered;
+  });
+  for (uint32_t n = env.lane(); n < rows; n += env.lanes()) {
+    Sequence& q = s.sequences[s.scratch[n]];
+    hash_up_to(s, q, full_blocks(s, q));
+  }
+  env.sync();
   for (uint32_t n = 0; n < rows; n++) {
     Sequence& q = s.sequences[s.scratch[n]];
-    const uint32_t first = q.num_registered, end = filled(q);
+    const uint32_t first = q.num_registered, end = full_blocks(s, q);
     for (uint32_t at = first * size + env.lane(); at < end * size; at += env.lanes()) {
       const uint32_t block = uint32_t(block_table(s, q.slot)[at / size]);
       block_tokens(s, block)[at % size] = s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + at];
@@ -118,6 +147,16 @@ BLINK_FN void register_blocks(Env& env, State& s, const StepArrays& a) {
     }
     env.sync();
   }
+}
+
+// Count what was found of a prompt. Runs on: one lane.
+BLINK_FN void count_lookup(State& s, const Sequence& q, uint32_t found) {
+  if (!s.geometry.prefix_caching) return;
+  s.statistics.prefix_queries += q.sqe.num_prompt_tokens;
+  s.statistics.prefix_hits += found;
+  if (q.sqe.service_class != uint32_t(ServiceClass::kBestEffort)) return;
+  s.statistics.best_effort_prefix_queries += q.sqe.num_prompt_tokens;
+  s.statistics.best_effort_prefix_hits += found;
 }
 
 }  // namespace blink

@@ -71,7 +71,14 @@ BLINK_FN bool valid_sampling(const Sampling& e) {
          within(e.min_p, 0.0f, 1.0f) && within(e.repetition_penalty, 0.0f, kMaxRepetitionPenalty) &&
          e.repetition_penalty > 0.0f && within(e.presence_penalty, -penalty, penalty) &&
          within(e.frequency_penalty, -penalty, penalty) && e.top_k < 0x80000000u && e.num_logprobs >= -1 &&
-         e.num_logprobs <= int32_t(kMaxLogprobs);
+         e.num_logprobs <= int32_t(kMaxLogprobs) && e.prompt_scores <= 1 + kMaxLogprobs;
+}
+
+// Whether the arena may hold an automaton there, and it could be used.
+BLINK_FN bool valid_automaton_span(const Geometry& g, const Sqe& e) {
+  return e.automaton_bytes <= kMaxAutomatonBytes && e.automaton_bytes % kAutomatonUnit == 0 &&
+         e.automaton_offset % kAutomatonUnit == 0 && in_arena(g, e.automaton_offset, e.automaton_bytes) &&
+         e.automaton_bytes >= sizeof(AutomatonHeader) + kBytes && g.vocab_bytes > 0 && g.num_automata > 0;
 }
 
 // Check every word of a submission that can be checked without its arena.
@@ -90,6 +97,7 @@ BLINK_FN RejectCode validate(const Geometry& g, const Sqe& e) {
   if (!valid_sampling(e.sampling)) return RejectCode::kSamplingValue;
   if (e.max_tokens == 0 || e.sampling.min_tokens > e.max_tokens) return RejectCode::kMaxTokens;
   if (e.service_class > uint32_t(ServiceClass::kBestEffort)) return RejectCode::kServiceClass;
+  if (e.automaton_bytes > 0 && !valid_automaton_span(g, e)) return RejectCode::kAutomatonRange;
   return RejectCode::kNone;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "scheduler/ending.h"
+#include "scheduler/scoring.h"
 
 namespace blink {
 
@@ -38,10 +39,11 @@ BLINK_FN void deliver(Env& env, State& s, const StepArrays& a, uint32_t row, con
   post_token(s, at, q, a.sampled_tokens[row], a.sampled_logprobs[row], now);
 }
 
-// End a sequence whose row gave nothing to sample from: those of the same step go on. Runs on: one lane.
+// End a sequence without a token: its row gave nothing to sample from, or its text is complete. Those of the same step
+// go on. Runs on: one lane.
 template <class Env>
-BLINK_FN void give_up(Env& env, State& s, Sequence& q, uint64_t now) {
-  q.finish = FinishReason::kError;
+BLINK_FN void end_without_token(Env& env, State& s, Sequence& q, FinishReason reason, uint64_t now) {
+  q.finish = reason;
   const Cqe entry{q.sqe.sequence, now, 0, 0.0f, 0, 0};
   post_at(s, q.queue_pair, env.fetch_add(s.qps[q.queue_pair].cq_tail, 1), entry, CqeKind::kFinished, q.finish, 0);
 }
@@ -50,12 +52,13 @@ BLINK_FN void give_up(Env& env, State& s, Sequence& q, uint64_t now) {
 template <class Env>
 BLINK_FN void retire_row(Env& env, State& s, const StepArrays& a, uint32_t row, uint64_t now) {
   Sequence& q = s.sequences[a.row_sequences[row]];
-  q.num_computed += q.scheduled + q.suspended;  // one of them is 0
+  q.num_computed = computed_tokens(q);
   q.scheduled = q.suspended = 0;
   if (q.num_computed != q.num_tokens) return;  // a chunk of a prompt: nothing was sampled
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
   const int32_t token = a.sampled_tokens[row];
-  if (token == kNoToken) return give_up(env, s, q, now);
+  if (token == kNoToken) return end_without_token(env, s, q, FinishReason::kError, now);
+  if (token == kTextEnd && q.automaton != kNone) return end_without_token(env, s, q, FinishReason::kStop, now);
   if (token < 0 || uint32_t(token) >= s.geometry.vocab_size)
     return fail(s, ErrorCode::kSampledTokenRange, BLINK_HERE, row);
   s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + q.num_tokens] = token;
@@ -77,6 +80,7 @@ template <class Env>
 BLINK_FN void retire(Env& env, State& s, Track track, uint64_t now) {
   const StepArrays a = arrays_of(s, track);
   const uint32_t rows = a.batch->num_rows;
+  if (a.batch->graph == s.geometry.scoring_graph) deliver_scores(env, s, a, now);
   Harvest harvest{0, 0, 0, 0};
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
     const Sequence& q = s.sequences[a.row_sequences[row]];

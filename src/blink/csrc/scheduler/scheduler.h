@@ -5,6 +5,7 @@
 // of lane 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
 #pragma once
 
+#include "scheduler/cache_reset.h"
 #include "scheduler/repeat.h"
 #include "scheduler/turns.h"
 
@@ -20,6 +21,9 @@ BLINK_FN void boot(Env& env, State& s) {
   if (env.lane() == 0) {
     s.num_free_blocks = g.num_blocks;
     s.num_free_slots = g.num_slots;
+    const auto* key = reinterpret_cast<const uint64_t*>(s.header->hash_key);
+    s.hash_key_low = key[0];
+    s.hash_key_high = key[1];
     s.engine_state = uint32_t(EngineState::kReady);
     s.booted = s.stats_dirty = 1;
     store_release(s.control->state, s.engine_state);
@@ -34,11 +38,22 @@ BLINK_FN void count_step(State& s, const BatchHeader& b) {
   (b.graph < s.geometry.num_decode_graphs ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
 }
 
-BLINK_FN void trace_launch(State& s, const BatchHeader& b, bool idle_before) {
+// Note that the last launch has ended. Runs on: one lane.
+BLINK_FN void note_end(State& s, uint64_t step, uint64_t ended_ns) {
+  s.statistics.running_ns += ended_ns - s.launched_ns;
+  s.trace[step & (s.geometry.trace_entries - 1)].ended_ns = ended_ns;
+}
+
+// Note what was launched, and the end of what was before. Runs on: one lane.
+BLINK_FN void trace_launch(State& s, const BatchHeader& b, uint64_t launched_ns, bool idle_before) {
+  if (!idle_before) note_end(s, s.step - 1, s.retired_ns);
+  s.statistics.scheduling_ns += launched_ns - s.retired_ns;
+  s.launched_ns = launched_ns;
   const Account& a = s.account;
   s.trace[s.step & (s.geometry.trace_entries - 1)] = TraceEntry{s.step,
                                                                 s.retired_ns,
-                                                                a.launched_ns,
+                                                                launched_ns,
+                                                                0,
                                                                 b.graph,
                                                                 b.num_rows,
                                                                 b.num_tokens,
@@ -72,16 +87,30 @@ BLINK_FN void log_step(Env& env, State& s, const StepArrays& a) {
   if (env.lane() == 0) s.log_count += a.batch->num_rows;
 }
 
+// Count the sequences of a list whose requests are best-effort.
+template <class Env>
+BLINK_FN uint32_t count_best_effort(Env& env, const State& s, const uint32_t* list, uint32_t count) {
+  uint32_t found = 0;
+  for (uint32_t i = env.lane(); i < count; i += env.lanes())
+    found += s.sequences[list[i]].sqe.service_class == uint32_t(ServiceClass::kBestEffort);
+  return env.sum(found);
+}
+
 // Copy the counters to the region, where frontends read them.
 template <class Env>
 BLINK_FN void publish_statistics(Env& env, State& s) {
+  const uint32_t best_effort_running = count_best_effort(env, s, s.running, s.num_running);
+  const uint32_t best_effort_waiting = count_best_effort(env, s, s.waiting, s.num_waiting);
   if (env.lane() == 0) {
     Statistics& t = s.statistics;
     t.num_running = s.num_running;
     t.num_waiting = s.num_waiting;
+    t.num_running_best_effort = best_effort_running;
+    t.num_waiting_best_effort = best_effort_waiting;
     t.num_blocks = s.geometry.num_blocks;
     t.num_blocks_used = s.geometry.num_blocks - available_blocks(s);
     t.num_blocks_cached = s.num_evictable;
+    t.num_automata_used = s.num_automata_used;
     t.expired_leases = 0;
     for (uint32_t qp = 0; qp < s.geometry.num_queue_pairs; qp++) t.expired_leases += s.qps[qp].expired;
   }
@@ -95,16 +124,17 @@ BLINK_FN void publish_statistics(Env& env, State& s) {
 
 // Work that can wait until the launch is in flight.
 template <class Env>
-BLINK_FN void housekeep(Env& env, State& s, bool idle_before) {
+BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_before) {
   const Track track = track_in_flight(s);
   const StepArrays a = arrays_of(s, track);
   const bool is_segment = track == Track::kSegmented, is_first = !is_segment || s.segment == 0;
   if (is_first) log_step(env, s, a);
   if (!is_segment || is_last_segment(s)) register_blocks(env, s, a);
+  if (s.reset_asked) reset_prefix_cache(env, s);
   if (s.num_free_blocks < s.geometry.max_num_seqs) evict(env, s, s.geometry.max_num_seqs - s.num_free_blocks);
   if (env.lane() == 0) {
     if (is_first) count_step(s, *a.batch);
-    trace_launch(s, *a.batch, idle_before);
+    trace_launch(s, *a.batch, launched_ns, idle_before);
   }
   env.sync();
   publish_statistics(env, s);
@@ -123,7 +153,7 @@ BLINK_FN void resume(Env& env, State& s) {
     s.in_flight_track = uint32_t(Track::kSegmented);
     s.step_admitted = s.step_preempted = 0;
     const uint64_t predicted_ns = s.segmented_cost_ns / s.num_segments;
-    s.account = Account{0, 0, predicted_ns, 0, batch.graph, s.segmented_best_effort_rows, s.segmented_turn, 1};
+    s.account = Account{0, predicted_ns, 0, batch.graph, s.segmented_best_effort_rows, s.segmented_turn, 1};
   }
   env.sync();
 }
@@ -184,20 +214,22 @@ BLINK_FN StepResult step(Env& env, State& s) {
     if (was_in_flight) end_launch(env, s, glance.now);
     reap(env, s, glance.now);
     if (!prepare_launch(env, s, glance.now)) {
+      if (was_in_flight && env.lane() == 0) note_end(s, s.step, glance.now);
+      if (s.reset_asked) reset_prefix_cache(env, s);
       if (s.stats_dirty) publish_statistics(env, s);
       return s.failed ? StepResult::kFailed : StepResult::kIdle;
     }
   }
+  uint64_t launched_ns = 0;
   if (env.lane() == 0) {
     launch(env, s, repeats ? Track::kWhole : track_in_flight(s));
-    const uint64_t launched_ns = env.now();
+    launched_ns = env.now();
     if (repeats) repeat_account(s, glance.now);
-    s.account.launched_ns = launched_ns;
   }
   env.sync();
   if (s.failed) return StepResult::kFailed;
   if (repeats) settle(env, s, glance.now);
-  housekeep(env, s, !was_in_flight);
+  housekeep(env, s, launched_ns, !was_in_flight);
   poll(env, s, glance.now);
   return StepResult::kLaunched;
 }

@@ -2,6 +2,7 @@
 // A sequence's slot: what the model reads of its request, copied out of the arena.
 #pragma once
 
+#include "scheduler/automata.h"
 #include "scheduler/ending.h"
 #include "scheduler/intake.h"
 #include "scheduler/prefix_cache.h"
@@ -16,7 +17,7 @@ BLINK_FN Faults operator+(Faults a, Faults b) { return {a.tokens + b.tokens, a.b
 
 // Copy what the arena holds of a request into its slot. Each word is read once: its frontend may still change it.
 template <class Env>
-BLINK_FN RejectCode load_slot(Env& env, State& s, const Sequence& q) {
+BLINK_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
   const Geometry& g = s.geometry;
   const Sqe& e = q.sqe;
   const uint8_t* from = arena(s, q.queue_pair);
@@ -47,8 +48,9 @@ BLINK_FN RejectCode load_slot(Env& env, State& s, const Sequence& q) {
   }
   auto* slot_words = reinterpret_cast<uint32_t*>(slot_hashes(s, q.slot));
   for (uint32_t i = env.lane(); i < e.num_hashes * (kBlockHashBytes / 4); i += env.lanes()) slot_words[i] = hashes[i];
+  if (!take_automaton(env, s, q)) return RejectCode::kAutomaton;
   if (env.lane() == 0)
-    s.params[q.slot] = SlotParams{e.sampling, e.num_prompt_tokens, e.num_stop_tokens, e.num_biases, {0, 0}};
+    s.params[q.slot] = SlotParams{e.sampling, e.num_prompt_tokens, e.num_stop_tokens, e.num_biases, q.automaton + 1};
   bad = env.sum(bad);
   return bad.tokens > 0 ? RejectCode::kPromptToken : bad.biases > 0 ? RejectCode::kBiasValue : RejectCode::kNone;
 }

@@ -9,6 +9,7 @@ namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
 constexpr int32_t kNoToken = -1;  // what the model samples of a row that has no finite logit left, or a NaN
+constexpr int32_t kTextEnd = -2;  // of a row whose automaton allows nothing more: its text is complete
 
 // A block of the prefix cache as it was registered once: no other content ever has both numbers.
 struct Registration {
@@ -32,7 +33,9 @@ struct Sequence {
   FIELD(uint32_t, num_tokens);    // prompt and generated
   FIELD(uint32_t, num_computed);  // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
   FIELD(uint32_t, num_generated);
+  FIELD(uint32_t, num_scored);  // prompt positions whose logprobs were delivered
   FIELD(uint32_t, num_blocks);
+  FIELD(uint32_t, num_hashed);      // leading blocks whose hash is known
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
   FIELD(Registration, chain);       // the last of them, or its equal that was there before
   FIELD(uint32_t, scheduled);       // tokens in the current step
@@ -41,8 +44,12 @@ struct Sequence {
   FIELD(uint64_t, arrival);
   FIELD(uint64_t, queued_ns);  // start of the present wait
   FIELD(uint64_t, waited_ns);  // in all waits before
+  FIELD(uint32_t, automaton);  // with a slot: index of the one that constrains it; kNone: none does
   FIELD(Sqe, sqe);
 };
+
+// Tokens whose KV is in blocks once the steps that the sequence takes part in are over.
+BLINK_FN uint32_t computed_tokens(const Sequence& q) { return q.num_computed + q.scheduled + q.suspended; }
 
 // What the model's kernels read of a slot besides its tables, by columns of one word.
 struct SlotParams {
@@ -51,9 +58,19 @@ struct SlotParams {
   FIELD(uint32_t, num_prompt_tokens);
   FIELD(uint32_t, num_stop_tokens);
   FIELD(uint32_t, num_biases);
-  uint32_t reserved[2];
+  FIELD(uint32_t, automaton);  // index + 1 of the one that constrains the text; 0: none does
 };
 static_assert(sizeof(SlotParams) == 64, "a slot's parameters are 16 words");
+
+// An automaton that the engine holds: of one owner of a queue pair, under the name that he gave it.
+struct AutomatonEntry {
+  FIELDS_OF(AutomatonEntry);
+  FIELD(uint32_t, queue_pair);
+  FIELD(uint32_t, owner);      // generation of the queue pair; 0: the entry is empty
+  FIELD(uint32_t, num_users);  // slots
+  FIELD(uint32_t, stamp);      // when it was last taken
+  FIELD_ARRAY(uint8_t, hash, kAutomatonHashBytes);
+};
 
 struct Hash {
   uint64_t low, high;
@@ -141,7 +158,6 @@ struct GraphCost {
 // The newest launch, and its time once it is over and not accounted for.
 struct Account {
   FIELDS_OF(Account);
-  FIELD(uint64_t, launched_ns);
   FIELD(uint64_t, spent_ns);
   FIELD(uint64_t, predicted_ns);
   FIELD(uint64_t, kv_tokens);  // that it reads
@@ -189,6 +205,9 @@ struct State {
   STATE_ARRAY(float, sampled_logprobs, g.max_num_seqs);
   STATE_ARRAY(int32_t, top_tokens, g.max_num_seqs* kMaxLogprobs);
   STATE_ARRAY(float, top_logprobs, g.max_num_seqs* kMaxLogprobs);
+  STATE_ARRAY(float, prompt_logprobs, g.max_num_batched_tokens);  // of the token behind each of the batch
+  STATE_ARRAY(int32_t, prompt_top_tokens, g.max_num_batched_tokens* kMaxLogprobs);
+  STATE_ARRAY(float, prompt_top_logprobs, g.max_num_batched_tokens* kMaxLogprobs);
 
   // the same of a step that is launched in segments (tracks.h)
   STATE_ARRAY(BatchHeader, segmented_batch, 1);
@@ -214,7 +233,14 @@ struct State {
   STATE_ARRAY(int32_t, tokens, uint64_t(g.num_slots) * g.max_model_len);
   STATE_ARRAY(Hash, slot_hashes, uint64_t(g.num_slots) * g.max_blocks);
 
+  // what constrained texts may look like
+  STATE_ARRAY(uint8_t, automata, uint64_t(g.num_automata) * kMaxAutomatonBytes);
+  STATE_ARRAY(AutomatonPlace, automaton_places, uint64_t(g.num_slots) * 2);
+  STATE_ARRAY(uint32_t, token_starts, g.vocab_size + 1);  // in token_text; writer: engine, before the scheduler starts
+  STATE_ARRAY(uint8_t, token_text, g.vocab_bytes);
+
   // the scheduler's own
+  STATE_ARRAY(AutomatonEntry, automaton_entries, g.num_automata);
   STATE_ARRAY(uint32_t, row_sequences, g.max_num_seqs);
   STATE_ARRAY(NextRow, next_rows, g.max_num_seqs);
   STATE_ARRAY(GraphCost, costs, g.num_graphs);
@@ -251,6 +277,7 @@ struct State {
   FIELD(uint32_t, num_free_blocks);
   FIELD(uint32_t, num_evictable);
   FIELD(uint32_t, num_cancels);
+  FIELD(uint32_t, reset_asked);  // the prefix cache is to be emptied
   FIELD(uint32_t, lru_head);
   FIELD(uint32_t, lru_count);
   FIELD(uint32_t, next_stamp);
@@ -260,6 +287,8 @@ struct State {
   FIELD(uint32_t, engine_state);
   FIELD(uint32_t, pass);
   FIELD(uint32_t, num_live);
+  FIELD(uint32_t, num_automata_used);  // entries with users
+  FIELD(uint32_t, automaton_stamp);
   FIELD(uint32_t, num_attached);       // queue pairs, at least 1
   FIELD(uint32_t, num_flows);          // that have sequences
   FIELD(uint32_t, num_best_effort);    // live sequences of that class
@@ -284,6 +313,9 @@ struct State {
   FIELD(uint64_t, heartbeat_ns);
   FIELD(uint64_t, heartbeat);
   FIELD(uint64_t, retired_ns);
+  FIELD(uint64_t, launched_ns);  // when what is in flight was launched, or what was last
+  FIELD(uint64_t, hash_key_low);
+  FIELD(uint64_t, hash_key_high);
   FIELD(uint64_t, num_repeats);
   FIELD(Statistics, statistics);
 };

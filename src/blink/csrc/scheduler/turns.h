@@ -25,7 +25,7 @@ BLINK_FN Demand operator+(Demand a, Demand b) {
 
 BLINK_FN void add_demand(const State& s, const Sequence& q, uint64_t now, Demand& d) {
   if (q.suspended > 0 || q.cancelled || s.qps[q.queue_pair].closing) return;
-  if (q.status == SequenceStatus::kWaiting && !can_start(s, q)) return;
+  if (q.status == SequenceStatus::kWaiting && !(can_start(s, q) && has_automaton_room(s, q))) return;
   const bool urgent = !is_best_effort(s, q, now);
   if (q.status == SequenceStatus::kWaiting || q.num_tokens - q.num_computed > 1) {
     (urgent ? d.urgent_prompts : d.best_effort_prompts)++;

@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class RowGroup:
     num_queries: int  # of each row
     length: int  # keys of the longest row
     blocks: Tensor  # [num_rows * blocks per row]
+    positions: Tensor  # [num_rows, num_queries]
     mask: Tensor | None  # [num_rows, 1, num_queries, length], added to the scores; None: every query sees every key
 
 
@@ -54,25 +56,33 @@ def _plan_group(
     # Short rows repeat their own last block: what lies behind a table's end is not to be read.
     columns = torch.arange(-(-length // block_size), device=lens.device).minimum(last_block[:, None])
     blocks = tables.gather(1, columns).flatten()
-    visible = lens[:, None, None] - num_queries + 1 + torch.arange(num_queries, device=lens.device)[:, None]
-    hidden = torch.arange(length, device=lens.device) >= visible
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=lens.device).masked_fill_(hidden, -torch.inf)
-    return RowGroup(start, last - first, num_queries, length, blocks, mask[:, None] if bool(hidden.any()) else None)
+    positions = lens[:, None] - num_queries + torch.arange(num_queries, device=lens.device)
+    mask = _hide(torch.arange(length, device=lens.device) > positions[..., None], dtype)
+    return RowGroup(start, last - first, num_queries, length, blocks, positions, mask)
 
 
-def paged_attention(query: Tensor, kv_cache: Tensor, plan: CpuAttentionPlan) -> Tensor:
+def _hide(hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Return what hides keys when added to the scores; hidden: [num_rows, num_queries, length]."""
+    if not bool(hidden.any()):
+        return None
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
+
+
+def paged_attention(
+    query: Tensor, kv_cache: Tensor, plan: CpuAttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
+) -> Tensor:
     """Gather each group's keys and values, then attend to them."""
     num_tokens, num_heads, head_dim = query.shape
     if len(plan.groups) == 1 and plan.groups[0].num_rows * plan.groups[0].num_queries == num_tokens:
-        return _attend(query, kv_cache, plan.groups[0]).reshape(num_tokens, num_heads * head_dim)
+        return _attend(query, kv_cache, plan.groups[0], options).reshape(num_tokens, num_heads * head_dim)
     result = query.new_zeros(query.shape)
     for group in plan.groups:
         tokens = slice(group.start, group.start + group.num_rows * group.num_queries)
-        result[tokens] = _attend(query[tokens], kv_cache, group)
+        result[tokens] = _attend(query[tokens], kv_cache, group, options)
     return result.view(num_tokens, num_heads * head_dim)
 
 
-def _attend(query: Tensor, kv_cache: Tensor, group: RowGroup) -> Tensor:
+def _attend(query: Tensor, kv_cache: Tensor, group: RowGroup, options: AttentionOptions) -> Tensor:
     kv_heads, head_dim = kv_cache.shape[3:]
     keys, values = (
         cache.flatten(1).index_select(0, group.blocks).view(group.num_rows, -1, kv_heads, head_dim)[:, : group.length]
@@ -80,13 +90,47 @@ def _attend(query: Tensor, kv_cache: Tensor, group: RowGroup) -> Tensor:
     )
     per_row = query.view(group.num_rows, group.num_queries, -1, head_dim)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    mask = _mask_window(group, options.window, query.dtype)
+    scale = options.scale_for(head_dim)
+    if options.softcap or options.sinks is not None:
+        return _attend_plainly(per_row, keys, values, mask, options).reshape(query.shape)
     if group.num_queries == 1:
         # The query heads that share a KV head stand where queries of one head would: no key is repeated or read twice.
         shared = per_row.view(group.num_rows, kv_heads, -1, head_dim)
-        mask = None if group.mask is None else group.mask.expand(-1, kv_heads, shared.shape[2], -1)
-        found = functional.scaled_dot_product_attention(shared, keys, values, attn_mask=mask)
+        mask = None if mask is None else mask.expand(-1, kv_heads, shared.shape[2], -1)
+        found = functional.scaled_dot_product_attention(shared, keys, values, attn_mask=mask, scale=scale)
         return found.reshape(query.shape)
     found = functional.scaled_dot_product_attention(
-        per_row.transpose(1, 2), keys, values, attn_mask=group.mask, enable_gqa=True
+        per_row.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=True
     )
     return found.transpose(1, 2).reshape(query.shape)
+
+
+def _mask_window(group: RowGroup, window: int, dtype: torch.dtype) -> Tensor | None:
+    """Return the group's mask, with the keys hidden that lie before each query's window."""
+    if not window or window >= group.length:
+        return group.mask
+    keys, positions = torch.arange(group.length, device=group.positions.device), group.positions[..., None]
+    return _hide((keys > positions) | (keys <= positions - window), dtype)
+
+
+def _attend_plainly(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: AttentionOptions
+) -> Tensor:
+    """Attend with capped scores or sinks; query: [rows, queries, heads, dim], keys: [rows, kv_heads, length, dim]."""
+    rows, num_queries, num_heads, head_dim = query.shape
+    kv_heads = keys.shape[1]
+    grouped = query.transpose(1, 2).reshape(rows, kv_heads, -1, head_dim)
+    scores = (grouped @ keys.transpose(2, 3)).float() * options.scale_for(head_dim)
+    scores = scores.view(rows, num_heads, num_queries, -1)
+    if options.softcap:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
+    if mask is not None:
+        scores = scores + mask
+    if options.sinks is not None:
+        sinks = options.sinks.float()[:, None, None].expand(rows, -1, num_queries, 1)
+        weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    found = weights.to(values.dtype).reshape(rows, kv_heads, -1, keys.shape[2]) @ values
+    return found.view(rows, num_heads, num_queries, head_dim).transpose(1, 2)

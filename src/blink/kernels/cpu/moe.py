@@ -7,16 +7,29 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.kernels.cpu.silu_mul import silu_mul
+from blink.kernels.cpu.activation import activate
+from blink.kernels.operands import Activation
 
 
-def moe(x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, *, top_k: int, renormalize: bool) -> Tensor:
+def moe(
+    x: Tensor,
+    router_logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    top_k: int,
+    renormalize: bool,
+    activation: Activation = "silu",
+    biases: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Compute moe with PyTorch."""
     weights, experts = route(router_logits, top_k=top_k, renormalize=renormalize)
     result = torch.zeros_like(x)
     for expert in experts.unique().tolist():
         tokens, choices = (experts == expert).nonzero(as_tuple=True)
-        found = functional.linear(silu_mul(functional.linear(x[tokens], gate_up[expert])), down[expert])
+        inner_bias, bias = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
+        inner = activate(functional.linear(x[tokens], gate_up[expert], inner_bias), activation)
+        found = functional.linear(inner, down[expert], bias)
         result.index_add_(0, tokens, found * weights[tokens, choices, None].to(x.dtype))
     return result
 

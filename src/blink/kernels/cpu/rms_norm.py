@@ -30,6 +30,8 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | Non
     """Compute rms_norm with plain PyTorch."""
     if residual is not None:
         x = residual.add_(x)
+    if weight.dtype != x.dtype:
+        return functional.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
     return functional.rms_norm(x, weight.shape, weight, eps)
 
 

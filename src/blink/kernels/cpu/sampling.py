@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
+from blink.kernels.cpu.constraint import constrain
 from blink.kernels.cpu.penalties import adjust_logits
 from blink.kernels.cpu.philox import gumbel, gumbel_of_vocabulary
 from blink.kernels.cpu.truncation import find_threshold
-from blink.kernels.operands import GREEDY_TEMPERATURE, NO_TOKEN
+from blink.kernels.operands import GREEDY_TEMPERATURE, NO_TOKEN, TEXT_END
 
 _WORD_MASK = 0xFFFFFFFF
 
@@ -39,6 +42,7 @@ def _all_plain(batch: Batch, slots: Tensor, context_lens: Tensor) -> bool:
         | (floats[:, Param.FREQUENCY_PENALTY] != 0)
         | (words[:, Param.NUM_LOGPROBS] >= 0)
         | (words[:, Param.NUM_BIASES] > 0)
+        | (words[:, Param.AUTOMATON] > 0)
         | (context_lens - words[:, Param.NUM_PROMPT_TOKENS] < words[:, Param.MIN_TOKENS])
     )
     return not bool(special.any())
@@ -46,13 +50,15 @@ def _all_plain(batch: Batch, slots: Tensor, context_lens: Tensor) -> bool:
 
 def _sample_row(logits: Tensor, batch: Batch, row: int, slot: int, context_len: int) -> None:
     adjusted = logits.to(torch.float32, copy=True)
+    may_end = constrain(adjusted, batch, slot, context_len)
     adjust_logits(adjusted, batch, slot, context_len)
     temperature = float(batch.params_f32[slot, Param.TEMPERATURE])
     is_greedy = temperature < GREEDY_TEMPERATURE
     if not is_greedy:
         adjusted.div_(temperature)
-    if not bool(adjusted.max().isfinite()):
-        batch.sampled_tokens[row] = NO_TOKEN
+    largest = float(adjusted.max())
+    if not math.isfinite(largest):
+        batch.sampled_tokens[row] = TEXT_END if may_end and largest == -math.inf else NO_TOKEN
         return
     token = int(adjusted.argmax()) if is_greedy else _draw(adjusted, batch, slot, context_len)
     batch.sampled_tokens[row] = token

@@ -25,12 +25,16 @@ from blink.kernels.gpu.attention_plan import (
     GpuAttentionPlan,
     WorkList,
 )
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 
 # Below every score: a maximum that starts here stays finite where all keys are hidden.
 _LOWEST = tl.constexpr(-1e30)
+_LOG2_E = tl.constexpr(math.log2(math.e))
 
 
-def paged_attention(query: Tensor, kv_cache: Tensor, plan: GpuAttentionPlan) -> Tensor:
+def paged_attention(
+    query: Tensor, kv_cache: Tensor, plan: GpuAttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
+) -> Tensor:
     """Compute paged_attention of contiguous tensors with head_dim a multiple of 16 up to 256."""
     num_tokens, num_heads, head_dim = query.shape
     assert query.is_contiguous() and kv_cache.is_contiguous() and query.dtype == kv_cache.dtype
@@ -38,11 +42,18 @@ def paged_attention(query: Tensor, kv_cache: Tensor, plan: GpuAttentionPlan) -> 
     assert head_dim % 16 == 0 and head_dim <= 256
     result = query.new_empty(num_tokens, num_heads * head_dim)
     for work in plan.work_lists:
-        _launch(query, kv_cache, plan.block_tables, work, result)
+        _launch(query, kv_cache, plan.block_tables, work, options, result)
     return result
 
 
-def _launch(query: Tensor, kv_cache: Tensor, block_tables: Tensor, work: WorkList, result: Tensor) -> None:
+def _launch(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    work: WorkList,
+    options: AttentionOptions,
+    result: Tensor,
+) -> None:
     block_size, kv_heads, head_dim = kv_cache.shape[2:]
     tile = work.tile
     _attend[(kv_heads, work.items.shape[0])](
@@ -56,7 +67,13 @@ def _launch(query: Tensor, kv_cache: Tensor, block_tables: Tensor, work: WorkLis
         work.partials,
         work.lses,
         result,
-        math.log2(math.e) / math.sqrt(head_dim),
+        # Exponentials are powers of 2; under a cap the scores are scaled by themselves first.
+        options.scale_for(head_dim) * (1.0 if options.softcap else math.log2(math.e)),
+        options.softcap,
+        work.lses if options.sinks is None else options.sinks,
+        WINDOW=options.window,
+        HAS_SOFTCAP=options.softcap > 0,
+        HAS_SINKS=options.sinks is not None,
         KV_HEADS=kv_heads,
         GROUP=query.shape[1] // kv_heads,
         HEAD_DIM=head_dim,
@@ -74,6 +91,7 @@ def _launch(query: Tensor, kv_cache: Tensor, block_tables: Tensor, work: WorkLis
 @triton.jit
 def _attend(
     query, kv_cache, values_offset, block_tables, table_stride, items, counters, partials, lses, result, scale,
+    softcap, sinks, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -83,8 +101,7 @@ def _attend(
     num_queries = tl.load(item + NUM_QUERIES)
     first_token = tl.load(item + FIRST_TOKEN)
     first_position = tl.load(item + FIRST_POSITION)
-    first_key = tl.load(item + FIRST_KEY)
-    end_key = tl.load(item + END_KEY)
+    first_key, end_key = tl.load(item + FIRST_KEY), tl.load(item + END_KEY)
     slot = tl.load(item + ROW_SLOT)
     num_chunks = tl.load(item + NUM_CHUNKS)
     partial = tl.load(item + PARTIAL)
@@ -98,10 +115,13 @@ def _attend(
     tokens = (first_token + pairs // GROUP).to(tl.int64)
     offsets = ((tokens * KV_HEADS + head) * GROUP + pairs % GROUP)[:, None] * HEAD_DIM + dims[None, :]
     heads = tl.load(query + offsets, mask=inside, other=0.0)
+    if WINDOW > 0:  # what no query of the tile sees is not read; a chunk may be left with no key
+        first_key = tl.maximum(first_key, first_position - WINDOW + 1)
+    best, total = _begin(sinks + head * GROUP + pairs % GROUP, is_pair, partial == first_partial, HAS_SINKS, BLOCK_M)
     attended, lse = _attend_keys(
         heads, kv_cache + head * HEAD_DIM, values_offset, block_tables + slot.to(tl.int64) * table_stride, scale,
-        first_position + pairs // GROUP, first_key, end_key,
-        KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION,
+        first_position + pairs // GROUP, first_key, end_key, best, total, softcap,
+        WINDOW, HAS_SOFTCAP, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION,
     )  # fmt: skip
     if num_chunks == 1:
         tl.store(result + offsets, attended, mask=inside)
@@ -122,15 +142,29 @@ def _attend(
 
 
 @triton.jit
+def _begin(sinks, is_pair, is_first, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the largest score and the sum of exponentials before any key: the first chunk begins with the sinks."""
+    best = tl.full([BLOCK_M], _LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:  # noqa: SIM102 - known at compile time, which the other is not
+        if is_first:
+            best = tl.load(sinks, mask=is_pair, other=0.0) * _LOG2_E
+            total += 1.0
+    return best, total
+
+
+@triton.jit
 def _attend_keys(
-    heads, keys, values_offset, table, scale, positions, first_key, end_key,
+    heads, keys, values_offset, table, scale, positions, first_key, end_key, best, total, softcap,
+    WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return softmax(Q K^T) V over keys first_key .. end_key up to each position, and log2 of the exponentials' sum."""
+    """Return softmax(Q K^T) V over keys first_key .. end_key up to each position, and log2 of the exponentials' sum.
+
+    best, total: the largest score and the sum of exponentials to begin with.
+    """
     dims = tl.arange(0, BLOCK_D)
-    best = tl.full([BLOCK_M], _LOWEST, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
     attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     places = first_key + tl.arange(0, BLOCK_N)
     block = tl.load(table + places // BLOCK_SIZE, mask=places < end_key, other=0)
@@ -144,7 +178,13 @@ def _attend_keys(
         inside = is_key[:, None] & (dims < HEAD_DIM)[None, :]
         key = tl.load(cells[:, None] + dims[None, :], mask=inside, other=0.0)
         scores = tl.dot(heads, tl.trans(key), input_precision=PRECISION) * scale
-        scores = tl.where(is_key[None, :] & (places[None, :] <= positions[:, None]), scores, float("-inf"))
+        if HAS_SOFTCAP:
+            # softcap * tanh(score / softcap), in units of log2.
+            scores = (softcap - 2.0 * softcap / (tl.exp(2.0 * scores / softcap) + 1.0)) * _LOG2_E
+        is_seen = is_key[None, :] & (places[None, :] <= positions[:, None])
+        if WINDOW > 0:
+            is_seen = is_seen & (places[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(is_seen, scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(best - higher)

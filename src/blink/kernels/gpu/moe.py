@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_routing import Routes, route
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
-from blink.kernels.gpu.silu_mul import silu
+from blink.kernels.operands import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ def moe(
     *,
     top_k: int,
     renormalize: bool,
+    activation: Activation = "silu",
+    biases: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Compute moe of contiguous tensors; num_tokens: int32 [1] on the device; rows beyond it become zero, cheaply."""
     assert x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()
@@ -51,8 +54,9 @@ def moe(
     inner = x.new_empty(num_pairs, size)
     found = x.new_empty(num_pairs, hidden)
     result = torch.empty_like(x)
-    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, is_gated=True)
-    multiply_grouped(inner, down, routes, found, pairs_per_row=1, is_gated=False)
+    inner_bias, bias = biases or (None, None)
+    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation=activation, bias=inner_bias)
+    multiply_grouped(inner, down, routes, found, pairs_per_row=1, activation=None, bias=bias)
     block = min(1024, triton.next_power_of_2(hidden))
     _combine[(max_tokens, triton.cdiv(hidden, block))](
         found,
@@ -95,23 +99,27 @@ def multiply_grouped(
     result: Tensor,
     *,
     pairs_per_row: int,
-    is_gated: bool,
+    activation: Activation | None,
+    bias: Tensor | None = None,
     programmatic: bool = False,
 ) -> None:
     """Multiply row pair // pairs_per_row of x with its expert's weight into row pair of result.
 
-    weight: [experts, columns, depth], or if is_gated [experts, 2 * columns, depth], gates first, which silu activates.
-    programmatic: whether the kernel may start before the one in front of it has ended; needs a GPU from Hopper on.
+    weight: [experts, columns, depth], or with an activation [experts, 2 * columns, depth], gates first; bias: [experts,
+    columns or twice as many]. programmatic: whether the kernel may start before the one in front of it has ended; needs
+    a GPU from Hopper on.
     """
     num_experts, max_tokens = routes.pairs.shape
     num_pairs, columns = result.shape
     depth = x.shape[1]
+    is_gated = activation is not None
     tiling = choose_tiling(num_pairs, num_experts, columns, depth, is_gated=is_gated, itemsize=x.itemsize)
     # Every expert in use may leave one tile partly filled.
     max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
     _multiply_tile[(max_tiles, columns // tiling.columns)](
         x,
         weight,
+        weight if bias is None else bias,
         routes.pairs,
         routes.counts,
         result,
@@ -119,6 +127,8 @@ def multiply_grouped(
         num_experts,
         PAIRS_PER_ROW=pairs_per_row,
         IS_GATED=is_gated,
+        ACTIVATION=activation,
+        HAS_BIAS=bias is not None,
         SIZE=columns,
         DEPTH=depth,
         ROWS_BLOCK=tiling.rows,
@@ -135,24 +145,12 @@ def multiply_grouped(
 
 @triton.jit
 def _multiply_tile(
-    x,
-    weight,
-    pairs,
-    counts,
-    result,
-    max_tokens,
-    num_experts,
-    PAIRS_PER_ROW: tl.constexpr,
-    IS_GATED: tl.constexpr,
-    SIZE: tl.constexpr,
-    DEPTH: tl.constexpr,
-    ROWS_BLOCK: tl.constexpr,
-    COLUMNS_BLOCK: tl.constexpr,
-    DEPTH_BLOCK: tl.constexpr,
-    EXPERTS_BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
-):
+    x, weight, bias, pairs, counts, result, max_tokens, num_experts,
+    PAIRS_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SIZE: tl.constexpr, DEPTH: tl.constexpr,
+    ROWS_BLOCK: tl.constexpr, COLUMNS_BLOCK: tl.constexpr, DEPTH_BLOCK: tl.constexpr, EXPERTS_BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
     """Compute one tile of one expert's product; gated weights are [2 * SIZE, DEPTH], gate first."""
     if PROGRAMMATIC:
         start_programmatic()
@@ -174,8 +172,13 @@ def _multiply_tile(
         total = tl.dot(values, tl.load(right + start), total, input_precision=PRECISION)
         if IS_GATED:
             gated = tl.dot(values, tl.load(right + SIZE * DEPTH + start), gated, input_precision=PRECISION)
+    if HAS_BIAS:
+        bias += expert.to(tl.int64) * HEIGHT + column
+        total += tl.load(bias).to(tl.float32)[None, :]
+        if IS_GATED:
+            gated += tl.load(bias + SIZE).to(tl.float32)[None, :]
     if IS_GATED:
-        total = silu(total) * gated
+        total = multiply(total, gated, ACTIVATION)
     tl.store(result + pair.to(tl.int64)[:, None] * SIZE + column[None, :], total, mask=inside)
 
 

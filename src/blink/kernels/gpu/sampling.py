@@ -14,8 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.batch import Batch
+from blink.kernels.gpu.constraint import find_allowed
 from blink.kernels.gpu.penalties import has_adjustments
 from blink.kernels.gpu.sampling_rows import (
+    AUTOMATON,
     MIN_P,
     NUM_LOGPROBS,
     NUM_ROWS,
@@ -52,6 +54,7 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     vocab_size = logits.shape[1]
     block = _FINE_BLOCK if num_rows <= _FEW_ROWS else _BLOCK
     num_parts = triton.cdiv(vocab_size, block)
+    allowed = find_allowed(batch, num_rows, vocab_size)
     parts = _allocate_parts(logits.device, num_rows, num_parts, block)
     slots = Slots(batch.params, batch.params_f32, batch.tokens, batch.stop_tokens, batch.bias_tokens, batch.bias_values)
     outputs = Outputs(batch.sampled_tokens, batch.sampled_logprobs, batch.top_tokens, batch.top_logprobs)
@@ -68,6 +71,7 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
             vocab_size,
             *rows,
             slots,
+            allowed,
             parts,
             SCANS_PLAIN=scans_plain,
             SCANS_SPECIAL=scans_special,
@@ -81,12 +85,10 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
         find_thresholds(parts, batch, thresholds, arrivals, num_parts * block)
     else:
         candidates = logits.new_empty(num_rows, MAX_CANDIDATES.value, dtype=torch.float32)
-        _select[(num_rows,)](
-            *rows[:2], slots, parts, candidates, thresholds, arrivals, **sizes, num_warps=_SELECT_WARPS
-        )
-    _draw[grid](
-        logits, strides[0], vocab_size, *rows, slots, parts, outputs, thresholds, arrivals, **sizes, num_warps=num_warps
-    )
+        results = (candidates, thresholds, arrivals)
+        _select[(num_rows,)](*rows[:2], slots, parts, *results, **sizes, num_warps=_SELECT_WARPS)
+    inputs = (logits, strides[0], vocab_size, *rows, slots, allowed, parts)
+    _draw[grid](*inputs, outputs, thresholds, arrivals, **sizes, num_warps=num_warps)
 
 
 @functools.cache
@@ -124,6 +126,7 @@ def _scan(
     row_slots,
     context_lens,
     slots,
+    allowed,
     parts,
     SCANS_PLAIN: tl.constexpr,
     SCANS_SPECIAL: tl.constexpr,
@@ -141,7 +144,7 @@ def _scan(
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
     part = row.to(tl.int64) * NUM_PARTS + tl.program_id(0)
     is_plain = is_greedy(floats) & (tl.load(words + NUM_LOGPROBS) < 0)
-    is_plain = is_plain & (has_adjustments(words, floats, context_len) == 0)
+    is_plain = is_plain & (has_adjustments(words, floats, context_len) == 0) & (tl.load(words + AUTOMATON) == 0)
     # Nested, so that the compiler makes the outer tests.
     if not SCANS_PLAIN:  # noqa: SIM102
         if is_plain:
@@ -155,7 +158,8 @@ def _scan(
         if SCANS_PLAIN:
             store_best(parts, part, values, first)
     elif SCANS_SPECIAL:
-        scan_special(values, parts, slots, slot, part, context_len, first, tokens_stride, BLOCK)
+        bits = allowed.bits + row.to(tl.int64) * tl.cdiv(vocab_size, 32)
+        scan_special(values, parts, slots, bits, slot, part, context_len, first, tokens_stride, vocab_size, BLOCK)
 
 
 @triton.jit
@@ -207,6 +211,7 @@ def _draw(
     row_slots,
     context_lens,
     slots,
+    allowed,
     parts,
     outputs,
     thresholds,
@@ -228,7 +233,7 @@ def _draw(
     row_logits = logits + row * logits_stride
     if is_truncated(words, floats) == 0:
         if tl.program_id(0) == 0:
-            finish_row(row_logits, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)
+            finish_row(row_logits, allowed, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)
         return
     part = row * NUM_PARTS + tl.program_id(0)
     first = tl.program_id(0) * BLOCK
@@ -241,4 +246,4 @@ def _draw(
         tl.store(parts.tokens + part, first)
     tl.debug_barrier()
     if tl.atomic_add(arrivals + row, 1) == NUM_PARTS - 1:
-        finish_row(row_logits, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)
+        finish_row(row_logits, allowed, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)

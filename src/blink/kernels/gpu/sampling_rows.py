@@ -13,7 +13,7 @@ from torch import Tensor
 from blink.kernels.batch import PARAM_WORDS, Header, Param
 from blink.kernels.gpu.penalties import adjust_logits
 from blink.kernels.gpu.philox import make_gumbel
-from blink.kernels.operands import GREEDY_TEMPERATURE, NO_TOKEN
+from blink.kernels.operands import GREEDY_TEMPERATURE, NO_TOKEN, TEXT_END
 from blink.sampling_params import MAX_LOGPROBS
 
 NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
@@ -24,10 +24,12 @@ TOP_K = tl.constexpr(int(Param.TOP_K))
 SEED_LOW = tl.constexpr(int(Param.SEED_LOW))
 SEED_HIGH = tl.constexpr(int(Param.SEED_HIGH))
 NUM_LOGPROBS = tl.constexpr(int(Param.NUM_LOGPROBS))
+AUTOMATON = tl.constexpr(int(Param.AUTOMATON))
 PARAM_STRIDE = tl.constexpr(PARAM_WORDS)
 MAX_TOP = tl.constexpr(MAX_LOGPROBS)
 GREEDY_BELOW = tl.constexpr(GREEDY_TEMPERATURE)
 _NO_TOKEN = tl.constexpr(NO_TOKEN)
+_TEXT_END = tl.constexpr(TEXT_END)
 
 # Entries that a part keeps for its best logits, MAX_LOGPROBS rounded up to a power of two.
 TOP_WIDTH: int = triton.next_power_of_2(MAX_LOGPROBS)
@@ -112,13 +114,17 @@ def draw_best(parts, part, values, words, context_len, first, BLOCK: tl.constexp
 
 
 @triton.jit
-def scan_special(logits, parts, slots, slot, part, context_len, first, tokens_stride, BLOCK: tl.constexpr):
-    """Do all that one part of a row asks for whose parameters are not plainly greedy."""
+def scan_special(
+    logits, parts, slots, bits, slot, part, context_len, first, tokens_stride, vocab_size, BLOCK: tl.constexpr
+):
+    """Do all that one part of a row asks for whose parameters are not plainly greedy; bits: the tokens allowed."""
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
     scaled = parts.scaled + part * BLOCK
     num_logprobs = tl.load(words + NUM_LOGPROBS)
     if num_logprobs >= 0:
         _scan_logprobs(logits, parts, part, num_logprobs, first, BLOCK)
+    if tl.load(words + AUTOMATON) != 0:
+        logits = _hide(logits, bits, first, vocab_size, BLOCK)
     history = slots.tokens + slot * tokens_stride
     logits = adjust_logits(
         logits, scaled, parts.counts + part * BLOCK, words, floats, history, slots, slot, context_len, first, BLOCK
@@ -133,6 +139,14 @@ def scan_special(logits, parts, slots, slot, part, context_len, first, tokens_st
             tl.store(parts.lowest + part, tl.min(tl.where(logits == float("-inf"), float("inf"), logits), axis=0))
         else:
             draw_best(parts, part, logits, words, context_len, first, BLOCK)
+
+
+@triton.jit
+def _hide(logits, bits, first, vocab_size, BLOCK: tl.constexpr):
+    """Return one part's logits with what its row may not sample hidden."""
+    token = first + tl.arange(0, BLOCK)
+    words = tl.load(bits + token // 32, mask=token < vocab_size, other=0)
+    return tl.where((words >> (token % 32)) & 1 != 0, logits, float("-inf"))
 
 
 @triton.jit
@@ -168,7 +182,7 @@ def merge_top(parts, outputs, row, num_top, NUM_PARTS: tl.constexpr, PARTS_BLOCK
 
 @triton.jit
 def finish_row(
-    logits, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr
+    logits, allowed, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr
 ):
     """Write the row's token, the best of its parts, and its log probability if asked for; logits: the row."""
     index = tl.arange(0, PARTS_BLOCK)
@@ -179,7 +193,9 @@ def finish_row(
     # The lowest of equals, and a place to read at in any case.
     token = tl.min(tl.where(values == tl.max(values, axis=0), tokens, vocab_size - 1), axis=0)
     token = tl.minimum(token, vocab_size - 1)
-    tl.store(outputs.sampled_tokens + row, tl.where(can_sample(values), token, _NO_TOKEN))
+    is_bare = (tl.max(values, axis=0) == float("-inf")) & (tl.sum((values != values).to(tl.int32), axis=0) == 0)
+    nothing = tl.where(is_bare & (tl.load(allowed.may_end + row) != 0), _TEXT_END, _NO_TOKEN)
+    tl.store(outputs.sampled_tokens + row, tl.where(can_sample(values), token, nothing))
     if num_logprobs >= 0:
         total = _log_mass(parts, row, NUM_PARTS, PARTS_BLOCK)
         tl.store(outputs.sampled_logprobs + row, tl.load(logits + token).to(tl.float32) - total)

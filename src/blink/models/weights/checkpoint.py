@@ -8,44 +8,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import gguf
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from blink.errors import ConfigError
+from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
 from blink.models.weights.fields import one_line
 from blink.models.weights.gguf_file import GgufFile
+from blink.models.weights.gguf_metadata import find_gguf_arch
 from blink.models.weights.shards import list_shards
 
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.qkv_proj": "attn_qkv",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.experts.gate_proj": "ffn_gate_exps",
-    "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-}
-_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)")
-_EXPERT_NAME = re.compile(r"(mlp\.experts)\.(\d+)(\..+)")
+# How the names of a text model begin in files of one that sees pictures too.
+_TEXT_PARTS = ("language_model.model.", "model.language_model.")
+_EXPERT_NAME = re.compile(r"(.+\.experts)\.(\d+)(\..+)")
 
 
 class Checkpoint(Protocol):
     """A source of weights."""
+
+    norm_shift: float  # what is missing in the norms of a family that stores their weights minus 1
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, before memory is taken for it.
@@ -58,6 +42,8 @@ class Checkpoint(Protocol):
     def fill(self, name: str, target: Tensor) -> None:
         """Write the named tensor, which check() has found, to target, converted to its dtype.
 
+        target may be a view of another shape, with the elements in the same order.
+
         Raises:
             ConfigError: it cannot be read.
         """
@@ -67,12 +53,16 @@ class Checkpoint(Protocol):
 class GgufCheckpoint:
     """Weights of a GGUF file, dequantised."""
 
+    norm_shift = 0.0  # converters add it
+
     def __init__(self, path: Path, spec: ModelSpec) -> None:
         self._file = GgufFile(path)
         self._spec = spec
+        self._is_interleaved = FAMILIES[spec.architecture].interleaved
+        self._names = gguf.get_tensor_name_map(find_gguf_arch(self._file), spec.num_layers)
 
     def check(self, name: str, shape: Sequence[int]) -> None:
-        stored, expert = _find_gguf_name(name)
+        stored, expert = self._find_name(name)
         if stored not in self._file.tensors:
             raise ConfigError(f"{self._file.path} has no tensor '{stored}'; download or convert the model again.")
         found = self._file.tensors[stored].shape
@@ -83,11 +73,11 @@ class GgufCheckpoint:
         _check_shape(found, shape, f"{self._file.path}: '{stored}'")
 
     def fill(self, name: str, target: Tensor) -> None:
-        stored, expert = _find_gguf_name(name)
+        stored, expert = self._find_name(name)
         values = torch.from_numpy(self._file.read_tensor(stored, expert))
-        if self._spec.architecture == "llama" and stored.startswith("blk.") and ".attn_" in stored:
+        if self._is_interleaved and stored.startswith("blk.") and ".attn_" in stored:
             values = self._restore_order(stored, values)
-        target.copy_(values)
+        target.copy_(values.view(target.shape))
 
     def _restore_order(self, stored: str, values: Tensor) -> Tensor:
         """Undo llama.cpp's interleaving of each head's two halves, which its rotary kernel for llama wants."""
@@ -96,19 +86,20 @@ class GgufCheckpoint:
             return values
         return values.view(num_heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
 
-
-def _find_gguf_name(name: str) -> tuple[str, int | None]:
-    prefix, expert = "", None
-    stem, _, ending = name.rpartition(".")
-    if layer := _LAYER_NAME.fullmatch(stem):
-        prefix, stem = f"blk.{layer[1]}.", layer[2]
-    if found := _EXPERT_NAME.fullmatch(stem):
-        stem, expert = found[1] + found[3], int(found[2])
-    return f"{prefix}{_GGUF_NAMES[stem]}.{ending}", expert
+    def _find_name(self, name: str) -> tuple[str, int | None]:
+        """Return a tensor's name in the file, and which entry of it is meant where it holds all experts."""
+        expert = None
+        if found := _EXPERT_NAME.fullmatch(name):
+            name, expert = found[1] + found[3], int(found[2])
+        stored = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        return stored, expert
 
 
 class SafetensorsCheckpoint:
     """Weights of a Hugging Face directory, in one or several safetensors files."""
+
+    norm_shift = 1.0
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -120,25 +111,34 @@ class SafetensorsCheckpoint:
             except Exception as error:  # the library's error type is not public
                 raise ConfigError(f"{path} is not a readable safetensors file ({one_line(error)}).") from error
             self._owners.update(dict.fromkeys(shard.keys(), shard))
+        found = (prefix for prefix in _TEXT_PARTS if f"{prefix}embed_tokens.weight" in self._owners)
+        self._prefix = next(found, "model.")
 
     def check(self, name: str, shape: Sequence[int]) -> None:
+        name = self._find_name(name)
         if name not in self._owners:
             raise ConfigError(f"{self._directory} has no tensor '{name}'; download the model again.")
         found = self._owners[name].get_slice(name).get_shape()
         _check_shape(found, shape, f"{self._directory}: '{name}'")
 
     def fill(self, name: str, target: Tensor) -> None:
+        name = self._find_name(name)
         try:
             values = self._owners[name].get_tensor(name)
         except Exception as error:  # as above
             raise ConfigError(f"{self._directory}: '{name}' cannot be read ({one_line(error)}).") from error
         if not values.is_floating_point():
             raise ConfigError(f"{self._directory}: '{name}' has type {values.dtype}, which is not supported.")
-        target.copy_(values)
+        target.copy_(values.view(target.shape))
+
+    def _find_name(self, name: str) -> str:
+        return self._prefix + name.removeprefix("model.") if name.startswith("model.") else name
 
 
 class DummyCheckpoint:
     """Random weights, equal for equal seeds and devices."""
+
+    norm_shift = 0.0
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._generator = torch.Generator(device).manual_seed(seed)

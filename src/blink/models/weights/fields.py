@@ -31,13 +31,13 @@ class Fields:
             raise self._wrong(key, value, f"a whole number from {low} to {high}")
         return value
 
-    def number(self, key: str, default: float | None = None, *, low: float = 0.0) -> float:
-        """Return a finite number of at least low."""
+    def number(self, key: str, default: float | None = None, *, low: float = 0.0, high: float = 1e300) -> float:
+        """Return a finite number from low to high."""
         value = self._find(key, default)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
         # NaN fails any comparison; float() of an int of any length could overflow.
-        if not is_number or not low <= value <= 1e300:
-            raise self._wrong(key, value, f"a number of at least {low:g}")
+        if not _is_number(value) or not low <= value <= high:
+            rule = f"a number of at least {low:g}" if high == 1e300 else f"a number from {low:g} to {high:g}"
+            raise self._wrong(key, value, rule)
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -69,6 +69,13 @@ class Fields:
             raise self._wrong(key, value, "a list of whole numbers")
         return value
 
+    def numbers(self, key: str, *, low: float = 0.0) -> list[float]:
+        """Return a list of finite numbers of at least low."""
+        value = self._find(key, None)
+        if not isinstance(value, list) or not all(_is_number(item) and low <= item <= 1e300 for item in value):
+            raise self._wrong(key, value, f"a list of numbers of at least {low:g}")
+        return [float(item) for item in value]
+
     def mapping(self, key: str) -> Mapping[str, Any]:
         """Return the object under a key, an empty one if there is none."""
         value = self._find(key, {})
@@ -97,7 +104,11 @@ class Fields:
         return ConfigError(f"{self.place}: '{self._prefix}{key}' must be {rule}, but is {shown}.")
 
 
-def one_line(error: Exception) -> str:
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def one_line(error: BaseException) -> str:
     """Return what a library says of a file, which may quote it, on one line."""
     return " ".join(str(error).split())[:_SAID_CHARS]
 

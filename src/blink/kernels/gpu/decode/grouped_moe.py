@@ -46,8 +46,8 @@ def add_grouped_experts(
     inner = x.new_empty(rows * top_k, size)
     found = x.new_empty(rows * top_k, hidden)
     programmatic = residual.is_cuda
-    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, is_gated=True, programmatic=programmatic)
-    multiply_grouped(inner, down, routes, found, pairs_per_row=1, is_gated=False, programmatic=programmatic)
+    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation="silu", programmatic=programmatic)
+    multiply_grouped(inner, down, routes, found, pairs_per_row=1, activation=None, programmatic=programmatic)
     parts = triton.cdiv(hidden, _COLUMNS)
     result = Normed(torch.empty_like(residual), new_squares(residual, parts))
     _add_found[(rows, parts)](

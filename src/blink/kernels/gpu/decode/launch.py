@@ -22,6 +22,7 @@ from blink.errors import ConfigError
 
 _ROOT = Path(__file__).parents[3] / "csrc"
 _SOURCES = _ROOT / "gpu" / "decode"
+_DECODE = "decode/decode.cu"
 _ATTRIBUTE = driver.CUlaunchAttributeID
 _HOPPER = (9, 0)
 
@@ -37,11 +38,14 @@ def can_multiply_groups() -> bool:
 
 
 @functools.cache
-def compile_kernel(name: str) -> driver.CUfunction:
-    """Return the kernel of a name such as "blink::gemv<1, 4096, ...>" for the current GPU; takes about a second."""
+def compile_kernel(name: str, source: str = _DECODE) -> driver.CUfunction:
+    """Return the kernel of a name such as "blink::gemv<1, 4096, ...>" for the current GPU; takes about a second.
+
+    source: the file in csrc/gpu.
+    """
     device = Device()
     device.set_current()
-    code = compile_code(f"sm_{device.arch}a", (name,))
+    code = compile_code(f"sm_{device.arch}" + "a" * can_launch(), (name,), source)
     _compiled.append(code)
     kernel = check(driver.cuKernelGetFunction(driver.CUkernel(int(code.get_kernel(name).handle))))
     allow_shared_memory(kernel)
@@ -59,10 +63,11 @@ def allow_shared_memory(kernel: driver.CUfunction) -> None:
 _compiled: list[ObjectCode] = []  # never freed: captured graphs use them
 
 
-def compile_code(arch: str, names: Sequence[str]) -> ObjectCode:
-    """Compile named kernels for an architecture such as "sm_90a"; needs no GPU."""
-    options = ProgramOptions(name="decode.cu", std="c++20", arch=arch, include_path=[str(_SOURCES), str(_ROOT)])
-    return Program((_SOURCES / "decode.cu").read_text(), "c++", options).compile("cubin", name_expressions=tuple(names))
+def compile_code(arch: str, names: Sequence[str], source: str = _DECODE) -> ObjectCode:
+    """Compile named kernels of a file in csrc/gpu for an architecture such as "sm_90a"; needs no GPU."""
+    path = _ROOT / "gpu" / source
+    options = ProgramOptions(name=path.name, std="c++20", arch=arch, include_path=[str(_SOURCES), str(_ROOT)])
+    return Program(path.read_text(), "c++", options).compile("cubin", name_expressions=tuple(names))
 
 
 def launch(

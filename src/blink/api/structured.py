@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a request asks for the form of its text: OpenAI's response_format and vLLM's structured_outputs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from blink.errors import BadRequestError
+from blink.grammar.compiler import MAX_GRAMMAR_BYTES
+from blink.structured_outputs import MAX_CHOICES, StructuredOutputsParams
+
+_PARAM = "structured_outputs"
+
+
+def _check_size(value: object) -> object:
+    """Refuse what is more work to read than any schema should be; bodies as long as this are read in a process."""
+    if isinstance(value, dict | list) and len(_encode(value)) > MAX_GRAMMAR_BYTES:
+        raise BadRequestError(f"A schema or a list of choices may have {MAX_GRAMMAR_BYTES} bytes.", _PARAM)
+    return value
+
+
+def _encode(value: object) -> bytes:
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise BadRequestError("A schema holds what is no JSON, or is nested too deeply.", _PARAM) from None
+
+
+_Grammar = Annotated[str, Field(max_length=MAX_GRAMMAR_BYTES)]
+_Schema = Annotated[dict[str, Any] | bool, AfterValidator(_check_size)]
+_Choices = Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True), AfterValidator(_check_size)]
+
+
+class JsonSchemaFormat(BaseModel):
+    """The schema of a response_format."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[_Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @property
+    def is_json(self) -> bool:
+        """Say whether it asks for anything."""
+        return self.type != "text"
+
+
+class StructuredOutputsBody(BaseModel):
+    """vLLM's way to ask for a form."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: Annotated[_Schema | _Grammar | None, Field(alias="json")] = None
+    regex: _Grammar | None = None
+    choice: _Choices | None = None
+    grammar: _Grammar | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False  # members that are not declared are never written
+    disable_fallback: bool = False  # there is one backend
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+
+def read_structured_outputs(
+    response_format: ResponseFormat | None, structured: StructuredOutputsBody | None
+) -> StructuredOutputsParams | None:
+    """Return what form a request asks for; None if any will do.
+
+    Raises:
+        BadRequestError: it asks for nothing that can be kept.
+    """
+    if structured is not None:
+        for name in ("whitespace_pattern", "structural_tag"):
+            if getattr(structured, name) is not None:
+                raise BadRequestError(f"{name} is not supported by this server.", "structured_outputs")
+        return StructuredOutputsParams(
+            json=_as_text(structured.json_),
+            regex=structured.regex,
+            choice=structured.choice,
+            grammar=structured.grammar,
+            json_object=structured.json_object,
+            disable_any_whitespace=structured.disable_any_whitespace,
+        )
+    if response_format is None or not response_format.is_json:
+        return None
+    if response_format.type == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    schema = response_format.json_schema.schema_ if response_format.json_schema is not None else None
+    if schema is None:
+        raise BadRequestError("response_format of type json_schema needs json_schema.schema.", "response_format")
+    return StructuredOutputsParams(json=_as_text(schema))
+
+
+def _as_text(schema: dict[str, Any] | bool | str | None) -> str | None:
+    """Return a schema as its text, which is cheap to compare and to hand to another thread."""
+    return schema if schema is None or isinstance(schema, str) else _encode(schema).decode()

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The body of a chat that is sent whole and whose text is read as a message: as it grows, not in one go at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blink.api.message_body import finish_reason, whole_message
+from blink.api.reply import Reply, WholeChoices, chat_choice
+from blink.api.session import Session
+from blink.text.generation import Delta, Generation, TokenLogprob
+from blink.text.message.parser import MessageForm, MessageParser
+from blink.text.message.parts import Part, merge
+
+
+class _Gathered:
+    """What one reply has gained."""
+
+    def __init__(self, form: MessageForm) -> None:
+        self.parser = MessageParser(form)
+        self.parts: list[Part] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+
+
+class WholeMessages(WholeChoices):
+    """Gather the messages of all choices."""
+
+    def __init__(self, reply: Reply, session: Session, form: MessageForm) -> None:
+        super().__init__(reply, session)
+        self._form = form
+        self._gathered = [_Gathered(form) for _ in session.generations]
+
+    def take(self, generation: Generation) -> None:
+        """Read what a sequence has gained."""
+        gathered, delta = self._gathered[generation.index], generation.take()
+        gathered.parts += gathered.parser.push(delta.text)
+        gathered.tokens += delta.tokens
+        gathered.logprobs += delta.logprobs
+
+    def _choice(self, generation: Generation) -> dict[str, Any]:
+        self.take(generation)
+        gathered = self._gathered[generation.index]
+        parts = merge([*gathered.parts, *gathered.parser.finish()])
+        delta = Delta("", gathered.tokens, gathered.logprobs)
+        choice = chat_choice(self._reply, generation, delta, whole_message(self._reply.role, parts, self._form))
+        return choice | {"finish_reason": finish_reason(generation, gathered.parser, self._form)}

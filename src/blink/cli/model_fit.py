@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`blink doctor MODEL`: whether a model fits this machine, and how fast it can be. Loads no weights, no torch."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from blink.cli.finding import Finding
+from blink.cli.torch_probe import probe_torch
+from blink.config import EngineConfig
+from blink.errors import BlinkError, ConfigError
+from blink.host.extras import how_to_install
+from blink.host.process import read_available_memory
+from blink.models.families import FAMILIES
+from blink.models.spec import ModelSpec
+from blink.models.weights.fields import one_line
+from blink.models.weights.files import resolve_model
+from blink.models.weights.shards import list_shards
+
+_GIB: Final = 2**30
+_GRAPH_BYTES: Final = _GIB  # what a GPU engine keeps for its graphs
+_PROBE_BYTES: Final = 128 << 20
+_PROBE_RUNS: Final = 3
+
+
+def examine_given_model(model: str) -> Iterator[Finding]:
+    """Look at a model's files, and hold them against memory and bandwidth of this machine."""
+    try:
+        from blink.models.weights.source import read_spec
+
+        path = resolve_model(model)
+        spec = read_spec(path)
+        stored = _read_precision(path)
+    except ModuleNotFoundError as error:
+        yield Finding("fail", "model", f"needs {error.name}, which is not installed", how_to_install("engine"))
+        return
+    except BlinkError as error:
+        yield Finding("fail", "model", error.message)
+        return
+    yield Finding("ok", "model", f"{FAMILIES[spec.architecture].title}: {_describe(spec)}")
+    gpus = probe_torch().gpus
+    name, size = ("bfloat16", 2) if gpus else ("float32", 4)
+    yield Finding("ok", "precision", f"stored as {stored}, computed in {name} unless --dtype says otherwise")
+    share = EngineConfig().gpu_memory_utilization
+    room = int(gpus[0].memory * share) - _GRAPH_BYTES if gpus else read_available_memory()
+    yield from _examine_room(spec, room, size)
+    where, bandwidth = (gpus[0].name, gpus[0].bandwidth) if gpus else ("these cores", _measure_bandwidth())
+    yield from _examine_speed(spec, size, where, bandwidth)
+
+
+def _describe(spec: ModelSpec) -> str:
+    text = f"{spec.num_parameters / 1e9:.2f} billion parameters, {spec.num_layers} layers"
+    if spec.num_experts:
+        text += f", {spec.experts_per_token} of {spec.num_experts} experts per token"
+    return f"{text}, context of {spec.max_model_len} tokens"
+
+
+def _read_precision(path: Path) -> str:
+    """Return the type of most of the stored bytes.
+
+    Raises:
+        ConfigError: the files cannot be read.
+    """
+    kinds = Counter[str]()
+    if path.is_file():
+        from blink.models.weights.gguf_file import GgufFile
+
+        for tensor in GgufFile(path).tensors.values():
+            kinds[tensor.kind.name] += tensor.num_bytes
+    else:
+        for shard in list_shards(path):
+            kinds.update(_count_shard(shard))
+    return kinds.most_common(1)[0][0] if kinds else "nothing (no weights here)"
+
+
+def _count_shard(shard: Path) -> Counter[str]:
+    from safetensors import safe_open
+
+    kinds = Counter[str]()
+    try:
+        with safe_open(shard, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                part = file.get_slice(name)
+                kinds[part.get_dtype()] += math.prod(part.get_shape())
+    except Exception as error:  # the library's error type is not public
+        raise ConfigError(f"{shard} is not a readable safetensors file ({one_line(error)}).") from error
+    return kinds
+
+
+def _examine_room(spec: ModelSpec, room: int, size: int) -> Iterator[Finding]:
+    weights = spec.num_parameters * size
+    text = f"{weights / _GIB:.2f} GiB of {room / _GIB:.2f} GiB that are free"
+    if weights > room:
+        yield Finding("fail", "weights", text, "take a smaller model, or a machine with more memory")
+        return
+    yield Finding("ok", "weights", text)
+    tokens = (room - weights) // (math.prod(spec.kv_cache_shape(1, 1)) * size)
+    text = f"{tokens} tokens fit beside them; one sequence may have {spec.max_model_len}"
+    if tokens < spec.max_model_len:
+        yield Finding("warn", "KV cache", text, f"--max-model-len {max(tokens // 2, 2)} or less")
+    else:
+        yield Finding("ok", "KV cache", text)
+
+
+def _examine_speed(spec: ModelSpec, size: int, where: str, bandwidth: float) -> Iterator[Finding]:
+    if not bandwidth:
+        yield Finding("warn", "speed", f"the memory bandwidth of {where} is not known")
+        return
+    read = _count_read(spec) * size
+    text = f"about {read / bandwidth * 1e3:.2f} ms per token: {read / _GIB:.2f} GiB at {bandwidth / 1e9:.0f} GB/s"
+    yield Finding("ok", "speed", f"{text} ({where})")
+
+
+def _count_read(spec: ModelSpec) -> int:
+    """Return the weights that one token needs: its experts, and of an embedding that is no output a row."""
+    active = replace(spec, num_experts=spec.experts_per_token) if spec.num_experts else spec
+    return active.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
+
+
+def _measure_bandwidth() -> float:
+    """Return the bytes per second that all cores read and write together, copying."""
+    workers = len(os.sched_getaffinity(0))
+    source = [np.ones(_PROBE_BYTES // workers, np.uint8) for _ in range(workers)]
+    target = [np.ones_like(part) for part in source]
+    best = math.inf
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in range(_PROBE_RUNS):
+            start = time.perf_counter()
+            list(pool.map(np.copyto, target, source))
+            best = min(best, time.perf_counter() - start)
+    return 2 * _PROBE_BYTES / best

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask another process for torch and the GPUs that it sees: loading it here would take seconds and hundreds of MB."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+_PROBE: Final = """
+import json, torch
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+# Two transfers a clock; kHz and bits.
+speeds = [2e3 * getattr(gpu, "memory_clock_rate", 0) * getattr(gpu, "memory_bus_width", 0) / 8 for gpu in gpus]
+print(json.dumps([torch.__version__, [[gpu.name, gpu.total_memory, speed] for gpu, speed in zip(gpus, speeds)]]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that torch can use."""
+
+    name: str
+    memory: int  # bytes
+    bandwidth: float  # bytes per second, by its data sheet; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
+class TorchReport:
+    """What the other process said."""
+
+    version: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    error: str = ""  # its last words, if it failed
+
+
+@functools.cache
+def probe_torch() -> TorchReport:
+    """Return what torch sees, asking once."""
+    probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        return TorchReport(error=(probe.stderr.strip().splitlines() or ["died"])[-1])
+    version, gpus = json.loads(probe.stdout)
+    return TorchReport(version, tuple(Gpu(*gpu) for gpu in gpus))

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a grammar is while it becomes an automaton: a nondeterministic graph, then one deterministic machine whose
+// labels are intervals of bytes and calls of rules. Host only.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "region/automaton.h"
+
+namespace blink {
+
+// An edge of the graph that a frontend builds: for bytes low .. high, or one of the labels below.
+struct GraphEdge {
+  uint32_t from, low, high, to;
+};
+constexpr uint32_t kEmptyLabel = 256;  // takes nothing
+constexpr uint32_t kRuleLabel = 257;   // takes a text of rule `high`
+
+// A part of the graph; rule 0 is the whole text.
+struct GraphRule {
+  uint32_t start, end;
+  uint32_t is_greedy;  // takes as much as it can, where what follows could begin alike
+};
+
+enum class BuildError : int32_t { kTooLarge = -1, kEmpty = -2, kAmbiguous = -3 };
+
+// What stands for the time that a build may take.
+class Budget {
+ public:
+  void spend(uint64_t work) {
+    used_ += work;
+    if (used_ > kMost) throw BuildError::kTooLarge;
+  }
+
+ private:
+  static constexpr uint64_t kMost = 60'000'000;
+  uint64_t used_ = 0;
+};
+
+struct Step {
+  uint32_t label, to;
+};
+
+// States of all rules together. Labels below num_intervals are bytes, those above are calls.
+struct Machine {
+  std::vector<std::vector<Step>> steps;
+  std::vector<bool> finals;
+  std::vector<uint32_t> starts;      // of each rule; kNowhere: it can produce nothing
+  std::vector<uint32_t> needs;       // how much of the stack each state needs to come to an end
+  std::vector<uint8_t> interval_of;  // by byte
+  uint32_t num_intervals = 0;
+
+  uint32_t size() const { return uint32_t(steps.size()); }
+  bool is_call(const Step& step) const { return step.label >= num_intervals; }
+  uint32_t rule_of(const Step& step) const { return step.label - num_intervals; }
+};
+constexpr uint32_t kNowhere = 0xffffffffu;
+
+}  // namespace blink

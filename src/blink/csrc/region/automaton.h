@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The format of an automaton: what the text of a constrained sequence may look like, over bytes.
+//
+//   AutomatonHeader | uint8 class of each byte [256] | AutomatonCall [num_calls] | uint16 rows
+//   [num_states][num_classes] | uint8 traits [num_states]
+//
+// An entry of a row is the next state, kDeadEntry, or kCallEntry + the index of a call: then the byte is read again in
+// the called state, with the state to come back to on the stack. A final state without an entry for a byte returns: the
+// byte is read again in the state on top of the stack.
+#pragma once
+
+#include "region/fields.h"
+#include "region/platform.h"
+
+namespace blink {
+
+constexpr uint32_t kMaxAutomatonBytes = 256 << 10;
+constexpr uint32_t kAutomatonUnit = 16;  // its size and its place are multiples of this
+constexpr uint32_t kAutomatonHashBytes = 16;
+constexpr uint32_t kMaxAutomata = 128;       // that an engine holds at once
+constexpr uint32_t kMaxAutomatonDepth = 60;  // states on the stack
+constexpr uint32_t kMaxTokenPushes = 16;     // of them by one token
+constexpr uint32_t kMaxNeed = 16;            // of them that it takes to come from a state to its end
+constexpr uint32_t kMaxByteMoves = 96;       // calls and returns before one byte is taken
+constexpr uint32_t kBytes = 256;
+constexpr uint32_t kMaxAutomatonStates = 0x7fff;
+constexpr uint32_t kMaxAutomatonCalls = 0x7fff;
+constexpr uint32_t kCallEntry = 0x8000;
+constexpr uint32_t kDeadEntry = 0xffff;
+constexpr uint32_t kFinalTrait = 0x80;        // a trait's other bits: how much of the stack it takes to come to an end
+constexpr uint32_t kSpecialTokenByte = 0xff;  // is never part of a text: begins the text of a special token
+
+struct AutomatonHeader {
+  FIELDS_OF(AutomatonHeader);
+  FIELD(uint32_t, num_states);
+  FIELD(uint32_t, num_classes);
+  FIELD(uint32_t, num_calls);
+  FIELD(uint32_t, start);
+};
+
+struct AutomatonCall {
+  FIELDS_OF(AutomatonCall);
+  FIELD(uint16_t, target);
+  FIELD(uint16_t, back);
+};
+
+// Where a sequence stands in its automaton after `num_generated` tokens. Of a slot there are two, for even and odd
+// numbers: what one step reads, the same step never overwrites.
+struct AutomatonPlace {
+  FIELDS_OF(AutomatonPlace);
+  FIELD(uint32_t, num_generated);
+  FIELD(uint16_t, state);
+  FIELD(uint16_t, depth);
+  FIELD_ARRAY(uint16_t, stack, kMaxAutomatonDepth);
+};
+static_assert(sizeof(AutomatonPlace) == 128, "a place is 32 words");
+
+constexpr uint32_t kNoPlace = 0xffffffffu;  // its number of tokens before there is one
+
+// Byte offsets inside one automaton.
+struct AutomatonLayout {
+  uint32_t calls, rows, traits, bytes;
+};
+
+BLINK_FN bool valid_header(const AutomatonHeader& h) {
+  return h.num_states > 0 && h.num_states <= kMaxAutomatonStates && h.num_classes > 0 && h.num_classes <= kBytes &&
+         h.num_calls <= kMaxAutomatonCalls && h.start < h.num_states;
+}
+
+// Of a valid header; the sizes cannot overflow then.
+BLINK_FN AutomatonLayout automaton_layout(const AutomatonHeader& h) {
+  AutomatonLayout l{};
+  l.calls = uint32_t(sizeof(AutomatonHeader)) + kBytes;
+  l.rows = l.calls + h.num_calls * uint32_t(sizeof(AutomatonCall));
+  l.traits = l.rows + (h.num_states * h.num_classes * 2 + 3) / 4 * 4;
+  l.bytes = (l.traits + h.num_states + kAutomatonUnit - 1) / kAutomatonUnit * kAutomatonUnit;
+  return l;
+}
+
+}  // namespace blink

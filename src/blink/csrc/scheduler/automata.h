@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// The automata that the engine holds: copied out of an arena and checked when a sequence first needs one, shared by all
+// that name it on the same queue pair, and left where it is until its place is needed.
+#pragma once
+
+#include "scheduler/queue_pair.h"
+
+namespace blink {
+
+BLINK_FN bool is_automaton(const State& s, const AutomatonEntry& entry, const Sequence& q) {
+  if (entry.owner != s.qps[q.queue_pair].attached || entry.queue_pair != q.queue_pair) return false;
+  for (uint32_t i = 0; i < kAutomatonHashBytes; i++)
+    if (entry.hash[i] != q.sqe.automaton_hash[i]) return false;
+  return true;
+}
+
+// Whether a waiting sequence's automaton is here or has a place to go to.
+BLINK_FN bool has_automaton_room(const State& s, const Sequence& q) {
+  if (q.sqe.automaton_bytes == 0 || q.slot != kNone || s.num_automata_used < s.geometry.num_automata) return true;
+  for (uint32_t i = 0; i < s.geometry.num_automata; i++)
+    if (is_automaton(s, s.automaton_entries[i], q)) return true;
+  return false;
+}
+
+// Whether a word of an automaton leads out of none of its tables.
+BLINK_FN bool valid_automaton_word(const AutomatonHeader& h, const AutomatonLayout& l, uint32_t at, uint32_t word) {
+  const uint32_t low = word & 0xffff, high = word >> 16;
+  if (at >= l.traits) {
+    bool valid = true;
+    for (uint32_t shift = 0; shift < 32; shift += 8) valid = valid && (word >> shift & (kFinalTrait - 1)) <= kMaxNeed;
+    return valid;
+  }
+  if (at < l.calls) {
+    bool valid = true;
+    for (uint32_t shift = 0; shift < 32; shift += 8) valid = valid && (word >> shift & 0xff) < h.num_classes;
+    return valid;
+  }
+  if (at < l.rows) return low < h.num_states && high < h.num_states;
+  const auto valid_entry = [&](uint32_t entry) {
+    return entry < h.num_states || entry == kDeadEntry || (entry >= kCallEntry && entry - kCallEntry < h.num_calls);
+  };
+  return valid_entry(low) && valid_entry(high);
+}
+
+struct alignas(16) AutomatonQuad {
+  uint32_t words[4];
+};
+
+// Copy an automaton out of the arena; false if it is none. Each word is read once: its frontend may still change it.
+template <class Env>
+BLINK_FN bool copy_automaton(Env& env, State& s, const Sequence& q, uint32_t index) {
+  const auto* from = reinterpret_cast<const AutomatonQuad*>(arena(s, q.queue_pair) + q.sqe.automaton_offset);
+  auto* to = reinterpret_cast<AutomatonQuad*>(s.automata + uint64_t(index) * kMaxAutomatonBytes);
+  AutomatonQuad first{};
+  if (env.lane() == 0) first = from[0];
+  first = env.share(first);
+  const auto header = __builtin_bit_cast(AutomatonHeader, first);
+  if (!valid_header(header)) return false;
+  const AutomatonLayout layout = automaton_layout(header);
+  if (layout.bytes != q.sqe.automaton_bytes) return false;
+  uint32_t bad = 0;
+  for (uint32_t i = env.lane(); i < layout.bytes / sizeof(AutomatonQuad); i += env.lanes()) {
+    const AutomatonQuad quad = i == 0 ? first : from[i];
+    for (uint32_t n = 0; n < 4 && i > 0; n++)
+      bad += !valid_automaton_word(header, layout, i * uint32_t(sizeof(AutomatonQuad)) + 4 * n, quad.words[n]);
+    to[i] = quad;
+  }
+  return env.sum(bad) == 0;
+}
+
+// The entry that has the sequence's automaton, else the one that it may take: the longest unused. kNone: all are in
+// use.
+template <class Env>
+BLINK_FN uint32_t find_automaton(Env& env, const State& s, const Sequence& q, bool& is_here) {
+  constexpr uint64_t kNowhere = ~uint64_t(0);
+  uint64_t best = kNowhere;
+  for (uint32_t i = env.lane(); i < s.geometry.num_automata; i += env.lanes()) {
+    const AutomatonEntry& entry = s.automaton_entries[i];
+    const uint64_t stamp = entry.owner == 0 ? 0 : uint64_t(entry.stamp);
+    if (is_automaton(s, entry, q))
+      best = i;
+    else if (entry.num_users == 0)
+      best = least(best, (stamp + 1) << 32 | i);
+  }
+  best = env.least(best);
+  is_here = best >> 32 == 0;
+  return best == kNowhere ? kNone : uint32_t(best);
+}
+
+// Let a sequence with a slot use its automaton. False if that is broken.
+template <class Env>
+BLINK_FN bool take_automaton(Env& env, State& s, Sequence& q) {
+  if (env.lane() == 0) {
+    q.automaton = kNone;
+    for (uint32_t i = 0; i < 2; i++) s.automaton_places[q.slot * 2 + i].num_generated = kNoPlace;
+  }
+  if (q.sqe.automaton_bytes == 0) return true;
+  bool is_here = false;
+  const uint32_t index = find_automaton(env, s, q, is_here);
+  if (index == kNone) return false;  // can_admit() has seen to it that there is one
+  const bool is_valid = is_here || copy_automaton(env, s, q, index);
+  env.sync();
+  if (env.lane() == 0) {
+    AutomatonEntry& entry = s.automaton_entries[index];
+    entry.queue_pair = q.queue_pair;
+    entry.owner = is_valid ? s.qps[q.queue_pair].attached : 0;
+    entry.stamp = ++s.automaton_stamp;
+    for (uint32_t i = 0; i < kAutomatonHashBytes; i++) entry.hash[i] = q.sqe.automaton_hash[i];
+    if (is_valid) {
+      q.automaton = index;
+      s.num_automata_used += entry.num_users++ == 0;
+      s.statistics.automata_loaded += !is_here;
+    }
+  }
+  env.sync();
+  return is_valid;
+}
+
+// Runs on: one lane, when the sequence gives its slot back.
+BLINK_FN void release_automaton(State& s, Sequence& q) {
+  if (q.automaton == kNone) return;
+  s.num_automata_used -= --s.automaton_entries[q.automaton].num_users == 0;
+  q.automaton = kNone;
+}
+
+}  // namespace blink

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Empty the prefix cache at a frontend's wish. Sequences that run keep their blocks, but nobody finds them any more.
+#pragma once
+
+#include "scheduler/kv_cache.h"
+
+namespace blink {
+
+// Done behind a launch or when idle, so that no step waits for it. Runs on: the whole block, which ends in step.
+template <class Env>
+BLINK_FN void reset_prefix_cache(Env& env, State& s) {
+  for (uint32_t at = env.lane(); at < s.geometry.hash_entries; at += env.lanes()) s.hash_table[at] = 0;
+  uint32_t freed = 0;
+  for (uint32_t tile = 0; tile < s.geometry.num_blocks; tile += env.lanes()) {
+    const uint32_t block = tile + env.lane();
+    const bool hashed = block < s.geometry.num_blocks && s.block_hashed[block];
+    const bool idle = hashed && s.ref_counts[block] == 0;
+    uint32_t count = 0;
+    const uint32_t rank = freed + env.scan(idle, count);
+    if (hashed) s.block_hashed[block] = 0;
+    if (idle) s.free_blocks[s.num_free_blocks + rank] = block;
+    freed += count;
+  }
+  env.sync();
+  if (env.lane() == 0) {
+    s.num_free_blocks += freed;
+    s.num_evictable = s.lru_count = s.reset_asked = 0;
+    s.statistics.prefix_resets++;
+    s.stats_dirty = 1;
+  }
+  env.sync();
+}
+
+}  // namespace blink

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Logprobs of a prompt's own tokens: what the model gives each, computed in the steps that compute the prompt anyway.
+// Such a step runs the graph that keeps every token's logits, chunk after chunk, instead of each row's last.
+#pragma once
+
+#include "scheduler/queue_pair.h"
+#include "scheduler/tracks.h"
+
+namespace blink {
+
+// Whether logprobs of prompt tokens are still to be delivered. Their KV must be computed, also where it is cached.
+BLINK_FN bool wants_scores(const Sequence& q) {
+  return q.sqe.sampling.prompt_scores > 0 && q.num_scored + 1 < q.sqe.num_prompt_tokens;
+}
+
+// How many tokens of a prompt a step may compute at most, so that there is room for their logprobs.
+BLINK_FN uint32_t scorable_tokens(const State& s, const Sequence& q) {
+  if (!wants_scores(q)) return kNone;
+  return cq_room(s, s.qps[q.queue_pair]) / q.sqe.sampling.prompt_scores;
+}
+
+// Positions first .. end whose logits give logprobs that were not delivered, of those that the step computes. The
+// token at position p + 1 is scored by the logits of p.
+struct ScoreSpan {
+  uint32_t first, end;
+};
+BLINK_FN ScoreSpan score_span(const Sequence& q) {
+  if (!wants_scores(q)) return {0, 0};
+  const uint32_t first = q.num_scored > q.num_computed ? q.num_scored : q.num_computed;
+  const uint32_t computed = q.num_computed + q.scheduled, last = q.sqe.num_prompt_tokens - 1;
+  return {first, computed < last ? computed : last};
+}
+
+// Whether the step that is being composed scores some of the sequence's prompt.
+BLINK_FN bool is_scored(const Sequence& q) {
+  const ScoreSpan span = score_span(q);
+  return span.first < span.end;
+}
+
+// Post what one row scored; `from` is the place in the batch of its first position. Runs on: all lanes.
+template <class Env>
+BLINK_FN void deliver_row(Env& env, State& s, Sequence& q, ScoreSpan span, uint32_t from, uint64_t now) {
+  const uint32_t each = q.sqe.sampling.prompt_scores, start = s.qps[q.queue_pair].cq_tail;
+  const int32_t* prompt = s.tokens + uint64_t(q.slot) * s.geometry.max_model_len;
+  env.sync();
+  for (uint32_t i = env.lane(); i < (span.end - span.first) * each; i += env.lanes()) {
+    const uint32_t at = from + i / each, rank = i % each, position = span.first + i / each + 1;
+    const uint32_t top = at * kMaxLogprobs + rank;
+    const bool is_top = rank + 1 < each;
+    const int32_t token = is_top ? s.prompt_top_tokens[top] : prompt[position];
+    const float logprob = is_top ? s.prompt_top_logprobs[top] : s.prompt_logprobs[at];
+    post_at(s, q.queue_pair, start + i, Cqe{q.sqe.sequence, now, token, logprob, position, 0},
+            is_top ? CqeKind::kTopLogprob : CqeKind::kPromptLogprob, FinishReason::kNone, rank);
+  }
+  env.sync();
+  if (env.lane() == 0) {
+    s.qps[q.queue_pair].cq_tail += (span.end - span.first) * each;
+    q.num_scored = span.end;
+  }
+  env.sync();
+}
+
+// Post the logprobs that a step of the scoring graph gave, in the order of positions. Before retire() counts its tokens
+// as computed.
+template <class Env>
+BLINK_FN void deliver_scores(Env& env, State& s, const StepArrays& a, uint64_t now) {
+  const uint32_t num_rows = a.batch->num_rows;
+  for (uint32_t row = 0; row < num_rows; row++) {
+    Sequence& q = s.sequences[a.row_sequences[row]];
+    const ScoreSpan span = score_span(q);
+    if (span.first >= span.end || q.cancelled || s.qps[q.queue_pair].closing) continue;
+    deliver_row(env, s, q, span, uint32_t(a.query_starts[row]) + span.first - q.num_computed, now);
+  }
+  env.sync();  // what follows changes what all lanes have looked at
+}
+
+}  // namespace blink

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a request asks of its text's form to the automaton that the engine keeps it by; bounded, and cached."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+from blink.errors import BadRequestError
+from blink.grammar.automaton import Automaton
+from blink.grammar.errors import AmbiguousGrammarError, GrammarError, GrammarTooLargeError
+from blink.grammar.expression import Expression, choice
+from blink.grammar.gbnf import parse_grammar
+from blink.grammar.graph import build_automaton
+from blink.grammar.json_schema import INLINE, SHARED, UNIONS, SchemaCompiler
+from blink.grammar.json_text import Layout
+from blink.grammar.regex import parse_regex
+from blink.grammar.tags import compile_tags, place_behind_reasoning
+from blink.structured_outputs import StructuredOutputsParams
+
+MAX_GRAMMAR_BYTES = 256 << 10
+_PARAM = "structured_outputs"
+_CACHE_BYTES = 32 << 20
+_REFUSAL_BYTES = 1 << 10  # that a refusal counts as: what cannot be compiled is asked for again too
+
+
+class AutomatonCache:
+    """Compiled automata by what they were asked for, the least recently used dropped. Safe for use by threads."""
+
+    def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, Automaton | BadRequestError] = OrderedDict()
+
+    def find(self, params: StructuredOutputsParams) -> Automaton | None:
+        """Return what compile() would, if it is there.
+
+        Raises:
+            BadRequestError: it was refused before.
+        """
+        return self._find(_key_of(params))
+
+    def compile(self, params: StructuredOutputsParams) -> Automaton:
+        """Return the automaton of what a request asks for.
+
+        Raises:
+            BadRequestError: it is malformed, or nothing that can be kept; the message says why.
+        """
+        key = _key_of(params)
+        found = self._find(key)
+        if found is not None:
+            return found
+        try:
+            automaton = compile_structured(params)
+        except BadRequestError as refusal:
+            self._keep(key, refusal)
+            raise
+        self._keep(key, automaton)
+        return automaton
+
+    def _keep(self, key: bytes, result: Automaton | BadRequestError) -> None:
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = result
+                self._bytes += _size_of(result)
+            while self._bytes > self._max_bytes:
+                self._bytes -= _size_of(self._known.popitem(last=False)[1])
+
+    def _find(self, key: bytes) -> Automaton | None:
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+            found = self._known.get(key)
+        if isinstance(found, BadRequestError):
+            raise BadRequestError(found.message, found.param)
+        return found
+
+
+def _size_of(result: Automaton | BadRequestError) -> int:
+    return _REFUSAL_BYTES if isinstance(result, BadRequestError) else len(result.data)
+
+
+def compile_structured(params: StructuredOutputsParams) -> Automaton:
+    """Compile what a request asks of its text's form; takes milliseconds to a second, whatever it is.
+
+    Raises:
+        BadRequestError: it is malformed, or nothing that can be kept; the message says why.
+    """
+    try:
+        data = _compile(params)
+    except GrammarError as error:
+        raise BadRequestError(f"structured_outputs cannot be compiled: {error.message}.", _PARAM) from None
+    except RecursionError:
+        raise BadRequestError("structured_outputs is nested too deeply.", _PARAM) from None
+    return Automaton(data)
+
+
+def _compile(params: StructuredOutputsParams) -> bytes:
+    layout = Layout(allows_spaces=not params.disable_any_whitespace)
+    place = partial(place_behind_reasoning, params)
+    if params.json_object or params.json is not None:
+        schema = {"type": "object"} if params.json_object else _parse_schema(params.json)
+        return _try_modes(
+            lambda mode: _compile_documents(mode, layout, lambda one: _json_or_calls(params, schema, one))
+        )
+    if params.structural_tag is not None:
+        tag = params.structural_tag
+        # Each tag's schema is a document of its own, to which its references lead.
+        return _try_modes(lambda mode: _compile_documents(mode, layout, lambda one: place(compile_tags(tag, one))))
+    if params.regex is not None:
+        return _build(place(parse_regex(params.regex)), {})
+    if params.choice is not None:
+        return _build(place(choice([_encode(text) for text in params.choice])), {})
+    assert params.grammar is not None
+    root, rules = parse_grammar(params.grammar)
+    return _build(place(root), rules)
+
+
+def _compile_documents(
+    mode: str, layout: Layout, assemble: Callable[[Callable[[Any], Expression]], Expression]
+) -> tuple[Expression, dict[str, Expression]]:
+    rules: dict[str, Expression] = layout.any_rules()
+
+    def compile_one(schema: Any) -> Expression:
+        compiler = SchemaCompiler(schema, layout, mode, f"{len(rules)} ")
+        found = compiler.compile(schema)
+        rules.update(compiler.rules)
+        return found
+
+    return assemble(compile_one), rules
+
+
+def _json_or_calls(
+    params: StructuredOutputsParams, schema: Any, compile_one: Callable[[Any], Expression]
+) -> Expression:
+    forms = [compile_one(schema)]
+    if params.calls is not None:
+        forms.append(compile_tags(params.calls, compile_one))
+    return place_behind_reasoning(params, choice(forms))
+
+
+def _try_modes(compile_in: Callable[[str], tuple[Expression, Mapping[str, Expression]]]) -> bytes:
+    """Build with as much shared as possible; where that leaves a byte undecided, with less."""
+    failure: GrammarError | None = None
+    for mode in (SHARED, INLINE, UNIONS):
+        try:
+            return _build(*compile_in(mode))
+        except AmbiguousGrammarError as error:
+            failure = failure or error
+        except GrammarTooLargeError:
+            if mode == SHARED:  # the others are no smaller
+                raise
+    assert failure is not None
+    raise failure
+
+
+def _build(root: Expression, rules: Mapping[str, Expression]) -> bytes:
+    try:
+        return build_automaton(root, rules)
+    except AmbiguousGrammarError:
+        return build_automaton(root, rules, is_inline=True)
+
+
+def _parse_schema(schema: str | Mapping[str, Any] | bool | None) -> Any:
+    if not isinstance(schema, str):
+        return schema
+    if len(schema) > MAX_GRAMMAR_BYTES:
+        raise GrammarTooLargeError(f"it has more than {MAX_GRAMMAR_BYTES} characters")
+    try:
+        return json.loads(schema)
+    except ValueError as error:
+        raise GrammarError(f"json is no JSON text ({error})") from None
+
+
+def _encode(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise GrammarError("a choice holds a lone surrogate") from None
+
+
+def _key_of(params: StructuredOutputsParams) -> bytes:
+    try:
+        return blake2b(json.dumps(asdict(params), allow_nan=False).encode(), digest_size=32).digest()
+    except (TypeError, ValueError, RecursionError):
+        raise BadRequestError("structured_outputs holds what is no JSON, or is nested too deeply.", _PARAM) from None

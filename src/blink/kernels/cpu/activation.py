@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gated activation on the CPU."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from blink.kernels.operands import CLIP_LIMIT, CLIP_SLOPE, Activation
+
+
+def activate(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+    """Compute activate with PyTorch."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "silu":
+        return functional.silu(gate).mul_(up)
+    if activation == "gelu_tanh":
+        return functional.gelu(gate, approximate="tanh").mul_(up)
+    gate = gate.clamp(max=CLIP_LIMIT)
+    return torch.sigmoid(gate * CLIP_SLOPE).mul_(gate).mul_(up.clamp(-CLIP_LIMIT, CLIP_LIMIT) + 1)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build a decoder from a checkpoint, one tensor at a time, so that at most one exists twice."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blink.kernels.linear import pack_weight
+from blink.kernels.operands import AttentionOptions, HeadNorm
+from blink.models.decoder import Decoder
+from blink.models.families import FAMILIES
+from blink.models.layer import DenseMlp, Layer
+from blink.models.spec import ModelSpec
+from blink.models.weights.checkpoint import Checkpoint
+from blink.models.weights.expert_loader import load_experts
+from blink.models.weights.target import WeightTarget
+
+# Where checkpoints keep a layer's norms: before attention, behind it, before the MLP, behind it.
+_NORMS = {
+    "before": ("input_layernorm", None, "post_attention_layernorm", None),
+    "after": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "both": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+
+
+class DecoderLoader:
+    """Reads the weights that a spec describes."""
+
+    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, target: WeightTarget) -> None:
+        self._checkpoint = checkpoint
+        self._spec = spec
+        self._target = target
+        self._is_fused = FAMILIES[spec.architecture].is_fused
+
+    @torch.inference_mode()
+    def load(self) -> Decoder:
+        """Read all weights, in the order in which a step uses them."""
+        spec = self._spec
+        embedding = self._read("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        layers = [self._load_layer(index) for index in range(spec.num_layers)]
+        norm = self._read_norm("model.norm", spec.hidden_size)
+        lm_head = embedding if spec.tie_embeddings else self._read("lm_head.weight", spec.vocab_size, spec.hidden_size)
+        return Decoder(spec, embedding, layers, norm, pack_weight(lm_head))
+
+    def _load_layer(self, index: int) -> Layer:
+        spec, prefix = self._spec, f"model.layers.{index}"
+        attention = f"{prefix}.self_attn"
+        parts = {"q_proj": spec.q_size, "k_proj": spec.kv_size, "v_proj": spec.kv_size}
+        if self._is_fused:
+            parts = {"qkv_proj": sum(parts.values())}
+        qkv = {f"{attention}.{name}": rows for name, rows in parts.items()}
+        output = {f"{attention}.o_proj": spec.hidden_size}
+        norms = [
+            None if name is None else self._read_norm(f"{prefix}.{name}", spec.hidden_size)
+            for name in _NORMS[spec.options.norms]
+        ]
+        head_dims, wide = (spec.head_dim, spec.head_dim), (spec.q_size, spec.kv_size)
+        return Layer(
+            attention_norm=norms[0],
+            qkv=pack_weight(self._stack("weight", qkv, spec.hidden_size)),
+            qkv_bias=self._stack("bias", qkv) if spec.attention_bias else None,
+            output=pack_weight(self._stack("weight", output, spec.q_size)),
+            output_bias=self._stack("bias", output) if spec.output_bias else None,
+            head_norm=self._load_head_norm(attention, head_dims) if spec.qk_norm else None,
+            mlp_norm=norms[2],
+            mlp=load_experts(self._checkpoint, spec, prefix, self._target)
+            if spec.num_experts
+            else self._load_dense(f"{prefix}.mlp"),
+            attention_end_norm=norms[1],
+            mlp_end_norm=norms[3],
+            wide_norm=self._load_head_norm(attention, wide) if spec.options.wide_qk_norm else None,
+            attention=self._load_attention_options(index, attention),
+            uses_local_rope=spec.local_rope is not None and bool(spec.windows and spec.windows[index]),
+        )
+
+    def _load_attention_options(self, index: int, prefix: str) -> AttentionOptions:
+        spec, options = self._spec, self._spec.options
+        sinks = None
+        if options.sinks:
+            sinks = self._read(f"{prefix}.sinks", spec.num_heads, dtype=torch.float32)
+        return AttentionOptions(options.attention_scale, options.attention_softcap, spec.window(index), sinks)
+
+    def _load_head_norm(self, prefix: str, sizes: tuple[int, int]) -> HeadNorm:
+        names = ("q_norm", "k_norm")
+        query, key = (self._read_norm(f"{prefix}.{name}", size) for name, size in zip(names, sizes, strict=True))
+        return HeadNorm(query, key, self._spec.rms_norm_eps)
+
+    def _load_dense(self, prefix: str) -> DenseMlp:
+        spec = self._spec
+        size = spec.intermediate_size
+        parts = {"gate_up_proj": 2 * size} if self._is_fused else {"gate_proj": size, "up_proj": size}
+        gate_up = {f"{prefix}.{name}": rows for name, rows in parts.items()}
+        return DenseMlp(
+            gate_up=pack_weight(self._stack("weight", gate_up, spec.hidden_size)),
+            down=pack_weight(self._read(f"{prefix}.down_proj.weight", spec.hidden_size, size)),
+        )
+
+    def _stack(self, ending: str, parts: dict[str, int], *columns: int) -> Tensor:
+        """Read tensors of the given numbers of rows into one, one below the other."""
+        for name, rows in parts.items():
+            self._checkpoint.check(f"{name}.{ending}", (rows, *columns))
+        weight = self._target.allocate(sum(parts.values()), *columns)
+        for name, part in zip(parts, weight.split(list(parts.values())), strict=True):
+            self._fill(f"{name}.{ending}", part)
+        return weight
+
+    def _read_norm(self, name: str, size: int) -> Tensor:
+        """Read a norm's weight; one that the checkpoint keeps less 1 is whole only in float32."""
+        if not self._spec.options.shifted_norms:
+            return self._read(f"{name}.weight", size)
+        weight = self._read(f"{name}.weight", size, dtype=torch.float32)
+        return weight.add_(self._checkpoint.norm_shift)
+
+    def _read(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        self._checkpoint.check(name, shape)
+        weight = self._target.allocate(*shape, dtype=dtype)
+        self._fill(name, weight)
+        return weight
+
+    def _fill(self, name: str, tensor: Tensor) -> None:
+        self._target.fill(self._checkpoint, name, tensor)

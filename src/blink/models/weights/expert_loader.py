@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the experts of one layer: a matrix for each expert, or one tensor of all (gpt-oss)."""
+
+from __future__ import annotations
+
+from blink.kernels.linear import pack_weight
+from blink.models.families import FAMILIES
+from blink.models.layer import MoeMlp
+from blink.models.spec import ModelSpec
+from blink.models.weights.checkpoint import Checkpoint
+from blink.models.weights.target import WeightTarget
+
+# What checkpoints call gate, up and down of an expert.
+_PROJECTIONS = {"mlp": ("gate_proj", "up_proj", "down_proj"), "block_sparse_moe": ("w1", "w3", "w2")}
+
+
+def load_experts(checkpoint: Checkpoint, spec: ModelSpec, layer: str, target: WeightTarget) -> MoeMlp:
+    """Read the router and the experts below a layer's name.
+
+    Raises:
+        ConfigError: one is missing, of another shape, or there is no memory.
+    """
+    if spec.options.expert_biases:
+        return _load_joined(checkpoint, spec, f"{layer}.mlp", target)
+    place = FAMILIES[spec.architecture].experts
+    prefix, size, hidden = f"{layer}.{place}", spec.moe_intermediate_size, spec.hidden_size
+    gate, up, down = (f"{prefix}.experts.{{}}.{name}.weight" for name in _PROJECTIONS[place])
+    checkpoint.check(f"{prefix}.gate.weight", (spec.num_experts, hidden))
+    for expert in range(spec.num_experts):
+        checkpoint.check(gate.format(expert), (size, hidden))
+        checkpoint.check(up.format(expert), (size, hidden))
+        checkpoint.check(down.format(expert), (hidden, size))
+    router = target.allocate(spec.num_experts, hidden)
+    experts = MoeMlp(
+        router, target.allocate(spec.num_experts, 2 * size, hidden), target.allocate(spec.num_experts, hidden, size)
+    )
+    target.fill(checkpoint, f"{prefix}.gate.weight", router)
+    for expert in range(spec.num_experts):
+        target.fill(checkpoint, gate.format(expert), experts.gate_up[expert, :size])
+        target.fill(checkpoint, up.format(expert), experts.gate_up[expert, size:])
+        target.fill(checkpoint, down.format(expert), experts.down[expert])
+    return MoeMlp(pack_weight(router), experts.gate_up, experts.down)
+
+
+def _load_joined(checkpoint: Checkpoint, spec: ModelSpec, prefix: str, target: WeightTarget) -> MoeMlp:
+    """Read gpt-oss's experts: matrices transposed, gate and up in alternating columns."""
+    count, size, hidden = spec.num_experts, spec.moe_intermediate_size, spec.hidden_size
+    shapes = {
+        "router.weight": (count, hidden),
+        "router.bias": (count,),
+        "experts.gate_up_proj": (count, hidden, 2 * size),
+        "experts.gate_up_proj_bias": (count, 2 * size),
+        "experts.down_proj": (count, size, hidden),
+        "experts.down_proj_bias": (count, hidden),
+    }
+    for name, shape in shapes.items():
+        checkpoint.check(f"{prefix}.{name}", shape)
+    router, router_bias = target.allocate(count, hidden), target.allocate(count)
+    gate_up, gate_up_bias = target.allocate(count, 2 * size, hidden), target.allocate(count, 2 * size)
+    down, down_bias = target.allocate(count, hidden, size), target.allocate(count, hidden)
+    target.fill(checkpoint, f"{prefix}.router.weight", router)
+    target.fill(checkpoint, f"{prefix}.router.bias", router_bias)
+    # Through views in the checkpoint's order of elements.
+    target.fill(checkpoint, f"{prefix}.experts.gate_up_proj", gate_up.unflatten(1, (2, size)).permute(0, 3, 2, 1))
+    target.fill(checkpoint, f"{prefix}.experts.gate_up_proj_bias", gate_up_bias.unflatten(1, (2, size)).transpose(1, 2))
+    target.fill(checkpoint, f"{prefix}.experts.down_proj", down.transpose(1, 2))
+    target.fill(checkpoint, f"{prefix}.experts.down_proj_bias", down_bias)
+    return MoeMlp(pack_weight(router), gate_up, down, router_bias, (gate_up_bias, down_bias))

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the rotary options of a config.json: in one place since transformers 5, all over the file before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from blink.models.rope import (
+    YARN_FACTORS,
+    YARN_MIN_THETA,
+    YARN_TURNS,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    yarn_divisors,
+)
+from blink.models.weights.fields import Fields, show
+
+_MAX_HEAD_DIM = 1 << 16
+
+
+def read_rope(config: Fields, values: Mapping[str, Any], head_dim: int) -> Rope:
+    """Read the rotation of a model, or of its layers without a window."""
+    options = _find_options(config)
+    if isinstance(options.get("full_attention"), dict):
+        options = options["full_attention"]
+    return _make_rope(Fields({**values, **options}, config.place), head_dim)
+
+
+def read_local_rope(config: Fields, values: Mapping[str, Any], head_dim: int) -> Rope | None:
+    """Read the rotation of layers with a window, where the model has one for them."""
+    options = _find_options(config)
+    if isinstance(options.get("sliding_attention"), dict):
+        return _make_rope(Fields({**values, **options["sliding_attention"]}, config.place), head_dim)
+    if config.has("rope_local_base_freq"):
+        return Rope(theta=config.number("rope_local_base_freq"), rotary_dim=head_dim)
+    return None
+
+
+def _find_options(config: Fields) -> Mapping[str, Any]:
+    return config.mapping("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
+
+
+def _make_rope(rope: Fields, head_dim: int) -> Rope:
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind == "su" or (kind == "yarn" and rope.has("long_factor")):  # what Phi-3 called it before
+        kind = "longrope"
+    rope.require(kind in ("default", "llama3", "linear", "yarn", "longrope"), f"rotary scaling {show(kind)}")
+    rope.require(not rope.has("llama_4_scaling_beta"), "scaling of queries by their position (llama_4_scaling_beta)")
+    theta = rope.number("rope_theta")
+    rotary_dim = int(min(head_dim, _MAX_HEAD_DIM) * min(rope.number("partial_rotary_factor", 1.0), 2.0))
+    if kind == "longrope":
+        return _make_long_rope(rope, theta, rotary_dim)
+    if kind == "yarn":
+        return _make_yarn_rope(rope, theta, rotary_dim)
+    scaling = None
+    if kind == "llama3":
+        scaling = Llama3Scaling(
+            factor=rope.number("factor"),
+            low_freq_factor=rope.number("low_freq_factor"),
+            high_freq_factor=rope.number("high_freq_factor"),
+            original_max_len=rope.integer("original_max_position_embeddings"),
+        )
+    elif kind == "linear":
+        scaling = LinearScaling(factor=rope.number("factor"))
+    return Rope(theta=theta, rotary_dim=rotary_dim, scaling=scaling)
+
+
+def _make_long_rope(rope: Fields, theta: float, rotary_dim: int) -> Rope:
+    original, factor = _read_lengths(rope)
+    magnitude = math.sqrt(1 + math.log(factor) / math.log(max(original, 2))) if factor > 1 else 1.0
+    return Rope(
+        theta=theta,
+        rotary_dim=rotary_dim,
+        divisors=tuple(rope.numbers("short_factor")),
+        long_divisors=tuple(rope.numbers("long_factor")),
+        original_max_len=original,
+        magnitude=rope.number("attention_factor", magnitude),
+    )
+
+
+def _make_yarn_rope(rope: Fields, theta: float, rotary_dim: int) -> Rope:
+    original, factor = _read_lengths(rope)
+    rope.require(theta >= YARN_MIN_THETA, f"a rotary base of {theta:g}")
+    rope.require(YARN_FACTORS[0] <= factor <= YARN_FACTORS[1], f"a stretching by {factor:g}")
+    rope.require(2 <= rotary_dim <= _MAX_HEAD_DIM, f"a rotated part of {rotary_dim} components")
+    divisors = yarn_divisors(
+        theta=theta,
+        rotary_dim=rotary_dim,
+        factor=factor,
+        original_max_len=original,
+        turns=(_read_turns(rope, "beta_fast", 32.0), _read_turns(rope, "beta_slow", 1.0)),
+        truncate=rope.flag("truncate", True),
+    )
+    growth = math.log(factor) if factor > 1 else 0.0
+    scales = (rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0))
+    numerator, denominator = scales if all(scales) else (1.0, 0.0)
+    magnitude = (0.1 * numerator * growth + 1) / (0.1 * denominator * growth + 1)
+    magnitude = rope.number("attention_factor", magnitude)
+    return Rope(theta=theta, rotary_dim=rotary_dim, divisors=divisors, magnitude=magnitude)
+
+
+def _read_turns(rope: Fields, key: str, default: float) -> float:
+    return rope.number(key, default, low=YARN_TURNS[0], high=YARN_TURNS[1])
+
+
+def _read_lengths(rope: Fields) -> tuple[int, float]:
+    """Return the context before the scaling, and by which factor the scaling makes it longer."""
+    longest = rope.integer("max_position_embeddings")
+    original = rope.integer("original_max_position_embeddings", longest)
+    return original, rope.number("factor", longest / original, low=1e-6)

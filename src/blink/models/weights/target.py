@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where weights go while a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blink.errors import ConfigError
+from blink.models.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTarget:
+    """Where weights go, in which type, and who is told of the bytes that are there."""
+
+    device: torch.device
+    dtype: torch.dtype
+    advance: Callable[[int], object]
+
+    def allocate(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Allocate one weight.
+
+        Raises:
+            ConfigError: there is no memory for it.
+        """
+        try:
+            return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        except RuntimeError as error:  # torch has no type of its own for it on the CPU
+            raise ConfigError(f"There is no memory for a tensor of the shape {shape}: use a smaller model.") from error
+
+    def fill(self, checkpoint: Checkpoint, name: str, tensor: Tensor) -> None:
+        """Write the checkpoint's tensor of that name to an allocated one, or to a view of one."""
+        checkpoint.fill(name, tensor)
+        self.advance(tensor.nbytes)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request may ask of the form of its text: vLLM's structured outputs, and calls of tools inside of free text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blink.errors import BadRequestError
+
+MAX_CHOICES = 4096
+MAX_TAGS = 256
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A text, a JSON value of a schema, and a text behind it."""
+
+    begin: str
+    schema: Mapping[str, Any] | bool
+    end: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuralTag:
+    """Describe texts with tagged JSON inside.
+
+    Args:
+        tags: what each may be.
+        trigger: how all of their beginnings begin. The text is free until it comes, and behind a tag's end; without a
+            trigger the text is tags alone.
+        separator: between two tags, where there is no trigger.
+        prefix: before the first tag, where there is no trigger.
+        suffix: behind the last tag, where there is no trigger.
+        max_tags: the most tags; None: any number. With a trigger, 1 or None.
+    """
+
+    tags: Sequence[Tag]
+    trigger: str = ""
+    separator: str = ""
+    prefix: str = ""
+    suffix: str = ""
+    max_tags: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.tags) <= MAX_TAGS:
+            raise BadRequestError(f"structural_tag must have 1 to {MAX_TAGS} tags.", "structured_outputs")
+        if not all(tag.begin.startswith(self.trigger) for tag in self.tags):
+            raise BadRequestError("Each tag of a structural_tag must begin with its trigger.", "structured_outputs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """Describe the form of a text by one of vLLM's ways.
+
+    Args:
+        json: a JSON schema, as an object or as its text.
+        regex: a pattern of the whole text.
+        choice: the texts to choose from.
+        grammar: an EBNF grammar, as GGML's; its root rule is the text.
+        json_object: any JSON object.
+        structural_tag: JSON inside of texts, for calls of tools.
+        disable_any_whitespace: write JSON without any space between its parts.
+        calls: with json or json_object, the calls of tools that the text may be instead.
+        reasoning_end: the tag from which on the form holds; before it the text is free. Empty: the form holds at once.
+        reasoning_start: the tag that a text with reasoning begins with; one without it has the form at once.
+    Raises:
+        BadRequestError: none of them is given, or several are.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: StructuralTag | None = None
+    disable_any_whitespace: bool = False
+    calls: StructuralTag | None = None
+    reasoning_end: str = ""
+    reasoning_start: str = ""
+
+    def __post_init__(self) -> None:
+        given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+        if self.json is False:
+            given.append("json")
+        if len(given) != 1:
+            known = ", ".join(_KINDS)
+            raise BadRequestError(f"structured_outputs must have exactly one of {known}.", "structured_outputs")
+        if self.choice is not None and not 1 <= len(self.choice) <= MAX_CHOICES:
+            raise BadRequestError(f"choice must have 1 to {MAX_CHOICES} texts.", "structured_outputs")

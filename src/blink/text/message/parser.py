@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the growing text of a reply to the parts of its message: reasoning first, then content and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from blink.text.message.calls import CallParser
+from blink.text.message.formats import CallFormat, ReasoningFormat
+from blink.text.message.parts import Content, Part, Reasoning, merge
+from blink.text.message.reasoning import ReasoningParser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageForm:
+    """How the replies to one request are to be read."""
+
+    reasoning: ReasoningFormat | None = None
+    is_reasoning_open: bool | None = None  # as the prompt leaves it
+    include_reasoning: bool = True
+    calls: CallFormat | None = None  # None: no tools are offered
+    names: frozenset[str] = frozenset()
+    parallel: bool = True
+    is_named: bool = False  # the one function that must be called was named
+
+    @property
+    def reasoning_tags(self) -> tuple[str, str]:
+        """Return the tags that reasoning begins and ends with; empty where it begins without one, or there is none."""
+        form = self.reasoning
+        if form is None or self.is_reasoning_open is False:
+            return "", ""
+        return "" if self.is_reasoning_open or form.begins_inside else form.open, form.close
+
+
+class MessageParser:
+    """Parse the text of one reply."""
+
+    def __init__(self, form: MessageForm) -> None:
+        self._include_reasoning = form.include_reasoning
+        self._reasoning = ReasoningParser(form.reasoning, form.is_reasoning_open) if form.reasoning else None
+        self._calls = CallParser(form.calls, form.names, parallel=form.parallel) if form.calls else None
+
+    @property
+    def num_calls(self) -> int:
+        """Return how many calls have been opened."""
+        return self._calls.num_calls if self._calls is not None else 0
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Say whether the text that comes next is reasoning."""
+        return self._reasoning is not None and self._reasoning.is_inside
+
+    def push(self, text: str) -> list[Part]:
+        """Return what the message has gained by a piece of text."""
+        if self._reasoning is None:
+            return self._parse(text)
+        return self._route(self._reasoning.push(text))
+
+    def finish(self) -> list[Part]:
+        """Return what was held back, at the end of the text."""
+        parts = self._route(self._reasoning.finish()) if self._reasoning is not None else []
+        if self._calls is not None:
+            parts += self._calls.finish()
+        return merge(parts)
+
+    def _parse(self, text: str) -> list[Part]:
+        if self._calls is not None:
+            return self._calls.push(text)
+        return [Content(text)] if text else []
+
+    def _route(self, found: Iterable[Part]) -> list[Part]:
+        parts: list[Part] = []
+        for part in found:
+            if isinstance(part, Content):
+                parts += self._parse(part.text)
+            elif self._include_reasoning or not isinstance(part, Reasoning):
+                parts.append(part)
+        return merge(parts)

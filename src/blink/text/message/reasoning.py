@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell reasoning from the answer behind it while a message grows. The space around reasoning is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from blink.text.message.formats import ReasoningFormat
+from blink.text.message.markers import Markers
+from blink.text.message.parts import Content, Part, Reasoning, merge
+
+_TAIL_CHARS = 256
+
+
+def is_reasoning_open(prompt: str, form: ReasoningFormat) -> bool | None:
+    """Say whether a prompt leaves its reply inside (true) or behind (false) reasoning; None if it says nothing."""
+    tail = prompt[-_TAIL_CHARS:].rstrip()
+    if tail.endswith(form.open):
+        return True
+    return False if tail.endswith(form.close) else None
+
+
+class ReasoningParser:
+    """Split the text of one message."""
+
+    def __init__(self, form: ReasoningFormat, is_open: bool | None) -> None:
+        """Begin as the prompt leaves it (see is_reasoning_open)."""
+        self._form = form
+        self._close = Markers((form.close,))
+        self._begins_inside = form.begins_inside or is_open is True
+        self._buffer = ""
+        self._space: list[str] = []  # at the end of reasoning: dropped there
+        self._is_leading = True  # no reasoning was given out yet, or no content behind it
+        self._step: Callable[[list[Part]], bool] = self._read_content if is_open is False else self._begin
+
+    @property
+    def is_inside(self) -> bool:
+        """Say whether the text that comes next is reasoning."""
+        return self._step == self._read_reasoning or (self._step == self._begin and self._begins_inside)
+
+    def push(self, text: str) -> list[Part]:
+        """Return what the message has gained by a piece of text."""
+        parts: list[Part] = []
+        self._buffer += text
+        while self._buffer and self._step(parts):
+            pass
+        return merge(parts)
+
+    def finish(self) -> list[Part]:
+        """Return what was held back, at the end of the text."""
+        parts: list[Part] = []
+        rest, self._buffer = self._buffer, ""
+        if self.is_inside:
+            self._add_reasoning(rest, parts)
+        elif rest:
+            parts.append(Content(rest))
+        return parts
+
+    def _begin(self, parts: list[Part]) -> bool:
+        """Pass the opening tag, if there is one."""
+        del parts
+        head, tag = self._buffer.lstrip(), self._form.open
+        if len(head) < len(tag) and tag.startswith(head):
+            return False
+        if head.startswith(tag):
+            self._buffer, self._step = head[len(tag) :], self._read_reasoning
+        elif self._begins_inside:
+            self._step = self._read_reasoning
+        else:
+            self._is_leading, self._step = False, self._read_content
+        return True
+
+    def _read_reasoning(self, parts: list[Part]) -> bool:
+        found = self._close.search(self._buffer)
+        certain, end = found or (self._close.certain(self._buffer),) * 2
+        self._add_reasoning(self._buffer[:certain], parts)
+        self._buffer = self._buffer[end:]
+        if found:
+            self._is_leading, self._step = True, self._read_content
+        return found is not None
+
+    def _add_reasoning(self, text: str, parts: list[Part]) -> None:
+        body = text.rstrip()
+        if body:
+            whole = "".join(self._space) + body
+            self._space.clear()
+            parts.append(Reasoning(whole.lstrip() if self._is_leading else whole))
+            self._is_leading = False
+        if len(body) < len(text):
+            self._space.append(text[len(body) :])
+
+    def _read_content(self, parts: list[Part]) -> bool:
+        text, self._buffer = self._buffer, ""
+        if self._is_leading:
+            text = text.lstrip()
+        if text:
+            self._is_leading = False
+            parts.append(Content(text))
+        return False

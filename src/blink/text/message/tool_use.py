@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request allows or demands of tools, and the constraint on its output that makes the model keep to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from blink.structured_outputs import StructuralTag, Tag
+from blink.text.message.formats import CallFormat
+
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that may be called; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    parameters: Mapping[str, Any] | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The functions that a reply may call, or must."""
+
+    functions: tuple[Function, ...]
+    choice: Literal["auto", "required", "named"] = "auto"
+    parallel: bool = True
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the functions' names."""
+        return frozenset(function.name for function in self.functions)
+
+    @property
+    def is_binding(self) -> bool:
+        """Say whether the output must be constrained: then a schema that cannot be compiled refuses the request."""
+        return self.choice != "auto" or any(function.strict for function in self.functions)
+
+
+def constrain(use: ToolUse, form: CallFormat) -> StructuralTag | None:
+    """Return what the output must keep to, None where it is free.
+
+    A choice of the model's own is constrained from the marker of a call on. Where several calls share one marker that
+    allows a single call, so there it is done for strict functions only.
+    """
+    most = 1 if use.choice == "named" or not use.parallel else None
+    if use.choice != "auto":
+        tags = _tags(use, form)
+        return StructuralTag(tags=tags, separator=form.separator, prefix=form.prefix, suffix=form.suffix, max_tags=most)
+    if form.is_list and not use.is_binding:
+        return None
+    return StructuralTag(tags=_tags(use, form, form.prefix, form.suffix), trigger=form.trigger, max_tags=most)
+
+
+def _tags(use: ToolUse, form: CallFormat, before: str = "", behind: str = "") -> list[Tag]:
+    return [
+        Tag(before + form.begin % function.name, function.parameters or _ANY_OBJECT, form.end + behind)
+        for function in use.functions
+    ]

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of all tokens of a vocabulary, which the engine needs to keep texts to a form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from blink.region.layout import CONSTANTS
+from blink.text.tokenizer import Tokenizer
+
+# No text holds this byte, so no automaton takes a special token but where it names one.
+_WINDOW = 8  # bytes that are read at once: the text is filled up to them
+_SPECIAL_MARK = bytes([CONSTANTS["special_token_byte"]])
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Token t has text[starts[t]:starts[t + 1]]; nothing if the tokenizer does not know it."""
+
+    starts: npt.NDArray[np.uint32]  # [vocab_size + 1]
+    text: npt.NDArray[np.uint8]
+
+
+def list_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
+    """Return the bytes of a model's tokens."""
+    texts = [_token_bytes(tokenizer, token) for token in range(vocab_size)]
+    starts = np.fromiter(accumulate(map(len, texts), initial=0), np.uint32, vocab_size + 1)
+    text = bytearray().join(texts)
+    return Vocabulary(starts, np.frombuffer(text.ljust(-(-len(text) // _WINDOW) * _WINDOW, b"\0"), np.uint8))
+
+
+def _token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    if token in tokenizer.special_tokens:
+        return _SPECIAL_MARK + tokenizer.token_name(token).encode()
+    return tokenizer.plain_bytes(token)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /v1/responses against real processes, by OpenAI's own client."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from openai import BadRequestError, NotFoundError
+from pydantic import BaseModel
+
+from processes import Frontend
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+QUESTION = "Name a colour."
+
+
+@pytest.fixture
+def server(tiny_server: Frontend) -> Frontend:
+    return tiny_server
+
+
+def respond(server: Frontend, **fields: Any) -> Any:
+    options: dict[str, Any] = {"input": QUESTION, "temperature": 0, "max_output_tokens": 12, **fields}
+    return server.client.responses.create(model=server.model, **options)
+
+
+def test_a_response_says_what_the_chat_says(server: Frontend) -> None:
+    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+    chat = server.client.chat.completions.create(model=server.model, messages=messages, temperature=0, max_tokens=12)
+    response = respond(server, instructions="Be brief.", metadata={"a": "b"})
+    assert response.output_text == chat.choices[0].message.content
+    assert response.id.startswith("resp_")
+    assert (response.object, response.model, response.metadata) == ("response", server.model, {"a": "b"})
+    assert (response.instructions, response.max_output_tokens, response.store) == ("Be brief.", 12, False)
+    assert chat.usage is not None
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
+    assert response.usage.total_tokens == chat.usage.total_tokens
+    assert response.usage.output_tokens_details.reasoning_tokens == 0
+    is_cut = chat.choices[0].finish_reason == "length"
+    assert (response.status, response.incomplete_details is None) == (
+        ("incomplete", False) if is_cut else ("completed", True)
+    )
+
+
+def test_the_stream_makes_the_same_response(server: Frontend) -> None:
+    whole = respond(server)
+    events = list(respond(server, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:4]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert [event.type for event in events[-4:]] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        f"response.{whole.status}",
+    ]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == events[-4].text == events[-1].response.output_text == whole.output_text
+    assert len(deltas) > 1
+    assert events[-1].response.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_the_clients_stream_helper_accumulates_it(server: Frontend) -> None:
+    # A limit that the end of the text comes before: the helper knows no incomplete response.
+    bias = {"2": 100}
+    options: Any = {"model": server.model, "input": QUESTION, "extra_body": {"logit_bias": bias, "min_tokens": 0}}
+    with server.client.responses.stream(**options) as stream:
+        assert stream.get_final_response().status == "completed"
+
+
+class Colour(BaseModel):
+    name: Literal["red", "blue"]
+    warm: bool
+
+
+def test_the_clients_parse_helper_gets_a_model(server: Frontend) -> None:
+    options: Any = {"model": server.model, "input": QUESTION, "temperature": 0, "max_output_tokens": 60}
+    options["extra_body"] = {"logit_bias": {"2": 100}}
+    parsed = server.client.responses.parse(text_format=Colour, **options)
+    assert isinstance(parsed.output_parsed, Colour)
+    with server.client.responses.stream(text_format=Colour, **options) as stream:
+        assert stream.get_final_response().output_parsed == parsed.output_parsed
+
+
+def test_a_conversation_of_items_is_the_chat_of_its_messages(server: Frontend) -> None:
+    items: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Let me see.", "annotations": []}],
+        },
+        {"type": "function_call", "call_id": "a", "name": "colour", "arguments": '{"n": 1}'},
+        {"type": "function_call", "call_id": "b", "name": "colour", "arguments": '{"n": 2}'},
+        {"type": "function_call_output", "call_id": "a", "output": "red"},
+        {"type": "function_call_output", "call_id": "b", "output": "blue"},
+    ]
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "colour", "arguments": f'{{"n": {n}}}'}}
+        for name, n in (("a", 1), ("b", 2))
+    ]
+    messages: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "red"},
+        {"role": "tool", "tool_call_id": "b", "content": "blue"},
+    ]
+    chat = server.client.chat.completions.create(model=server.model, messages=messages, temperature=0, max_tokens=12)
+    response = respond(server, input=items)
+    assert chat.usage is not None
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
+    assert response.output_text == chat.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"input": [{"type": "function_call", "call_id": "a", "arguments": "{}"}]}, "input"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 100_000}, "max_output_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"text": {"format": {"type": "made_up"}}}, "text"),
+        ({"reasoning": {"effort": 3}}, "reasoning"),
+    ],
+)
+def test_what_is_not_done_is_a_400_by_the_name_of_this_api(server: Frontend, fields: Any, param: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        respond(server, **fields)
+    assert caught.value.param == param
+
+
+def test_no_response_is_stored(server: Frontend) -> None:
+    with pytest.raises(NotFoundError, match="stores no responses"):
+        server.client.responses.retrieve(respond(server).id)
+    with pytest.raises(NotFoundError, match="stores no responses"):
+        server.client.responses.delete("resp_1")

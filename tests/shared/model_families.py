@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small random model of each family, with every option of that family switched on, as transformers makes it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from blink import LLM, SamplingParams
+
+NUM_NEW = 6
+SMALL: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 384,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 48,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 1.8, 2.0, 2.5, 3.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0],
+}
+PAIR = ["sliding_attention", "full_attention", "sliding_attention"]
+_PHI3 = {"model_type": "phi3", "sliding_window": 90, "num_attention_heads": 2, "num_key_value_heads": 1}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama-3.1": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE},
+    "llama-biased": {"model_type": "llama", "attention_bias": True},
+    "qwen2": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
+    "qwen2-yarn": {"model_type": "qwen2", "rope_parameters": YARN_ROPE},
+    "qwen3": {"model_type": "qwen3", "attention_bias": True},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "norm_topk_prob": True,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+    },
+    "qwen3_moe-plain": {
+        "model_type": "qwen3_moe",
+        "norm_topk_prob": False,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+    },
+    "mistral": {"model_type": "mistral", "sliding_window": 33},
+    "ministral": {"model_type": "ministral", "sliding_window": 50, "layer_types": PAIR},
+    "mixtral": {"model_type": "mixtral", "sliding_window": 70, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma2": {
+        "model_type": "gemma2",
+        "sliding_window": 48,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 5.0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 20,
+        "layer_types": PAIR,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "phi3-short": {
+        **_PHI3,
+        "original_max_position_embeddings": 384,
+        "rope_parameters": {**LONG_ROPE, "factor": 4.0},
+    },
+    "phi3-long": {**_PHI3, "original_max_position_embeddings": 4, "rope_parameters": LONG_ROPE},
+    "olmo2": {"model_type": "olmo2", "attention_bias": True},
+    "granite": {
+        "model_type": "granite",
+        "attention_bias": True,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.3,
+        "logits_scaling": 2.5,
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "sliding_window": 32,
+        "layer_types": PAIR,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {**YARN_ROPE, "truncate": False},
+    },
+}
+
+
+def make_prompts() -> list[list[int]]:
+    """Return ten prompts of 5 to 300 tokens, some of which begin alike."""
+    rng = random.Random(7)
+    longest = [rng.randrange(3, 128) for _ in range(300)]
+    prompts = [longest, longest[:150], [*longest[:64], 5, 6], longest[:17]]
+    return prompts + [[rng.randrange(3, 128) for _ in range(length)] for length in (5, 7, 16, 40, 100, 220)]
+
+
+def save_model(name: str, path: Path) -> Any:
+    """Write the model of a family as a directory of several shards and return it."""
+    torch.manual_seed(30)
+    config = AutoConfig.for_model(**{**SMALL, **FAMILIES[name]})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for weight_name, weight in model.named_parameters():
+            if weight.ndim == 1:  # norms start at 0 or 1 and biases at 0, which would hide mistakes
+                weight.copy_(torch.rand_like(weight) + 0.5 if "norm" in weight_name else torch.randn_like(weight))
+            elif "bias" in weight_name or "experts" in weight_name:
+                weight.copy_(0.2 * torch.randn_like(weight))
+    model.save_pretrained(path, max_shard_size="60KB")
+    return model
+
+
+@dataclass(frozen=True)
+class Found:
+    """What Blink made of the prompts."""
+
+    alone: list[list[int]]  # greedy continuations of one after the other
+    together: list[list[int]]  # of all at once
+    logprobs: list[list[float]]  # of each prompt's tokens but the first
+
+
+def generate(path: Path, prompts: list[list[int]], device: str) -> Found:
+    """Continue prompts greedily: one after the other, then all together, each from chunks.
+
+    Those together find prefixes of the former, and of each other, in the cache; those before are scored.
+    """
+    plain = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
+    scored = replace(plain, prompt_logprobs=0)
+    with LLM(
+        model=str(path),
+        device=device,
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_num_seqs=8,
+        max_num_batched_tokens=56,
+        num_gpu_blocks_override=200,
+    ) as llm:
+        alone = [llm.generate([prompt], scored, use_tqdm=False)[0] for prompt in prompts]
+        together = llm.generate(prompts, plain, use_tqdm=False)
+    return Found(
+        [output.outputs[0].token_ids for output in alone],
+        [output.outputs[0].token_ids for output in together],
+        [[entry.logprob for entry in output.prompt_logprobs] for output in alone],
+    )
+
+
+@torch.inference_mode()
+def check(model: Any, prompts: list[list[int]], found: Found) -> None:
+    """Compare with transformers: its best token behind each prompt and each token but the last, its logprobs.
+
+    The tokens are its greedy continuation if they are the best ones.
+    """
+    assert found.together == found.alone
+    for prompt, tokens, logprobs in zip(prompts, found.alone, found.logprobs, strict=True):
+        logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0]
+        assert tokens == logits[len(prompt) - 1 :].argmax(-1).tolist()
+        expected = logits[: len(prompt) - 1].log_softmax(-1).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=1e-3, atol=1e-3)

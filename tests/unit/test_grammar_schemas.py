@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON schemas: what an automaton lets through is valid, by the jsonschema package, and comes to an end."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from automata import PlainAutomaton
+from blink.errors import BadRequestError
+from blink.grammar.compiler import compile_structured
+from blink.structured_outputs import StructuredOutputsParams
+from json_schemas import PROGRAMS, Case, read_suite
+
+FORMATS = ("date", "uuid", "email", "ipv4", "ipv6")
+
+
+def compile_schema(schema: Any) -> PlainAutomaton:
+    return PlainAutomaton(compile_structured(StructuredOutputsParams(json=schema)).data)
+
+
+def encode(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def draw_values(automaton: PlainAutomaton, count: int, seed: int = 1) -> list[Any]:
+    chance = random.Random(seed)
+    drawn = [automaton.draw(chance, 60 if place % 2 else 5) for place in range(count)]
+    return [json.loads(text) for text in drawn if text is not None]
+
+
+def check(case: Case) -> bool:
+    """Check what an automaton allows; return whether there is one."""
+    try:
+        automaton = compile_schema(case.schema)
+    except BadRequestError as error:
+        assert error.message.startswith("structured_outputs cannot be compiled: ")
+        return False
+    validator = jsonschema.Draft202012Validator(case.schema)
+    where = f"{case.file}: {case.description}"
+    for value, is_valid in case.tests:
+        assert is_valid or not automaton.accepts(encode(value)), f"{where} lets {value!r} through"
+    for value in draw_values(automaton, 8):
+        assert validator.is_valid(value), f"{where} lets {value!r} through"
+    return True
+
+
+def test_what_the_public_suite_s_schemas_let_through_is_valid() -> None:
+    suite = read_suite()
+    num_compiled = sum(check(case) for case in suite)
+    assert len(suite) == 416 and num_compiled >= 235  # the others: docs/structured-output.md
+
+
+def test_schemas_that_hold_in_all_drafts_are_not_refused() -> None:
+    """Whatever else is refused, these are what the files of the suite are about."""
+    files = {"properties", "required", "items", "prefixItems", "enum", "const", "anyOf", "maximum", "minLength", "ref"}
+    compiled = {case.file for case in read_suite() if case.file in files and check(case)}
+    assert compiled == files
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_programs_schemas_let_through_is_valid(name: str) -> None:
+    schema = PROGRAMS[name]
+    automaton = compile_schema(schema)
+    values = draw_values(automaton, 60)
+    assert values
+    for value in values:
+        jsonschema.validate(value, schema, format_checker=jsonschema.FormatChecker(FORMATS))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_are_kept(name: str) -> None:
+    schema = {"type": "string", "format": name}
+    for value in draw_values(compile_schema(schema), 40):
+        jsonschema.validate(value, schema, format_checker=jsonschema.FormatChecker([name]))
+
+
+@pytest.mark.parametrize("low", [-1000, -37, -1, 0, 1, 9, 10, 99, 480])
+@pytest.mark.parametrize("span", [0, 1, 9, 90, 1234])
+def test_integers_between_bounds_are_exactly_those(low: int, span: int) -> None:
+    automaton = compile_schema({"type": "integer", "minimum": low, "maximum": low + span})
+    for value in {*range(low - 12, low + 13), *range(low + span - 12, low + span + 13), 0, 10**6, -(10**6)}:
+        assert automaton.accepts(encode(value)) == (low <= value <= low + span), value
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"minimum": 0, "maximum": 1}, ["0", "1", "0.5", "0.999", "1.0"], ["1.001", "-0.1", "2"]),
+        ({"exclusiveMinimum": 0}, ["0.001", "7", "123.456"], ["0", "0.0", "-1"]),
+        ({"minimum": -1.5, "exclusiveMaximum": 2.25}, ["-1.5", "2.2", "2.249", "0"], ["2.25", "-1.51", "2.250"]),
+        ({"minimum": 0.2, "maximum": 0.8}, ["0.2", "0.5", "0.80"], ["0.1", "0.81", "0", "1"]),
+        ({"minimum": 5, "exclusiveMinimum": True}, ["6", "5.1"], ["5", "5.0"]),
+    ],
+)
+def test_numbers_between_bounds_have_decimals(bounds: dict[str, Any], inside: list[str], outside: list[str]) -> None:
+    automaton = compile_schema({"type": "number", **bounds})
+    assert all(automaton.accepts(text.encode()) for text in inside)
+    assert not any(automaton.accepts(text.encode()) for text in outside)
+
+
+def test_multiples_are_exactly_those() -> None:
+    automaton = compile_schema({"type": "integer", "multipleOf": 7})
+    for value in range(-100, 400):
+        assert automaton.accepts(encode(value)) == (value % 7 == 0)
+
+
+@pytest.mark.parametrize("length", [0, 1, 47, 48, 96, 97, 150, 500, 501])
+def test_texts_of_bounded_length_are_as_long_as_they_may_be(length: int) -> None:
+    """Longer repetitions are built of blocks: their borders are where an error would be."""
+    automaton = compile_schema({"type": "string", "minLength": 96, "maxLength": 500})
+    for text in ("x" * length, "é" * length, '"' * length):
+        assert automaton.accepts(encode(text)) == (96 <= length <= 500)
+
+
+def test_nesting_is_bounded_by_the_stack_and_never_ends_in_nothing() -> None:
+    automaton = compile_schema({"type": "object", "properties": {"a": {"$ref": "#"}}})
+    for depth in (1, 10, 57):
+        assert automaton.accepts(b'{"a":' * depth + b"{}" + b"}" * depth)
+    assert not automaton.accepts(b'{"a":' * 80 + b"{}" + b"}" * 80)
+    anything, place = compile_schema(True), compile_schema(True).start
+    for _ in range(1000):  # as deep as it goes: other values still fit
+        found = anything.take(place, ord("["))
+        if found is None:
+            break
+        place = found
+    assert any(anything.take(place, byte) for byte in b'0"]')
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"not": {"type": "string"}}, "'not'"),
+        ({"type": "object", "properties": {"a": {"if": {}}}}, "'if'"),
+        ({"$ref": "https://example.org/schema"}, "is not of this schema"),
+        ({"$ref": "#/$defs/missing"}, "leads nowhere"),
+        ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}},
+                                               "required": ["n"]}}}, "no finite text"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf"),
+        ({"type": "strin"}, "'strin' is no type"),
+        ({"type": "string", "pattern": "(?=a)b"}, "lookarounds"),
+        ({"type": "string", "minLength": -1}, "must be a count"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"enum": []}, "'enum'"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "no finite text"),
+        (False, "no finite text"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_promised_is_refused_by_name(schema: Any, reason: str) -> None:
+    with pytest.raises(BadRequestError) as failure:
+        compile_schema(schema)
+    assert reason in failure.value.message and failure.value.param == "structured_outputs"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small random models of every family against transformers with the same weights, through a whole engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from blink.config import ModelConfig
+from blink.kernels.batch import Batch, Param
+from blink.models.decoder import Decoder
+from blink.models.families import FAMILIES as KNOWN
+from blink.models.weights.loader import load_model
+from blink.models.weights.source import read_spec
+from model_driver import Driver
+from model_families import FAMILIES, NUM_NEW, check, generate, make_prompts, save_model
+
+# The others are near to these: what sets them apart is in the long run, and in tests of their parts.
+_LONG = {"llama-biased", "qwen2-yarn", "qwen3", "qwen3_moe-plain", "ministral", "phi3-short"}
+NAMES = [pytest.param(name, marks=pytest.mark.long) if name in _LONG else name for name in FAMILIES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_and_logprobs_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = save_model(name, tmp_path)
+    assert read_spec(tmp_path).num_parameters == model.num_parameters()
+    prompts = make_prompts()
+    check(model, prompts, generate(tmp_path, prompts, "cpu"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_in_segments_compute_what_whole_steps_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each layer by itself, with nothing but its own arrays from one to the next."""
+    save_model(name, tmp_path)
+    decoder = load_model(ModelConfig(model=str(tmp_path)), torch.device("cpu"), torch.float32)
+    residual = torch.full((4096, decoder.spec.hidden_size), torch.nan)
+
+    def forward_in_segments(self: Decoder, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> None:
+        for layer in range(self.spec.num_layers):
+            self.forward_segment(batch, kv_cache, (num_tokens, num_rows, False), range(layer, layer + 1), residual)
+
+    whole = run_driver(decoder)
+    monkeypatch.setattr(Decoder, "forward", forward_in_segments)
+    cut = run_driver(decoder)
+    assert [sequence.tokens for sequence in cut.sequences] == [sequence.tokens for sequence in whole.sequences]
+    torch.testing.assert_close(cut.kv_cache, whole.kv_cache)
+    torch.testing.assert_close(cut.batch.sampled_logprobs, whole.batch.sampled_logprobs)
+
+
+def run_driver(decoder: Decoder) -> Driver:
+    driver = Driver(decoder)
+    for prompt in make_prompts()[2:7]:
+        driver.add(prompt, NUM_NEW, {Param.NUM_LOGPROBS: 0})
+    driver.run(max_chunk=24)
+    return driver
+
+
+def test_the_text_part_of_a_model_that_sees_pictures_is_read(tmp_path: Path) -> None:
+    save_model("gemma3", tmp_path)
+    expected = generate(tmp_path, [[5, 9, 33]], "cpu")
+    config = json.loads((tmp_path / "config.json").read_text())
+    nested = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    weights = {name: value for shard in tmp_path.glob("*.safetensors") for name, value in load_file(shard).items()}
+    for file in tmp_path.glob("*.safetensors*"):
+        file.unlink()
+    save_file({f"language_model.{name}": value for name, value in weights.items()}, tmp_path / "model.safetensors")
+    assert generate(tmp_path, [[5, 9, 33]], "cpu") == expected
+
+
+def test_every_family_has_a_model_here() -> None:
+    assert {config["model_type"] for config in FAMILIES.values()} == set(KNOWN)

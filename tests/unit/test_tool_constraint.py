@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the output of a request with tools is constrained to: the parser reads calls in all that it allows."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from automata import PlainAutomaton
+from blink.errors import BadRequestError
+from blink.grammar import compiler
+from blink.grammar.automaton import Automaton
+from blink.grammar.compiler import compile_structured
+from blink.grammar.tags import SPECIAL_MARK
+from blink.structured_outputs import StructuredOutputsParams
+from blink.text.message.formats import CALL_FORMATS
+from blink.text.message.parser import MessageForm, MessageParser
+from blink.text.message.parts import CallArguments, CallOpened, Content, merge
+from blink.text.message.tool_use import Function, ToolUse, constrain
+
+UNITS = ["celsius", 'a "quoted" {one}']
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"unit": {"enum": UNITS}, "days": {"type": "array", "items": {"type": "integer"}, "maxItems": 3}},
+    "required": ["unit"],
+    "additionalProperties": False,
+}
+FUNCTIONS = (Function("temperature", SCHEMA, strict=True), Function("now"))
+NUM_TEXTS = 40
+
+
+def automaton_of(name: str, use: ToolUse) -> PlainAutomaton:
+    tag = constrain(use, CALL_FORMATS[name])
+    assert tag is not None
+    return PlainAutomaton(compile_structured(StructuredOutputsParams(structural_tag=tag)).data)
+
+
+def calls_of(name: str, text: bytes) -> tuple[list[tuple[str, Any]], str]:
+    """The calls in a text with their arguments, and its content."""
+    form = MessageForm(calls=CALL_FORMATS[name], names=frozenset(each.name for each in FUNCTIONS))
+    parser = MessageParser(form)
+    parts = merge(parser.push(text.decode(errors="replace")) + parser.finish())
+    names = [part.name for part in parts if isinstance(part, CallOpened)]
+    arguments = [json.loads(part.text) for part in parts if isinstance(part, CallArguments)]
+    return list(zip(names, arguments, strict=True)), "".join(part.text for part in parts if isinstance(part, Content))
+
+
+def check(name: str, arguments: Any) -> None:
+    assert isinstance(arguments, dict)
+    if name == "temperature":
+        assert arguments["unit"] in UNITS and set(arguments) <= {"unit", "days"}
+        assert all(isinstance(day, int) for day in arguments.get("days", []))
+    else:
+        assert name == "now"
+
+
+@pytest.mark.parametrize("name", [*CALL_FORMATS])
+@pytest.mark.parametrize("choice", ["required", "named"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_forced_outputs_are_calls_and_nothing_else(
+    name: str, choice: Literal["required", "named"], parallel: bool
+) -> None:
+    functions = FUNCTIONS if choice == "required" else FUNCTIONS[:1]
+    automaton, chance, most = automaton_of(name, ToolUse(functions, choice, parallel)), random.Random(1), 0
+    assert not automaton.accepts(b"")
+    for text in filter(None, (automaton.draw(chance, 150) for _ in range(NUM_TEXTS))):
+        calls, content = calls_of(name, text.replace(SPECIAL_MARK, b""))
+        assert calls and not content
+        most = max(most, len(calls))
+        for call, arguments in calls:
+            check(call, arguments)
+    assert (most > 1) is (parallel and choice == "required")
+
+
+@pytest.mark.parametrize("name", [*CALL_FORMATS])
+def test_calls_of_the_models_choice_keep_their_schema(name: str) -> None:
+    form = CALL_FORMATS[name]
+    automaton = automaton_of(name, ToolUse(FUNCTIONS))
+    call = form.prefix + form.begin % "temperature" + "%s" + form.end + form.suffix
+    assert automaton.accepts(b"") and automaton.accepts(b"Plain text, and <too")
+    assert automaton.accepts((call % '{"unit":"celsius"}').encode())
+    assert not automaton.accepts((call % '{"unit":"kelvin"}').encode())
+    assert not automaton.accepts((call % "{}").replace("temperature", "other").encode())
+    if not form.is_bare:
+        assert automaton.accepts(("Let me see. " + call % '{"unit":"celsius", "days":[1]}').encode())
+    once = automaton_of(name, replace(ToolUse(FUNCTIONS), parallel=False))
+    twice = call % '{"unit":"celsius"}' + "\n" + call % '{"unit":"celsius"}'
+    assert not once.accepts(twice.encode()) and automaton.accepts(twice.encode())
+
+
+@pytest.mark.parametrize(
+    ("start", "text", "is_accepted"),
+    [
+        ("", "Hm.</think>\n\n[1]", True),
+        ("", "Hm.</think>[1]", True),
+        ("", "Hm.</think>\n\nText", False),
+        ("", "Hm", True),  # the end of a text that is cut while it reasons
+        ("<think>", "<think>Hm.</think>\n\n[1]", True),
+        ("<think>", "[1]", True),
+        ("<think>", "Hm.</think>\n\n[1]", False),
+    ],
+)
+def test_a_form_holds_behind_reasoning(start: str, text: str, is_accepted: bool) -> None:
+    form = {"type": "array", "items": {"type": "integer"}}
+    params = StructuredOutputsParams(json=form, reasoning_start=start, reasoning_end="</think>")
+    assert PlainAutomaton(compile_structured(params).data).accepts(text.encode()) is is_accepted
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "phi4_mini_json"])
+def test_an_answer_in_json_may_be_calls_instead(name: str) -> None:
+    form = CALL_FORMATS[name]
+    calls = constrain(ToolUse(FUNCTIONS, "required"), form)
+    params = StructuredOutputsParams(json=SCHEMA, calls=calls)
+    automaton = PlainAutomaton(compile_structured(params).data)
+    call = form.prefix + form.begin % "temperature" + "%s" + form.end + form.suffix
+    assert automaton.accepts(b'{"unit":"celsius"}')
+    assert automaton.accepts((call % '{"unit":"celsius"}').encode())
+    for text in ('{"unit":"kelvin"}', call % '{"unit":"kelvin"}', 'Text {"unit":"celsius"}', ""):
+        assert not automaton.accepts(text.encode())
+
+
+def test_what_cannot_be_compiled_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[StructuredOutputsParams] = []
+
+    def compile_counted(params: StructuredOutputsParams) -> Automaton:
+        tries.append(params)
+        return compile_structured(params)
+
+    monkeypatch.setattr(compiler, "compile_structured", compile_counted)
+    cache = compiler.AutomatonCache(max_bytes=4096)
+    wrong = StructuredOutputsParams(json={"$ref": "https://elsewhere/schema"})
+    for _ in range(2):
+        with pytest.raises(BadRequestError, match="cannot be compiled"):
+            cache.find(wrong)
+            cache.compile(wrong)
+    assert tries == [wrong]
+    for number in range(5):  # refusals make room too
+        with pytest.raises(BadRequestError):
+            cache.compile(StructuredOutputsParams(json={"$ref": f"https://elsewhere/{number}"}))
+    assert cache.find(wrong) is None
