@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 import blink.engine  # noqa: F401  # pyright: ignore[reportUnusedImport]  (sets OpenMP before a test loads torch)
-from early import WAITING, begin_all, begin_early
+from early import begin_all, begin_early
+from groups import WAITING, GroupScheduling, group_of
 
 # An example takes as long as a busy machine lets it.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,14 +33,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
 
 
-def _group_of(item: pytest.Item) -> str:
-    """Return whom a test shares a process with under `pytest -n`: all that wait for servers, else those of its file."""
-    waits = item.get_closest_marker("early") or item.path.parent.name in ("e2e", "rdma")
-    return WAITING if waits else item.path.name
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
+    """Let each file's tests run in one process, and all that wait for servers and programs in the same one."""
+    return GroupScheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,7 +54,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> None:
     """Begin before the first test what selected tests will wait for, so that it works on while other tests wait."""
     is_alone = not hasattr(item.config, "workerinput")
-    if is_alone or _group_of(item) == WAITING:
+    if is_alone or group_of(item.nodeid) == WAITING:
         begin_all(item.config)
 
 

@@ -42,7 +42,7 @@ def test_instructor_extracts_a_model(server: Frontend) -> None:
 
 def test_langchain_calls_a_tool_and_goes_on(server: Frontend) -> None:
     langchain = pytest.importorskip("langchain_openai", reason="the extra 'clients' is not installed")
-    from langchain_core.messages import HumanMessage, ToolMessage
+    langchain_messages = pytest.importorskip("langchain_core.messages")
 
     def remember(name: Literal["Anna", "Ben"], age: int) -> str:
         """Remember how old a person is."""
@@ -52,7 +52,7 @@ def test_langchain_calls_a_tool_and_goes_on(server: Frontend) -> None:
         model=server.model, base_url=f"{server.url}/v1", api_key="none", temperature=0, max_tokens=200
     )
     bound = model.bind_tools([remember], tool_choice="any", parallel_tool_calls=False)
-    asked = [HumanMessage(QUESTION)]
+    asked = [langchain_messages.HumanMessage(QUESTION)]
     message = bound.invoke(asked)
     (call,) = message.tool_calls
     assert call["name"] == "remember" and set(call["args"]) == {"name", "age"}
@@ -60,7 +60,7 @@ def test_langchain_calls_a_tool_and_goes_on(server: Frontend) -> None:
     for chunk in bound.stream(asked):
         whole = chunk if whole is None else whole + chunk
     assert whole.tool_calls[0]["args"] == call["args"]
-    result = ToolMessage(remember(**call["args"]), tool_call_id=call["id"])
+    result = langchain_messages.ToolMessage(remember(**call["args"]), tool_call_id=call["id"])
     assert model.bind_tools([remember]).invoke([*asked, message, result]).id
     check(model.with_structured_output(Person, method="function_calling").invoke(QUESTION))
     check(model.with_structured_output(Person, method="json_schema").invoke(QUESTION))
@@ -69,10 +69,10 @@ def test_langchain_calls_a_tool_and_goes_on(server: Frontend) -> None:
 @pytest.mark.parametrize("api", ["OpenAIChatModel", "OpenAIResponsesModel"])
 def test_pydantic_ai_calls_its_tools(server: Frontend, api: str) -> None:
     pydantic_ai = pytest.importorskip("pydantic_ai", reason="the extra 'clients' is not installed")
-    from pydantic_ai.models import openai as models
-    from pydantic_ai.providers.openai import OpenAIProvider
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
 
-    provider = OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
+    provider = providers.OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
     model = getattr(models, api)(server.model, provider=provider)
     settings: Any = {"temperature": 0, "max_tokens": 200}
     agent = pydantic_ai.Agent(model, output_type=Person, model_settings=settings)

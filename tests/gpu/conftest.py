@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where kernels are tested: on the GPU, or with TRITON_INTERPRET=1 in Triton's interpreter.
 
-tests/unit/test_triton_interpreted.py does the latter in the gate.
+tests/early/test_triton_interpreted.py does the latter in the gate.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from early import WAITING, begin_early
+from early import begin_early
 from guest import GuestRun, Outcome
 from model_servers import ModelServers, default_model, tiny_model
 from rdma_processes import CountingProcess, HttpFrontend
@@ -53,7 +53,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[i] = GuestTest.from_parent(item.parent, name=item.name)
             items[i].run = run  # type: ignore[attr-defined]
             items[i].add_marker(pytest.mark.timeout(2 * GuestRun.TIMEOUT))
-            items[i].add_marker(pytest.mark.xdist_group(WAITING))
     # Last, as their machines work while the other tests run here.
     items.sort(key=lambda item: Path(__file__).parent in item.path.parents)
 

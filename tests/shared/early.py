@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-WAITING = "waiting"  # the group of tests that run in the process in which early work begins
 _EARLY = pytest.StashKey[list[Callable[[], None]]]()
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def begin_early(config: pytest.Config, begin: Callable[[], None]) -> None:
-    """Call `begin` before the first test of this process, or of the one that has the group of waiting tests."""
+    """Call `begin` before the first test, in the process of the tests that wait for it."""
     config.stash.setdefault(_EARLY, []).append(begin)
 
 

@@ -7,7 +7,6 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from blink.config import EngineConfig, ModelConfig
 from blink.engine import base
 from blink.engine.state import HostState
 from blink.errors import ConfigError
+from blink.kernels.batch import Batch
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
 from blink.region.layout import EngineState
@@ -27,7 +27,7 @@ pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
 gpu = pytest.importorskip("blink.engine.gpu")
 
 GIB = 1 << 30
-Log = list[tuple[int, int, bool, bool] | tuple[tuple[int, int, bool], range] | int | str]
+Log = list[tuple[int, int, str] | tuple[tuple[int, int, bool], range] | int | str]
 STEP_BYTES = 12345
 
 
@@ -67,9 +67,14 @@ class DeviceTwin:
         self.log.append("close")
 
 
+def log_step(model: Decoder, batch: Batch, kv_cache: Tensor, tokens: int, rows: int, **kinds: bool) -> None:
+    del model, batch, kv_cache
+    DeviceTwin.log.append((tokens, rows, "".join(name for name, is_set in kinds.items() if is_set)))
+
+
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """Replace the device: what is logged are steps (tokens, rows, decoding, scoring), captures, start and close."""
+    """Replace the device: what is logged are steps (tokens, rows, kind), segments, captures, start and close."""
     DeviceTwin.log = []
     monkeypatch.setenv("CUDA_MODULE_LOADING", "")
     monkeypatch.setattr(gpu, "DeviceState", lambda region, device: DeviceTwin(region))  # noqa: ARG005
@@ -79,12 +84,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
         "load_model",
         lambda config, device, dtype: load_model(config, torch.device("cpu"), torch.float32),  # noqa: ARG005
     )
-
-    def forward(self: Decoder, *arrays_and_sizes: Any, decoding: bool = False, scoring: bool = False) -> None:
-        del self
-        DeviceTwin.log.append((*arrays_and_sizes[2:], decoding, scoring))
-
-    monkeypatch.setattr(Decoder, "forward", forward)
+    monkeypatch.setattr(Decoder, "forward", log_step)
     monkeypatch.setattr(
         Decoder,
         "forward_segment",
@@ -114,14 +114,15 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
 ) -> None:
     room = 77 * 2 * BLOCK_BYTES + 5  # half of all, less what is in use, the largest step and 1 GiB for graphs
     engine, region = boot(tmp_path, monkeypatch, free=4 * GIB, total=2 * (3 * GIB - STEP_BYTES - room))
-    sizes = [(1, 1, True), (2, 2, True), (4, 4, True), (16, 4, False), (32, 4, False), (40, 4, False), (40, 4, False)]
-    expected: Log = [(40, 4, False, True)]
+    sizes = [(count, count, "decoding") for count in (1, 2, 4)] + [(tokens, 4, "") for tokens in (16, 32, 40)]
+    sizes.append((40, 4, "scoring"))
+    expected: Log = [(40, 4, "scoring")]
     for index in (5, 6, 4, 3, 2, 1, 0):
-        step = (*sizes[index], index == 6)  # the last one scores
-        expected += [step, index, step]
+        expected += [sizes[index], index, sizes[index]]
     expected += [f"time {index}" for index in (0, 0, 1, 2, 3, 4, 5, 6, 2) for _ in "ab"]  # at last with a long context
     for index in (5, 4, 3, 2, 1):
-        halves: Log = [(sizes[index], range(layer, layer + 1)) for layer in range(2)]
+        tokens, rows, kind = sizes[index]
+        halves: Log = [((tokens, rows, kind == "decoding"), range(layer, layer + 1)) for layer in range(2)]
         expected += [*halves, f"segments {index}", *halves]
     assert log == expected
     assert DeviceTwin.num_blocks == 77
@@ -133,4 +134,4 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
 def test_a_gpu_without_room_for_a_block_is_refused(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="4 of 10 GiB are in use; raise --gpu-memory-utilization"):
         boot(tmp_path, monkeypatch, free=6 * GIB, total=10 * GIB)
-    assert log == [(40, 4, False, True)]
+    assert log == [(40, 4, "scoring")]

@@ -17,7 +17,7 @@ import pytest
 from blink.cli.health import EngineHealth
 from blink.cli.supervision import Child
 from blink.host.heartbeat import Silence
-from blink.host.process import Hindrance, read_hindrance
+from blink.host.process import Hindrance, describe_threads, read_hindrance
 from blink.region.files import region_path
 from blink.region.layout import CONSTANTS, CONTROL, field_offset
 
@@ -60,6 +60,7 @@ def test_waiting_for_pages_is_no_silence() -> None:
     assert silence.look(11.0, heard=False, hindrance=Hindrance(major_faults=8)) == 0.0
     assert silence.look(12.0, heard=False, hindrance=Hindrance(major_faults=8, is_blocked=True)) == 0.0
     assert silence.look(13.0, heard=False, hindrance=Hindrance(major_faults=8)) == 1.0
+    assert silence.look(14.0, heard=False, hindrance=Hindrance(major_faults=8, memory_stall=0.75)) == 1.25
 
 
 @pytest.mark.parametrize("thread", ["spin()", "thread = threading.Thread(target=spin); thread.start(); thread.join()"])
@@ -73,7 +74,7 @@ def test_the_wait_of_a_process_that_shares_a_core_is_read(thread: str) -> None:
         for rival in rivals:
             rival.kill()
             rival.wait()
-    assert read_hindrance(rivals[0].pid) == Hindrance()
+    assert read_hindrance(rivals[0].pid).core_wait == 0.0 and describe_threads(rivals[0].pid) == ""
 
 
 def test_a_process_that_sleeps_uninterruptibly_is_seen(tmp_path: Path) -> None:
@@ -84,6 +85,7 @@ def test_a_process_that_sleeps_uninterruptibly_is_seen(tmp_path: Path) -> None:
     spawn = f"import os; os.posix_spawn('/bin/true', ['true'], {{}}, file_actions={actions})"
     spawner = subprocess.Popen([sys.executable, "-c", spawn])
     _await(lambda: read_hindrance(spawner.pid).is_blocked)
+    assert describe_threads(spawner.pid).startswith("D")
     pipe.open("wb").close()
     assert spawner.wait(_PATIENCE) == 0
 

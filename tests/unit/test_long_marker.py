@@ -11,12 +11,18 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LONG = "test_64_streams_of_the_default_model_for_a_minute"
+_LONGER = "test_64_streams_for_ten_minutes_with_all_that_looks_on_turned_on"
 _SHORT = "test_64_streams_with_hang_ups_leak_nothing_and_err_nowhere"
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
-    [([], {_SHORT}), (["-m", "e2e"], {_SHORT}), (["--long"], {_SHORT, _LONG}), (["--long", "-k", "minute"], {_LONG})],
+    [
+        ([], {_SHORT}),
+        (["-m", "e2e"], {_SHORT}),
+        (["--long"], {_SHORT, _LONG, _LONGER}),
+        (["--long", "-k", "ten"], {_LONGER}),
+    ],
 )
 def test_long_tests_wait_for_the_flag(flags: list[str], expected: set[str]) -> None:
     run = subprocess.run(

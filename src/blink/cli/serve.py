@@ -198,7 +198,8 @@ class _Supervisor:
 
     def _condemn(self, child: Child, fault: str) -> None:
         if not child.is_condemned:
-            _say(f"{child.name} {fault}: ending it")
+            threads = child.describe_threads()
+            _say(f"{child.name} {fault}: ending it" + (f" (threads: {threads})" if threads else ""))
             child.is_condemned = True
             child.send(signal.SIGKILL)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from blink.host.heartbeat import VARIABLE, Pulse, Silence
-from blink.host.process import Hindrance, die_with_parent, read_hindrance
+from blink.host.process import Hindrance, describe_threads, die_with_parent, read_hindrance
 
 # Exit status of a process that refuses its configuration: starting it again cannot help.
 CONFIG_EXIT_STATUS = 2
@@ -103,6 +103,10 @@ class Child:
     def hindrance(self) -> Hindrance:
         """Return what has kept the process from working since it started."""
         return read_hindrance(self._process.pid) if self._process is not None else Hindrance()
+
+    def describe_threads(self) -> str:
+        """Say what the process's threads do now."""
+        return describe_threads(self._process.pid) if self._process is not None else ""
 
     def reap(self) -> int | None:
         """Return the exit status once if the process has ended (negative: the signal that killed it)."""

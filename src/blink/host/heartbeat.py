@@ -64,6 +64,7 @@ class Silence:
             passed = 0.0
         # A wait is known when it has ended, and may be longer than the time between two looks.
         passed -= max(hindrance.core_wait - self._last.core_wait, 0.0)
+        passed -= max(hindrance.memory_stall - self._last.memory_stall, 0.0)
         self._last_look, self._last = now, hindrance
         self.seconds = 0.0 if heard else max(self.seconds + passed, 0.0)
         return self.seconds

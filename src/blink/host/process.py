@@ -55,6 +55,7 @@ class Hindrance:
     core_wait: float = 0.0  # seconds that its threads were ready to run without a core, in sum
     major_faults: int = 0  # pages that were not in memory and came from a disk
     is_blocked: bool = False  # a thread sleeps uninterruptibly now, on a disk or on memory that must first be freed
+    memory_stall: float = 0.0  # seconds in which processes of this machine waited for memory
 
 
 def read_hindrance(process: int) -> Hindrance:
@@ -70,7 +71,20 @@ def read_hindrance(process: int) -> Hindrance:
         sum(thread.core_wait for thread in threads),
         sum(thread.major_faults for thread in threads),
         any(thread.is_blocked for thread in threads),
+        _read_memory_stall(),
     )
+
+
+def describe_threads(process: int) -> str:
+    """Say what a process's threads do: the letter of the state (proc(5)) and, where known, what it waits for."""
+    found: list[str] = []
+    with suppress(OSError):
+        for thread in sorted(Path(f"/proc/{process}/task").iterdir()):
+            with suppress(OSError):
+                state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+                place = (thread / "wchan").read_text()
+                found.append(state if place in ("", "0") else f"{state} {place}")
+    return ", ".join(found)
 
 
 def _read_thread(thread: Path) -> Hindrance:
@@ -80,3 +94,11 @@ def _read_thread(thread: Path) -> Hindrance:
         return Hindrance(int(waited) * 1e-9, int(fields[9]), fields[0] == "D")
     except (OSError, ValueError):
         return Hindrance()
+
+
+def _read_memory_stall() -> float:
+    try:
+        some = Path("/proc/pressure/memory").read_text().partition("\n")[0]
+        return int(some.rpartition("total=")[2]) * 1e-6
+    except (OSError, ValueError):  # a kernel without pressure stall information
+        return 0.0
