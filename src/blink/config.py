@@ -81,6 +81,14 @@ class EngineConfig:
     enable_prefix_caching: bool = option(True, "reuse the KV cache of equal prompt prefixes")
     scheduling_policy: str = option("fcfs", "order of requests within a class", choices=("fcfs", "priority"))
     max_queue_age: float = option(30.0, "seconds after which a waiting request goes before all classes and priorities")
+    step_target_ms: float = option(
+        0.0, "time of a step in which sequences decode, up to which prompts ride along; 0: twice what decoding takes"
+    )
+    urgent_tpot_target_ms: float = option(
+        0.0, "time between tokens that latency-sensitive requests keep beside best-effort ones; 0: as it comes"
+    )
+    best_effort_share: float = option(0.1, "least share of the time for best-effort requests, whatever else there is")
+    segment_ms: float = option(0.0, "part of a best-effort step after which others may pass it; 0: 1 on GPU, 10 on CPU")
     num_queue_pairs: int = option(4, "frontend workers that may attach")
     max_sequences_per_worker: int = option(4096, "sequences (running or waiting) of one frontend worker")
     prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
@@ -107,6 +115,9 @@ class EngineConfig:
         require(self, "lease_timeout", 0.5, 3600)
         require(self, "stall_timeout", 0.5, 3600)
         require(self, "max_queue_age", 0, 1e6)
+        for name in ("step_target_ms", "urgent_tpot_target_ms", "segment_ms"):
+            require(self, name, 0, 1e6)
+        require(self, "best_effort_share", 0.001, 1)
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "

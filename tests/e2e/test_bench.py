@@ -51,6 +51,24 @@ def test_sweep_reports_what_the_server_counts(server: Frontend, tmp_path: Path) 
     assert lines[0].startswith("condition")
 
 
+@pytest.mark.long
+def test_a_second_load_of_the_flex_tier_is_served_and_reported_apart(server: Frontend, tmp_path: Path) -> None:
+    path = tmp_path / "two.json"
+    run = _bench(
+        server,
+        *("--request-rate=2", "--num-prompts=4", "--input-len=12", "--output-len=6", "--num-warmups=1"),
+        *("--flex-request-rate=4", "--flex-input-len=20", "--flex-output-len=5", f"--result-filename={path}"),
+    )
+    assert run.returncode == 0, run.stderr
+    runs = {one["class"]: one for one in json.loads(path.read_text())["runs"]}
+    assert list(runs) == ["default", "flex", "both"]
+    assert runs["default"]["completed"] == 4 and runs["default"]["total_output_tokens"] == 24
+    flex = runs["flex"]["completed"]
+    assert flex > 0 and runs["flex"]["total_output_tokens"] == 5 * flex
+    assert runs["both"]["completed"] == 4 + flex and runs["both"]["errors"] == {}
+    assert path.with_suffix(".html").read_text().count("<svg") == 4
+
+
 def test_server_that_is_not_there_is_one_line_and_status_2() -> None:
     command = [sys.executable, "-m", "blink", "bench", "--port=1"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

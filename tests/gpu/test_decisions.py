@@ -18,7 +18,15 @@ from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
 from blink.link.queue_pair import QueuePair, Submission
 from blink.link.shm import ShmLink
-from blink.region.layout import BATCH_HEADER, CONSTANTS, DECISION_LOG_ENTRY, DEVICE_PROGRAM, STEP_OUTPUT
+from blink.region.layout import (
+    BATCH_HEADER,
+    CONSTANTS,
+    DECISION_LOG_ENTRY,
+    DEVICE_PROGRAM,
+    GRAPH_COST,
+    STEP_OUTPUT,
+    StepResult,
+)
 from blink.region.memory import Region, create_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
@@ -36,11 +44,25 @@ def next_token(last: Any, length: Any) -> Any:
     return (last * 31 + length * 7 + 1) % VOCAB_SIZE
 
 
-def make_region() -> Region:
+SEGMENTS = 3
+TARGET_NS = 120_000  # between tokens of urgent sequences; a step of the fake model takes some 20 us
+
+
+def make_region(*, costed: bool) -> Region:
     geometry = build_geometry(
         CONFIG, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, num_blocks=NUM_BLOCKS, log_entries=1 << 14
     )
+    if costed:
+        geometry["segment_ns"], geometry["urgent_tpot_target_ns"] = 20_000, TARGET_NS
     return create_region(f"decide-{os.getpid()}-{secrets.token_hex(3)}", geometry, "fake")
+
+
+def make_costs(region: Region) -> np.ndarray:
+    """Return a table that is wrong at first, so that what steps take moves it, and with it the decisions."""
+    costs = np.zeros(int(region.geometry["num_graphs"]), GRAPH_COST)
+    costs["base_ns"] = 30_000 + 10_000 * np.arange(len(costs))
+    costs["num_segments"] = SEGMENTS
+    return costs
 
 
 def submit_all(pair: QueuePair) -> list[int]:
@@ -84,41 +106,66 @@ def run(region: Region, advance: Callable[[], None], start: Callable[[], None]) 
         region.path.unlink()
 
 
-def run_on_host() -> tuple[np.ndarray, dict[int, list[int]]]:
-    region = make_region()
+def run_on_host(trace: np.ndarray | None) -> tuple[np.ndarray, dict[int, list[int]]]:
+    """Run at a clock that stands, or replay a trace and its table of costs."""
+    region = make_region(costed=trace is not None)
     state = HostState(region)
-    batch, output = state.array("batch", BATCH_HEADER), state.array("output", STEP_OUTPUT)
+    if trace is not None:
+        state.array("costs", GRAPH_COST)[:] = make_costs(region)
     tokens = state.array("tokens", "i4").reshape(-1, MAX_MODEL_LEN)
-    slots, lens, sampled = (state.array(name, "i4") for name in ("row_slots", "context_lens", "sampled_tokens"))
+    launches = iter([] if trace is None else trace[["retired_ns", "launched_ns"]].tolist())
+
+    def compute() -> None:
+        prefix = "segmented_" * int(state.struct["in_flight_track"])
+        batch, output = state.array(prefix + "batch", BATCH_HEADER)[0], state.array(prefix + "output", STEP_OUTPUT)
+        if not prefix or batch["segment"] == SEGMENTS - 1:
+            rows = int(batch["num_rows"])
+            names = ("row_slots", "context_lens", "sampled_tokens")
+            slots, lens, sampled = (state.array(prefix + name, "i4")[:rows] for name in names)
+            sampled[:] = next_token(tokens[slots, lens - 1].astype(np.int64), lens)
+        output[0]["done_step"] = batch["step"]
 
     def advance() -> None:
-        if lib.blink_step(state.address, 10**9) == 2:
-            rows = int(batch[0]["num_rows"])
-            last = tokens[slots[:rows], lens[:rows] - 1]
-            sampled[:rows] = next_token(last.astype(np.int64), lens[:rows])
-            output[0]["done_step"] = batch[0]["step"]
+        if state.struct["booted"] and trace is not None:
+            now, launched = next(launches, (int(trace[-1]["launched_ns"]) + 10**6,) * 2)
+            result = lib.blink_step_replayed(state.address, now, launched)
+        else:
+            result = lib.blink_step(state.address, 10**9)
+        if result == StepResult.LAUNCHED:
+            compute()
 
     found = run(region, advance, lambda: None)
     return state.array("log", DECISION_LOG_ENTRY).copy(), found
 
 
-def run_on_device() -> tuple[np.ndarray, dict[int, list[int]]]:
+def run_on_device(*, costed: bool) -> tuple[np.ndarray, dict[int, list[int]], np.ndarray]:
     from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 
-    region = make_region()
+    region = make_region(costed=costed)
     state = DeviceState(region, torch.device("cuda", 0))
     scheduler = DeviceScheduler(state)
+    if costed:
+        state.array("costs", torch.uint8).copy_(torch.from_numpy(make_costs(region).view("u1")))
     tokens = state.array("tokens", torch.int32).view(-1, MAX_MODEL_LEN)
-    slots, lens, sampled = (state.array(n, torch.int32) for n in ("row_slots", "context_lens", "sampled_tokens"))
 
-    def compute() -> None:
+    def compute(prefix: str = "") -> None:
+        names = ("row_slots", "context_lens", "sampled_tokens")
+        slots, lens, sampled = (state.array(prefix + name, torch.int32) for name in names)
         last = tokens[slots.long(), (lens - 1).clamp(min=0).long()]
         sampled.copy_(next_token(last.long(), lens))
 
+    scratch = torch.zeros(8, device=state.memory.device)
+
+    def idle() -> None:
+        scratch.add_(1)
+
     compute()
+    idle()
     torch.cuda.synchronize()
     for index in range(int(region.geometry["num_graphs"])):
         scheduler.capture(index, compute)
+        if costed:
+            scheduler.capture_segments(index, [*[idle] * (SEGMENTS - 1), lambda: compute("segmented_")])
     started = False
 
     def advance() -> None:
@@ -133,16 +180,20 @@ def run_on_device() -> tuple[np.ndarray, dict[int, list[int]]]:
     found = run(region, advance, start)
     torch.cuda.synchronize()
     windows = scheduler._program.cpu().numpy().view(DEVICE_PROGRAM)["windows"]
-    launches = int(region.control["statistics"]["num_steps"])
-    assert windows == launches // CONSTANTS["launches_per_window"], "the scheduler restarts after each window"
+    trace = np.sort(region.trace(), order="step")
+    trace = trace[trace["step"] > 0].copy()
+    assert windows == len(trace) // CONSTANTS["launches_per_window"], "the scheduler restarts after each window"
     state.close(region)
     log = state.array("log", torch.uint8).cpu().numpy().view(DECISION_LOG_ENTRY)
-    return log, found
+    return log, found, trace
 
 
-def test_device_and_host_decide_alike() -> None:
-    host_log, host_tokens = run_on_host()
-    device_log, device_tokens = run_on_device()
+@pytest.mark.parametrize("costed", [False, True])
+def test_device_and_host_decide_alike(costed: bool) -> None:
+    """With a table of costs the device's times enter the decisions: the host is given those of its trace."""
+    device_log, device_tokens, trace = run_on_device(costed=costed)
+    host_log, host_tokens = run_on_host(trace if costed else None)
     assert sorted(host_tokens.values()) == sorted(device_tokens.values())
     assert host_log["step"].max() > 50
+    assert bool((trace["num_segments"] == SEGMENTS).any()) is costed
     np.testing.assert_array_equal(host_log, device_log)

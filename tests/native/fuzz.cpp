@@ -146,6 +146,7 @@ class Hostile {
 
   void push() {
     Sqe e = plain_request((random_() % 4) << 32 | random_() % kTags, uint32_t(1 + random_() % 6));
+    e.service_class = random_() % 2;
     e.prompt_offset = uint32_t(random_() % 1024) * 4;
     e.num_prompt_tokens = uint32_t(1 + random_() % 60);
     e.num_hashes = random_() % 2 == 0 ? e.num_prompt_tokens / kBlockSize : 0;
@@ -233,6 +234,7 @@ class Fuzz {
  public:
   explicit Fuzz(uint32_t seed) : rig_(3), honest_(rig_), hostile_(rig_, honest_, seed), random_(seed) {
     rig_.state().geometry.stall_timeout_ns = kStallTurns * kTurnNs;
+    rig_.cut_steps(seed % 2 == 1 ? 3 : 0);
     honest_.port().request_attach();
     hostile_.attach();
     pass();
@@ -272,9 +274,9 @@ class Fuzz {
   void report() const {
     std::printf(
         "sent %llu bad %llu refused %llu ended %llu biased %llu honest answers %u expired %llu steps %llu "
-        "preempted %llu hits %llu\n",
+        "launches %llu preempted %llu hits %llu\n",
         ull(hostile_.sent), ull(hostile_.bad), ull(hostile_.refused), ull(hostile_.ended), ull(hostile_.biased),
-        honest_.answered(), ull(statistics().expired_leases), ull(statistics().num_steps),
+        honest_.answered(), ull(statistics().expired_leases), ull(statistics().num_steps), ull(rig_.state().step),
         ull(statistics().num_preemptions), ull(statistics().prefix_hits));
   }
 

@@ -20,6 +20,7 @@ from blink.region.layout import (
     BATCH_HEADER,
     CONSTANTS,
     DECISION_LOG_ENTRY,
+    GRAPH_COST,
     SEQUENCE,
     STEP_OUTPUT,
     CqeKind,
@@ -73,8 +74,6 @@ class Harness:
         self._step = step
         self.now = 1_000_000_000
         self.scheduler: Any = self.state.struct
-        self.batch = self.state.array("batch", BATCH_HEADER)
-        self.output = self.state.array("output", STEP_OUTPUT)
         self.queue_pairs = self.state.array("qps", struct_dtype("QueuePairState"))
         self.flows = self.state.array("flows", struct_dtype("Flow"))
         self.sequences = self.state.array("sequences", SEQUENCE)
@@ -85,6 +84,24 @@ class Harness:
         self.in_flight = False
         self.log_count = 0
         self.num_launches = self.num_retired = 0
+
+    @property
+    def is_segment(self) -> bool:
+        """Whether the newest launch is a segment of a step."""
+        return bool(self.scheduler["in_flight_track"])
+
+    def step_array(self, name: str, dtype: np.dtype[Any] | type[Any] | str) -> np.ndarray[Any, Any]:
+        """Return an array of the step that was launched last."""
+        return self.state.array("segmented_" * self.is_segment + name, dtype)
+
+    @property
+    def batch(self) -> np.ndarray[Any, Any]:
+        return self.step_array("batch", BATCH_HEADER)
+
+    @property
+    def costs(self) -> np.ndarray[Any, Any]:
+        """The cost table, all zero where no test fills it."""
+        return self.state.array("costs", GRAPH_COST)
 
     def close(self) -> None:
         self.region.path.unlink(missing_ok=True)
@@ -117,8 +134,10 @@ class Harness:
         if result == StepResult.LAUNCHED:
             self.in_flight = True
             self.num_launches += 1
-            self.log_count += int(self.batch[0]["num_rows"])
-            self.compute()
+            segment, num_segments = int(self.batch[0]["segment"]), int(self.scheduler["num_segments"])
+            self.log_count += int(self.batch[0]["num_rows"]) * (segment == 0)
+            if not self.is_segment or segment + 1 == num_segments:
+                self.compute()  # of a step in segments not before the last: whoever relies on more is found out
         if finish and self.in_flight:
             self.finish()
         return result
@@ -126,20 +145,21 @@ class Harness:
     def finish(self, failed: bool = False) -> None:
         """Let the step in flight be over."""
         self.in_flight = False
-        self.output[0]["failed"] = failed
-        self.output[0]["done_step"] = self.batch[0]["step"]
+        output = self.step_array("output", STEP_OUTPUT)
+        output[0]["failed"] = failed
+        output[0]["done_step"] = self.batch[0]["step"]
 
     def compute(self) -> None:
         """Play the model: write the KV of each token where told, and sample from what the block table holds."""
         batch = self.batch[0]
         rows, tokens = int(batch["num_rows"]), int(batch["num_tokens"])
-        starts, slots, lens = (self.state.array(name, "i4") for name in ("query_starts", "row_slots", "context_lens"))
+        starts, slots, lens = (self.step_array(name, "i4") for name in ("query_starts", "row_slots", "context_lens"))
         ids, positions, kv_slots = (
-            self.state.array(name, "i4")[:tokens] for name in ("input_ids", "positions", "kv_slots")
+            self.step_array(name, "i4")[:tokens] for name in ("input_ids", "positions", "kv_slots")
         )
         assert len(set(kv_slots.tolist())) == tokens, "two tokens write the same KV"
         tables = self.state.array("block_tables", "i4").reshape(len(self.tokens), -1)
-        sampled = self.state.array("sampled_tokens", "i4")
+        sampled = self.step_array("sampled_tokens", "i4")
         self.kv[kv_slots] = positions.astype(np.int64) << 32 | ids
         for row in range(rows):
             assert starts[row] < starts[row + 1]
@@ -156,12 +176,12 @@ class Harness:
         self._write_scores(ids, positions)
 
     def _write_logprobs(self, rows: int) -> None:
-        sampled = self.state.array("sampled_tokens", "i4")[:rows]
+        sampled = self.step_array("sampled_tokens", "i4")[:rows]
         ranks = np.arange(CONSTANTS["max_logprobs"])
-        tops = self.state.array("top_tokens", "i4").reshape(-1, len(ranks))
+        tops = self.step_array("top_tokens", "i4").reshape(-1, len(ranks))
         tops[:rows] = (sampled[:, None] + ranks) % self.vocab_size
-        self.state.array("top_logprobs", "f4").reshape(-1, len(ranks))[:rows] = -ranks
-        self.state.array("sampled_logprobs", "f4")[:rows] = -sampled / 8
+        self.step_array("top_logprobs", "f4").reshape(-1, len(ranks))[:rows] = -ranks
+        self.step_array("sampled_logprobs", "f4")[:rows] = -sampled / 8
 
     def _write_scores(self, ids: np.ndarray[Any, Any], positions: np.ndarray[Any, Any]) -> None:
         """Score each token by its place and its content; other graphs than the scoring one leave NaN."""
@@ -181,8 +201,8 @@ class Harness:
     def batch_rows(self) -> list[tuple[int, int]]:
         """Return (sequence index, tokens) of each row of the last batch."""
         rows = int(self.batch[0]["num_rows"])
-        starts = self.state.array("query_starts", "i4")[: rows + 1]
-        indices = self.state.array("row_sequences", "u4")[:rows]
+        starts = self.step_array("query_starts", "i4")[: rows + 1]
+        indices = self.step_array("row_sequences", "u4")[:rows]
         return list(zip(indices.tolist(), np.diff(starts).tolist(), strict=True))
 
     @property

@@ -5,7 +5,7 @@
 namespace {
 
 struct NoLaunchEnv : blink::SoloEnv {
-  bool launch(uint32_t) const { return false; }
+  bool launch(uint32_t, uint32_t) const { return false; }
 };
 
 }  // namespace

@@ -49,6 +49,8 @@ inline Geometry small_geometry(uint32_t queue_pairs) {
   g.graphs[g.scoring_graph] = {32, 6};
   g.lease_timeout_ns = g.stall_timeout_ns = 60'000'000'000;
   g.max_queue_age_ns = 2'000'000'000;
+  g.segment_ns = 1'000'000;
+  g.best_effort_share = 200;
   return g;
 }
 
@@ -94,21 +96,23 @@ class Rig {
   Rig(const Rig&) = delete;
   Rig& operator=(const Rig&) = delete;
 
+  // Give the scheduler a table of costs, by which it cuts best-effort steps into segments.
+  void cut_steps(uint32_t segments) {
+    for (uint32_t graph = 0; graph < geometry_.num_graphs; graph++)
+      state_->costs[graph] = GraphCost{50'000 + 1000ull * graph, 0, segments};
+  }
+
   State& state() const { return *state_; }
   const Geometry& geometry() const { return geometry_; }
 
-  // Play the model for the launched batch: fill KV cells and sample from what the block tables hold.
+  // Play the model for what was launched: fill KV cells and sample from what the block tables hold. A step in segments
+  // is computed with its last.
   void compute() {
-    const BatchHeader& batch = *state_->batch;
-    for (uint32_t row = 0; row < batch.num_rows; row++) {
-      for (int32_t t = state_->query_starts[row]; t < state_->query_starts[row + 1]; t++) {
-        const uint32_t at = uint32_t(state_->positions[t]);
-        const uint64_t before = at == 0 ? 0 : cell(row, at - 1).history;
-        kv_[uint32_t(state_->kv_slots[t])] = {state_->input_ids[t], extend(before, state_->input_ids[t])};
-      }
-    }
-    for (uint32_t row = 0; row < batch.num_rows; row++) sample(row);
-    store_release(state_->output->done_step, batch.step);
+    const StepArrays a = arrays_of(*state_, track_in_flight(*state_));
+    const bool is_over = track_in_flight(*state_) == Track::kWhole || is_last_segment(*state_);
+    for (uint32_t row = 0; is_over && row < a.batch->num_rows; row++) fill(a, row);
+    for (uint32_t row = 0; is_over && row < a.batch->num_rows; row++) sample(a, row);
+    store_release(a.output->done_step, a.batch->step);
   }
 
  private:
@@ -118,23 +122,31 @@ class Rig {
     uint64_t history;
   };
   static uint64_t extend(uint64_t history, int32_t token) { return (history + uint64_t(token) + 1) * 0x100000001b3ull; }
-  const Cell& cell(uint32_t row, uint32_t at) const {
-    const int32_t* table = block_table(*state_, uint32_t(state_->row_slots[row]));
+  const Cell& cell(const StepArrays& a, uint32_t row, uint32_t at) const {
+    const int32_t* table = block_table(*state_, uint32_t(a.row_slots[row]));
     return kv_[uint32_t(table[at / kBlockSize]) * kBlockSize + at % kBlockSize];
   }
 
-  void sample(uint32_t row) {
-    std::vector<int32_t> tokens(size_t(state_->context_lens[row]));
+  void fill(const StepArrays& a, uint32_t row) {
+    for (int32_t t = a.query_starts[row]; t < a.query_starts[row + 1]; t++) {
+      const uint32_t at = uint32_t(a.positions[t]);
+      const uint64_t before = at == 0 ? 0 : cell(a, row, at - 1).history;
+      kv_[uint32_t(a.kv_slots[t])] = {a.input_ids[t], extend(before, a.input_ids[t])};
+    }
+  }
+
+  void sample(const StepArrays& a, uint32_t row) {
+    std::vector<int32_t> tokens(size_t(a.context_lens[row]));
     uint64_t history = 0;
     bool sound = true;
     for (uint32_t i = 0; i < tokens.size(); i++) {
-      tokens[i] = cell(row, i).token;
+      tokens[i] = cell(a, row, i).token;
       history = extend(history, tokens[i]);
-      sound = sound && cell(row, i).history == history;
+      sound = sound && cell(a, row, i).history == history;
     }
     // KV that another prompt left is wrong even where the tokens are the same.
-    state_->sampled_tokens[row] = (next_token(tokens) + !sound) % int32_t(kVocab);
-    for (uint32_t rank = 0; rank < kMaxLogprobs; rank++) state_->top_tokens[row * kMaxLogprobs + rank] = int32_t(rank);
+    a.sampled_tokens[row] = (next_token(tokens) + !sound) % int32_t(kVocab);
+    for (uint32_t rank = 0; rank < kMaxLogprobs; rank++) a.top_tokens[row * kMaxLogprobs + rank] = int32_t(rank);
   }
 
   Geometry geometry_;

@@ -55,7 +55,7 @@ struct ThreadEnv {
   uint32_t fetch_add(uint32_t& word, uint32_t n) const {
     return std::atomic_ref<uint32_t>(word).fetch_add(n, std::memory_order_relaxed);
   }
-  bool launch(uint32_t) const {
+  bool launch(uint32_t, uint32_t) const {
     team->launch();
     return true;
   }

@@ -17,7 +17,7 @@ from blink.errors import OverloadedError
 from blink.region.layout import DECISION_LOG_ENTRY
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
-from harness import Inbox, QueuePair, Step, running, small_config, submission
+from harness import MILLISECOND, Inbox, QueuePair, Step, running, small_config, submission
 
 VOCAB = 97
 PASSES = 350
@@ -29,11 +29,18 @@ GOLDEN = {
 }
 
 
-def decisions(seed: int, step: Step) -> tuple[np.ndarray[Any, Any], dict[str, int], dict[int, list[int]]]:
-    """Play a script and return the decision log, some statistics and what each sequence delivered."""
+def decisions(
+    seed: int, step: Step, segments: int = 0
+) -> tuple[np.ndarray[Any, Any], dict[str, int], dict[int, list[int]]]:
+    """Play a script and return the decision log, some statistics and what each sequence delivered.
+
+    segments: with a table of costs, by which best-effort steps are cut into so many.
+    """
     script = random.Random(seed)
     with running(CONFIG, num_blocks=20, step=step, cq_entries=64) as h:
         h.region.header["hash_key"] = np.arange(16, dtype=np.uint8)  # the order of evictions must not hang on it
+        for graph in range(int(h.geometry["num_graphs"]) if segments else 0):
+            h.costs[graph] = (MILLISECOND // 2 * (1 + graph), 1000, segments)
         pairs, inbox = [h.frontend(0), h.frontend(1)], Inbox()
         submitted: list[tuple[QueuePair, int]] = []
         for _ in range(PASSES):
@@ -105,9 +112,11 @@ def test_each_step_takes_the_smallest_graph_that_holds_it() -> None:
     assert len(chosen) > 3, "too few graphs were in play"
 
 
-@pytest.mark.parametrize("lanes", [1, 3, pytest.param(7, marks=pytest.mark.long)])
-def test_any_number_of_lanes_takes_the_decisions_of_one(lanes: int, lane_steps: Callable[[int], Step]) -> None:
-    solo, team = decisions(4, lib.blink_step), decisions(4, lane_steps(lanes))
+@pytest.mark.parametrize(("lanes", "segments"), [(1, 0), (3, 0), pytest.param(7, 0, marks=pytest.mark.long), (3, 3)])
+def test_any_number_of_lanes_takes_the_decisions_of_one(
+    lanes: int, segments: int, lane_steps: Callable[[int], Step]
+) -> None:
+    solo, team = decisions(4, lib.blink_step, segments), decisions(4, lane_steps(lanes), segments)
     for field in DECISION_LOG_ENTRY.names or ():
         differs = np.flatnonzero(solo[0][field][: len(team[0])] != team[0][field][: len(solo[0])])
         assert len(differs) == 0, f"{field} differs first at row {differs[0]}"

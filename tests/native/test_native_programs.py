@@ -41,11 +41,12 @@ def run(program: Path, *arguments: int, timeout: float = 100) -> dict[str, int]:
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_threads_deliver_every_token_without_a_race(compile_native: Compile, sanitizer: str, lanes: int) -> None:
     program = build(compile_native, "threads.cpp", sanitizer)
-    counts = run(program, lanes, 3, 60)
+    counts = run(program, lanes, 3, 60, 3)
     assert counts["mismatches"] == 0
     # The run is worthless unless it went through what it is for.
     assert counts["tokens"] > 400 and counts["evicted"] > 0 and counts["hits"] > 0
     assert counts["preempted"] + counts["parked"] > 0
+    assert counts["launches"] > counts["steps"] * 3 / 2, "many steps are in segments"
 
 
 def check_fuzz(program: Path, entries: int, seed: int, timeout: float) -> None:
@@ -53,6 +54,7 @@ def check_fuzz(program: Path, entries: int, seed: int, timeout: float) -> None:
     # The run is worthless unless it went through what it is for.
     assert counts["sent"] >= entries and counts["bad"] > entries / 5
     assert min(counts["ended"], counts["answers"], counts["hits"]) > entries / 200
+    assert seed % 2 == 0 or counts["launches"] > counts["steps"] * 11 / 10, "many steps are in segments"
     assert counts["biased"] > entries / 10_000 and counts["preempted"] > 0 and counts["expired"] > 0
 
 

@@ -15,7 +15,7 @@ from blink.errors import OverloadedError
 from blink.link.queue_pair import NO_HASH_ROOT, QueuePair
 from blink.region.layout import EngineState, ErrorCode, StepResult
 from blink.sampling_params import SamplingParams
-from harness import Harness, small_config, submission
+from harness import MILLISECOND, Harness, small_config, submission
 from model import FREE, Deliveries, Request, Rules, StepJudge, answer_of
 
 PAIRS, TAGS, VOCAB, MAX_MODEL_LEN, BLOCK = 3, 5, 23, 48, 8
@@ -63,8 +63,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.sampled_from([6, 9, 14, 40]),
         max_num_seqs=st.sampled_from([1, 2, 4]),
         budget=st.sampled_from([4, 13, 32]),
+        segments=st.sampled_from([0, 0, 3]),
+        target_ms=st.sampled_from([0, 3]),
     )
-    def boot(self, policy: str, prefix_caching: bool, num_blocks: int, max_num_seqs: int, budget: int) -> None:
+    def boot(
+        self,
+        policy: str,
+        prefix_caching: bool,
+        num_blocks: int,
+        max_num_seqs: int,
+        budget: int,
+        segments: int,
+        target_ms: int,
+    ) -> None:
         config = small_config(
             num_queue_pairs=PAIRS,
             max_sequences_per_worker=TAGS,
@@ -73,11 +84,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduling_policy=policy,
             enable_prefix_caching=prefix_caching,
             lease_timeout=LEASE_MS / 1000,
+            stall_timeout=3600,  # what an unread queue leads to is in test_queue_pairs.py
             max_queue_age=AGE_MS / 1000,
         )
         self.harness = Harness(
-            config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB, num_blocks=num_blocks, cq_entries=64, sq_entries=8
+            config,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=VOCAB,
+            num_blocks=num_blocks,
+            cq_entries=64,
+            sq_entries=8,
+            segment_ns=MILLISECOND,
+            best_effort_share=200,
+            urgent_tpot_target_ns=target_ms * MILLISECOND,
         )
+        self._cut_steps(segments)
         self.awake_ms = 0  # as frontends' silence is measured
         self.prompts: list[list[int]] = []
         self.owners = [Owner(self.harness.frontend(i), self.prompts) for i in range(PAIRS)]
@@ -92,6 +113,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
         )
         self.healthy = True
+
+    def _cut_steps(self, segments: int) -> None:
+        """Fill the table of costs, by which best-effort steps are cut and urgent ones pass them; 0: leave it empty.
+
+        Who was left out of a step, and which steps are short, is then for test_scheduler_turns.py to judge.
+        """
+        self.segments = segments
+        for graph in range(int(self.harness.geometry["num_graphs"]) if segments else 0):
+            self.harness.costs[graph] = (MILLISECOND * (1 + graph), 0, segments)
 
     @rule(i=PAIR, prompt=PROMPT, params=PARAMS, stops=STOPS, flow=st.sampled_from([0, 1, 257]), turns=st.booleans())
     def submit(
@@ -189,7 +219,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert result in (StepResult.IDLE, StepResult.BUSY, StepResult.LAUNCHED)
         assert self.harness.error_code == ErrorCode.NONE
         self.judge.follow_waits(after["status"], now)
-        if result != StepResult.BUSY:
+        if result != StepResult.BUSY and not self.segments:
             rows = self.harness.batch_rows() if result == StepResult.LAUNCHED else []
             quick = {i for i, owner in enumerate(self.owners) if owner.quick_passes > 2}
             attached = (self.harness.queue_pairs["attached"] != 0).tolist()
@@ -228,7 +258,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 owner.composed_since_expiry = 0
             elif self.awake_ms - owner.last_renewal > LEASE_MS:
                 owner.composed_since_expiry += result != StepResult.BUSY
-            if owner.composed_since_expiry > 2:
+            # A suspended step goes on to its end first, while others may pass it for as long as is their share.
+            if owner.composed_since_expiry > (2 if not self.segments else 40):
                 assert (sequences["status"][i * TAGS : (i + 1) * TAGS] == FREE).all(), "a dead frontend holds sequences"
                 assert not owner.pair.is_attached()
 

@@ -2,7 +2,7 @@
 // The scheduler on real threads: lanes, a model and frontends that submit, cancel and drain, all at once.
 // Every sequence must deliver the tokens that the fake model gives for its prompt. Exit status 1 on any mismatch.
 //
-// threads LANES FRONTENDS SEQUENCES-PER-FRONTEND
+// threads LANES FRONTENDS SEQUENCES-PER-FRONTEND SEGMENTS: with more than one, best-effort steps are suspended
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -112,9 +112,10 @@ class Frontend {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
   const uint32_t lanes = uint32_t(std::atoi(argv[1])), frontends = uint32_t(std::atoi(argv[2]));
   Rig rig(frontends);
+  rig.cut_steps(uint32_t(std::atoi(argv[4])));
   Lanes team(lanes);
   std::atomic<bool> over{false};
   std::thread model([&] {
@@ -145,10 +146,13 @@ int main(int argc, char** argv) {
   scheduler.join();
   model.join();
   const Statistics& t = rig.state().statistics;
-  std::printf("steps %llu tokens %llu aborted %llu preempted %llu parked %llu evicted %llu hits %llu mismatches %u\n",
-              static_cast<unsigned long long>(t.num_steps), static_cast<unsigned long long>(t.generation_tokens),
-              static_cast<unsigned long long>(t.finished_abort), static_cast<unsigned long long>(t.num_preemptions),
-              static_cast<unsigned long long>(t.num_parked), static_cast<unsigned long long>(t.evicted_blocks),
-              static_cast<unsigned long long>(t.prefix_hits), mismatches.load());
+  std::printf(
+      "steps %llu launches %llu tokens %llu aborted %llu preempted %llu parked %llu evicted %llu hits %llu mismatches "
+      "%u\n",
+      static_cast<unsigned long long>(t.num_steps), static_cast<unsigned long long>(rig.state().step),
+      static_cast<unsigned long long>(t.generation_tokens), static_cast<unsigned long long>(t.finished_abort),
+      static_cast<unsigned long long>(t.num_preemptions), static_cast<unsigned long long>(t.num_parked),
+      static_cast<unsigned long long>(t.evicted_blocks), static_cast<unsigned long long>(t.prefix_hits),
+      mismatches.load());
   return mismatches != 0;
 }

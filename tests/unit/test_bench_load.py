@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,25 @@ def test_interference_meets_the_same_load_with_other_prompts() -> None:
         (one.at, one.input_len, one.output_len) for one in first
     ]
     assert all(_body(a)["prompt"][:8] != _body(b)["prompt"][:8] for a, b in zip(first, other, strict=True))
+
+
+def test_a_second_load_rides_beside_each_rate_in_a_class_of_its_own() -> None:
+    load = LoadConfig(request_rate="20,40", duration=20, input_len=7, flex_request_rate=50, flex_output_len=5)
+    flex = [[one for one in _workload(load).plan(index, 0) if one.request_class == "flex"] for index in range(2)]
+    both = _workload(load).plan(0, 0)
+    assert sorted(one.index for one in both) == list(range(len(both)))
+    assert [one.at for one in both] == sorted(one.at for one in both)
+    assert len(flex[0]) == pytest.approx(1000, rel=0.1) == len(flex[1])
+    urgent = [one for one in both if one.request_class == "default"]
+    alone = _workload(replace(load, flex_request_rate=0)).plan(0, 0)
+    assert [(one.at, one.output_len) for one in urgent] == [(one.at, one.output_len) for one in alone]
+    assert {one.input_len for one in urgent} == {7} != {one.input_len for one in flex[0]}
+    assert {one.output_len for one in flex[0]} == {5}
+    assert {_body(one).get("service_tier") for one in urgent} == {None}
+    assert {_body(one)["service_tier"] for one in flex[0]} == {"flex"}
+    one_class = _workload(replace(load, flex_service_tier="default")).plan(0, 0)
+    tiers = [_body(one).get("service_tier") for one in one_class if one.request_class == "flex"]
+    assert set(tiers) == {"default"} and len(tiers) == len(flex[0])
 
 
 def test_text_prompts_have_as_many_words() -> None:

@@ -60,6 +60,26 @@ def test_figures_of_two_requests_are_those_computed_by_hand() -> None:
     assert run["warnings"] == []
 
 
+def test_two_classes_are_reported_apart_and_together(tmp_path: Path) -> None:
+    urgent, flex = _record(0, 1.0, [1.1, 1.2]), _record(1, 1.0, [1.6, 1.8, 2.0], request_class="flex")
+    parts = _measure(urgent, flex, joules=10.0).split()
+    runs = [
+        {"condition": "isolated", "request_rate": 2.0, "class": name} | summarise(part, [50])
+        for name, part in parts.items()
+    ]
+    found = [(run["class"], run["completed"], run["p50_ttft_ms"], "joules_per_token" in run) for run in runs]
+    assert [(name, count, pytest.approx(ttft), power) for name, count, ttft, power in found] == [
+        ("default", 1, 100, False),
+        ("flex", 1, 600, False),
+        ("both", 2, 350, True),
+    ]
+    assert [row[1] for row in make_table(runs, ResultConfig(metric_percentiles="50"))] == ["class", *parts]
+    path = tmp_path / "two.json"
+    save(build_document(BenchConfig(), "m", runs), BenchConfig(), path)
+    page = path.with_suffix(".html").read_text()
+    assert page.count("<svg") == 4 and "Time to first token, flex" in page and ", both" not in page
+
+
 def test_only_answers_count_and_reasons_are_kept() -> None:
     good = _record(0, 0.0, [0.5], tokens=1)
     bad = [_refused(1, "rejected", "HTTP 503: full"), _refused(2, "rejected", "HTTP 503: full")]

@@ -135,6 +135,9 @@ def test_a_cache_larger_than_the_memory_is_refused_before_any_is_taken(tmp_path:
 
 
 class Failing(CpuEngine):
+    def _fill_costs(self) -> None:
+        """Fail later."""
+
     def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
         del decoding, scoring
         raise RuntimeError(f"no step of {num_tokens} tokens and {num_rows} rows")

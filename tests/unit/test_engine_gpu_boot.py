@@ -27,7 +27,7 @@ pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
 gpu = pytest.importorskip("blink.engine.gpu")
 
 GIB = 1 << 30
-Log = list[tuple[int, int, str] | int | str]
+Log = list[tuple[int, int, str] | tuple[tuple[int, int, bool], range] | int | str]
 STEP_BYTES = 12345
 
 
@@ -49,6 +49,15 @@ class DeviceTwin:
         self.log.append(index)
         run_step()
 
+    def time(self, index: int) -> float:
+        self.log.append(f"time {index}")
+        return 0.0012 * (index + 1)  # all but the first are longer than a segment and a half
+
+    def capture_segments(self, index: int, segments: list[Callable[[], None]]) -> None:
+        self.log.append(f"segments {index}")
+        for run in segments:
+            run()
+
     def start(self) -> None:
         self.log.append("start")
         self._region.control["state"] = EngineState.STOPPED
@@ -65,7 +74,7 @@ def log_step(model: Decoder, batch: Batch, kv_cache: Tensor, tokens: int, rows: 
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """Replace the device: what is logged are steps (tokens, rows, kind), captured graphs, start and close."""
+    """Replace the device: what is logged are steps (tokens, rows, kind), segments, captures, start and close."""
     DeviceTwin.log = []
     monkeypatch.setenv("CUDA_MODULE_LOADING", "")
     monkeypatch.setattr(gpu, "DeviceState", lambda region, device: DeviceTwin(region))  # noqa: ARG005
@@ -76,6 +85,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
         lambda config, device, dtype: load_model(config, torch.device("cpu"), torch.float32),  # noqa: ARG005
     )
     monkeypatch.setattr(Decoder, "forward", log_step)
+    monkeypatch.setattr(
+        Decoder,
+        "forward_segment",
+        lambda self, batch, kv_cache, size, layers, residual: DeviceTwin.log.append((size, layers)),  # noqa: ARG005
+    )
     for name, value in {"current_device": 0, "memory_allocated": 100, "max_memory_allocated": 100 + STEP_BYTES}.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     for name in ("reset_peak_memory_stats", "empty_cache"):
@@ -87,7 +101,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 def boot(folder: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, total: int) -> tuple[base.Engine, str]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
     region = f"boot-{os.getpid()}-{secrets.token_hex(3)}"
-    path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128)
+    path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128, num_hidden_layers=2)
     model = ModelConfig(model=str(path), load_format="dummy")
     config = EngineConfig(
         model=model, region=region, max_num_seqs=4, max_num_batched_tokens=40, gpu_memory_utilization=0.5
@@ -98,13 +112,18 @@ def boot(folder: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, total: int
 def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_device(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = 77 * BLOCK_BYTES + 5  # half of all, less what is in use, the largest step and 1 GiB for graphs
+    room = 77 * 2 * BLOCK_BYTES + 5  # half of all, less what is in use, the largest step and 1 GiB for graphs
     engine, region = boot(tmp_path, monkeypatch, free=4 * GIB, total=2 * (3 * GIB - STEP_BYTES - room))
     sizes = [(count, count, "decoding") for count in (1, 2, 4)] + [(tokens, 4, "") for tokens in (16, 32, 40)]
     sizes.append((40, 4, "scoring"))
     expected: Log = [(40, 4, "scoring")]
     for index in (5, 6, 4, 3, 2, 1, 0):
         expected += [sizes[index], index, sizes[index]]
+    expected += [f"time {index}" for index in (0, 0, 1, 2, 3, 4, 5, 6, 2) for _ in "ab"]  # at last with a long context
+    for index in (5, 4, 3, 2, 1):
+        tokens, rows, kind = sizes[index]
+        halves: Log = [((tokens, rows, kind == "decoding"), range(layer, layer + 1)) for layer in range(2)]
+        expected += [*halves, f"segments {index}", *halves]
     assert log == expected
     assert DeviceTwin.num_blocks == 77
     assert engine.run() == 0

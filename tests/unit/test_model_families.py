@@ -7,15 +7,24 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from blink.config import ModelConfig
+from blink.kernels.batch import Batch, Param
+from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES as KNOWN
+from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
-from model_families import FAMILIES, check, generate, make_prompts, save_model
+from model_driver import Driver
+from model_families import FAMILIES, NUM_NEW, check, generate, make_prompts, save_model
 
 # The others are near to these: what sets them apart is in the long run, and in tests of their parts.
 _LONG = {"llama-biased", "qwen2-yarn", "qwen3", "qwen3_moe-plain", "ministral", "phi3-short"}
 NAMES = [pytest.param(name, marks=pytest.mark.long) if name in _LONG else name for name in FAMILIES]
+_CUT = {"gemma2", "gemma3", "olmo2", "granite"}  # which have all options that a step's begin, middle and end know
+CUT_NAMES = [name if name in _CUT else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -24,6 +33,35 @@ def test_greedy_tokens_and_logprobs_equal_those_of_transformers(name: str, tmp_p
     assert read_spec(tmp_path).num_parameters == model.num_parameters()
     prompts = make_prompts()
     check(model, prompts, generate(tmp_path, prompts, "cpu"))
+
+
+@pytest.mark.parametrize("name", CUT_NAMES)
+def test_steps_in_segments_compute_what_whole_steps_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each layer by itself, with nothing but its own arrays from one to the next."""
+    save_model(name, tmp_path)
+    decoder = load_model(ModelConfig(model=str(tmp_path)), torch.device("cpu"), torch.float32)
+    residual = torch.full((4096, decoder.spec.hidden_size), torch.nan)
+
+    def forward_in_segments(self: Decoder, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> None:
+        for layer in range(self.spec.num_layers):
+            self.forward_segment(batch, kv_cache, (num_tokens, num_rows, False), range(layer, layer + 1), residual)
+
+    whole = run_driver(decoder)
+    monkeypatch.setattr(Decoder, "forward", forward_in_segments)
+    cut = run_driver(decoder)
+    assert [sequence.tokens for sequence in cut.sequences] == [sequence.tokens for sequence in whole.sequences]
+    torch.testing.assert_close(cut.kv_cache, whole.kv_cache)
+    torch.testing.assert_close(cut.batch.sampled_logprobs, whole.batch.sampled_logprobs)
+
+
+def run_driver(decoder: Decoder) -> Driver:
+    driver = Driver(decoder)
+    for prompt in make_prompts()[2:7]:
+        driver.add(prompt, NUM_NEW, {Param.NUM_LOGPROBS: 0})
+    driver.run(max_chunk=24)
+    return driver
 
 
 def test_the_text_part_of_a_model_that_sees_pictures_is_read(tmp_path: Path) -> None:

@@ -70,6 +70,14 @@ class LoadConfig:
     mean_output_len: int = option(215, "lognormal: mean tokens of an answer")
     random_input_len: int = option(1024, "random: tokens of a prompt")
     random_output_len: int = option(128, "random: tokens of an answer")
+    flex_request_rate: float = option(
+        0.0, "requests per second of a second load beside each rate, of service_tier flex"
+    )
+    flex_input_len: int = option(0, "tokens of each of its prompts; 0: log-normal as the data set")
+    flex_output_len: int = option(0, "tokens of each of its answers; 0: likewise")
+    flex_service_tier: str = option(
+        "flex", "tier of the second load; default: the same load in one class", choices=("flex", "default")
+    )
     input_len: int = option(0, "tokens of every prompt, whatever the data set; 0: the data set's")
     output_len: int = option(0, "tokens of every answer, whatever the data set; 0: the data set's")
     max_model_len: int = option(0, "longest prompt plus answer; 0: as the server says")
@@ -83,7 +91,18 @@ class LoadConfig:
     def __post_init__(self) -> None:
         for name in ("mean_input_len", "mean_output_len", "random_input_len", "random_output_len"):
             require(self, name, 1)
-        for name in ("num_prompts", "input_len", "output_len", "max_model_len", "num_warmups", "temperature", "seed"):
+        for name in (
+            "flex_request_rate",
+            "flex_input_len",
+            "flex_output_len",
+            "num_prompts",
+            "input_len",
+            "output_len",
+            "max_model_len",
+            "num_warmups",
+            "temperature",
+            "seed",
+        ):
             require(self, name, 0)
         require(self, "duration", 0.001)
         require(self, "vocab_size", 1000)

@@ -27,7 +27,7 @@ class Exchange:
 
     def __init__(self, request: PlannedRequest, start: float, on_end: Callable[[Exchange], None]) -> None:
         self.request = request
-        self.record = Record(request.index, request.at, request.input_len, request.output_len)
+        self.record = Record(request.index, request.at, request.input_len, request.output_len, request.request_class)
         self.is_over = False
         self._start = start
         self._on_end = on_end

@@ -8,7 +8,7 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from typing import Any, Final
@@ -29,6 +29,17 @@ class Measurement:
     loop_lags: array[float]  # seconds
     joules: float | None
     seconds: float  # between the two readings of the energy
+
+    def split(self) -> dict[str, Measurement]:
+        """Return the parts to report by the names of their classes: "" where all requests are of one."""
+        classes = dict.fromkeys(record.request_class for record in self.records)
+        if len(classes) < 2:
+            return {"": self}
+        parts = {
+            name: replace(self, records=[one for one in self.records if one.request_class == name], joules=None)
+            for name in sorted(classes)
+        }
+        return {**parts, "both": self}
 
 
 def measure(

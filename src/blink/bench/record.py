@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Outcome = Literal["ok", "rejected", "failed"]
+RequestClass = Literal["default", "flex"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class PlannedRequest:
     data: bytes  # head and body
     input_len: int
     output_len: int
+    request_class: RequestClass = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class Record:
     at: float
     input_len: int
     output_len: int  # as asked
+    request_class: RequestClass = "default"
     sent: float = 0.0
     ended: float = 0.0
     outcome: Outcome = "failed"

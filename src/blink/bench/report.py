@@ -91,12 +91,22 @@ th, td {{ padding: 0.2em 0.7em; text-align: right; border-bottom: 1px solid #ddd
 svg {{ margin: 0.5em }}</style></head>
 <body><h1>{escape(title)}</h1>
 <p>{document["date"]}, blink {document["version"]}</p>
-<div>{"".join(_chart(metric, name, runs) for metric, name in _CHARTS)}</div>
+<div>{"".join(_draw_charts(runs))}</div>
 <table>{"".join(cells)}</table>
 <ul>{"".join(notes)}</ul>
 <details><summary>Parameters</summary><pre>{escape(json.dumps(document["parameters"], indent=1))}</pre></details>
 </body></html>
 """
+
+
+def _draw_charts(runs: Sequence[Summary]) -> list[str]:
+    """Draw each latency once, or once for each class of requests."""
+    classes = [kind for kind in dict.fromkeys(run.get("class", "") for run in runs) if kind != "both"]
+    return [
+        _chart(metric, f"{name}, {kind}" if kind else name, [run for run in runs if run.get("class", "") == kind])
+        for kind in classes
+        for metric, name in _CHARTS
+    ]
 
 
 def _chart(metric: str, name: str, runs: Sequence[Summary]) -> str:

@@ -68,10 +68,10 @@ class _Sweep:
         """Yield the figures of one run after another."""
         self._warm_up()
         for index in range(len(self._rates)):
-            yield self._run(index, 0)
+            yield from self._run(index, 0)
             if self._config.interference.interference:
                 with Burners(self._config.interference.interference, self._burner_cpus):
-                    yield self._run(index, 1)
+                    yield from self._run(index, 1)
 
     def _warm_up(self) -> None:
         requests = self._workload.plan_warmups()
@@ -80,7 +80,7 @@ class _Sweep:
         if errors:
             raise BlinkError(f"a warm-up request failed: {errors[0]}")
 
-    def _run(self, rate_index: int, condition: int) -> Summary:
+    def _run(self, rate_index: int, condition: int) -> list[Summary]:
         client = self._config.client
         requests = self._workload.plan(rate_index, condition)
         rate, name = self._rates[rate_index], _CONDITIONS[condition]
@@ -96,12 +96,13 @@ class _Sweep:
             on_progress=line.show,
         )
         line.clear()
-        return self._describe(measurement, rate, name)
+        return [self._describe(part, rate, name, kind) for kind, part in measurement.split().items()]
 
-    def _describe(self, measurement: Measurement, rate: float, condition: str) -> Summary:
-        run: Summary = {"condition": condition, "request_rate": rate}
+    def _describe(self, measurement: Measurement, rate: float, condition: str, kind: str) -> Summary:
+        run: Summary = {"condition": condition, "request_rate": rate} | ({"class": kind} if kind else {})
         run |= summarise(measurement, self._config.result.percentiles)
-        say(f"{rate:g} req/s, {condition}: {run['completed']} ok, {run['failed'] + run['rejected']} bad")
+        of = f", {kind}" if kind else ""
+        say(f"{rate:g} req/s, {condition}{of}: {run['completed']} ok, {run['failed'] + run['rejected']} bad")
         for error, number in run["errors"].items():
             say(f"  {number} x {error}")
         for warning in run["warnings"]:

@@ -40,6 +40,7 @@ def show(value: float | None) -> str:
 def _columns(runs: Sequence[Summary], config: ResultConfig) -> list[list[str]]:
     columns = [
         ["condition", *(str(run["condition"]) for run in runs)],
+        *([["class", *(str(run.get("class", "")) for run in runs)]] if any("class" in run for run in runs) else []),
         ["rate", *(f"{run['request_rate']:g}" for run in runs)],
         ["ok", *(str(run["completed"]) for run in runs)],
         ["bad", *(str(run["failed"] + run["rejected"]) for run in runs)],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from blink.bench.arrivals import draw_arrivals
 from blink.bench.config import BenchConfig, LoadConfig
 from blink.bench.lengths import Lengths, draw_lengths, fit
-from blink.bench.record import PlannedRequest
+from blink.bench.record import PlannedRequest, RequestClass
 from blink.bench.sharegpt import Conversation, read_conversations
 from blink.bench.target import Target
 
@@ -61,6 +62,20 @@ class Workload:
         for index, at in enumerate(times):
             lengths = fit(drawn[index], self._load, self._max_model_len)
             planned.append(self._request(index, at, lengths, prompts))
+        if self._load.flex_request_rate:
+            planned += self._plan_flex(len(planned), max(times[-1:], default=0.0), rate_index, prompts)
+            planned.sort(key=lambda request: request.at)
+        return planned
+
+    def _plan_flex(self, first: int, end: float, rate_index: int, prompts: np.random.Generator) -> list[PlannedRequest]:
+        """Make the requests of the second load, until `end` or for the duration; `first` is their first index."""
+        load = replace(self._load, input_len=self._load.flex_input_len, output_len=self._load.flex_output_len)
+        rng = np.random.default_rng([load.seed, rate_index, 6])
+        times = draw_arrivals(load.flex_request_rate, end if load.num_prompts else load.duration, 0, rng)
+        planned: list[PlannedRequest] = []
+        for index, (at, drawn) in enumerate(zip(times, draw_lengths(load, len(times), rng), strict=True), first):
+            lengths = fit(drawn, load, self._max_model_len)
+            planned.append(self._request(index, at, lengths, prompts, made_up=True, request_class="flex"))
         return planned
 
     def plan_warmups(self) -> list[PlannedRequest]:
@@ -77,7 +92,14 @@ class Workload:
         return draw_arrivals(rate, duration, load.num_prompts, np.random.default_rng([load.seed, index, 5]))
 
     def _request(
-        self, index: int, at: float, lengths: Lengths, rng: np.random.Generator, *, made_up: bool = False
+        self,
+        index: int,
+        at: float,
+        lengths: Lengths,
+        rng: np.random.Generator,
+        *,
+        made_up: bool = False,
+        request_class: RequestClass = "default",
     ) -> PlannedRequest:
         if self._conversations and not made_up:
             prompt = _cut(self._conversations[index], lengths, self._load.prompt_format)
@@ -93,9 +115,16 @@ class Workload:
             "ignore_eos": self._load.ignore_eos,
             **self._extra,
         }
+        if request_class == "flex":
+            fields["service_tier"] = self._load.flex_service_tier
         body = json.dumps(fields, separators=(",", ":")).encode()
         return PlannedRequest(
-            index, at, self._target.request_head(len(body)) + body, lengths.input_len, lengths.output_len
+            index,
+            at,
+            self._target.request_head(len(body)) + body,
+            lengths.input_len,
+            lengths.output_len,
+            request_class,
         )
 
 

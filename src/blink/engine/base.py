@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from blink.config import EngineConfig, FrontendConfig
-from blink.engine.geometry import build_geometry
+from blink.engine.costs import measure_costs
+from blink.engine.geometry import build_geometry, graph_sizes
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
@@ -32,6 +33,7 @@ from blink.text.vocabulary import Vocabulary, list_vocabulary
 
 logger = logging.getLogger("blink.engine")
 
+_LAYERS_OF_HEAD = 2  # that take about as long as the output matrix and sampling
 _ADVICE = "lower --kv-cache-memory-bytes or --num-gpu-blocks-override"
 
 
@@ -39,6 +41,8 @@ class Engine(ABC):
     """Own the model, its KV cache and the region of a scheduler; frontends see the region while run() runs."""
 
     default_step_tokens: ClassVar[int]  # where the configuration names none
+    default_segment_ms: ClassVar[float]  # likewise
+    cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         """Load the model and lay out all memory; frontends see nothing before run().
@@ -46,7 +50,7 @@ class Engine(ABC):
         Raises:
             ConfigError: the model, the options and the machine do not fit together.
         """
-        config = _with_step_tokens(config, self.default_step_tokens)
+        config = self._complete(config)
         self._config = config
         self._listener = open_listener(config)
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
@@ -63,10 +67,16 @@ class Engine(ABC):
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:
-            self._batch = map_batch(self._create_state(), int(self._geometry["num_slots"]))
+            self._array = self._create_state()
+            num_slots = int(self._geometry["num_slots"])
+            self._batch = map_batch(self._array, num_slots)
+            self._segmented_batch = map_batch(self._array, num_slots, "segmented_")
             self._batch.token_starts.copy_(torch.from_numpy(vocabulary.starts.view("i4")))
             self._batch.token_text.copy_(torch.from_numpy(vocabulary.text))
             self._kv_cache = self._allocate_kv_cache(num_blocks)
+            self._residual = torch.zeros(
+                config.max_num_batched_tokens, spec.hidden_size, dtype=self._model.dtype, device=self._model.device
+            )
         except BaseException:
             self._region.remove()
             raise
@@ -80,6 +90,10 @@ class Engine(ABC):
     @abstractmethod
     def _create_state(self) -> Callable[[str, torch.dtype], Tensor]:
         """Place the scheduler's state beside the model; return what finds its arrays by name, flat, as a type."""
+
+    @abstractmethod
+    def _time_step(self, graph: int) -> float:
+        """Run the step that the batch describes as one of this graph; return the seconds that it takes."""
 
     @abstractmethod
     def _start(self) -> None:
@@ -145,6 +159,41 @@ class Engine(ABC):
     def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
         self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows, decoding=decoding, scoring=scoring)
 
+    def _run_segment(self, size: tuple[int, int, bool], segment: int, num_segments: int) -> None:
+        """Run one of the segments of a step of `size`: tokens, rows, whether all of them decode."""
+        start, end = (_first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
+        self._model.forward_segment(self._segmented_batch, self._kv_cache, size, range(start, end), self._residual)
+
+    def _fill_costs(self) -> None:
+        """Measure what steps take, and give the scheduler its table."""
+        costs = measure_costs(
+            self._geometry,
+            self._batch,
+            self._time_step,
+            num_layers=self._model.spec.num_layers,
+            budget=self.cost_seconds,
+        )
+        self._array("costs", torch.uint8).copy_(torch.from_numpy(costs.view("u1")))
+        self._num_segments: list[int] = costs["num_segments"].tolist()
+        sizes, milliseconds = graph_sizes(self._geometry), costs["base_ns"] / 1e6
+        last = int(self._geometry["scoring_graph"]) - 1
+        logger.info(
+            "a step takes %.1f ms for %d row, %.1f ms for %d tokens; best-effort steps run in up to %d segments",
+            milliseconds[0],
+            sizes[0][1],
+            milliseconds[last],
+            sizes[last][0],
+            max(self._num_segments),
+        )
+
+    def _complete(self, config: EngineConfig) -> EngineConfig:
+        """Return a configuration that says how many tokens a step takes, and how long a segment."""
+        return replace(
+            config,
+            max_num_batched_tokens=config.max_num_batched_tokens or max(self.default_step_tokens, config.max_num_seqs),
+            segment_ms=config.segment_ms or self.default_segment_ms,
+        )
+
     def _size_kv_cache(self) -> int:
         """Return the number of KV blocks: as configured, or what fits into the bytes configured or measured."""
         if self._config.num_gpu_blocks_override:
@@ -176,11 +225,10 @@ class Engine(ABC):
         return -(-self._model.spec.max_model_len // self._config.block_size)
 
 
-def _with_step_tokens(config: EngineConfig, default: int) -> EngineConfig:
-    """Return a configuration that says how many tokens a step takes."""
-    if config.max_num_batched_tokens:
-        return config
-    return replace(config, max_num_batched_tokens=max(default, config.max_num_seqs))
+def _first_layer(segment: int, num_segments: int, num_layers: int) -> int:
+    """Return where a segment begins: the last has the head to compute as well, and fewer layers for it."""
+    even = segment * (num_layers + _LAYERS_OF_HEAD) // num_segments
+    return num_layers if segment == num_segments else min(even, num_layers - num_segments + segment)
 
 
 def _read_vocabulary(config: EngineConfig, vocab_size: int) -> Vocabulary:

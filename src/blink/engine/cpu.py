@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.state import HostState
-from blink.kernels.batch import Header
+from blink.kernels.batch import Batch, Header
 from blink.region.native import lib
 
 logger = logging.getLogger("blink.engine")
@@ -27,11 +28,14 @@ class CpuEngine(Engine):
 
     # A step of 2048 takes seconds on a CPU, for which every running sequence waits.
     default_step_tokens = 256
+    default_segment_ms = 10.0
+    cost_seconds = 0.02
 
     def __init__(self, config: EngineConfig) -> None:
         if config.cpu_threads:
             torch.set_num_threads(config.cpu_threads)
         super().__init__(config, torch.device("cpu"))
+        self._fill_costs()
 
     def _measure_room(self) -> int:
         return max(_DEFAULT_KV_CACHE_BYTES, self._blocks_of_one_sequence * self._block_bytes)
@@ -40,25 +44,40 @@ class CpuEngine(Engine):
         self._state = HostState(self._region)
         return self._state.tensor
 
+    def _time_step(self, graph: int) -> float:
+        del graph  # an eager step is as long as its batch
+        start = time.perf_counter()
+        self._run_step(*self._size_of(self._batch))
+        return time.perf_counter() - start
+
     def _start(self) -> None:
         self._loop: int = lib.blink_loop_start(self._state.address)
 
     def _advance(self) -> bool:
-        graph = lib.blink_loop_wait(self._loop, _WAIT_MS)
-        if graph >= 0:
-            lib.blink_loop_finish(self._loop, self._has_failed())
-        return graph != _ENDED
+        track = lib.blink_loop_wait(self._loop, _WAIT_MS)
+        if track >= 0:
+            lib.blink_loop_finish(self._loop, self._has_failed(track))
+        return track != _ENDED
 
     def _end(self) -> None:
         lib.blink_loop_stop(self._loop)
 
-    def _has_failed(self) -> bool:
-        """Run the step that the batch describes; return whether the model raised an error."""
-        header = self._batch.header
-        is_scoring = int(header[Header.GRAPH]) == int(self._geometry["scoring_graph"])
+    def _has_failed(self, track: int) -> bool:
+        """Run what the scheduler has launched: a step (track 0) or a segment; return whether the model failed."""
         try:
-            self._run_step(int(header[Header.NUM_TOKENS]), int(header[Header.NUM_ROWS]), scoring=is_scoring)
+            if track == 0:
+                is_scoring = int(self._batch.header[Header.GRAPH]) == int(self._geometry["scoring_graph"])
+                self._run_step(*self._size_of(self._batch), scoring=is_scoring)
+            else:
+                graph, segment = self._segmented_batch.header[[Header.GRAPH, Header.SEGMENT]].tolist()
+                size = (*self._size_of(self._segmented_batch), False)
+                self._run_segment(size, segment, self._num_segments[graph])
         except Exception:
             logger.exception("the model failed; the engine stops")
             return True
         return False
+
+    @staticmethod
+    def _size_of(batch: Batch) -> tuple[int, int]:
+        """Return the step's tokens and rows; there is no padding on a CPU."""
+        return int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS])

@@ -9,7 +9,8 @@ never ends, so such a call would wait for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,15 @@ from cuda.core import Device, Kernel, LaunchConfig, Stream, launch
 from blink.engine.device_code import compile_scheduler
 from blink.engine.state import array_places
 from blink.kernels.gpu.decode.launch import check
-from blink.region.layout import CONSTANTS, DEVICE_PROGRAM, GRAPH_PAIR, STATE
+from blink.region.layout import CONSTANTS, DEVICE_PROGRAM, STATE, STEP_GRAPHS
 from blink.region.memory import Region
 from blink.region.native import lib
 
 _DEVICE_LAUNCH = int(driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
 _LANES = CONSTANTS["device_lanes"]
 IDLE_SLEEP_NS = 40_000  # a first token waits for up to twice that; benchmarks/idle_power.py varies it
-_EXECUTABLES: int = GRAPH_PAIR["executables"].shape[0]
+_EXECUTABLES: int = STEP_GRAPHS["whole"].shape[0]
+_TIMED_LAUNCHES = 3
 
 
 class DeviceState:
@@ -76,6 +78,7 @@ class DeviceScheduler:
         self._stream = torch.cuda.Stream(self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pairs: dict[int, list[Any]] = {}
+        self._segments: dict[int, list[tuple[torch.cuda.CUDAGraph, Any]]] = {}
 
     def capture(self, index: int, run_step: Callable[[], None]) -> None:
         """Capture graph `index` of the geometry's table from a function that enqueues one step.
@@ -83,13 +86,29 @@ class DeviceScheduler:
         Capture the largest first: all graphs share one memory pool.
         """
 
-        def run() -> None:
-            run_step()
-            self._enqueue(self._mark_done, 1, self._state.array_address("batch"), self._state.array_address("output"))
-
-        graph = self._capture(run)
+        graph = self._capture(lambda: self._enqueue_launch(run_step, ""))
         self._graphs[index] = graph
         self._pairs[index] = [self._instantiate(graph) for _ in range(_EXECUTABLES)]
+
+    def capture_segments(self, index: int, segments: Sequence[Callable[[], None]]) -> None:
+        """Capture graph `index` once more, in segments; each function enqueues one of them."""
+        graphs = [self._capture(functools.partial(self._enqueue_launch, run, "segmented_")) for run in segments]
+        self._segments[index] = [(graph, self._instantiate(graph)) for graph in graphs]
+
+    def time(self, index: int) -> float:
+        """Return the seconds that the whole graph `index` takes for the step that the batch describes; before start().
+
+        It is the mean of a few launches one after the other, behind one that is not counted.
+        """
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(self._device)
+        for launch_number in range(1 + _TIMED_LAUNCHES):
+            if launch_number == 1:
+                begin.record(self._stream)
+            check(driver.cuGraphLaunch(self._pairs[index][0], self._stream.cuda_stream))
+        end.record(self._stream)
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / _TIMED_LAUNCHES
 
     def start(self) -> None:
         """Launch the resident kernel; it runs until the region's stop word or an error."""
@@ -111,15 +130,27 @@ class DeviceScheduler:
         torch.cuda.synchronize(self._device)
 
     def _build_program(self) -> None:
-        """Write csrc/gpu/program.h's DeviceProgram and its table of executables."""
-        table = np.zeros(len(self._pairs), GRAPH_PAIR)
+        """Write csrc/gpu/program.h's DeviceProgram and its tables of executables."""
+        table = np.zeros(len(self._pairs), STEP_GRAPHS)
+        self._segment_lists = {
+            index: self._upload(np.array([int(executable) for _, executable in segments], np.uint64))
+            for index, segments in self._segments.items()
+        }
         for index, pair in self._pairs.items():
-            table[index]["executables"] = [int(executable) for executable in pair]
+            table[index]["whole"] = [int(executable) for executable in pair]
+            if index in self._segment_lists:
+                table[index]["segments"] = self._segment_lists[index].data_ptr()
         self._table = self._upload(table)
         program = np.zeros(1, DEVICE_PROGRAM)
         program["state"], program["graphs"] = self._state.address, self._table.data_ptr()
         program["idle_sleep_ns"] = IDLE_SLEEP_NS
         self._program = self._upload(program)
+
+    def _enqueue_launch(self, run: Callable[[], None], prefix: str) -> None:
+        """Enqueue work, and behind it the mark that it is done, for the step whose arrays have this prefix."""
+        run()
+        places = (self._state.array_address(prefix + name) for name in ("batch", "output"))
+        self._enqueue(self._mark_done, 1, *places)
 
     def _upload(self, structs: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(structs.view(np.uint8)).to(self._device)

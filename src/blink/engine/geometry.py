@@ -12,6 +12,7 @@ from blink.errors import ConfigError
 from blink.region.layout import CONSTANTS, GEOMETRY
 
 _SECOND = 1_000_000_000
+_MILLISECOND = 1_000_000
 
 
 def power_of_two(value: int) -> int:
@@ -76,12 +77,9 @@ def build_geometry(
         "log_entries": log_entries,
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
         "vocab_bytes": vocab_bytes,
-        "lease_timeout_ns": int(config.lease_timeout * _SECOND),
-        "stall_timeout_ns": int(config.stall_timeout * _SECOND),
-        "max_queue_age_ns": int(config.max_queue_age * _SECOND),
     }
     geometry = np.zeros((), GEOMETRY)
-    for name, value in values.items():
+    for name, value in (values | _times(config)).items():
         geometry[name] = value
     _set_graphs(geometry, config)
     return geometry
@@ -102,6 +100,19 @@ def _arena_bytes(config: EngineConfig, max_model_len: int, max_blocks: int) -> i
     longest = max_model_len * 4 + max_blocks * CONSTANTS["block_hash_bytes"]
     longest += CONSTANTS["max_stop_tokens"] * 4 + CONSTANTS["max_logit_biases"] * 8
     return -(-(config.prompt_arena_bytes or max(8 << 20, 4 * longest)) // 64) * 64
+
+
+def _times(config: EngineConfig) -> dict[str, int]:
+    """Return the fields that hold times and shares of time."""
+    return {
+        "lease_timeout_ns": int(config.lease_timeout * _SECOND),
+        "stall_timeout_ns": int(config.stall_timeout * _SECOND),
+        "max_queue_age_ns": int(config.max_queue_age * _SECOND),
+        "step_target_ns": int(config.step_target_ms * _MILLISECOND),
+        "urgent_tpot_target_ns": int(config.urgent_tpot_target_ms * _MILLISECOND),
+        "best_effort_share": round(config.best_effort_share * 1000),
+        "segment_ns": int((config.segment_ms or 1) * _MILLISECOND),
+    }
 
 
 def _check(max_model_len: int, max_blocks: int, num_blocks: int) -> None:

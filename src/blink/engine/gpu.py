@@ -29,6 +29,8 @@ class GpuEngine(Engine):
     """Capture every step as a graph for the resident scheduler of one GPU, then only watch it."""
 
     default_step_tokens = 2048
+    default_segment_ms = 1.0
+    cost_seconds = 1.0
 
     def __init__(self, config: EngineConfig) -> None:
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
@@ -36,6 +38,8 @@ class GpuEngine(Engine):
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
         self._scheduler = DeviceScheduler(self._state)
         self._capture()
+        self._fill_costs()
+        self._capture_segments()
 
     def _measure_room(self) -> int:
         """Return the bytes that are left for the KV cache beside the weights and the largest step.
@@ -89,6 +93,22 @@ class GpuEngine(Engine):
             run()  # compiles and loads the kernels
             torch.cuda.synchronize()
             self._scheduler.capture(index, run)
+
+    def _capture_segments(self) -> None:
+        """Capture the graphs of long steps once more, in the segments in which best-effort steps are launched."""
+        graphs = [(size, index) for index, size in enumerate(graph_sizes(self._geometry))]
+        long = [(size, index) for size, index in sorted(graphs, reverse=True) if self._num_segments[index] > 1]
+        for size, index in tqdm(long, desc="capturing segments", unit="graph"):
+            count = self._num_segments[index]
+            whole = (*size, index < int(self._geometry["num_decode_graphs"]))
+            runs = [functools.partial(self._run_segment, whole, segment, count) for segment in range(count)]
+            for run in runs:
+                run()
+            torch.cuda.synchronize()
+            self._scheduler.capture_segments(index, runs)
+
+    def _time_step(self, graph: int) -> float:
+        return self._scheduler.time(graph)
 
     def _start(self) -> None:
         self._scheduler.start()

@@ -114,6 +114,7 @@ _WIDTHS = {
 }
 _OF_TOKENS = ("prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs")
 _OF_SLOTS = {"block_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values", "automaton_places"}
+_SHARED = {"automata", "token_starts", "token_text", *_OF_TOKENS}  # no step that is launched in segments scores prompts
 _FLOATS = {"bias_values", "sampled_logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"}
 _BYTES = {"automata", "token_text"}
 
@@ -122,13 +123,16 @@ def _dtype(name: str) -> torch.dtype:
     return torch.float32 if name in _FLOATS else torch.uint8 if name in _BYTES else torch.int32
 
 
-def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int) -> Batch:
-    """View the scheduler's arrays as the model's batch; `array` finds one by name, flat, as a type."""
+def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int, prefix: str = "") -> Batch:
+    """View the scheduler's arrays as the model's batch; `array` finds one by name, flat, as a type.
+
+    prefix: of the names of a step's own arrays; "segmented_" for those of the step that is launched in segments.
+    """
 
     def view(name: str) -> Tensor:
-        flat = array("batch" if name == "header" else name, _dtype(name))
         if name in _OF_SLOTS:
-            return flat.view(num_slots, -1)
+            return array(name, _dtype(name)).view(num_slots, -1)
+        flat = array(("" if name in _SHARED else prefix) + ("batch" if name == "header" else name), _dtype(name))
         return flat.view(-1, _WIDTHS[name]) if name in _WIDTHS else flat
 
     return Batch(**{field.name: view(field.name) for field in fields(Batch)})

@@ -92,28 +92,48 @@ class Decoder:
             return self._decode(batch, kv_cache, num_rows)
         attend = self._make_attention(batch, kv_cache, num_tokens, num_rows, decoding=decoding)
         residual = self._embed(batch, num_tokens)
-        update = self._run_layers(residual, batch, kv_cache, attend)
+        update = self._run_layers(range(len(self._layers)), residual, batch, kv_cache, attend)
         return self._sampled_logits(update, residual, batch, num_rows)
+
+    @torch.inference_mode()
+    def forward_segment(
+        self, batch: Batch, kv_cache: Tensor, size: tuple[int, int, bool], layers: range, residual: Tensor
+    ) -> None:
+        """Run some of a step's layers: with the first of all it begins, with the last it samples.
+
+        size: the step's tokens and rows, padding included, and whether every row is of one token; residual:
+        [max_tokens, hidden], all that a step keeps between its segments beside the batch and the KV cache.
+        """
+        num_tokens, num_rows, decoding = size
+        residual = residual[:num_tokens]
+        if layers.start == 0:
+            self._embed(batch, num_tokens, residual)
+        attend = self._make_attention(batch, kv_cache, num_tokens, num_rows, decoding=decoding)
+        update = self._run_layers(layers, residual, batch, kv_cache, attend)
+        if layers.stop < len(self._layers):
+            residual.add_(update)
+        else:
+            sample(self._sampled_logits(update, residual, batch, num_rows), batch, num_rows)
 
     def _compute_all(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> Tensor:
         """Return what the head reads of every token [num_tokens, hidden]."""
         attend = self._make_attention(batch, kv_cache, num_tokens, num_rows)
         residual = self._embed(batch, num_tokens)
-        update = self._run_layers(residual, batch, kv_cache, attend)
+        update = self._run_layers(range(len(self._layers)), residual, batch, kv_cache, attend)
         return rms_norm(update, self._norm, self.spec.rms_norm_eps, residual)
 
-    def _embed(self, batch: Batch, num_tokens: int) -> Tensor:
-        """Return what the layers begin with [tokens, hidden]."""
-        residual = self._embedding.index_select(0, batch.input_ids[:num_tokens])
+    def _embed(self, batch: Batch, num_tokens: int, out: Tensor | None = None) -> Tensor:
+        """Return what the layers begin with [tokens, hidden]; in `out` if that is given."""
+        residual = torch.index_select(self._embedding, 0, batch.input_ids[:num_tokens], out=out)
         scale = self.spec.options.embedding_scale
         return residual if scale == 1 else residual.mul_(scale)
 
-    def _run_layers(self, residual: Tensor, batch: Batch, kv_cache: Tensor, attend: Attend) -> Tensor:
-        """Run the layers on residual [tokens, hidden]; return what the last of them is to add to it."""
+    def _run_layers(self, layers: range, residual: Tensor, batch: Batch, kv_cache: Tensor, attend: Attend) -> Tensor:
+        """Run some layers on residual [tokens, hidden]; return what the last of them is to add to it."""
         step = StepInputs(attend, batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1])
         update = None
-        for layer, layer_cache in zip(self._layers, kv_cache, strict=True):
-            update = self._run_layer(layer, residual, update, layer_cache, step)
+        for index in layers:
+            update = self._run_layer(self._layers[index], residual, update, kv_cache[index], step)
         assert update is not None
         return update
 

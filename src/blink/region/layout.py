@@ -70,7 +70,8 @@ STEP_OUTPUT = struct_dtype("StepOutput")
 DECISION_LOG_ENTRY = struct_dtype("DecisionLogEntry")
 SEQUENCE = struct_dtype("Sequence")
 STATE = struct_dtype("State")
-GRAPH_PAIR = struct_dtype("GraphPair")
+GRAPH_COST = struct_dtype("GraphCost")
+STEP_GRAPHS = struct_dtype("StepGraphs")
 DEVICE_PROGRAM = struct_dtype("DeviceProgram")
 
 
@@ -178,6 +179,10 @@ class ErrorCode(NativeEnum):
 
 class StepResult(NativeEnum):
     """What one pass of the scheduler did."""
+
+
+class Turn(NativeEnum):
+    """Whose sequences a step takes."""
 
 
 class SequenceStatus(NativeEnum):

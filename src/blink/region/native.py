@@ -24,6 +24,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_state_bytes": (_U64, [_PTR]),
     "blink_state_build": (None, [_PTR, _PTR, _U64, _U64]),
     "blink_step": (_U32, [_PTR, _U64]),
+    "blink_step_replayed": (_U32, [_PTR, _U64, _U64]),
     "blink_has_news": (_U32, [_PTR, _U32]),
     "blink_check_integrity": (_STR, [_PTR]),
     "blink_loop_start": (_PTR, [_PTR]),

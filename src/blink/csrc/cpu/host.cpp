@@ -72,6 +72,11 @@ uint32_t blink_step(State* state, uint64_t now_ns) {
   SoloEnv env{now_ns};
   return uint32_t(step(env, *state));
 }
+// One pass as a trace has it, for tests: its decisions are those that were taken then.
+uint32_t blink_step_replayed(State* state, uint64_t now_ns, uint64_t launched_ns) {
+  ReplayEnv env{{now_ns}, launched_ns};
+  return uint32_t(step(env, *state));
+}
 // What an idle scheduler on a GPU looks at, for tests.
 uint32_t blink_has_news(const State* state, uint32_t qp) { return has_news(*state, qp); }
 // First broken invariant of the state, or null.

@@ -38,10 +38,21 @@ struct SoloEnv {
     total = value;
     return 0;
   }
-  bool launch(uint32_t) const { return true; }
+  bool launch(uint32_t, uint32_t) const { return true; }
   uint64_t now() const {
     if (clock_ns != 0) return clock_ns;
     return uint64_t(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+  }
+};
+
+// A pass at recorded times: when it began, and when it launched.
+struct ReplayEnv : SoloEnv {
+  uint64_t launched_ns;
+  mutable bool has_begun = false;
+  uint64_t now() const {
+    const bool is_first = !has_begun;
+    has_begun = true;
+    return is_first ? clock_ns : launched_ns;
   }
 };
 
@@ -51,20 +62,21 @@ class Loop {
   explicit Loop(State& state) : state_(state), thread_([this] { run(); }) {}
   ~Loop() { stop(); }
 
-  // Graph index of the next launched step; -1 after the timeout; -2 once the scheduler has ended.
+  // Track of the next launch; -1 after the timeout; -2 once the scheduler has ended.
   int32_t wait(uint32_t timeout_ms) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return launched_ || ended_; });
     if (launched_) {
       launched_ = false;
-      return int32_t(state_.batch->graph);
+      return int32_t(track_in_flight(state_));
     }
     return ended_ ? -2 : -1;
   }
 
   void finish(bool failed) {
-    state_.output->failed = failed;
-    store_release(state_.output->done_step, state_.batch->step);
+    const StepArrays launched = arrays_of(state_, track_in_flight(state_));
+    launched.output->failed = failed;
+    store_release(launched.output->done_step, launched.batch->step);
     const std::lock_guard lock(mutex_);
     finished_ = true;
     changed_.notify_all();

@@ -82,11 +82,14 @@ struct DeviceEnv {
     return before + inclusive - value;
   }
 
-  __device__ bool launch(uint32_t graph) const {
+  // Launch a step whole (segment kNone), or one of its segments.
+  __device__ bool launch(uint32_t graph, uint32_t segment) const {
     __threadfence();  // the batch, written by all lanes before the last sync, must be there when the graph starts
+    const StepGraphs& graphs = program->graphs[graph];
     const uint32_t parity = program->parity;
-    program->parity = parity ^ 1;
-    return cudaGraphLaunch(program->graphs[graph].executables[parity], cudaStreamGraphFireAndForget) == cudaSuccess;
+    if (segment == kNone) program->parity = parity ^ 1;
+    CUgraphExec_st* executable = segment == kNone ? graphs.whole[parity] : graphs.segments[segment];
+    return cudaGraphLaunch(executable, cudaStreamGraphFireAndForget) == cudaSuccess;
   }
 
  private:
@@ -101,11 +104,13 @@ struct DeviceEnv {
   }
 };
 
-// Wait for the end of the step in flight, but not for long.
+// Wait for the end of the launch in flight, but not for long.
 __device__ void watch_step(const DeviceEnv& env, const State& s) {
-  if (threadIdx.x == 0)
-    for (const uint64_t begin = env.now(); load_acquire(s.output->done_step) != s.step && env.now() - begin < kWatchNs;)
+  if (threadIdx.x == 0) {
+    const uint64_t& done = output_in_flight(s).done_step;
+    for (const uint64_t begin = env.now(); load_acquire(done) != s.step && env.now() - begin < kWatchNs;)
       __nanosleep(100);
+  }
   __syncthreads();
 }
 

@@ -11,16 +11,18 @@ namespace blink {
 constexpr uint32_t kDeviceLanes = 256;
 constexpr uint32_t kLaunchesPerWindow = 110;  // CUDA allows 120 before the kernel must launch itself anew
 
-// Two executables of one graph, as one cannot be launched while it runs.
-struct GraphPair {
-  FIELDS_OF(GraphPair);
-  FIELD_ARRAY(CUgraphExec_st*, executables, 2);
+// The executables of one size of step: two of it whole, as one cannot be launched while it runs, and one for each of
+// its segments, which are never launched twice in a row.
+struct StepGraphs {
+  FIELDS_OF(StepGraphs);
+  FIELD_ARRAY(CUgraphExec_st*, whole, 2);
+  FIELD(CUgraphExec_st**, segments);  // null: it is not cut
 };
 
 struct DeviceProgram {
   FIELDS_OF(DeviceProgram);
   FIELD(State*, state);
-  FIELD(GraphPair*, graphs);       // by the indices of Geometry::graphs
+  FIELD(StepGraphs*, graphs);      // by the indices of Geometry::graphs
   FIELD(uint32_t, parity);         // which of the two is next
   FIELD(uint32_t, windows);        // that have ended
   FIELD(uint32_t, idle_sleep_ns);  // between two looks of an idle scheduler; CUDA sleeps up to twice that

@@ -59,12 +59,17 @@ struct Geometry {
   FIELD(uint32_t, log_entries);    // decision log of tests; 0 = off
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
-  FIELD(uint32_t, scoring_graph);  // the last; it keeps every token's logits for their logprobs
-  FIELD(uint32_t, num_automata);   // that the engine holds at once
-  FIELD(uint32_t, vocab_bytes);    // of all tokens' texts; 0: nothing can be constrained
+  FIELD(uint32_t, scoring_graph);      // the last; it keeps every token's logits for their logprobs
+  FIELD(uint32_t, num_automata);       // that the engine holds at once
+  FIELD(uint32_t, vocab_bytes);        // of all tokens' texts; 0: nothing can be constrained
+  FIELD(uint32_t, best_effort_share);  // thousandths of the time, while urgent work is there
+  uint32_t reserved;
   FIELD(uint64_t, lease_timeout_ns);
   FIELD(uint64_t, max_queue_age_ns);
   FIELD(uint64_t, stall_timeout_ns);
+  FIELD(uint64_t, step_target_ns);         // of steps in which sequences decode; 0: twice what decoding alone takes
+  FIELD(uint64_t, urgent_tpot_target_ns);  // 0: none
+  FIELD(uint64_t, segment_ns);             // about the longest segment of a step
   // Graphs of decoding rows alone (a token each), then graphs of any rows, both ascending, then the scoring graph. A
   // graph's index is its place.
   FIELD_ARRAY(GraphSize, graphs, kMaxGraphs);
@@ -136,7 +141,7 @@ struct Control {
   alignas(64) FIELD(Statistics, statistics);
 };
 
-// One step. writer: scheduler. Times in nanoseconds of the scheduler's clock.
+// One launch: a step, or a segment of one. writer: scheduler. Times in nanoseconds of the scheduler's clock.
 struct TraceEntry {
   FIELDS_OF(TraceEntry);
   FIELD(uint64_t, step);
@@ -153,6 +158,11 @@ struct TraceEntry {
   FIELD(uint32_t, num_admitted);
   FIELD(uint32_t, num_preempted);
   FIELD(uint32_t, idle_before);  // 1: no step was in flight when this one was composed
+  FIELD(uint32_t, num_best_effort_rows);
+  FIELD(uint32_t, turn);          // Turn: whose step this is
+  FIELD(uint32_t, segment);       // of the step's segments, which one this is
+  FIELD(uint32_t, num_segments);  // 0: launched whole
+  FIELD(uint64_t, predicted_ns);  // what the cost table expected of this launch; 0: there is no table
 };
 
 // writer: frontend

@@ -144,13 +144,13 @@ inline const std::string& layout_text() {
     t.section("structs", [&] {
       t.structs<GraphSize, Geometry, Header, Statistics, Control, TraceEntry>();
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, QueuePairLayout>();
-      t.structs<SlotParams, BatchHeader, StepOutput, DecisionLogEntry>();
+      t.structs<SlotParams, BatchHeader, StepOutput, DecisionLogEntry, GraphCost, Account>();
       t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry>();
-      t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, GraphPair, DeviceProgram>();
+      t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs, DeviceProgram>();
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
-      t.enums<StepResult, SequenceStatus>();
+      t.enums<StepResult, Turn, SequenceStatus>();
     });
     t.section("constants", [&] { list_constants(t); });
     t.section("files", [&] {

@@ -6,15 +6,21 @@
 #include "scheduler/flow.h"
 #include "scheduler/scoring.h"
 #include "scheduler/share.h"
+#include "scheduler/sizing.h"
 #include "scheduler/slot.h"
 
 namespace blink {
 
-// Tokens and blocks that the sequences chosen so far will take.
+// What the sequences chosen so far will take, and how many are left to choose (`pending`).
 struct Tally {
-  uint32_t tokens, blocks, pending;
+  uint32_t tokens, blocks, pending, context;  // context: tokens of the KV cache that will be read
+  uint32_t decode_rows, best_effort_rows, scored_rows;
 };
-BLINK_FN Tally operator+(Tally a, Tally b) { return {a.tokens + b.tokens, a.blocks + b.blocks, a.pending + b.pending}; }
+BLINK_FN Tally operator+(Tally a, Tally b) {
+  return {a.tokens + b.tokens,          a.blocks + b.blocks,           a.pending + b.pending,
+          a.context + b.context,        a.decode_rows + b.decode_rows, a.best_effort_rows + b.best_effort_rows,
+          a.scored_rows + b.scored_rows};
+}
 
 BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num_tokens) {
   const uint32_t needed = ceil_div(num_tokens, s.geometry.block_size);
@@ -23,17 +29,23 @@ BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num
 
 template <class Env>
 BLINK_FN Tally tally(Env& env, const State& s) {
-  Tally t{0, 0, 0};
+  Tally t{};
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     const Sequence& q = s.sequences[s.running[i]];
-    t.tokens += q.scheduled;
-    if (q.scheduled > 0) t.blocks += missing_blocks(s, q, q.num_computed + q.scheduled);
     t.pending += q.num_tokens - q.num_computed > 1;
+    if (q.scheduled == 0) continue;
+    t.tokens += q.scheduled;
+    t.blocks += missing_blocks(s, q, q.num_computed + q.scheduled);
+    t.context += q.num_computed + q.scheduled;
+    t.decode_rows += q.scheduled == 1;
+    t.best_effort_rows += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
+    t.scored_rows += is_scored(q);
   }
   return env.sum(t);
 }
 
-// Take a running sequence off the chip: parked with its blocks, or to be recomputed.
+// Take a running sequence off the chip: parked with its blocks, or to be recomputed. What takes part in a suspended
+// step may be parked: its row goes on.
 template <class Env>
 BLINK_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint64_t now) {
   Sequence& q = s.sequences[index];
@@ -83,7 +95,8 @@ template <class Env>
 BLINK_FN bool make_room(Env& env, State& s, Rank rank, Victims victims, uint64_t now) {
   const auto behind = [&](const Sequence& q) {
     const uint32_t index = uint32_t(&q - s.sequences);
-    return q.num_blocks > 0 && index != rank.sequence && (is_stalled(s, q) || rank < rank_of(s, index, now));
+    const bool is_free = q.num_blocks > 0 && q.suspended == 0;  // no suspended step still writes them
+    return is_free && index != rank.sequence && (is_stalled(s, q) || rank < rank_of(s, index, now));
   };
   Rank victim = last_of(env, s, s.waiting, s.num_waiting, now, behind);
   if (victim.sequence == kNone)
@@ -101,7 +114,7 @@ template <class Env>
 BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     Sequence& q = s.sequences[s.running[i]];
-    q.scheduled = s.qps[q.queue_pair].open && q.num_tokens - q.num_computed == 1;
+    q.scheduled = s.qps[q.queue_pair].open && q.num_tokens - q.num_computed == 1 && has_turn(s, q, now);
   }
   env.sync();
   charge_decoders(env, s);
@@ -113,13 +126,23 @@ BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
   return t;
 }
 
+// Let a step that will score a sequence's prompt take all that its graph holds: that takes its time anyway.
+template <class Env>
+BLINK_FN void fill_scoring_graph(Env& env, State& s, const Sequence& q) {
+  if (!wants_scores(q) || scorable_tokens(s, q) == 0) return;
+  env.sync();
+  if (env.lane() == 0) s.step_tokens = s.geometry.max_num_batched_tokens;
+  env.sync();
+}
+
 // Give a running sequence the next chunk of its prompt, or a longer one, as far as tokens, blocks and its share last.
 template <class Env>
 BLINK_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
   const uint32_t start = q.num_computed + q.scheduled;
   const Victims victims = q.scheduled == 0 ? Victims::kRunning : Victims::kParked;
-  const uint32_t left = s.geometry.max_num_batched_tokens - t.tokens;
+  fill_scoring_graph(env, s, q);
+  const uint32_t left = s.step_tokens - t.tokens;
   uint32_t chunk = least(q.num_tokens - start, q.scheduled == 0 ? least(left, s.prompt_share) : left);
   chunk = least(chunk, scorable_tokens(s, q));
   uint32_t extra = missing_blocks(s, q, start + chunk);
@@ -195,22 +218,45 @@ BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   return true;
 }
 
-BLINK_FN bool can_admit(const State& s, const Sequence& q) {
+BLINK_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
   // Without a slot it would only keep those from running that have one.
   return q.skipped_pass != s.pass && can_start(s, q) && (q.slot != kNone || s.qps[q.queue_pair].may_take) &&
-         has_automaton_room(s, q);
+         has_turn(s, q, now) && has_automaton_room(s, q);
 }
 
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.
-BLINK_FN bool wants_chunk(const State& s, const Sequence& q) {
+BLINK_FN bool wants_chunk(const State& s, const Sequence& q, uint64_t now) {
   return q.status == SequenceStatus::kRunning && q.scheduled == 0 && q.num_tokens - q.num_computed > 1 &&
-         s.qps[q.queue_pair].open && q.skipped_pass != s.pass;
+         s.qps[q.queue_pair].open && q.skipped_pass != s.pass && has_turn(s, q, now);
+}
+
+// Whether a sequence of either list waits for prompt tokens of the step that is being composed.
+BLINK_FN bool wants_prompt_tokens(const State& s, const Sequence& q, uint64_t now) {
+  return q.status == SequenceStatus::kWaiting ? can_admit(s, q, now) : wants_chunk(s, q, now);
+}
+
+// Decide how many tokens the step takes, from who decodes in it (`t`) and the prompts that wait. While urgent
+// sequences decode, best-effort prompts do not make it longer than its target.
+template <class Env>
+BLINK_FN void set_step_tokens(Env& env, State& s, Tally t, uint64_t now) {
+  uint32_t waiting = 0;
+  const bool is_urgent = t.decode_rows > t.best_effort_rows;
+  if (has_costs(s) && t.tokens > 0) {
+    for (uint32_t i = env.lane(); i < s.num_running + s.num_waiting; i += env.lanes()) {
+      const Sequence& q = s.sequences[i < s.num_running ? s.running[i] : s.waiting[i - s.num_running]];
+      const bool counts = !is_urgent || !is_best_effort(s, q, now);
+      if (counts && wants_prompt_tokens(s, q, now)) waiting += q.num_tokens - q.num_computed;
+    }
+    waiting = env.sum(waiting);
+  }
+  if (env.lane() == 0) s.step_tokens = size_step(s, t.tokens, t.context, waiting, is_urgent);
+  env.sync();
 }
 
 // Give what other flows have left of the step's tokens to prompts whose share was too small for them.
 template <class Env>
 BLINK_FN Tally use_leftovers(Env& env, State& s, Tally t, uint64_t now) {
-  while (!s.failed && s.prompt_share != kNone && t.tokens < s.geometry.max_num_batched_tokens) {
+  while (!s.failed && s.prompt_share != kNone && t.tokens < s.step_tokens) {
     const Rank next = first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
       const uint32_t rest = q.num_tokens - q.num_computed;
       return q.scheduled > 0 && q.scheduled < rest && q.skipped_pass != s.pass;
@@ -229,15 +275,15 @@ BLINK_FN Tally choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
   if (t.pending == 0 && s.num_waiting == 0) return t;
   bool admitting = true;
   share_slots(env, s);
-  share_prompt_tokens(env, s, t.tokens, [&](const Sequence& q) {
-    return q.status == SequenceStatus::kWaiting ? can_admit(s, q) : wants_chunk(s, q);
-  });
-  while (!s.failed && t.tokens < s.geometry.max_num_batched_tokens && (t.pending > 0 || s.num_waiting > 0)) {
-    Rank next = first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) { return wants_chunk(s, q); });
+  set_step_tokens(env, s, t, now);
+  share_prompt_tokens(env, s, t.tokens, [&](const Sequence& q) { return wants_prompt_tokens(s, q, now); });
+  while (!s.failed && t.tokens < s.step_tokens && (t.pending > 0 || s.num_waiting > 0)) {
+    Rank next =
+        first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) { return wants_chunk(s, q, now); });
     const Rank running = next;
     if (admitting)
-      next = least(next,
-                   first_of(env, s, s.waiting, s.num_waiting, now, [&](const Sequence& q) { return can_admit(s, q); }));
+      next = least(next, first_of(env, s, s.waiting, s.num_waiting, now,
+                                  [&](const Sequence& q) { return can_admit(s, q, now); }));
     if (next.sequence == kNone) break;
     if (next.sequence == running.sequence)
       extend(env, s, next, t, now);

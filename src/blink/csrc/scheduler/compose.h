@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Write the batch that admission chose: rows of one token first, then chunks of prompts, at addresses that never
-// change. Only called when no step is in flight, so the arrays need no second buffer.
+// change. Only called when no launch is in flight; a suspended step has arrays of its own (tracks.h).
 #pragma once
 
 #include "scheduler/admission.h"
@@ -28,24 +28,24 @@ BLINK_FN void open_queue_pairs(Env& env, State& s) {
 }
 
 // Write row `row`, whose first token is token `first` of the batch. Runs on: one lane.
-BLINK_FN void write_row(State& s, uint32_t row, uint32_t first, uint32_t index) {
+BLINK_FN void write_row(const State& s, const StepArrays& a, uint32_t row, uint32_t first, uint32_t index) {
   const Sequence& q = s.sequences[index];
-  s.row_sequences[row] = index;
-  s.row_slots[row] = int32_t(q.slot);
-  s.query_starts[row] = int32_t(first);
-  s.context_lens[row] = int32_t(q.num_computed + q.scheduled);
+  a.row_sequences[row] = index;
+  a.row_slots[row] = int32_t(q.slot);
+  a.query_starts[row] = int32_t(first);
+  a.context_lens[row] = int32_t(q.num_computed + q.scheduled);
 }
 
-BLINK_FN void write_token(State& s, uint32_t at, const Sequence& q, uint32_t position) {
+BLINK_FN void write_token(const State& s, const StepArrays& a, uint32_t at, const Sequence& q, uint32_t position) {
   const uint32_t size = s.geometry.block_size;
-  s.input_ids[at] = s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + position];
-  s.positions[at] = int32_t(position);
-  s.kv_slots[at] = block_table(s, q.slot)[position / size] * int32_t(size) + int32_t(position % size);
+  a.input_ids[at] = s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + position];
+  a.positions[at] = int32_t(position);
+  a.kv_slots[at] = block_table(s, q.slot)[position / size] * int32_t(size) + int32_t(position % size);
 }
 
 // Write the rows of one token, each with the block that it may need. Returns their number.
 template <class Env>
-BLINK_FN uint32_t write_decode_rows(Env& env, State& s, uint32_t needed_blocks) {
+BLINK_FN uint32_t write_decode_rows(Env& env, State& s, const StepArrays& a, uint32_t needed_blocks) {
   if (s.num_free_blocks < needed_blocks) evict(env, s, needed_blocks - s.num_free_blocks);
   uint32_t rows = 0, taken = 0;
   for (uint32_t tile = 0; tile < s.num_running; tile += env.lanes()) {
@@ -65,8 +65,8 @@ BLINK_FN uint32_t write_decode_rows(Env& env, State& s, uint32_t needed_blocks) 
       fail(s, ErrorCode::kFreeListCorrupt, BLINK_HERE, block_rank);
     }
     if (active) {
-      write_row(s, row, row, index);
-      write_token(s, row, q, q.num_computed);
+      write_row(s, a, row, row, index);
+      write_token(s, a, row, q, q.num_computed);
     }
     rows += num_active;
     taken += num_grown;
@@ -79,52 +79,93 @@ BLINK_FN uint32_t write_decode_rows(Env& env, State& s, uint32_t needed_blocks) 
 
 // Write the chunks of prompts behind the rows of one token; the batch grows by them.
 template <class Env>
-BLINK_FN void write_prompt_rows(Env& env, State& s, BatchHeader& batch) {
+BLINK_FN void write_prompt_rows(Env& env, State& s, const StepArrays& a, BatchHeader& batch) {
   const uint32_t chunks =
       compact(env, s.running, s.num_running, s.scratch, [&](uint32_t i) { return s.sequences[i].scheduled > 1; });
   for (uint32_t n = 0; n < chunks; n++) {
     const uint32_t index = s.scratch[n], first = batch.num_tokens;
     const Sequence& q = s.sequences[index];
-    if (env.lane() == 0) write_row(s, batch.num_rows, first, index);
-    for (uint32_t i = env.lane(); i < q.scheduled; i += env.lanes()) write_token(s, first + i, q, q.num_computed + i);
+    if (env.lane() == 0) write_row(s, a, batch.num_rows, first, index);
+    for (uint32_t i = env.lane(); i < q.scheduled; i += env.lanes())
+      write_token(s, a, first + i, q, q.num_computed + i);
     batch.num_rows++;
     batch.num_tokens += q.scheduled;
   }
 }
 
-// Index of the smallest graph that holds the batch.
-BLINK_FN uint32_t choose_graph(const Geometry& g, const BatchHeader& b, bool is_scored) {
-  if (is_scored) return g.scoring_graph;
-  const bool decode = b.num_tokens == b.num_decode_rows;
-  const uint32_t end = decode ? g.num_decode_graphs : g.scoring_graph;
-  uint32_t graph = decode ? 0 : g.num_decode_graphs;
-  while (graph + 1 < end && g.graphs[graph].tokens < b.num_tokens) graph++;
-  return graph;
-}
-
 // Make the rest of the bucket harmless: tokens that write no KV, rows without context.
 template <class Env>
-BLINK_FN void write_padding(Env& env, State& s, const BatchHeader& b) {
+BLINK_FN void write_padding(Env& env, const State& s, const StepArrays& a, const BatchHeader& b) {
   const auto [tokens, rows] = s.geometry.graphs[b.graph];
   for (uint32_t i = b.num_tokens + env.lane(); i < tokens; i += env.lanes()) {
-    s.input_ids[i] = 0;
-    s.positions[i] = 0;
-    s.kv_slots[i] = -1;
+    a.input_ids[i] = 0;
+    a.positions[i] = 0;
+    a.kv_slots[i] = -1;
   }
   for (uint32_t row = b.num_rows + env.lane(); row < rows; row += env.lanes()) {
-    s.row_slots[row] = 0;
-    s.context_lens[row] = 0;
+    a.row_slots[row] = 0;
+    a.context_lens[row] = 0;
   }
   for (uint32_t row = b.num_rows + env.lane(); row <= rows; row += env.lanes())
-    s.query_starts[row] = int32_t(b.num_tokens);
+    a.query_starts[row] = int32_t(b.num_tokens);
+}
+
+// The graph of a step: of those that score nothing, the smallest that holds it.
+BLINK_FN uint32_t choose_graph(const Geometry& g, const Tally& total) {
+  if (total.scored_rows > 0) return g.scoring_graph;
+  return graph_for(g, total.tokens, total.tokens == total.decode_rows);
+}
+
+// Whether a step is launched in segments: one with best-effort rows, whose graph is long enough to be cut. The scoring
+// graph is not, for its results have one place alone.
+BLINK_FN bool takes_segments(const State& s, uint32_t graph, const Tally& total) {
+  return total.best_effort_rows > 0 && graph != s.geometry.scoring_graph && s.costs[graph].num_segments > 1 &&
+         !is_segmented(s);
+}
+
+// Let the step that was just composed be the one that is launched in segments.
+template <class Env>
+BLINK_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
+  for (uint32_t row = env.lane(); row < batch.num_rows; row += env.lanes()) {
+    Sequence& q = s.sequences[s.segmented_row_sequences[row]];
+    q.suspended = q.scheduled;
+    q.scheduled = 0;
+  }
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) {
+    s.qps[qp].cq_held = s.qps[qp].cq_need;
+    s.qps[qp].cq_need = 0;
+  }
+  if (env.lane() == 0) {
+    s.segment = 0;
+    s.num_segments = s.costs[batch.graph].num_segments;
+    s.segmented_ns = 0;
+    s.segmented_cost_ns = s.account.predicted_ns;
+    s.segmented_turn = Turn(s.turn);
+    s.segmented_best_effort_rows = s.account.num_best_effort_rows;
+    s.account.predicted_ns /= s.num_segments;
+  }
+  env.sync();
+}
+
+// Begin the account of a composed step. Runs on: one lane.
+BLINK_FN void open_account(State& s, uint32_t graph, const Tally& total, bool segmented) {
+  Account& a = s.account;
+  a.kv_tokens = total.context;
+  a.predicted_ns = predict_ns(s, graph, a.kv_tokens);
+  a.graph = graph;
+  a.num_best_effort_rows = total.best_effort_rows;
+  a.turn = Turn(s.turn);
+  a.segmented = segmented;
 }
 
 // Plan the next step and write its batch. Returns the number of rows; 0 if there is nothing to do.
 template <class Env>
-BLINK_FN uint32_t compose(Env& env, State& s, uint64_t now) {
+BLINK_FN uint32_t compose(Env& env, State& s, Turn turn, uint64_t now) {
   env.sync();
   if (env.lane() == 0) {
+    settle_account(s);
     s.pass++;
+    s.turn = uint32_t(turn);
     s.step_admitted = s.step_preempted = 0;
   }
   open_queue_pairs(env, s);
@@ -133,15 +174,21 @@ BLINK_FN uint32_t compose(Env& env, State& s, uint64_t now) {
   if (s.failed || total.tokens == 0) return 0;
   if (env.lane() == 0) s.step++;
   env.sync();
-  const uint32_t decode_rows = write_decode_rows(env, s, total.blocks);
-  BatchHeader batch{decode_rows, decode_rows, decode_rows, 0, 0, {0, 0}};
-  if (total.tokens > decode_rows) write_prompt_rows(env, s, batch);
-  batch.graph = choose_graph(s.geometry, batch, count_scored(env, s, batch.num_rows) > 0);
-  batch.step = s.step;
-  write_padding(env, s, batch);
+  const uint32_t graph = choose_graph(s.geometry, total);
+  const bool segmented = takes_segments(s, graph, total);
+  const StepArrays a = arrays_of(s, segmented ? Track::kSegmented : Track::kWhole);
+  const uint32_t decode_rows = write_decode_rows(env, s, a, total.blocks);
+  BatchHeader batch{decode_rows, decode_rows, decode_rows, graph, s.step, 0, 0};
+  if (total.tokens > decode_rows) write_prompt_rows(env, s, a, batch);
+  write_padding(env, s, a, batch);
   env.sync();
-  if (env.lane() == 0) *s.batch = batch;
+  if (env.lane() == 0) {
+    *a.batch = batch;
+    s.in_flight_track = uint32_t(segmented ? Track::kSegmented : Track::kWhole);
+    open_account(s, graph, total, segmented);
+  }
   env.sync();
+  if (segmented) open_segments(env, s, batch);
   return s.failed ? 0 : batch.num_rows;
 }
 

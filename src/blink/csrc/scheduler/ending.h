@@ -26,6 +26,7 @@ BLINK_FN void free_sequence(Env& env, State& s, uint32_t index) {
     Flow& flow = flow_of(s, q);
     if (q.status == SequenceStatus::kRunning) flow.num_running--;
     if (--flow.num_live == 0) s.num_flows--;
+    s.num_best_effort -= q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
     s.qps[q.queue_pair].num_live--;
     s.num_live--;
     s.stats_dirty = 1;
@@ -34,23 +35,29 @@ BLINK_FN void free_sequence(Env& env, State& s, uint32_t index) {
   env.sync();
 }
 
-// End the running sequences whose last token was delivered.
+// Sequences of one list, in s.scratch, for which `chosen` holds; returns how many.
+template <class Env, class Chosen>
+BLINK_FN uint32_t collect(Env& env, State& s, SequenceStatus status, Chosen chosen) {
+  const bool running = status == SequenceStatus::kRunning;
+  return compact(env, running ? s.running : s.waiting, running ? s.num_running : s.num_waiting, s.scratch,
+                 [&](uint32_t i) { return chosen(s.sequences[i]); });
+}
+
+// End the sequences of one list whose last token was delivered.
 template <class Env>
-BLINK_FN void end_finished(Env& env, State& s) {
-  const uint32_t ended = compact(env, s.running, s.num_running, s.scratch,
-                                 [&](uint32_t i) { return s.sequences[i].finish != FinishReason::kNone; });
+BLINK_FN void end_finished(Env& env, State& s, SequenceStatus status) {
+  const uint32_t ended = collect(env, s, status, [](const Sequence& q) { return q.finish != FinishReason::kNone; });
   for (uint32_t n = 0; n < ended; n++) free_sequence(env, s, s.scratch[n]);
-  keep_only(env, s, SequenceStatus::kRunning);
+  if (ended > 0) keep_only(env, s, status);
 }
 
 // End the cancelled sequences of one list and those of closing queue pairs. A cancellation without room for its
-// completion waits.
+// completion waits, and so does all that takes part in a suspended step.
 template <class Env>
 BLINK_FN void reap_list(Env& env, State& s, SequenceStatus status, uint64_t now) {
-  const bool running = status == SequenceStatus::kRunning;
-  const uint32_t doomed =
-      compact(env, running ? s.running : s.waiting, running ? s.num_running : s.num_waiting, s.scratch,
-              [&](uint32_t i) { return s.sequences[i].cancelled || s.qps[s.sequences[i].queue_pair].closing; });
+  const uint32_t doomed = collect(env, s, status, [&](const Sequence& q) {
+    return (q.cancelled || s.qps[q.queue_pair].closing) && q.suspended == 0;
+  });
   for (uint32_t n = 0; n < doomed; n++) {
     const uint32_t index = s.scratch[n];
     const Sequence& q = s.sequences[index];

@@ -69,7 +69,7 @@ BLINK_FN void share_prompt_tokens(Env& env, State& s, uint32_t taken, Waits wait
   flows = env.sum(flows);
   for (uint32_t i = env.lane(); i < count; i += env.lanes())
     if (waits(sequence_at(i))) env.fetch_add(flow_of(s, sequence_at(i)).pending, kNone);
-  const uint32_t left = s.geometry.max_num_batched_tokens - least(taken, s.geometry.max_num_batched_tokens);
+  const uint32_t left = s.step_tokens - least(taken, s.step_tokens);
   if (env.lane() == 0) s.prompt_share = flows > 1 ? most(s.geometry.block_size, left / flows) : kNone;
   env.sync();
 }

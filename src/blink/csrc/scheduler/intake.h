@@ -111,6 +111,7 @@ BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   q.sqe = e;
   s.waiting[s.num_waiting++] = index;
   join_flow(s, q);
+  s.num_best_effort += e.service_class == uint32_t(ServiceClass::kBestEffort);
   s.qps[qp].num_live++;
   s.num_live++;
 }

@@ -15,7 +15,8 @@ class IntegrityCheck {
   const char* run() {
     const char* broken = nullptr;
     for (auto check : {&IntegrityCheck::lists, &IntegrityCheck::slots, &IntegrityCheck::tables, &IntegrityCheck::blocks,
-                       &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs, &IntegrityCheck::automata})
+                       &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs, &IntegrityCheck::automata,
+                       &IntegrityCheck::suspended})
       if (!broken) broken = (this->*check)();
     return broken;
   }
@@ -67,13 +68,14 @@ class IntegrityCheck {
       const Sequence& q = s_.sequences[i];
       if (q.status == SequenceStatus::kFree) continue;
       if (q.num_computed > q.num_tokens) return "more tokens are computed than exist";
-      if (q.num_computed + q.scheduled > q.num_blocks * s_.geometry.block_size) return "computed tokens have no block";
+      const uint32_t computed = computed_tokens(q);
+      if (computed > q.num_blocks * s_.geometry.block_size) return "computed tokens have no block";
       for (uint32_t b = 0; b < q.num_blocks; b++) {
         const uint32_t block = uint32_t(block_table(s_, q.slot)[b]);
         if (block >= s_.geometry.num_blocks) return "a block table holds no block";
         refs_[block]++;
         // A block that is still being written must not be shared.
-        if ((b + 1) * s_.geometry.block_size > q.num_computed + q.scheduled && s_.ref_counts[block] != 1)
+        if ((b + 1) * s_.geometry.block_size > computed && s_.ref_counts[block] != 1)
           return "an unfinished block is shared";
       }
     }
@@ -160,6 +162,33 @@ class IntegrityCheck {
     if (const char* broken = flows()) return broken;
     if (total != s_.num_live) return "the live sequences are miscounted";
     return cancels == s_.num_cancels ? nullptr : "the cancellations are miscounted";
+  }
+
+  // The rows of the step that is launched in segments are its sequences, each with its slot, its blocks and its row.
+  const char* suspended() {
+    std::vector<bool> has_row(num_sequences());
+    const StepArrays a = arrays_of(s_, Track::kSegmented);
+    if (is_segmented(s_) && s_.segment >= s_.num_segments) return "a suspended step has no segment left";
+    for (uint32_t row = 0; is_segmented(s_) && row < a.batch->num_rows; row++) {
+      const Sequence& q = s_.sequences[a.row_sequences[row]];
+      const auto tokens = uint32_t(a.query_starts[row + 1] - a.query_starts[row]);
+      if (q.status == SequenceStatus::kFree || int32_t(q.slot) != a.row_slots[row])
+        return "a suspended row has lost its sequence";
+      if (q.suspended != tokens || q.num_computed + tokens != uint32_t(a.context_lens[row]))
+        return "a sequence moved on under its suspended row";
+      has_row[a.row_sequences[row]] = true;
+    }
+    uint32_t best_effort = 0;
+    for (uint32_t i = 0; i < num_sequences(); i++) {
+      const Sequence& q = s_.sequences[i];
+      if (q.status == SequenceStatus::kFree) continue;
+      best_effort += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
+      if ((q.suspended > 0) != has_row[i]) return "a sequence is suspended without a row";
+      if (q.suspended > 0 && q.scheduled > 0) return "a sequence is in two steps";
+    }
+    for (uint32_t qp = 0; qp < s_.geometry.num_queue_pairs; qp++)
+      if (!is_segmented(s_) && s_.qps[qp].cq_held > 0) return "completions are held for no step";
+    return best_effort == s_.num_best_effort ? nullptr : "the best-effort sequences are miscounted";
   }
 
   const char* automata() {

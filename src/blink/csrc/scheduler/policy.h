@@ -2,7 +2,7 @@
 // Who goes first. The order is total, so that every build takes the same decisions.
 #pragma once
 
-#include "scheduler/state.h"
+#include "scheduler/cost.h"
 
 namespace blink {
 
@@ -44,6 +44,12 @@ BLINK_FN bool is_aged(const State& s, const Sequence& q, uint64_t now) {
 }
 BLINK_FN bool is_best_effort(const State& s, const Sequence& q, uint64_t now) {
   return q.sqe.service_class == uint32_t(ServiceClass::kBestEffort) && !is_aged(s, q, now);
+}
+
+// Whether a sequence may take part in the step that is being composed.
+BLINK_FN bool has_turn(const State& s, const Sequence& q, uint64_t now) {
+  if (q.suspended > 0) return false;
+  return Turn(s.turn) == Turn::kAll || is_best_effort(s, q, now) == (Turn(s.turn) == Turn::kBestEffort);
 }
 
 BLINK_FN Rank rank_of(const State& s, uint32_t index, uint64_t now) {

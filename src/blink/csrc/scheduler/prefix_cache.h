@@ -103,7 +103,7 @@ BLINK_FN bool caches_answer(const State& s, const Sequence& q) {
 
 // How many leading blocks the step in flight leaves full and to be known to the cache.
 BLINK_FN uint32_t full_blocks(const State& s, const Sequence& q) {
-  const uint32_t full = (q.num_computed + q.scheduled) / s.geometry.block_size;
+  const uint32_t full = computed_tokens(q) / s.geometry.block_size;
   return caches_answer(s, q) ? full : least(q.sqe.num_hashes, full);
 }
 
@@ -118,14 +118,14 @@ BLINK_FN void hash_up_to(State& s, Sequence& q, uint32_t end) {
   }
 }
 
-// Register the blocks that the step in flight fills. Nobody looks them up before that step is over.
+// Register the blocks that the launch in flight fills, the last of its step. Nobody looks them up before it is over.
 template <class Env>
-BLINK_FN void register_blocks(Env& env, State& s) {
+BLINK_FN void register_blocks(Env& env, State& s, const StepArrays& a) {
   if (!s.geometry.prefix_caching) return;
   const uint32_t size = s.geometry.block_size;
-  const uint32_t rows = compact(env, s.row_sequences, s.batch->num_rows, s.scratch, [&](uint32_t i) {
+  const uint32_t rows = compact(env, a.row_sequences, a.batch->num_rows, s.scratch, [&](uint32_t i) {
     const Sequence& q = s.sequences[i];
-    const bool fills = (q.num_computed + q.scheduled) / size > q.num_registered;  // most steps of an answer do not
+    const bool fills = computed_tokens(q) / size > q.num_registered;  // most steps of an answer do not
     return fills && full_blocks(s, q) > q.num_registered;
   });
   for (uint32_t n = env.lane(); n < rows; n += env.lanes()) {

@@ -14,7 +14,8 @@ template <class Env>
 BLINK_FN void prepare_repeat(Env& env, State& s) {
   const Geometry& g = s.geometry;
   const uint32_t rows = s.batch->num_rows;
-  uint32_t stuck = rows != s.num_running || rows != s.batch->num_tokens, taken = 0;
+  const bool is_alone = track_in_flight(s) == Track::kWhole && !is_segmented(s);
+  uint32_t stuck = !is_alone || rows != s.num_running || rows != s.batch->num_tokens, taken = 0;
   for (uint32_t tile = 0; tile < rows && !stuck; tile += env.lanes()) {
     const uint32_t row = tile + env.lane();
     const Sequence& q = s.sequences[s.row_sequences[row < rows ? row : 0]];
@@ -94,6 +95,15 @@ BLINK_FN bool repeat(Env& env, State& s) {
   }
   env.sync();
   return true;
+}
+
+// Go on with the account of the step in flight, whose rows each read one token more. Runs on: one lane.
+BLINK_FN void repeat_account(State& s, uint64_t now) {
+  end_account(s, now);
+  settle_account(s);
+  s.urgent_ns = now;
+  s.account.kv_tokens += s.batch->num_rows;
+  s.account.predicted_ns = predict_ns(s, s.account.graph, s.account.kv_tokens);
 }
 
 // Retire the step before the one that repeat() wrote: deliver its tokens. Every row has the same share of completions

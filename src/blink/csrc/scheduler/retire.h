@@ -28,15 +28,15 @@ BLINK_FN void post_token(State& s, uint32_t at, const Sequence& q, int32_t token
 
 // Post a row's completions: the top logprobs, then the token. Runs on: one lane.
 template <class Env>
-BLINK_FN void deliver(Env& env, State& s, uint32_t row, const Sequence& q, uint64_t now) {
+BLINK_FN void deliver(Env& env, State& s, const StepArrays& a, uint32_t row, const Sequence& q, uint64_t now) {
   const uint32_t extra = completions_per_token(q) - 1;
   uint32_t at = env.fetch_add(s.qps[q.queue_pair].cq_tail, extra + 1);
   for (uint32_t rank = 0; rank < extra; rank++) {
     const uint32_t top = row * kMaxLogprobs + rank;
-    const Cqe entry{q.sqe.sequence, now, s.top_tokens[top], s.top_logprobs[top], q.num_generated - 1, 0};
+    const Cqe entry{q.sqe.sequence, now, a.top_tokens[top], a.top_logprobs[top], q.num_generated - 1, 0};
     post_at(s, q.queue_pair, at++, entry, CqeKind::kTopLogprob, FinishReason::kNone, rank);
   }
-  post_token(s, at, q, s.sampled_tokens[row], s.sampled_logprobs[row], now);
+  post_token(s, at, q, a.sampled_tokens[row], a.sampled_logprobs[row], now);
 }
 
 // End a sequence without a token: its row gave nothing to sample from, or its text is complete. Those of the same step
@@ -50,13 +50,13 @@ BLINK_FN void end_without_token(Env& env, State& s, Sequence& q, FinishReason re
 
 // Take over what one row computed. Runs on: one lane.
 template <class Env>
-BLINK_FN void retire_row(Env& env, State& s, uint32_t row, uint64_t now) {
-  Sequence& q = s.sequences[s.row_sequences[row]];
-  q.num_computed += q.scheduled;
-  q.scheduled = 0;
+BLINK_FN void retire_row(Env& env, State& s, const StepArrays& a, uint32_t row, uint64_t now) {
+  Sequence& q = s.sequences[a.row_sequences[row]];
+  q.num_computed = computed_tokens(q);
+  q.scheduled = q.suspended = 0;
   if (q.num_computed != q.num_tokens) return;  // a chunk of a prompt: nothing was sampled
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
-  const int32_t token = s.sampled_tokens[row];
+  const int32_t token = a.sampled_tokens[row];
   if (token == kNoToken) return end_without_token(env, s, q, FinishReason::kError, now);
   if (token == kTextEnd && q.automaton != kNone) return end_without_token(env, s, q, FinishReason::kStop, now);
   if (token < 0 || uint32_t(token) >= s.geometry.vocab_size)
@@ -65,7 +65,7 @@ BLINK_FN void retire_row(Env& env, State& s, uint32_t row, uint64_t now) {
   q.num_tokens++;
   q.num_generated++;
   q.finish = finish_of(s, q, token);
-  deliver(env, s, row, q, now);
+  deliver(env, s, a, row, q, now);
 }
 
 // Tokens that a step sampled, and sequences that ended with it.
@@ -77,30 +77,63 @@ BLINK_FN Harvest operator+(Harvest a, Harvest b) {
 }
 
 template <class Env>
-BLINK_FN void retire(Env& env, State& s, uint64_t now) {
-  const uint32_t rows = s.batch->num_rows;
-  deliver_scores(env, s, now);
+BLINK_FN void retire(Env& env, State& s, Track track, uint64_t now) {
+  const StepArrays a = arrays_of(s, track);
+  const uint32_t rows = a.batch->num_rows;
+  if (a.batch->graph == s.geometry.scoring_graph) deliver_scores(env, s, a, now);
   Harvest harvest{0, 0, 0, 0};
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
-    const Sequence& q = s.sequences[s.row_sequences[row]];
+    const Sequence& q = s.sequences[a.row_sequences[row]];
     const uint32_t before = q.num_generated;
-    retire_row(env, s, row, now);
+    retire_row(env, s, a, row, now);
     harvest.sampled += q.num_generated - before;
     harvest.stopped += q.finish == FinishReason::kStop;
     harvest.filled += q.finish == FinishReason::kLength;
     harvest.failed += q.finish == FinishReason::kError;
   }
   harvest = env.sum(harvest);
-  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) s.qps[qp].cq_need = 0;
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes())
+    (track == Track::kWhole ? s.qps[qp].cq_need : s.qps[qp].cq_held) = 0;
   if (env.lane() == 0) {
-    s.in_flight = 0;
     s.statistics.generation_tokens += harvest.sampled;
     s.statistics.finished_stop += harvest.stopped;
     s.statistics.finished_length += harvest.filled;
     s.statistics.finished_error += harvest.failed;
   }
   env.sync();
-  if (harvest.stopped + harvest.filled + harvest.failed > 0) end_finished(env, s);
+  if (harvest.stopped + harvest.filled + harvest.failed == 0) return;
+  end_finished(env, s, SequenceStatus::kRunning);
+  if (track == Track::kSegmented) end_finished(env, s, SequenceStatus::kWaiting);  // parked while it was suspended
+}
+
+// Take over a step that was launched in segments.
+template <class Env>
+BLINK_FN void close_segments(Env& env, State& s, uint64_t now) {
+  retire(env, s, Track::kSegmented, now);
+  if (env.lane() == 0) {
+    const uint32_t graph = s.segmented_batch->graph;
+    if (has_costs(s)) learn(s, graph, s.segmented_cost_ns, s.segmented_ns);
+    if (s.segmented_turn != Turn::kBestEffort) s.urgent_ns = now;
+    s.num_segments = 0;
+  }
+  env.sync();
+}
+
+// Take over what the launch that is over has done: a step, or one more of its segments.
+template <class Env>
+BLINK_FN void end_launch(Env& env, State& s, uint64_t now) {
+  const Track track = track_in_flight(s);
+  const bool is_last = track == Track::kSegmented && is_last_segment(s);
+  env.sync();
+  if (env.lane() == 0) {
+    s.in_flight = 0;
+    end_account(s, now);
+    if (track == Track::kSegmented && !is_last) s.segment++;
+    if (track == Track::kWhole && s.account.turn != Turn::kBestEffort) s.urgent_ns = now;
+  }
+  if (track == Track::kWhole) retire(env, s, Track::kWhole, now);
+  if (is_last) close_segments(env, s, now);
+  env.sync();
 }
 
 }  // namespace blink

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // One bounded pass of the scheduler. The endless loop around it belongs to the host thread or the resident kernel.
 //
-// Env: lane() lanes() sync() now() launch(graph) fetch_add(word, n), and collectives over the lanes: share(x) of lane
-// 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
+// Env: lane() lanes() sync() now() launch(graph, segment) fetch_add(word, n), and collectives over the lanes: share(x)
+// of lane 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
 #pragma once
 
 #include "scheduler/cache_reset.h"
 #include "scheduler/repeat.h"
+#include "scheduler/turns.h"
 
 namespace blink {
 
@@ -30,46 +31,60 @@ BLINK_FN void boot(Env& env, State& s) {
   env.sync();
 }
 
-BLINK_FN void count_step(State& s) {
-  const BatchHeader& b = *s.batch;
+BLINK_FN void count_step(State& s, const BatchHeader& b) {
   s.statistics.num_steps++;
   s.statistics.computed_tokens += b.num_tokens;
   s.statistics.padded_tokens += s.geometry.graphs[b.graph].tokens - b.num_tokens;
   (b.graph < s.geometry.num_decode_graphs ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
 }
 
-// Note that the last step that was launched has ended. Runs on: one lane.
+// Note that the last launch has ended. Runs on: one lane.
 BLINK_FN void note_end(State& s, uint64_t step, uint64_t ended_ns) {
   s.statistics.running_ns += ended_ns - s.launched_ns;
   s.trace[step & (s.geometry.trace_entries - 1)].ended_ns = ended_ns;
 }
 
-BLINK_FN void trace_step(State& s, uint64_t launched_ns, bool idle_before) {
-  const BatchHeader& b = *s.batch;
+// Note what was launched, and the end of what was before. Runs on: one lane.
+BLINK_FN void trace_launch(State& s, const BatchHeader& b, uint64_t launched_ns, bool idle_before) {
   if (!idle_before) note_end(s, s.step - 1, s.retired_ns);
   s.statistics.scheduling_ns += launched_ns - s.retired_ns;
   s.launched_ns = launched_ns;
-  s.trace[s.step & (s.geometry.trace_entries - 1)] =
-      TraceEntry{s.step,           s.retired_ns,  launched_ns,       0,
-                 b.graph,          b.num_rows,    b.num_tokens,      b.num_decode_rows,
-                 s.num_running,    s.num_waiting, s.num_free_blocks, s.step_admitted,
-                 s.step_preempted, idle_before};
+  const Account& a = s.account;
+  s.trace[s.step & (s.geometry.trace_entries - 1)] = TraceEntry{s.step,
+                                                                s.retired_ns,
+                                                                launched_ns,
+                                                                0,
+                                                                b.graph,
+                                                                b.num_rows,
+                                                                b.num_tokens,
+                                                                b.num_decode_rows,
+                                                                s.num_running,
+                                                                s.num_waiting,
+                                                                s.num_free_blocks,
+                                                                s.step_admitted,
+                                                                s.step_preempted,
+                                                                idle_before,
+                                                                a.num_best_effort_rows,
+                                                                uint32_t(a.turn),
+                                                                b.segment,
+                                                                a.segmented ? s.num_segments : 0,
+                                                                a.predicted_ns};
 }
 
 // Note what was decided for each row, for tests.
 template <class Env>
-BLINK_FN void log_step(Env& env, State& s) {
+BLINK_FN void log_step(Env& env, State& s, const StepArrays& a) {
   const uint32_t entries = s.geometry.log_entries;
   if (entries == 0) return;
-  for (uint32_t row = env.lane(); row < s.batch->num_rows; row += env.lanes()) {
-    const uint32_t index = s.row_sequences[row];
+  for (uint32_t row = env.lane(); row < a.batch->num_rows; row += env.lanes()) {
+    const uint32_t index = a.row_sequences[row];
     const Sequence& q = s.sequences[index];
     const auto last_block = uint32_t(block_table(s, q.slot)[q.num_blocks - 1]);
-    s.log[(s.log_count + row) % entries] =
-        DecisionLogEntry{uint32_t(s.step), row, index, q.slot, q.num_computed, q.scheduled, last_block, s.batch->graph};
+    s.log[(s.log_count + row) % entries] = DecisionLogEntry{
+        uint32_t(s.step), row, index, q.slot, q.num_computed, q.scheduled + q.suspended, last_block, a.batch->graph};
   }
   env.sync();
-  if (env.lane() == 0) s.log_count += s.batch->num_rows;
+  if (env.lane() == 0) s.log_count += a.batch->num_rows;
 }
 
 // Count the sequences of a list whose requests are best-effort.
@@ -107,25 +122,65 @@ BLINK_FN void publish_statistics(Env& env, State& s) {
   env.sync();
 }
 
-// Work that can wait until the step is in flight.
+// Work that can wait until the launch is in flight.
 template <class Env>
 BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_before) {
-  log_step(env, s);
-  register_blocks(env, s);
+  const Track track = track_in_flight(s);
+  const StepArrays a = arrays_of(s, track);
+  const bool is_segment = track == Track::kSegmented, is_first = !is_segment || s.segment == 0;
+  if (is_first) log_step(env, s, a);
+  if (!is_segment || is_last_segment(s)) register_blocks(env, s, a);
   if (s.reset_asked) reset_prefix_cache(env, s);
   if (s.num_free_blocks < s.geometry.max_num_seqs) evict(env, s, s.geometry.max_num_seqs - s.num_free_blocks);
   if (env.lane() == 0) {
-    count_step(s);
-    trace_step(s, launched_ns, idle_before);
+    if (is_first) count_step(s, *a.batch);
+    trace_launch(s, *a.batch, launched_ns, idle_before);
   }
   env.sync();
   publish_statistics(env, s);
   prepare_repeat(env, s);
 }
 
+// Let the next segment of the suspended step be what is launched.
+template <class Env>
+BLINK_FN void resume(Env& env, State& s) {
+  env.sync();
+  if (env.lane() == 0) {
+    settle_account(s);
+    BatchHeader& batch = *s.segmented_batch;
+    batch.step = ++s.step;
+    batch.segment = s.segment;
+    s.in_flight_track = uint32_t(Track::kSegmented);
+    s.step_admitted = s.step_preempted = 0;
+    const uint64_t predicted_ns = s.segmented_cost_ns / s.num_segments;
+    s.account = Account{0, predicted_ns, 0, batch.graph, s.segmented_best_effort_rows, s.segmented_turn, 1};
+  }
+  env.sync();
+}
+
+// Prepare what runs next: a step, or a segment of the suspended one. False if there is nothing to do.
+template <class Env>
+BLINK_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
+  const Choice choice = choose_turn(env, s, now);
+  if (!choice.resumes && compose(env, s, choice.turn, now) > 0) return true;
+  if (s.failed) return false;
+  if (!is_segmented(s)) return choice.turn != Turn::kAll && compose(env, s, Turn::kAll, now) > 0;
+  resume(env, s);
+  return true;
+}
+
+// Launch what is prepared. Runs on: one lane.
+template <class Env>
+BLINK_FN void launch(Env& env, State& s, Track track) {
+  const BatchHeader& batch = track == Track::kWhole ? *s.batch : *s.segmented_batch;
+  s.in_flight = 1;
+  if (!env.launch(batch.graph, track == Track::kWhole ? kNone : batch.segment))
+    fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, batch.graph);
+}
+
 struct Glance {
   uint64_t now;
-  uint32_t done, failed;
+  uint32_t done, failed, is_segment;
 };
 
 // Run one pass: while a step is in flight, poll; when it is over, retire it, compose the next, launch it and poll.
@@ -137,13 +192,15 @@ BLINK_FN StepResult step(Env& env, State& s) {
   if (env.lane() == 0) {
     glance.now = env.now();
     stay_awake(s, glance.now);
-    glance.done = !s.in_flight || load_acquire(s.output->done_step) == s.step;
-    glance.failed = s.in_flight && glance.done && s.output->failed;
+    glance.done = !s.in_flight || load_acquire(output_in_flight(s).done_step) == s.step;
+    glance.failed = s.in_flight && glance.done && output_in_flight(s).failed;
+    glance.is_segment = track_in_flight(s) == Track::kSegmented;
   }
   glance = env.share(glance);
   const bool was_in_flight = s.in_flight;
-  // While a step is in flight the queues are read all the time, so its end is followed by the next launch at once.
-  if (!was_in_flight || !glance.done) poll(env, s, glance.now);
+  // While a step is in flight the queues are read all the time, so its end is followed by the next launch at once. A
+  // segment may be too short for that, and at its end who has come decides.
+  if (!was_in_flight || !glance.done || glance.is_segment) poll(env, s, glance.now);
   if (s.engine_state == uint32_t(EngineState::kStopped)) return StepResult::kStopped;
   if (!glance.done) return StepResult::kBusy;
   if (env.lane() == 0) {
@@ -154,20 +211,21 @@ BLINK_FN StepResult step(Env& env, State& s) {
   if (s.failed) return StepResult::kFailed;
   const bool repeats = was_in_flight && repeat(env, s);
   if (!repeats) {
-    if (was_in_flight) retire(env, s, glance.now);
+    if (was_in_flight) end_launch(env, s, glance.now);
     reap(env, s, glance.now);
-    if (compose(env, s, glance.now) == 0) {
+    if (!prepare_launch(env, s, glance.now)) {
       if (was_in_flight && env.lane() == 0) note_end(s, s.step, glance.now);
       if (s.reset_asked) reset_prefix_cache(env, s);
       if (s.stats_dirty) publish_statistics(env, s);
       return s.failed ? StepResult::kFailed : StepResult::kIdle;
     }
   }
+  uint64_t launched_ns = 0;
   if (env.lane() == 0) {
-    s.in_flight = 1;
-    if (!env.launch(s.batch->graph)) fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, s.batch->graph);
+    launch(env, s, repeats ? Track::kWhole : track_in_flight(s));
+    launched_ns = env.now();
+    if (repeats) repeat_account(s, glance.now);
   }
-  const uint64_t launched_ns = env.now();
   env.sync();
   if (s.failed) return StepResult::kFailed;
   if (repeats) settle(env, s, glance.now);

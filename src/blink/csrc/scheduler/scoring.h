@@ -4,6 +4,7 @@
 #pragma once
 
 #include "scheduler/queue_pair.h"
+#include "scheduler/tracks.h"
 
 namespace blink {
 
@@ -30,16 +31,10 @@ BLINK_FN ScoreSpan score_span(const Sequence& q) {
   return {first, computed < last ? computed : last};
 }
 
-// Rows of the batch that is being composed whose prompts are scored.
-template <class Env>
-BLINK_FN uint32_t count_scored(Env& env, const State& s, uint32_t num_rows) {
-  uint32_t scored = 0;
-  env.sync();  // one lane has written the rows of prompts
-  for (uint32_t row = env.lane(); row < num_rows; row += env.lanes()) {
-    const ScoreSpan span = score_span(s.sequences[s.row_sequences[row]]);
-    scored += span.first < span.end;
-  }
-  return env.sum(scored);
+// Whether the step that is being composed scores some of the sequence's prompt.
+BLINK_FN bool is_scored(const Sequence& q) {
+  const ScoreSpan span = score_span(q);
+  return span.first < span.end;
 }
 
 // Post what one row scored; `from` is the place in the batch of its first position. Runs on: all lanes.
@@ -65,16 +60,16 @@ BLINK_FN void deliver_row(Env& env, State& s, Sequence& q, ScoreSpan span, uint3
   env.sync();
 }
 
-// Post the logprobs that a step gave, in the order of positions. Before retire() counts its tokens as computed.
+// Post the logprobs that a step of the scoring graph gave, in the order of positions. Before retire() counts its tokens
+// as computed.
 template <class Env>
-BLINK_FN void deliver_scores(Env& env, State& s, uint64_t now) {
-  if (s.batch->graph != s.geometry.scoring_graph) return;
-  const uint32_t num_rows = s.batch->num_rows;
+BLINK_FN void deliver_scores(Env& env, State& s, const StepArrays& a, uint64_t now) {
+  const uint32_t num_rows = a.batch->num_rows;
   for (uint32_t row = 0; row < num_rows; row++) {
-    Sequence& q = s.sequences[s.row_sequences[row]];
+    Sequence& q = s.sequences[a.row_sequences[row]];
     const ScoreSpan span = score_span(q);
     if (span.first >= span.end || q.cancelled || s.qps[q.queue_pair].closing) continue;
-    deliver_row(env, s, q, span, uint32_t(s.query_starts[row]) + span.first - q.num_computed, now);
+    deliver_row(env, s, q, span, uint32_t(a.query_starts[row]) + span.first - q.num_computed, now);
   }
   env.sync();  // what follows changes what all lanes have looked at
 }

@@ -39,13 +39,17 @@ struct Sequence {
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
   FIELD(Registration, chain);       // the last of them, or its equal that was there before
   FIELD(uint32_t, scheduled);       // tokens in the current step
-  FIELD(uint32_t, skipped_pass);    // the pass of compose() that had no room for it
+  FIELD(uint32_t, suspended);     // tokens in the step that is launched in segments: until it ends, nothing of it moves
+  FIELD(uint32_t, skipped_pass);  // the pass of compose() that had no room for it
   FIELD(uint64_t, arrival);
   FIELD(uint64_t, queued_ns);  // start of the present wait
   FIELD(uint64_t, waited_ns);  // in all waits before
   FIELD(uint32_t, automaton);  // with a slot: index of the one that constrains it; kNone: none does
   FIELD(Sqe, sqe);
 };
+
+// Tokens whose KV is in blocks once the steps that the sequence takes part in are over.
+BLINK_FN uint32_t computed_tokens(const Sequence& q) { return q.num_computed + q.scheduled + q.suspended; }
 
 // What the model's kernels read of a slot besides its tables, by columns of one word.
 struct SlotParams {
@@ -102,6 +106,7 @@ struct QueuePairState {
   FIELD(uint32_t, closing);        // end all its sequences in silence
   FIELD(uint32_t, num_live);       // sequences that are not free
   FIELD(uint32_t, cq_need);        // completions that the step in flight may post
+  FIELD(uint32_t, cq_held);        // those of the step that is launched in segments
   FIELD(uint32_t, open);           // has room for the completions of a step
   FIELD(uint64_t, lease_seen_ns);  // this and the next by awake_ns
   FIELD(uint64_t, flowing_ns);     // when its completions were last read, or nothing waited for that
@@ -130,14 +135,36 @@ struct BatchHeader {
   FIELD(uint32_t, num_tokens);
   FIELD(uint32_t, num_decode_rows);
   FIELD(uint32_t, graph);
-  FIELD(uint64_t, step);
-  uint32_t reserved[2];
+  FIELD(uint64_t, step);     // number of the launch
+  FIELD(uint32_t, segment);  // of the step, that is launched
+  uint32_t reserved;
 };
 
 struct StepOutput {
   FIELDS_OF(StepOutput);
   FIELD(uint64_t, done_step);  // the step that finished, stored with release
   FIELD(uint32_t, failed);
+};
+
+// What a step of one graph takes: of its whole size, and beyond it for each token of the KV cache that it reads.
+// writer: engine at boot, then the scheduler.
+struct GraphCost {
+  FIELDS_OF(GraphCost);
+  FIELD(uint64_t, base_ns);
+  FIELD(uint32_t, kv_ps);         // picoseconds
+  FIELD(uint32_t, num_segments);  // in which it may be launched; 1: only whole; 0: nothing was measured
+};
+
+// The newest launch, and its time once it is over and not accounted for.
+struct Account {
+  FIELDS_OF(Account);
+  FIELD(uint64_t, spent_ns);
+  FIELD(uint64_t, predicted_ns);
+  FIELD(uint64_t, kv_tokens);  // that it reads
+  FIELD(uint32_t, graph);
+  FIELD(uint32_t, num_best_effort_rows);
+  FIELD(Turn, turn);
+  FIELD(uint32_t, segmented);
 };
 
 struct DecisionLogEntry {
@@ -182,6 +209,21 @@ struct State {
   STATE_ARRAY(int32_t, prompt_top_tokens, g.max_num_batched_tokens* kMaxLogprobs);
   STATE_ARRAY(float, prompt_top_logprobs, g.max_num_batched_tokens* kMaxLogprobs);
 
+  // the same of a step that is launched in segments (tracks.h)
+  STATE_ARRAY(BatchHeader, segmented_batch, 1);
+  STATE_ARRAY(StepOutput, segmented_output, 1);
+  STATE_ARRAY(int32_t, segmented_input_ids, g.max_num_batched_tokens);
+  STATE_ARRAY(int32_t, segmented_positions, g.max_num_batched_tokens);
+  STATE_ARRAY(int32_t, segmented_kv_slots, g.max_num_batched_tokens);
+  STATE_ARRAY(int32_t, segmented_query_starts, g.max_num_seqs + 1);
+  STATE_ARRAY(int32_t, segmented_context_lens, g.max_num_seqs);
+  STATE_ARRAY(int32_t, segmented_row_slots, g.max_num_seqs);
+  STATE_ARRAY(int32_t, segmented_sampled_tokens, g.max_num_seqs);
+  STATE_ARRAY(float, segmented_sampled_logprobs, g.max_num_seqs);
+  STATE_ARRAY(int32_t, segmented_top_tokens, g.max_num_seqs* kMaxLogprobs);
+  STATE_ARRAY(float, segmented_top_logprobs, g.max_num_seqs* kMaxLogprobs);
+  STATE_ARRAY(uint32_t, segmented_row_sequences, g.max_num_seqs);
+
   // tables of slots, which the model reads
   STATE_ARRAY(SlotParams, params, g.num_slots);
   STATE_ARRAY(int32_t, stop_tokens, uint64_t(g.num_slots) * kMaxStopTokens);
@@ -201,6 +243,7 @@ struct State {
   STATE_ARRAY(AutomatonEntry, automaton_entries, g.num_automata);
   STATE_ARRAY(uint32_t, row_sequences, g.max_num_seqs);
   STATE_ARRAY(NextRow, next_rows, g.max_num_seqs);
+  STATE_ARRAY(GraphCost, costs, g.num_graphs);
   STATE_ARRAY(QueuePairState, qps, g.num_queue_pairs);
   STATE_ARRAY(Flow, flows, uint64_t(g.num_queue_pairs) * kFlows);
   STATE_ARRAY(Sequence, sequences, num_sequences(g));
@@ -246,8 +289,21 @@ struct State {
   FIELD(uint32_t, num_live);
   FIELD(uint32_t, num_automata_used);  // entries with users
   FIELD(uint32_t, automaton_stamp);
-  FIELD(uint32_t, num_attached);  // queue pairs, at least 1
-  FIELD(uint32_t, num_flows);     // that have sequences
+  FIELD(uint32_t, num_attached);       // queue pairs, at least 1
+  FIELD(uint32_t, num_flows);          // that have sequences
+  FIELD(uint32_t, num_best_effort);    // live sequences of that class
+  FIELD(uint32_t, turn);               // Turn of the step that is being composed
+  FIELD(uint32_t, step_tokens);        // that it may take
+  FIELD(uint32_t, in_flight_track);    // Track of the launch in flight
+  FIELD(uint32_t, segment);            // of the step that is launched in segments: in flight, or next
+  FIELD(uint32_t, num_segments);       // of it; 0: there is none
+  FIELD(uint64_t, segmented_ns);       // that its segments have taken
+  FIELD(uint64_t, segmented_cost_ns);  // that all of them are expected to take
+  FIELD(Turn, segmented_turn);
+  FIELD(uint32_t, segmented_best_effort_rows);
+  FIELD(uint64_t, urgent_ns);  // end of the last step that moved urgent sequences on
+  FIELD(int64_t, owed_ns);     // to best-effort work, of its share
+  FIELD(Account, account);
   FIELD(uint32_t, prompt_share);  // tokens of a prompt in this step while other flows' prompts wait
   FIELD(uint64_t, flow_floor);    // least counter of the flows that a step served, as far as it has risen
   FIELD(uint64_t, next_arrival);
@@ -257,7 +313,7 @@ struct State {
   FIELD(uint64_t, heartbeat_ns);
   FIELD(uint64_t, heartbeat);
   FIELD(uint64_t, retired_ns);
-  FIELD(uint64_t, launched_ns);  // the step in flight, or the last one
+  FIELD(uint64_t, launched_ns);  // when what is in flight was launched, or what was last
   FIELD(uint64_t, hash_key_low);
   FIELD(uint64_t, hash_key_high);
   FIELD(uint64_t, num_repeats);

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a step will take: a table that the engine measures at boot and the ends of steps correct. Integers alone, so
+// that equal times lead to equal decisions on every build.
+//
+// Times enter in two places: `now` of a pass, and the time from a launch to the pass that saw its end, which moves that
+// graph's cost by an eighth of the error. The trace holds both of every launch, so decisions can be replayed from it.
+#pragma once
+
+#include "scheduler/tracks.h"
+
+namespace blink {
+
+constexpr int64_t kLearning = 8;  // part of an error by which a cost moves
+constexpr int64_t kUnit = 1024;   // of errors: an expected time
+constexpr uint64_t kLeastCost = 1000;
+
+BLINK_FN bool has_costs(const State& s) { return s.costs[0].num_segments > 0; }
+
+// What a step of one graph takes that reads so many tokens of the KV cache.
+BLINK_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_tokens) {
+  return s.costs[graph].base_ns + kv_tokens * s.costs[graph].kv_ps / 1000;
+}
+
+// Index of the smallest graph for so many tokens, of rows of one token alone or of any.
+BLINK_FN uint32_t graph_for(const Geometry& g, uint32_t tokens, bool decodes) {
+  const uint32_t end = decodes ? g.num_decode_graphs : g.scoring_graph;
+  uint32_t graph = decodes ? 0 : g.num_decode_graphs;
+  while (graph + 1 < end && g.graphs[graph].tokens < tokens) graph++;
+  return graph;
+}
+
+BLINK_FN uint64_t predict_decode_ns(const State& s, uint32_t rows, uint64_t kv_tokens) {
+  return predict_ns(s, graph_for(s.geometry, rows, true), kv_tokens);
+}
+
+// Correct a graph's cost by what one of its steps took. No error counts for more than was expected: it may be a pause
+// of the machine.
+BLINK_FN void learn(State& s, uint32_t graph, uint64_t predicted, uint64_t spent) {
+  GraphCost& cost = s.costs[graph];
+  const int64_t expected = int64_t(most(predicted, kLeastCost));
+  const int64_t error = least((int64_t(spent) - expected) * kUnit / expected, kUnit);
+  const auto corrected = [&](int64_t value) { return value + value * error / (kUnit * kLearning); };
+  cost.base_ns = most(uint64_t(corrected(int64_t(cost.base_ns))), kLeastCost);
+  cost.kv_ps = uint32_t(least(corrected(cost.kv_ps), int64_t(0xffffffff)));
+}
+
+// Move what is owed to best-effort work: it earns its share of the time in which it did not run, and pays the others'
+// for its own. Neither debt nor credit may outlast a few of its segments by much.
+BLINK_FN void share_time(State& s, bool was_best_effort, uint64_t spent) {
+  const Geometry& g = s.geometry;
+  const int64_t share = g.best_effort_share, unit = int64_t(g.segment_ns), time = int64_t(spent);
+  s.owed_ns += was_best_effort ? -time * (1000 - share) / 1000 : time * share / 1000;
+  s.owed_ns = least(most(s.owed_ns, -16 * unit), 64 * unit);
+}
+
+// Note that the launch in flight is over. Runs on: one lane.
+BLINK_FN void end_account(State& s, uint64_t now) {
+  Account& a = s.account;
+  a.spent_ns = most(uint64_t(1), now > s.launched_ns ? now - s.launched_ns : 0);
+  if (a.segmented) s.segmented_ns += a.spent_ns;
+}
+
+// Take over what the launch that is over took, once. Runs on: one lane.
+BLINK_FN void settle_account(State& s) {
+  Account& a = s.account;
+  if (a.spent_ns == 0) return;
+  if (has_costs(s) && !a.segmented) learn(s, a.graph, a.predicted_ns, a.spent_ns);
+  if (s.num_best_effort > 0) share_time(s, a.num_best_effort_rows > 0, a.spent_ns);
+  a.spent_ns = 0;
+}
+
+}  // namespace blink

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whose turn it is: urgent work passes best-effort work, at the border of a step or of a segment of one, and
+// best-effort work gets ahead all the same. docs/scheduling.md has the rules and the reasons.
+//
+// Urgent is what is latency-sensitive or has aged (policy.h).
+#pragma once
+
+#include "scheduler/admission.h"
+
+namespace blink {
+
+// What could run now, beside the step that is suspended.
+struct Demand {
+  uint32_t urgent_prompts, urgent_rows, best_effort_prompts, best_effort_rows;
+  uint64_t urgent_kv, kv;  // tokens of the KV cache that decoding would read
+};
+BLINK_FN Demand operator+(Demand a, Demand b) {
+  return {a.urgent_prompts + b.urgent_prompts,
+          a.urgent_rows + b.urgent_rows,
+          a.best_effort_prompts + b.best_effort_prompts,
+          a.best_effort_rows + b.best_effort_rows,
+          a.urgent_kv + b.urgent_kv,
+          a.kv + b.kv};
+}
+
+BLINK_FN void add_demand(const State& s, const Sequence& q, uint64_t now, Demand& d) {
+  if (q.suspended > 0 || q.cancelled || s.qps[q.queue_pair].closing) return;
+  if (q.status == SequenceStatus::kWaiting && !(can_start(s, q) && has_automaton_room(s, q))) return;
+  const bool urgent = !is_best_effort(s, q, now);
+  if (q.status == SequenceStatus::kWaiting || q.num_tokens - q.num_computed > 1) {
+    (urgent ? d.urgent_prompts : d.best_effort_prompts)++;
+    return;
+  }
+  (urgent ? d.urgent_rows : d.best_effort_rows)++;
+  d.kv += q.num_tokens;
+  if (urgent) d.urgent_kv += q.num_tokens;
+}
+
+template <class Env>
+BLINK_FN Demand measure_demand(Env& env, const State& s, uint64_t now) {
+  Demand d{};
+  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) add_demand(s, s.sequences[s.running[i]], now, d);
+  for (uint32_t i = env.lane(); i < s.num_waiting; i += env.lanes()) add_demand(s, s.sequences[s.waiting[i]], now, d);
+  return env.sum(d);
+}
+
+// What best-effort work takes until its next border: as the segments before it did, or as expected.
+BLINK_FN uint64_t quantum_ns(const State& s, const Demand& d) {
+  if (is_segmented(s)) return s.segment > 0 ? s.segmented_ns / s.segment : s.segmented_cost_ns / s.num_segments;
+  const uint32_t graph = graph_for(s.geometry, d.best_effort_rows, true);
+  return predict_ns(s, graph, d.kv - d.urgent_kv) / most(1u, s.costs[graph].num_segments);
+}
+
+// Whether best-effort work may run before the next token of urgent sequences is due.
+BLINK_FN bool has_time_left(const State& s, const Demand& d, uint64_t now) {
+  const uint64_t target = s.geometry.urgent_tpot_target_ns;
+  const uint64_t due = s.urgent_ns + target - target / 16;  // the table is not exact
+  return now + quantum_ns(s, d) + predict_decode_ns(s, d.urgent_rows, d.urgent_kv) <= due;
+}
+
+// Whether all that decode may share a step, as far as the urgent ones' target goes.
+BLINK_FN bool fits_target(const State& s, const Demand& d) {
+  return predict_decode_ns(s, d.urgent_rows + d.best_effort_rows, d.kv) <= s.geometry.urgent_tpot_target_ns;
+}
+
+// What to launch next: a step of these sequences, or what is left of the one that is suspended.
+struct Choice {
+  Turn turn;
+  bool resumes;
+};
+
+// Every lane gets the same answer.
+template <class Env>
+BLINK_FN Choice choose_turn(Env& env, State& s, uint64_t now) {
+  const bool open = is_segmented(s);
+  const Choice best_effort{Turn::kBestEffort, open}, all{Turn::kAll, open}, urgent{Turn::kUrgent, false};
+  if (!has_costs(s) || (s.num_best_effort == 0 && !open)) return all;
+  if (env.lane() == 0) settle_account(s);
+  const Demand d = measure_demand(env, s, now);  // synchronises
+  if (d.urgent_prompts + d.urgent_rows == 0) return all;
+  if (!open && d.best_effort_prompts + d.best_effort_rows == 0) return all;
+  if (s.owed_ns > int64_t(s.geometry.segment_ns)) return best_effort;
+  if (d.urgent_prompts > 0) return urgent;
+  if (s.geometry.urgent_tpot_target_ns == 0) return all;
+  if (!open && fits_target(s, d)) return all;
+  return has_time_left(s, d, now) ? best_effort : urgent;
+}
+
+}  // namespace blink

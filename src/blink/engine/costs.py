@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What steps take, measured at boot for the scheduler's cost table (csrc/scheduler/cost.h), which corrects itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from blink.engine.geometry import graph_sizes
+from blink.kernels.batch import Batch, Header, Param
+from blink.region.layout import GRAPH_COST
+
+_MAX_SEGMENTS = 64
+_LONG_CONTEXT = 1024  # tokens of a row's context, for the price of reading the KV cache
+_USUAL_CONTEXT = 512  # with which steps are cut into segments of equal time
+_SLACK = 1.5  # segments: a step is cut that takes longer than this
+TimeStep = Callable[[int], float]  # seconds that a step of this graph takes, as the batch describes it
+
+
+def measure_costs(
+    geometry: np.ndarray[Any, Any], batch: Batch, time_step: TimeStep, *, num_layers: int, budget: float
+) -> np.ndarray[Any, Any]:
+    """Return the cost of each graph (dtype layout.GRAPH_COST) from steps of made-up rows; the batch is empty after it.
+
+    budget: seconds for each kind of graph; what is not measured by then is taken to grow as before.
+    """
+    sizes, num_decode = graph_sizes(geometry), int(geometry["num_decode_graphs"])
+
+    def run(index: int, context: int = 0) -> float:
+        describe_step(batch, geometry, *sizes[index], decoding=index < num_decode, context=context)
+        found = time_step(index)
+        return found if found > budget / 2 else min(found, time_step(index))  # what else the machine does is no cost
+
+    run(0)  # whatever is slow the first time
+    points: list[tuple[int, float]] = []
+    seconds = _measure_kind(range(num_decode), sizes, run, budget, points)
+    seconds += _measure_kind(range(num_decode, len(sizes)), sizes, run, budget, points)
+    most = next((i for i in reversed(range(num_decode)) if seconds[i] < budget), 0)
+    context = min(_LONG_CONTEXT, int(geometry["max_model_len"]) - 1)
+    kv_seconds = max(0.0, run(most, context) - seconds[most]) / (sizes[most][1] * context)
+    clear_step(batch)
+    costs = np.zeros(len(sizes), GRAPH_COST)
+    costs["base_ns"] = np.maximum(np.asarray(seconds) * 1e9, 1000)
+    costs["kv_ps"] = min(int(kv_seconds * 1e12), 2**32 - 1)
+    rows = np.asarray([rows for _, rows in sizes])
+    usual = np.asarray(seconds) + kv_seconds * rows * min(_USUAL_CONTEXT, context)
+    parts = usual * 1e9 / float(geometry["segment_ns"])
+    costs["num_segments"] = np.where(parts > _SLACK, np.clip(np.ceil(parts), 1, min(num_layers, _MAX_SEGMENTS)), 1)
+    costs["num_segments"][int(geometry["scoring_graph"])] = 1  # it runs whole
+    return costs
+
+
+def _measure_kind(
+    graphs: range, sizes: Sequence[tuple[int, int]], run: TimeStep, budget: float, points: list[tuple[int, float]]
+) -> list[float]:
+    """Time graphs, ascending in size, while the budget lasts, then continue the line of the last two `points`.
+
+    points: tokens and seconds of what was measured; those of these graphs are added.
+    """
+    spent = 0.0
+    seconds: list[float] = []
+    for index in graphs:
+        tokens = sizes[index][0]
+        if not seconds or spent < budget:
+            points.append((tokens, run(index)))
+            spent += points[-1][1]
+            found = points[-1][1]
+        else:
+            found = points[-1][1] + _slope(points) * (tokens - points[-1][0])
+        seconds.append(max(found, seconds[-1] if seconds else 0.0))
+    return seconds
+
+
+def _slope(points: Sequence[tuple[int, float]]) -> float:
+    """Return the seconds of one more token, from the last two points of different sizes."""
+    tokens, seconds = points[-1]
+    other = next((point for point in reversed(points) if point[0] != tokens), None)
+    return max(0.0, (seconds - other[1]) / (tokens - other[0])) if other else 0.0
+
+
+def describe_step(
+    batch: Batch, geometry: np.ndarray[Any, Any], tokens: int, rows: int, *, decoding: bool, context: int
+) -> None:
+    """Fill a graph: decoding rows behind `context` tokens each, or as few prompts as hold all its tokens."""
+    longest = int(geometry["max_model_len"])
+    rows = rows if decoding else -(-tokens // longest)
+    clear_step(batch)
+    row = torch.arange(tokens) * rows // tokens
+    starts = torch.searchsorted(row, torch.arange(rows + 1))
+    positions = torch.arange(tokens) - starts[row] + context
+    num_blocks, max_blocks = int(geometry["num_blocks"]), int(geometry["max_blocks"])
+    tables = torch.arange(rows * max_blocks).view(rows, max_blocks) % num_blocks
+    chance = torch.Generator().manual_seed(0)
+    batch.input_ids[:tokens] = _like(
+        torch.randint(int(geometry["vocab_size"]), (tokens,), generator=chance), batch.input_ids
+    )
+    for target, values in (
+        (batch.positions, positions),
+        (batch.query_starts, starts),
+        (batch.context_lens, starts.diff() + context),
+        (batch.row_slots, torch.arange(rows)),
+    ):
+        target[: len(values)] = _like(values, target)
+    batch.query_starts[rows:] = tokens
+    batch.kv_slots[:tokens] = -1  # nothing is left in the cache
+    batch.block_tables[:rows] = _like(tables, batch.block_tables)
+    batch.params_f32[:rows, Param.TOP_P] = batch.params_f32[:rows, Param.REPETITION_PENALTY] = 1.0
+    batch.params[:rows, Param.NUM_LOGPROBS] = -1
+    counts = {Header.NUM_ROWS: rows, Header.NUM_TOKENS: tokens, Header.NUM_DECODE_ROWS: rows if decoding else 0}
+    for word, value in counts.items():
+        batch.header[word] = value
+
+
+def clear_step(batch: Batch) -> None:
+    """Leave no row behind."""
+    for part in (batch.header, batch.input_ids, batch.positions, batch.kv_slots, batch.query_starts):
+        part.zero_()
+    for part in (batch.context_lens, batch.row_slots, batch.block_tables, batch.params, batch.sampled_tokens):
+        part.zero_()
+
+
+def _like(values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return values.to(device=target.device, dtype=target.dtype)

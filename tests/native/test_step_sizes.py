@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps sized by what they cost: a simulated machine whose times the table first does not know, and then does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from harness import MILLISECOND, Harness, Inbox, QueuePair, run_until_finished, running, small_config, submit
+from test_scheduler_turns import VOCAB, newest, prompt_of
+
+CONFIG = small_config(max_num_batched_tokens=512, max_num_seqs=8, max_sequences_per_worker=32)
+SIZES = {"num_blocks": 400, "max_model_len": 600}
+
+
+def true_ms(tokens: int) -> float:
+    """The machine: padded steps, of which small ones all take what reading the weights takes."""
+    return max(4.0, 0.02 * tokens + 2.5)
+
+
+def fill(h: Harness, factor: float = 1.0) -> None:
+    for graph in range(int(h.geometry["num_graphs"])):
+        cost = true_ms(int(h.geometry["graphs"][graph]["tokens"])) * factor
+        h.costs[graph] = (int(cost * MILLISECOND), 0, 1)
+
+
+def run_step(h: Harness, pair: QueuePair, inbox: Inbox) -> int:
+    """Run a pass, for as long as the machine takes for the step before; return the tokens of the step it launches."""
+    inbox.drain(pair)
+    graph = int(h.scheduler["account"]["graph"])
+    h.step(true_ms(int(h.geometry["graphs"][graph]["tokens"])))
+    return int(h.batch[0]["num_tokens"])
+
+
+def start_decoding(h: Harness, count: int = 4) -> tuple[QueuePair, Inbox, list[int]]:
+    pair, inbox = h.frontend(), Inbox()
+    sequences = [submit(h, pair, prompt_of(5, i), max_tokens=300) for i in range(count)]
+    while run_step(h, pair, inbox) != count:
+        pass
+    return pair, inbox, sequences
+
+
+@pytest.mark.parametrize(("target_ms", "graph"), [(0, 256), (5.2, 128), (9, 256), (100, 512), (1, 32)])
+def test_a_prompt_takes_what_its_graph_holds_within_the_target(target_ms: float, graph: int) -> None:
+    """Four rows decode in 4 ms, so twice that is the automatic target; one block of the prompt always gets ahead."""
+    with running(CONFIG, **SIZES, step_target_ns=int(target_ms * MILLISECOND)) as h:
+        fill(h)
+        pair, inbox, _ = start_decoding(h)
+        submit(h, pair, prompt_of(60 if target_ms == 1 else 520), max_tokens=2, cached=False)
+        assert run_step(h, pair, inbox) == 4
+        wanted = {512: 512, 32: 16}.get(graph, graph)
+        assert run_step(h, pair, inbox) == wanted
+
+
+def test_with_nobody_decoding_a_prompt_takes_all_that_a_step_holds() -> None:
+    with running(CONFIG, **SIZES, step_target_ns=MILLISECOND) as h:
+        fill(h)
+        pair, inbox = h.frontend(), Inbox()
+        submit(h, pair, prompt_of(550), max_tokens=2)
+        assert run_step(h, pair, inbox) == 512
+
+
+def test_under_a_long_queue_the_target_gives_way() -> None:
+    """Eight steps should do for the prompts that wait: 2,080 tokens ask for 260 beside the four that decode."""
+    with running(CONFIG, **SIZES, step_target_ns=5 * MILLISECOND) as h:
+        fill(h)
+        pair, inbox, _ = start_decoding(h)
+        for i in range(4):
+            submit(h, pair, prompt_of(520, i), max_tokens=2, cached=False)
+        run_step(h, pair, inbox)
+        assert run_step(h, pair, inbox) == 512
+
+
+@pytest.mark.parametrize(("prompts", "tokens"), [(3, 64), (32, 256)])
+def test_an_urgent_target_gives_way_four_times_later(prompts: int, tokens: int) -> None:
+    config = small_config(max_num_batched_tokens=512, max_num_seqs=8, max_sequences_per_worker=64)
+    options = {"step_target_ns": 5 * MILLISECOND, "urgent_tpot_target_ns": 4_100_000}
+    with running(config, **SIZES, **options) as h:
+        fill(h)
+        pair, inbox, _ = start_decoding(h)
+        for i in range(prompts):
+            submit(h, pair, prompt_of(200, i), max_tokens=2, cached=False)
+        for _ in range(4):  # no more than 16 are taken in by one pass
+            h.step(finish=False)
+        h.finish()
+        assert run_step(h, pair, inbox) == tokens
+
+
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_a_wrong_table_is_corrected_by_what_steps_take(factor: float) -> None:
+    with running(CONFIG, **SIZES) as h:
+        fill(h, factor)
+        pair, inbox, sequences = start_decoding(h)
+        for i in range(240):
+            if i % 3 == 0:
+                sequences.append(submit(h, pair, prompt_of(9, i % VOCAB), max_tokens=1))
+            run_step(h, pair, inbox)
+        used = {int(entry["graph"]) for entry in h.region.trace() if int(entry["step"]) > 100}
+        assert len(used) > 1
+        for graph in used:
+            truth = true_ms(int(h.geometry["graphs"][graph]["tokens"])) * MILLISECOND
+            assert abs(int(h.costs[graph]["base_ns"]) - truth) < 0.1 * truth
+
+
+def test_a_pause_of_the_machine_moves_the_table_by_an_eighth_at_most() -> None:
+    with running(CONFIG, **SIZES) as h:
+        fill(h)
+        pair, inbox, _ = start_decoding(h)
+        before = h.costs.copy()
+        h.step(2000)
+        run_step(h, pair, inbox)
+        moved = h.costs["base_ns"] / before["base_ns"]
+        assert moved.max() < 1.13
+
+
+def test_without_a_table_nothing_is_measured_or_predicted() -> None:
+    with running(CONFIG, **SIZES) as h:
+        pair, inbox, sequences = start_decoding(h)
+        run_until_finished(h, inbox, [pair], sequences)
+        assert not h.costs["base_ns"].any() and not newest(h)["predicted_ns"]
+
+
+def test_equal_times_lead_to_equal_tables_and_steps() -> None:
+    def run() -> tuple[bytes, bytes]:
+        with running(CONFIG, **SIZES) as h:
+            fill(h, 2.0)
+            pair, inbox, sequences = start_decoding(h)
+            sequences += [submit(h, pair, prompt_of(50, i), max_tokens=9, cached=False) for i in range(12)]
+            while any(inbox.finish(sequence) is None for sequence in sequences[4:]):
+                run_step(h, pair, inbox)
+            log = h.decision_log()
+            return h.costs.tobytes(), np.stack([log[name] for name in log.dtype.names or ()]).tobytes()
+
+    assert run() == run()
