@@ -193,13 +193,13 @@ def test_continuous_usage_counts_up(server: Frontend) -> None:
         model=server.model,
         prompt=PROMPT,
         temperature=0,
-        max_tokens=5,
+        max_tokens=100,  # however busy the machine is, they do not all come at once
         stream=True,
         stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
     )
     counts = [chunk.usage.completion_tokens for chunk in stream if chunk.usage is not None]
     assert counts == sorted(counts)
-    assert counts[-1] == 5
+    assert counts[-1] == 100
     assert len(counts) >= 3
 
 
