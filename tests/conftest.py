@@ -5,14 +5,19 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
 
 import blink.engine  # noqa: F401  # pyright: ignore[reportUnusedImport]  (sets OpenMP before a test loads torch)
 from early import begin_all, begin_early
-from groups import WAITING, GroupScheduling, group_of
+from groups import WAITING, group_of
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+
+    from group_scheduling import GroupScheduling
 
 # An example takes as long as a busy machine lets it.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,6 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
     """Let each file's tests run in one process, and all that wait for servers and programs in the same one."""
+    from group_scheduling import GroupScheduling  # with pytest-xdist, which single processes do without
+
     return GroupScheduling(config, log)
 
 

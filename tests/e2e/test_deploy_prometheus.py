@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +16,11 @@ import httpx
 import pytest
 
 from dashboard import DEPLOY, RULES, dashboard_queries
-from processes import Engine, Frontend, free_port, stop, wait_for
+from processes import Engine, Frontend, free_port, stop, under_load, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 _SCRAPES = 8
+LOAD: dict[str, Any] = {"prompt": [*range(9, 99)], "max_tokens": 40, "ignore_eos": True, "n": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,30 +64,9 @@ def ask(http: httpx.Client, expr: str) -> list[float]:
     return [float(row["value"][1]) for row in answer["data"]["result"]]
 
 
-@contextmanager
-def load(server: Frontend) -> Iterator[None]:
-    is_over = threading.Event()
-
-    def send(tier: str | None) -> None:
-        with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as http:
-            body = {"prompt": [*range(9, 99)], "max_tokens": 40, "ignore_eos": True, "service_tier": tier, "n": 2}
-            while not is_over.is_set():
-                http.post("/v1/completions", json=body).raise_for_status()
-
-    threads = [threading.Thread(target=send, args=(tier,)) for tier in (None, "flex")]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
-
-
 def test_every_query_of_the_dashboard_has_data(tiny_engine: Engine, tiny_server: Frontend, tmp_path: Path) -> None:
     del tiny_engine
-    with run_prometheus(tmp_path, f"127.0.0.1:{tiny_server.port}") as http, load(tiny_server):
+    with run_prometheus(tmp_path, f"127.0.0.1:{tiny_server.port}") as http, under_load(tiny_server.url, **LOAD):
         deadline = time.monotonic() + 120
         while max(ask(http, "count_over_time(blink:engine_up[1m])"), default=0) < _SCRAPES:
             assert time.monotonic() < deadline, "Prometheus does not scrape"

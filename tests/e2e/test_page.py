@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 
 from blink.models.weights.files import default_model_path
 from browser import Browser, Page, run_browser
-from processes import free_port, stop, wait_for
+from processes import free_port, stop, under_load, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 KEY = "a-key"
@@ -182,11 +181,7 @@ def test_markup_in_an_answer_stays_text(page: Page) -> None:
 
 def test_the_state_moves_with_the_load(page: Page, url: str) -> None:
     page.get_by_role("link", name="State").click()
-    is_over = threading.Event()
-    threads = [threading.Thread(target=load, args=(url, is_over, tier)) for tier in (None, "flex")]
-    for thread in threads:
-        thread.start()
-    try:
+    with under_load(url, KEY, prompt=[1, 2, 3], max_tokens=50, ignore_eos=True):
         page.locator("figure", has_text="Sequences").get_by_text("2 running").wait_for()
         page.locator("#classes tr", has_text="best-effort").locator("td", has_text="1").wait_for()
         line = page.locator("polyline").first
@@ -196,18 +191,6 @@ def test_the_state_moves_with_the_load(page: Page, url: str) -> None:
         picture(page, "page-state")
         page.emulate_media(color_scheme="dark")
         picture(page, "page-state-dark")
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
-
-
-def load(url: str, is_over: threading.Event, tier: str | None) -> None:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    with httpx.Client(base_url=url, timeout=120, trust_env=False, headers=headers) as http:
-        body = {"prompt": [1, 2, 3], "max_tokens": 50, "ignore_eos": True, "service_tier": tier}
-        while not is_over.is_set():
-            http.post("/v1/completions", json=body)
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, url: str) -> None:

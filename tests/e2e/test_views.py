@@ -9,9 +9,6 @@ import os
 import pty
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +18,11 @@ import pytest
 from blink.view.config import TopConfig, TraceConfig
 from blink.view.timeline import run_trace
 from blink.view.top import run_top
-from processes import Engine, Frontend, free_port, wait_for
+from processes import Engine, Frontend, free_port, under_load, wait_for
 
 pytestmark = pytest.mark.e2e
 PROMPT = list(range(100, 180))
-
-
-@contextmanager
-def load(server: Frontend, streams: int = 2) -> Iterator[None]:
-    """Keep a server at work."""
-    is_over = threading.Event()
-
-    def ask(tier: str | None) -> None:
-        with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as http:
-            body = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True, "service_tier": tier}
-            while not is_over.is_set():
-                http.post("/v1/completions", json=body).raise_for_status()
-
-    threads = [threading.Thread(target=ask, args=("flex" if i % 2 else None,)) for i in range(streams)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
+LOAD: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.mark.parametrize("source", ["url", "region"])
@@ -54,7 +30,7 @@ def test_top_shows_a_loaded_server_from_its_url_and_from_its_region(
     tiny_engine: Engine, tiny_server: Frontend, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, region = (tiny_server.url, "") if source == "url" else ("", tiny_engine.region)
-    with load(tiny_server):
+    with under_load(tiny_server.url, **LOAD):
         figures: dict[str, Any] = {}
 
         def is_at_work() -> bool:
@@ -98,7 +74,7 @@ def test_a_trace_holds_every_step_with_its_parts(
     tiny_engine: Engine, tiny_server: Frontend, duration: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "trace.json"
-    with load(tiny_server):
+    with under_load(tiny_server.url, **LOAD):
         tiny_server.complete(PROMPT)
         run_trace(TraceConfig(region=tiny_engine.region, duration=duration, output=str(file)))
     said = capsys.readouterr().out

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from xdist.scheduler import LoadScopeScheduling
-
 WAITING = "waiting"
 _WAITING_FOLDERS = {"e2e", "early", "rdma"}
 
@@ -15,10 +13,3 @@ def group_of(nodeid: str) -> str:
     """Return the group of a test: one for all that wait for servers and programs, else its file."""
     file = nodeid.partition("::")[0]
     return WAITING if PurePath(file).parent.name in _WAITING_FOLDERS else file
-
-
-class GroupScheduling(LoadScopeScheduling):
-    """Give each process one group after the other."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid)

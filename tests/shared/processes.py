@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -123,6 +124,28 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()
+
+
+@contextmanager
+def under_load(url: str, key: str = "", **body: object) -> Iterator[None]:
+    """Keep a server at work with one stream of requests for completions in each class."""
+    is_over = threading.Event()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def ask(tier: str | None) -> None:
+        with httpx.Client(base_url=url, timeout=120, trust_env=False, headers=headers) as http:
+            while not is_over.is_set():
+                http.post("/v1/completions", json={**body, "service_tier": tier}).raise_for_status()
+
+    threads = [threading.Thread(target=ask, args=(tier,)) for tier in (None, "flex")]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
 
 
 def open_files(pid: int) -> int:

@@ -206,11 +206,22 @@ def _combine(
     inside = column < hidden
     total = tl.zeros((BLOCK,), tl.float32)
     if token < tl.load(num_tokens):
-        mass = 0.0
-        for rank in tl.static_range(TOP_K):
-            weight = tl.load(weights + token * TOP_K + rank)
-            mass += weight
-            total += weight * tl.load(found + (token * TOP_K + rank) * hidden + column, mask=inside).to(tl.float32)
-        if RENORMALIZE:
-            total = tl.math.div_rn(total, mass + tl.zeros_like(total))
+        total = sum_found(found, weights, token, hidden, column, TOP_K, RENORMALIZE, BLOCK)
     tl.store(result + token * hidden + column, total, mask=inside)
+
+
+@triton.jit
+def sum_found(
+    found, weights, token, hidden, column, TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return some columns of the weighted sum of one token's results; those beyond hidden are undefined."""
+    total = tl.zeros((BLOCK,), tl.float32)
+    mass = 0.0
+    for rank in tl.static_range(TOP_K):
+        weight = tl.load(weights + token * TOP_K + rank)
+        mass += weight
+        place = found + (token * TOP_K + rank) * hidden + column
+        total += weight * tl.load(place, mask=column < hidden).to(tl.float32)
+    if RENORMALIZE:
+        total = tl.math.div_rn(total, mass + tl.zeros_like(total))
+    return total

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
-from blink.kernels.gpu.moe import multiply_grouped
+from blink.kernels.gpu.moe import multiply_grouped, sum_found
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
 
@@ -139,14 +139,7 @@ def _add_found(
     # What padding's places hold is loaded like the rest, which need not wait for num_tokens, and dropped.
     is_token = row < tl.load(num_tokens)
     value = tl.load(residual + place, mask=inside, other=0.0)
-    total = tl.zeros((BLOCK,), tl.float32)
-    mass = 0.0
-    for rank in tl.static_range(TOP_K):
-        weight = tl.load(weights + row * TOP_K + rank)
-        mass += weight
-        total += weight * tl.load(found + (row * TOP_K + rank) * hidden + column, mask=inside).to(tl.float32)
-    if RENORMALIZE:
-        total = tl.math.div_rn(total, mass + tl.zeros_like(total))
+    total = sum_found(found, weights, row, hidden, column, TOP_K, RENORMALIZE, BLOCK)
     value = tl.where(is_token, (value.to(tl.float32) + total).to(residual.dtype.element_ty), value)
     tl.store(residual + place, value, mask=inside)
     rounded = value.to(tl.float32)
