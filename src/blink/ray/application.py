@@ -37,14 +37,13 @@ def build(arguments: Mapping[str, JsonValue]) -> Application:
         engines = {model.served_name: _deploy(model) for model in models}
     except ValidationError as error:
         raise ConfigError(str(error)) from error
-    ingress = serve.deployment(
-        Ingress,
+    deploy = serve.deployment(
         name="ingress",
         num_replicas=args.num_ingress_replicas,
         max_ongoing_requests=_INGRESS_REQUESTS,
         graceful_shutdown_timeout_s=max(model.drain_seconds for model in models),
     )
-    return ingress.bind(engines, max(config.frontend.max_body_bytes for config in configs))
+    return deploy(Ingress).bind(engines, max(config.frontend.max_body_bytes for config in configs))
 
 
 def _deploy(model: ModelArgs) -> Application:
@@ -55,11 +54,10 @@ def _deploy(model: ModelArgs) -> Application:
         values = {"target_ongoing_requests": config.max_num_seqs, "policy": policy, **model.autoscaling}
         options = {"autoscaling_config": AutoscalingConfig.model_validate(values)}
     if model.prefix_routing:
-        options["request_router_config"] = RequestRouterConfig(
-            request_router_class=PrefixRouter, request_routing_stats_period_s=_STATS_SECONDS
+        options["request_router_config"] = RequestRouterConfig.model_validate(
+            {"request_router_class": PrefixRouter, "request_routing_stats_period_s": _STATS_SECONDS}
         )
-    deployment = serve.deployment(
-        Replica,
+    deploy = serve.deployment(
         name=re.sub(r"[^\w-]+", "-", model.served_name).strip("-"),
         max_ongoing_requests=config.max_sequences_per_worker,
         graceful_shutdown_timeout_s=model.drain_seconds,
@@ -67,4 +65,4 @@ def _deploy(model: ModelArgs) -> Application:
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": model.num_gpus},
         **options,
     )
-    return deployment.bind(model.command)
+    return deploy(Replica).bind(model.command)

@@ -15,6 +15,7 @@ def scale_on_waiting(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     `target_ongoing_requests` is what a replica can run at once (--max-num-seqs). Where sequences wait although there is
     room by that figure, for lack of KV cache, a replica's share is what it runs now.
     """
+    assert context.config is not None  # Serve gives it to each policy
     metrics = context.aggregated_metrics or {}
     running, waiting = (sum(metrics.get(name, {}).values()) for name in ("running", "waiting"))
     current = context.target_num_replicas

@@ -118,7 +118,7 @@ class Ingress:
 
 
 def _send(handle: DeploymentHandle, call: Call) -> DeploymentResponseGenerator[Head | bytes]:
-    return handle.send.remote(call)
+    return cast("DeploymentResponseGenerator[Head | bytes]", handle.send.remote(call))
 
 
 async def _head(stream: DeploymentResponseGenerator[Head | bytes]) -> Head:

@@ -13,15 +13,15 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from blink.ray.call import Call
 from blink.ray.prefix import PrefixTable
 
-_MAX_IMBALANCE = 16.0
+_MAX_IMBALANCE = 16  # requests that a replica with the prompt's beginning may have beyond the least loaded one
 
 
 class PrefixRouter(RequestRouter):
     """Choose by prefix, then by load."""
 
-    def initialize_state(self, max_imbalance: float = _MAX_IMBALANCE) -> None:
-        """Take `request_router_kwargs`: requests that a replica may have beyond the least loaded one."""
-        self._max_imbalance = max_imbalance
+    def initialize_state(self, **kwargs: float) -> None:
+        """Take `request_router_kwargs`, of which there are none; called once."""
+        assert not kwargs
         self._table = PrefixTable()
 
     async def choose_replicas(
@@ -47,7 +47,7 @@ class PrefixRouter(RequestRouter):
 
     def _best(self, replicas: list[RunningReplica], call: Call) -> RunningReplica:
         loads = {each.replica_id.unique_id: self._load(each) for each in replicas}
-        bound = min(loads.values()) + self._max_imbalance
+        bound = min(loads.values()) + _MAX_IMBALANCE
         cached = self._table.longest(call.points, loads)
         near = [each for each in replicas if each.replica_id.unique_id in cached]
         near = [each for each in near if loads[each.replica_id.unique_id] <= bound]
