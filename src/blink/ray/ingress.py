@@ -132,21 +132,15 @@ async def _rest(stream: DeploymentResponseGenerator[Head | bytes]) -> bytes:
 
 
 async def _pass_on(stream: DeploymentResponseGenerator[Head | bytes], head: Head, call: Call) -> AsyncIterator[bytes]:
-    """Yield an answer's bytes; the replica's work for it ends when the client goes."""
-    is_over = False
+    """Yield an answer's bytes; when the client goes, Serve cancels the replica's work for it."""
     try:
         async for data in stream:
             assert isinstance(data, bytes)
             yield data
-        is_over = True
     except (RayError, RayServeException):
-        is_over = True
         if not head.is_stream:
             raise
         yield broken_end(call, _LOST)
-    finally:
-        if not is_over:
-            stream.cancel()
 
 
 def _answer(head: Head, body: bytes | AsyncIterator[bytes]) -> Response:
