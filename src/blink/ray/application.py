@@ -18,7 +18,7 @@ from blink.ray.autoscaling import scale_on_waiting
 from blink.ray.config import AppArgs, ModelArgs
 from blink.ray.ingress import Ingress
 from blink.ray.replica import Replica
-from blink.ray.router import PrefixRouter
+from blink.ray.router import EngineRouter
 
 _STATS_SECONDS = 1.0  # between two looks of the router at a replica's state
 _INGRESS_REQUESTS = 1 << 20  # the replicas' queues are the ones that count
@@ -53,15 +53,17 @@ def _deploy(model: ModelArgs) -> Application:
         policy = AutoscalingPolicy(policy_function=scale_on_waiting)
         values = {"target_ongoing_requests": config.max_num_seqs, "policy": policy, **model.autoscaling}
         options = {"autoscaling_config": AutoscalingConfig.model_validate(values)}
-    if model.prefix_routing:
-        options["request_router_config"] = RequestRouterConfig.model_validate(
-            {"request_router_class": PrefixRouter, "request_routing_stats_period_s": _STATS_SECONDS}
-        )
+    router = {
+        "request_router_class": EngineRouter,
+        "request_router_kwargs": {"by_prefix": model.prefix_routing},
+        "request_routing_stats_period_s": _STATS_SECONDS,
+    }
     deploy = serve.deployment(
         name=re.sub(r"[^\w-]+", "-", model.served_name).strip("-"),
         max_ongoing_requests=config.max_sequences_per_worker,
         graceful_shutdown_timeout_s=model.drain_seconds,
         logging_config=LoggingConfig(enable_access_log=False),  # the ingress has the same lines
+        request_router_config=RequestRouterConfig.model_validate(router),
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": model.num_gpus},
         **options,
     )

@@ -33,7 +33,7 @@ class ModelArgs(BaseModel):
     autoscaling: dict[str, JsonValue] = Field(default_factory=dict)  # of Serve's AutoscalingConfig, for num_replicas
     num_cpus: float = Field(1.0, ge=0)  # of each replica; the CPU engine gets as many threads
     num_gpus: float = Field(0.0, ge=0)  # of each replica; 0: the CPU engine
-    prefix_routing: bool = True  # off: the less loaded of two replicas, whatever they have in their caches
+    prefix_routing: bool = True  # off: by load alone, whatever replicas have in their caches
     drain_seconds: float = Field(600.0, ge=0)  # for a replica's open requests when it is to stop
 
     @property

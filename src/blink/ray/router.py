@@ -16,12 +16,12 @@ from blink.ray.prefix import PrefixTable
 _MAX_IMBALANCE = 16  # requests that a replica with the prompt's beginning may have beyond the least loaded one
 
 
-class PrefixRouter(RequestRouter):
-    """Choose by prefix, then by load."""
+class EngineRouter(RequestRouter):
+    """Choose by prefix if so asked, then by load, then by chance."""
 
-    def initialize_state(self, **kwargs: float) -> None:
-        """Take `request_router_kwargs`, of which there are none; called once."""
-        assert not kwargs
+    def initialize_state(self, **kwargs: bool) -> None:
+        """Take `request_router_kwargs`, of which there is one: `by_prefix`. Called once."""
+        self._by_prefix = kwargs["by_prefix"]
         self._table = PrefixTable()
 
     async def choose_replicas(
@@ -43,7 +43,8 @@ class PrefixRouter(RequestRouter):
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
         """Remember who has the prompt."""
         del result
-        self._table.add(_call_of(pending_request).points, replica_id.unique_id)
+        if self._by_prefix:
+            self._table.add(_call_of(pending_request).points, replica_id.unique_id)
 
     def _best(self, replicas: list[RunningReplica], call: Call) -> RunningReplica:
         loads = {each.replica_id.unique_id: self._load(each) for each in replicas}
