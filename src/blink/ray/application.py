@@ -41,6 +41,7 @@ def build(arguments: Mapping[str, JsonValue]) -> Application:
         name="ingress",
         num_replicas=args.num_ingress_replicas,
         max_ongoing_requests=_INGRESS_REQUESTS,
+        ray_actor_options={"num_cpus": 0},  # it gets a place where replicas have all cores, as on a laptop
         graceful_shutdown_timeout_s=max(model.drain_seconds for model in models),
     )
     return deploy(Ingress).bind(engines, max(config.frontend.max_body_bytes for config in configs))
