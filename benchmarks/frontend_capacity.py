@@ -112,14 +112,13 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Views:
-    """All that looks at a frontend: three scrapes a second, a collector of traces, a log line for each request, top."""
+    """All that looks at a frontend: three scrapes a second (page, top, Prometheus), traces, JSON logs, the region's top."""
 
     def __init__(self, region: str, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/metrics"
         self._is_over = threading.Event()
         self._collector = ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
-        self.flags = [f"--otlp-traces-endpoint=http://127.0.0.1:{self._collector.server_port}"]
-        self.flags += ["--log-format=json", "--enable-log-requests"]
+        self.flags = [f"--otlp-traces-endpoint=http://127.0.0.1:{self._collector.server_port}", "--log-format=json"]
         for work in (self._collector.serve_forever, self._scrape):
             threading.Thread(target=work, daemon=True).start()
         top = [sys.executable, "-m", "blink", "top", f"--region={region}", "--json"]
@@ -204,7 +203,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0, help="time between tokens of a stream")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--core", type=int, default=1, help="core of the worker")
-    parser.add_argument("--views", action="store_true", help="beside a worker with scrapes, traces, JSON logs and top")
+    parser.add_argument("--views", action="store_true", help="beside one with scrapes, traces, JSON logs and top")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {options.core})
