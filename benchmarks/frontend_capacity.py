@@ -112,7 +112,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Views:
-    """All that looks at a frontend: three scrapes a second (page, top, Prometheus), traces, JSON logs, the region's top."""
+    """All that looks at a frontend: three scrapes a second, a collector of traces, JSON logs, the region's top."""
 
     def __init__(self, region: str, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/metrics"
