@@ -92,24 +92,29 @@ __global__ void __launch_bounds__(kConstrainThreads) list_allowed_tokens(const C
     ends = is_sampled && may_end(automaton, place);
   }
   const uint32_t automaton_bytes = automaton_layout(*reinterpret_cast<const AutomatonHeader*>(bytes)).bytes;
-  const Automaton automaton(bring_near(bytes, automaton_bytes, near_automaton));
+  const uint8_t* near_bytes = bring_near(bytes, automaton_bytes, near_automaton);
   const uint32_t first = blockIdx.x * kTokensOfBlock;
   const uint32_t known = first < args.vocab_size ? least(kTokensOfBlock, args.vocab_size - first) : 0;
   const Vocabulary vocabulary = tokens.bring(args, least(first, args.vocab_size), known);
   __syncthreads();
+  const Automaton automaton(near_bytes);
   // A warp has the tokens of 8 words, each lane one of every word.
   const uint32_t lane = threadIdx.x % kWarp, of_warp = threadIdx.x / kWarp * kWarp * kTokensOfThread;
   const uint32_t own = of_warp + lane, count = own < known ? (known - own + kWarp - 1) / kWarp : 0;
   uint32_t bits = 0;
   if (is_sampled) bits = vocabulary.list_allowed(automaton, place, own, least(count, kTokensOfThread), kWarp);
-  wait_for_others();
   __syncwarp();
+  uint32_t found = 0;
   for (uint32_t i = 0; i < kTokensOfThread; i++) {
-    const uint32_t word = (first + of_warp) / kWarp + i, found = __ballot_sync(~0u, bits >> i & 1);
-    if (lane != i || word >= args.words) continue;
-    const uint32_t stops = stops_of(args.stop_tokens + uint64_t(slot) * kMaxStopTokens, params.num_stop_tokens, word);
-    args.allowed[uint64_t(row) * args.words + word] = ends ? found | stops : found & ~stops;
+    const uint32_t word = __ballot_sync(~0u, bits >> i & 1);
+    if (lane == i) found = word;
   }
+  const uint32_t word = (first + of_warp) / kWarp + lane;
+  const bool is_word = lane < kTokensOfThread && word < args.words;
+  const int32_t* slot_stops = args.stop_tokens + uint64_t(slot) * kMaxStopTokens;
+  const uint32_t stops = is_word ? stops_of(slot_stops, params.num_stop_tokens, word) : 0;
+  wait_for_others();
+  if (is_word) args.allowed[uint64_t(row) * args.words + word] = ends ? found | stops : found & ~stops;
   if (blockIdx.x > 0 || threadIdx.x > 0) return;
   args.may_end[row] = ends;
   if (is_sampled) keep_place(places, place);
