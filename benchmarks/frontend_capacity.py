@@ -187,13 +187,13 @@ def report(name: str, runs: list[dict[str, float]]) -> dict[str, float | str]:
     return {"worker": name, **run}
 
 
-def compare(plain: list[dict[str, float]], viewed: list[dict[str, float]]) -> float:
-    """Print and return the share of a core's tokens/s that the views cost: the median over the pairs."""
-    rates = zip(*([run["tokens_per_second_per_core"] for run in runs] for runs in (plain, viewed)), strict=True)
-    costs = [1 - after / before for before, after in rates]
-    cost = statistics.median(costs)
-    print(f"the views cost {cost:.1%} of tokens/s per core (pairs: {', '.join(f'{each:.1%}' for each in costs)})")
-    return cost
+def compare(plain: list[dict[str, float]], viewed: list[dict[str, float]]) -> list[float]:
+    """Print and return the share of a core's tokens/s that the views cost: quartiles over the pairs of runs."""
+    rates = [[run["tokens_per_second_per_core"] for run in runs] for runs in (plain, viewed)]
+    costs = [1 - after / before for before, after in zip(*rates, strict=True)]
+    low, median, high = statistics.quantiles(costs, n=4, method="inclusive")
+    print(f"the views cost {median:.1%} of tokens/s per core (quartiles of {len(costs)} pairs: {low:.1%}, {high:.1%})")
+    return [low, median, high]
 
 
 def main() -> None:
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of each stream")
     parser.add_argument("--step-ms", type=float, default=5.0, help="time between tokens of a stream")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="runs, or with --views pairs of runs; 2 at least")
     parser.add_argument("--core", type=int, default=1, help="core of the worker")
     parser.add_argument("--views", action="store_true", help="beside one with scrapes, traces, JSON logs and top")
     parser.add_argument("--output", type=Path)
@@ -214,6 +214,7 @@ def main() -> None:
     if views is not None:
         workers["viewed"] = start_worker(region, options.core, PORT + 1, views.flags), PORT + 1
     results: list[dict[str, float | str]] = []
+    costs: list[list[float]] = []
     print(
         f"{'streams':>8} {'worker':>7} {'us CPU/token':>13} {'tokens/s per core':>18} {'tokens/s seen':>14}"
         f" {'tokens/chunk':>13}"
@@ -226,7 +227,7 @@ def main() -> None:
                     runs[name].append(measure(process.pid, port, streams, options.tokens))
             results += [report(name, each) for name, each in runs.items()]
             if views is not None:
-                results.append({"streams": streams, "cost": compare(runs["plain"], runs["viewed"])})
+                costs.append(compare(runs["plain"], runs["viewed"]))
     finally:
         for process, _ in workers.values():
             process.terminate()
@@ -235,7 +236,7 @@ def main() -> None:
             views.close()
         engine.close()
     if options.output:
-        options.output.write_text(json.dumps(results, indent=1))
+        options.output.write_text(json.dumps({"runs": results, "costs_of_views": costs}, indent=1))
 
 
 if __name__ == "__main__":
