@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`blink serve` as a replica's child process: it stops in order when the replica ends, however that ends."""
+"""`blink serve` as a replica's child process: it stops in order, and tidies up, when the replica ends, however it does."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 
@@ -10,5 +11,9 @@ from blink.cli.main import main
 from blink.host.process import die_with_parent
 
 if __name__ == "__main__":
-    die_with_parent(int(sys.argv[1]), signal.SIGTERM)
-    sys.exit(main(sys.argv[2:]))
+    parent, folder, *arguments = sys.argv[1:]
+    die_with_parent(int(parent), signal.SIGTERM)
+    try:
+        sys.exit(main(arguments))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

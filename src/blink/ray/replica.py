@@ -50,7 +50,7 @@ class Replica:
         self._folder = tempfile.mkdtemp(prefix="blink-ray-")
         socket = f"{self._folder}/http"
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "blink.ray.child", str(os.getpid()), *command, f"--uds={socket}"],
+            [sys.executable, "-m", "blink.ray.child", str(os.getpid()), self._folder, *command, f"--uds={socket}"],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
