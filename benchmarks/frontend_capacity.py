@@ -3,7 +3,7 @@
 
 The engine is the real scheduler with a model that answers at once; the worker is a real process on its own core; the
 client counts chunks. The worker's CPU time comes from the kernel's accounting, so client and engine do not count.
-With --views a second worker has all that looks at a frontend turned on, and the two are measured by turns.
+With --views a second worker, on the same core, has all that looks at a frontend turned on; both are loaded at once.
 """
 
 from __future__ import annotations
@@ -162,19 +162,25 @@ def start_worker(region: str, core: int, port: int, flags: list[str]) -> subproc
     raise SystemExit("the frontend worker did not start")
 
 
-def measure(process: int, port: int, num_streams: int, num_tokens: int) -> dict[str, float]:
-    cpu, start = cpu_seconds(process), time.perf_counter()
-    chunks = asyncio.run(stream_all(port, num_streams, num_tokens))
-    cpu, seconds = cpu_seconds(process) - cpu, time.perf_counter() - start
-    tokens = num_streams * num_tokens
-    return {
-        "streams": num_streams,
-        "tokens": tokens,
-        "tokens_per_chunk": tokens / max(chunks, 1),
-        "us_per_token": cpu / tokens * 1e6,
-        "tokens_per_second_per_core": tokens / cpu,
-        "tokens_per_second_seen": tokens / seconds,
-    }
+async def measure(
+    workers: dict[str, tuple[subprocess.Popen[bytes], int]], num_streams: int, num_tokens: int
+) -> dict[str, dict[str, float]]:
+    """Load all workers at once, so that whatever slows this machine slows each of them."""
+    before, start = [cpu_seconds(process.pid) for process, _ in workers.values()], time.perf_counter()
+    chunks = await asyncio.gather(*(stream_all(port, num_streams, num_tokens) for _, port in workers.values()))
+    seconds, tokens = time.perf_counter() - start, num_streams * num_tokens
+    runs: dict[str, dict[str, float]] = {}
+    for (name, (process, _)), begun, count in zip(workers.items(), before, chunks, strict=True):
+        cpu = cpu_seconds(process.pid) - begun
+        runs[name] = {
+            "streams": num_streams,
+            "tokens": tokens,
+            "tokens_per_chunk": tokens / max(count, 1),
+            "us_per_token": cpu / tokens * 1e6,
+            "tokens_per_second_per_core": tokens / cpu,
+            "tokens_per_second_seen": tokens / seconds,
+        }
+    return runs
 
 
 def report(name: str, runs: list[dict[str, float]]) -> dict[str, float | str]:
@@ -208,7 +214,7 @@ def main() -> None:
     options = parser.parse_args()
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {options.core})
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
-    engine = InstantEngine(region, max(options.streams), options.step_ms / 1e3)
+    engine = InstantEngine(region, (1 + options.views) * max(options.streams), options.step_ms / 1e3)
     workers = {"plain": (start_worker(region, options.core, PORT, []), PORT)}
     views = Views(region, PORT + 1) if options.views else None
     if views is not None:
@@ -221,10 +227,8 @@ def main() -> None:
     )
     try:
         for streams in options.streams:
-            runs: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
-            for _ in range(options.repeats):
-                for name, (process, port) in workers.items():
-                    runs[name].append(measure(process.pid, port, streams, options.tokens))
+            found = [asyncio.run(measure(workers, streams, options.tokens)) for _ in range(options.repeats)]
+            runs = {name: [each[name] for each in found] for name in workers}
             results += [report(name, each) for name, each in runs.items()]
             if views is not None:
                 costs.append(compare(runs["plain"], runs["viewed"]))
