@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix, pack_quantized
+from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix, pack
 from triton_interpreter import IS_INTERPRETED
 
 pytest.importorskip("triton")
@@ -25,9 +25,7 @@ def draw(kind: str, rows: int, columns: int) -> QuantizedMatrix:
     scales = (torch.rand(rows, groups, device=DEVICE) + 0.5).to(torch.float16).float() / 64
     if kind == "int4":
         codes = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, device=DEVICE)
-        return QuantizedMatrix(
-            codes, scales, torch.randint(0, 17, (rows, groups), dtype=torch.uint8, device=DEVICE)
-        )
+        return QuantizedMatrix(codes, scales, torch.randint(0, 17, (rows, groups), dtype=torch.uint8, device=DEVICE))
     return QuantizedMatrix(torch.randn(rows, columns, device=DEVICE).to(FP8), scales)
 
 
@@ -42,7 +40,7 @@ def order(columns: int) -> Tensor:
 def test_groups_are_unpacked_exactly(kind: str, columns: int) -> None:
     torch.manual_seed(1)
     matrix = draw(kind, 5, columns)
-    assert torch.equal(quantized.dequantize(pack_quantized([matrix]), DTYPE), matrix.dequantize(DTYPE))
+    assert torch.equal(quantized.dequantize(pack([matrix]), DTYPE), matrix.dequantize(DTYPE))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 128), (5, 640), (3, 5120)])

@@ -11,9 +11,9 @@ from blink.kernels.quantized import (
     GROUP,
     Format,
     QuantizedMatrix,
-    pack_quantized,
+    pack,
     quantize_fp8,
-    unpack_quantized,
+    unpack,
 )
 
 
@@ -34,16 +34,16 @@ def test_packing_loses_nothing(kind: str) -> None:
     parts = [
         draw_int4(rows, 512) if kind == "int4" else draw_fp8(rows, 512, 1 if kind == "rows" else 4) for rows in (24, 8)
     ]
-    weight = pack_quantized(parts)
+    weight = pack(parts)
     assert weight.shape == (32, 512)
     expected = torch.cat([part.dequantize(torch.float32) for part in parts])
-    assert torch.equal(unpack_quantized(weight).dequantize(torch.float32), expected)
+    assert torch.equal(unpack(weight).dequantize(torch.float32), expected)
 
 
 def test_lanes_of_a_matrix_instruction_find_their_weights() -> None:
     """Lane q's bytes of a unit: at step s, of k 16 * s + 2 * q, that + 8, + 1, + 9."""
     codes = torch.arange(128, dtype=torch.uint8) % 126  # no NaN
-    packed = pack_quantized([QuantizedMatrix(codes.view(FP8)[None], torch.ones(1, 1))])
+    packed = pack([QuantizedMatrix(codes.view(FP8)[None], torch.ones(1, 1))])
     for lane in range(4):
         for step in range(8):
             start = 16 * step + 2 * lane
@@ -56,7 +56,7 @@ def test_lanes_find_their_weights_of_4_bits() -> None:
     """The word of two steps: its bits 4 * (2 * step + half) and 16 further are two neighbouring k."""
     part = draw_int4(1, 256)
     assert part.zeros is not None
-    words = pack_quantized([part]).values.view(torch.int32)[0].tolist()
+    words = pack([part]).values.view(torch.int32)[0].tolist()
     for lane in range(4):
         for step in range(16):
             word = words[lane * 8 + step // 2]

@@ -14,6 +14,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from blink.kernels.weight import QuantizedWeight
+
 GROUP = 128  # columns of one row that share a scale, and with 4 bits a zero point
 UNIT_BYTES = 128  # csrc/gpu/decode/quantized.cuh says what lies where in a unit
 FP8 = torch.float8_e4m3fn
@@ -51,20 +53,21 @@ class QuantizedMatrix:
         return values.mul_(_repeat(self.scales, columns)).to(dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedWeight:
-    """A weight [out, in] on a GPU, in the order that its kernels read: packed by pack_quantized."""
+class PackedWeight(QuantizedWeight):
+    """A weight [out, in] on a GPU, in the order that its kernels read; pack() makes it. Computes in bfloat16."""
 
-    format: Format
-    values: Tensor  # uint8 [out, bytes of a row]
-    scales: Tensor | None  # float32 [out]; None: groups
-    groups: Tensor | None  # int32 [out, in / GROUP], each a word as csrc/gpu/decode/quantized.cuh says
+    dtype = torch.bfloat16
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The weight's shape [out, in]."""
-        rows, num_bytes = self.values.shape
-        return rows, num_bytes // UNIT_BYTES * self.format.unit
+    def __init__(self, format: Format, values: Tensor, scales: Tensor | None, groups: Tensor | None) -> None:
+        """Take the parts.
+
+        values: uint8 [out, bytes of a row]; scales: float32 [out], or None with groups: int32 [out, in / GROUP], each a
+        word as csrc/gpu/decode/quantized.cuh says.
+        """
+        rows, num_bytes = values.shape
+        self.format, self.values, self.scales, self.groups = format, values, scales, groups
+        self.shape = rows, num_bytes // UNIT_BYTES * format.unit
+        self.device = values.device
 
     @property
     def nbytes(self) -> int:
@@ -72,13 +75,20 @@ class QuantizedWeight:
         parts = (self.values, self.scales, self.groups)
         return sum(part.nbytes for part in parts if part is not None)
 
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T on the GPU."""
+        from blink.kernels.gpu.quantized import multiply
+
+        return multiply(x, self)
+
+    def dequantize(self) -> Tensor:
+        """Return the weight as a tensor of its dtype."""
+        return unpack(self).dequantize(self.dtype)
+
     def fp8_values(self) -> Tensor:
         """Return the values as FP8, in their packed order."""
         assert self.format is Format.FP8
         return self.values.view(FP8)
-
-
-Weight = Tensor | QuantizedWeight
 
 
 def quantize_fp8(weight: Tensor) -> QuantizedMatrix:
@@ -92,18 +102,18 @@ def can_pack(columns: int, format: Format) -> bool:
     return columns % format.unit == 0
 
 
-def pack_quantized(parts: Sequence[QuantizedMatrix]) -> QuantizedWeight:
+def pack(parts: Sequence[QuantizedMatrix]) -> PackedWeight:
     """Pack matrices of the same columns and kind, one below the other."""
     is_fp8 = parts[0].values.dtype == FP8
     values = torch.cat([_pack_fp8(part.values) if is_fp8 else _pack_int4(part.values) for part in parts])
     if all(part.scales.shape[1] == 1 for part in parts):
-        return QuantizedWeight(Format.FP8, values, torch.cat([part.scales[:, 0] for part in parts]), None)
+        return PackedWeight(Format.FP8, values, torch.cat([part.scales[:, 0] for part in parts]), None)
     groups = torch.cat([_group_words(part) for part in parts])
-    return QuantizedWeight(Format.FP8 if is_fp8 else Format.INT4, values, None, groups)
+    return PackedWeight(Format.FP8 if is_fp8 else Format.INT4, values, None, groups)
 
 
-def unpack_quantized(weight: QuantizedWeight) -> QuantizedMatrix:
-    """Undo pack_quantized."""
+def unpack(weight: PackedWeight) -> QuantizedMatrix:
+    """Undo pack."""
     if weight.format is Format.FP8:
         lanes = weight.values.view(len(weight.values), -1, 4, 8, 2, 2)
         values = lanes.permute(0, 1, 3, 5, 2, 4).reshape(weight.shape).view(FP8)

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
-from blink.kernels.gpu.decode import gemm, gemv, moe
+from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
+from blink.kernels.quantized import PackedWeight
+from blink.kernels.weight import Weight
 from blink.models.layer import DenseMlp, Layer
 from blink.models.spec import ModelSpec
 
@@ -35,7 +37,7 @@ class DecodeWeights:
     embedding: Tensor  # [vocab, hidden]
     layers: Sequence[Layer]
     norm: Tensor  # [hidden]
-    lm_head: Tensor  # [vocab, hidden]
+    lm_head: Weight  # [vocab, hidden]
     rotary_table: Tensor  # float32 [positions, rotary_dim]
 
 
@@ -57,6 +59,16 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
         weights += [(2 * size, hidden), (hidden, size)]
     can_multiply = gemv.can_multiply if few else gemm.can_multiply
     return all(can_multiply(rows, n, k, dtype) for n, k in weights)
+
+
+def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
+    """Tell whether the kernels take those weights that are quantized, layers being alike."""
+    weights = [layer.qkv, layer.output, lm_head]
+    if isinstance(layer.mlp, DenseMlp):
+        weights += [layer.mlp.gate_up, layer.mlp.down]
+    packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
+    can_multiply = gemv_quantized.can_multiply if rows <= MAX_GEMV_ROWS else gemm.can_multiply_quantized
+    return all(can_multiply(weight, rows) for weight in packed)
 
 
 def can_attend_rows(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> bool:

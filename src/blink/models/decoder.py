@@ -18,6 +18,7 @@ from blink.kernels.rms_norm import last_token_norm, rms_norm, rms_norm_columns
 from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
 from blink.kernels.scoring import score_prompts
+from blink.kernels.weight import Weight
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
@@ -36,7 +37,7 @@ class StepInputs:
 class Decoder:
     """A model with its weights. Steps write the KV cache and the batch's outputs and keep no other state."""
 
-    def __init__(self, spec: ModelSpec, embedding: Tensor, layers: list[Layer], norm: Tensor, lm_head: Tensor) -> None:
+    def __init__(self, spec: ModelSpec, embedding: Tensor, layers: list[Layer], norm: Tensor, lm_head: Weight) -> None:
         """Take the weights: embedding [vocab, hidden], norm [hidden], lm_head [vocab, hidden] from pack_weight."""
         self.spec = spec
         self.device = embedding.device
@@ -182,9 +183,10 @@ class Decoder:
     def _has_decode_kernels(self, num_rows: int, kv_cache: Tensor) -> bool:
         if self.device.type != "cuda":
             return False
-        from blink.models.decode_step import can_decode
+        from blink.models.decode_step import can_decode, can_multiply_packed
 
-        return can_decode(self.spec, self.dtype, num_rows, kv_cache.shape[3])
+        fits = can_decode(self.spec, self.dtype, num_rows, kv_cache.shape[3])
+        return fits and can_multiply_packed(self._layers[0], self._lm_head, num_rows)
 
     def _decode(self, batch: Batch, kv_cache: Tensor, num_rows: int) -> Tensor:
         from blink.models.decode_step import DecodeWeights, compute_decode_logits

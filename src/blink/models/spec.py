@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from blink.errors import ConfigError
+from blink.models.quantization import Quantization
 from blink.models.rope import Rope
 
 Activation = Literal["silu", "gelu_tanh", "clipped_silu"]
@@ -59,6 +60,7 @@ class ModelSpec:
     experts_per_token: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
+    quantization: Quantization | None = None  # of the checkpoint's matrices
 
     def check(self, place: str) -> None:
         """Check what the values must be to each other; `place` names the file that they come from.

@@ -12,31 +12,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.quantized import FP8, GROUP, Format, QuantizedWeight
+from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight
 
 _FEW_ROWS = 256  # in passes of 64 at most, rather than unpack a weight
 _BLOCK = 1024
 _FP8_MAX = tl.constexpr(448.0)
 
 
-def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T + bias; x: contiguous bfloat16 [rows, in]."""
+def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
+    """Return x @ weight.T; x: contiguous bfloat16 [rows, in]."""
     from blink.kernels.gpu.decode import gemm
 
     rows = x.shape[0]
     passes = rows <= (gemm.MAX_ROWS if weight.groups is None else _FEW_ROWS)
     if passes and gemm.can_multiply_quantized(weight, min(rows, gemm.MAX_ROWS)):
-        parts = [gemm.linear(part, weight, bias) for part in x.split(gemm.MAX_ROWS)]
+        parts = [gemm.linear(part, weight) for part in x.split(gemm.MAX_ROWS)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     if weight.scales is None:
-        return functional.linear(x, dequantize(weight, x.dtype), bias)
+        return functional.linear(x, dequantize(weight, x.dtype))
     values, scales = quantize_rows(x)
     return torch._scaled_mm(
         values,
         weight.fp8_values().t(),
         scale_a=scales,
         scale_b=weight.scales[None, :],
-        bias=bias,
         out_dtype=x.dtype,
         use_fast_accum=True,
     )
@@ -66,7 +65,7 @@ def _quantize_row(x, values, scales, columns, BLOCK: tl.constexpr, FP8_MAX: tl.c
     tl.store(values + start + place, (value / scale).to(values.dtype.element_ty), mask=place < columns)
 
 
-def dequantize(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
+def dequantize(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     """Return a weight whose groups have scales in another type and its usual order."""
     assert weight.groups is not None
     rows, columns = weight.shape

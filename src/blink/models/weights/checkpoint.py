@@ -23,6 +23,7 @@ from blink.models.weights.shards import list_shards
 
 # How the names of a text model begin in files of one that sees pictures too.
 _TEXT_PARTS = ("language_model.model.", "model.language_model.")
+_WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _EXPERT_NAME = re.compile(r"(.+\.experts)\.(\d+)(\..+)")
 
 
@@ -122,14 +123,36 @@ class SafetensorsCheckpoint:
         _check_shape(found, shape, f"{self._directory}: '{name}'")
 
     def fill(self, name: str, target: Tensor) -> None:
+        target.copy_(self.read(name, _WIDE_TYPES).view(target.shape))
+
+    @property
+    def place(self) -> str:
+        """The directory, for messages."""
+        return str(self._directory)
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a tensor of that name."""
+        return self._find_name(name) in self._owners
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return a tensor's shape, None if there is none."""
+        name = self._find_name(name)
+        return tuple(self._owners[name].get_slice(name).get_shape()) if name in self._owners else None
+
+    def read(self, name: str, types: Sequence[torch.dtype]) -> Tensor:
+        """Return a tensor as it is stored, in one of these types.
+
+        Raises:
+            ConfigError: it is of another type, or cannot be read.
+        """
         name = self._find_name(name)
         try:
             values = self._owners[name].get_tensor(name)
         except Exception as error:  # as above
             raise ConfigError(f"{self._directory}: '{name}' cannot be read ({one_line(error)}).") from error
-        if not values.is_floating_point():
+        if values.dtype not in types:
             raise ConfigError(f"{self._directory}: '{name}' has type {values.dtype}, which is not supported.")
-        target.copy_(values.view(target.shape))
+        return values
 
     def _find_name(self, name: str) -> str:
         return self._prefix + name.removeprefix("model.") if name.startswith("model.") else name

@@ -16,6 +16,7 @@ from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint, SafetensorsCheckpoint
 from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
 from blink.models.weights.files import resolve_model
+from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.source import find_format, read_spec
 
 # Beyond it the rotary table alone takes a GiB, and a description that says more is more likely damaged than right.
@@ -71,7 +72,17 @@ def _limit_length(spec: ModelSpec, max_model_len: int) -> ModelSpec:
 
 
 def _open_checkpoint(path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device) -> Checkpoint:
-    load_format = find_format(path, config.load_format)
+    load_format, quantization = find_format(path, config.load_format), spec.quantization
+    if quantization is not None and config.quantization == "fp8" and quantization.storage != "fp8":
+        raise ConfigError(f"--quantization fp8: {path} has matrices of {quantization.title} already; leave it out.")
     if load_format == "dummy":
-        return DummyCheckpoint(device, config.seed)
-    return GgufCheckpoint(path, spec) if load_format == "gguf" else SafetensorsCheckpoint(path)
+        checkpoint = DummyCheckpoint(device, config.seed)
+        if quantization is not None:
+            return DummyMatrices(checkpoint, quantization)
+    elif load_format == "gguf":
+        checkpoint = GgufCheckpoint(path, spec)
+    else:
+        checkpoint = SafetensorsCheckpoint(path)
+        if quantization is not None:
+            return QuantizedCheckpoint(checkpoint, quantization)
+    return Fp8Checkpoint(checkpoint) if config.quantization == "fp8" else checkpoint

@@ -17,7 +17,8 @@ from blink.kernels.gpu.decode import gemm_quantized
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix
-from blink.kernels.quantized import QuantizedWeight, Weight
+from blink.kernels.quantized import PackedWeight
+from blink.kernels.weight import Weight
 
 MAX_ROWS = 64
 _EMBED_THREADS = 256
@@ -105,10 +106,10 @@ def add_linear(x: Tensor, weight: Weight, residual: Tensor, next_norm: Tensor, b
     return _launch(Output.ADD, x, weight, residual, bias=bias, next_norm=next_norm)
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T + bias."""
+def linear(x: Tensor, weight: Weight) -> Tensor:
+    """Return x @ weight.T."""
     out = x.new_empty(x.shape[0], weight.shape[0])
-    _launch(Output.STORE, x, weight, out, bias=bias)
+    _launch(Output.STORE, x, weight, out)
     return out
 
 
@@ -123,7 +124,7 @@ def new_squares(x: Tensor, parts: int) -> Tensor:
     return torch.empty(parts, pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
 
 
-def can_multiply_quantized(weight: QuantizedWeight, rows: int) -> bool:
+def can_multiply_quantized(weight: PackedWeight, rows: int) -> bool:
     """Tell whether the kernels take so many rows and this weight."""
     return rows <= MAX_ROWS and can_multiply_groups() and gemm_quantized.can_multiply(weight, pad_rows(rows))
 
@@ -157,7 +158,7 @@ def _launch(
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[0] == rows
     tokens = pad_rows(rows)
     norm = squares is not None
-    if isinstance(weight, QuantizedWeight):
+    if isinstance(weight, PackedWeight):
         values, scales, groups = weight.values, weight.scales, weight.groups
         kernel = _choose_quantized(output, weight, tokens, norm=norm)
     else:
@@ -208,7 +209,7 @@ def _choose(output: Output, weight: Tensor, tokens: int, *, norm: bool) -> _Kern
     return _Kernel(name, split.tile, split.cluster, split.groups, stages, shared_bytes)
 
 
-def _choose_quantized(output: Output, weight: QuantizedWeight, tokens: int, *, norm: bool) -> _Kernel:
+def _choose_quantized(output: Output, weight: PackedWeight, tokens: int, *, norm: bool) -> _Kernel:
     shape = gemm_quantized.Shape.of(weight, output, tokens)
     split = gemm_quantized.choose_split(shape)
     assert split is not None and can_multiply_groups()

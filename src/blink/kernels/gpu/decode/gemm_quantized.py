@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from blink.kernels.gpu.decode.splits import Output
-from blink.kernels.quantized import GROUP, Format, QuantizedWeight
+from blink.kernels.quantized import GROUP, Format, PackedWeight
 
 _SM_BYTES = 228 << 10
 _RESERVED_BYTES = 1024  # of a block's shared memory
@@ -30,7 +30,7 @@ class Shape:
     n: int  # weight rows
 
     @classmethod
-    def of(cls, weight: QuantizedWeight, output: Output, tokens: int) -> Shape:
+    def of(cls, weight: PackedWeight, output: Output, tokens: int) -> Shape:
         """Describe the product of so many rows, rounded up, with a weight."""
         n, k = weight.shape
         return cls(weight.format, weight.groups is not None, output, tokens, k, n)
@@ -117,6 +117,6 @@ def kernel_name(shape: Shape, split: QuantizedGemmSplit, *, norm: bool) -> str:
     return f"blink::gemm_quantized<{flags}, {', '.join(map(str, sizes))}, {shape.output.value}, {str(norm).lower()}>"
 
 
-def can_multiply(weight: QuantizedWeight, tokens: int) -> bool:
+def can_multiply(weight: PackedWeight, tokens: int) -> bool:
     """Tell whether there are kernels for so many rows, rounded up, and this weight, whatever the output."""
     return weight.shape[0] % 8 == 0 and all(choose_split(Shape.of(weight, output, tokens)) for output in Output)

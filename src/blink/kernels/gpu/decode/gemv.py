@@ -13,7 +13,8 @@ from torch import Tensor
 from blink.kernels.gpu.decode import gemv_quantized
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
-from blink.kernels.quantized import QuantizedWeight, Weight
+from blink.kernels.quantized import PackedWeight
+from blink.kernels.weight import Weight
 
 MAX_ROWS = 8
 _UNIT = 32  # k of one row that a load takes at least
@@ -137,7 +138,7 @@ def _launch(
     assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype == torch.bfloat16
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[0] == rows
     values, scales, groups = weight, None, None
-    if isinstance(weight, QuantizedWeight):
+    if isinstance(weight, PackedWeight):
         values, scales, groups = weight.values, weight.scales, weight.groups
     assert isinstance(values, Tensor) and values.is_contiguous()
     arguments = _Arguments(
@@ -167,7 +168,7 @@ def _choose_kernel(
     output: Output, weight: Weight, rows: int, *, norm: bool
 ) -> tuple[str, Split | gemv_quantized.QuantizedSplit, int]:
     """Return the kernel's name, how it splits the product, and its shared memory."""
-    if isinstance(weight, QuantizedWeight):
+    if isinstance(weight, PackedWeight):
         shape = gemv_quantized.Shape.of(weight, rows)
         chosen = gemv_quantized.choose_split(shape)
         assert chosen is not None and chosen.tile <= shape.n

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from blink.kernels.gpu.decode.splits import Output
-from blink.kernels.quantized import GROUP, UNIT_BYTES, Format, QuantizedWeight
+from blink.kernels.quantized import GROUP, UNIT_BYTES, Format, PackedWeight
 
 # With which a lane's part of the activations takes 80 registers at most, or 64 where rows fill the instruction.
 _MOST_STEPS = {Format.FP8: (5, 2), Format.INT4: (2, 1)}
@@ -44,7 +44,7 @@ class Shape:
     n: int  # weight rows
 
     @classmethod
-    def of(cls, weight: QuantizedWeight, rows: int) -> Shape:
+    def of(cls, weight: PackedWeight, rows: int) -> Shape:
         """Describe the product of so many rows with a weight."""
         n, k = weight.shape
         return cls(weight.format, weight.groups is not None, rows, k, n)
@@ -106,7 +106,7 @@ def kernel_name(shape: Shape, split: QuantizedSplit, output: Output, *, norm: bo
     return f"blink::gemv_quantized<{flags}, {', '.join(map(str, sizes))}, {output.value}, {str(norm).lower()}>"
 
 
-def can_multiply(weight: QuantizedWeight, rows: int) -> bool:
+def can_multiply(weight: PackedWeight, rows: int) -> bool:
     """Tell whether there is a kernel for so many rows and this weight."""
     split = choose_split(Shape.of(weight, rows))
     return split is not None and split.tile <= weight.shape[0]

@@ -46,7 +46,7 @@ def encode_cells(kv_cache: Tensor, box_tokens: int) -> TensorMap:
 
 
 def _encode(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:
-    """Encode a tensor of bf16 or bytes; strides: in elements, of all dimensions but the first, whose elements are neighbours."""
+    """Encode a tensor of bf16 or bytes; strides: in elements, of all dimensions but the first, whose are neighbours."""
     types = driver.CUtensorMapDataType
     is_bytes = tensor.dtype == torch.uint8
     encoded = check(
