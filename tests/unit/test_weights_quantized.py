@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantized checkpoints: each scheme gives the logits of its dequantised weights; what is not run is refused by name."""
+"""Quantized checkpoints: each scheme gives the logits of its dequantised weights; others are refused by name."""
 
 from __future__ import annotations
 

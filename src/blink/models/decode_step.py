@@ -63,12 +63,20 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
 
 def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
     """Tell whether the kernels take those weights that are quantized, layers being alike."""
+    packed = _list_packed(layer, lm_head)
+    return _are_few(packed, rows) or all(gemm.can_multiply_quantized(weight, rows) for weight in packed)
+
+
+def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
     weights = [layer.qkv, layer.output, lm_head]
     if isinstance(layer.mlp, DenseMlp):
         weights += [layer.mlp.gate_up, layer.mlp.down]
-    packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
-    can_multiply = gemv_quantized.can_multiply if rows <= MAX_GEMV_ROWS else gemm.can_multiply_quantized
-    return all(can_multiply(weight, rows) for weight in packed)
+    return [weight for weight in weights if isinstance(weight, PackedWeight)]
+
+
+def _are_few(packed: Sequence[PackedWeight], rows: int) -> bool:
+    """Tell whether the kernels for few rows are there and the faster ones."""
+    return rows <= MAX_GEMV_ROWS and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
 
 
 def can_attend_rows(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> bool:
@@ -84,7 +92,8 @@ def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
 
 def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
-    run = _decode_few if rows <= MAX_GEMV_ROWS else _decode_many
+    packed = _list_packed(weights.layers[0], weights.lm_head)
+    run = _decode_few if _are_few(packed, rows) else _decode_many
     return run(weights, batch, kv_cache, batch.input_ids[:rows])
 
 

@@ -31,7 +31,7 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     if weight.scales is None:
         return functional.linear(x, dequantize(weight, x.dtype))
     values, scales = quantize_rows(x)
-    return torch._scaled_mm(
+    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
         values,
         weight.fp8_values().t(),
         scale_a=scales,

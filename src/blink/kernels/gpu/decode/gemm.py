@@ -18,7 +18,7 @@ from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel,
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix
 from blink.kernels.quantized import PackedWeight
-from blink.kernels.weight import Weight
+from blink.kernels.weight import Weight, plain
 
 MAX_ROWS = 64
 _EMBED_THREADS = 256
@@ -162,8 +162,8 @@ def _launch(
         values, scales, groups = weight.values, weight.scales, weight.groups
         kernel = _choose_quantized(output, weight, tokens, norm=norm)
     else:
-        values, scales, groups = weight, None, None
-        kernel = _choose(output, weight, tokens, norm=norm)
+        values, scales, groups = plain(weight), None, None
+        kernel = _choose(output, values, tokens, norm=norm)
     assert values.is_contiguous()
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     blocks = -(-n // outputs) * kernel.cluster

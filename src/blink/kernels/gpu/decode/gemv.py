@@ -14,7 +14,7 @@ from blink.kernels.gpu.decode import gemv_quantized
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import PackedWeight
-from blink.kernels.weight import Weight
+from blink.kernels.weight import Weight, plain
 
 MAX_ROWS = 8
 _UNIT = 32  # k of one row that a load takes at least
@@ -137,10 +137,11 @@ def _launch(
     n = out.shape[1]
     assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype == torch.bfloat16
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[0] == rows
-    values, scales, groups = weight, None, None
     if isinstance(weight, PackedWeight):
         values, scales, groups = weight.values, weight.scales, weight.groups
-    assert isinstance(values, Tensor) and values.is_contiguous()
+    else:
+        values, scales, groups = plain(weight), None, None
+    assert values.is_contiguous()
     arguments = _Arguments(
         values.data_ptr(),
         None if bias is None else bias.data_ptr(),
@@ -175,7 +176,7 @@ def _choose_kernel(
         name = gemv_quantized.kernel_name(shape, chosen, output, norm=norm)
         return name, chosen, gemv_quantized.shared_bytes(shape, chosen)
     n, k = weight.shape
-    assert can_multiply(rows, n, k, weight.dtype)
+    assert can_multiply(rows, n, k, plain(weight).dtype)
     split = choose_split(rows, k, n)
     assert split is not None
     sizes = (rows, k, split.warps, split.cluster, split.slices, split.tile, split.stage_rows, split.stages)

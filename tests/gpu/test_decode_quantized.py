@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding rows' kernels with weights of 8 and 4 bits against the dequantised weights, and whole small models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from blink.config import ModelConfig
+from blink.kernels.cpu.activation import activate
+from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.quantized import FP8, GROUP, PackedWeight, QuantizedMatrix, pack
+from blink.models.decoder import Decoder
+from blink.models.weights.loader import load_model
+from model_driver import Driver
+from quantized_checkpoints import SCHEMES, write_checkpoints
+
+pytest.importorskip("cuda.core")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from blink.kernels.gpu import quantized
+from blink.kernels.gpu.decode import gemm, gemm_quantized, gemv, gemv_quantized, splits
+from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups
+from blink.kernels.gpu.decode.splits import Output
+
+pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
+
+EPS = 1e-5
+KINDS = ["rows", "groups", "int4"]
+
+
+def draw(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, device="cuda") * scale).to(torch.bfloat16)
+
+
+def draw_weight(kind: str, n: int, k: int) -> tuple[PackedWeight, Tensor]:
+    """Return a packed weight and what it stands for, in float32."""
+    sizes = (n, 1 if kind == "rows" else k // GROUP)
+    scales = ((torch.rand(sizes, device="cuda") + 0.5) * k**-0.5).to(torch.float16).float()
+    if kind == "int4":
+        codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda")
+        matrix = QuantizedMatrix(codes, scales / 4, torch.randint(0, 17, sizes, dtype=torch.uint8, device="cuda"))
+    else:
+        matrix = QuantizedMatrix((torch.randn(n, k, device="cuda") / 2**0.5).to(FP8), scales)
+    return pack([matrix]), matrix.dequantize(torch.float32)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return rms_norm_torch(x.float(), weight.float(), EPS)
+
+
+def check_few(kind: str, rows: int, n: int, k: int) -> None:
+    x, norm_weight, bias, residual = draw(rows, k), draw(k), draw(n), draw(rows, n)
+    weight, plain = draw_weight(kind, n, k)
+    expected = functional.linear(normed(x, norm_weight), plain, bias.float())
+    assert error(gemv.normed_linear(x, norm_weight, EPS, weight, bias), expected) < 1e-2
+    added = residual.float() + functional.linear(x.float(), plain)
+    gemv.add_linear(x, weight, residual)
+    assert error(residual, added) < 1e-2
+    weight, plain = draw_weight(kind, 2 * n, k)
+    expected = activate(functional.linear(normed(x, norm_weight), plain))
+    assert error(gemv.gated_linear(x, norm_weight, EPS, weight), expected) < 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 48, 256), (1, 1000, 4096), (2, 200, 14336), (3, 40, 2048)])
+def test_products_of_few_rows_equal_those_of_the_dequantised_weight(kind: str, rows: int, n: int, k: int) -> None:
+    torch.manual_seed(1)
+    check_few(kind, rows, n, k)
+
+
+@pytest.mark.parametrize("kind", ["rows", "int4"])
+@pytest.mark.parametrize("split", [(2, 2, 2, 16, 8, 2), (1, 4, 4, 32, 4, 3), (4, 1, 1, 16, 8, 2)], ids=str)
+def test_any_split_of_few_rows_gives_the_same_products(
+    kind: str, split: tuple[int, int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(2)
+    chosen = gemv_quantized.QuantizedSplit(*split)
+    monkeypatch.setattr(gemv_quantized, "choose_split", lambda _: chosen)
+    check_few(kind, 2, 100, 4096)
+
+
+def norm_of(x: Tensor, weight: Tensor) -> gemm.Normed:
+    squares = torch.full((1, splits.pad_rows(x.shape[0])), torch.nan, device="cuda")
+    squares[:, : x.shape[0]] = x.float().square().sum(1)
+    return gemm.Normed((x.float() * weight.float()).to(torch.bfloat16), squares)
+
+
+def check_many(kind: str, rows: int, n: int, k: int) -> None:
+    x, norm_weight, next_norm, residual = draw(rows, k), draw(k), draw(n), draw(rows, n)
+    weight, plain = draw_weight(kind, n, k)
+    expected = functional.linear(normed(x, norm_weight), plain)
+    assert error(gemm.normed_linear(norm_of(x, norm_weight), EPS, weight), expected) < 1e-2
+    product = functional.linear(x.float(), plain)
+    assert error(gemm.linear(x, weight), product) < 1e-2
+    found = residual.clone()
+    following = gemm.add_linear(x, weight, found, next_norm)
+    assert error(found, residual.float() + product) < 1e-2
+    assert error(following.x, found.float() * next_norm.float()) < 1e-2
+    assert error(following.squares.sum(0)[:rows], found.float().square().sum(1)) < 1e-4
+    weight, plain = draw_weight(kind, 2 * n, k)
+    expected = activate(functional.linear(normed(x, norm_weight), plain))
+    assert error(gemm.gated_linear(norm_of(x, norm_weight), EPS, weight), expected) < 1e-2
+
+
+groups_only = pytest.mark.skipif(not can_launch() or not can_multiply_groups(), reason="needs Hopper")
+
+
+@groups_only
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 48, 256), (8, 1000, 4096), (13, 64, 14336), (33, 208, 1280)])
+def test_products_of_many_rows_equal_those_of_the_dequantised_weight(kind: str, rows: int, n: int, k: int) -> None:
+    torch.manual_seed(3)
+    check_many(kind, rows, n, k)
+
+
+@groups_only
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("split", [(1, 2, 2, 3), (2, 4, 1, 4), (2, 2, 1, 3)], ids=str)
+def test_any_split_of_many_rows_gives_the_same_products(
+    kind: str, split: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(4)
+    chosen = gemm_quantized.QuantizedGemmSplit(*split)
+    monkeypatch.setattr(gemm_quantized, "choose_split", lambda _: chosen)
+    check_many(kind, 27, 200, 2816)
+
+
+@pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
+@pytest.mark.parametrize("n", [1024, 6144, 28672])
+def test_every_product_has_a_split_that_fits(n: int, output: Output) -> None:
+    for kind in KINDS:
+        for k in (1024, 4096, 5120, 14336):
+            weight, _ = draw_weight(kind, n, k)
+            for tokens in (8, 16, 32, 64):
+                assert gemm_quantized.choose_split(gemm_quantized.Shape.of(weight, output, tokens)) is not None
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("rows", 5e-2), ("groups", 1e-2), ("int4", 1e-2)])
+@pytest.mark.parametrize("rows", [3, 64, 70, 257])
+def test_prompts_are_multiplied_within_their_rounding(kind: str, tolerance: float, rows: int) -> None:
+    """With a scale for each weight row, many rows are rounded to FP8 as well."""
+    torch.manual_seed(5)
+    x = draw(rows, 1024)
+    weight, plain = draw_weight(kind, 384, 1024)
+    assert error(quantized.multiply(x, weight), functional.linear(x.float(), plain)) < tolerance
+
+
+def load(path: Path, device: str, dtype: torch.dtype, quantization: str = "auto") -> Decoder:
+    return load_model(ModelConfig(model=str(path), quantization=quantization), torch.device(device), dtype)
+
+
+def decode_logits(decoder: Decoder, rows: int) -> Tensor:
+    """Return the logits of the token behind each of some prompts, as a decoding step computes them."""
+    driver = Driver(decoder)
+    generator = torch.Generator().manual_seed(rows)
+    for row in range(rows):
+        driver.add(torch.randint(128, (row % 5 + 2,), generator=generator).tolist(), 1)
+    for sequence in driver.sequences:  # all but the last token
+        last = sequence.tokens.pop()
+        driver.decoder.forward(driver.batch, driver.kv_cache, driver._compose([(sequence, len(sequence.tokens))]), 1)
+        sequence.num_computed = len(sequence.tokens)
+        sequence.tokens.append(last)
+    driver._compose([(sequence, 1) for sequence in driver.sequences])
+    return decoder.compute_logits(driver.batch, driver.kv_cache, rows, rows, decoding=True).float().cpu()
+
+
+@groups_only
+@pytest.mark.parametrize("scheme", list(SCHEMES))
+def test_models_give_the_logits_of_their_dequantised_weights(tmp_path: Path, scheme: str) -> None:
+    path, plain = write_checkpoints(tmp_path, scheme)
+    exact, found = load(plain, "cpu", torch.float32), load(path, "cuda", torch.bfloat16)
+    assert isinstance(found._layers[0].qkv, PackedWeight)
+    for rows in (1, 3):
+        assert error(decode_logits(found, rows), decode_logits(exact, rows)) < 5e-2
+
+
+@groups_only
+def test_weights_rounded_when_loaded_are_packed(tmp_path: Path) -> None:
+    _, plain = write_checkpoints(tmp_path, "fp8-channel")
+    exact = load(plain, "cpu", torch.float32, quantization="fp8")
+    found = load(plain, "cuda", torch.bfloat16, quantization="fp8")
+    assert isinstance(found._lm_head, PackedWeight)
+    assert error(decode_logits(found, 2), decode_logits(exact, 2)) < 5e-2
