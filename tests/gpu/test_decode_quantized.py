@@ -11,10 +11,12 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.config import ModelConfig
+from blink.kernels.cpu import moe as cpu_moe
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
-from blink.kernels.quantized import FP8, GROUP, PackedWeight, QuantizedMatrix, pack
+from blink.kernels.quantized import FP8, GROUP, Fp8Experts, PackedWeight, QuantizedMatrix, pack
 from blink.models.decoder import Decoder
+from blink.models.layer import MoeMlp
 from blink.models.weights.loader import load_model
 from model_driver import Driver
 from quantized_checkpoints import SCHEMES, write_checkpoints
@@ -24,7 +26,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from blink.kernels.gpu import quantized
-from blink.kernels.gpu.decode import gemm, gemm_quantized, gemv, gemv_quantized, splits
+from blink.kernels.gpu.decode import gemm, gemm_quantized, gemv, gemv_quantized, moe, splits
+from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups
 from blink.kernels.gpu.decode.splits import Output
 
@@ -191,3 +194,76 @@ def test_weights_rounded_when_loaded_are_packed(tmp_path: Path) -> None:
     found = load(plain, "cuda", torch.bfloat16, quantization="fp8")
     assert isinstance(found._lm_head, PackedWeight)
     assert error(decode_logits(found, 2), decode_logits(exact, 2)) < 5e-2
+
+
+class Mixture:
+    """One layer's experts in FP8, and rows to run them on."""
+
+    def __init__(self, rows: int, shape: tuple[int, int, int, int]) -> None:
+        torch.manual_seed(11)
+        num_experts, self.top_k, hidden, size = shape
+        self.residual, self.norm, self.next_norm = draw(rows, hidden), draw(hidden), draw(hidden)
+        self.logits = draw(rows, num_experts)
+        self.gate_up = draw_experts(num_experts, 2 * size, hidden)
+        self.down = draw_experts(num_experts, hidden, size, scale=8)  # outweighs the residual's rounding
+        self.context_lens = torch.ones(rows, dtype=torch.int32, device="cuda")
+
+    def added(self) -> Tensor:
+        """Return what the experts add, in float32."""
+        x, gate_up, down = (
+            normed(self.residual, self.norm),
+            self.gate_up.dequantize(torch.float32),
+            self.down.dequantize(torch.float32),
+        )
+        logits = self.logits.float()
+        return cpu_moe.moe(x, logits, gate_up, down, top_k=self.top_k, renormalize=True)
+
+
+def draw_experts(count: int, rows: int, columns: int, scale: float = 1.0) -> Fp8Experts:
+    values = torch.randn(count, rows, columns, device="cuda").to(FP8)
+    return Fp8Experts(values, (torch.rand(count, rows, device="cuda") + 0.5) * scale * columns**-0.5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("shape", [(128, 8, 256, 128), (64, 6, 2048, 768)], ids=str)
+def test_experts_of_few_rows_equal_those_of_the_dequantised_weights(
+    rows: int, shape: tuple[int, int, int, int]
+) -> None:
+    mixture = Mixture(rows, shape)
+    routes = moe.Routes(mixture.logits, mixture.context_lens, mixture.top_k, True)
+    residual, added = mixture.residual.clone(), mixture.added()
+    gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes)
+    following = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.next_norm)
+    assert float((residual.float() - mixture.residual.float() - added).norm() / added.norm()) < 1e-2
+    assert torch.equal(following.x, residual * mixture.next_norm)
+
+
+@groups_only
+@pytest.mark.parametrize("rows", [5, 33])
+def test_experts_of_many_rows_equal_those_of_the_dequantised_weights(rows: int) -> None:
+    mixture = Mixture(rows, (128, 8, 512, 256))
+    residual, added = mixture.residual.clone(), mixture.added()
+    add_grouped_experts(
+        residual,
+        norm_of(mixture.residual, mixture.norm),
+        EPS,
+        mixture.logits,
+        mixture.gate_up,
+        mixture.down,
+        torch.tensor([rows], dtype=torch.int32, device="cuda"),
+        mixture.next_norm,
+        top_k=mixture.top_k,
+        renormalize=True,
+    )
+    assert float((residual.float() - mixture.residual.float() - added).norm() / added.norm()) < 2e-2
+
+
+@groups_only
+def test_experts_of_a_model_are_fp8(tmp_path: Path) -> None:
+    experts = {"model_type": "qwen3_moe", "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
+    path, plain = write_checkpoints(tmp_path, "fp8-channel", **experts)
+    exact, found = load(plain, "cpu", torch.float32), load(path, "cuda", torch.bfloat16)
+    mlp = found._layers[0].mlp
+    assert isinstance(mlp, MoeMlp) and isinstance(mlp.down, Fp8Experts)
+    for rows in (1, 6):
+        assert error(decode_logits(found, rows), decode_logits(exact, rows)) < 0.1

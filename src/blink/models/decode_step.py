@@ -18,9 +18,9 @@ from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
-from blink.kernels.quantized import PackedWeight
+from blink.kernels.quantized import Fp8Experts, PackedWeight
 from blink.kernels.weight import Weight
-from blink.models.layer import DenseMlp, Layer
+from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
@@ -64,6 +64,10 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
 def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
     """Tell whether the kernels take those weights that are quantized, layers being alike."""
     packed = _list_packed(layer, lm_head)
+    if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.down, Fp8Experts) and rows <= MAX_UNGROUPED_ROWS:
+        num_experts, hidden, size = layer.mlp.down.shape
+        if not moe.can_add_experts(rows, hidden, size, num_experts, 1, fp8=True):
+            return False
     return _are_few(packed, rows) or all(gemm.can_multiply_quantized(weight, rows) for weight in packed)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
+from blink.kernels.quantized import ExpertWeight
 from blink.kernels.weight import Weight
 
 
@@ -24,8 +25,8 @@ class MoeMlp:
     """A gated MLP per expert and the router that chooses among them."""
 
     router: Weight  # [experts, hidden]
-    gate_up: Tensor  # [experts, 2 * intermediate, hidden]
-    down: Tensor  # [experts, hidden, intermediate]
+    gate_up: ExpertWeight  # [experts, 2 * intermediate, hidden]
+    down: ExpertWeight  # [experts, hidden, intermediate]
     router_bias: Tensor | None = None  # [experts]
     biases: tuple[Tensor, Tensor] | None = None  # of gate_up [experts, 2 * intermediate], of down [experts, hidden]
 

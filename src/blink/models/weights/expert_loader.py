@@ -8,6 +8,7 @@ from blink.models.families import FAMILIES
 from blink.models.layer import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
+from blink.models.weights.packed_loader import has_fp8_experts, load_fp8_experts
 from blink.models.weights.target import WeightTarget
 
 # What checkpoints call gate, up and down of an expert.
@@ -31,10 +32,15 @@ def load_experts(checkpoint: Checkpoint, spec: ModelSpec, layer: str, target: We
         checkpoint.check(up.format(expert), (size, hidden))
         checkpoint.check(down.format(expert), (hidden, size))
     router = target.allocate(spec.num_experts, hidden)
+    target.fill(checkpoint, f"{prefix}.gate.weight", router)
+    if has_fp8_experts(checkpoint, gate.format(0), target):
+        parts = [(gate.format(expert), up.format(expert)) for expert in range(spec.num_experts)]
+        gate_up = load_fp8_experts(checkpoint, parts, (size, hidden), target)
+        downs = [(down.format(expert),) for expert in range(spec.num_experts)]
+        return MoeMlp(pack_weight(router), gate_up, load_fp8_experts(checkpoint, downs, (hidden, size), target))
     experts = MoeMlp(
         router, target.allocate(spec.num_experts, 2 * size, hidden), target.allocate(spec.num_experts, hidden, size)
     )
-    target.fill(checkpoint, f"{prefix}.gate.weight", router)
     for expert in range(spec.num_experts):
         target.fill(checkpoint, gate.format(expert), experts.gate_up[expert, :size])
         target.fill(checkpoint, up.format(expert), experts.gate_up[expert, size:])

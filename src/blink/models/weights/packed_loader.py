@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from blink.kernels.quantized import FP8, Format, PackedWeight, QuantizedMatrix, can_pack, pack
+from blink.errors import ConfigError
+from blink.kernels.quantized import FP8, Format, Fp8Experts, PackedWeight, QuantizedMatrix, can_pack, pack
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.target import WeightTarget
 
+_SOURCES = (QuantizedCheckpoint, Fp8Checkpoint, DummyMatrices)
 _HOPPER = (9, 0)
 
 
@@ -26,7 +28,7 @@ def load_packed(
     Raises:
         ConfigError: one is missing, of another shape, or cannot be read.
     """
-    if not isinstance(checkpoint, QuantizedCheckpoint | Fp8Checkpoint | DummyMatrices) or not _has_kernels(target):
+    if not isinstance(checkpoint, _SOURCES) or not _has_kernels(target):
         return None
     found: list[QuantizedMatrix] = []
     for name, rows in parts.items():
@@ -41,6 +43,33 @@ def load_packed(
     weight = pack(found)
     target.advance(weight.shape[0] * weight.shape[1] * target.dtype.itemsize)
     return weight
+
+
+def has_fp8_experts(checkpoint: Checkpoint, name: str, target: WeightTarget) -> bool:
+    """Tell whether experts are to be loaded in FP8, by one of their matrices."""
+    if not isinstance(checkpoint, _SOURCES) or not _has_kernels(target):
+        return False
+    return checkpoint.stores_fp8_rows(name)
+
+
+def load_fp8_experts(
+    checkpoint: Checkpoint, parts: Sequence[Sequence[str]], shape: tuple[int, int], target: WeightTarget
+) -> Fp8Experts:
+    """Read each expert's matrices, which have been checked, one below the other."""
+    assert isinstance(checkpoint, _SOURCES)
+    rows, columns = shape
+    height = rows * len(parts[0])
+    values = target.allocate(len(parts), height, columns, dtype=FP8)
+    scales = target.allocate(len(parts), height, dtype=torch.float32)
+    for expert, names in enumerate(parts):
+        for place, name in enumerate(names):
+            matrix = checkpoint.read_matrix(name, shape, target.device)
+            if matrix is None or matrix.values.dtype != FP8 or matrix.scales.shape[1] != 1:
+                raise ConfigError(f"'{name}' is not quantized like the other experts; use another model.")
+            part = slice(place * rows, (place + 1) * rows)
+            values[expert, part], scales[expert, part] = matrix.values, matrix.scales[:, 0]
+            target.advance(rows * columns * target.dtype.itemsize)
+    return Fp8Experts(values, scales)
 
 
 def _has_kernels(target: WeightTarget) -> bool:

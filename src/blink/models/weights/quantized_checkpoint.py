@@ -55,6 +55,10 @@ class QuantizedCheckpoint:
         del shape  # check() has compared it
         return self._read(name, device) if self._is_quantized(name) else None
 
+    def stores_fp8_rows(self, name: str) -> bool:
+        """Return whether a matrix is FP8, each row with a scale."""
+        return self._quantization.storage == "fp8" and not self._quantization.has_groups and self._is_quantized(name)
+
     def _is_quantized(self, name: str) -> bool:
         stem = name.removesuffix(".weight")
         if self._quantization.storage == "fp8":
@@ -154,6 +158,10 @@ class Fp8Checkpoint:
         self._source.fill(name, whole)
         return quantize_fp8(whole)
 
+    def stores_fp8_rows(self, name: str) -> bool:
+        """Return whether a matrix becomes FP8."""
+        return _MATRIX.fullmatch(name) is not None
+
 
 class DummyMatrices:
     """Random weights, matrices in the form that a quantized checkpoint would have them."""
@@ -184,6 +192,11 @@ class DummyMatrices:
         values = (whole.float().div_(0.01).round_() + 8).clamp_(0, 15).to(torch.uint8)
         scales = torch.full((shape[0], groups), 0.01, device=device)
         return QuantizedMatrix(values, _half(scales), torch.full_like(scales, 8, dtype=torch.uint8))
+
+    def stores_fp8_rows(self, name: str) -> bool:
+        """Return whether a matrix is FP8, each row with a scale."""
+        is_fp8 = self._quantization.bits == 8 and not self._quantization.has_groups
+        return is_fp8 and _MATRIX.fullmatch(name) is not None
 
 
 def _half(scales: Tensor) -> Tensor:
