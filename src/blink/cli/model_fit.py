@@ -53,13 +53,15 @@ def examine_given_model(model: str) -> Iterator[Finding]:
     yield Finding("ok", "precision", f"stored as {stored}, computed in {name} unless --dtype says otherwise")
     share = EngineConfig().gpu_memory_utilization
     room = int(gpus[0].memory * share) - _GRAPH_BYTES if gpus else read_available_memory()
-    yield from _examine_room(spec, room, size)
+    yield from _examine_room(spec, room, size, stays_quantized=bool(gpus))
     where, bandwidth = (gpus[0].name, gpus[0].bandwidth) if gpus else ("these cores", _measure_bandwidth())
-    yield from _examine_speed(spec, size, where, bandwidth)
+    yield from _examine_speed(_count_read(spec, size, stays_quantized=bool(gpus)), where, bandwidth)
 
 
 def _describe(spec: ModelSpec) -> str:
     text = f"{spec.num_parameters / 1e9:.2f} billion parameters, {spec.num_layers} layers"
+    if spec.quantization is not None:
+        text += f", matrices in {spec.quantization.title}"
     if spec.num_experts:
         text += f", {spec.experts_per_token} of {spec.num_experts} experts per token"
     return f"{text}, context of {spec.max_model_len} tokens"
@@ -97,8 +99,8 @@ def _count_shard(shard: Path) -> Counter[str]:
     return kinds
 
 
-def _examine_room(spec: ModelSpec, room: int, size: int) -> Iterator[Finding]:
-    weights = spec.num_parameters * size
+def _examine_room(spec: ModelSpec, room: int, size: int, *, stays_quantized: bool) -> Iterator[Finding]:
+    weights = spec.num_parameters * size - _count_saved(spec, size, stays_quantized=stays_quantized)
     text = f"{weights / _GIB:.2f} GiB of {room / _GIB:.2f} GiB that are free"
     if weights > room:
         yield Finding("fail", "weights", text, "take a smaller model, or a machine with more memory")
@@ -112,19 +114,28 @@ def _examine_room(spec: ModelSpec, room: int, size: int) -> Iterator[Finding]:
         yield Finding("ok", "KV cache", text)
 
 
-def _examine_speed(spec: ModelSpec, size: int, where: str, bandwidth: float) -> Iterator[Finding]:
+def _examine_speed(read: int, where: str, bandwidth: float) -> Iterator[Finding]:
     if not bandwidth:
         yield Finding("warn", "speed", f"the memory bandwidth of {where} is not known")
         return
-    read = _count_read(spec) * size
     text = f"about {read / bandwidth * 1e3:.2f} ms per token: {read / _GIB:.2f} GiB at {bandwidth / 1e9:.0f} GB/s"
     yield Finding("ok", "speed", f"{text} ({where})")
 
 
-def _count_read(spec: ModelSpec) -> int:
-    """Return the weights that one token needs: its experts, and of an embedding that is no output a row."""
+def _count_read(spec: ModelSpec, size: int, *, stays_quantized: bool) -> int:
+    """Return the bytes of weights that a token needs: its experts, and of an embedding that is no output a row."""
     active = replace(spec, num_experts=spec.experts_per_token) if spec.num_experts else spec
-    return active.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
+    num_weights = active.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
+    return num_weights * size - _count_saved(active, size, stays_quantized=stays_quantized)
+
+
+def _count_saved(spec: ModelSpec, size: int, *, stays_quantized: bool) -> int:
+    """Return the bytes that matrices take less as they are quantized; on a CPU they are dequantised."""
+    scheme = spec.quantization
+    # Experts stay quantized where each row has one scale.
+    if not stays_quantized or scheme is None or (spec.num_experts and (scheme.has_groups or scheme.bits == 4)):
+        return 0
+    return int(spec.num_matrix_weights * (size - scheme.weight_bytes))
 
 
 def _measure_bandwidth() -> float:

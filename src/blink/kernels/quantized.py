@@ -115,6 +115,13 @@ class Fp8Experts:
 ExpertWeight = Tensor | Fp8Experts
 
 
+def split_experts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None]:
+    """Return the values of all experts' matrices, which are contiguous, and their scales if they are FP8."""
+    values, scales = (weight.values, weight.scales) if isinstance(weight, Fp8Experts) else (weight, None)
+    assert values.is_contiguous() and (scales is None or scales.is_contiguous())
+    return values, scales
+
+
 def quantize_fp8(weight: Tensor) -> QuantizedMatrix:
     """Return a matrix [out, in] in FP8, each row with a scale of its own."""
     scales = weight.abs().amax(1, keepdim=True).float().clamp_(min=1e-12) / _FP8_MAX

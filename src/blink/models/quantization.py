@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+_GROUP_BYTES = 4 / 128  # of scales and zero points, as a GPU keeps them
+
 Storage = Literal["fp8", "awq", "gptq", "packed"]
 
 
@@ -23,8 +25,16 @@ class Quantization:
         return 8 if self.storage == "fp8" else 4
 
     @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight in a GPU's memory, with its part of the scales."""
+        return self.bits / 8 + (_GROUP_BYTES if self.has_groups else 0)
+
+    @property
     def title(self) -> str:
         """The scheme in words."""
         if self.storage == "fp8":
             return "FP8 in blocks" if self.has_groups else "FP8 per channel"
         return f"4 bits ({self.storage.upper()})" if self.storage != "packed" else "4 bits (compressed-tensors)"
+
+
+FP8_ROWS = Quantization("fp8", has_groups=False)  # what --quantization fp8 makes

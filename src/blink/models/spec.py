@@ -113,6 +113,12 @@ class ModelSpec:
         return (self.num_layers, 2, num_blocks, block_size, self.num_kv_heads, self.head_dim)
 
     @property
+    def num_matrix_weights(self) -> int:
+        """Number of weights in the layers' matrices, but for routers: those that are quantized."""
+        mlp = 3 * self.hidden_size * (self.moe_intermediate_size * self.num_experts or self.intermediate_size)
+        return self.num_layers * (self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + mlp)
+
+    @property
     def num_parameters(self) -> int:
         """Number of weights, those of a tied embedding counted once."""
         options = self.options

@@ -19,7 +19,7 @@ from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_routing import Routes, route
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
 from blink.kernels.operands import Activation
-from blink.kernels.quantized import ExpertWeight, Fp8Experts
+from blink.kernels.quantized import ExpertWeight, split_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +111,9 @@ def multiply_grouped(
     a GPU from Hopper on.
     """
     num_experts, max_tokens = routes.pairs.shape
-    num_pairs, columns = result.shape
-    depth = x.shape[1]
-    is_gated = activation is not None
+    (num_pairs, columns), depth, is_gated = result.shape, x.shape[1], activation is not None
     tiling = choose_tiling(num_pairs, num_experts, columns, depth, is_gated=is_gated, itemsize=x.itemsize)
-    values, scales = (weight.values, weight.scales) if isinstance(weight, Fp8Experts) else (weight, None)
-    assert values.is_contiguous() and (scales is None or scales.is_contiguous())
+    values, scales = split_experts(weight)
     # Every expert in use may leave one tile partly filled.
     max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
     _multiply_tile[(max_tiles, columns // tiling.columns)](

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from blink.kernels.gpu.decode import gemm_quantized
-from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix
-from blink.kernels.quantized import PackedWeight
+from blink.kernels.quantized import GROUP, PackedWeight
 from blink.kernels.weight import Weight, plain
 
 MAX_ROWS = 64
@@ -140,6 +140,11 @@ class _Kernel:
     stages: int  # of all of k
     shared_bytes: int
 
+    def launch(self, blocks: int, arguments: _Arguments) -> None:
+        """Launch so many blocks."""
+        options = {"cluster": self.cluster, "shared_bytes": self.shared_bytes}
+        launch(compile_kernel(self.name), (blocks, 1), 128 * self.groups + 64, arguments, **options)
+
 
 def _launch(
     output: Output,
@@ -157,28 +162,22 @@ def _launch(
     assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype == torch.bfloat16
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[0] == rows
     tokens = pad_rows(rows)
-    norm = squares is not None
-    if isinstance(weight, PackedWeight):
-        values, scales, groups = weight.values, weight.scales, weight.groups
-        kernel = _choose_quantized(output, weight, tokens, norm=norm)
-    else:
-        values, scales, groups = plain(weight), None, None
-        kernel = _choose(output, values, tokens, norm=norm)
-    assert values.is_contiguous()
+    kernel = _choose(output, weight, tokens, norm=squares is not None)
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     blocks = -(-n // outputs) * kernel.cluster
     added = output is Output.ADD
     result = Normed(torch.empty_like(out) if added else out, new_squares(out, blocks if added else 1))
+    packed = weight if isinstance(weight, PackedWeight) else None
     arguments = _Arguments(
-        (encode_matrix if scales is None and groups is None else encode_bytes)(values, outputs),
+        encode_matrix(plain(weight), outputs) if packed is None else encode_bytes(packed.values, outputs),
         encode_matrix(x, tokens),
-        None if bias is None else bias.data_ptr(),
+        address(bias),
         out.data_ptr(),
-        None if squares is None else squares.data_ptr(),
-        None if next_norm is None else next_norm.data_ptr(),
+        address(squares),
+        address(next_norm),
         result.x.data_ptr(),
         result.squares.data_ptr(),
-        None if scales is None else scales.data_ptr(),
+        None if packed is None else address(packed.scales),
         eps,
         1 / k,
         n,
@@ -186,23 +185,19 @@ def _launch(
         0 if squares is None else squares.shape[0],
         0,
         kernel.stages,
-        0 if groups is None else groups.shape[1],
-        None if groups is None else groups.data_ptr(),
+        -(-k // GROUP),
+        None if packed is None else address(packed.groups),
     )
-    launch(
-        compile_kernel(kernel.name),
-        (blocks, 1),
-        128 * kernel.groups + 64,
-        arguments,
-        cluster=kernel.cluster,
-        shared_bytes=kernel.shared_bytes,
-    )
+    kernel.launch(blocks, arguments)
     return result
 
 
-def _choose(output: Output, weight: Tensor, tokens: int, *, norm: bool) -> _Kernel:
+def _choose(output: Output, weight: Weight, tokens: int, *, norm: bool) -> _Kernel:
+    if isinstance(weight, PackedWeight):
+        return _choose_quantized(output, weight, tokens, norm=norm)
     n, k = weight.shape
-    assert can_multiply(tokens, n, k, weight.dtype)
+    values = plain(weight)
+    assert can_multiply(tokens, n, k, values.dtype) and values.is_contiguous()
     split = choose_gemm_split(output, tokens, n, k)
     name = kernel_name(output, tokens, split, norm=norm)
     stages, shared_bytes = -(-k // split.stage_k), split.shared_bytes(output, tokens)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.gpu.decode import gemv_quantized
-from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import PackedWeight
 from blink.kernels.weight import Weight, plain
@@ -144,12 +144,12 @@ def _launch(
     assert values.is_contiguous()
     arguments = _Arguments(
         values.data_ptr(),
-        None if bias is None else bias.data_ptr(),
+        address(bias),
         x.data_ptr(),
-        None if norm_weight is None else norm_weight.data_ptr(),
+        address(norm_weight),
         out.data_ptr(),
-        None if scales is None else scales.data_ptr(),
-        None if groups is None else groups.data_ptr(),
+        address(scales),
+        address(groups),
         eps,
         n,
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
-from blink.kernels.quantized import ExpertWeight, Fp8Experts
+from blink.kernels.quantized import ExpertWeight, Fp8Experts, split_experts
 
 MAX_ROWS = 8
 _UNIT, _FP8_UNIT = 32, 64  # k of one step of a warp
@@ -125,7 +125,7 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeig
     num_experts, size = gate_up.shape[0], gate_up.shape[1] // 2
     split = choose_gate_split(rows, hidden, size, fp8=isinstance(gate_up, Fp8Experts))
     assert split is not None and gate_up.shape == (num_experts, 2 * size, hidden)
-    values, scales = _parts(gate_up)
+    values, scales = split_experts(gate_up)
     assert x.is_contiguous() and x.dtype == torch.bfloat16
     out = x.new_empty(rows * routes.top_k, size)
     sizes = (rows, num_experts, routes.top_k, hidden, size)
@@ -182,7 +182,7 @@ def _launch_down(
     num_experts, size = down.shape[0], down.shape[2]
     split = choose_down_split(rows, size, hidden, fp8=isinstance(down, Fp8Experts))
     assert split is not None and down.shape == (num_experts, hidden, size) and x.shape == (rows * routes.top_k, size)
-    values, scales = _parts(down)
+    values, scales = split_experts(down)
     assert x.is_contiguous() and residual.is_contiguous() and residual.dtype == torch.bfloat16
     numbers = (rows, num_experts, routes.top_k, size, split.warps, split.outputs, split.stages, _flag(down))
     arguments = _DownArguments(
@@ -207,13 +207,6 @@ def _launch_down(
             routes, split, stage_rows, size * values.itemsize, rows * split.warps * (split.outputs + 1)
         ),
     )
-
-
-def _parts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None]:
-    """Return a weight's values and scales."""
-    values, scales = (weight.values, weight.scales) if isinstance(weight, Fp8Experts) else (weight, None)
-    assert values.is_contiguous() and (scales is None or scales.is_contiguous())
-    return values, scales
 
 
 def _flag(weight: ExpertWeight) -> str:
