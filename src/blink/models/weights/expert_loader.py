@@ -34,18 +34,20 @@ def load_experts(checkpoint: Checkpoint, spec: ModelSpec, layer: str, target: We
     router = target.allocate(spec.num_experts, hidden)
     target.fill(checkpoint, f"{prefix}.gate.weight", router)
     if has_fp8_experts(checkpoint, gate.format(0), target):
-        parts = [(gate.format(expert), up.format(expert)) for expert in range(spec.num_experts)]
-        gate_up = load_fp8_experts(checkpoint, parts, (size, hidden), target)
-        downs = [(down.format(expert),) for expert in range(spec.num_experts)]
-        return MoeMlp(pack_weight(router), gate_up, load_fp8_experts(checkpoint, downs, (hidden, size), target))
-    experts = MoeMlp(
-        router, target.allocate(spec.num_experts, 2 * size, hidden), target.allocate(spec.num_experts, hidden, size)
-    )
+        pairs = [(gate.format(expert), up.format(expert)) for expert in range(spec.num_experts)]
+        singles = [(down.format(expert),) for expert in range(spec.num_experts)]
+        return MoeMlp(
+            pack_weight(router),
+            load_fp8_experts(checkpoint, pairs, (size, hidden), target),
+            load_fp8_experts(checkpoint, singles, (hidden, size), target),
+        )
+    gate_up = target.allocate(spec.num_experts, 2 * size, hidden)
+    downs = target.allocate(spec.num_experts, hidden, size)
     for expert in range(spec.num_experts):
-        target.fill(checkpoint, gate.format(expert), experts.gate_up[expert, :size])
-        target.fill(checkpoint, up.format(expert), experts.gate_up[expert, size:])
-        target.fill(checkpoint, down.format(expert), experts.down[expert])
-    return MoeMlp(pack_weight(router), experts.gate_up, experts.down)
+        target.fill(checkpoint, gate.format(expert), gate_up[expert, :size])
+        target.fill(checkpoint, up.format(expert), gate_up[expert, size:])
+        target.fill(checkpoint, down.format(expert), downs[expert])
+    return MoeMlp(pack_weight(router), gate_up, downs)
 
 
 def _load_joined(checkpoint: Checkpoint, spec: ModelSpec, prefix: str, target: WeightTarget) -> MoeMlp:

@@ -15,6 +15,7 @@ from blink.models.weights.target import WeightTarget
 
 _SOURCES = (QuantizedCheckpoint, Fp8Checkpoint, DummyMatrices)
 _HOPPER = (9, 0)
+_ROWS = 16  # of a weight: PyTorch's product in FP8 takes multiples
 
 
 def load_packed(
@@ -29,6 +30,8 @@ def load_packed(
         ConfigError: one is missing, of another shape, or cannot be read.
     """
     if not isinstance(checkpoint, _SOURCES) or not _has_kernels(target):
+        return None
+    if sum(parts.values()) % _ROWS:
         return None
     found: list[QuantizedMatrix] = []
     for name, rows in parts.items():

@@ -142,8 +142,8 @@ class _Kernel:
 
     def launch(self, blocks: int, arguments: _Arguments) -> None:
         """Launch so many blocks."""
-        options = {"cluster": self.cluster, "shared_bytes": self.shared_bytes}
-        launch(compile_kernel(self.name), (blocks, 1), 128 * self.groups + 64, arguments, **options)
+        kernel, threads = compile_kernel(self.name), 128 * self.groups + 64
+        launch(kernel, (blocks, 1), threads, arguments, cluster=self.cluster, shared_bytes=self.shared_bytes)
 
 
 def _launch(
