@@ -31,14 +31,19 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     if weight.scales is None:
         return functional.linear(x, dequantize(weight, x.dtype))
     values, scales = quantize_rows(x)
-    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-        values,
-        weight.fp8_values().t(),
-        scale_a=scales,
-        scale_b=weight.scales[None, :],
-        out_dtype=x.dtype,
-        use_fast_accum=True,
-    )
+    # One multiprocessor belongs to the resident scheduler: of blocks sized to all of them one would start last.
+    torch._C._set_sm_carveout_experimental(1)
+    try:
+        return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+            values,
+            weight.fp8_values().t(),
+            scale_a=scales,
+            scale_b=weight.scales[None, :],
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+    finally:
+        torch._C._set_sm_carveout_experimental(None)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
