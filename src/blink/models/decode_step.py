@@ -18,6 +18,7 @@ from blink.kernels.gpu.decode import gemm, gemv, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
+from blink.kernels.weight import plain
 from blink.models.layer import DenseMlp, Layer
 from blink.models.spec import ModelSpec
 
@@ -82,15 +83,15 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Ten
     for layer, cache in zip(weights.layers, kv_cache, strict=True):
         mlp = layer.mlp
         attention_norm, mlp_norm = _norms(layer)
-        qkv = gemv.normed_linear(residual, attention_norm, eps, layer.qkv, layer.qkv_bias)
+        qkv = gemv.normed_linear(residual, attention_norm, eps, plain(layer.qkv), layer.qkv_bias)
         attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
-        gemv.add_linear(attended, layer.output, residual, layer.output_bias)
+        gemv.add_linear(attended, plain(layer.output), residual, layer.output_bias)
         if isinstance(mlp, DenseMlp):
-            gemv.add_linear(gemv.gated_linear(residual, mlp_norm, eps, mlp.gate_up), mlp.down, residual)
+            gemv.add_linear(gemv.gated_linear(residual, mlp_norm, eps, plain(mlp.gate_up)), plain(mlp.down), residual)
         else:
-            routes = _choose(spec, gemv.normed_linear(residual, mlp_norm, eps, mlp.router), batch)
-            gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)
-            moe.down_experts(gated, mlp.down, routes, residual)
+            routes = _choose(spec, gemv.normed_linear(residual, mlp_norm, eps, plain(mlp.router)), batch)
+            gated = moe.gate_experts(residual, mlp_norm, eps, plain(mlp.gate_up), routes)
+            moe.down_experts(gated, plain(mlp.down), routes, residual)
     return gemv.normed_linear(residual, weights.norm, eps, weights.lm_head)
 
 
@@ -100,23 +101,23 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
     residual, normed = gemm.embed(ids, weights.embedding, _norms(layers[0])[0])
     for layer, cache, next_norm in zip(layers, kv_cache, next_norms, strict=True):
         mlp, mlp_norm = layer.mlp, _norms(layer)[1]
-        qkv = gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias)
+        qkv = gemm.normed_linear(normed, eps, plain(layer.qkv), layer.qkv_bias)
         attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
-        normed = gemm.add_linear(attended, layer.output, residual, mlp_norm, layer.output_bias)
+        normed = gemm.add_linear(attended, plain(layer.output), residual, mlp_norm, layer.output_bias)
         if isinstance(mlp, DenseMlp):
-            normed = gemm.add_linear(gemm.gated_linear(normed, eps, mlp.gate_up), mlp.down, residual, next_norm)
+            normed = gemm.add_linear(gemm.gated_linear(normed, eps, plain(mlp.gate_up)), plain(mlp.down), residual, next_norm)
         elif len(ids) <= MAX_UNGROUPED_ROWS:
-            routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)
-            gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)
-            normed = moe.down_normed_experts(gated, mlp.down, routes, residual, next_norm)
+            routes = _choose(spec, gemm.normed_linear(normed, eps, plain(mlp.router)), batch)
+            gated = moe.gate_experts(residual, mlp_norm, eps, plain(mlp.gate_up), routes)
+            normed = moe.down_normed_experts(gated, plain(mlp.down), routes, residual, next_norm)
         else:
             normed = add_grouped_experts(
                 residual,
                 normed,
                 eps,
-                gemm.normed_linear(normed, eps, mlp.router),
-                mlp.gate_up,
-                mlp.down,
+                gemm.normed_linear(normed, eps, plain(mlp.router)),
+                plain(mlp.gate_up),
+                plain(mlp.down),
                 batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
                 next_norm,
                 top_k=spec.experts_per_token,

@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
+from blink.kernels.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
     """The gated MLP; weights as pack_weight returned them."""
 
-    gate_up: Tensor  # [2 * intermediate, hidden]
-    down: Tensor  # [hidden, intermediate]
+    gate_up: Weight  # [2 * intermediate, hidden]
+    down: Weight  # [hidden, intermediate]
 
 
 @dataclass(frozen=True, slots=True)
 class MoeMlp:
     """A gated MLP per expert and the router that chooses among them."""
 
-    router: Tensor  # [experts, hidden]
+    router: Weight  # [experts, hidden]
     gate_up: Tensor  # [experts, 2 * intermediate, hidden]
     down: Tensor  # [experts, hidden, intermediate]
     router_bias: Tensor | None = None  # [experts]
@@ -34,9 +35,9 @@ class Layer:
     """The weights of one decoder layer; matrices as pack_weight returned them."""
 
     attention_norm: Tensor | None  # [hidden]
-    qkv: Tensor  # [q_size + 2 * kv_size, hidden]
+    qkv: Weight  # [q_size + 2 * kv_size, hidden]
     qkv_bias: Tensor | None
-    output: Tensor  # [hidden, q_size]
+    output: Weight  # [hidden, q_size]
     output_bias: Tensor | None
     head_norm: HeadNorm | None
     mlp_norm: Tensor | None  # [hidden]

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "automaton/build.h"
+#include "cpu/blocks/product.h"
 #include "cpu/constrain.h"
 #include "cpu/host_env.h"
 #include "cpu/json_weight.h"
@@ -169,6 +170,20 @@ void blink_rotate_and_store(float* qkv, const float* rotation, const int32_t* sl
                             uint32_t tokens, uint32_t query_heads, uint32_t kv_heads, uint32_t head_dim,
                             uint32_t rotary_dim) {
   rotate_and_store(qkv, rotation, slots, keys, values, {tokens, query_heads, kv_heads, head_dim, rotary_dim});
+}
+
+// Weights in GGUF's blocks; isa: one of blocks/product.h. Values and bytes of a format's block; 0, 0 if it has no kernels.
+void blink_block_size(uint64_t format, BlockSize* out) { *out = block_size(BlockFormat(format)); }
+uint32_t blink_has_block_kernels(uint32_t isa) { return find_block_kernels(Isa(isa)) != nullptr; }
+void blink_multiply_blocks(uint32_t isa, const BlockWeight* weight, const float* x, uint32_t x_rows, float* out,
+                           RunTeam run, uint32_t threads) {
+  multiply(*find_block_kernels(Isa(isa)), *weight, x, x_rows, out, {run, threads});
+}
+void blink_dequantize_blocks(uint32_t isa, const BlockWeight* weight, float* out, RunTeam run, uint32_t threads) {
+  dequantize(*find_block_kernels(Isa(isa)), *weight, out, {run, threads});
+}
+uint32_t blink_take_block_rows(const BlockWeight* weight, const int32_t* rows, uint32_t count, float* out) {
+  return take_rows(*find_block_kernels(Isa::kBest), *weight, rows, count, out);
 }
 
 }  // extern "C"

@@ -52,10 +52,8 @@ class GgufFile:
     def read_tensor(self, name: str, index: int | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return a tensor, or only entry `index` of its first dimension, as float32, dequantised where needed."""
         tensor = self.tensors[name]
-        rows = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset).reshape(*tensor.shape[:-1], -1)
-        shape = tensor.shape
-        if index is not None:
-            rows, shape = rows[index], shape[1:]
+        rows = self.read_rows(name, index)
+        shape = tensor.shape if index is None else tensor.shape[1:]
         try:
             values = gguf.quants.dequantize(_as_stored(rows, tensor.kind), tensor.kind)
         except NotImplementedError:
@@ -65,6 +63,12 @@ class GgufFile:
             ) from None
         values = values.reshape(shape).astype(np.float32, copy=False)
         return values if values.flags.writeable else values.copy()
+
+    def read_rows(self, name: str, index: int | None = None) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the bytes of a tensor's rows as they are stored, or only of entry `index`; read-only."""
+        tensor = self.tensors[name]
+        rows = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset).reshape(*tensor.shape[:-1], -1)
+        return rows if index is None else rows[index]
 
     def _place(self, name: str, info: TensorInfo, start: int) -> GgufTensor:
         """Add to a tensor's offset where the tensors' part starts, and find its size."""

@@ -39,19 +39,19 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
     """Load the model that the configuration names, with its weights on `device` in `dtype`.
 
+    Matrices of a GGUF file stay as they are stored where its kernels take them: on a CPU, unless a type was asked for.
+
     Raises:
         ConfigError: the model is missing, incomplete or not supported; the message says what to do.
     """
     path = resolve_model(config.model)
     spec = _limit_length(read_spec(path), config.max_model_len)
     checkpoint = _open_checkpoint(path, spec, config, device)
-    num_bytes = spec.num_parameters * dtype.itemsize
     with tqdm(
-        total=num_bytes,
+        total=spec.num_parameters,
         desc="loading weights",
-        unit="B",
+        unit=" parameters",
         unit_scale=True,
-        unit_divisor=1024,
         disable=None,  # where no terminal is
     ) as progress:
         return DecoderLoader(checkpoint, spec, WeightTarget(device, dtype, progress.update)).load()
@@ -74,4 +74,6 @@ def _open_checkpoint(path: Path, spec: ModelSpec, config: ModelConfig, device: t
     load_format = find_format(path, config.load_format)
     if load_format == "dummy":
         return DummyCheckpoint(device, config.seed)
-    return GgufCheckpoint(path, spec) if load_format == "gguf" else SafetensorsCheckpoint(path)
+    if load_format == "gguf":
+        return GgufCheckpoint(path, spec, keep_blocks=config.dtype == "auto" and device.type == "cpu")
+    return SafetensorsCheckpoint(path)

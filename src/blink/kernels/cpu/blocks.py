@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in GGUF's blocks on the CPU: multiplied as the file holds them, by csrc/cpu/blocks.
+
+Weights become float32 in registers and activations are not rounded: a product differs from that with the dequantised
+weight by the order of its sums alone. What a row gives does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from blink.kernels.weight import QuantizedEmbedding
+from blink.region.native import lib
+
+
+class Isa(IntEnum):
+    """Instruction sets that have kernels; csrc/cpu/blocks/product.h."""
+
+    BEST = 0
+    PLAIN = 1
+    AVX2 = 2
+    AVX512 = 3
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine has it."""
+        return bool(lib.blink_has_block_kernels(self))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """Rows of a weight, as a GGUF file holds them."""
+
+    format: int  # ggml's number, a gguf.GGMLQuantizationType
+    blocks: Tensor  # uint8 [rows, bytes of a row]
+
+
+def find_block_size(format: int) -> tuple[int, int] | None:
+    """Return the values and the bytes of a format's block, None for one that has no kernels."""
+    size = (ctypes.c_uint32 * 2)()
+    lib.blink_block_size(format, ctypes.addressof(size))
+    return (size[0], size[1]) if size[0] else None
+
+
+class BlockWeight(QuantizedEmbedding):
+    """A weight in GGUF's blocks: parts of one number of columns, one below the other, each in a format of its own."""
+
+    def __init__(self, parts: Sequence[BlockRows], columns: int, isa: Isa = Isa.BEST) -> None:
+        """Take the parts, which must be contiguous and have whole blocks."""
+        for part in parts:
+            size = find_block_size(part.format)
+            assert size is not None and columns % size[0] == 0 and part.blocks.dtype == torch.uint8
+            assert part.blocks.shape[1] == columns // size[0] * size[1] and part.blocks.is_contiguous()
+        assert isa.is_here
+        self.shape = (sum(len(part.blocks) for part in parts), columns)
+        self.dtype = torch.float32
+        self.device = torch.device("cpu")
+        self._isa = isa
+        self._blocks = [part.blocks for part in parts]  # of which the words below hold the addresses
+        words = [columns, len(parts)]
+        for part in parts:
+            words += [part.blocks.data_ptr(), part.format, len(part.blocks)]
+        self._words = torch.tensor(words, dtype=torch.int64)
+        self._address = self._words.data_ptr()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks."""
+        return sum(blocks.nbytes for blocks in self._blocks)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T."""
+        assert x.dtype == torch.float32 and x.is_contiguous()
+        result = torch.empty(x.shape[0], self.shape[0])
+        lib.blink_multiply_blocks(
+            self._isa, self._address, x.data_ptr(), x.shape[0], result.data_ptr(), _team(), torch.get_num_threads()
+        )
+        return result
+
+    def dequantize(self) -> Tensor:
+        """Return the weight as a tensor."""
+        result = torch.empty(self.shape)
+        lib.blink_dequantize_blocks(
+            self._isa, self._address, result.data_ptr(), _team(), torch.get_num_threads()
+        )
+        return result
+
+    def take_rows(self, rows: Tensor) -> Tensor:
+        """Return some rows."""
+        rows = rows.to(torch.int32).contiguous()
+        result = torch.empty(len(rows), self.shape[1])
+        found = lib.blink_take_block_rows(self._address, rows.data_ptr(), len(rows), result.data_ptr())
+        if found < len(rows):
+            raise IndexError(f"row {int(rows[found])} of a weight of {self.shape[0]} rows")
+        return result
+
+
+@cache
+def _team() -> int | None:
+    """Return the address of GOMP_parallel in the OpenMP of torch; None where torch has another pool of threads."""
+    function = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
