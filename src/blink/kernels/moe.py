@@ -7,13 +7,14 @@ from torch import Tensor
 
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.operands import Activation
+from blink.kernels.weight import ExpertWeights, plain
 
 
 def moe(
     x: Tensor,
     router_logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     num_tokens: Tensor | None = None,
     *,
     top_k: int,
@@ -37,7 +38,7 @@ def moe(
 
         assert num_tokens is not None
         return gpu.moe(
-            x, router_logits, gate_up, down, num_tokens,
+            x, router_logits, plain(gate_up), plain(down), num_tokens,
             top_k=top_k, renormalize=renormalize, activation=activation, biases=biases,
         )  # fmt: skip
     return cpu.moe(

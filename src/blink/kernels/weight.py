@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -42,10 +43,26 @@ class QuantizedEmbedding(QuantizedWeight):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedExperts:
+    """The same matrix of each expert."""
+
+    weights: tuple[QuantizedWeight, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts, rows and columns."""
+        return (len(self.weights), *self.weights[0].shape)
+
+    def __getitem__(self, expert: int) -> QuantizedWeight:
+        return self.weights[expert]
+
+
 Weight = Tensor | QuantizedWeight
+ExpertWeights = Tensor | QuantizedExperts  # [experts, out, in]
 
 
-def plain(weight: Weight) -> Tensor:
+def plain(weight: Weight | ExpertWeights) -> Tensor:
     """Return a weight that must be a tensor, for kernels that know no other."""
     assert isinstance(weight, Tensor)
     return weight

@@ -105,7 +105,9 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
         attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
         normed = gemm.add_linear(attended, plain(layer.output), residual, mlp_norm, layer.output_bias)
         if isinstance(mlp, DenseMlp):
-            normed = gemm.add_linear(gemm.gated_linear(normed, eps, plain(mlp.gate_up)), plain(mlp.down), residual, next_norm)
+            normed = gemm.add_linear(
+                gemm.gated_linear(normed, eps, plain(mlp.gate_up)), plain(mlp.down), residual, next_norm
+            )
         elif len(ids) <= MAX_UNGROUPED_ROWS:
             routes = _choose(spec, gemm.normed_linear(normed, eps, plain(mlp.router)), batch)
             gated = moe.gate_experts(residual, mlp_norm, eps, plain(mlp.gate_up), routes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
-from blink.kernels.weight import Weight
+from blink.kernels.weight import ExpertWeights, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class MoeMlp:
     """A gated MLP per expert and the router that chooses among them."""
 
     router: Weight  # [experts, hidden]
-    gate_up: Tensor  # [experts, 2 * intermediate, hidden]
-    down: Tensor  # [experts, hidden, intermediate]
+    gate_up: ExpertWeights  # [experts, 2 * intermediate, hidden]
+    down: ExpertWeights  # [experts, hidden, intermediate]
     router_bias: Tensor | None = None  # [experts]
     biases: tuple[Tensor, Tensor] | None = None  # of gate_up [experts, 2 * intermediate], of down [experts, hidden]
 

@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "automaton/build.h"
-#include "cpu/blocks/product.h"
 #include "cpu/constrain.h"
+#include "cpu/gguf/product.h"
 #include "cpu/host_env.h"
 #include "cpu/json_weight.h"
 #include "cpu/keeper.h"
@@ -172,18 +172,20 @@ void blink_rotate_and_store(float* qkv, const float* rotation, const int32_t* sl
   rotate_and_store(qkv, rotation, slots, keys, values, {tokens, query_heads, kv_heads, head_dim, rotary_dim});
 }
 
-// Weights in GGUF's blocks; isa: one of blocks/product.h. Values and bytes of a format's block; 0, 0 if it has no kernels.
-void blink_block_size(uint64_t format, BlockSize* out) { *out = block_size(BlockFormat(format)); }
-uint32_t blink_has_block_kernels(uint32_t isa) { return find_block_kernels(Isa(isa)) != nullptr; }
-void blink_multiply_blocks(uint32_t isa, const BlockWeight* weight, const float* x, uint32_t x_rows, float* out,
-                           RunTeam run, uint32_t threads) {
-  multiply(*find_block_kernels(Isa(isa)), *weight, x, x_rows, out, {run, threads});
+Team* blink_team_start(uint32_t helpers) { return new Team(helpers); }
+void blink_team_stop(Team* team) { delete team; }
+
+// Values and bytes of a format's block; 0, 0 if it has no kernels.
+void blink_gguf_block_size(uint64_t format, BlockSize* out) { *out = block_size(GgufFormat(format)); }
+uint32_t blink_has_gguf_kernels(Isa isa) { return find_gguf_kernels(isa) != nullptr; }
+void blink_multiply_gguf(Isa isa, const GgufWeight* weight, const float* x, uint32_t x_rows, float* out, Team* team) {
+  multiply(*find_gguf_kernels(isa), *weight, x, x_rows, out, *team);
 }
-void blink_dequantize_blocks(uint32_t isa, const BlockWeight* weight, float* out, RunTeam run, uint32_t threads) {
-  dequantize(*find_block_kernels(Isa(isa)), *weight, out, {run, threads});
+void blink_dequantize_gguf(Isa isa, const GgufWeight* weight, float* out, Team* team) {
+  dequantize(*find_gguf_kernels(isa), *weight, out, *team);
 }
-uint32_t blink_take_block_rows(const BlockWeight* weight, const int32_t* rows, uint32_t count, float* out) {
-  return take_rows(*find_block_kernels(Isa::kBest), *weight, rows, count, out);
+uint32_t blink_take_gguf_rows(Isa isa, const GgufWeight* weight, const int32_t* rows, uint32_t count, float* out) {
+  return take_rows(*find_gguf_kernels(isa), *weight, rows, count, out);
 }
 
 }  // extern "C"

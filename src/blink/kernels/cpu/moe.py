@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.cpu.activation import activate
+from blink.kernels.linear import linear
 from blink.kernels.operands import Activation
+from blink.kernels.weight import ExpertWeights
 
 
 def moe(
     x: Tensor,
     router_logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     *,
     top_k: int,
     renormalize: bool,
@@ -28,8 +29,8 @@ def moe(
     for expert in experts.unique().tolist():
         tokens, choices = (experts == expert).nonzero(as_tuple=True)
         inner_bias, bias = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
-        inner = activate(functional.linear(x[tokens], gate_up[expert], inner_bias), activation)
-        found = functional.linear(inner, down[expert], bias)
+        inner = activate(linear(x[tokens], gate_up[expert], inner_bias), activation)
+        found = linear(inner, down[expert], bias)
         result.index_add_(0, tokens, found * weights[tokens, choices, None].to(x.dtype))
     return result
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from blink.errors import ConfigError
-from blink.kernels.cpu.blocks import BlockRows, BlockWeight, find_block_size
+from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight, find_block_size
 from blink.kernels.weight import QuantizedEmbedding
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
@@ -52,7 +52,7 @@ class Checkpoint(Protocol):
         ...
 
     def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
-        """Return matrices that check() has found, one below the other, as they are stored; None: they must be filled."""
+        """Return matrices that check() has found, one below the other, as stored; None: they have to be filled."""
         ...
 
 
@@ -61,10 +61,10 @@ class GgufCheckpoint:
 
     norm_shift = 0.0  # converters add it
 
-    def __init__(self, path: Path, spec: ModelSpec, *, keep_blocks: bool = False) -> None:
-        """Open a file; keep_blocks: whether matrices stay as stored where there are kernels, those of the CPU."""
+    def __init__(self, path: Path, spec: ModelSpec, *, keeps_blocks: bool = False) -> None:
+        """Open a file; keeps_blocks: whether matrices stay as stored where there are kernels, those of the CPU."""
         self._file = GgufFile(path)
-        self._keeps_blocks = keep_blocks
+        self._keeps_blocks = keeps_blocks
         self._spec = spec
         self._is_interleaved = FAMILIES[spec.architecture].interleaved
         self._names = gguf.get_tensor_name_map(find_gguf_arch(self._file), spec.num_layers)
@@ -90,12 +90,12 @@ class GgufCheckpoint:
         tensors = [self._file.tensors[stored] for stored, _ in places]
         if not self._keeps_blocks or any(find_block_size(tensor.kind) is None for tensor in tensors):
             return None
-        parts: list[BlockRows] = []
+        parts: list[GgufRows] = []
         for (stored, expert), tensor in zip(places, tensors, strict=True):
             # A copy: a file that is mapped may shrink, which would end the process.
             rows = torch.from_numpy(self._file.read_rows(stored, expert).copy())
-            parts.append(BlockRows(int(tensor.kind), self._restore_order(stored, rows)))
-        return BlockWeight(parts, tensors[0].shape[-1])
+            parts.append(GgufRows(int(tensor.kind), self._restore_order(stored, rows)))
+        return GgufWeight(parts, tensors[0].shape[-1])
 
     def _restore_order(self, stored: str, values: Tensor) -> Tensor:
         """Undo llama.cpp's interleaving of each head's two halves, which its rotary kernel for llama wants."""

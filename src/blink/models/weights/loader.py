@@ -46,7 +46,7 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     """
     path = resolve_model(config.model)
     spec = _limit_length(read_spec(path), config.max_model_len)
-    checkpoint = _open_checkpoint(path, spec, config, device)
+    checkpoint = _open_checkpoint(path, spec, config, device, dtype)
     with tqdm(
         total=spec.num_parameters,
         desc="loading weights",
@@ -70,10 +70,13 @@ def _limit_length(spec: ModelSpec, max_model_len: int) -> ModelSpec:
     return dataclasses.replace(spec, max_model_len=length, rope=spec.rope.fit(length))
 
 
-def _open_checkpoint(path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device) -> Checkpoint:
+def _open_checkpoint(
+    path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Checkpoint:
     load_format = find_format(path, config.load_format)
     if load_format == "dummy":
         return DummyCheckpoint(device, config.seed)
     if load_format == "gguf":
-        return GgufCheckpoint(path, spec, keep_blocks=config.dtype == "auto" and device.type == "cpu")
+        keeps_blocks = config.dtype == "auto" and device.type == "cpu" and dtype == torch.float32
+        return GgufCheckpoint(path, spec, keeps_blocks=keeps_blocks)
     return SafetensorsCheckpoint(path)

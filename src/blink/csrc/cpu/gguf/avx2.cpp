@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block kernels for AVX2 with FMA and F16C; compiled for these, so nothing here may be called before the processor
 // was asked.
-#include "cpu/blocks/kernels.h"
+#include "cpu/gguf/kernels.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
 
-#include "cpu/blocks/tiles.h"
+#include "cpu/gguf/tiles.h"
 
 namespace blink {
 namespace {
@@ -41,11 +41,11 @@ struct Avx2 {
 
 }  // namespace
 
-const BlockKernels* avx2_block_kernels() { return &kBlockKernels<Avx2>; }
+const GgufKernels* avx2_gguf_kernels() { return &kGgufKernels<Avx2>; }
 
 }  // namespace blink
 #else
 namespace blink {
-const BlockKernels* avx2_block_kernels() { return nullptr; }
+const GgufKernels* avx2_gguf_kernels() { return nullptr; }
 }  // namespace blink
 #endif

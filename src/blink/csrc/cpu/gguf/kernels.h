@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the code for each instruction set offers for weights in GGUF's blocks; blocks/product.h chooses among them.
+// What the code for each instruction set offers for weights in GGUF's blocks; gguf/product.h chooses among them.
 #pragma once
 
 #include <cstdint>
@@ -7,50 +7,50 @@
 namespace blink {
 
 // The formats that have kernels, by ggml's numbers of them.
-enum class BlockFormat : uint64_t { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };
+enum class GgufFormat : uint64_t { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };
 
 // Rows of a weight, one behind the other.
-struct BlockRows {
+struct GgufRows {
   const uint8_t* blocks;
-  BlockFormat format;
+  GgufFormat format;
   uint64_t rows;
 };
 
 // out [x_rows, out_stride], of which the first columns are written, = x [x_rows, columns] times the weight's transpose.
-struct BlockProduct {
-  BlockRows weight;
+struct GgufProduct {
+  GgufRows weight;
   uint32_t columns, x_rows;
   const float* x;
   float* out;
   uint64_t out_stride;
 };
 
-struct BlockKernels {
-  void (*multiply)(const BlockProduct&);
-  void (*dequantize)(const BlockRows&, uint32_t columns, float* out);
+struct GgufKernels {
+  void (*multiply)(const GgufProduct&);
+  void (*dequantize)(const GgufRows&, uint32_t columns, float* out);
 };
 
 // Null where the library was built for another processor.
-const BlockKernels* avx512_block_kernels();
-const BlockKernels* avx2_block_kernels();
-const BlockKernels* plain_block_kernels();
+const GgufKernels* avx512_gguf_kernels();
+const GgufKernels* avx2_gguf_kernels();
+const GgufKernels* plain_gguf_kernels();
 
 struct BlockSize {
   uint32_t values, bytes;
 };
 
 // {0, 0} for a format that has no kernels.
-constexpr BlockSize block_size(BlockFormat format) {
+constexpr BlockSize block_size(GgufFormat format) {
   switch (format) {
-    case BlockFormat::kQ4_0:
+    case GgufFormat::kQ4_0:
       return {32, 18};
-    case BlockFormat::kQ4_1:
+    case GgufFormat::kQ4_1:
       return {32, 20};
-    case BlockFormat::kQ8_0:
+    case GgufFormat::kQ8_0:
       return {32, 34};
-    case BlockFormat::kQ4_K:
+    case GgufFormat::kQ4_K:
       return {256, 144};
-    case BlockFormat::kQ6_K:
+    case GgufFormat::kQ6_K:
       return {256, 210};
   }
   return {0, 0};

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in GGUF's blocks on the CPU: multiplied as the file holds them, by csrc/cpu/blocks.
+"""Weights in GGUF's blocks on the CPU: multiplied as the file holds them, by csrc/cpu/gguf.
 
 Weights become float32 in registers and activations are not rounded: a product differs from that with the dequantised
 weight by the order of its sums alone. What a row gives does not depend on the rows beside it.
@@ -11,17 +11,17 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
 
 import torch
 from torch import Tensor
 
+from blink.kernels.cpu.team import find_team
 from blink.kernels.weight import QuantizedEmbedding
 from blink.region.native import lib
 
 
 class Isa(IntEnum):
-    """Instruction sets that have kernels; csrc/cpu/blocks/product.h."""
+    """Instruction sets that have kernels; csrc/cpu/gguf/product.h."""
 
     BEST = 0
     PLAIN = 1
@@ -31,11 +31,11 @@ class Isa(IntEnum):
     @property
     def is_here(self) -> bool:
         """Whether this machine has it."""
-        return bool(lib.blink_has_block_kernels(self))
+        return bool(lib.blink_has_gguf_kernels(self))
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRows:
+class GgufRows:
     """Rows of a weight, as a GGUF file holds them."""
 
     format: int  # ggml's number, a gguf.GGMLQuantizationType
@@ -45,14 +45,14 @@ class BlockRows:
 def find_block_size(format: int) -> tuple[int, int] | None:
     """Return the values and the bytes of a format's block, None for one that has no kernels."""
     size = (ctypes.c_uint32 * 2)()
-    lib.blink_block_size(format, ctypes.addressof(size))
+    lib.blink_gguf_block_size(format, ctypes.addressof(size))
     return (size[0], size[1]) if size[0] else None
 
 
-class BlockWeight(QuantizedEmbedding):
+class GgufWeight(QuantizedEmbedding):
     """A weight in GGUF's blocks: parts of one number of columns, one below the other, each in a format of its own."""
 
-    def __init__(self, parts: Sequence[BlockRows], columns: int, isa: Isa = Isa.BEST) -> None:
+    def __init__(self, parts: Sequence[GgufRows], columns: int, isa: Isa = Isa.BEST) -> None:
         """Take the parts, which must be contiguous and have whole blocks."""
         for part in parts:
             size = find_block_size(part.format)
@@ -79,31 +79,20 @@ class BlockWeight(QuantizedEmbedding):
         """Return x @ weight.T."""
         assert x.dtype == torch.float32 and x.is_contiguous()
         result = torch.empty(x.shape[0], self.shape[0])
-        lib.blink_multiply_blocks(
-            self._isa, self._address, x.data_ptr(), x.shape[0], result.data_ptr(), _team(), torch.get_num_threads()
-        )
+        lib.blink_multiply_gguf(self._isa, self._address, x.data_ptr(), len(x), result.data_ptr(), find_team())
         return result
 
     def dequantize(self) -> Tensor:
         """Return the weight as a tensor."""
         result = torch.empty(self.shape)
-        lib.blink_dequantize_blocks(
-            self._isa, self._address, result.data_ptr(), _team(), torch.get_num_threads()
-        )
+        lib.blink_dequantize_gguf(self._isa, self._address, result.data_ptr(), find_team())
         return result
 
     def take_rows(self, rows: Tensor) -> Tensor:
         """Return some rows."""
         rows = rows.to(torch.int32).contiguous()
         result = torch.empty(len(rows), self.shape[1])
-        found = lib.blink_take_block_rows(self._address, rows.data_ptr(), len(rows), result.data_ptr())
+        found = lib.blink_take_gguf_rows(self._isa, self._address, rows.data_ptr(), len(rows), result.data_ptr())
         if found < len(rows):
             raise IndexError(f"row {int(rows[found])} of a weight of {self.shape[0]} rows")
         return result
-
-
-@cache
-def _team() -> int | None:
-    """Return the address of GOMP_parallel in the OpenMP of torch; None where torch has another pool of threads."""
-    function = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
-    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// GGUF's block formats (ggml-org/ggml, src/ggml-common.h): how 32 weights at a time become vectors of floats. `Isa` holds
-// the vectors of an instruction set and what the compiler does not find in them by itself.
+// GGUF's block formats (ggml-org/ggml, src/ggml-common.h): how 32 weights at a time become vectors of floats. `Isa`
+// holds the vectors of an instruction set and what the compiler does not find in them by itself.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/blocks/kernels.h"
+#include "cpu/gguf/kernels.h"
 
 #define BLINK_INLINE __attribute__((always_inline)) inline
 
@@ -40,7 +40,7 @@ BLINK_INLINE void decode_halves(const uint8_t* quants, Affine affine, typename I
 }
 
 struct Q4_0 {
-  static constexpr BlockSize kSize = block_size(BlockFormat::kQ4_0);
+  static constexpr BlockSize kSize = block_size(GgufFormat::kQ4_0);
   static constexpr uint32_t kValues = kSize.values, kBytes = kSize.bytes;
   using Scales = Affine;
   template <class Isa>
@@ -55,7 +55,7 @@ struct Q4_0 {
 };
 
 struct Q4_1 {
-  static constexpr BlockSize kSize = block_size(BlockFormat::kQ4_1);
+  static constexpr BlockSize kSize = block_size(GgufFormat::kQ4_1);
   static constexpr uint32_t kValues = kSize.values, kBytes = kSize.bytes;
   using Scales = Affine;
   template <class Isa>
@@ -69,7 +69,7 @@ struct Q4_1 {
 };
 
 struct Q8_0 {
-  static constexpr BlockSize kSize = block_size(BlockFormat::kQ8_0);
+  static constexpr BlockSize kSize = block_size(GgufFormat::kQ8_0);
   static constexpr uint32_t kValues = kSize.values, kBytes = kSize.bytes;
   using Scales = float;
   template <class Isa>
@@ -86,7 +86,7 @@ struct Q8_0 {
 // 256 weights: two halves of a scale, 12 bytes of 6-bit scales and offsets of 8 groups, then the quants; two groups
 // share 32 bytes.
 struct Q4_K {
-  static constexpr BlockSize kSize = block_size(BlockFormat::kQ4_K);
+  static constexpr BlockSize kSize = block_size(GgufFormat::kQ4_K);
   static constexpr uint32_t kValues = kSize.values, kBytes = kSize.bytes;
   struct Scales {
     Affine groups[8];
@@ -115,10 +115,11 @@ struct Q4_K {
   }
 };
 
-// 256 weights of 6 bits: the low 4 bits of all, the high 2 bits of all, a signed byte of scale for each 16, the scale of
-// these. Within 128 weights, a byte of the former holds bits of weights 64 apart, one of the latter of weights 32 apart.
+// 256 weights of 6 bits: the low 4 bits of all, the high 2 bits of all, a signed byte of scale for each 16, the scale
+// of these. Within 128 weights, a byte of the former holds bits of weights 64 apart, one of the latter of weights 32
+// apart.
 struct Q6_K {
-  static constexpr BlockSize kSize = block_size(BlockFormat::kQ6_K);
+  static constexpr BlockSize kSize = block_size(GgufFormat::kQ6_K);
   static constexpr uint32_t kValues = kSize.values, kBytes = kSize.bytes;
   struct Scales {
     float of_16[16];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block kernels for processors of which nothing is known: vectors of four, as every compiler makes them.
-#include "cpu/blocks/tiles.h"
+#include "cpu/gguf/tiles.h"
 
 namespace blink {
 namespace {
@@ -41,6 +41,6 @@ struct Plain {
 
 }  // namespace
 
-const BlockKernels* plain_block_kernels() { return &kBlockKernels<Plain>; }
+const GgufKernels* plain_gguf_kernels() { return &kGgufKernels<Plain>; }
 
 }  // namespace blink

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block kernels for AVX-512; compiled for it, so nothing here may be called before the processor was asked.
-#include "cpu/blocks/kernels.h"
+#include "cpu/gguf/kernels.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -9,7 +9,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
-#include "cpu/blocks/tiles.h"
+#include "cpu/gguf/tiles.h"
 
 namespace blink {
 namespace {
@@ -42,11 +42,11 @@ struct Avx512 {
 
 }  // namespace
 
-const BlockKernels* avx512_block_kernels() { return &kBlockKernels<Avx512>; }
+const GgufKernels* avx512_gguf_kernels() { return &kGgufKernels<Avx512>; }
 
 }  // namespace blink
 #else
 namespace blink {
-const BlockKernels* avx512_block_kernels() { return nullptr; }
+const GgufKernels* avx512_gguf_kernels() { return nullptr; }
 }  // namespace blink
 #endif

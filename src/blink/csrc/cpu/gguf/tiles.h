@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of float32 rows with weights in GGUF's blocks. Weights become float32 in registers, so a product differs from
-// that with the dequantised weight by the order of its sum alone, whatever the number of rows.
+// Products of float32 rows with weights in GGUF's blocks. Weights become float32 in registers, so a product differs
+// from that with the dequantised weight by the order of its sum alone, whatever the number of rows.
 #pragma once
 
 #include <utility>
 
-#include "cpu/blocks/formats.h"
+#include "cpu/gguf/formats.h"
 
 namespace blink {
 
@@ -13,14 +13,13 @@ template <uint32_t N, class F>
 BLINK_INLINE void unroll(F&& f) {
   [&]<uint32_t... i>(std::integer_sequence<uint32_t, i...>) __attribute__((always_inline)) {
     (f(std::integral_constant<uint32_t, i>{}), ...);
-  }
-  (std::make_integer_sequence<uint32_t, N>{});
+  }(std::make_integer_sequence<uint32_t, N>{});
 }
 
 // Products of kWeights rows of the weight, from `first` on, with kRows rows of x from `row` on; rows that x lacks are
 // computed as its last one and dropped.
 template <class Isa, class Format, uint32_t kWeights, uint32_t kRows>
-BLINK_INLINE void multiply_tile(const BlockProduct& p, uint64_t first, uint32_t row) {
+BLINK_INLINE void multiply_tile(const GgufProduct& p, uint64_t first, uint32_t row) {
   using Float = typename Isa::Float;
   const uint64_t row_bytes = uint64_t(p.columns / Format::kValues) * Format::kBytes;
   const uint8_t* block = p.weight.blocks + first * row_bytes;
@@ -53,7 +52,7 @@ BLINK_INLINE void multiply_tile(const BlockProduct& p, uint64_t first, uint32_t 
 
 // All products; few rows of x at a time, which stay in the nearest cache as the weights do.
 template <class Isa, class Format, uint32_t kRows>
-void multiply_rows(const BlockProduct& p) {
+void multiply_rows(const GgufProduct& p) {
   constexpr uint32_t kWeights = kRows * 4 <= Isa::kSums ? 4 : Isa::kSums / kRows;
   for (uint32_t row = 0; row < p.x_rows; row += kRows) {
     uint64_t first = 0;
@@ -64,7 +63,7 @@ void multiply_rows(const BlockProduct& p) {
 }
 
 template <class Isa, class Format>
-void multiply_format(const BlockProduct& p) {
+void multiply_format(const GgufProduct& p) {
   if (p.x_rows == 1)
     multiply_rows<Isa, Format, 1>(p);
   else if (p.x_rows == 2)
@@ -76,7 +75,7 @@ void multiply_format(const BlockProduct& p) {
 }
 
 template <class Isa, class Format>
-void dequantize_format(const BlockRows& weight, uint32_t columns, float* out) {
+void dequantize_format(const GgufRows& weight, uint32_t columns, float* out) {
   const uint64_t blocks = weight.rows * (columns / Format::kValues);
   const uint8_t* block = weight.blocks;
   for (uint64_t i = 0; i < blocks; ++i, block += Format::kBytes) {
@@ -91,32 +90,32 @@ void dequantize_format(const BlockRows& weight, uint32_t columns, float* out) {
 
 // Call f with the format's type.
 template <class F>
-void with_format(BlockFormat format, F&& f) {
+void with_format(GgufFormat format, F&& f) {
   switch (format) {
-    case BlockFormat::kQ4_0:
+    case GgufFormat::kQ4_0:
       return f(Q4_0{});
-    case BlockFormat::kQ4_1:
+    case GgufFormat::kQ4_1:
       return f(Q4_1{});
-    case BlockFormat::kQ8_0:
+    case GgufFormat::kQ8_0:
       return f(Q8_0{});
-    case BlockFormat::kQ4_K:
+    case GgufFormat::kQ4_K:
       return f(Q4_K{});
-    case BlockFormat::kQ6_K:
+    case GgufFormat::kQ6_K:
       return f(Q6_K{});
   }
 }
 
 template <class Isa>
-void multiply_blocks(const BlockProduct& p) {
+void multiply_gguf(const GgufProduct& p) {
   with_format(p.weight.format, [&]<class Format>(Format) { multiply_format<Isa, Format>(p); });
 }
 
 template <class Isa>
-void dequantize_blocks(const BlockRows& weight, uint32_t columns, float* out) {
+void dequantize_gguf(const GgufRows& weight, uint32_t columns, float* out) {
   with_format(weight.format, [&]<class Format>(Format) { dequantize_format<Isa, Format>(weight, columns, out); });
 }
 
 template <class Isa>
-constexpr BlockKernels kBlockKernels = {multiply_blocks<Isa>, dequantize_blocks<Isa>};
+constexpr GgufKernels kGgufKernels = {multiply_gguf<Isa>, dequantize_gguf<Isa>};
 
 }  // namespace blink
