@@ -19,7 +19,7 @@ from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
 from blink.kernels.scoring import score_prompts
 from blink.kernels.weight import QuantizedEmbedding, Weight, plain
-from blink.models.layer import DenseMlp, Layer, MoeMlp
+from blink.models.layer import DenseMlp, Layer, MoeMlp, count_bytes
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
@@ -55,6 +55,12 @@ class Decoder:
         self._lm_head = lm_head
         self._rotary_table = self._make_rotary_table(spec.rope)
         self._local_table = None if spec.local_rope is None else self._make_rotary_table(spec.local_rope)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """How many bytes the weights take; a step reads them all but for experts that no token has."""
+        weights: list[object] = [self._embedding, *self._layers, self._norm]
+        return count_bytes(weights if self._lm_head is self._embedding else [*weights, self._lm_head])
 
     def _make_rotary_table(self, rope: Rope) -> Tensor:
         return make_rotary_table(rope.frequencies(), self.spec.max_model_len, self.device, rope.magnitude)

@@ -172,17 +172,18 @@ void blink_rotate_and_store(float* qkv, const float* rotation, const int32_t* sl
   rotate_and_store(qkv, rotation, slots, keys, values, {tokens, query_heads, kv_heads, head_dim, rotary_dim});
 }
 
-Team* blink_team_start(uint32_t helpers) { return new Team(helpers); }
-void blink_team_stop(Team* team) { delete team; }
+ThreadPool* blink_thread_pool_start(uint32_t helpers) { return new ThreadPool(helpers); }
+void blink_thread_pool_stop(ThreadPool* pool) { delete pool; }
 
 // Values and bytes of a format's block; 0, 0 if it has no kernels.
 void blink_gguf_block_size(uint64_t format, BlockSize* out) { *out = block_size(GgufFormat(format)); }
 uint32_t blink_has_gguf_kernels(Isa isa) { return find_gguf_kernels(isa) != nullptr; }
-void blink_multiply_gguf(Isa isa, const GgufWeight* weight, const float* x, uint32_t x_rows, float* out, Team* team) {
-  multiply(*find_gguf_kernels(isa), *weight, x, x_rows, out, *team);
+void blink_multiply_gguf(Isa isa, const GgufWeight* weight, const float* x, uint32_t x_rows, float* out,
+                         ThreadPool* pool) {
+  multiply(*find_gguf_kernels(isa), *weight, x, x_rows, out, *pool);
 }
-void blink_dequantize_gguf(Isa isa, const GgufWeight* weight, float* out, Team* team) {
-  dequantize(*find_gguf_kernels(isa), *weight, out, *team);
+void blink_dequantize_gguf(Isa isa, const GgufWeight* weight, float* out, ThreadPool* pool) {
+  dequantize(*find_gguf_kernels(isa), *weight, out, *pool);
 }
 uint32_t blink_take_gguf_rows(Isa isa, const GgufWeight* weight, const int32_t* rows, uint32_t count, float* out) {
   return take_rows(*find_gguf_kernels(isa), *weight, rows, count, out);

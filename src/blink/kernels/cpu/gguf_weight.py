@@ -15,7 +15,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from blink.kernels.cpu.team import find_team
+from blink.kernels.cpu.thread_pool import find_thread_pool
 from blink.kernels.weight import QuantizedEmbedding
 from blink.region.native import lib
 
@@ -79,13 +79,13 @@ class GgufWeight(QuantizedEmbedding):
         """Return x @ weight.T."""
         assert x.dtype == torch.float32 and x.is_contiguous()
         result = torch.empty(x.shape[0], self.shape[0])
-        lib.blink_multiply_gguf(self._isa, self._address, x.data_ptr(), len(x), result.data_ptr(), find_team())
+        lib.blink_multiply_gguf(self._isa, self._address, x.data_ptr(), len(x), result.data_ptr(), find_thread_pool())
         return result
 
     def dequantize(self) -> Tensor:
         """Return the weight as a tensor."""
         result = torch.empty(self.shape)
-        lib.blink_dequantize_gguf(self._isa, self._address, result.data_ptr(), find_team())
+        lib.blink_dequantize_gguf(self._isa, self._address, result.data_ptr(), find_thread_pool())
         return result
 
     def take_rows(self, rows: Tensor) -> Tensor:

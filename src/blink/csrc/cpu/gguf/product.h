@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu/gguf/kernels.h"
-#include "cpu/team.h"
+#include "cpu/thread_pool.h"
 
 namespace blink {
 
@@ -41,7 +41,7 @@ constexpr uint64_t kChunkBytes = 16384;
 // Call work(some rows of a part, how many rows of the weight lie before them) for all, about kChunkBytes at a time:
 // many more than there are threads, so that one that is disturbed takes fewer of them.
 template <class Work>
-void share_rows(const GgufWeight& weight, Team& team, const Work& work) {
+void share_rows(const GgufWeight& weight, ThreadPool& pool, const Work& work) {
   const auto chunk_rows = [&](const GgufRows& part) {
     return (kChunkBytes / weight.row_bytes(part) + 4) / 4 * 4;  // whole tiles
   };
@@ -50,7 +50,7 @@ void share_rows(const GgufWeight& weight, Team& team, const Work& work) {
     const GgufRows& part = weight.parts()[i];
     chunks += (part.rows + chunk_rows(part) - 1) / chunk_rows(part);
   }
-  team.share(chunks, [&](uint64_t chunk) {
+  pool.share(chunks, [&](uint64_t chunk) {
     uint64_t before = 0;
     for (const GgufRows* part = weight.parts();; before += part->rows, ++part) {
       const uint64_t rows = chunk_rows(*part), own = (part->rows + rows - 1) / rows;
@@ -65,16 +65,16 @@ void share_rows(const GgufWeight& weight, Team& team, const Work& work) {
 
 // out [x_rows, rows of the weight] = x [x_rows, columns] times the weight's transpose.
 inline void multiply(const GgufKernels& kernels, const GgufWeight& weight, const float* x, uint32_t x_rows, float* out,
-                     Team& team) {
+                     ThreadPool& pool) {
   uint64_t rows = 0;
   for (uint64_t i = 0; i < weight.num_parts; ++i) rows += weight.parts()[i].rows;
-  share_rows(weight, team, [&](const GgufRows& part, uint64_t first) {
+  share_rows(weight, pool, [&](const GgufRows& part, uint64_t first) {
     kernels.multiply({part, uint32_t(weight.columns), x_rows, x, out + first, rows});
   });
 }
 
-inline void dequantize(const GgufKernels& kernels, const GgufWeight& weight, float* out, Team& team) {
-  share_rows(weight, team, [&](const GgufRows& part, uint64_t first) {
+inline void dequantize(const GgufKernels& kernels, const GgufWeight& weight, float* out, ThreadPool& pool) {
+  share_rows(weight, pool, [&](const GgufRows& part, uint64_t first) {
     kernels.dequantize(part, uint32_t(weight.columns), out + first * weight.columns);
   });
 }

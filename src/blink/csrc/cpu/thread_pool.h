@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that help the caller with one piece of work after the other. PyTorch's team waits at the end of each piece
+// Threads that help the caller with one piece of work after the other. PyTorch's pool waits at the end of each piece
 // for all of its threads, whether they had a core or not; here the caller waits only for those that have begun: beside
 // other programs on the same cores, a helper that comes late is not missed.
 #pragma once
@@ -15,12 +15,12 @@
 
 namespace blink {
 
-class Team {
+class ThreadPool {
  public:
-  explicit Team(uint32_t helpers) {
+  explicit ThreadPool(uint32_t helpers) {
     for (uint32_t i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
   }
-  ~Team() {
+  ~ThreadPool() {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -28,8 +28,8 @@ class Team {
     }
     for (std::thread& thread : threads_) thread.join();
   }
-  Team(const Team&) = delete;
-  Team& operator=(const Team&) = delete;
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
 
   // Call work(i) once for each i below count, on the caller and on helpers that come in time. If another thread's work
   // is under way, the caller is alone.
@@ -90,7 +90,7 @@ class Team {
     }
   }
 
-  // Wait for a piece that is not `done`; false once the team ends.
+  // Wait for a piece that is not `done`; false once the pool ends.
   bool wait(uint64_t done) {
     const auto has_news = [&] { return stopping_ || state_ / kPiece != done; };
     for (const Clock::time_point start = Clock::now(); Clock::now() - start < kPatience;)
