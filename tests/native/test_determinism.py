@@ -112,7 +112,10 @@ def test_each_step_takes_the_smallest_graph_that_holds_it() -> None:
     assert len(chosen) > 3, "too few graphs were in play"
 
 
-@pytest.mark.parametrize(("lanes", "segments"), [(1, 0), (3, 0), pytest.param(7, 0, marks=pytest.mark.long), (3, 3)])
+@pytest.mark.parametrize(
+    ("lanes", "segments"),
+    [(1, 0), (3, 3), *(pytest.param(lanes, 0, marks=pytest.mark.long) for lanes in (3, 7))],
+)
 def test_any_number_of_lanes_takes_the_decisions_of_one(
     lanes: int, segments: int, lane_steps: Callable[[int], Step]
 ) -> None:

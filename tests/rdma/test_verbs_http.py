@@ -24,6 +24,7 @@ def test_http_requests_side_by_side_get_their_tokens(frontend: HttpFrontend) -> 
     assert answers == [answer(prompt, 8) for prompt in prompts]
 
 
+@pytest.mark.long
 def test_a_killed_frontend_starts_again(frontend: HttpFrontend) -> None:
     frontend.wait()
     frontend.stop()

@@ -7,9 +7,12 @@ from pathlib import PurePath
 
 WAITING = "waiting"
 _WAITING_FOLDERS = {"e2e", "early", "rdma"}
+# Long ones that share no server with others.
+_ALONE = {"test_arm_wheels.py", "test_llm.py", "test_structured_llm.py", "test_wheel.py"}
 
 
 def group_of(nodeid: str) -> str:
     """Return the group of a test: one for all that wait for servers and programs, else its file."""
     file = nodeid.partition("::")[0]
-    return WAITING if PurePath(file).parent.name in _WAITING_FOLDERS else file
+    path = PurePath(file)
+    return WAITING if path.parent.name in _WAITING_FOLDERS and path.name not in _ALONE else file

@@ -100,10 +100,10 @@ def start_frontend(
 
 
 @contextmanager
-def run_engine(*flags: str) -> Iterator[Engine]:
-    """A CPU engine in a region of its own, until the end."""
+def run_engine(*flags: str, device: str = "cpu") -> Iterator[Engine]:
+    """An engine in a region of its own, until the end."""
     name = f"e2e-{os.getpid()}-{secrets.token_hex(3)}"
-    command = [sys.executable, "-m", "blink", "engine", f"--region={name}", "--device=cpu", "--cpu-threads=1"]
+    command = [sys.executable, "-m", "blink", "engine", f"--region={name}", f"--device={device}", "--cpu-threads=1"]
     process = subprocess.Popen([*command, *flags])
     try:
         frontend = start_frontend(name, "--skip-tokenizer-init", wait=False)

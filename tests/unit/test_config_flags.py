@@ -8,7 +8,7 @@ from dataclasses import Field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blink.cli.flags import add_flags, build_config, parse_integer, to_flags
@@ -52,11 +52,13 @@ def _parse(config_class: type, arguments: list[str]) -> Any:
     return build_config(config_class, parser.parse_args(arguments))
 
 
+@settings(max_examples=40)
 @given(_values(EngineConfig))
 def test_engine_config_survives_the_way_through_flags(config: EngineConfig) -> None:
     assert _parse(EngineConfig, to_flags(config)) == config
 
 
+@settings(max_examples=40)
 @given(_values(FrontendConfig))
 def test_frontend_config_survives_the_way_through_flags(config: FrontendConfig) -> None:
     assert _parse(FrontendConfig, to_flags(config)) == config

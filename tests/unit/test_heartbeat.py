@@ -54,6 +54,15 @@ def test_waiting_for_a_core_is_no_silence() -> None:
     assert silence.look(13.5, heard=False, hindrance=Hindrance(core_wait=50.0)) == 0.75  # a thread has ended
 
 
+def test_who_is_ready_to_run_is_silent_only_while_it_has_a_core() -> None:
+    silence = Silence()
+    silence.look(10.0, heard=True, hindrance=Hindrance(core_time=5.0))
+    assert silence.look(11.0, heard=False, hindrance=Hindrance(core_time=5.25, is_runnable=True)) == 0.25
+    assert silence.look(12.0, heard=False, hindrance=Hindrance(core_time=5.25, is_runnable=True)) == 0.25
+    assert silence.look(13.0, heard=False, hindrance=Hindrance(core_time=6.5, is_runnable=True)) == 1.25
+    assert silence.look(14.0, heard=False, hindrance=Hindrance(core_time=6.5)) == 2.25
+
+
 def test_waiting_for_pages_is_no_silence() -> None:
     silence = Silence()
     silence.look(10.0, heard=True, hindrance=Hindrance(major_faults=7))

@@ -37,7 +37,9 @@ def decoder() -> Decoder:
     return load_model(ModelConfig(), torch.device("cpu"), torch.float32)
 
 
-@pytest.mark.parametrize("max_chunk", [1024, 7, 2])
+@pytest.mark.parametrize(
+    "max_chunk", [pytest.param(1024, marks=pytest.mark.long), 7, pytest.param(2, marks=pytest.mark.long)]
+)
 def test_greedy_tokens_equal_those_of_transformers(decoder: Decoder, expected: list[list[int]], max_chunk: int) -> None:
     driver = Driver(decoder)
     for tokens in expected:

@@ -27,8 +27,8 @@ def decode_graphs(max_num_seqs: int) -> list[tuple[int, int]]:
 
 
 def mixed_graphs(max_num_batched_tokens: int, max_num_seqs: int) -> list[tuple[int, int]]:
-    """Return the sizes of mixed graphs, by tokens: doubling to 256, then by 256 to 2048 and by 1024 beyond."""
-    steps = [16, 32, 64, 128, *range(256, 2048, 256), *range(2048, max_num_batched_tokens, 1024)]
+    """Return the sizes of mixed graphs, by tokens: close where prompts ride along, by 1024 from 2048 on."""
+    steps = [16, 32, 64, 128, 192, 256, 384, *range(512, 2048, 256), *range(2048, max_num_batched_tokens, 1024)]
     sizes = [*(tokens for tokens in steps if tokens < max_num_batched_tokens), max_num_batched_tokens]
     return [(tokens, min(tokens, max_num_seqs)) for tokens in sizes]
 

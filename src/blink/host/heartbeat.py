@@ -62,6 +62,8 @@ class Silence:
         passed = 0.0 if self._last_look is None else min(now - self._last_look, _LONGEST_LOOK)
         if hindrance.is_blocked or hindrance.major_faults > self._last.major_faults:
             passed = 0.0
+        if hindrance.is_runnable:  # it may be waiting for a core just now
+            passed = min(passed, max(hindrance.core_time - self._last.core_time, 0.0))
         # A wait is known when it has ended, and may be longer than the time between two looks.
         passed -= max(hindrance.core_wait - self._last.core_wait, 0.0)
         passed -= max(hindrance.memory_stall - self._last.memory_stall, 0.0)

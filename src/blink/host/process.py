@@ -55,6 +55,8 @@ class Hindrance:
     core_wait: float = 0.0  # seconds that its threads were ready to run without a core, in sum
     major_faults: int = 0  # pages that were not in memory and came from a disk
     is_blocked: bool = False  # a thread sleeps uninterruptibly now, on a disk or on memory that must first be freed
+    is_runnable: bool = False  # a thread has a core now, or waits for one
+    core_time: float = 0.0  # seconds that its threads had cores, in sum
     memory_stall: float = 0.0  # seconds in which processes of this machine waited for memory
 
 
@@ -71,27 +73,31 @@ def read_hindrance(process: int) -> Hindrance:
         sum(thread.core_wait for thread in threads),
         sum(thread.major_faults for thread in threads),
         any(thread.is_blocked for thread in threads),
+        any(thread.is_runnable for thread in threads),
+        sum(thread.core_time for thread in threads),
         _read_memory_stall(),
     )
 
 
 def describe_threads(process: int) -> str:
-    """Say what a process's threads do: the letter of the state (proc(5)) and, where known, what it waits for."""
+    """Say what a process's threads do: the state's letter (proc(5)), what they wait for, and what they had of cores."""
     found: list[str] = []
     with suppress(OSError):
         for thread in sorted(Path(f"/proc/{process}/task").iterdir()):
             with suppress(OSError):
                 state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
                 place = (thread / "wchan").read_text()
-                found.append(state if place in ("", "0") else f"{state} {place}")
-    return ", ".join(found)
+                known = _read_thread(thread)
+                what = state if place in ("", "0") else f"{state} {place}"
+                found.append(f"{what}, ran {known.core_time:.1f} s, waited {known.core_wait:.1f} s for a core")
+    return "; ".join(found)
 
 
 def _read_thread(thread: Path) -> Hindrance:
     try:
         fields = (thread / "stat").read_text().rpartition(")")[2].split()  # from the third on; proc(5)
-        _, waited, _ = (thread / "schedstat").read_text().split()  # nanoseconds
-        return Hindrance(int(waited) * 1e-9, int(fields[9]), fields[0] == "D")
+        ran, waited, _ = (thread / "schedstat").read_text().split()  # nanoseconds
+        return Hindrance(int(waited) * 1e-9, int(fields[9]), fields[0] == "D", fields[0] == "R", int(ran) * 1e-9)
     except (OSError, ValueError):
         return Hindrance()
 

@@ -113,16 +113,21 @@ struct Vocabulary {
     return end > starts[token];
   }
 
-  // Which of up to 32 tokens from `first` on may come next at a place, a bit for each. One loop over all their bytes,
-  // so that lanes side by side do not wait for each other's longest tokens.
+  // Which of up to 32 tokens, `stride` apart from `first` on, may come next at a place: a bit for each. One loop over
+  // all their bytes, so that lanes side by side do not wait for each other's longest tokens.
   BLINK_FN uint32_t list_allowed(const Automaton& automaton, const AutomatonPlace& place, uint32_t first,
-                                 uint32_t count) const {
+                                 uint32_t count, uint32_t stride = 1) const {
     constexpr uint32_t kWindow = sizeof(uint64_t);
     const auto* windows = reinterpret_cast<const uint64_t*>(text);
     Walk walk(automaton, place);
     uint64_t window = 0;
-    uint32_t bits = 0, at = starts[first], end = starts[first + 1], loaded = ~0u;
-    for (uint32_t token = 0; token < count;) {
+    uint32_t bits = 0, at = 0, end = 0, loaded = ~0u;
+    for (uint32_t i = 0; i < count;) {
+      if (at == end) {
+        at = starts[first + i * stride];
+        end = starts[first + i * stride + 1];
+        walk.restart();
+      }
       bool goes_on = at < end;
       if (goes_on) {
         if (at / kWindow != loaded) window = windows[loaded = at / kWindow];
@@ -130,10 +135,8 @@ struct Vocabulary {
         at++;
       }
       if (goes_on && at < end) continue;
-      bits |= uint32_t(goes_on) << token;
+      bits |= uint32_t(goes_on) << i++;
       at = end;
-      if (++token < count) end = starts[first + token + 1];
-      walk.restart();
     }
     return bits;
   }

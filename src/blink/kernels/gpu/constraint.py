@@ -13,7 +13,7 @@ from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.constraint import list_allowed
 from blink.kernels.gpu.decode.launch import can_launch, compile_kernel, launch
 
-_THREADS, _SHARED_BYTES = 128, 32 << 10  # csrc/gpu/constrain.cu's kConstrainThreads and kSharedAutomatonBytes
+_THREADS, _TOKENS = 128, 1024  # csrc/gpu/constrain.cu's kConstrainThreads and kTokensOfBlock
 SOURCE = "constrain.cu"
 KERNEL = "blink::list_allowed_tokens"
 
@@ -65,10 +65,9 @@ def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     )
     launch(
         compile_kernel(KERNEL, SOURCE),
-        (-(-words // _THREADS), num_rows),
+        (-(-words * 32 // _TOKENS), num_rows),
         _THREADS,
         arguments,
-        shared_bytes=_SHARED_BYTES,
         programmatic=can_launch(),
     )
     return allowed
