@@ -175,8 +175,9 @@ void blink_rotate_and_store(float* qkv, const float* rotation, const int32_t* sl
 ThreadPool* blink_thread_pool_start(uint32_t helpers) { return new ThreadPool(helpers); }
 void blink_thread_pool_stop(ThreadPool* pool) { delete pool; }
 
-// Values and bytes of a format's block; 0, 0 if it has no kernels.
-void blink_gguf_block_size(uint64_t format, BlockSize* out) { *out = block_size(GgufFormat(format)); }
+// Values and bytes of a format's block; 0 if it has no kernels.
+uint32_t blink_gguf_block_values(uint64_t format) { return block_size(GgufFormat(format)).values; }
+uint32_t blink_gguf_block_bytes(uint64_t format) { return block_size(GgufFormat(format)).bytes; }
 uint32_t blink_has_gguf_kernels(Isa isa) { return find_gguf_kernels(isa) != nullptr; }
 void blink_multiply_gguf(Isa isa, const GgufWeight* weight, const float* x, uint32_t x_rows, float* out,
                          ThreadPool* pool) {

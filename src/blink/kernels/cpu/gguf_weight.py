@@ -7,7 +7,6 @@ weight by the order of its sums alone. What a row gives does not depend on the r
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -42,11 +41,10 @@ class GgufRows:
     blocks: Tensor  # uint8 [rows, bytes of a row]
 
 
-def find_block_size(format: int) -> tuple[int, int] | None:
-    """Return the values and the bytes of a format's block, None for one that has no kernels."""
-    size = (ctypes.c_uint32 * 2)()
-    lib.blink_gguf_block_size(format, ctypes.addressof(size))
-    return (size[0], size[1]) if size[0] else None
+def row_bytes(format: int, columns: int) -> int:
+    """Return the bytes of a row; 0 for a format that has no kernels, or where its blocks do not fit the columns."""
+    values = lib.blink_gguf_block_values(format)
+    return 0 if not values or columns % values else columns // values * lib.blink_gguf_block_bytes(format)
 
 
 class GgufWeight(QuantizedEmbedding):
@@ -55,9 +53,8 @@ class GgufWeight(QuantizedEmbedding):
     def __init__(self, parts: Sequence[GgufRows], columns: int, isa: Isa = Isa.BEST) -> None:
         """Take the parts, which must be contiguous and have whole blocks."""
         for part in parts:
-            size = find_block_size(part.format)
-            assert size is not None and columns % size[0] == 0 and part.blocks.dtype == torch.uint8
-            assert part.blocks.shape[1] == columns // size[0] * size[1] and part.blocks.is_contiguous()
+            assert part.blocks.dtype == torch.uint8 and part.blocks.is_contiguous()
+            assert part.blocks.shape[1] == row_bytes(part.format, columns) > 0
         assert isa.is_here
         self.shape = (sum(len(part.blocks) for part in parts), columns)
         self.dtype = torch.float32

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from blink.errors import ConfigError
-from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight, find_block_size
+from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight
 from blink.kernels.weight import QuantizedEmbedding
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
@@ -88,7 +88,7 @@ class GgufCheckpoint:
     def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
         places = [self._find_name(name) for name in names]
         tensors = [self._file.tensors[stored] for stored, _ in places]
-        if not self._keeps_blocks or any(find_block_size(tensor.kind) is None for tensor in tensors):
+        if not (self._keeps_blocks and all(tensor.can_stay_quantized for tensor in tensors)):
             return None
         parts: list[GgufRows] = []
         for (stored, expert), tensor in zip(places, tensors, strict=True):

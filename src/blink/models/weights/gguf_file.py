@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the tensors of GGUF files, dequantised. Needs no torch."""
+"""Read the tensors of GGUF files, dequantised or as they are stored. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from blink.errors import ConfigError
 from blink.models.weights.fields import Fields, show
 from blink.models.weights.gguf_header import HeaderReader, TensorInfo, map_gguf
+from blink.region.native import lib
 
 _PLAIN_KINDS = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
 _MAX_ALIGNMENT = 1 << 20
@@ -27,6 +28,11 @@ class GgufTensor:
     kind: gguf.GGMLQuantizationType
     offset: int  # from the start of the file
     num_bytes: int
+
+    @property
+    def can_stay_quantized(self) -> bool:
+        """Whether the CPU's kernels multiply with a matrix of this type as it is stored."""
+        return len(self.shape) > 1 and bool(lib.blink_gguf_block_bytes(self.kind))
 
 
 class GgufFile:
