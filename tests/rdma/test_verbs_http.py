@@ -16,6 +16,7 @@ from rdma_processes import CountingProcess, HttpFrontend, ask, attach, open_link
 pytestmark = pytest.mark.rdma
 
 
+@pytest.mark.long
 def test_http_requests_side_by_side_get_their_tokens(frontend: HttpFrontend) -> None:
     frontend.wait()
     prompts = [[100 + i, *range(i), 300 + i] for i in range(12)]
@@ -33,6 +34,7 @@ def test_a_killed_frontend_starts_again(frontend: HttpFrontend) -> None:
     assert frontend.complete([9, 6, 7]) == answer([9, 6, 7], 4)
 
 
+@pytest.mark.long
 def test_a_killed_engine_is_found_again(engine: CountingProcess, frontend: HttpFrontend) -> None:
     frontend.wait()
     engine.kill()
