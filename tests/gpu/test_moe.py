@@ -10,7 +10,8 @@ from torch import Tensor
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.operands import Activation
-from blink.kernels.quantized import Fp8Experts, quantize_fp8
+from blink.kernels.quantized import quantize_fp8
+from blink.kernels.weight import Fp8Experts
 
 gpu_moe = pytest.importorskip("blink.kernels.gpu.moe")
 

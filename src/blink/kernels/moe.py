@@ -7,14 +7,14 @@ from torch import Tensor
 
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.operands import Activation
-from blink.kernels.quantized import ExpertWeight
+from blink.kernels.weight import ExpertWeights
 
 
 def moe(
     x: Tensor,
     router_logits: Tensor,
-    gate_up: ExpertWeight,
-    down: ExpertWeight,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     num_tokens: Tensor | None = None,
     *,
     top_k: int,
@@ -41,7 +41,6 @@ def moe(
             x, router_logits, gate_up, down, num_tokens,
             top_k=top_k, renormalize=renormalize, activation=activation, biases=biases,
         )  # fmt: skip
-    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor)  # FP8 is for GPUs
     return cpu.moe(
         x, router_logits, gate_up, down, top_k=top_k, renormalize=renormalize, activation=activation, biases=biases
     )

@@ -90,37 +90,6 @@ class PackedWeight(QuantizedWeight):
         return self.values.view(FP8)
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Experts:
-    """The matrices of all experts in FP8, in their usual order, each row with a scale."""
-
-    values: Tensor  # FP8 [experts, out, in]
-    scales: Tensor  # float32 [experts, out]
-
-    @property
-    def shape(self) -> torch.Size:
-        """The matrices' shape."""
-        return self.values.shape
-
-    def to(self, device: torch.device) -> Fp8Experts:
-        """Return the matrices on a device."""
-        return Fp8Experts(self.values.to(device), self.scales.to(device))
-
-    def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """Return the matrices in another type."""
-        return (self.values.float() * self.scales[..., None]).to(dtype)
-
-
-ExpertWeight = Tensor | Fp8Experts
-
-
-def split_experts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None]:
-    """Return the values of all experts' matrices, which are contiguous, and their scales if they are FP8."""
-    values, scales = (weight.values, weight.scales) if isinstance(weight, Fp8Experts) else (weight, None)
-    assert values.is_contiguous() and (scales is None or scales.is_contiguous())
-    return values, scales
-
-
 def quantize_fp8(weight: Tensor) -> QuantizedMatrix:
     """Return a matrix [out, in] in FP8, each row with a scale of its own."""
     scales = weight.abs().amax(1, keepdim=True).float().clamp_(min=1e-12) / _FP8_MAX

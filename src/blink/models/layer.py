@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 from torch import Tensor
 
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
-from blink.kernels.quantized import ExpertWeight
-from blink.kernels.weight import Weight
+from blink.kernels.weight import ExpertWeights, QuantizedWeight, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +24,8 @@ class MoeMlp:
     """A gated MLP per expert and the router that chooses among them."""
 
     router: Weight  # [experts, hidden]
-    gate_up: ExpertWeight  # [experts, 2 * intermediate, hidden]
-    down: ExpertWeight  # [experts, hidden, intermediate]
+    gate_up: ExpertWeights  # [experts, 2 * intermediate, hidden]
+    down: ExpertWeights  # [experts, hidden, intermediate]
     router_bias: Tensor | None = None  # [experts]
     biases: tuple[Tensor, Tensor] | None = None  # of gate_up [experts, 2 * intermediate], of down [experts, hidden]
 
@@ -48,3 +47,14 @@ class Layer:
     wide_norm: HeadNorm | None = None  # over all query heads, over all key heads
     attention: AttentionOptions = PLAIN_ATTENTION
     uses_local_rope: bool = False
+
+
+def count_bytes(part: object) -> int:
+    """Return the bytes of all weights in a layer, or in a part of one."""
+    if isinstance(part, Tensor | QuantizedWeight):
+        return part.nbytes
+    if isinstance(part, tuple | list):
+        return sum(count_bytes(item) for item in part)
+    if is_dataclass(part):
+        return sum(count_bytes(getattr(part, field.name)) for field in fields(part))
+    return 0

@@ -19,7 +19,7 @@ from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_routing import Routes, route
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
 from blink.kernels.operands import Activation
-from blink.kernels.quantized import ExpertWeight, split_experts
+from blink.kernels.weight import ExpertWeights, split_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Tiling:
 def moe(
     x: Tensor,
     router_logits: Tensor,
-    gate_up: ExpertWeight,
-    down: ExpertWeight,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     num_tokens: Tensor,
     *,
     top_k: int,
@@ -95,7 +95,7 @@ def _divisor(size: int, limit: int) -> int:
 
 def multiply_grouped(
     x: Tensor,
-    weight: ExpertWeight,
+    weight: ExpertWeights,
     routes: Routes,
     result: Tensor,
     *,

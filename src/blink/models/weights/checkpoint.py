@@ -14,6 +14,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from blink.errors import ConfigError
+from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight
+from blink.kernels.weight import QuantizedEmbedding
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
 from blink.models.weights.fields import one_line
@@ -50,14 +52,20 @@ class Checkpoint(Protocol):
         """
         ...
 
+    def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
+        """Return matrices that check() has found, one below the other, as stored; None: they have to be filled."""
+        ...
+
 
 class GgufCheckpoint:
-    """Weights of a GGUF file, dequantised."""
+    """Weights of a GGUF file, dequantised or as they are stored."""
 
     norm_shift = 0.0  # converters add it
 
-    def __init__(self, path: Path, spec: ModelSpec) -> None:
+    def __init__(self, path: Path, spec: ModelSpec, *, keeps_blocks: bool = False) -> None:
+        """Open a file; keeps_blocks: whether matrices stay as stored where there are kernels, those of the CPU."""
         self._file = GgufFile(path)
+        self._keeps_blocks = keeps_blocks
         self._spec = spec
         self._is_interleaved = FAMILIES[spec.architecture].interleaved
         self._names = gguf.get_tensor_name_map(find_gguf_arch(self._file), spec.num_layers)
@@ -75,13 +83,25 @@ class GgufCheckpoint:
 
     def fill(self, name: str, target: Tensor) -> None:
         stored, expert = self._find_name(name)
-        values = torch.from_numpy(self._file.read_tensor(stored, expert))
-        if self._is_interleaved and stored.startswith("blk.") and ".attn_" in stored:
-            values = self._restore_order(stored, values)
+        values = self._restore_order(stored, torch.from_numpy(self._file.read_tensor(stored, expert)))
         target.copy_(values.view(target.shape))
+
+    def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
+        places = [self._find_name(name) for name in names]
+        tensors = [self._file.tensors[stored] for stored, _ in places]
+        if not (self._keeps_blocks and all(tensor.can_stay_quantized for tensor in tensors)):
+            return None
+        parts: list[GgufRows] = []
+        for (stored, expert), tensor in zip(places, tensors, strict=True):
+            # A copy: a file that is mapped may shrink, which would end the process.
+            rows = torch.from_numpy(self._file.read_rows(stored, expert).copy())
+            parts.append(GgufRows(int(tensor.kind), self._restore_order(stored, rows)))
+        return GgufWeight(parts, tensors[0].shape[-1])
 
     def _restore_order(self, stored: str, values: Tensor) -> Tensor:
         """Undo llama.cpp's interleaving of each head's two halves, which its rotary kernel for llama wants."""
+        if not (self._is_interleaved and stored.startswith("blk.") and ".attn_" in stored):
+            return values
         num_heads = {"attn_q": self._spec.num_heads, "attn_k": self._spec.num_kv_heads}.get(stored.split(".")[2])
         if num_heads is None:
             return values
@@ -154,6 +174,9 @@ class SafetensorsCheckpoint:
             raise ConfigError(f"{self._directory}: '{name}' has type {values.dtype}, which is not supported.")
         return values
 
+    def read_quantized(self, names: Sequence[str]) -> None:
+        """Fill all."""
+
     def _find_name(self, name: str) -> str:
         return self._prefix + name.removeprefix("model.") if name.startswith("model.") else name
 
@@ -174,6 +197,9 @@ class DummyCheckpoint:
             target.fill_(1)
         else:
             target.normal_(std=0.02, generator=self._generator)
+
+    def read_quantized(self, names: Sequence[str]) -> None:
+        """Fill all."""
 
 
 def _check_shape(found: Sequence[int], wanted: Sequence[int], place: str) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blink.kernels.linear import pack_weight
 from blink.kernels.operands import AttentionOptions, HeadNorm
-from blink.kernels.weight import Weight
+from blink.kernels.weight import QuantizedEmbedding, Weight
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
 from blink.models.layer import DenseMlp, Layer
@@ -44,13 +44,20 @@ class DecoderLoader:
     def load(self) -> Decoder:
         """Read all weights, in the order in which a step uses them."""
         spec = self._spec
-        embedding = self._read("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        embedding = self._load_vocabulary("model.embed_tokens.weight")
         layers = [self._load_layer(index) for index in range(spec.num_layers)]
         norm = self._read_norm("model.norm", spec.hidden_size)
-        lm_head = pack_weight(embedding)
+        lm_head = _pack(embedding)
         if not spec.tie_embeddings:
             lm_head = self._load_matrix({"lm_head": spec.vocab_size}, spec.hidden_size)
         return Decoder(spec, embedding, layers, norm, lm_head)
+
+    def _load_vocabulary(self, name: str) -> Tensor | QuantizedEmbedding:
+        """Read a row of the hidden size for each token."""
+        shape = (self._spec.vocab_size, self._spec.hidden_size)
+        self._checkpoint.check(name, shape)
+        quantized = self._target.read_quantized(self._checkpoint, name)
+        return self._read(name, *shape) if quantized is None else quantized
 
     def _load_layer(self, index: int) -> Layer:
         spec, prefix = self._spec, f"model.layers.{index}"
@@ -106,9 +113,14 @@ class DecoderLoader:
         )
 
     def _load_matrix(self, parts: dict[str, int], columns: int) -> Weight:
-        """Read matrices of the given numbers of rows, one below the other, as the device multiplies them best."""
-        packed = load_packed(self._checkpoint, parts, columns, self._target)
-        return pack_weight(self._stack("weight", parts, columns)) if packed is None else packed
+        """Read matrices of the given numbers of rows, one below the other, for `linear`."""
+        names = [f"{name}.weight" for name in parts]
+        for name, rows in zip(names, parts.values(), strict=True):
+            self._checkpoint.check(name, (rows, columns))
+        quantized = self._target.read_quantized(self._checkpoint, *names)
+        if quantized is None:
+            quantized = load_packed(self._checkpoint, parts, columns, self._target)
+        return pack_weight(self._stack("weight", parts, columns)) if quantized is None else quantized
 
     def _stack(self, ending: str, parts: dict[str, int], *columns: int) -> Tensor:
         """Read tensors of the given numbers of rows into one, one below the other."""
@@ -134,3 +146,7 @@ class DecoderLoader:
 
     def _fill(self, name: str, tensor: Tensor) -> None:
         self._target.fill(self._checkpoint, name, tensor)
+
+
+def _pack(weight: Weight) -> Weight:
+    return pack_weight(weight) if isinstance(weight, Tensor) else weight

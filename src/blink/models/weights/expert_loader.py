@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from blink.kernels.linear import pack_weight
+from blink.kernels.weight import ExpertWeights, QuantizedExperts
 from blink.models.families import FAMILIES
 from blink.models.layer import MoeMlp
 from blink.models.spec import ModelSpec
@@ -41,13 +42,27 @@ def load_experts(checkpoint: Checkpoint, spec: ModelSpec, layer: str, target: We
             load_fp8_experts(checkpoint, pairs, (size, hidden), target),
             load_fp8_experts(checkpoint, singles, (hidden, size), target),
         )
-    gate_up = target.allocate(spec.num_experts, 2 * size, hidden)
-    downs = target.allocate(spec.num_experts, hidden, size)
-    for expert in range(spec.num_experts):
-        target.fill(checkpoint, gate.format(expert), gate_up[expert, :size])
-        target.fill(checkpoint, up.format(expert), gate_up[expert, size:])
-        target.fill(checkpoint, down.format(expert), downs[expert])
-    return MoeMlp(pack_weight(router), gate_up, downs)
+    return MoeMlp(
+        pack_weight(router),
+        _read_experts(checkpoint, spec.num_experts, {gate: size, up: size}, hidden, target),
+        _read_experts(checkpoint, spec.num_experts, {down: hidden}, size, target),
+    )
+
+
+def _read_experts(
+    checkpoint: Checkpoint, count: int, parts: dict[str, int], columns: int, target: WeightTarget
+) -> ExpertWeights:
+    """Read matrices of the given numbers of rows of each expert, one below the other; names as format strings."""
+    names = [[name.format(expert) for name in parts] for expert in range(count)]
+    first = target.read_quantized(checkpoint, *names[0])
+    if first is not None:
+        rest = [target.read_quantized(checkpoint, *own) for own in names[1:]]
+        return QuantizedExperts((first, *(weight for weight in rest if weight is not None)))
+    weights = target.allocate(count, sum(parts.values()), columns)
+    for own, weight in zip(names, weights, strict=True):
+        for name, part in zip(own, weight.split(list(parts.values())), strict=True):
+            target.fill(checkpoint, name, part)
+    return weights
 
 
 def _load_joined(checkpoint: Checkpoint, spec: ModelSpec, prefix: str, target: WeightTarget) -> MoeMlp:

@@ -40,19 +40,19 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
     """Load the model that the configuration names, with its weights on `device` in `dtype`.
 
+    Matrices of a GGUF file stay as they are stored where its kernels take them: on a CPU, unless a type was asked for.
+
     Raises:
         ConfigError: the model is missing, incomplete or not supported; the message says what to do.
     """
     path = resolve_model(config.model)
     spec = _limit_length(read_spec(path), config.max_model_len)
-    checkpoint = _open_checkpoint(path, spec, config, device)
-    num_bytes = spec.num_parameters * dtype.itemsize
+    checkpoint = _open_checkpoint(path, spec, config, device, dtype)
     with tqdm(
-        total=num_bytes,
+        total=spec.num_parameters,
         desc="loading weights",
-        unit="B",
+        unit=" parameters",
         unit_scale=True,
-        unit_divisor=1024,
         disable=None,  # where no terminal is
     ) as progress:
         return DecoderLoader(checkpoint, spec, WeightTarget(device, dtype, progress.update)).load()
@@ -71,7 +71,9 @@ def _limit_length(spec: ModelSpec, max_model_len: int) -> ModelSpec:
     return dataclasses.replace(spec, max_model_len=length, rope=spec.rope.fit(length))
 
 
-def _open_checkpoint(path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device) -> Checkpoint:
+def _open_checkpoint(
+    path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Checkpoint:
     load_format, quantization = find_format(path, config.load_format), spec.quantization
     if quantization is not None and config.quantization == "fp8" and quantization.storage != "fp8":
         raise ConfigError(f"--quantization fp8: {path} has matrices of {quantization.title} already; leave it out.")
@@ -80,7 +82,9 @@ def _open_checkpoint(path: Path, spec: ModelSpec, config: ModelConfig, device: t
         if quantization is not None:
             return DummyMatrices(checkpoint, quantization)
     elif load_format == "gguf":
-        checkpoint = GgufCheckpoint(path, spec)
+        is_asked = config.dtype != "auto" or config.quantization != "auto"
+        keeps_blocks = not is_asked and device.type == "cpu" and dtype == torch.float32
+        checkpoint = GgufCheckpoint(path, spec, keeps_blocks=keeps_blocks)
     else:
         checkpoint = SafetensorsCheckpoint(path)
         if quantization is not None:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from blink.errors import ConfigError
-from blink.kernels.quantized import FP8, Format, Fp8Experts, PackedWeight, QuantizedMatrix, can_pack, pack
+from blink.kernels.quantized import FP8, Format, PackedWeight, QuantizedMatrix, can_pack, pack
+from blink.kernels.weight import Fp8Experts
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.target import WeightTarget
@@ -44,7 +45,7 @@ def load_packed(
     if any(_kind(matrix) != _kind(found[0]) for matrix in found):
         return None
     weight = pack(found)
-    target.advance(weight.shape[0] * weight.shape[1] * target.dtype.itemsize)
+    target.advance(weight.shape[0] * weight.shape[1])
     return weight
 
 
@@ -71,7 +72,7 @@ def load_fp8_experts(
                 raise ConfigError(f"'{name}' is not quantized like the other experts; use another model.")
             part = slice(place * rows, (place + 1) * rows)
             values[expert, part], scales[expert, part] = matrix.values, matrix.scales[:, 0]
-            target.advance(rows * columns * target.dtype.itemsize)
+            target.advance(rows * columns)
     return Fp8Experts(values, scales)
 
 

@@ -50,6 +50,9 @@ class QuantizedCheckpoint:
         else:
             self._files.fill(name, target)
 
+    def read_quantized(self, names: Sequence[str]) -> None:
+        """Leave matrices to read_matrix()."""
+
     def read_matrix(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedMatrix | None:
         """Return a matrix as it is stored; None if it is not quantized."""
         del shape  # check() has compared it
@@ -150,6 +153,9 @@ class Fp8Checkpoint:
         if target.ndim == 2 and _MATRIX.fullmatch(name):
             target.copy_(quantize_fp8(target).dequantize(target.dtype))
 
+    def read_quantized(self, names: Sequence[str]) -> None:
+        """Leave matrices to read_matrix()."""
+
     def read_matrix(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedMatrix | None:
         """Return a matrix in FP8; None for what stays as it is."""
         if not _MATRIX.fullmatch(name):
@@ -177,6 +183,9 @@ class DummyMatrices:
     def fill(self, name: str, target: Tensor) -> None:
         """Write random values, not rounded."""
         self._source.fill(name, target)
+
+    def read_quantized(self, names: Sequence[str]) -> None:
+        """Leave matrices to read_matrix()."""
 
     def read_matrix(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedMatrix | None:
         """Return a random matrix; None for what is not quantized in such checkpoints."""

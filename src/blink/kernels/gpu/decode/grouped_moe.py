@@ -17,7 +17,7 @@ from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.moe import multiply_grouped, sum_found
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
-from blink.kernels.quantized import ExpertWeight
+from blink.kernels.weight import ExpertWeights
 
 _COLUMNS = 512  # of a row, that a program adds up
 
@@ -27,8 +27,8 @@ def add_grouped_experts(
     normed: Normed,
     eps: float,
     logits: Tensor,
-    gate_up: ExpertWeight,
-    down: ExpertWeight,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     num_tokens: Tensor,
     next_norm: Tensor,
     *,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
-from blink.kernels.quantized import ExpertWeight, Fp8Experts, split_experts
+from blink.kernels.weight import ExpertWeights, Fp8Experts, split_experts
 
 MAX_ROWS = 8
 _UNIT, _FP8_UNIT = 32, 64  # k of one step of a warp
@@ -115,7 +115,7 @@ def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: 
     return rows <= MAX_ROWS and num_experts % 32 == 0 and top_k <= num_experts and None not in splits
 
 
-def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeight, routes: Routes) -> Tensor:
+def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeights, routes: Routes) -> Tensor:
     """Return silu(gate) * up of each row's experts, in their order, for rms_norm(x): [rows * top_k, size].
 
     gate_up: [experts, 2 * size, hidden], gates first; with FP8 the second and third of each four results are exchanged,
@@ -153,7 +153,7 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeig
     return out
 
 
-def down_experts(x: Tensor, down: ExpertWeight, routes: Routes, residual: Tensor) -> None:
+def down_experts(x: Tensor, down: ExpertWeights, routes: Routes, residual: Tensor) -> None:
     """Add the weighted results of gate_experts times down [experts, hidden, size] to residual in place.
 
     The kernel in front must be that of gate_experts, which has waited for the logits: this one reads them at once.
@@ -161,7 +161,7 @@ def down_experts(x: Tensor, down: ExpertWeight, routes: Routes, residual: Tensor
     _launch_down(x, down, routes, residual)
 
 
-def down_normed_experts(x: Tensor, down: ExpertWeight, routes: Routes, residual: Tensor, next_norm: Tensor) -> Normed:
+def down_normed_experts(x: Tensor, down: ExpertWeights, routes: Routes, residual: Tensor, next_norm: Tensor) -> Normed:
     """Do the same and return the norm of the residual."""
     split = choose_down_split(residual.shape[0], down.shape[2], residual.shape[1], fp8=isinstance(down, Fp8Experts))
     assert split is not None
@@ -172,7 +172,7 @@ def down_normed_experts(x: Tensor, down: ExpertWeight, routes: Routes, residual:
 
 def _launch_down(
     x: Tensor,
-    down: ExpertWeight,
+    down: ExpertWeights,
     routes: Routes,
     residual: Tensor,
     next_norm: Tensor | None = None,
@@ -209,7 +209,7 @@ def _launch_down(
     )
 
 
-def _flag(weight: ExpertWeight) -> str:
+def _flag(weight: ExpertWeights) -> str:
     return str(isinstance(weight, Fp8Experts)).lower()
 
 
