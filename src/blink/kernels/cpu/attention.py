@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on the CPU: rows of equally many queries attend together.
 
-Those of one query read the cache natively; others attend with PyTorch to keys and values that are gathered from it.
+Beside quantised products, rows of one query read the cache natively; others attend with PyTorch to keys and values
+that are gathered from it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
-from blink.kernels.cpu.thread_pool import find_thread_pool
+from blink.kernels.cpu.thread_pool import find_thread_pool, is_in_use
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 from blink.region.native import lib
 
@@ -92,7 +93,7 @@ def paged_attention(
 def _attend(query: Tensor, kv_cache: Tensor, group: RowGroup, options: AttentionOptions) -> Tensor:
     """Attend the fastest way that the operands permit."""
     is_wide = query.dtype == kv_cache.dtype == torch.float32 and kv_cache.is_contiguous()
-    if group.num_queries == 1 and is_wide and query.shape[2] % _LANES == 0:
+    if group.num_queries == 1 and is_wide and query.shape[2] % _LANES == 0 and is_in_use():
         return attend_native(query, kv_cache, group, options)
     return attend_torch(query, kv_cache, group, options)
 
