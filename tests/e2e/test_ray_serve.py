@@ -130,14 +130,14 @@ def test_errors_and_models_are_those_of_a_single_server(deploy: Cluster, tiny: d
     assert set(samples(http).by_label("blink:engine_up", "model_name")) == {"tiny", "other"}
 
 
-def test_a_client_that_hangs_up_ends_its_sequence(deploy: Cluster, tiny: dict[str, Any]) -> None:
+def test_a_client_that_hangs_up_ends_its_sequences(deploy: Cluster, tiny: dict[str, Any]) -> None:
     http = deploy(**tiny)
-    body = body_of([1, 2, 3], 1900, stream=True)
+    body = body_of([1, 2, 3], 2000, stream=True, n=_STREAMS, temperature=1)
     with http.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
-        assert samples(http).value("vllm:num_requests_running") == 1
+        wait_for(lambda: samples(http).value("vllm:num_requests_running") == _STREAMS, 60)
     wait_for(lambda: samples(http).value("vllm:num_requests_running") == 0, 60)
-    assert samples(http).value("vllm:request_success_total", finished_reason="abort") == 1
+    assert samples(http).value("vllm:request_success_total", finished_reason="abort") == _STREAMS
 
 
 def test_a_killed_engine_breaks_its_own_streams_alone_and_comes_back(deploy: Cluster, tiny: dict[str, Any]) -> None:

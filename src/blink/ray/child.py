@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`blink serve` as a replica's child process: when the replica ends, however it does, it stops in order and tidies up."""
+"""`blink serve` as a replica's child: when the replica ends, however it does, it stops in order and tidies up."""
 
 from __future__ import annotations
 
