@@ -106,7 +106,8 @@ def measure(
     windows = sorted((run_batch(client, rows, options) for _ in range(options.repeats)), key=lambda run: run.tpot_ms)
     window = windows[len(windows) // 2]
     itemsize = 2 if options.device == "cuda" else 4  # bfloat16 and float32, the engines' defaults
-    weights, kv = weight_bytes(spec, rows, itemsize), kv_bytes(spec, rows, window.context, itemsize)
+    weights = weight_bytes(spec, rows, itemsize, options.quantization)
+    kv = kv_bytes(spec, rows, window.context, itemsize)
     return {
         "tpot_ms": window.tpot_ms,
         "context": window.context,
@@ -125,13 +126,16 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=185)
     parser.add_argument("--new-tokens", type=int, default=200, help="tokens that are measured, after all prompts")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--quantization", default="auto", choices=("auto", "fp8"), help="as the server's option")
     parser.add_argument("--num-blocks", type=int, default=0, help="KV cache blocks; 0: as many as there is memory for")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     spec = read_spec(options.model)
-    model = ModelConfig(model=str(options.model), load_format="dummy", max_model_len=4096)
+    model = ModelConfig(
+        model=str(options.model), load_format="dummy", max_model_len=4096, quantization=options.quantization
+    )
     engine = create_engine(
         EngineConfig(
             region=region,

@@ -3,20 +3,27 @@
 
 from __future__ import annotations
 
+from blink.models.quantization import FP8_ROWS
 from blink.models.spec import ModelSpec
 
 
-def weight_bytes(spec: ModelSpec, rows: int, itemsize: int) -> float:
-    """Return the bytes of weights that a step of `rows` rows reads.
+def weight_bytes(spec: ModelSpec, rows: int, itemsize: int, quantization: str = "auto") -> float:
+    """Return the bytes of weights that a step of `rows` rows reads; quantization: as the option says.
 
     Of a mixture of experts, those of the experts that are chosen at least once: their expected number, if each token
     chooses evenly at random. Trained routers are less even and read fewer. A table of input embeddings is left out.
     """
+    scheme = FP8_ROWS if quantization == "fp8" else spec.quantization
     num_weights = spec.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
+    num_quantized = spec.num_matrix_weights if scheme else 0
     if spec.num_experts:
         expert = 3 * spec.hidden_size * spec.moe_intermediate_size * spec.num_layers
-        num_weights -= expert * (spec.num_experts - distinct_experts(spec, rows))
-    return num_weights * itemsize
+        unused = expert * (spec.num_experts - distinct_experts(spec, rows))
+        num_weights -= unused
+        num_quantized -= unused if scheme else 0
+    if quantization == "fp8" and not spec.tie_embeddings:
+        num_quantized += spec.vocab_size * spec.hidden_size  # the output's weights
+    return (num_weights - num_quantized) * itemsize + num_quantized * (scheme.weight_bytes if scheme else 0)
 
 
 def distinct_experts(spec: ModelSpec, rows: int) -> float:

@@ -34,8 +34,11 @@ class ModelConfig:
     load_format: str = option("auto", "where weights come from", choices=("auto", "safetensors", "gguf", "dummy"))
     dtype: str = option(
         "auto",
-        "compute type; auto: float32 on CPU, bfloat16 on GPU",
+        "compute type; auto: bfloat16 on GPU, on CPU float32 with a GGUF file's matrices as they are stored",
         choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization: str = option(
+        "auto", "auto: matrices as the model has them; fp8: rounded to FP8 when loaded", choices=("auto", "fp8")
     )
     max_model_len: int = option(0, "longest prompt plus output in tokens; 0: the model's own limit")
     seed: int = option(0, "seed of dummy weights")

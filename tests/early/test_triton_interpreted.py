@@ -18,7 +18,16 @@ import pytest
 import blink.kernels.gpu
 from early import EarlyModule
 
-_MODULES = ("activation", "attention", "constrained_sampling", "moe", "rms_norm", "rotary", "sampling_kernels")
+_MODULES = (
+    "activation",
+    "attention",
+    "constrained_sampling",
+    "moe",
+    "quantized",
+    "rms_norm",
+    "rotary",
+    "sampling_kernels",
+)
 
 
 def list_kernels() -> set[str]:

@@ -123,8 +123,8 @@ def test_any_split_gives_the_same_sums(
     rows: int, gate: moe.GateSplit, down: moe.DownSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mixture = Mixture(rows, 64, 6, 512, 256)
-    monkeypatch.setattr(moe, "choose_gate_split", lambda *_: gate)
-    monkeypatch.setattr(moe, "choose_down_split", lambda *_: down)
+    monkeypatch.setattr(moe, "choose_gate_split", lambda *_, **__: gate)
+    monkeypatch.setattr(moe, "choose_down_split", lambda *_, **__: down)
     assert error(mixture.run(), mixture.reference()) < 1e-2
 
 

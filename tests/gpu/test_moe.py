@@ -10,6 +10,8 @@ from torch import Tensor
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.operands import Activation
+from blink.kernels.quantized import quantize_fp8
+from blink.kernels.weight import Fp8Experts
 
 gpu_moe = pytest.importorskip("blink.kernels.gpu.moe")
 
@@ -21,6 +23,11 @@ def make_logits(num_tokens: int, num_experts: int, dtype: torch.dtype) -> Tensor
     generator = torch.Generator().manual_seed(6)
     order = torch.rand(num_tokens, num_experts, generator=generator).argsort(-1)
     return ((order - num_experts / 2) / 16).to(dtype)
+
+
+def to_fp8(weight: Tensor) -> Fp8Experts:
+    parts = [quantize_fp8(expert.float()) for expert in weight]
+    return Fp8Experts(torch.stack([part.values for part in parts]), torch.stack([part.scales[:, 0] for part in parts]))
 
 
 def assert_equals_reference(
@@ -35,6 +42,7 @@ def assert_equals_reference(
     router_logits: Tensor | None = None,
     activation: Activation = "silu",
     has_biases: bool = False,
+    fp8: bool = False,
 ) -> None:
     """Compare with the reference in float32; padding holds NaN, and the result there must be zero."""
     if device.type == "cpu" and dtype == torch.bfloat16:
@@ -47,6 +55,8 @@ def assert_equals_reference(
     )
     x, gate_up, down = (x * hidden**0.5).to(dtype), gate_up.to(dtype), down.to(dtype)
     logits = make_logits(num_tokens, num_experts, dtype) if router_logits is None else router_logits
+    weights = [to_fp8(part) if fp8 else part for part in (gate_up, down)]
+    gate_up, down = (part.dequantize(torch.float32) if isinstance(part, Fp8Experts) else part for part in weights)
     inner_bias, bias = (torch.randn(part.shape[:2], generator=generator).to(dtype) for part in (gate_up, down))
     wide = (inner_bias.float(), bias.float()) if has_biases else None
     expected = cpu.moe(
@@ -57,7 +67,7 @@ def assert_equals_reference(
         torch.cat((part, torch.full((num_padding, part.shape[1]), torch.nan, dtype=dtype))) for part in (x, logits)
     ]
     count = torch.tensor([num_tokens], dtype=torch.int32)
-    inputs = [part.to(device) for part in (*padded, gate_up, down, count)]
+    inputs = [part.to(device) for part in (*padded, *weights, count)]
     biases = (inner_bias.to(device), bias.to(device)) if has_biases else None
     found = gpu_moe.moe(*inputs, top_k=top_k, renormalize=renormalize, activation=activation, biases=biases).cpu()
     torch.testing.assert_close(found[:num_tokens].float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -82,6 +92,12 @@ def test_biases_and_the_clipped_activation_equal_the_reference(
     num_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     assert_equals_reference(num_tokens, (4, 64, 48), device, dtype=dtype, activation="clipped_silu", has_biases=True)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("num_tokens", [3, 40])
+def test_experts_in_fp8_equal_the_reference(num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    assert_equals_reference(num_tokens, (4, 64, 48), device, dtype=dtype, fp8=True)
 
 
 def test_padding_is_not_routed_and_becomes_zero(device: torch.device) -> None:

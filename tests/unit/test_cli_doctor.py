@@ -7,11 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import blink.models
+from blink.cli import model_fit
 from blink.cli.doctor import (
     examine_hardware,
     examine_isolation,
@@ -23,7 +26,9 @@ from blink.cli.doctor import (
 from blink.cli.finding import Finding
 from blink.cli.model_fit import examine_given_model
 from blink.host.isolation import format_cpus
+from blink.models.quantization import Quantization
 from blink.models.weights.files import default_model_path
+from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.source import read_spec
 from tiny_model import write_tiny_model
 
@@ -117,8 +122,10 @@ def test_a_model_that_fits_is_described_with_its_bytes() -> None:
     assert {finding.level for finding in found.values()} == {"ok"}
     assert found["model"].text.startswith("Llama, SmolLM2: 0.13 billion parameters, 30 layers")
     assert found["precision"].text.startswith("stored as Q4_1, computed in ")
-    size = 4 if "float32" in found["precision"].text else 2
-    weights = read_spec(default_model_path()).num_parameters * size / 2**30
+    if "float32" in found["precision"].text:  # a CPU, where the matrices stay as they are
+        weights = sum(tensor.num_bytes for tensor in GgufFile(default_model_path()).tensors.values()) / 2**30
+    else:
+        weights = read_spec(default_model_path()).num_parameters * 2 / 2**30
     assert found["weights"].text.startswith(f"{weights:.2f} GiB of ")
     # Tied embeddings are read whole for each token's logits.
     assert f": {weights:.2f} GiB at " in found["speed"].text
@@ -142,3 +149,16 @@ def test_a_model_of_another_family_is_named(tmp_path: Path) -> None:
     [finding] = examine_given_model(str(tmp_path))
     assert finding.level == "fail"
     assert "model type 'mamba' is not supported" in finding.text
+
+
+def test_quantized_matrices_count_as_a_gpu_keeps_them() -> None:
+    spec = read_spec(Path(blink.models.__path__[0]) / "configs" / "llama-3-8b")
+    matrices = spec.num_matrix_weights
+    plain = model_fit._count_weights(spec, 2, stays_quantized=True)
+    stored = replace(spec, quantization=Quantization("awq"))
+    found = model_fit._count_weights(stored, 2, stays_quantized=True)
+    saved = int(matrices * (2 - 0.5 - 4 / 128))
+    assert (plain.total - found.total, plain.read - found.read) == (saved, saved)
+    assert matrices == 32 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336)
+    assert model_fit._count_weights(stored, 4, stays_quantized=False).total == 4 * spec.num_parameters
+    assert "matrices in 4 bits (AWQ)" in model_fit._describe(stored)

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from blink.kernels.gpu.decode import splits
+from blink.kernels.gpu.decode import gemm_quantized, gemv_quantized, splits
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
+from blink.kernels.quantized import Format
 
 _TABLES = json.loads(splits.TABLE.read_text())
 _MAX_SHARED_BYTES = 227 << 10
@@ -39,6 +41,27 @@ def test_unknown_gpus_and_shapes_get_a_split_that_fits(
             splits.read_table.cache_clear()
             assert splits.choose_gemm_split(output, tokens, n, 4096).fits(output, tokens)
     splits.read_table.cache_clear()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("format", list(Format), ids=lambda format: format.name)
+def test_every_quantized_product_has_a_split_that_fits(
+    format: Format, grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 14336)):
+        for rows in (1, 2):
+            few = gemv_quantized.Shape(format, grouped, rows, k, n)
+            split = gemv_quantized.choose_split(few)
+            assert split is not None and gemv_quantized.shared_bytes(few, split) <= _MAX_SHARED_BYTES
+            assert k % (format.unit * split.slices * split.warps * split.cluster) == 0
+        for tokens, output in itertools.product((8, 16, 32, 64), Output):
+            many = gemm_quantized.Shape(format, grouped, output, tokens, k, n)
+            found = gemm_quantized.choose_split(many)
+            assert found is not None and found.fits(many, 1) and found.shared_bytes(many) <= _MAX_SHARED_BYTES
+    gemv_quantized.choose_split.cache_clear()
+    gemm_quantized.choose_split.cache_clear()
 
 
 def test_rows_are_rounded_up_to_what_a_product_takes() -> None:

@@ -15,6 +15,7 @@ import torch
 from blink.config import ModelConfig
 from blink.models.decoder import Decoder
 from blink.models.weights.files import default_model_path
+from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.loader import load_model
 from model_driver import Driver
 
@@ -55,6 +56,20 @@ def test_sequences_that_arrive_while_others_decode_get_the_same_tokens(
         for _ in range(3):
             driver.step(max_chunk=5)
     assert driver.run(max_chunk=5) == expected
+
+
+def test_weights_take_the_bytes_that_the_file_has_for_them(decoder: Decoder) -> None:
+    file = GgufFile(default_model_path())
+    assert decoder.num_weight_bytes == sum(tensor.num_bytes for tensor in file.tensors.values())
+
+
+def test_weights_that_are_dequantised_give_the_same_tokens(expected: list[list[int]]) -> None:
+    decoder = load_model(ModelConfig(dtype="float32"), torch.device("cpu"), torch.float32)
+    assert decoder.num_weight_bytes >= 4 * decoder.spec.num_parameters
+    driver = Driver(decoder)
+    for tokens in expected[:2]:
+        driver.add(tokens[:-NUM_TOKENS], NUM_TOKENS)
+    assert driver.run(max_chunk=7) == expected[:2]
 
 
 def test_bfloat16_gives_the_same_first_tokens(expected: list[list[int]]) -> None:

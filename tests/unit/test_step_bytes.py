@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import random
 import statistics
@@ -11,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from blink.models.quantization import Quantization
 from blink.models.weights.source import read_spec
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +58,16 @@ def test_a_step_of_many_rows_reads_every_expert(step_bytes: ModuleType) -> None:
     assert step_bytes.weight_bytes(spec, 100_000, 2) == pytest.approx(everything)
     chosen = 3 * 2048 * 768 * spec.num_layers * 2
     assert everything - step_bytes.weight_bytes(spec, 1, 2) == pytest.approx((128 - 8) * chosen)
+
+
+def test_a_step_in_fp8_reads_matrices_of_one_byte(step_bytes: ModuleType) -> None:
+    spec = read_spec(CONFIGS / "llama-3-8b")
+    matrices = 32 * (4096 * (4096 + 1024 + 1024) + 4096 * 4096 + 3 * 4096 * 14336)
+    head, norms = 128256 * 4096, 4096 + 32 * 2 * 4096
+    assert step_bytes.weight_bytes(spec, 1, 2, "fp8") == matrices + head + 2 * norms
+    stored = dataclasses.replace(spec, quantization=Quantization("awq"))
+    assert step_bytes.weight_bytes(stored, 8, 2) == matrices * (0.5 + 4 / 128) + 2 * (head + norms)
+    moe = read_spec(CONFIGS / "qwen3-30b-a3b")
+    chosen = 48 * 8 * 3 * 2048 * 768
+    saved = step_bytes.weight_bytes(moe, 1, 2) - step_bytes.weight_bytes(moe, 1, 2, "fp8")
+    assert saved == pytest.approx(chosen + 48 * 2048 * (2 * 4096 + 2 * 512) + 151936 * 2048)

@@ -73,7 +73,7 @@ def test_dummy_weights_need_only_a_config_and_follow_the_seed(tmp_path: Path, ch
     ("changes", "message"),
     [
         ({"model_type": "mamba"}, "model type 'mamba' is not supported; Blink runs llama, qwen2, qwen3, qwen3_moe"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized checkpoint"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization by 'hqq'"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "rotary scaling 'ntk'"),

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +115,13 @@ def interleave(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     return torch.cat([head[order] for head in weight.split(size)])
 
 
-def convert(directory: Path, path: Path, arch: gguf.MODEL_ARCH, spec: ModelSpec) -> None:
-    """Write a safetensors directory as GGUF, with the gguf package's own table of names."""
+def convert(
+    directory: Path, path: Path, arch: gguf.MODEL_ARCH, spec: ModelSpec, kinds: Sequence[Kind] = (Kind.F32,)
+) -> None:
+    """Write a safetensors directory as GGUF, with the gguf package's own table of names.
+
+    kinds: types of the matrices, in turn; what has no whole blocks stays float32.
+    """
     weights = {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
     names = gguf.get_tensor_name_map(arch, spec.num_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -140,6 +148,7 @@ def convert(directory: Path, path: Path, arch: gguf.MODEL_ARCH, spec: ModelSpec)
                 prefix = f"model.layers.{layer}.{place}.experts"
                 stacked = [weights.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(spec.num_experts)]
                 weights[f"{prefix}.{part}.weight"] = torch.stack(stacked)
+    turns = itertools.cycle(kinds)
     for name, value in weights.items():
         if spec.options.shifted_norms and name.endswith("norm.weight"):
             value = value + 1
@@ -147,7 +156,10 @@ def convert(directory: Path, path: Path, arch: gguf.MODEL_ARCH, spec: ModelSpec)
             value = interleave(value, spec.num_heads if "q_proj" in name else spec.num_kv_heads)
         stored = names.get_name(name, (".weight", ".bias"))
         assert stored is not None
-        writer.add_tensor(stored, value.numpy())
+        kind = next(turns)
+        if value.ndim == 1 or "gate_inp" in stored or value.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+            kind = Kind.F32
+        writer.add_tensor(stored, gguf.quants.quantize(value.numpy(), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -197,6 +209,40 @@ def test_a_converted_model_gives_the_tokens_of_the_original(model_type: str, tmp
         driver.add([4, 9, 30, 2, 17, 55, 8, 3, 61, 90, 12], 12)
         outputs.append(driver.run())
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kinds"),
+    [
+        ("llama", (Kind.Q8_0, Kind.Q4_1, Kind.Q4_0)),  # heads interleaved, each matrix in another format
+        ("qwen2", (Kind.Q4_1,)),  # biases
+        ("phi3", (Kind.Q4_0, Kind.Q5_0)),  # joined matrices; one format that has no kernels
+        ("mixtral", (Kind.Q8_0,)),  # experts
+        ("qwen3_moe", (Kind.Q4_1,)),  # experts of 48 columns: these stay float32
+    ],
+)
+def test_weights_that_stay_quantised_give_the_tokens_of_dequantised_ones(
+    model_type: str, kinds: tuple[Kind, ...], tmp_path: Path
+) -> None:
+    arch, options = MODELS[model_type]
+    torch.manual_seed(36)
+    config = AutoConfig.for_model(model_type, **{**SMALL, **options})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    path = tmp_path / "model.gguf"
+    convert(tmp_path, path, arch, read_spec(tmp_path), kinds)
+    outputs: list[list[list[int]]] = []
+    num_bytes: list[int] = []
+    for dtype in ("auto", "float32"):
+        decoder = load_model(ModelConfig(model=str(path), dtype=dtype), torch.device("cpu"), torch.float32)
+        num_bytes.append(decoder.num_weight_bytes)
+        driver = Driver(decoder, max_len=64)
+        for length in (11, 3, 26):
+            driver.add([(length * i + 5) % 90 for i in range(length)], 12)
+        outputs.append(driver.run(max_chunk=7))
+    assert outputs[0] == outputs[1]
+    tensors = GgufFile(path).tensors
+    assert num_bytes[1] == sum(4 * math.prod(tensor.shape) for name, tensor in tensors.items() if "rope" not in name)
+    assert num_bytes[0] < 0.6 * num_bytes[1]
 
 
 def write_tensors(path: Path, tensors: dict[str, tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]]) -> None:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,14 @@ _PROBE_BYTES: Final = 128 << 20
 _PROBE_RUNS: Final = 3
 
 
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """What the weights take, and how much of that one token reads."""
+
+    total: int
+    read: int
+
+
 def examine_given_model(model: str) -> Iterator[Finding]:
     """Look at a model's files, and hold them against memory and bandwidth of this machine."""
     try:
@@ -50,16 +58,23 @@ def examine_given_model(model: str) -> Iterator[Finding]:
     yield Finding("ok", "model", f"{FAMILIES[spec.architecture].title}: {_describe(spec)}")
     gpus = probe_torch().gpus
     name, size = ("bfloat16", 2) if gpus else ("float32", 4)
-    yield Finding("ok", "precision", f"stored as {stored}, computed in {name} unless --dtype says otherwise")
+    weights = _count_weights(spec, size, stays_quantized=bool(gpus))
+    text = f"stored as {stored}, computed in {name} unless --dtype says otherwise"
+    if path.is_file() and not gpus:
+        weights = _count_gguf(path, spec)
+        text += "; without it quantised matrices stay as they are stored"
+    yield Finding("ok", "precision", text)
     share = EngineConfig().gpu_memory_utilization
     room = int(gpus[0].memory * share) - _GRAPH_BYTES if gpus else read_available_memory()
-    yield from _examine_room(spec, room, size)
+    yield from _examine_room(spec, room, weights, size)
     where, bandwidth = (gpus[0].name, gpus[0].bandwidth) if gpus else ("these cores", _measure_bandwidth())
-    yield from _examine_speed(spec, size, where, bandwidth)
+    yield from _examine_speed(weights, where, bandwidth)
 
 
 def _describe(spec: ModelSpec) -> str:
     text = f"{spec.num_parameters / 1e9:.2f} billion parameters, {spec.num_layers} layers"
+    if spec.quantization is not None:
+        text += f", matrices in {spec.quantization.title}"
     if spec.num_experts:
         text += f", {spec.experts_per_token} of {spec.num_experts} experts per token"
     return f"{text}, context of {spec.max_model_len} tokens"
@@ -97,14 +112,28 @@ def _count_shard(shard: Path) -> Counter[str]:
     return kinds
 
 
-def _examine_room(spec: ModelSpec, room: int, size: int) -> Iterator[Finding]:
-    weights = spec.num_parameters * size
-    text = f"{weights / _GIB:.2f} GiB of {room / _GIB:.2f} GiB that are free"
-    if weights > room:
+def _count_gguf(path: Path, spec: ModelSpec) -> WeightBytes:
+    """Count what the CPU engine keeps of a GGUF file, and what it reads of that for one token."""
+    from blink.models.weights.gguf_file import GgufFile
+
+    total, read = 0, 0.0
+    for name, tensor in GgufFile(path).tensors.items():
+        size = tensor.num_bytes if tensor.can_stay_quantized else math.prod(tensor.shape) * 4
+        total += size
+        if "_exps." in name:
+            read += size * spec.experts_per_token / max(spec.num_experts, 1)
+        elif spec.tie_embeddings or not name.startswith("token_embd"):
+            read += size
+    return WeightBytes(total, int(read))
+
+
+def _examine_room(spec: ModelSpec, room: int, weights: WeightBytes, size: int) -> Iterator[Finding]:
+    text = f"{weights.total / _GIB:.2f} GiB of {room / _GIB:.2f} GiB that are free"
+    if weights.total > room:
         yield Finding("fail", "weights", text, "take a smaller model, or a machine with more memory")
         return
     yield Finding("ok", "weights", text)
-    tokens = (room - weights) // (math.prod(spec.kv_cache_shape(1, 1)) * size)
+    tokens = (room - weights.total) // (math.prod(spec.kv_cache_shape(1, 1)) * size)
     text = f"{tokens} tokens fit beside them; one sequence may have {spec.max_model_len}"
     if tokens < spec.max_model_len:
         yield Finding("warn", "KV cache", text, f"--max-model-len {max(tokens // 2, 2)} or less")
@@ -112,19 +141,26 @@ def _examine_room(spec: ModelSpec, room: int, size: int) -> Iterator[Finding]:
         yield Finding("ok", "KV cache", text)
 
 
-def _examine_speed(spec: ModelSpec, size: int, where: str, bandwidth: float) -> Iterator[Finding]:
+def _examine_speed(weights: WeightBytes, where: str, bandwidth: float) -> Iterator[Finding]:
     if not bandwidth:
         yield Finding("warn", "speed", f"the memory bandwidth of {where} is not known")
         return
-    read = _count_read(spec) * size
-    text = f"about {read / bandwidth * 1e3:.2f} ms per token: {read / _GIB:.2f} GiB at {bandwidth / 1e9:.0f} GB/s"
-    yield Finding("ok", "speed", f"{text} ({where})")
+    text = f"{weights.read / _GIB:.2f} GiB at {bandwidth / 1e9:.0f} GB/s ({where})"
+    yield Finding("ok", "speed", f"about {weights.read / bandwidth * 1e3:.2f} ms per token: {text}")
 
 
-def _count_read(spec: ModelSpec) -> int:
-    """Return the weights that one token needs: its experts, and of an embedding that is no output a row."""
+def _count_weights(spec: ModelSpec, size: int, *, stays_quantized: bool) -> WeightBytes:
+    """Count weights, and those that one token needs: its experts, and of an embedding that is no output a row."""
     active = replace(spec, num_experts=spec.experts_per_token) if spec.num_experts else spec
-    return active.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
+    read = active.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
+    scheme, saved = spec.quantization, 0.0
+    # On a GPU; of experts those where each row has one scale.
+    if stays_quantized and scheme is not None and not (spec.num_experts and scheme.has_groups):
+        saved = size - scheme.weight_bytes
+    return WeightBytes(
+        spec.num_parameters * size - int(spec.num_matrix_weights * saved),
+        read * size - int(active.num_matrix_weights * saved),
+    )
 
 
 def _measure_bandwidth() -> float:

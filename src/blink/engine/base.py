@@ -81,6 +81,7 @@ class Engine(ABC):
             self._region.remove()
             raise
         self._has_lost_region = False
+        logger.info("weights: %.2f GB", self._model.num_weight_bytes / 1e9)
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, config.block_size)
 
     @abstractmethod

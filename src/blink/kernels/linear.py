@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from blink.kernels.quantized import PackedWeight
+from blink.kernels.weight import QuantizedWeight, Weight
+
 # The row count for which oneDNN picks the blocked layout; any number of rows may use it.
 _PACKED_ROWS = 8
 
@@ -22,9 +25,18 @@ def pack_weight(weight: Tensor) -> Tensor:
     return weight
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias; x: [rows, in]; weight: [out, in], as pack_weight returned it."""
     assert x.shape[-1] == weight.shape[1]
+    if isinstance(weight, QuantizedWeight):
+        result = _multiply_packed(x, weight) if isinstance(weight, PackedWeight) else weight.multiply(x)
+        return result if bias is None else result.add_(bias)
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return functional.linear(x, weight, bias)
+
+
+def _multiply_packed(x: Tensor, weight: PackedWeight) -> Tensor:
+    from blink.kernels.gpu import quantized as gpu
+
+    return gpu.multiply(x, weight)

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.operands import Activation
+from blink.kernels.weight import ExpertWeights
 
 
 def moe(
     x: Tensor,
     router_logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     num_tokens: Tensor | None = None,
     *,
     top_k: int,

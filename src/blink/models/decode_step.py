@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
-from blink.kernels.gpu.decode import gemm, gemv, moe
+from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
-from blink.models.layer import DenseMlp, Layer
+from blink.kernels.quantized import PackedWeight
+from blink.kernels.weight import Fp8Experts, Weight
+from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
@@ -35,7 +37,7 @@ class DecodeWeights:
     embedding: Tensor  # [vocab, hidden]
     layers: Sequence[Layer]
     norm: Tensor  # [hidden]
-    lm_head: Tensor  # [vocab, hidden]
+    lm_head: Weight  # [vocab, hidden]
     rotary_table: Tensor  # float32 [positions, rotary_dim]
 
 
@@ -59,6 +61,28 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
     return all(can_multiply(rows, n, k, dtype) for n, k in weights)
 
 
+def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
+    """Tell whether the kernels take those weights that are quantized, layers being alike."""
+    packed = _list_packed(layer, lm_head)
+    if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.down, Fp8Experts) and rows <= MAX_UNGROUPED_ROWS:
+        num_experts, hidden, size = layer.mlp.down.shape
+        if not moe.can_add_experts(rows, hidden, size, num_experts, 1, fp8=True):
+            return False
+    return _are_few(packed, rows) or all(gemm.can_multiply_quantized(weight, rows) for weight in packed)
+
+
+def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
+    weights = [layer.qkv, layer.output, lm_head]
+    if isinstance(layer.mlp, DenseMlp):
+        weights += [layer.mlp.gate_up, layer.mlp.down]
+    return [weight for weight in weights if isinstance(weight, PackedWeight)]
+
+
+def _are_few(packed: Sequence[PackedWeight], rows: int) -> bool:
+    """Tell whether the kernels for few rows are there and the faster ones."""
+    return rows <= MAX_GEMV_ROWS and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
+
+
 def can_attend_rows(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> bool:
     """Tell whether decode_attention() takes decoding rows, however many; needs a current GPU."""
     heads = (spec.head_dim, spec.rope.rotary_dim, spec.num_heads, spec.num_kv_heads)
@@ -72,7 +96,8 @@ def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
 
 def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
-    run = _decode_few if rows <= MAX_GEMV_ROWS else _decode_many
+    packed = _list_packed(weights.layers[0], weights.lm_head)
+    run = _decode_few if _are_few(packed, rows) else _decode_many
     return run(weights, batch, kv_cache, batch.input_ids[:rows])
 
 

@@ -18,7 +18,8 @@ from blink.kernels.rms_norm import last_token_norm, rms_norm, rms_norm_columns
 from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
 from blink.kernels.scoring import score_prompts
-from blink.models.layer import DenseMlp, Layer, MoeMlp
+from blink.kernels.weight import QuantizedEmbedding, Weight, plain
+from blink.models.layer import DenseMlp, Layer, MoeMlp, count_bytes
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
@@ -36,7 +37,14 @@ class StepInputs:
 class Decoder:
     """A model with its weights. Steps write the KV cache and the batch's outputs and keep no other state."""
 
-    def __init__(self, spec: ModelSpec, embedding: Tensor, layers: list[Layer], norm: Tensor, lm_head: Tensor) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        embedding: Tensor | QuantizedEmbedding,
+        layers: list[Layer],
+        norm: Tensor,
+        lm_head: Weight,
+    ) -> None:
         """Take the weights: embedding [vocab, hidden], norm [hidden], lm_head [vocab, hidden] from pack_weight."""
         self.spec = spec
         self.device = embedding.device
@@ -47,6 +55,12 @@ class Decoder:
         self._lm_head = lm_head
         self._rotary_table = self._make_rotary_table(spec.rope)
         self._local_table = None if spec.local_rope is None else self._make_rotary_table(spec.local_rope)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """How many bytes the weights take; a step reads them all but for experts that no token has."""
+        weights: list[object] = [self._embedding, *self._layers, self._norm]
+        return count_bytes(weights if self._lm_head is self._embedding else [*weights, self._lm_head])
 
     def _make_rotary_table(self, rope: Rope) -> Tensor:
         return make_rotary_table(rope.frequencies(), self.spec.max_model_len, self.device, rope.magnitude)
@@ -124,9 +138,15 @@ class Decoder:
 
     def _embed(self, batch: Batch, num_tokens: int, out: Tensor | None = None) -> Tensor:
         """Return what the layers begin with [tokens, hidden]; in `out` if that is given."""
-        residual = torch.index_select(self._embedding, 0, batch.input_ids[:num_tokens], out=out)
+        residual = self._take_embeddings(batch.input_ids[:num_tokens], out)
         scale = self.spec.options.embedding_scale
         return residual if scale == 1 else residual.mul_(scale)
+
+    def _take_embeddings(self, ids: Tensor, out: Tensor | None) -> Tensor:
+        if isinstance(self._embedding, Tensor):
+            return torch.index_select(self._embedding, 0, ids, out=out)
+        found = self._embedding.take_rows(ids)
+        return found if out is None else out.copy_(found)
 
     def _run_layers(self, layers: range, residual: Tensor, batch: Batch, kv_cache: Tensor, attend: Attend) -> Tensor:
         """Run some layers on residual [tokens, hidden]; return what the last of them is to add to it."""
@@ -182,14 +202,17 @@ class Decoder:
     def _has_decode_kernels(self, num_rows: int, kv_cache: Tensor) -> bool:
         if self.device.type != "cuda":
             return False
-        from blink.models.decode_step import can_decode
+        from blink.models.decode_step import can_decode, can_multiply_packed
 
-        return can_decode(self.spec, self.dtype, num_rows, kv_cache.shape[3])
+        fits = can_decode(self.spec, self.dtype, num_rows, kv_cache.shape[3])
+        return fits and can_multiply_packed(self._layers[0], self._lm_head, num_rows)
 
     def _decode(self, batch: Batch, kv_cache: Tensor, num_rows: int) -> Tensor:
         from blink.models.decode_step import DecodeWeights, compute_decode_logits
 
-        weights = DecodeWeights(self.spec, self._embedding, self._layers, self._norm, self._lm_head, self._rotary_table)
+        weights = DecodeWeights(
+            self.spec, plain(self._embedding), self._layers, self._norm, self._lm_head, self._rotary_table
+        )
         return compute_decode_logits(weights, batch, kv_cache, num_rows)
 
     def _run_layer(

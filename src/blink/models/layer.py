@@ -3,28 +3,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 from torch import Tensor
 
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
+from blink.kernels.weight import ExpertWeights, QuantizedWeight, Weight
 
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
     """The gated MLP; weights as pack_weight returned them."""
 
-    gate_up: Tensor  # [2 * intermediate, hidden]
-    down: Tensor  # [hidden, intermediate]
+    gate_up: Weight  # [2 * intermediate, hidden]
+    down: Weight  # [hidden, intermediate]
 
 
 @dataclass(frozen=True, slots=True)
 class MoeMlp:
     """A gated MLP per expert and the router that chooses among them."""
 
-    router: Tensor  # [experts, hidden]
-    gate_up: Tensor  # [experts, 2 * intermediate, hidden]
-    down: Tensor  # [experts, hidden, intermediate]
+    router: Weight  # [experts, hidden]
+    gate_up: ExpertWeights  # [experts, 2 * intermediate, hidden]
+    down: ExpertWeights  # [experts, hidden, intermediate]
     router_bias: Tensor | None = None  # [experts]
     biases: tuple[Tensor, Tensor] | None = None  # of gate_up [experts, 2 * intermediate], of down [experts, hidden]
 
@@ -34,9 +35,9 @@ class Layer:
     """The weights of one decoder layer; matrices as pack_weight returned them."""
 
     attention_norm: Tensor | None  # [hidden]
-    qkv: Tensor  # [q_size + 2 * kv_size, hidden]
+    qkv: Weight  # [q_size + 2 * kv_size, hidden]
     qkv_bias: Tensor | None
-    output: Tensor  # [hidden, q_size]
+    output: Weight  # [hidden, q_size]
     output_bias: Tensor | None
     head_norm: HeadNorm | None
     mlp_norm: Tensor | None  # [hidden]
@@ -46,3 +47,14 @@ class Layer:
     wide_norm: HeadNorm | None = None  # over all query heads, over all key heads
     attention: AttentionOptions = PLAIN_ATTENTION
     uses_local_rope: bool = False
+
+
+def count_bytes(part: object) -> int:
+    """Return the bytes of all weights in a layer, or in a part of one."""
+    if isinstance(part, Tensor | QuantizedWeight):
+        return part.nbytes
+    if isinstance(part, tuple | list):
+        return sum(count_bytes(item) for item in part)
+    if is_dataclass(part):
+        return sum(count_bytes(getattr(part, field.name)) for field in fields(part))
+    return 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from blink.errors import ConfigError
+from blink.models.quantization import Quantization
 from blink.models.rope import Rope
 
 Activation = Literal["silu", "gelu_tanh", "clipped_silu"]
@@ -59,6 +60,7 @@ class ModelSpec:
     experts_per_token: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
+    quantization: Quantization | None = None  # of the checkpoint's matrices
 
     def check(self, place: str) -> None:
         """Check what the values must be to each other; `place` names the file that they come from.
@@ -109,6 +111,12 @@ class ModelSpec:
     def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int, int]:
         """Return the shape of the KV cache tensor; its second dimension is K, V."""
         return (self.num_layers, 2, num_blocks, block_size, self.num_kv_heads, self.head_dim)
+
+    @property
+    def num_matrix_weights(self) -> int:
+        """Number of weights in the layers' matrices, but for routers: those that are quantized."""
+        mlp = 3 * self.hidden_size * (self.moe_intermediate_size * self.num_experts or self.intermediate_size)
+        return self.num_layers * (self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + mlp)
 
     @property
     def num_parameters(self) -> int:

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from blink.kernels.cpu.activation import activate
 from blink.kernels.operands import Activation
+from blink.kernels.weight import ExpertWeights, Weight
 
 
 def moe(
     x: Tensor,
     router_logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     *,
     top_k: int,
     renormalize: bool,
@@ -28,10 +29,17 @@ def moe(
     for expert in experts.unique().tolist():
         tokens, choices = (experts == expert).nonzero(as_tuple=True)
         inner_bias, bias = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
-        inner = activate(functional.linear(x[tokens], gate_up[expert], inner_bias), activation)
-        found = functional.linear(inner, down[expert], bias)
+        inner = activate(_multiply(x[tokens], gate_up[expert], inner_bias), activation)
+        found = _multiply(inner, down[expert], bias)
         result.index_add_(0, tokens, found * weights[tokens, choices, None].to(x.dtype))
     return result
+
+
+def _multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, Tensor):
+        return functional.linear(x, weight, bias)
+    result = weight.multiply(x)
+    return result if bias is None else result.add_(bias)
 
 
 def route(router_logits: Tensor, *, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_routing import Routes, route
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
 from blink.kernels.operands import Activation
+from blink.kernels.weight import ExpertWeights, split_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class Tiling:
 def moe(
     x: Tensor,
     router_logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     num_tokens: Tensor,
     *,
     top_k: int,
@@ -45,7 +46,7 @@ def moe(
     biases: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Compute moe of contiguous tensors; num_tokens: int32 [1] on the device; rows beyond it become zero, cheaply."""
-    assert x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()
+    assert x.is_contiguous()
     max_tokens, hidden = x.shape
     size = down.shape[2]
     assert hidden % 16 == 0 and size % 16 == 0
@@ -94,7 +95,7 @@ def _divisor(size: int, limit: int) -> int:
 
 def multiply_grouped(
     x: Tensor,
-    weight: Tensor,
+    weight: ExpertWeights,
     routes: Routes,
     result: Tensor,
     *,
@@ -110,16 +111,16 @@ def multiply_grouped(
     a GPU from Hopper on.
     """
     num_experts, max_tokens = routes.pairs.shape
-    num_pairs, columns = result.shape
-    depth = x.shape[1]
-    is_gated = activation is not None
+    (num_pairs, columns), depth, is_gated = result.shape, x.shape[1], activation is not None
     tiling = choose_tiling(num_pairs, num_experts, columns, depth, is_gated=is_gated, itemsize=x.itemsize)
+    values, scales = split_experts(weight)
     # Every expert in use may leave one tile partly filled.
     max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
     _multiply_tile[(max_tiles, columns // tiling.columns)](
         x,
-        weight,
-        weight if bias is None else bias,
+        values,
+        values if scales is None else scales,
+        values if bias is None else bias,
         routes.pairs,
         routes.counts,
         result,
@@ -128,6 +129,7 @@ def multiply_grouped(
         PAIRS_PER_ROW=pairs_per_row,
         IS_GATED=is_gated,
         ACTIVATION=activation,
+        HAS_SCALES=scales is not None,
         HAS_BIAS=bias is not None,
         SIZE=columns,
         DEPTH=depth,
@@ -145,9 +147,9 @@ def multiply_grouped(
 
 @triton.jit
 def _multiply_tile(
-    x, weight, bias, pairs, counts, result, max_tokens, num_experts,
-    PAIRS_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
-    SIZE: tl.constexpr, DEPTH: tl.constexpr,
+    x, weight, scales, bias, pairs, counts, result, max_tokens, num_experts,
+    PAIRS_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, SIZE: tl.constexpr, DEPTH: tl.constexpr,
     ROWS_BLOCK: tl.constexpr, COLUMNS_BLOCK: tl.constexpr, DEPTH_BLOCK: tl.constexpr, EXPERTS_BLOCK: tl.constexpr,
     PRECISION: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
@@ -169,9 +171,16 @@ def _multiply_tile(
     gated = tl.zeros((ROWS_BLOCK, COLUMNS_BLOCK), tl.float32)
     for start in range(0, DEPTH, DEPTH_BLOCK):
         values = tl.load(left + start, mask=inside, other=0.0)
-        total = tl.dot(values, tl.load(right + start), total, input_precision=PRECISION)
+        weights = tl.load(right + start).to(values.dtype)
+        total = tl.dot(values, weights, total, input_precision=PRECISION)
         if IS_GATED:
-            gated = tl.dot(values, tl.load(right + SIZE * DEPTH + start), gated, input_precision=PRECISION)
+            weights = tl.load(right + SIZE * DEPTH + start).to(values.dtype)
+            gated = tl.dot(values, weights, gated, input_precision=PRECISION)
+    if HAS_SCALES:
+        scales += expert.to(tl.int64) * HEIGHT + column
+        total *= tl.load(scales)[None, :]
+        if IS_GATED:
+            gated *= tl.load(scales + SIZE)[None, :]
     if HAS_BIAS:
         bias += expert.to(tl.int64) * HEIGHT + column
         total += tl.load(bias).to(tl.float32)[None, :]

@@ -14,6 +14,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from blink.errors import ConfigError
+from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight
+from blink.kernels.weight import QuantizedEmbedding
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
 from blink.models.weights.fields import one_line
@@ -23,6 +25,7 @@ from blink.models.weights.shards import list_shards
 
 # How the names of a text model begin in files of one that sees pictures too.
 _TEXT_PARTS = ("language_model.model.", "model.language_model.")
+_WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _EXPERT_NAME = re.compile(r"(.+\.experts)\.(\d+)(\..+)")
 
 
@@ -49,14 +52,20 @@ class Checkpoint(Protocol):
         """
         ...
 
+    def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
+        """Return matrices that check() has found, one below the other, as stored; None: they have to be filled."""
+        ...
+
 
 class GgufCheckpoint:
-    """Weights of a GGUF file, dequantised."""
+    """Weights of a GGUF file, dequantised or as they are stored."""
 
     norm_shift = 0.0  # converters add it
 
-    def __init__(self, path: Path, spec: ModelSpec) -> None:
+    def __init__(self, path: Path, spec: ModelSpec, *, keeps_blocks: bool = False) -> None:
+        """Open a file; keeps_blocks: whether matrices stay as stored where there are kernels, those of the CPU."""
         self._file = GgufFile(path)
+        self._keeps_blocks = keeps_blocks
         self._spec = spec
         self._is_interleaved = FAMILIES[spec.architecture].interleaved
         self._names = gguf.get_tensor_name_map(find_gguf_arch(self._file), spec.num_layers)
@@ -74,13 +83,25 @@ class GgufCheckpoint:
 
     def fill(self, name: str, target: Tensor) -> None:
         stored, expert = self._find_name(name)
-        values = torch.from_numpy(self._file.read_tensor(stored, expert))
-        if self._is_interleaved and stored.startswith("blk.") and ".attn_" in stored:
-            values = self._restore_order(stored, values)
+        values = self._restore_order(stored, torch.from_numpy(self._file.read_tensor(stored, expert)))
         target.copy_(values.view(target.shape))
+
+    def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
+        places = [self._find_name(name) for name in names]
+        tensors = [self._file.tensors[stored] for stored, _ in places]
+        if not (self._keeps_blocks and all(tensor.can_stay_quantized for tensor in tensors)):
+            return None
+        parts: list[GgufRows] = []
+        for (stored, expert), tensor in zip(places, tensors, strict=True):
+            # A copy: a file that is mapped may shrink, which would end the process.
+            rows = torch.from_numpy(self._file.read_rows(stored, expert).copy())
+            parts.append(GgufRows(int(tensor.kind), self._restore_order(stored, rows)))
+        return GgufWeight(parts, tensors[0].shape[-1])
 
     def _restore_order(self, stored: str, values: Tensor) -> Tensor:
         """Undo llama.cpp's interleaving of each head's two halves, which its rotary kernel for llama wants."""
+        if not (self._is_interleaved and stored.startswith("blk.") and ".attn_" in stored):
+            return values
         num_heads = {"attn_q": self._spec.num_heads, "attn_k": self._spec.num_kv_heads}.get(stored.split(".")[2])
         if num_heads is None:
             return values
@@ -122,14 +143,39 @@ class SafetensorsCheckpoint:
         _check_shape(found, shape, f"{self._directory}: '{name}'")
 
     def fill(self, name: str, target: Tensor) -> None:
+        target.copy_(self.read(name, _WIDE_TYPES).view(target.shape))
+
+    @property
+    def place(self) -> str:
+        """The directory, for messages."""
+        return str(self._directory)
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a tensor of that name."""
+        return self._find_name(name) in self._owners
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return a tensor's shape, None if there is none."""
+        name = self._find_name(name)
+        return tuple(self._owners[name].get_slice(name).get_shape()) if name in self._owners else None
+
+    def read(self, name: str, types: Sequence[torch.dtype]) -> Tensor:
+        """Return a tensor as it is stored, in one of these types.
+
+        Raises:
+            ConfigError: it is of another type, or cannot be read.
+        """
         name = self._find_name(name)
         try:
             values = self._owners[name].get_tensor(name)
         except Exception as error:  # as above
             raise ConfigError(f"{self._directory}: '{name}' cannot be read ({one_line(error)}).") from error
-        if not values.is_floating_point():
+        if values.dtype not in types:
             raise ConfigError(f"{self._directory}: '{name}' has type {values.dtype}, which is not supported.")
-        target.copy_(values.view(target.shape))
+        return values
+
+    def read_quantized(self, names: Sequence[str]) -> None:
+        """Fill all."""
 
     def _find_name(self, name: str) -> str:
         return self._prefix + name.removeprefix("model.") if name.startswith("model.") else name
@@ -151,6 +197,9 @@ class DummyCheckpoint:
             target.fill_(1)
         else:
             target.normal_(std=0.02, generator=self._generator)
+
+    def read_quantized(self, names: Sequence[str]) -> None:
+        """Fill all."""
 
 
 def _check_shape(found: Sequence[int], wanted: Sequence[int], place: str) -> None:

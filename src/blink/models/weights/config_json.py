@@ -13,6 +13,7 @@ from blink.errors import ConfigError
 from blink.models.families import EVERY_LAYER, FAMILIES, NO_WINDOW, Family, find_architecture, not_supported
 from blink.models.spec import Activation, ModelOptions, ModelSpec
 from blink.models.weights.fields import Fields, show
+from blink.models.weights.quantization_json import read_quantization
 from blink.models.weights.rope_json import read_local_rope, read_rope
 from blink.models.weights.text_files import read_json
 
@@ -72,6 +73,7 @@ def _make_spec(config: Fields, values: Mapping[str, Any], architecture: str) -> 
         experts_per_token=config.integer("num_experts_per_tok") if has_experts else 0,
         moe_intermediate_size=config.integer("moe_intermediate_size", size) if has_experts else 0,
         norm_topk_prob=has_experts and config.flag("norm_topk_prob"),
+        quantization=read_quantization(config),
     )
 
 
@@ -80,7 +82,6 @@ def _read_num_experts(config: Fields) -> int:
 
 
 def _check_supported(config: Fields) -> None:
-    config.require(not config.has("quantization_config"), "a quantized checkpoint (quantization_config)")
     config.require(not config.flag("mlp_bias"), "mlp_bias")
     config.require(
         config.integer("decoder_sparse_step", 1) == 1 and not config.integers("mlp_only_layers", []),

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from blink.kernels.linear import pack_weight
 from blink.kernels.operands import AttentionOptions, HeadNorm
+from blink.kernels.weight import QuantizedEmbedding, Weight
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
 from blink.models.layer import DenseMlp, Layer
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.expert_loader import load_experts
+from blink.models.weights.packed_loader import load_packed
 from blink.models.weights.target import WeightTarget
 
 # Where checkpoints keep a layer's norms: before attention, behind it, before the MLP, behind it.
@@ -42,11 +44,20 @@ class DecoderLoader:
     def load(self) -> Decoder:
         """Read all weights, in the order in which a step uses them."""
         spec = self._spec
-        embedding = self._read("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        embedding = self._load_vocabulary("model.embed_tokens.weight")
         layers = [self._load_layer(index) for index in range(spec.num_layers)]
         norm = self._read_norm("model.norm", spec.hidden_size)
-        lm_head = embedding if spec.tie_embeddings else self._read("lm_head.weight", spec.vocab_size, spec.hidden_size)
-        return Decoder(spec, embedding, layers, norm, pack_weight(lm_head))
+        lm_head = _pack(embedding)
+        if not spec.tie_embeddings:
+            lm_head = self._load_matrix({"lm_head": spec.vocab_size}, spec.hidden_size)
+        return Decoder(spec, embedding, layers, norm, lm_head)
+
+    def _load_vocabulary(self, name: str) -> Tensor | QuantizedEmbedding:
+        """Read a row of the hidden size for each token."""
+        shape = (self._spec.vocab_size, self._spec.hidden_size)
+        self._checkpoint.check(name, shape)
+        quantized = self._target.read_quantized(self._checkpoint, name)
+        return self._read(name, *shape) if quantized is None else quantized
 
     def _load_layer(self, index: int) -> Layer:
         spec, prefix = self._spec, f"model.layers.{index}"
@@ -63,9 +74,9 @@ class DecoderLoader:
         head_dims, wide = (spec.head_dim, spec.head_dim), (spec.q_size, spec.kv_size)
         return Layer(
             attention_norm=norms[0],
-            qkv=pack_weight(self._stack("weight", qkv, spec.hidden_size)),
+            qkv=self._load_matrix(qkv, spec.hidden_size),
             qkv_bias=self._stack("bias", qkv) if spec.attention_bias else None,
-            output=pack_weight(self._stack("weight", output, spec.q_size)),
+            output=self._load_matrix(output, spec.q_size),
             output_bias=self._stack("bias", output) if spec.output_bias else None,
             head_norm=self._load_head_norm(attention, head_dims) if spec.qk_norm else None,
             mlp_norm=norms[2],
@@ -97,9 +108,19 @@ class DecoderLoader:
         parts = {"gate_up_proj": 2 * size} if self._is_fused else {"gate_proj": size, "up_proj": size}
         gate_up = {f"{prefix}.{name}": rows for name, rows in parts.items()}
         return DenseMlp(
-            gate_up=pack_weight(self._stack("weight", gate_up, spec.hidden_size)),
-            down=pack_weight(self._read(f"{prefix}.down_proj.weight", spec.hidden_size, size)),
+            gate_up=self._load_matrix(gate_up, spec.hidden_size),
+            down=self._load_matrix({f"{prefix}.down_proj": spec.hidden_size}, size),
         )
+
+    def _load_matrix(self, parts: dict[str, int], columns: int) -> Weight:
+        """Read matrices of the given numbers of rows, one below the other, for `linear`."""
+        names = [f"{name}.weight" for name in parts]
+        for name, rows in zip(names, parts.values(), strict=True):
+            self._checkpoint.check(name, (rows, columns))
+        quantized = self._target.read_quantized(self._checkpoint, *names)
+        if quantized is None:
+            quantized = load_packed(self._checkpoint, parts, columns, self._target)
+        return pack_weight(self._stack("weight", parts, columns)) if quantized is None else quantized
 
     def _stack(self, ending: str, parts: dict[str, int], *columns: int) -> Tensor:
         """Read tensors of the given numbers of rows into one, one below the other."""
@@ -125,3 +146,7 @@ class DecoderLoader:
 
     def _fill(self, name: str, tensor: Tensor) -> None:
         self._target.fill(self._checkpoint, name, tensor)
+
+
+def _pack(weight: Weight) -> Weight:
+    return pack_weight(weight) if isinstance(weight, Tensor) else weight

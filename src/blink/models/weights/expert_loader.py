@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from blink.kernels.linear import pack_weight
+from blink.kernels.weight import ExpertWeights, QuantizedExperts
 from blink.models.families import FAMILIES
 from blink.models.layer import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
+from blink.models.weights.packed_loader import has_fp8_experts, load_fp8_experts
 from blink.models.weights.target import WeightTarget
 
 # What checkpoints call gate, up and down of an expert.
@@ -31,15 +33,35 @@ def load_experts(checkpoint: Checkpoint, spec: ModelSpec, layer: str, target: We
         checkpoint.check(up.format(expert), (size, hidden))
         checkpoint.check(down.format(expert), (hidden, size))
     router = target.allocate(spec.num_experts, hidden)
-    experts = MoeMlp(
-        router, target.allocate(spec.num_experts, 2 * size, hidden), target.allocate(spec.num_experts, hidden, size)
-    )
     target.fill(checkpoint, f"{prefix}.gate.weight", router)
-    for expert in range(spec.num_experts):
-        target.fill(checkpoint, gate.format(expert), experts.gate_up[expert, :size])
-        target.fill(checkpoint, up.format(expert), experts.gate_up[expert, size:])
-        target.fill(checkpoint, down.format(expert), experts.down[expert])
-    return MoeMlp(pack_weight(router), experts.gate_up, experts.down)
+    if has_fp8_experts(checkpoint, gate.format(0), target):
+        pairs = [(gate.format(expert), up.format(expert)) for expert in range(spec.num_experts)]
+        singles = [(down.format(expert),) for expert in range(spec.num_experts)]
+        return MoeMlp(
+            pack_weight(router),
+            load_fp8_experts(checkpoint, pairs, (size, hidden), target),
+            load_fp8_experts(checkpoint, singles, (hidden, size), target),
+        )
+    return MoeMlp(
+        pack_weight(router),
+        _read_experts(checkpoint, spec.num_experts, {gate: size, up: size}, hidden, target),
+        _read_experts(checkpoint, spec.num_experts, {down: hidden}, size, target),
+    )
+
+
+def _read_experts(
+    checkpoint: Checkpoint, count: int, parts: dict[str, int], columns: int, target: WeightTarget
+) -> ExpertWeights:
+    """Read matrices of the given numbers of rows of each expert, one below the other; names as format strings."""
+    names = [[name.format(expert) for name in parts] for expert in range(count)]
+    quantized = [weight for own in names if (weight := target.read_quantized(checkpoint, *own)) is not None]
+    if quantized:  # all: experts share a tensor
+        return QuantizedExperts(tuple(quantized))
+    weights = target.allocate(count, sum(parts.values()), columns)
+    for own, weight in zip(names, weights, strict=True):
+        for name, part in zip(own, weight.split(list(parts.values())), strict=True):
+            target.fill(checkpoint, name, part)
+    return weights
 
 
 def _load_joined(checkpoint: Checkpoint, spec: ModelSpec, prefix: str, target: WeightTarget) -> MoeMlp:

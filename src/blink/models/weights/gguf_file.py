@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the tensors of GGUF files, dequantised. Needs no torch."""
+"""Read the tensors of GGUF files, dequantised or as they are stored. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from blink.errors import ConfigError
 from blink.models.weights.fields import Fields, show
 from blink.models.weights.gguf_header import HeaderReader, TensorInfo, map_gguf
+from blink.region.native import lib
 
 _PLAIN_KINDS = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
 _MAX_ALIGNMENT = 1 << 20
@@ -27,6 +28,11 @@ class GgufTensor:
     kind: gguf.GGMLQuantizationType
     offset: int  # from the start of the file
     num_bytes: int
+
+    @property
+    def can_stay_quantized(self) -> bool:
+        """Whether the CPU's kernels multiply with a matrix of this type as it is stored."""
+        return len(self.shape) > 1 and bool(lib.blink_gguf_block_bytes(self.kind))
 
 
 class GgufFile:
@@ -52,10 +58,8 @@ class GgufFile:
     def read_tensor(self, name: str, index: int | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return a tensor, or only entry `index` of its first dimension, as float32, dequantised where needed."""
         tensor = self.tensors[name]
-        rows = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset).reshape(*tensor.shape[:-1], -1)
-        shape = tensor.shape
-        if index is not None:
-            rows, shape = rows[index], shape[1:]
+        rows = self.read_rows(name, index)
+        shape = tensor.shape if index is None else tensor.shape[1:]
         try:
             values = gguf.quants.dequantize(_as_stored(rows, tensor.kind), tensor.kind)
         except NotImplementedError:
@@ -65,6 +69,12 @@ class GgufFile:
             ) from None
         values = values.reshape(shape).astype(np.float32, copy=False)
         return values if values.flags.writeable else values.copy()
+
+    def read_rows(self, name: str, index: int | None = None) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the bytes of a tensor's rows as they are stored, or only of entry `index`; read-only."""
+        tensor = self.tensors[name]
+        rows = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset).reshape(*tensor.shape[:-1], -1)
+        return rows if index is None else rows[index]
 
     def _place(self, name: str, info: TensorInfo, start: int) -> GgufTensor:
         """Add to a tensor's offset where the tensors' part starts, and find its size."""

@@ -16,6 +16,7 @@ from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint, SafetensorsCheckpoint
 from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
 from blink.models.weights.files import resolve_model
+from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.source import find_format, read_spec
 
 # Beyond it the rotary table alone takes a GiB, and a description that says more is more likely damaged than right.
@@ -39,19 +40,19 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
     """Load the model that the configuration names, with its weights on `device` in `dtype`.
 
+    Matrices of a GGUF file stay as they are stored where its kernels take them: on a CPU, unless a type was asked for.
+
     Raises:
         ConfigError: the model is missing, incomplete or not supported; the message says what to do.
     """
     path = resolve_model(config.model)
     spec = _limit_length(read_spec(path), config.max_model_len)
-    checkpoint = _open_checkpoint(path, spec, config, device)
-    num_bytes = spec.num_parameters * dtype.itemsize
+    checkpoint = _open_checkpoint(path, spec, config, device, dtype)
     with tqdm(
-        total=num_bytes,
+        total=spec.num_parameters,
         desc="loading weights",
-        unit="B",
+        unit=" parameters",
         unit_scale=True,
-        unit_divisor=1024,
         disable=None,  # where no terminal is
     ) as progress:
         return DecoderLoader(checkpoint, spec, WeightTarget(device, dtype, progress.update)).load()
@@ -70,8 +71,22 @@ def _limit_length(spec: ModelSpec, max_model_len: int) -> ModelSpec:
     return dataclasses.replace(spec, max_model_len=length, rope=spec.rope.fit(length))
 
 
-def _open_checkpoint(path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device) -> Checkpoint:
-    load_format = find_format(path, config.load_format)
+def _open_checkpoint(
+    path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Checkpoint:
+    load_format, quantization = find_format(path, config.load_format), spec.quantization
+    if quantization is not None and config.quantization == "fp8" and quantization.storage != "fp8":
+        raise ConfigError(f"--quantization fp8: {path} has matrices of {quantization.title} already; leave it out.")
     if load_format == "dummy":
-        return DummyCheckpoint(device, config.seed)
-    return GgufCheckpoint(path, spec) if load_format == "gguf" else SafetensorsCheckpoint(path)
+        checkpoint = DummyCheckpoint(device, config.seed)
+        if quantization is not None:
+            return DummyMatrices(checkpoint, quantization)
+    elif load_format == "gguf":
+        is_asked = config.dtype != "auto" or config.quantization != "auto"
+        keeps_blocks = not is_asked and device.type == "cpu" and dtype == torch.float32
+        checkpoint = GgufCheckpoint(path, spec, keeps_blocks=keeps_blocks)
+    else:
+        checkpoint = SafetensorsCheckpoint(path)
+        if quantization is not None:
+            return QuantizedCheckpoint(checkpoint, quantization)
+    return Fp8Checkpoint(checkpoint) if config.quantization == "fp8" else checkpoint

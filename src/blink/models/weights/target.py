@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from blink.errors import ConfigError
+from blink.kernels.weight import QuantizedEmbedding
 from blink.models.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
-    """Where weights go, in which type, and who is told of the bytes that are there."""
+    """Where weights go, in which type, and who is told how many of them are there."""
 
     device: torch.device
     dtype: torch.dtype
@@ -32,7 +33,14 @@ class WeightTarget:
         except RuntimeError as error:  # torch has no type of its own for it on the CPU
             raise ConfigError(f"There is no memory for a tensor of the shape {shape}: use a smaller model.") from error
 
+    def read_quantized(self, checkpoint: Checkpoint, *names: str) -> QuantizedEmbedding | None:
+        """Return the checkpoint's matrices of these names as one weight that stays quantised; None: they must not."""
+        weight = checkpoint.read_quantized(names)
+        if weight is not None:
+            self.advance(weight.shape[0] * weight.shape[1])
+        return weight
+
     def fill(self, checkpoint: Checkpoint, name: str, tensor: Tensor) -> None:
         """Write the checkpoint's tensor of that name to an allocated one, or to a view of one."""
         checkpoint.fill(name, tensor)
-        self.advance(tensor.nbytes)
+        self.advance(tensor.numel())

@@ -2,8 +2,8 @@
 // The kernels of decoding steps on Hopper; instantiated by name for the sizes of each model.
 #include "attention.cuh"
 #include "embedding.cuh"
-#include "gemm.cuh"
-#include "gemv.cuh"
+#include "gemm_quantized.cuh"
+#include "gemv_quantized.cuh"
 #include "moe_down.cuh"
 #include "moe_gate.cuh"
 #include "truncation.cuh"

@@ -14,7 +14,9 @@ struct GemmArgs {
   TensorMap weight;  // [n, k]; kGate: [2 * n, k], gates first
   TensorMap x;       // [rows, k]
   OutputArgs output;
-  int stages;  // of all of k
+  int stages;              // of all of k
+  int num_groups;          // of a row of a quantised weight; gemm_quantized.cuh
+  const unsigned* groups;  // [weight rows, num_groups]
 };
 
 // Sizes. kGroups warpgroups take 64 weight rows each; kCluster blocks share k; a stage holds kStageK of it.
@@ -22,6 +24,7 @@ template <int kTokens_, int kGroups_, int kCluster_, int kStageK_, int kStages_,
 struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_> {
   using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_>;
   static constexpr int stage_k = kStageK_, stages = kStages_;
+  static constexpr int weight_boxes = stage_k / kBoxRow, weight_columns = kBoxRow;  // of a stage; of a box
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
   static constexpr int stage = (weight_tile + token_tile) * (stage_k / kBoxRow);  // elements
   static constexpr int ring_bytes = stages * stage * 2;
@@ -56,18 +59,19 @@ __device__ inline void copy_weights(const GemmArgs& args, const GemmPlace& at, i
   Bf16* to = shared.ring[slot];
   expect(shared.full[slot], S::stage * 2);
 #pragma unroll
-  for (int part = 0; part < S::stage_k / kBoxRow; part++, to += S::weight_tile) {
-    const int k = at.stage(turn) * S::stage_k + part * kBoxRow;
-    copy_box(to, args.weight, k, row, shared.full[slot], read_once_policy());
+  for (int part = 0; part < S::weight_boxes; part++, to += S::weight_tile) {
+    const int column = (at.stage(turn) * S::weight_boxes + part) * S::weight_columns;
+    copy_box(to, args.weight, column, row, shared.full[slot], read_once_policy());
     if (S::output == Output::kGate)
-      copy_box(to + S::weight_tile / 2, args.weight, k, row + args.output.n, shared.full[slot], read_once_policy());
+      copy_box(to + S::weight_tile / 2, args.weight, column, row + args.output.n, shared.full[slot],
+               read_once_policy());
   }
 }
 
 template <class S>
 __device__ inline void copy_activations(const GemmArgs& args, const GemmPlace& at, int turn, GemmShared<S>& shared) {
   const int slot = turn % S::stages;
-  Bf16* to = shared.ring[slot] + S::weight_tile * (S::stage_k / kBoxRow);
+  Bf16* to = shared.ring[slot] + S::weight_tile * S::weight_boxes;
 #pragma unroll
   for (int part = 0; part < S::stage_k / kBoxRow; part++, to += S::token_tile)
     copy_box(to, args.x, at.stage(turn) * S::stage_k + part * kBoxRow, 0, shared.full[slot], read_often_policy());
@@ -86,13 +90,14 @@ __device__ inline void copy_stages(const GemmArgs& args, const GemmPlace& at, Ge
 
 // Multiply all stages; the sums of 64 weight rows, as multiply_boxes() has them.
 template <class S>
-__device__ inline void multiply_stages(const GemmPlace& at, GemmShared<S>& shared, float (&sums)[S::tokens / 2]) {
+__device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, GemmShared<S>& shared,
+                                       float (&sums)[S::tokens / 2]) {
   const int group = threadIdx.x / 128;
   for (int turn = 0; turn < at.turns; turn++) {
     const int slot = turn % S::stages;
     wait(shared.full[slot], turn / S::stages % 2);
     const unsigned long long weights = describe_box(shared.ring[slot] + group * 64 * kBoxRow);
-    const unsigned long long tokens = describe_box(shared.ring[slot] + S::weight_tile * (S::stage_k / kBoxRow));
+    const unsigned long long tokens = describe_box(shared.ring[slot] + S::weight_tile * S::weight_boxes);
     fence_products();
 #pragma unroll
     for (int step = 0; step < S::stage_k / 16; step++) {
@@ -105,57 +110,66 @@ __device__ inline void multiply_stages(const GemmPlace& at, GemmShared<S>& share
   }
 }
 
-template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm>
-__global__ void __launch_bounds__(128 * kGroups + 64, 4 - kGroups) gemm(const __grid_constant__ GemmArgs args) {
-  using S = GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm>;
+// What a block does before its first __syncthreads() beside copying.
+template <class S>
+__device__ inline void prepare(const GemmArgs&, const GemmPlace&, GemmShared<S>&) {}
+
+template <class S, class Args, class Shared>
+__device__ inline void compute_gemm(const Args& args, Shared& shared) {
   using Outputs = typename S::Outputs;
-  extern __shared__ __align__(1024) char memory[];
-  auto& shared = *reinterpret_cast<GemmShared<S>*>(memory);
+  constexpr int warps = 4 * S::groups;  // that multiply
   const int warp = threadIdx.x / 32;
   GemmPlace at;
-  at.rank = kCluster > 1 ? int(cluster_rank()) : 0;
-  at.tile = blockIdx.x / kCluster;
-  at.first_stage = args.stages * at.rank / kCluster;
-  at.turns = args.stages * (at.rank + 1) / kCluster - at.first_stage;
+  at.rank = S::cluster > 1 ? int(cluster_rank()) : 0;
+  at.tile = blockIdx.x / S::cluster;
+  at.first_stage = args.stages * at.rank / S::cluster;
+  at.turns = args.stages * (at.rank + 1) / S::cluster - at.first_stage;
 
-  if (threadIdx.x == 128 * kGroups) {
-    for (int i = 0; i < kStages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], 4 * kGroups);
+  if (threadIdx.x == 32 * warps) {
+    for (int i = 0; i < S::stages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], warps);
     publish_barriers();
     prefetch_map(args.x);
-    for (int turn = 0; turn < kStages && turn < at.turns; turn++) copy_weights<S>(args, at, turn, shared);
+    for (int turn = 0; turn < S::stages && turn < at.turns; turn++) copy_weights<S>(args, at, turn, shared);
   }
   launch_dependents();
+  prepare<S>(args, at, shared);
   __syncthreads();
-  if (kCluster > 1 && !S::reuse) cluster_arrive();  // all blocks have started once all have waited, below
+  if (S::cluster > 1 && !S::reuse) cluster_arrive();  // all blocks have started once all have waited, below
   Addends<Outputs> addends = {};
-  float sums[kTokens / 2] = {};
+  float sums[S::tokens / 2] = {};
   float4 squares = {};
   wait_for_prerequisites();
-  if (warp < 4 * kGroups) {
+  if (warp < warps) {
     addends = load_addends<Outputs>(args.output, at.tile, at.rank);
-    multiply_stages<S>(at, shared, sums);
-  } else if (warp == 4 * kGroups) {
+    multiply_stages<S>(args, at, shared, sums);
+  } else if (warp == warps) {
     if (threadIdx.x % 32 == 0) copy_stages<S>(args, at, shared);
     __syncwarp();
-  } else if (kNorm) {
+  } else if (S::norm) {
     squares = sum_squares<Outputs>(args.output, at.rank);
   }
-  if (kCluster > 1) {
+  if (S::cluster > 1) {
     if (S::reuse) cluster_arrive();
     cluster_wait();
   } else if (S::reuse) {
     __syncthreads();
   }
-  if (warp < 4 * kGroups) send_sums<Outputs>(at.rank, sums, shared.parts());
-  if (kNorm && warp == 4 * kGroups + 1) send_squares<Outputs>(at.rank, squares, shared.squares);
-  if (kCluster > 1) {
+  if (warp < warps) send_sums<Outputs>(at.rank, sums, shared.parts());
+  if (S::norm && warp == warps + 1) send_squares<Outputs>(at.rank, squares, shared.squares);
+  if (S::cluster > 1) {
     cluster_arrive();
     cluster_wait();
   } else {
     __syncthreads();
   }
-  if (warp < 4 * kGroups)
-    write_outputs<Outputs>(args.output, at.tile, at.rank, shared.parts(), shared.squares, addends);
+  if (warp < warps) write_outputs<Outputs>(args.output, at.tile, at.rank, shared.parts(), shared.squares, addends);
+}
+
+template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm>
+__global__ void __launch_bounds__(128 * kGroups + 64, 4 - kGroups) gemm(const __grid_constant__ GemmArgs args) {
+  using S = GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm>;
+  extern __shared__ __align__(1024) char memory[];
+  compute_gemm<S>(args, *reinterpret_cast<GemmShared<S>*>(memory));
 }
 
 }  // namespace blink

@@ -10,11 +10,13 @@
 namespace blink {
 
 struct GemvArgs {
-  const Bf16* weight;  // [n, k]; kGate: [2 * n, k], gates first
-  const Bf16* bias;    // [n] or null
-  const Bf16* x;       // [rows, k]
-  const Bf16* norm;    // [k], with kNorm
-  Bf16* out;           // [rows, n], n at least a tile's outputs
+  const Bf16* weight;      // [n, k]; kGate: [2 * n, k], gates first
+  const Bf16* bias;        // [n] or null
+  const Bf16* x;           // [rows, k]
+  const Bf16* norm;        // [k], with kNorm
+  Bf16* out;               // [rows, n], n at least a tile's outputs
+  const float* scales;     // [weight rows], of weights of 8 bits; gemv_quantized.cuh
+  const unsigned* groups;  // [weight rows, k / kGroup], in place of scales
   float eps;
   int n;
 };
@@ -29,7 +31,7 @@ struct GemvShape {
   static constexpr int rows = kRows_, k = kK_, warps = kWarps_, cluster = kCluster_, slices = kSlices_, tile = kTile_;
   static constexpr int stage_rows = kStageRows_, stages = kStages_;
   static constexpr Output output = kOutput_;
-  static constexpr bool norm = kNorm_;
+  static constexpr bool norm = kNorm_, scaled = false;
   // Few rows leave half of the instruction's rows free; these then take every second pair of k.
   static constexpr bool folded = rows * slices <= 8;
   static constexpr int slots = (folded ? 8 : 16) / slices;  // rows of one slice
@@ -40,6 +42,7 @@ struct GemvShape {
   static constexpr int parts = folded ? 1 : 2;  // of a step's activations: rows 0 to 7 and 8 to 15 of the instruction
   static constexpr int outputs = output == Output::kGate ? tile / 2 : tile;
   static constexpr int turns = tile / stage_rows;
+  static constexpr int row_bytes = k * 2, block_bytes = block_k * 2;
   static constexpr int pitch = block_k + (group > 1 ? 32 : 0);  // of rows in a stage, against bank conflicts
   static constexpr int partials = warps * slices;
   static constexpr int threads = 32 * (warps + 1);
@@ -63,13 +66,13 @@ struct GemvShared {
 template <class S>
 __device__ inline void copy_stage(const GemvArgs& args, int tile, int rank, int turn, GemvShared<S>& shared) {
   const int slot = turn % S::stages, first = min(tile * S::outputs, args.n - S::outputs);
-  expect(shared.full[slot], S::stage_rows * S::block_k * 2);
+  expect(shared.full[slot], S::stage_rows * S::block_bytes);
 #pragma unroll
   for (int i = 0; i < S::stage_rows; i++) {
     const int in_tile = turn * S::stage_rows + i;
     const int row = first + (in_tile < S::outputs ? in_tile : in_tile - S::outputs + args.n);
-    const Bf16* from = args.weight + long(row) * S::k + rank * S::block_k;
-    copy_once(shared.ring[slot][i], from, S::block_k * 2, shared.full[slot]);
+    const char* from = reinterpret_cast<const char*>(args.weight) + long(row) * S::row_bytes + rank * S::block_bytes;
+    copy_once(shared.ring[slot][i], from, S::block_bytes, shared.full[slot]);
   }
 }
 
@@ -206,6 +209,7 @@ template <class S>
 struct Outputs {
   Bf16* place[S::outputs_per_thread];
   float addend[S::outputs_per_thread];
+  float scale[S::scaled ? S::outputs_per_thread : 1], up_scale[S::scaled ? S::outputs_per_thread : 1];
 };
 
 template <class S>
@@ -221,6 +225,10 @@ __device__ inline Outputs<S> load_addends(const GemvArgs& args, int tile, int ra
     to.place[i] = writes ? args.out + long(at / S::share) * args.n + output : nullptr;
     to.addend[i] = 0;
     if (!writes) continue;
+    if constexpr (S::scaled) {
+      to.scale[i] = args.scales[output];
+      if (S::output == Output::kGate) to.up_scale[i] = args.scales[output + args.n];
+    }
     if (S::output == Output::kAdd) to.addend[i] = to_float(*to.place[i]);
     if (S::output != Output::kGate && args.bias) to.addend[i] += to_float(args.bias[output]);
   }
@@ -241,6 +249,7 @@ __device__ inline void write_outputs(const GemvArgs& args, const GemvShared<S>& 
       if (S::norm) squares += shared.squares_from[block][row];
     }
     const float rate = S::norm ? rsqrtf(squares / S::k + args.eps) : 1;
+    if constexpr (S::scaled) value *= to.scale[i], up *= to.up_scale[i];
     value *= rate;
     if (S::output == Output::kGate) value = value / (1 + __expf(-value)) * up * rate;
     *to.place[i] = to_bf16(value + to.addend[i]);
@@ -257,38 +266,47 @@ __device__ inline void sync_cluster() {
   }
 }
 
-template <int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, int kStageRows, int kStages,
-          Output kOutput, bool kNorm>
-__global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) gemv(const GemvArgs args) {
-  using S = GemvShape<kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages, kOutput, kNorm>;
-  extern __shared__ __align__(1024) char memory[];
-  auto& shared = *reinterpret_cast<GemvShared<S>*>(memory);
-  const int rank = kCluster > 1 ? int(cluster_rank()) : 0;
-  const int tile = blockIdx.x / kCluster, warp = threadIdx.x / 32;
+// What a block does before its first __syncthreads() beside copying.
+template <class S>
+__device__ inline void prepare(const GemvArgs&, int, int, GemvShared<S>&) {}
 
-  if (threadIdx.x == 32 * kWarps) {
-    for (int i = 0; i < kStages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], kWarps);
+template <class S, class Args, class Shared>
+__device__ inline void compute_gemv(const Args& args, Shared& shared) {
+  const int rank = S::cluster > 1 ? int(cluster_rank()) : 0;
+  const int tile = blockIdx.x / S::cluster, warp = threadIdx.x / 32;
+
+  if (threadIdx.x == 32 * S::warps) {
+    for (int i = 0; i < S::stages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], S::warps);
     publish_barriers();
-    for (int turn = 0; turn < kStages && turn < S::turns; turn++) copy_stage<S>(args, tile, rank, turn, shared);
+    for (int turn = 0; turn < S::stages && turn < S::turns; turn++) copy_stage<S>(args, tile, rank, turn, shared);
   }
   launch_dependents();
+  prepare<S>(args, tile, rank, shared);
   __syncthreads();
-  if (kCluster > 1) cluster_arrive();  // all blocks have started once all have waited, below
+  if (S::cluster > 1) cluster_arrive();  // all blocks have started once all have waited, below
   Outputs<S> to = {};
-  if (warp == kWarps) {
+  if (warp == S::warps) {
     if (threadIdx.x % 32 == 0) copy_weights<S>(args, tile, rank, shared);
     __syncwarp();
   } else {
-    if (kNorm) fetch_norm<S>(args, rank);
+    if (S::norm) fetch_norm<S>(args, rank);
     wait_for_prerequisites();
     to = load_addends<S>(args, tile, rank);
     multiply_weights<S>(args, rank, warp, shared);
   }
   __syncthreads();
-  if (kCluster > 1) cluster_wait();
+  if (S::cluster > 1) cluster_wait();
   exchange<S>(rank, shared);
   sync_cluster<S>();
   write_outputs<S>(args, shared, to);
+}
+
+template <int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, int kStageRows, int kStages,
+          Output kOutput, bool kNorm>
+__global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) gemv(const GemvArgs args) {
+  using S = GemvShape<kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages, kOutput, kNorm>;
+  extern __shared__ __align__(1024) char memory[];
+  compute_gemv<S>(args, *reinterpret_cast<GemvShared<S>*>(memory));
 }
 
 }  // namespace blink

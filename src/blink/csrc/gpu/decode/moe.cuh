@@ -6,6 +6,7 @@
 
 #include "gemv.cuh"
 #include "moe_routing.cuh"
+#include "quantized.cuh"
 
 namespace blink {
 
@@ -27,10 +28,10 @@ struct Ring {
     publish_barriers();
   }
 
-  // Begin to fill the stage of this turn with so many rows, once it is free.
-  __device__ void begin(int turn, int num_rows) {
+  // Begin to fill the stage of this turn with so many rows and bytes beside them, once it is free.
+  __device__ void begin(int turn, int num_rows, int other_bytes = 0) {
     if (turn >= kStages) wait(empty[turn % kStages], (turn / kStages - 1) % 2);
-    expect(full[turn % kStages], num_rows * kK * 2);
+    expect(full[turn % kStages], num_rows * kK * 2 + other_bytes);
   }
 
   __device__ void copy_weight(int turn, int row, const Bf16* from) {
@@ -72,6 +73,43 @@ __device__ inline void multiply_rows(const Bf16* weights, int pitch, const Vec16
   }
   sums[0] = first[0] + second[2];
   sums[1] = first[1] + second[3];
+}
+
+// The same with weights in FP8, in their usual order. Of each 64 k a lane has 16, two vectors of x: of four k it pairs
+// the first with the third and the second with the fourth, as unpacking does.
+template <int kSteps>
+__device__ inline void multiply_fp8_rows(const Bf16* weights, int pitch, const Vec16 (&x)[kSteps], float (&sums)[2]) {
+  static_assert(kSteps % 2 == 0);
+  const int lane = threadIdx.x % 32;
+  const Bf16* from = weights + lane / 4 * pitch + lane % 4 * 8;
+  float parts[2][4] = {};
+#pragma unroll
+  for (int step = 0; step < kSteps; step += 2) {
+    const Vec16 b = *reinterpret_cast<const Vec16*>(from + step / 2 * 32);
+    const unsigned words[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const Vec16 a = x[step + i / 2];
+      unsigned pairs[1][2];
+      unpack<Format::kFp8>(words[i], 0, pairs);
+      multiply_add(parts[i % 2], i % 2 ? a.z : a.x, 0, i % 2 ? a.w : a.y, 0, pairs[0][0], pairs[0][1]);
+    }
+  }
+  sums[0] = parts[0][0] + parts[1][0];
+  sums[1] = parts[0][1] + parts[1][1];
+}
+
+// Of each four bf16 exchange the second and third.
+__device__ inline Vec16 pair_for_fp8(Vec16 v) {
+  return {__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x5410),
+          __byte_perm(v.z, v.w, 0x7632)};
+}
+
+// A lane's k of its vector i of x, from the warp's first on.
+template <bool kFp8>
+__device__ inline int vector_k(int i) {
+  const int part = threadIdx.x % 4;
+  return kFp8 ? i / 2 * 64 + part * 16 + i % 2 * 8 : i * 32 + part * 8;
 }
 
 }  // namespace blink

@@ -9,18 +9,22 @@ namespace blink {
 
 struct MoeGateArgs {
   RoutingArgs routing;
-  const Bf16* weight;  // [kExperts, 2 * kSize, kK], gates first
-  const Bf16* x;       // [rows, kK]
-  const Bf16* norm;    // [kK]
-  Bf16* out;           // [rows * kTopK, kSize]; a row's chosen experts in order
+  const Bf16* weight;   // [kExperts, 2 * kSize, kK], gates first
+  const Bf16* x;        // [rows, kK]
+  const Bf16* norm;     // [kK]
+  Bf16* out;            // [rows * kTopK, kSize]; a row's chosen experts in order; with kFp8 as pair_for_fp8() has them
+  const float* scales;  // [kExperts, 2 * kSize], with kFp8
   float eps;
 };
 
-template <int kRows_, int kExperts_, int kTopK_, int kK_, int kSize_, int kWarps_, int kOutputs_, int kStages_>
+template <int kRows_, int kExperts_, int kTopK_, int kK_, int kSize_, int kWarps_, int kOutputs_, int kStages_,
+          bool kFp8_>
 struct MoeGateShape {
+  static constexpr bool fp8 = kFp8_;
+  static constexpr int bytes = fp8 ? 1 : 2;  // of a weight
   static constexpr int rows = kRows_, k = kK_, size = kSize_, warps = kWarps_, outputs = kOutputs_;
   static constexpr int warp_k = k / warps, steps = warp_k / 32, turns = 2 * outputs / 8, parts = size / outputs;
-  using Stages = Ring<8, kK_, kStages_>;
+  using Stages = Ring<8, kK_ * bytes / 2, kStages_>;
   using Routes = Routing<kRows_, kExperts_, kTopK_>;
   static_assert(rows <= kMaxMoeRows && steps * 32 * warps == k && size % outputs == 0 && turns * 8 == 2 * outputs);
 };
@@ -36,15 +40,16 @@ struct MoeGateShared {
 // Load a warp's activations, times the norm's weights. Leaves the sums of squares.
 template <class S>
 __device__ inline void load_inputs(const MoeGateArgs& args, int warp, Vec16 (&x)[S::steps], MoeGateShared<S>& shared) {
-  const int lane = threadIdx.x % 32, row = lane / 4, k = warp * S::warp_k + lane % 4 * 8;
+  const int lane = threadIdx.x % 32, row = lane / 4, k = warp * S::warp_k;
 #pragma unroll
-  for (int step = 0; step < S::steps; step++)
-    x[step] = row < S::rows ? load(args.x + long(row) * S::k + k + step * 32) : Vec16{};
+  for (int i = 0; i < S::steps; i++)
+    x[i] = row < S::rows ? load(args.x + long(row) * S::k + k + vector_k<S::fp8>(i)) : Vec16{};
   float squares = 0;
 #pragma unroll
-  for (int step = 0; step < S::steps; step++) {
-    squares += square_sum(x[step]);
-    x[step] = multiply(x[step], load(args.norm + k + step * 32));
+  for (int i = 0; i < S::steps; i++) {
+    squares += square_sum(x[i]);
+    x[i] = multiply(x[i], load(args.norm + k + vector_k<S::fp8>(i)));
+    if constexpr (S::fp8) x[i] = pair_for_fp8(x[i]);
   }
   squares += __shfl_xor_sync(~0u, squares, 1);
   squares += __shfl_xor_sync(~0u, squares, 2);
@@ -54,7 +59,7 @@ __device__ inline void load_inputs(const MoeGateArgs& args, int warp, Vec16 (&x)
 // Write an expert's activations for the rows that chose it; the others' sums nobody needs.
 template <class S>
 __device__ inline void write_gated(const MoeGateArgs& args, int work, const MoeGateShared<S>& shared,
-                                   const float (&sums)[S::warps][S::rows][2 * S::outputs + 1]) {
+                                   const float (&sums)[S::warps][S::rows][2 * S::outputs + 1], float2 scales) {
   const int expert = shared.routes.list[work / S::parts];
   for (int at = threadIdx.x; at < S::rows * S::outputs; at += 32 * S::warps) {
     const int row = at / S::outputs, output = at % S::outputs;
@@ -67,10 +72,23 @@ __device__ inline void write_gated(const MoeGateArgs& args, int work, const MoeG
       squares += shared.squares[warp][row];
     }
     const float rate = rsqrtf(squares / S::k + args.eps);
+    if constexpr (S::fp8) gate *= scales.x, up *= scales.y;
     gate *= rate;
     const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
-    args.out[pair * S::size + work % S::parts * S::outputs + output] = to_bf16(gate / (1 + __expf(-gate)) * up * rate);
+    int place = work % S::parts * S::outputs + output;
+    if constexpr (S::fp8) place = (place & ~3) | (place & 1) << 1 | (place >> 1 & 1);
+    args.out[pair * S::size + place] = to_bf16(gate / (1 + __expf(-gate)) * up * rate);
   }
+}
+
+// The scales of the outputs that the thread writes: loaded long before.
+template <class S>
+__device__ inline float2 load_scales(const MoeGateArgs& args, int work, const MoeGateShared<S>& shared) {
+  if constexpr (!S::fp8) return {};
+  static_assert(!S::fp8 || S::rows * S::outputs <= 32 * S::warps);
+  const int output = work % S::parts * S::outputs + threadIdx.x % S::outputs;
+  const float* from = args.scales + long(shared.routes.list[work / S::parts]) * 2 * S::size + output;
+  return {from[0], from[S::size]};
 }
 
 template <class S>
@@ -81,17 +99,22 @@ __device__ inline void multiply_gates(const MoeGateArgs& args, int warp, MoeGate
   int turn = 0, buffer = 0;
   for (int work = blockIdx.x; work < shared.routes.count * S::parts; work += gridDim.x) {
     auto& sums = shared.sums[buffer];
+    const float2 scales = load_scales<S>(args, work, shared);
 #pragma unroll 1
     for (int first = 0; first < 2 * S::outputs; first += 8) {
       shared.ring.wait_full(turn);
       float products[2];
-      multiply_rows(shared.ring.rows[turn % S::Stages::stages][0] + warp * S::warp_k, S::Stages::pitch, x, products);
+      const Bf16* weights = shared.ring.rows[turn % S::Stages::stages][0] + warp * S::warp_k * S::bytes / 2;
+      if constexpr (S::fp8)
+        multiply_fp8_rows(weights, S::Stages::pitch, x, products);
+      else
+        multiply_rows(weights, S::Stages::pitch, x, products);
       if (row < S::rows)
         for (int i = 0; i < 2; i++) sums[warp][row][first + lane % 4 * 2 + i] = products[i];
       shared.ring.leave(turn++);
     }
     asm volatile("bar.sync 1, %0;" ::"n"(32 * S::warps) : "memory");  // of the warps that multiply
-    write_gated<S>(args, work, shared, sums);
+    write_gated<S>(args, work, shared, sums, scales);
     buffer ^= 1;
   }
 }
@@ -103,21 +126,22 @@ __device__ inline void copy_gates(const MoeGateArgs& args, MoeGateShared<S>& sha
   int turn = 0;
   for (int work = blockIdx.x; work < shared.routes.count * S::parts; work += gridDim.x) {
     const long expert = shared.routes.list[work / S::parts];
-    const Bf16* gates = args.weight + (expert * 2 * S::size + work % S::parts * S::outputs) * S::k;
+    const long first_row = expert * 2 * S::size + work % S::parts * S::outputs;
     for (int first = 0; first < 2 * S::outputs; first += 8, turn++) {
       if (lane == 0) shared.ring.begin(turn, 8);
       __syncwarp();
       const int output = first + lane;
       const long row = output < S::outputs ? output : output - S::outputs + S::size;
-      if (lane < 8) shared.ring.copy_weight(turn, lane, gates + row * S::k);
+      if (lane < 8) shared.ring.copy_weight(turn, lane, args.weight + (first_row + row) * S::k * S::bytes / 2);
       __syncwarp();
     }
   }
 }
 
-template <int kRows, int kExperts, int kTopK, int kK, int kSize, int kWarps, int kOutputs, int kStages, int kBlocks>
+template <int kRows, int kExperts, int kTopK, int kK, int kSize, int kWarps, int kOutputs, int kStages, int kBlocks,
+          bool kFp8 = false>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kBlocks) moe_gate(const MoeGateArgs args) {
-  using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages>;
+  using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages, kFp8>;
   extern __shared__ __align__(128) char memory[];
   auto& shared = *reinterpret_cast<MoeGateShared<S>*>(memory);
   const int warp = threadIdx.x / 32;

@@ -14,15 +14,16 @@ struct OutputArgs {
   const Bf16* next_norm;  // [n], with kAdd
   Bf16* next_x;           // [rows, n], with kAdd: out * next_norm
   float* next_squares;    // [blocks, kTokens], with kAdd
+  const float* scales;    // [weight rows], where each has one
   float eps, per_k;       // 1 / k
   int n, rows, num_squares;
 };
 
-template <int kTokens_, int kGroups_, int kCluster_, Output kOutput_, bool kNorm_>
+template <int kTokens_, int kGroups_, int kCluster_, Output kOutput_, bool kNorm_, bool kScaled_ = false>
 struct OutputShape {
   static constexpr int tokens = kTokens_, groups = kGroups_, cluster = kCluster_;
   static constexpr Output output = kOutput_;
-  static constexpr bool norm = kNorm_;
+  static constexpr bool norm = kNorm_, scaled = kScaled_;
   static constexpr int threads = 128 * groups;  // that multiply
   static constexpr int tile = 64 * groups;      // weight rows of a block
   static constexpr int halves = output == Output::kGate ? 2 : 1;
@@ -102,6 +103,7 @@ template <class S>
 struct Addends {
   unsigned residual[S::pairs_per_thread];
   unsigned bias, next_norm;
+  float scales[2], up_scales[2];
 };
 
 template <class S>
@@ -114,6 +116,11 @@ __device__ inline Addends<S> load_addends(const OutputArgs& args, int tile, int 
   const int output = first_output<S>(tile, rank);
   Addends<S> to = {};
   if (output >= args.n) return to;
+  if constexpr (S::scaled)
+    for (int i = 0; i < 2; i++) {
+      to.scales[i] = args.scales[output + i];
+      if (S::output == Output::kGate) to.up_scales[i] = args.scales[output + i + args.n];
+    }
   if (S::output != Output::kGate && args.bias) to.bias = *reinterpret_cast<const unsigned*>(args.bias + output);
   if (S::output != Output::kAdd) return to;
   to.next_norm = *reinterpret_cast<const unsigned*>(args.next_norm + output);
@@ -146,6 +153,7 @@ __device__ inline void write_outputs(const OutputArgs& args, int tile, int rank,
     const float rate = S::norm ? rsqrtf(square * args.per_k + args.eps) : 1;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
+      if constexpr (S::scaled) values[j] *= addends.scales[j], ups[j] *= addends.up_scales[j];
       values[j] *= rate;
       if (S::output == Output::kGate) values[j] = values[j] / (1 + __expf(-values[j])) * ups[j] * rate;
     }

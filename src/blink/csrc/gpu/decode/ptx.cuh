@@ -51,6 +51,12 @@ __device__ inline Vec16 load(const void* from) {
   return v;
 }
 
+__device__ inline unsigned load_pair(const Bf16* from) {
+  unsigned pair;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(pair) : "l"(from) : "memory");
+  return pair;
+}
+
 // A barrier in shared memory that counts arrivals and copied bytes; its phases alternate between parity 0 and 1.
 using Barrier = unsigned long long;
 

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode import gemm_quantized
+from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
-from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_matrix
+from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix
+from blink.kernels.quantized import GROUP, PackedWeight
+from blink.kernels.weight import Weight, plain
 
 MAX_ROWS = 64
 _EMBED_THREADS = 256
@@ -31,13 +34,17 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/decode/gemm.cuh's GemmArgs
         ("next_norm", ctypes.c_void_p),
         ("next_x", ctypes.c_void_p),
         ("next_squares", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
         ("eps", ctypes.c_float),
         ("per_k", ctypes.c_float),
         ("n", ctypes.c_int),
         ("rows", ctypes.c_int),
         ("num_squares", ctypes.c_int),
-        ("stages", ctypes.c_int64),  # behind OutputArgs, whose size is a multiple of 8
-        ("padding", ctypes.c_char * 48),
+        ("unused", ctypes.c_int),  # OutputArgs' size is a multiple of 8
+        ("stages", ctypes.c_int),
+        ("num_groups", ctypes.c_int),
+        ("groups", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 32),
     ]
 
 
@@ -80,23 +87,30 @@ def embed(ids: Tensor, embedding: Tensor, norm_weight: Tensor) -> tuple[Tensor, 
     return residual, normed
 
 
-def normed_linear(normed: Normed, eps: float, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def normed_linear(normed: Normed, eps: float, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """Return the norm's product with a weight [n, k], plus the bias."""
     out = normed.x.new_empty(normed.x.shape[0], weight.shape[0])
     _launch(Output.STORE, normed.x, weight, out, bias=bias, squares=normed.squares, eps=eps)
     return out
 
 
-def gated_linear(normed: Normed, eps: float, gate_up: Tensor) -> Tensor:
+def gated_linear(normed: Normed, eps: float, gate_up: Weight) -> Tensor:
     """Return silu(gate) * up of the norm's product with gate_up, whose first half are the gates."""
     out = normed.x.new_empty(normed.x.shape[0], gate_up.shape[0] // 2)
     _launch(Output.GATE, normed.x, gate_up, out, squares=normed.squares, eps=eps)
     return out
 
 
-def add_linear(x: Tensor, weight: Tensor, residual: Tensor, next_norm: Tensor, bias: Tensor | None = None) -> Normed:
+def add_linear(x: Tensor, weight: Weight, residual: Tensor, next_norm: Tensor, bias: Tensor | None = None) -> Normed:
     """Add x @ weight.T + bias to residual in place; return the norm of it."""
     return _launch(Output.ADD, x, weight, residual, bias=bias, next_norm=next_norm)
+
+
+def linear(x: Tensor, weight: Weight) -> Tensor:
+    """Return x @ weight.T."""
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    _launch(Output.STORE, x, weight, out)
+    return out
 
 
 def can_multiply(rows: int, n: int, k: int, dtype: torch.dtype) -> bool:
@@ -110,10 +124,32 @@ def new_squares(x: Tensor, parts: int) -> Tensor:
     return torch.empty(parts, pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
 
 
+def can_multiply_quantized(weight: PackedWeight, rows: int) -> bool:
+    """Tell whether the kernels take so many rows and this weight."""
+    return rows <= MAX_ROWS and can_multiply_groups() and gemm_quantized.can_multiply(weight, pad_rows(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A kernel with what its launch must know of how it splits the product."""
+
+    name: str
+    tile: int
+    cluster: int
+    groups: int
+    stages: int  # of all of k
+    shared_bytes: int
+
+    def launch(self, blocks: int, arguments: _Arguments) -> None:
+        """Launch so many blocks."""
+        kernel, threads = compile_kernel(self.name), 128 * self.groups + 64
+        launch(kernel, (blocks, 1), threads, arguments, cluster=self.cluster, shared_bytes=self.shared_bytes)
+
+
 def _launch(
     output: Output,
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     out: Tensor,
     *,
     bias: Tensor | None = None,
@@ -123,41 +159,58 @@ def _launch(
 ) -> Normed:
     rows, k = x.shape
     n = out.shape[1]
-    assert can_multiply(rows, n, k, weight.dtype)
-    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype == torch.bfloat16
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[0] == rows
-    assert x.dtype == out.dtype == weight.dtype
     tokens = pad_rows(rows)
-    split = choose_gemm_split(output, tokens, weight.shape[0], k)
-    outputs = split.tile // 2 if output is Output.GATE else split.tile
-    blocks = -(-n // outputs) * split.cluster
+    kernel = _choose(output, weight, tokens, norm=squares is not None)
+    outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
+    blocks = -(-n // outputs) * kernel.cluster
     added = output is Output.ADD
     result = Normed(torch.empty_like(out) if added else out, new_squares(out, blocks if added else 1))
+    packed = weight if isinstance(weight, PackedWeight) else None
     arguments = _Arguments(
-        encode_matrix(weight, outputs),
+        encode_matrix(plain(weight), outputs) if packed is None else encode_bytes(packed.values, outputs),
         encode_matrix(x, tokens),
-        None if bias is None else bias.data_ptr(),
+        address(bias),
         out.data_ptr(),
-        None if squares is None else squares.data_ptr(),
-        None if next_norm is None else next_norm.data_ptr(),
+        address(squares),
+        address(next_norm),
         result.x.data_ptr(),
         result.squares.data_ptr(),
+        None if packed is None else address(packed.scales),
         eps,
         1 / k,
         n,
         rows,
         0 if squares is None else squares.shape[0],
-        -(-k // split.stage_k),
+        0,
+        kernel.stages,
+        -(-k // GROUP),
+        None if packed is None else address(packed.groups),
     )
-    launch(
-        compile_kernel(kernel_name(output, tokens, split, norm=squares is not None)),
-        (blocks, 1),
-        128 * split.groups + 64,
-        arguments,
-        cluster=split.cluster,
-        shared_bytes=split.shared_bytes(output, tokens),
-    )
+    kernel.launch(blocks, arguments)
     return result
+
+
+def _choose(output: Output, weight: Weight, tokens: int, *, norm: bool) -> _Kernel:
+    if isinstance(weight, PackedWeight):
+        return _choose_quantized(output, weight, tokens, norm=norm)
+    n, k = weight.shape
+    values = plain(weight)
+    assert can_multiply(tokens, n, k, values.dtype) and values.is_contiguous()
+    split = choose_gemm_split(output, tokens, n, k)
+    name = kernel_name(output, tokens, split, norm=norm)
+    stages, shared_bytes = -(-k // split.stage_k), split.shared_bytes(output, tokens)
+    return _Kernel(name, split.tile, split.cluster, split.groups, stages, shared_bytes)
+
+
+def _choose_quantized(output: Output, weight: PackedWeight, tokens: int, *, norm: bool) -> _Kernel:
+    shape = gemm_quantized.Shape.of(weight, output, tokens)
+    split = gemm_quantized.choose_split(shape)
+    assert split is not None and can_multiply_groups()
+    name = gemm_quantized.kernel_name(shape, split, norm=norm)
+    stages, shared_bytes = split.total_stages(shape), split.shared_bytes(shape)
+    return _Kernel(name, split.tile, split.cluster, split.groups, stages, shared_bytes)
 
 
 def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool) -> str:

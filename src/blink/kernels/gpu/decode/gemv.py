@@ -6,12 +6,15 @@ from __future__ import annotations
 import ctypes
 import itertools
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.gpu.decode import gemv_quantized
+from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
+from blink.kernels.gpu.decode.splits import Output
+from blink.kernels.quantized import PackedWeight
+from blink.kernels.weight import Weight, plain
 
 MAX_ROWS = 8
 _UNIT = 32  # k of one row that a load takes at least
@@ -20,19 +23,15 @@ _STAGE_BYTES = 16 << 10
 _RING_BYTES = 64 << 10  # with which three blocks fit a multiprocessor
 
 
-class _Output(Enum):  # csrc/gpu/decode/gemv.cuh's Output
-    STORE = "blink::Output::kStore"
-    ADD = "blink::Output::kAdd"
-    GATE = "blink::Output::kGate"
-
-
-class _Arguments(ctypes.Structure):
+class _Arguments(ctypes.Structure):  # csrc/gpu/decode/gemv.cuh's GemvArgs
     _fields_ = [
         ("weight", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("x", ctypes.c_void_p),
         ("norm", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("groups", ctypes.c_void_p),
         ("eps", ctypes.c_float),
         ("n", ctypes.c_int),
     ]
@@ -98,24 +97,24 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def normed_linear(
-    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Return rms_norm(x) @ weight.T + bias."""
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
-    _launch(_Output.STORE, x, weight, out, bias=bias, norm_weight=norm_weight, eps=eps)
+    _launch(Output.STORE, x, weight, out, bias=bias, norm_weight=norm_weight, eps=eps)
     return out
 
 
-def gated_linear(x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+def gated_linear(x: Tensor, norm_weight: Tensor, eps: float, gate_up: Weight, out: Tensor | None = None) -> Tensor:
     """Return silu(gate) * up of rms_norm(x) @ gate_up.T, whose first half are the gates."""
     out = x.new_empty(x.shape[0], gate_up.shape[0] // 2) if out is None else out
-    _launch(_Output.GATE, x, gate_up, out, norm_weight=norm_weight, eps=eps)
+    _launch(Output.GATE, x, gate_up, out, norm_weight=norm_weight, eps=eps)
     return out
 
 
-def add_linear(x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None) -> None:
+def add_linear(x: Tensor, weight: Weight, residual: Tensor, bias: Tensor | None = None) -> None:
     """Add x @ weight.T + bias to residual in place."""
-    _launch(_Output.ADD, x, weight, residual, bias=bias)
+    _launch(Output.ADD, x, weight, residual, bias=bias)
 
 
 def can_multiply(rows: int, n: int, k: int, dtype: torch.dtype) -> bool:
@@ -125,9 +124,9 @@ def can_multiply(rows: int, n: int, k: int, dtype: torch.dtype) -> bool:
 
 
 def _launch(
-    output: _Output,
+    output: Output,
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     out: Tensor,
     *,
     bias: Tensor | None = None,
@@ -136,30 +135,50 @@ def _launch(
 ) -> None:
     rows, k = x.shape
     n = out.shape[1]
-    assert can_multiply(rows, weight.shape[0], k, weight.dtype)
-    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
-    assert weight.shape == (2 * n if output is _Output.GATE else n, k) and out.shape[0] == rows
-    assert x.dtype == out.dtype == weight.dtype
-    split = choose_split(rows, k, weight.shape[0])
-    assert split is not None
-    outputs = split.tile // 2 if output is _Output.GATE else split.tile
-    norm = "true" if norm_weight is not None else "false"
-    sizes = (rows, k, split.warps, split.cluster, split.slices, split.tile, split.stage_rows, split.stages)
-    name = f"blink::gemv<{', '.join(map(str, sizes))}, {output.value}, {norm}>"
+    assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype == torch.bfloat16
+    assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[0] == rows
+    if isinstance(weight, PackedWeight):
+        values, scales, groups = weight.values, weight.scales, weight.groups
+    else:
+        values, scales, groups = plain(weight), None, None
+    assert values.is_contiguous()
     arguments = _Arguments(
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
+        values.data_ptr(),
+        address(bias),
         x.data_ptr(),
-        None if norm_weight is None else norm_weight.data_ptr(),
+        address(norm_weight),
         out.data_ptr(),
+        address(scales),
+        address(groups),
         eps,
         n,
     )
+    name, split, shared_bytes = _choose_kernel(output, weight, rows, norm=norm_weight is not None)
+    outputs = split.tile // 2 if output is Output.GATE else split.tile
     launch(
         compile_kernel(name),
         (-(-n // outputs) * split.cluster, 1),
         32 * (split.warps + 1),
         arguments,
         cluster=split.cluster,
-        shared_bytes=_shared_bytes(rows, k, split),
+        shared_bytes=shared_bytes,
     )
+
+
+def _choose_kernel(
+    output: Output, weight: Weight, rows: int, *, norm: bool
+) -> tuple[str, Split | gemv_quantized.QuantizedSplit, int]:
+    """Return the kernel's name, how it splits the product, and its shared memory."""
+    if isinstance(weight, PackedWeight):
+        shape = gemv_quantized.Shape.of(weight, rows)
+        chosen = gemv_quantized.choose_split(shape)
+        assert chosen is not None and chosen.tile <= shape.n
+        name = gemv_quantized.kernel_name(shape, chosen, output, norm=norm)
+        return name, chosen, gemv_quantized.shared_bytes(shape, chosen)
+    n, k = weight.shape
+    assert can_multiply(rows, n, k, plain(weight).dtype)
+    split = choose_split(rows, k, n)
+    assert split is not None
+    sizes = (rows, k, split.warps, split.cluster, split.slices, split.tile, split.stage_rows, split.stages)
+    name = f"blink::gemv<{', '.join(map(str, sizes))}, {output.value}, {str(norm).lower()}>"
+    return name, split, _shared_bytes(rows, k, split)

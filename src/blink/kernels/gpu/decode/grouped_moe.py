@@ -17,6 +17,7 @@ from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.moe import multiply_grouped, sum_found
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
+from blink.kernels.weight import ExpertWeights
 
 _COLUMNS = 512  # of a row, that a program adds up
 
@@ -26,8 +27,8 @@ def add_grouped_experts(
     normed: Normed,
     eps: float,
     logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     num_tokens: Tensor,
     next_norm: Tensor,
     *,
@@ -39,7 +40,7 @@ def add_grouped_experts(
     normed: the norm of residual; logits: the router's, of that norm; the weights are those of blink.kernels.moe;
     num_tokens: int32 [1], of which rows beyond it keep their residual.
     """
-    assert logits.is_contiguous() and residual.is_contiguous() and residual.dtype == gate_up.dtype == down.dtype
+    assert logits.is_contiguous() and residual.is_contiguous()
     rows, hidden = residual.shape
     size = down.shape[2]
     x, routes = _route(logits, normed, eps, num_tokens, top_k)

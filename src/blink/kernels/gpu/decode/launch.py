@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 from cuda.core import Device, ObjectCode, Program, ProgramOptions
+from torch import Tensor
 
 from blink.errors import ConfigError
 
@@ -95,6 +96,11 @@ def launch(
     config.numAttrs = len(attributes)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
     check(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0))
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Return where a tensor's first element lies, None for none: a kernel's pointer."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _attribute(kind: driver.CUlaunchAttributeID, value: int) -> driver.CUlaunchAttribute:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.weight import ExpertWeights, Fp8Experts, split_experts
 
 MAX_ROWS = 8
-_UNIT = 32  # k of one step of a warp
-_MOST_STEPS = 16  # for each, a lane keeps 16 bytes of the activations in registers
+_UNIT, _FP8_UNIT = 32, 64  # k of one step of a warp
+_MOST_K = 512  # of a warp: a lane keeps as many bytes of the activations in registers
 
 
 class _Routing(ctypes.Structure):  # csrc/gpu/decode/moe_routing.cuh's RoutingArgs
@@ -31,6 +32,7 @@ class _GateArguments(ctypes.Structure):  # csrc/gpu/decode/moe_gate.cuh's MoeGat
         ("x", ctypes.c_void_p),
         ("norm", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
         ("eps", ctypes.c_float),
     ]
 
@@ -44,6 +46,7 @@ class _DownArguments(ctypes.Structure):  # csrc/gpu/decode/moe_down.cuh's MoeDow
         ("next_norm", ctypes.c_void_p),
         ("next_x", ctypes.c_void_p),
         ("next_squares", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
         ("n", ctypes.c_int),
     ]
 
@@ -82,54 +85,58 @@ class DownSplit:
     stages: int  # of a block's ring of weight rows
 
 
-def choose_gate_split(rows: int, hidden: int, size: int) -> GateSplit | None:
+def choose_gate_split(rows: int, hidden: int, size: int, *, fp8: bool = False) -> GateSplit | None:
     """Return the split of the product with gates and ups; None if there is none.
 
     The preferences here and below are those of Qwen3-30B-A3B on an H200.
     """
-    warps = _choose_warps(hidden, (8, 4) if rows == 1 else (4, 8))
+    warps = _choose_warps(hidden, (8, 4) if rows == 1 else (4, 8), fp8=fp8)
     return GateSplit(warps, 4, 2, 3 if warps <= 4 else 2) if warps and size % 4 == 0 else None
 
 
-def choose_down_split(rows: int, size: int, hidden: int) -> DownSplit | None:
+def choose_down_split(rows: int, size: int, hidden: int, *, fp8: bool = False) -> DownSplit | None:
     """Return the split of the product that leads back to the residual; None if there is none."""
-    warps = _choose_warps(size, (2, 3, 4) if rows == 1 else (3, 4))
+    warps = _choose_warps(size, (2, 3, 4) if rows == 1 else (3, 4), fp8=fp8)
     stages = 3 if rows == 1 else 4
     return DownSplit(warps, 8, stages) if warps and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1) else None
 
 
-def _choose_warps(k: int, preferred: tuple[int, ...]) -> int:
+def _choose_warps(k: int, preferred: tuple[int, ...], *, fp8: bool) -> int:
+    unit = _FP8_UNIT if fp8 else _UNIT
     for warps in (*preferred, 4, 8, 6, 5, 3, 7, 2, 1):
-        if k % (_UNIT * warps) == 0 and k // (_UNIT * warps) <= _MOST_STEPS:
+        if k % (unit * warps) == 0 and k // warps <= _MOST_K:
             return warps
     return 0
 
 
-def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int) -> bool:
-    """Tell whether the kernels take these sizes; weights are bfloat16."""
-    splits = choose_gate_split(rows, hidden, size), choose_down_split(rows, size, hidden)
+def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int, *, fp8: bool = False) -> bool:
+    """Tell whether the kernels take these sizes; weights are bfloat16, or FP8."""
+    splits = choose_gate_split(rows, hidden, size, fp8=fp8), choose_down_split(rows, size, hidden, fp8=fp8)
     return rows <= MAX_ROWS and num_experts % 32 == 0 and top_k <= num_experts and None not in splits
 
 
-def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, routes: Routes) -> Tensor:
+def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeights, routes: Routes) -> Tensor:
     """Return silu(gate) * up of each row's experts, in their order, for rms_norm(x): [rows * top_k, size].
 
-    gate_up: [experts, 2 * size, hidden], gates first. No kernel of the same step may write the routes' context_lens.
+    gate_up: [experts, 2 * size, hidden], gates first; with FP8 the second and third of each four results are exchanged,
+    for down_experts. No kernel of the same step may write the routes' context_lens.
     """
     rows, hidden = x.shape
     num_experts, size = gate_up.shape[0], gate_up.shape[1] // 2
-    split = choose_gate_split(rows, hidden, size)
+    split = choose_gate_split(rows, hidden, size, fp8=isinstance(gate_up, Fp8Experts))
     assert split is not None and gate_up.shape == (num_experts, 2 * size, hidden)
-    assert x.is_contiguous() and gate_up.is_contiguous() and x.dtype == gate_up.dtype == torch.bfloat16
+    values, scales = split_experts(gate_up)
+    assert x.is_contiguous() and x.dtype == torch.bfloat16
     out = x.new_empty(rows * routes.top_k, size)
     sizes = (rows, num_experts, routes.top_k, hidden, size)
-    numbers = (*sizes, split.warps, split.outputs, split.stages, split.blocks)
+    numbers = (*sizes, split.warps, split.outputs, split.stages, split.blocks, _flag(gate_up))
     arguments = _GateArguments(
         _routing(routes, x),
-        gate_up.data_ptr(),
+        values.data_ptr(),
         x.data_ptr(),
         norm_weight.data_ptr(),
         out.data_ptr(),
+        None if scales is None else scales.data_ptr(),
         eps,
     )
     # One multiprocessor belongs to the resident scheduler.
@@ -139,12 +146,14 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, ro
         (min(blocks, routes.most_experts() * (size // split.outputs)), 1),
         32 * (split.warps + 1),
         arguments,
-        shared_bytes=_shared_bytes(routes, split, 8, hidden, rows * split.warps * (2 * (2 * split.outputs + 1) + 1)),
+        shared_bytes=_shared_bytes(
+            routes, split, 8, hidden * values.itemsize, rows * split.warps * (2 * (2 * split.outputs + 1) + 1)
+        ),
     )
     return out
 
 
-def down_experts(x: Tensor, down: Tensor, routes: Routes, residual: Tensor) -> None:
+def down_experts(x: Tensor, down: ExpertWeights, routes: Routes, residual: Tensor) -> None:
     """Add the weighted results of gate_experts times down [experts, hidden, size] to residual in place.
 
     The kernel in front must be that of gate_experts, which has waited for the logits: this one reads them at once.
@@ -152,9 +161,9 @@ def down_experts(x: Tensor, down: Tensor, routes: Routes, residual: Tensor) -> N
     _launch_down(x, down, routes, residual)
 
 
-def down_normed_experts(x: Tensor, down: Tensor, routes: Routes, residual: Tensor, next_norm: Tensor) -> Normed:
+def down_normed_experts(x: Tensor, down: ExpertWeights, routes: Routes, residual: Tensor, next_norm: Tensor) -> Normed:
     """Do the same and return the norm of the residual."""
-    split = choose_down_split(residual.shape[0], down.shape[2], residual.shape[1])
+    split = choose_down_split(residual.shape[0], down.shape[2], residual.shape[1], fp8=isinstance(down, Fp8Experts))
     assert split is not None
     normed = Normed(torch.empty_like(residual), new_squares(residual, residual.shape[1] // split.outputs))
     _launch_down(x, down, routes, residual, next_norm, normed)
@@ -163,7 +172,7 @@ def down_normed_experts(x: Tensor, down: Tensor, routes: Routes, residual: Tenso
 
 def _launch_down(
     x: Tensor,
-    down: Tensor,
+    down: ExpertWeights,
     routes: Routes,
     residual: Tensor,
     next_norm: Tensor | None = None,
@@ -171,27 +180,37 @@ def _launch_down(
 ) -> None:
     rows, hidden = residual.shape
     num_experts, size = down.shape[0], down.shape[2]
-    split = choose_down_split(rows, size, hidden)
+    split = choose_down_split(rows, size, hidden, fp8=isinstance(down, Fp8Experts))
     assert split is not None and down.shape == (num_experts, hidden, size) and x.shape == (rows * routes.top_k, size)
-    assert x.is_contiguous() and down.is_contiguous() and residual.is_contiguous()
-    numbers = (rows, num_experts, routes.top_k, size, split.warps, split.outputs, split.stages)
+    values, scales = split_experts(down)
+    assert x.is_contiguous() and residual.is_contiguous() and residual.dtype == torch.bfloat16
+    numbers = (rows, num_experts, routes.top_k, size, split.warps, split.outputs, split.stages, _flag(down))
     arguments = _DownArguments(
         _routing(routes, x),
-        down.data_ptr(),
+        values.data_ptr(),
         x.data_ptr(),
         residual.data_ptr(),
         None if next_norm is None else next_norm.data_ptr(),
         None if normed is None else normed.x.data_ptr(),
         None if normed is None else normed.squares.data_ptr(),
+        None if scales is None else scales.data_ptr(),
         hidden,
     )
+    halves = 2 // values.itemsize  # rows of the ring that one of activations takes
+    stage_rows = split.outputs + halves * rows
     launch(
         compile_kernel(f"blink::moe_down<{', '.join(map(str, numbers))}>"),
         (hidden // split.outputs, 1),
         32 * (split.warps + 1),
         arguments,
-        shared_bytes=_shared_bytes(routes, split, split.outputs + rows, size, rows * split.warps * (split.outputs + 1)),
+        shared_bytes=_shared_bytes(
+            routes, split, stage_rows, size * values.itemsize, rows * split.warps * (split.outputs + 1)
+        ),
     )
+
+
+def _flag(weight: ExpertWeights) -> str:
+    return str(isinstance(weight, Fp8Experts)).lower()
 
 
 def _routing(routes: Routes, x: Tensor) -> _Routing:
@@ -200,10 +219,11 @@ def _routing(routes: Routes, x: Tensor) -> _Routing:
     return _Routing(routes.logits.data_ptr(), routes.context_lens.data_ptr(), routes.renormalize)
 
 
-def _shared_bytes(routes: Routes, split: GateSplit | DownSplit, stage_rows: int, k: int, sums: int) -> int:
-    """Return the size of what a kernel keeps in shared memory: ring, routing and float sums."""
+def _shared_bytes(routes: Routes, split: GateSplit | DownSplit, stage_rows: int, row_bytes: int, sums: int) -> int:
+    """Return the size of what a kernel keeps in shared memory: ring, routing, float sums and scales."""
     rows, num_experts = routes.logits.shape
-    ring = split.stages * (stage_rows * (k + 32) * 2 + 16)
+    ring = split.stages * (stage_rows * (row_bytes + 64) + 16)
+    sums += split.stages * split.outputs + 4
     routing = rows * num_experts // 32 + rows * routes.top_k + routes.most_experts() + 1
     return _round_up(_round_up(ring, 128) + (routing + sums) * 4, 128)
 

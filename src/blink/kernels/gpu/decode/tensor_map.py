@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+import torch
 from cuda.bindings import driver
 from torch import Tensor
 
@@ -26,6 +27,12 @@ def encode_matrix(matrix: Tensor, box_rows: int) -> TensorMap:
     return _encode(matrix, (columns, rows), (columns,), (BOX_ROW, box_rows))
 
 
+def encode_bytes(matrix: Tensor, box_rows: int) -> TensorMap:
+    """Describe a contiguous matrix of bytes, in boxes of so many rows of 128."""
+    rows, columns = matrix.shape
+    return _encode(matrix, (columns, rows), (columns,), (2 * BOX_ROW, box_rows))
+
+
 def encode_cells(kv_cache: Tensor, box_tokens: int) -> TensorMap:
     """Describe a layer's contiguous KV cache, in boxes of some tokens' keys and values of one head.
 
@@ -39,14 +46,16 @@ def encode_cells(kv_cache: Tensor, box_tokens: int) -> TensorMap:
 
 
 def _encode(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:
-    """Encode a bf16 tensor; strides: in elements, of all dimensions but the first, whose elements are neighbours."""
+    """Encode a tensor of bf16 or bytes; strides: in elements, of all dimensions but the first, whose are neighbours."""
+    types = driver.CUtensorMapDataType
+    is_bytes = tensor.dtype == torch.uint8
     encoded = check(
         driver.cuTensorMapEncodeTiled(
-            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            types.CU_TENSOR_MAP_DATA_TYPE_UINT8 if is_bytes else types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             len(sizes),
             tensor.data_ptr(),
             [driver.cuuint64_t(size) for size in sizes],
-            [driver.cuuint64_t(stride * 2) for stride in strides],
+            [driver.cuuint64_t(stride * tensor.itemsize) for stride in strides],
             [driver.cuuint32_t(size) for size in box],
             [driver.cuuint32_t(1) for _ in box],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time steps of a bundled model in 16 bits, FP8 and 4 bits: decoding rows, and prompts; random weights.
+
+Each step is a graph; medians of replays. FP8 is that of --quantization fp8, the others that of a checkpoint.
+
+Run with: python benchmarks/kernels/quantized_step.py [--model llama-3-8b] [--formats bf16 fp8 fp8-block int4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from decode_layer import BLOCK_SIZE, Run, make_batch, time_graph
+
+import blink.models
+from blink.config import ModelConfig
+from blink.kernels.batch import Batch, Header
+from blink.kernels.gpu.decode import attention, gemm, gemv, moe
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.models.decoder import Decoder
+from blink.models.weights.loader import load_model
+
+_CONFIGS = Path(blink.models.__path__[0]) / "configs"
+FORMATS = {
+    "bf16": None,
+    "fp8": None,
+    "fp8-block": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "int4": {"quant_method": "awq", "bits": 4, "group_size": 128},
+}
+
+
+def load(model: str, form: str, folder: Path) -> Decoder:
+    """Load a bundled model with random weights of a format."""
+    config = json.loads((_CONFIGS / model / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": FORMATS[form]}))
+    chosen = "fp8" if form == "fp8" else "auto"
+    options = ModelConfig(model=str(folder), load_format="dummy", max_model_len=4096, quantization=chosen)
+    return load_model(options, torch.device("cuda"), torch.bfloat16)
+
+
+def make_prompt_batch(tokens: int, vocab_size: int) -> Batch:
+    """Return the batch of one prompt."""
+    blocks = -(-tokens // BLOCK_SIZE)
+    batch = Batch.allocate(
+        max_tokens=tokens, max_rows=1, num_slots=1, max_blocks=blocks, max_model_len=tokens, device="cuda"
+    )
+    batch.header[Header.NUM_ROWS], batch.header[Header.NUM_TOKENS] = 1, tokens
+    batch.input_ids.random_(vocab_size)
+    batch.positions.copy_(torch.arange(tokens))
+    batch.kv_slots.copy_(torch.arange(tokens))
+    batch.query_starts[1], batch.context_lens[0] = tokens, tokens
+    batch.block_tables[0, :blocks] = torch.arange(blocks)
+    return batch
+
+
+def main() -> None:
+    """Print a table of milliseconds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="llama-3-8b")
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 16, 32, 64, 128])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[128, 512, 2048])
+    parser.add_argument("--context", type=int, default=300)
+    options = parser.parse_args()
+    columns = [*(f"{rows} rows" for rows in options.rows), *(f"prompt {tokens}" for tokens in options.prompts)]
+    print("".join(f"{column:>12}" for column in ("ms", *columns)), flush=True)
+    for form in options.formats:
+        with tempfile.TemporaryDirectory() as folder:
+            decoder = load(options.model, form, Path(folder))
+        runs = [make_decoding(decoder, rows, options.context) for rows in options.rows]
+        runs += [make_prompt(decoder, tokens) for tokens in options.prompts]
+        compile_kernels(runs)
+        times = [time_graph(run) for run in runs]
+        print(f"{form:>12}" + "".join(f"{time / 1e3:>12.3f}" for time in times), flush=True)
+        del decoder, runs
+        torch.cuda.empty_cache()
+
+
+def compile_kernels(runs: list[Run]) -> None:
+    """Compile what the steps launch, on all cores."""
+    names: set[str] = set()
+    modules = (gemm, gemv, moe, attention)
+    for module in modules:
+        module.compile_kernel, module.launch = names.add, lambda *_, **__: None
+    try:
+        for run in runs:
+            run()
+    finally:
+        for module in modules:
+            module.compile_kernel, module.launch = compile_kernel, launch
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_kernel, names))
+
+
+def make_decoding(decoder: Decoder, rows: int, context: int) -> Run:
+    """Return a step of decoding rows."""
+    blocks = -(-context // BLOCK_SIZE)
+    batch = make_batch(rows, context, blocks, decoder.spec.vocab_size)
+    cache = decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE)
+    return lambda: decoder.compute_logits(batch, cache, rows, rows, decoding=True)
+
+
+def make_prompt(decoder: Decoder, tokens: int) -> Run:
+    """Return a step of one prompt."""
+    batch = make_prompt_batch(tokens, decoder.spec.vocab_size)
+    cache = decoder.allocate_kv_cache(-(-tokens // BLOCK_SIZE), BLOCK_SIZE)
+    return lambda: decoder.compute_logits(batch, cache, tokens, 1)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the code for each instruction set offers for weights in GGUF's blocks; gguf/product.h chooses among them.
+#pragma once
+
+#include <cstdint>
+
+namespace blink {
+
+// The formats that have kernels, by ggml's numbers of them.
+enum class GgufFormat : uint64_t { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };
+
+// Rows of a weight, one behind the other.
+struct GgufRows {
+  const uint8_t* blocks;
+  GgufFormat format;
+  uint64_t rows;
+};
+
+// out [x_rows, out_stride], of which the first columns are written, = x [x_rows, columns] times the weight's transpose.
+struct GgufProduct {
+  GgufRows weight;
+  uint32_t columns, x_rows;
+  const float* x;
+  float* out;
+  uint64_t out_stride;
+};
+
+struct GgufKernels {
+  void (*multiply)(const GgufProduct&);
+  void (*dequantize)(const GgufRows&, uint32_t columns, float* out);
+};
+
+// Null where the library was built for another processor.
+const GgufKernels* avx512_gguf_kernels();
+const GgufKernels* avx2_gguf_kernels();
+const GgufKernels* plain_gguf_kernels();
+
+struct BlockSize {
+  uint32_t values, bytes;
+};
+
+// {0, 0} for a format that has no kernels.
+constexpr BlockSize block_size(GgufFormat format) {
+  switch (format) {
+    case GgufFormat::kQ4_0:
+      return {32, 18};
+    case GgufFormat::kQ4_1:
+      return {32, 20};
+    case GgufFormat::kQ8_0:
+      return {32, 34};
+    case GgufFormat::kQ4_K:
+      return {256, 144};
+    case GgufFormat::kQ6_K:
+      return {256, 210};
+  }
+  return {0, 0};
+}
+
+}  // namespace blink

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// gemm.cuh's products with weights of 8 and 4 bits: these come as bytes through the same ring, become bf16 in registers
+// and go to the warpgroups' products from there.
+#pragma once
+
+#include "gemm.cuh"
+#include "quantized.cuh"
+#include "wgmma_registers.cuh"
+
+namespace blink {
+
+// As GemmShape; the weight's map is one of bytes. Without kGrouped each weight row has a scale.
+template <Format kFormat_, bool kGrouped_, int kTokens_, int kGroups_, int kCluster_, int kBoxes_, int kStages_,
+          Output kOutput_, bool kNorm_>
+struct QuantizedGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_> {
+  using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_>;
+  static constexpr Format format = kFormat_;
+  static constexpr bool grouped = kGrouped_;
+  static constexpr int unit = kUnit<kFormat_>, stage_k = kBoxes_ * unit, stages = kStages_;
+  static constexpr int weight_boxes = kBoxes_, weight_columns = kUnitBytes;
+  static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
+  static constexpr int stage = weight_tile * weight_boxes + token_tile * (stage_k / kBoxRow);  // in two bytes
+  static constexpr int ring_bytes = stages * stage * 2;
+  static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
+  static constexpr int stage_groups = stage_k / kGroup, unit_steps = unit / 16;
+  static constexpr int pitch = Outputs::tile + 1;  // of groups in shared memory
+  static_assert(kGroups_ <= 2 && (!reuse || ring_bytes >= int(sizeof(Parts<Outputs>))));
+  static_assert(grouped || kFormat_ == Format::kFp8);
+};
+
+template <class S>
+struct QuantizedGemmShared : GemmShared<S> {
+  __device__ unsigned* groups() { return reinterpret_cast<unsigned*>(this + 1); }  // [groups of the block, S::pitch]
+};
+
+// Load the words of the tile's groups, which no kernel of the step writes.
+template <class S>
+__device__ inline void prepare(const GemmArgs& args, const GemmPlace& at, QuantizedGemmShared<S>& shared) {
+  if constexpr (S::grouped) {
+    const int count = at.turns * S::stage_groups, first = at.first_stage * S::stage_groups;
+    for (int i = threadIdx.x; i < S::tile * count; i += S::threads + 64) {
+      const int in_tile = i / count, group = i % count, half = in_tile / S::outputs;
+      const int row = min(at.tile * S::outputs + in_tile % S::outputs, args.output.n - 1) + half * args.output.n;
+      const bool exists = first + group < args.num_groups;
+      shared.groups()[group * S::pitch + in_tile] =
+          exists ? args.groups[long(row) * args.num_groups + first + group] : 0;
+    }
+  }
+}
+
+// Multiply 16 bytes of each of two rows of a lane, 8 apart; words: of their groups. `tokens` describes the first box of
+// the stage's activations.
+template <class S>
+__device__ inline void multiply_chunks(Vec16 upper, Vec16 lower, const unsigned (&words)[2], unsigned long long tokens,
+                                       int first_step, float (&sums)[S::tokens / 2]) {
+  constexpr int count = kWordSteps<S::format>;
+  const unsigned rows[2][4] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
+  unsigned a[4 * count][4];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+      unsigned pairs[count][2];
+      unpack<S::format>(rows[row][i], words[row], pairs);
+#pragma unroll
+      for (int j = 0; j < count; j++) a[i * count + j][row] = pairs[j][0], a[i * count + j][row + 2] = pairs[j][1];
+    }
+#pragma unroll
+  for (int i = 0; i < 4 * count; i++) keep(a[i]);
+  fence_products();
+#pragma unroll
+  for (int i = 0; i < 4 * count; i++) {
+    const int step = first_step + i;  // boxes' addresses count 16 bytes
+    multiply_registers(sums, a[i], tokens + step / 4 * (S::token_tile / 8) + step % 4 * 2);
+  }
+  commit_products();
+}
+
+// Multiply a box of weights; without groups its products may be under way still.
+template <class S>
+__device__ inline void multiply_box(const char* weights, const unsigned* groups, unsigned long long tokens, int first,
+                                    float (&sums)[S::tokens / 2]) {
+  constexpr int unit_groups = S::unit / kGroup;
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+  float parts[S::grouped ? S::tokens / 2 : 1];
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int place = row * kUnitBytes + ((lane % 4 * 2 + half) ^ lane / 4) * 16;  // swizzled: tensor_copy.cuh
+    const Vec16 upper = *reinterpret_cast<const Vec16*>(weights + place);
+    const Vec16 lower = *reinterpret_cast<const Vec16*>(weights + place + 8 * kUnitBytes);
+    const int step = first + half * S::unit_steps / 2;
+    if constexpr (!S::grouped) {
+      multiply_chunks<S>(upper, lower, {0, 0}, tokens, step, sums);
+    } else {
+      const unsigned* group = groups + half * (unit_groups - 1) * S::pitch + row;
+      const unsigned words[2] = {group[0], group[8]};
+      if (half == 0 || unit_groups == 2)
+#pragma unroll
+        for (int i = 0; i < S::tokens / 2; i++) parts[i] = 0;
+      multiply_chunks<S>(upper, lower, words, tokens, step, parts);
+      if (half == 0 && unit_groups == 1) continue;
+      wait_for_products<0>();
+      const float scales[2] = {group_scale<S::format>(words[0]), group_scale<S::format>(words[1])};
+#pragma unroll
+      for (int i = 0; i < S::tokens / 2; i++) sums[i] += parts[i] * scales[i / 2 % 2];
+    }
+  }
+}
+
+template <class S>
+__device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, QuantizedGemmShared<S>& shared,
+                                       float (&sums)[S::tokens / 2]) {
+  for (int turn = 0; turn < at.turns; turn++) {
+    const int slot = turn % S::stages;
+    wait(shared.full[slot], turn / S::stages % 2);
+    const Bf16* weights = shared.ring[slot];
+    const unsigned long long tokens = describe_box(weights + S::weight_tile * S::weight_boxes);
+    const unsigned* groups = shared.groups() + (at.stage(turn) - at.first_stage) * S::stage_groups * S::pitch;
+#pragma unroll
+    for (int box = 0; box < S::weight_boxes; box++)
+      multiply_box<S>(reinterpret_cast<const char*>(weights + box * S::weight_tile),
+                      groups + box * (S::unit / kGroup) * S::pitch, tokens, box * S::unit_steps, sums);
+    wait_for_products<0>();
+    if (threadIdx.x % 32 == 0 && turn + S::stages < at.turns) arrive(shared.empty[slot]);
+  }
+}
+
+template <Format kFormat, bool kGrouped, int kTokens, int kGroups, int kCluster, int kBoxes, int kStages,
+          Output kOutput, bool kNorm>
+__global__ void __launch_bounds__(128 * kGroups + 64, 4 - kGroups - (kGrouped && kTokens == 64))
+    gemm_quantized(const __grid_constant__ GemmArgs args) {
+  using S = QuantizedGemmShape<kFormat, kGrouped, kTokens, kGroups, kCluster, kBoxes, kStages, kOutput, kNorm>;
+  extern __shared__ __align__(1024) char memory[];
+  compute_gemm<S>(args, *reinterpret_cast<QuantizedGemmShared<S>*>(memory));
+}
+
+}  // namespace blink

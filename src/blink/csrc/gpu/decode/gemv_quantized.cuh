@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// gemv.cuh's products with weights of 8 and 4 bits: half or a quarter of the bytes through the same ring, bf16 in
+// registers.
+#pragma once
+
+#include "gemv.cuh"
+#include "quantized.cuh"
+
+namespace blink {
+
+// As GemvShape; a lane takes 32 bytes of each unit. Without kGrouped each weight row has a scale.
+template <Format kFormat_, bool kGrouped_, int kRows_, int kK_, int kWarps_, int kCluster_, int kSlices_, int kTile_,
+          int kStageRows_, int kStages_, Output kOutput_, bool kNorm_>
+struct QuantizedGemvShape {
+  static constexpr Format format = kFormat_;
+  static constexpr int rows = kRows_, k = kK_, warps = kWarps_, cluster = kCluster_, slices = kSlices_, tile = kTile_;
+  static constexpr int stage_rows = kStageRows_, stages = kStages_;
+  static constexpr Output output = kOutput_;
+  static constexpr bool norm = kNorm_, grouped = kGrouped_, scaled = !grouped;
+  static constexpr bool folded = rows * slices <= 8;  // few rows leave half of the instruction's rows free
+  static constexpr int slots = (folded ? 8 : 16) / slices, group = 8 / slices;
+  static constexpr int unit = kUnit<kFormat_>, span = unit * slices;
+  static constexpr int block_k = k / cluster, steps = block_k / (span * warps), parts = folded ? 1 : 2;
+  static constexpr int row_bytes = k / unit * kUnitBytes, block_bytes = row_bytes / cluster;
+  static constexpr int outputs = output == Output::kGate ? tile / 2 : tile;
+  static constexpr int turns = tile / stage_rows;
+  static constexpr int pitch = block_bytes / 2 + (group > 1 ? 32 : 0);
+  static constexpr int partials = warps * slices;
+  static constexpr int threads = 32 * (warps + 1);
+  static constexpr int share = outputs / cluster;
+  static constexpr int outputs_per_thread = (rows * share + 32 * warps - 1) / (32 * warps);
+  static constexpr int unit_steps = unit / 16;     // of the matrix instruction
+  static constexpr int groups = block_k / kGroup;  // of a weight row
+  static_assert(rows <= slots && slots <= 8 && steps * span * warps * cluster == k);
+  static_assert(turns * stage_rows == tile && stage_rows % group == 0 && outputs % cluster == 0);
+  static_assert(grouped || kFormat_ == Format::kFp8);
+};
+
+template <class S>
+struct QuantizedGemvShared : GemvShared<S> {
+  unsigned groups[S::grouped ? S::tile : 1][S::grouped ? S::groups : 1];
+};
+
+// Load the words of the tile's groups, which no kernel of the step writes.
+template <class S>
+__device__ inline void prepare(const GemvArgs& args, int tile, int rank, QuantizedGemvShared<S>& shared) {
+  if constexpr (S::grouped) {
+    const int first = min(tile * S::outputs, args.n - S::outputs);
+    for (int at = threadIdx.x; at < S::tile * S::groups; at += S::threads) {
+      const int in_tile = at / S::groups, group = at % S::groups;
+      const int row = first + (in_tile < S::outputs ? in_tile : in_tile - S::outputs + args.n);
+      shared.groups[in_tile][group] = args.groups[long(row) * (S::k / kGroup) + rank * S::groups + group];
+    }
+  }
+}
+
+template <class S>
+struct QuantizedActivations {  // a warp's part of them, as the matrix instruction takes them
+  unsigned values[S::steps][S::parts][S::unit_steps][2];
+};
+
+// As load_activations(), but for the weights' order words instead of vectors.
+template <class S>
+__device__ inline void load_words(const GemvArgs& args, int first_k, int warp, QuantizedActivations<S>& to,
+                                  GemvShared<S>& shared) {
+  const int lane = threadIdx.x % 32, row = lane / 4;
+  const int k = first_k + row / S::slots * S::unit + lane % 4 * 2;
+  const Bf16* from = args.x + long(min(row % S::slots, S::rows - 1)) * S::k;
+  float squares = 0;
+#pragma unroll
+  for (int step = 0; step < S::steps; step++)
+#pragma unroll
+    for (int part = 0; part < S::parts; part++)
+#pragma unroll
+      for (int i = 0; i < S::unit_steps * 2; i++) {
+        const int place = k + step * S::span + part * (8 / S::slots * S::unit) + i * 8;
+        unsigned& value = to.values[step][part][i / 2][i % 2];
+        value = load_pair(from + place);
+        if constexpr (S::norm) {
+          squares += square_sum(value);
+          value = multiply_pairs(value, *reinterpret_cast<const unsigned*>(args.norm + place));
+        }
+      }
+  if (!S::norm) return;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2)
+    if (step < 4 || step >= 4 * S::slots) squares += __shfl_xor_sync(~0u, squares, step);
+  if (lane % 4 == 0 && row < S::slots && row < S::rows) shared.squares[warp][row] = squares;
+}
+
+// Multiply 16 bytes of a lane. Sums of even and odd steps, which need not wait for each other.
+template <class S>
+__device__ inline void multiply_chunk(Vec16 chunk, unsigned group, const unsigned (&a)[S::unit_steps][2],
+                                      const unsigned (&c)[S::unit_steps][2], int first_step, float (&sums)[2][4]) {
+  constexpr int count = kWordSteps<S::format>;
+  const unsigned words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    unsigned b[count][2];
+    unpack<S::format>(words[i], group, b);
+#pragma unroll
+    for (int j = 0; j < count; j++) {
+      const int step = first_step + i * count + j;
+      const unsigned c0 = S::folded ? 0 : c[step][0], c1 = S::folded ? 0 : c[step][1];
+      multiply_add(sums[step % 2], a[step][0], c0, a[step][1], c1, b[j][0], b[j][1]);
+    }
+  }
+}
+
+template <class S>
+__device__ inline void add_scaled(float (&totals)[4], float (&sums)[2][4], float low, float high) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    totals[i] += (sums[0][i] + sums[1][i]) * (i % 2 ? high : low);
+    sums[0][i] = sums[1][i] = 0;
+  }
+}
+
+// Multiply one group of a stage's weight rows; what counts of the results goes to the warp's sums.
+template <class S>
+__device__ inline void multiply_units(const Bf16* weights, const QuantizedActivations<S>& x, int warp, int in_tile,
+                                      QuantizedGemvShared<S>& shared) {
+  constexpr int unit_groups = S::unit / kGroup;
+  const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+  const char* from =
+      reinterpret_cast<const char*>(weights + row % S::group * S::pitch) + row / S::group * kUnitBytes + lane % 4 * 32;
+  // The groups' words of this lane's weight row, and of the two rows whose sums it gets.
+  const auto word = [&](int of, int index) {
+    const int at = warp * S::steps * S::slices * unit_groups + of / S::group * unit_groups + index;
+    return shared.groups[in_tile + of % S::group][at];
+  };
+  float totals[4] = {}, sums[2][4] = {};
+#pragma unroll
+  for (int step = 0; step < S::steps; step++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const Vec16 chunk = *reinterpret_cast<const Vec16*>(from + step * S::slices * kUnitBytes + half * 16);
+      const int index = step * S::slices * unit_groups + half * (unit_groups - 1);
+      const unsigned own = S::format == Format::kInt4 ? word(row, index) : 0;
+      multiply_chunk<S>(chunk, own, x.values[step][0], x.values[step][S::parts - 1], half * S::unit_steps / 2, sums);
+      if constexpr (S::grouped)
+        if (half == 1 || unit_groups == 2)
+          add_scaled<S>(totals, sums, group_scale<S::format>(word(column, index)),
+                        group_scale<S::format>(word(column + 1, index)));
+    }
+  if constexpr (!S::grouped) add_scaled<S>(totals, sums, 1, 1);
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int slice = (column + i) / S::group, token = row % S::slots;
+    if (token >= S::rows) continue;
+    float* to = &shared.sums[warp * S::slices + slice][token][in_tile + (column + i) % S::group];
+    if (row / S::slots == slice) *to = totals[i];
+    if (!S::folded && (row + 8) / S::slots == slice) *to = totals[i + 2];
+  }
+}
+
+template <class S>
+__device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp, QuantizedGemvShared<S>& shared) {
+  const int warp_k = warp * S::steps * S::span, warp_bytes = S::block_bytes / S::warps;
+  QuantizedActivations<S> x;
+  load_words<S>(args, rank * S::block_k + warp_k, warp, x, shared);
+#pragma unroll 1
+  for (int turn = 0; turn < S::turns; turn++) {
+    const int slot = turn % S::stages;
+    wait(shared.full[slot], turn / S::stages % 2);
+#pragma unroll
+    for (int row = 0; row < S::stage_rows; row += S::group)
+      multiply_units<S>(shared.ring[slot][row] + warp * (warp_bytes / 2), x, warp, turn * S::stage_rows + row, shared);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0 && turn + S::stages < S::turns) arrive(shared.empty[slot]);
+  }
+}
+
+template <Format kFormat, bool kGrouped, int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile,
+          int kStageRows, int kStages, Output kOutput, bool kNorm>
+__global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) gemv_quantized(const GemvArgs args) {
+  using S = QuantizedGemvShape<kFormat, kGrouped, kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages,
+                               kOutput, kNorm>;
+  extern __shared__ __align__(1024) char memory[];
+  compute_gemv<S>(args, *reinterpret_cast<QuantizedGemvShared<S>*>(memory));
+}
+
+}  // namespace blink

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in GGUF's blocks on the CPU: multiplied as the file holds them, by csrc/cpu/gguf.
+
+Weights become float32 in registers and activations are not rounded: a product differs from that with the dequantised
+weight by the order of its sums alone. What a row gives does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from blink.kernels.cpu.thread_pool import find_thread_pool
+from blink.kernels.weight import QuantizedEmbedding
+from blink.region.native import lib
+
+
+class Isa(IntEnum):
+    """Instruction sets that have kernels; csrc/cpu/gguf/product.h."""
+
+    BEST = 0
+    PLAIN = 1
+    AVX2 = 2
+    AVX512 = 3
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine has it."""
+        return bool(lib.blink_has_gguf_kernels(self))
+
+
+@dataclass(frozen=True, slots=True)
+class GgufRows:
+    """Rows of a weight, as a GGUF file holds them."""
+
+    format: int  # ggml's number, a gguf.GGMLQuantizationType
+    blocks: Tensor  # uint8 [rows, bytes of a row]
+
+
+def row_bytes(format: int, columns: int) -> int:
+    """Return the bytes of a row; 0 for a format that has no kernels, or where its blocks do not fit the columns."""
+    values = lib.blink_gguf_block_values(format)
+    return 0 if not values or columns % values else columns // values * lib.blink_gguf_block_bytes(format)
+
+
+class GgufWeight(QuantizedEmbedding):
+    """A weight in GGUF's blocks: parts of one number of columns, one below the other, each in a format of its own."""
+
+    def __init__(self, parts: Sequence[GgufRows], columns: int, isa: Isa = Isa.BEST) -> None:
+        """Take the parts, which must be contiguous and have whole blocks."""
+        for part in parts:
+            assert part.blocks.dtype == torch.uint8 and part.blocks.is_contiguous()
+            assert part.blocks.shape[1] == row_bytes(part.format, columns) > 0
+        assert isa.is_here
+        self.shape = (sum(len(part.blocks) for part in parts), columns)
+        self.dtype = torch.float32
+        self.device = torch.device("cpu")
+        self._isa = isa
+        self._blocks = [part.blocks for part in parts]  # of which the words below hold the addresses
+        words = [columns, len(parts)]
+        for part in parts:
+            words += [part.blocks.data_ptr(), part.format, len(part.blocks)]
+        self._words = torch.tensor(words, dtype=torch.int64)
+        self._address = self._words.data_ptr()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks."""
+        return sum(blocks.nbytes for blocks in self._blocks)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T."""
+        assert x.dtype == torch.float32 and x.is_contiguous()
+        result = torch.empty(x.shape[0], self.shape[0])
+        lib.blink_multiply_gguf(self._isa, self._address, x.data_ptr(), len(x), result.data_ptr(), find_thread_pool())
+        return result
+
+    def dequantize(self) -> Tensor:
+        """Return the weight as a tensor."""
+        result = torch.empty(self.shape)
+        lib.blink_dequantize_gguf(self._isa, self._address, result.data_ptr(), find_thread_pool())
+        return result
+
+    def take_rows(self, rows: Tensor) -> Tensor:
+        """Return some rows."""
+        rows = rows.to(torch.int32).contiguous()
+        result = torch.empty(len(rows), self.shape[1])
+        found = lib.blink_take_gguf_rows(self._isa, self._address, rows.data_ptr(), len(rows), result.data_ptr())
+        if found < len(rows):
+            raise IndexError(f"row {int(rows[found])} of a weight of {self.shape[0]} rows")
+        return result

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The threads of the native kernels, csrc/cpu/thread_pool.h: as many as PyTorch has, which sleep meanwhile."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from blink.region.native import lib
+
+
+def find_thread_pool() -> int:
+    """Return the address of a pool that with its caller has as many threads as PyTorch uses."""
+    return _start(torch.get_num_threads())
+
+
+def is_in_use() -> bool:
+    """Whether products run on these threads. Where none do, PyTorch's are awake, and both would want the same cores."""
+    return _start.cache_info().currsize > 0
+
+
+@cache
+def _start(threads: int) -> int:
+    return lib.blink_thread_pool_start(threads - 1)

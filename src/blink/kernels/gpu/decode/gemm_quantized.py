@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How products of up to 64 rows with quantized weights are split: csrc/gpu/decode/gemm_quantized.cuh."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+
+from blink.kernels.gpu.decode.splits import Output
+from blink.kernels.quantized import GROUP, Format, PackedWeight
+
+_SM_BYTES = 228 << 10
+_RESERVED_BYTES = 1024  # of a block's shared memory
+_REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
+_MAX_STAGES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What sets a product apart."""
+
+    format: Format
+    grouped: bool
+    output: Output
+    tokens: int  # rows, rounded up
+    k: int
+    n: int  # weight rows
+
+    @classmethod
+    def of(cls, weight: PackedWeight, output: Output, tokens: int) -> Shape:
+        """Describe the product of so many rows, rounded up, with a weight."""
+        n, k = weight.shape
+        return cls(weight.format, weight.groups is not None, output, tokens, k, n)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedGemmSplit:
+    """See csrc/gpu/decode/gemm_quantized.cuh."""
+
+    groups: int  # of 64 weight rows
+    cluster: int  # blocks that share k
+    boxes: int  # of weights, in a stage
+    stages: int
+
+    @property
+    def tile(self) -> int:
+        """Weight rows of a block."""
+        return 64 * self.groups
+
+    def total_stages(self, shape: Shape) -> int:
+        """Return the stages of all of k."""
+        return -(-shape.k // (self.boxes * shape.format.unit))
+
+    def shared_bytes(self, shape: Shape) -> int:
+        """Return the size of QuantizedGemmShared with the words of groups behind it."""
+        own = 16 if self._parts_bytes(shape) > _REUSE_BYTES else self._parts_bytes(shape)
+        size = self._ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
+        words = -(-self.total_stages(shape) // self.cluster) * self.boxes * (shape.format.unit // GROUP)
+        return -(-size // 1024) * 1024 + (words * (self.tile + 1) * 4 if shape.grouped else 0)
+
+    def fits(self, shape: Shape, blocks: int) -> bool:
+        """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
+        outputs = self.tile // (2 if shape.output is Output.GATE else 1)
+        share = outputs // self.cluster
+        if share < 8 or (shape.output is Output.ADD and share > 64):
+            return False
+        reuse = self._parts_bytes(shape) > _REUSE_BYTES
+        if reuse and self._ring_bytes(shape) < self._parts_bytes(shape):
+            return False
+        return self.shared_bytes(shape) <= min(_SM_BYTES // blocks, 228 << 10) - _RESERVED_BYTES
+
+    def _ring_bytes(self, shape: Shape) -> int:
+        return self.stages * self.boxes * (self.tile * 128 + shape.tokens * shape.format.unit * 2)
+
+    def _parts_bytes(self, shape: Shape) -> int:
+        return self.cluster * shape.tokens * (self.tile // self.cluster + 4) * 4
+
+
+@functools.cache
+def choose_split(shape: Shape) -> QuantizedGemmSplit | None:
+    """Return the split of a product; None if there is none."""
+    # The activations of 32 rows and more are as many bytes as the weights: two groups share them.
+    for groups in (2, 1) if shape.tokens >= 32 else (1,):
+        cluster = _choose_cluster(shape, groups)
+        each = shape.n / (64 * groups) * cluster / _processors()
+        most = max(1, min(math.ceil(each), 4 - groups - (shape.grouped and shape.tokens == 64)))
+        for blocks in range(most, 0, -1):
+            for stages in range(_MAX_STAGES, 2, -1):
+                split = QuantizedGemmSplit(groups, cluster, 1, stages)
+                if split.fits(shape, blocks):
+                    return split
+    return None
+
+
+def _choose_cluster(shape: Shape, groups: int) -> int:
+    """Return the number of blocks that leaves the least idle of the multiprocessors."""
+
+    def idle(cluster: int) -> float:
+        each = shape.n / (64 * groups) * cluster / _processors()
+        return math.ceil(each) / each if each < 6 else 1.0
+
+    options = [2, 4] if shape.output is Output.ADD else [1, 2, 4]
+    return min(options, key=lambda cluster: (round(idle(cluster), 1), cluster))
+
+
+def _processors() -> int:
+    return torch.cuda.get_device_properties().multi_processor_count
+
+
+def kernel_name(shape: Shape, split: QuantizedGemmSplit, *, norm: bool) -> str:
+    """Return the name of a kernel of csrc/gpu/decode/gemm_quantized.cuh."""
+    sizes = (shape.tokens, split.groups, split.cluster, split.boxes, split.stages)
+    flags = f"{shape.format.value}, {str(shape.grouped).lower()}"
+    return f"blink::gemm_quantized<{flags}, {', '.join(map(str, sizes))}, {shape.output.value}, {str(norm).lower()}>"
+
+
+def can_multiply(weight: PackedWeight, tokens: int) -> bool:
+    """Tell whether there are kernels for so many rows, rounded up, and this weight, whatever the output."""
+    return weight.shape[0] % 8 == 0 and all(choose_split(Shape.of(weight, output, tokens)) for output in Output)

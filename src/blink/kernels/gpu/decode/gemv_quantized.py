@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How products of a few rows with quantized weights are split: csrc/gpu/decode/gemv_quantized.cuh."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from blink.kernels.gpu.decode.splits import Output
+from blink.kernels.quantized import GROUP, UNIT_BYTES, Format, PackedWeight
+
+# With which a lane's part of the activations takes 80 registers at most, or 64 where rows fill the instruction.
+_MOST_STEPS = {Format.FP8: (5, 2), Format.INT4: (2, 1)}
+_STAGE_BYTES = 8 << 10
+_SM_BYTES = 228 << 10
+_RESERVED_BYTES = 1024  # of a block's shared memory
+_MAX_STAGES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedSplit:
+    """How a product is split: as gemv.Split, with slices of a unit."""
+
+    warps: int
+    cluster: int
+    slices: int
+    tile: int
+    stage_rows: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What sets a product apart, but for its output."""
+
+    format: Format
+    grouped: bool
+    rows: int
+    k: int
+    n: int  # weight rows
+
+    @classmethod
+    def of(cls, weight: PackedWeight, rows: int) -> Shape:
+        """Describe the product of so many rows with a weight."""
+        n, k = weight.shape
+        return cls(weight.format, weight.groups is not None, rows, k, n)
+
+
+@functools.cache
+def choose_split(shape: Shape) -> QuantizedSplit | None:
+    """Return the split of a product; None if there is none."""
+    most = 8 if shape.rows <= 2 else 4 if shape.rows <= 4 else 2
+    options = itertools.product((1, 2, 4, 8), range(8, 0, -1), [count for count in (8, 4, 2, 1) if count <= most])
+    found = [option for option in options if _divides(shape, *option)]
+    if not found:
+        return None
+    # Conversions want some warps, and each block of a cluster waits for the others.
+    cluster, warps, slices = min(found, key=lambda option: (option[0], option[1] < 4, -option[2], -option[1]))
+    return _fill(shape, warps, cluster, slices)
+
+
+def _divides(shape: Shape, cluster: int, warps: int, slices: int) -> bool:
+    steps, rest = divmod(shape.k, shape.format.unit * slices * warps * cluster)
+    folded = shape.rows * slices <= 8
+    return rest == 0 and 0 < steps <= _MOST_STEPS[shape.format][0 if folded else 1]
+
+
+def _fill(shape: Shape, warps: int, cluster: int, slices: int) -> QuantizedSplit | None:
+    row_bytes = shape.k // shape.format.unit * UNIT_BYTES // cluster
+    blocks = shape.n * cluster / 16 / torch.cuda.get_device_properties().multi_processor_count
+    tile = 32 if blocks > 2 else 16
+    stage_rows = 8 // slices
+    while stage_rows < 8 and 2 * stage_rows * row_bytes <= _STAGE_BYTES:
+        stage_rows *= 2
+    budget = _SM_BYTES // (3 if warps <= 4 else 2) - _RESERVED_BYTES
+    for stages in range(min(_MAX_STAGES, tile // stage_rows), 0, -1):
+        split = QuantizedSplit(warps, cluster, slices, tile, stage_rows, stages)
+        if shared_bytes(shape, split) <= budget:
+            return split
+    return None
+
+
+def shared_bytes(shape: Shape, split: QuantizedSplit) -> int:
+    """Return the size of QuantizedGemvShared."""
+    pitch = shape.k // shape.format.unit * UNIT_BYTES // split.cluster + (64 if split.slices < 8 else 0)
+    ring = split.stages * split.stage_rows * pitch
+    sums = split.warps * split.slices * shape.rows * (split.tile + 1) + split.warps * shape.rows
+    exchanged = split.cluster * shape.rows * (split.tile // split.cluster + 1) + split.cluster * shape.rows
+    base = _round_up(_round_up(ring + (sums + exchanged) * 4, 8) + 16 * split.stages, 128)
+    groups = split.tile * (shape.k // split.cluster // GROUP) if shape.grouped else 1
+    return _round_up(base + groups * 4, 128)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def kernel_name(shape: Shape, split: QuantizedSplit, output: Output, *, norm: bool) -> str:
+    """Return the name of a kernel of csrc/gpu/decode/gemv_quantized.cuh."""
+    sizes = (shape.rows, shape.k, *dataclasses.astuple(split))
+    flags = f"{shape.format.value}, {str(shape.grouped).lower()}"
+    return f"blink::gemv_quantized<{flags}, {', '.join(map(str, sizes))}, {output.value}, {str(norm).lower()}>"
+
+
+def can_multiply(weight: PackedWeight, rows: int) -> bool:
+    """Tell whether there is a kernel for so many rows and this weight."""
+    split = choose_split(Shape.of(weight, rows))
+    return split is not None and split.tile <= weight.shape[0]

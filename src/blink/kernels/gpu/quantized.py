@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
+"""Products of any number of rows with quantized weights: few rows by the kernels of decoding; many in FP8 on both sides
+where each weight row has one scale, else in 16 bits with the weight unpacked before.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight
+
+_FEW_ROWS = 256  # in passes of 64 at most, rather than unpack a weight
+_BLOCK = 1024
+_FP8_MAX = tl.constexpr(448.0)
+
+
+def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
+    """Return x @ weight.T; x: contiguous bfloat16 [rows, in]."""
+    from blink.kernels.gpu.decode import gemm
+
+    rows = x.shape[0]
+    passes = rows <= (gemm.MAX_ROWS if weight.groups is None else _FEW_ROWS)
+    if passes and gemm.can_multiply_quantized(weight, min(rows, gemm.MAX_ROWS)):
+        parts = [gemm.linear(part, weight) for part in x.split(gemm.MAX_ROWS)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if weight.scales is None:
+        return functional.linear(x, dequantize(weight, x.dtype))
+    values, scales = quantize_rows(x)
+    # One multiprocessor belongs to the resident scheduler: of blocks sized to all of them one would start last.
+    torch._C._set_sm_carveout_experimental(1)
+    try:
+        return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+            values,
+            weight.fp8_values().t(),
+            scale_a=scales,
+            scale_b=weight.scales[None, :],
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+    finally:
+        torch._C._set_sm_carveout_experimental(None)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows in FP8, in the order of a packed weight's, and their scales, float32 [rows, 1]."""
+    rows, columns = x.shape
+    assert x.is_contiguous() and columns % Format.FP8.unit == 0
+    values = torch.empty(rows, columns, dtype=FP8, device=x.device)
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(columns)
+    _quantize_row[(rows,)](x, values, scales, columns, BLOCK=block, num_warps=4 if block <= 4096 else 16)
+    return values, scales
+
+
+@triton.jit
+def _quantize_row(x, values, scales, columns, BLOCK: tl.constexpr, FP8_MAX: tl.constexpr = _FP8_MAX):
+    row = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    # The column whose value lies at this place: see csrc/gpu/decode/quantized.cuh.
+    column = place // 128 * 128 + place // 4 % 8 * 16 + place % 2 * 8 + place // 32 % 4 * 2 + place // 2 % 2
+    start = row.to(tl.int64) * columns
+    value = tl.load(x + start + column, mask=place < columns, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(value), axis=0), 1e-12) / FP8_MAX
+    tl.store(scales + row, scale)
+    tl.store(values + start + place, (value / scale).to(values.dtype.element_ty), mask=place < columns)
+
+
+def dequantize(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
+    """Return a weight whose groups have scales in another type and its usual order."""
+    assert weight.groups is not None
+    rows, columns = weight.shape
+    result = torch.empty(rows, columns, dtype=dtype, device=weight.values.device)
+    is_int4 = weight.format is Format.INT4
+    _dequantize[(rows, triton.cdiv(columns, _BLOCK))](
+        weight.values, weight.groups, result, columns, IS_INT4=is_int4, GROUP=GROUP, BLOCK=_BLOCK, num_warps=4
+    )
+    return result
+
+
+@triton.jit
+def _dequantize(
+    values, groups, result, columns, IS_INT4: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    word = tl.load(groups + row * (columns // GROUP) + column // GROUP, mask=inside, other=0)
+    half, lane, neighbour = column // 8 % 2, column // 2 % 4, column % 2
+    if IS_INT4:
+        step = column // 16 % 16
+        place = column // 256 * 128 + lane * 32 + step // 2 * 4 + neighbour * 2 + step % 2
+        code = tl.load(values + row * (columns // 2) + place, mask=inside, other=0).to(tl.int32) >> half * 4 & 15
+        scale = (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        zero = (word & -65536).to(tl.float32, bitcast=True)
+        value = (code.to(tl.float32) + 128 + zero) * scale
+    else:
+        place = column // 128 * 128 + lane * 32 + column // 16 % 8 * 4 + neighbour * 2 + half
+        code = tl.load(values + row * columns + place, mask=inside, other=0)
+        value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32) * word.to(tl.float32, bitcast=True)
+    tl.store(result + row * columns + column, value.to(result.dtype.element_ty), mask=inside)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a checkpoint's matrices are quantized. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+_GROUP_BYTES = 4 / 128  # of scales and zero points, as a GPU keeps them
+
+Storage = Literal["fp8", "awq", "gptq", "packed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What a config says of the quantized matrices; which these are, the files show."""
+
+    storage: Storage  # how the tensors lie in the files; packed: compressed-tensors' words of 4 bits
+    zero_offset: int = 0  # of 4 bits: what is to be added to a stored zero point
+    has_groups: bool = True  # columns of a row share scales by the GROUP; else each row has one
+
+    @property
+    def bits(self) -> int:
+        """Bits of a weight."""
+        return 8 if self.storage == "fp8" else 4
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight in a GPU's memory, with its part of the scales."""
+        return self.bits / 8 + (_GROUP_BYTES if self.has_groups else 0)
+
+    @property
+    def title(self) -> str:
+        """The scheme in words."""
+        if self.storage == "fp8":
+            return "FP8 in blocks" if self.has_groups else "FP8 per channel"
+        return f"4 bits ({self.storage.upper()})" if self.storage != "packed" else "4 bits (compressed-tensors)"
+
+
+FP8_ROWS = Quantization("fp8", has_groups=False)  # what --quantization fp8 makes

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints with quantized matrices, and those whose matrices become FP8 when they are read.
+
+What reads them like any other gets the dequantised weights; read_matrix() gives the matrices as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from blink.errors import ConfigError
+from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix, quantize_fp8
+from blink.models.quantization import Quantization
+from blink.models.weights.checkpoint import Checkpoint, SafetensorsCheckpoint
+from blink.models.weights.int4_tensors import unpack_awq, unpack_columns, unpack_rows
+
+# Of all matrices these are quantized: no embeddings, no routers.
+_MATRIX = re.compile(r".*(_proj|\.w[123]|lm_head)\.weight")
+
+
+class QuantizedCheckpoint:
+    """A Hugging Face directory some of whose matrices are quantized."""
+
+    def __init__(self, files: SafetensorsCheckpoint, quantization: Quantization) -> None:
+        self._files = files
+        self._quantization = quantization
+        self.norm_shift = files.norm_shift
+
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """Check that there is a tensor of that name and shape, or what it is made of."""
+        if not self._is_quantized(name):
+            self._files.check(name, shape)
+            return
+        for stored, shapes in self._list_tensors(name, shape).items():
+            found = self._files.shape(stored)
+            if found not in shapes:
+                raise ConfigError(
+                    f"{self._files.place}: '{stored}' has shape {found}, but the model's description asks for"
+                    f" {' or '.join(map(str, shapes))}; the files do not belong together."
+                )
+
+    def fill(self, name: str, target: Tensor) -> None:
+        """Write a tensor, dequantised if it must be."""
+        if self._is_quantized(name):
+            target.copy_(self._read(name).dequantize(target.dtype).view(target.shape))
+        else:
+            self._files.fill(name, target)
+
+    def read_quantized(self, names: Sequence[str]) -> None:
+        """Leave matrices to read_matrix()."""
+
+    def read_matrix(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedMatrix | None:
+        """Return a matrix as it is stored; None if it is not quantized."""
+        del shape  # check() has compared it
+        return self._read(name, device) if self._is_quantized(name) else None
+
+    def stores_fp8_rows(self, name: str) -> bool:
+        """Return whether a matrix is FP8, each row with a scale."""
+        return self._quantization.storage == "fp8" and not self._quantization.has_groups and self._is_quantized(name)
+
+    def _is_quantized(self, name: str) -> bool:
+        stem = name.removesuffix(".weight")
+        if self._quantization.storage == "fp8":
+            return self._files.has(self._scale_name(stem))
+        return self._files.has(f"{stem}.{'weight_packed' if self._quantization.storage == 'packed' else 'qweight'}")
+
+    def _scale_name(self, stem: str) -> str:
+        inverse = f"{stem}.weight_scale_inv"
+        return inverse if self._files.has(inverse) else f"{stem}.weight_scale"
+
+    def _list_tensors(self, name: str, shape: Sequence[int]) -> dict[str, list[tuple[int, ...]]]:
+        """Return the tensors of a matrix, each with the shapes that it may have."""
+        stem, (rows, columns) = name.removesuffix(".weight"), shape
+        groups = -(-columns // GROUP)
+        if self._quantization.storage == "fp8":
+            scales: list[tuple[int, ...]] = [(rows, 1), (rows,), (1,), (), (1, 1)]
+            if self._quantization.has_groups:
+                scales = [(-(-rows // GROUP), groups)]
+            return {name: [(rows, columns)], self._scale_name(stem): scales}
+        if columns % GROUP or rows % 8:
+            raise ConfigError(f"{self._files.place}: '{stem}' of 4 bits must have whole groups of {GROUP} columns.")
+        if self._quantization.storage == "packed":
+            found = {f"{stem}.weight_packed": [(rows, columns // 8)], f"{stem}.weight_scale": [(rows, groups)]}
+            zeros = f"{stem}.weight_zero_point"
+            return found | ({zeros: [(rows // 8, groups)]} if self._files.has(zeros) else {})
+        packed = (columns, rows // 8) if self._quantization.storage == "awq" else (columns // 8, rows)
+        return {
+            f"{stem}.qweight": [packed],
+            f"{stem}.qzeros": [(groups, rows // 8)],
+            f"{stem}.scales": [(groups, rows)],
+        }
+
+    def _read(self, name: str, device: torch.device | None = None) -> QuantizedMatrix:
+        stem = name.removesuffix(".weight")
+        if self._quantization.storage == "fp8":
+            return self._read_fp8(name, stem, device)
+
+        def read(ending: str, *types: torch.dtype) -> Tensor:
+            return self._files.read(f"{stem}.{ending}", types).to(device or "cpu")
+
+        floats = (torch.float16, torch.bfloat16, torch.float32)
+        if self._quantization.storage == "packed":
+            values, scales = unpack_columns(read("weight_packed", torch.int32)), read("weight_scale", *floats)
+            if self._files.has(f"{stem}.weight_zero_point"):
+                zeros = unpack_rows(read("weight_zero_point", torch.int32))
+            else:
+                zeros = torch.full(scales.shape, 8, dtype=torch.uint8, device=values.device)
+            return QuantizedMatrix(values, _half(scales), zeros)
+        weights, points = read("qweight", torch.int32), read("qzeros", torch.int32)
+        scales = read("scales", *floats).T.contiguous()
+        if self._quantization.storage == "awq":
+            return QuantizedMatrix(unpack_awq(weights).T.contiguous(), _half(scales), unpack_awq(points).T.contiguous())
+        self._check_order(stem)
+        zeros = unpack_columns(points).T.contiguous() + self._quantization.zero_offset
+        return QuantizedMatrix(unpack_rows(weights).T.contiguous(), _half(scales), zeros)
+
+    def _read_fp8(self, name: str, stem: str, device: torch.device | None) -> QuantizedMatrix:
+        values = self._files.read(name, (FP8,)).to(device or "cpu")
+        floats = (torch.float32, torch.bfloat16, torch.float16)
+        scales = self._files.read(self._scale_name(stem), floats).to(values.device, torch.float32)
+        rows = values.shape[0]
+        if self._quantization.has_groups:
+            return QuantizedMatrix(values, scales.repeat_interleave(GROUP, 0)[:rows].contiguous())
+        return QuantizedMatrix(values, scales.reshape(-1, 1).expand(rows, 1).contiguous())
+
+    def _check_order(self, stem: str) -> None:
+        name = f"{stem}.g_idx"
+        if not self._files.has(name):
+            return
+        order = self._files.read(name, (torch.int32, torch.int64))
+        if not torch.equal(order.long(), torch.arange(len(order)) // GROUP):
+            raise ConfigError(f"{self._files.place}: '{name}' reorders columns (desc_act), which is not supported.")
+
+
+class Fp8Checkpoint:
+    """A checkpoint of 16 or more bits whose matrices are rounded to FP8, each row with a scale of its own."""
+
+    def __init__(self, source: Checkpoint) -> None:
+        self._source = source
+        self.norm_shift = source.norm_shift
+
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """Check that there is a tensor of that name and shape."""
+        self._source.check(name, shape)
+
+    def fill(self, name: str, target: Tensor) -> None:
+        """Write a tensor; a matrix as FP8 rounds it."""
+        self._source.fill(name, target)
+        if target.ndim == 2 and _MATRIX.fullmatch(name):
+            target.copy_(quantize_fp8(target).dequantize(target.dtype))
+
+    def read_quantized(self, names: Sequence[str]) -> None:
+        """Leave matrices to read_matrix()."""
+
+    def read_matrix(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedMatrix | None:
+        """Return a matrix in FP8; None for what stays as it is."""
+        if not _MATRIX.fullmatch(name):
+            return None
+        whole = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        self._source.fill(name, whole)
+        return quantize_fp8(whole)
+
+    def stores_fp8_rows(self, name: str) -> bool:
+        """Return whether a matrix becomes FP8."""
+        return _MATRIX.fullmatch(name) is not None
+
+
+class DummyMatrices:
+    """Random weights, matrices in the form that a quantized checkpoint would have them."""
+
+    def __init__(self, source: Checkpoint, quantization: Quantization) -> None:
+        self._source = source
+        self._quantization = quantization
+        self.norm_shift = source.norm_shift
+
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """Find a tensor of every name and shape."""
+
+    def fill(self, name: str, target: Tensor) -> None:
+        """Write random values, not rounded."""
+        self._source.fill(name, target)
+
+    def read_quantized(self, names: Sequence[str]) -> None:
+        """Leave matrices to read_matrix()."""
+
+    def read_matrix(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedMatrix | None:
+        """Return a random matrix; None for what is not quantized in such checkpoints."""
+        if not _MATRIX.fullmatch(name) or name == "lm_head.weight":
+            return None
+        whole = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        self._source.fill(name, whole)
+        rounded = quantize_fp8(whole)
+        groups = shape[1] // GROUP
+        if self._quantization.bits == 8:
+            scales = rounded.scales.expand(-1, groups).contiguous() if self._quantization.has_groups else rounded.scales
+            return QuantizedMatrix(rounded.values, scales)
+        values = (whole.float().div_(0.01).round_() + 8).clamp_(0, 15).to(torch.uint8)
+        scales = torch.full((shape[0], groups), 0.01, device=device)
+        return QuantizedMatrix(values, _half(scales), torch.full_like(scales, 8, dtype=torch.uint8))
+
+    def stores_fp8_rows(self, name: str) -> bool:
+        """Return whether a matrix is FP8, each row with a scale."""
+        is_fp8 = self._quantization.bits == 8 and not self._quantization.has_groups
+        return is_fp8 and _MATRIX.fullmatch(name) is not None
+
+
+def _half(scales: Tensor) -> Tensor:
+    """Round scales to what a packed weight keeps of them."""
+    return scales.to(torch.float16).float()

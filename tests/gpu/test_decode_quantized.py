@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding rows' kernels with weights of 8 and 4 bits against the dequantised weights, and whole small models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from blink.config import ModelConfig
+from blink.kernels.cpu import moe as cpu_moe
+from blink.kernels.cpu.activation import activate
+from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.quantized import FP8, GROUP, PackedWeight, QuantizedMatrix, pack
+from blink.kernels.weight import Fp8Experts
+from blink.models.decoder import Decoder
+from blink.models.layer import MoeMlp
+from blink.models.weights.loader import load_model
+from model_driver import Driver
+from quantized_checkpoints import SCHEMES, write_checkpoints
+
+pytest.importorskip("cuda.core")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from blink.kernels.gpu import quantized
+from blink.kernels.gpu.decode import gemm, gemm_quantized, gemv, gemv_quantized, moe, splits
+from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
+from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups
+
+pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
+
+EPS = 1e-5
+KINDS = ["rows", "groups", "int4"]
+
+
+def draw(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, device="cuda") * scale).to(torch.bfloat16)
+
+
+def draw_weight(kind: str, n: int, k: int) -> tuple[PackedWeight, Tensor]:
+    """Return a packed weight and what it stands for, in float32."""
+    sizes = (n, 1 if kind == "rows" else k // GROUP)
+    scales = ((torch.rand(sizes, device="cuda") + 0.5) * k**-0.5).to(torch.float16).float()
+    if kind == "int4":
+        codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda")
+        matrix = QuantizedMatrix(codes, scales / 4, torch.randint(0, 17, sizes, dtype=torch.uint8, device="cuda"))
+    else:
+        matrix = QuantizedMatrix((torch.randn(n, k, device="cuda") / 2**0.5).to(FP8), scales)
+    return pack([matrix]), matrix.dequantize(torch.float32)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return rms_norm_torch(x.float(), weight.float(), EPS)
+
+
+def check_few(kind: str, rows: int, n: int, k: int) -> None:
+    x, norm_weight, bias, residual = draw(rows, k), draw(k), draw(n), draw(rows, n)
+    weight, plain = draw_weight(kind, n, k)
+    expected = functional.linear(normed(x, norm_weight), plain, bias.float())
+    assert error(gemv.normed_linear(x, norm_weight, EPS, weight, bias), expected) < 1e-2
+    added = residual.float() + functional.linear(x.float(), plain)
+    gemv.add_linear(x, weight, residual)
+    assert error(residual, added) < 1e-2
+    weight, plain = draw_weight(kind, 2 * n, k)
+    expected = activate(functional.linear(normed(x, norm_weight), plain))
+    assert error(gemv.gated_linear(x, norm_weight, EPS, weight), expected) < 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 48, 256), (1, 1000, 4096), (2, 200, 14336), (3, 40, 2048)])
+def test_products_of_few_rows_equal_those_of_the_dequantised_weight(kind: str, rows: int, n: int, k: int) -> None:
+    torch.manual_seed(1)
+    check_few(kind, rows, n, k)
+
+
+@pytest.mark.parametrize("kind", ["rows", "int4"])
+@pytest.mark.parametrize("split", [(2, 2, 2, 16, 8, 2), (1, 4, 4, 32, 4, 3), (4, 1, 1, 16, 8, 2)], ids=str)
+def test_any_split_of_few_rows_gives_the_same_products(
+    kind: str, split: tuple[int, int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(2)
+    chosen = gemv_quantized.QuantizedSplit(*split)
+    monkeypatch.setattr(gemv_quantized, "choose_split", lambda _: chosen)
+    check_few(kind, 2, 100, 4096)
+
+
+def norm_of(x: Tensor, weight: Tensor) -> gemm.Normed:
+    squares = torch.full((1, splits.pad_rows(x.shape[0])), torch.nan, device="cuda")
+    squares[:, : x.shape[0]] = x.float().square().sum(1)
+    return gemm.Normed((x.float() * weight.float()).to(torch.bfloat16), squares)
+
+
+def check_many(kind: str, rows: int, n: int, k: int) -> None:
+    x, norm_weight, next_norm, residual = draw(rows, k), draw(k), draw(n), draw(rows, n)
+    weight, plain = draw_weight(kind, n, k)
+    expected = functional.linear(normed(x, norm_weight), plain)
+    assert error(gemm.normed_linear(norm_of(x, norm_weight), EPS, weight), expected) < 1e-2
+    product = functional.linear(x.float(), plain)
+    assert error(gemm.linear(x, weight), product) < 1e-2
+    found = residual.clone()
+    following = gemm.add_linear(x, weight, found, next_norm)
+    assert error(found, residual.float() + product) < 1e-2
+    assert error(following.x, found.float() * next_norm.float()) < 1e-2
+    assert error(following.squares.sum(0)[:rows], found.float().square().sum(1)) < 1e-4
+    weight, plain = draw_weight(kind, 2 * n, k)
+    expected = activate(functional.linear(normed(x, norm_weight), plain))
+    assert error(gemm.gated_linear(norm_of(x, norm_weight), EPS, weight), expected) < 1e-2
+
+
+groups_only = pytest.mark.skipif(not can_launch() or not can_multiply_groups(), reason="needs Hopper")
+
+
+@groups_only
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 48, 256), (8, 1000, 4096), (13, 64, 14336), (33, 208, 1280)])
+def test_products_of_many_rows_equal_those_of_the_dequantised_weight(kind: str, rows: int, n: int, k: int) -> None:
+    torch.manual_seed(3)
+    check_many(kind, rows, n, k)
+
+
+@groups_only
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("split", [(1, 2, 2, 3), (2, 4, 1, 4), (2, 2, 1, 3)], ids=str)
+def test_any_split_of_many_rows_gives_the_same_products(
+    kind: str, split: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(4)
+    chosen = gemm_quantized.QuantizedGemmSplit(*split)
+    monkeypatch.setattr(gemm_quantized, "choose_split", lambda _: chosen)
+    check_many(kind, 27, 200, 2816)
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("rows", 5e-2), ("groups", 1e-2), ("int4", 1e-2)])
+@pytest.mark.parametrize("rows", [3, 64, 70, 257])
+def test_prompts_are_multiplied_within_their_rounding(kind: str, tolerance: float, rows: int) -> None:
+    """With a scale for each weight row, many rows are rounded to FP8 as well."""
+    torch.manual_seed(5)
+    x = draw(rows, 1024)
+    weight, plain = draw_weight(kind, 384, 1024)
+    assert error(quantized.multiply(x, weight), functional.linear(x.float(), plain)) < tolerance
+
+
+def load(path: Path, device: str, dtype: torch.dtype, quantization: str = "auto") -> Decoder:
+    return load_model(ModelConfig(model=str(path), quantization=quantization), torch.device(device), dtype)
+
+
+def decode_logits(decoder: Decoder, rows: int) -> Tensor:
+    """Return the logits of the token behind each of some prompts, as a decoding step computes them."""
+    driver = Driver(decoder)
+    generator = torch.Generator().manual_seed(rows)
+    for row in range(rows):
+        driver.add(torch.randint(128, (row % 5 + 2,), generator=generator).tolist(), 1)
+    for sequence in driver.sequences:  # all but the last token
+        last = sequence.tokens.pop()
+        driver.decoder.forward(driver.batch, driver.kv_cache, driver._compose([(sequence, len(sequence.tokens))]), 1)
+        sequence.num_computed = len(sequence.tokens)
+        sequence.tokens.append(last)
+    driver._compose([(sequence, 1) for sequence in driver.sequences])
+    return decoder.compute_logits(driver.batch, driver.kv_cache, rows, rows, decoding=True).float().cpu()
+
+
+@groups_only
+@pytest.mark.parametrize("scheme", list(SCHEMES))
+def test_models_give_the_logits_of_their_dequantised_weights(tmp_path: Path, scheme: str) -> None:
+    path, plain = write_checkpoints(tmp_path, scheme)
+    exact, found = load(plain, "cpu", torch.float32), load(path, "cuda", torch.bfloat16)
+    assert isinstance(found._layers[0].qkv, PackedWeight)
+    for rows in (1, 3):
+        assert error(decode_logits(found, rows), decode_logits(exact, rows)) < 5e-2
+
+
+@groups_only
+def test_weights_rounded_when_loaded_are_packed(tmp_path: Path) -> None:
+    _, plain = write_checkpoints(tmp_path, "fp8-channel")
+    exact = load(plain, "cpu", torch.float32, quantization="fp8")
+    found = load(plain, "cuda", torch.bfloat16, quantization="fp8")
+    assert isinstance(found._lm_head, PackedWeight)
+    assert error(decode_logits(found, 2), decode_logits(exact, 2)) < 5e-2
+
+
+class Mixture:
+    """One layer's experts in FP8, and rows to run them on."""
+
+    def __init__(self, rows: int, shape: tuple[int, int, int, int]) -> None:
+        torch.manual_seed(11)
+        num_experts, self.top_k, hidden, size = shape
+        self.residual, self.norm, self.next_norm = draw(rows, hidden), draw(hidden), draw(hidden)
+        self.logits = draw(rows, num_experts)
+        self.gate_up = draw_experts(num_experts, 2 * size, hidden)
+        self.down = draw_experts(num_experts, hidden, size, scale=8)  # outweighs the residual's rounding
+        self.context_lens = torch.ones(rows, dtype=torch.int32, device="cuda")
+
+    def added(self) -> Tensor:
+        """Return what the experts add, in float32."""
+        x, gate_up, down = (
+            normed(self.residual, self.norm),
+            self.gate_up.dequantize(torch.float32),
+            self.down.dequantize(torch.float32),
+        )
+        logits = self.logits.float()
+        return cpu_moe.moe(x, logits, gate_up, down, top_k=self.top_k, renormalize=True)
+
+
+def draw_experts(count: int, rows: int, columns: int, scale: float = 1.0) -> Fp8Experts:
+    values = torch.randn(count, rows, columns, device="cuda").to(FP8)
+    return Fp8Experts(values, (torch.rand(count, rows, device="cuda") + 0.5) * scale * columns**-0.5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("shape", [(128, 8, 256, 128), (64, 6, 2048, 768)], ids=str)
+def test_experts_of_few_rows_equal_those_of_the_dequantised_weights(
+    rows: int, shape: tuple[int, int, int, int]
+) -> None:
+    mixture = Mixture(rows, shape)
+    routes = moe.Routes(mixture.logits, mixture.context_lens, mixture.top_k, True)
+    residual, added = mixture.residual.clone(), mixture.added()
+    gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes)
+    following = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.next_norm)
+    assert float((residual.float() - mixture.residual.float() - added).norm() / added.norm()) < 1e-2
+    assert torch.equal(following.x, residual * mixture.next_norm)
+
+
+@groups_only
+@pytest.mark.parametrize("rows", [5, 33])
+def test_experts_of_many_rows_equal_those_of_the_dequantised_weights(rows: int) -> None:
+    mixture = Mixture(rows, (128, 8, 512, 256))
+    residual, added = mixture.residual.clone(), mixture.added()
+    add_grouped_experts(
+        residual,
+        norm_of(mixture.residual, mixture.norm),
+        EPS,
+        mixture.logits,
+        mixture.gate_up,
+        mixture.down,
+        torch.tensor([rows], dtype=torch.int32, device="cuda"),
+        mixture.next_norm,
+        top_k=mixture.top_k,
+        renormalize=True,
+    )
+    assert float((residual.float() - mixture.residual.float() - added).norm() / added.norm()) < 2e-2
+
+
+@groups_only
+def test_experts_of_a_model_are_fp8(tmp_path: Path) -> None:
+    experts = {"model_type": "qwen3_moe", "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
+    path, plain = write_checkpoints(tmp_path, "fp8-channel", **experts)
+    exact, found = load(plain, "cpu", torch.float32), load(path, "cuda", torch.bfloat16)
+    mlp = found._layers[0].mlp
+    assert isinstance(mlp, MoeMlp) and isinstance(mlp.down, Fp8Experts)
+    for rows in (1, 6):
+        assert error(decode_logits(found, rows), decode_logits(exact, rows)) < 0.1

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized checkpoints: each scheme gives the logits of its dequantised weights; others are refused by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from blink.config import ModelConfig
+from blink.errors import ConfigError
+from blink.kernels.quantized import quantize_fp8
+from blink.models.decoder import Decoder
+from blink.models.weights.loader import load_model
+from model_driver import Driver
+from quantized_checkpoints import SCHEMES, compressed, write_checkpoints
+
+CPU = torch.device("cpu")
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+
+
+def load(path: Path, **options: Any) -> Decoder:
+    return load_model(ModelConfig(model=str(path), **options), CPU, torch.float32)
+
+
+def logits(decoder: Decoder) -> Tensor:
+    driver = Driver(decoder)
+    driver.add([5, 60, 17, 33, 80, 4], 1)
+    driver.add([99], 1)
+    return driver.compute_logits()
+
+
+@pytest.mark.parametrize("scheme", list(SCHEMES))
+def test_a_quantized_checkpoint_gives_the_logits_of_its_weights(tmp_path: Path, scheme: str) -> None:
+    quantized, plain = write_checkpoints(tmp_path, scheme)
+    expected = logits(load(plain))
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits(load(quantized)), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["fp8-block", "awq"])
+def test_so_do_quantized_experts(tmp_path: Path, scheme: str) -> None:
+    quantized, plain = write_checkpoints(tmp_path, scheme, **EXPERTS)
+    torch.testing.assert_close(logits(load(quantized)), logits(load(plain)), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_are_rounded_to_fp8_on_request(tmp_path: Path) -> None:
+    _, plain = write_checkpoints(tmp_path, "fp8-channel")
+    tensors = load_file(plain / "model.safetensors")
+    for name, values in tensors.items():
+        if name.endswith("_proj.weight") or name == "lm_head.weight":
+            tensors[name] = quantize_fp8(values).dequantize(torch.float32)
+    rounded = tmp_path / "rounded"
+    rounded.mkdir()
+    (rounded / "config.json").write_text((plain / "config.json").read_text())
+    save_file(tensors, rounded / "model.safetensors")
+    found, exact = logits(load(plain, quantization="fp8")), logits(load(plain))
+    torch.testing.assert_close(found, logits(load(rounded)), rtol=1e-5, atol=1e-5)
+    assert 1e-3 < (found - exact).norm() / exact.norm() < 0.2
+
+
+@pytest.mark.parametrize("scheme", ["awq", "fp8-block"])
+def test_random_weights_need_only_the_config(tmp_path: Path, scheme: str) -> None:
+    quantized, _ = write_checkpoints(tmp_path, scheme)
+    assert logits(load(quantized, load_format="dummy")).isfinite().all()
+
+
+def change(scheme: str, **values: Any) -> dict[str, Any]:
+    return SCHEMES[scheme] | values
+
+
+def change_weights(scheme: str, **values: Any) -> dict[str, Any]:
+    config = copy.deepcopy(SCHEMES[scheme])
+    config["config_groups"]["group_0"]["weights"] |= values
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quantization by 'bitsandbytes' .*Blink runs fp8"),
+        ({"quant_method": "mxfp4"}, "quantization by 'mxfp4'"),
+        ({}, "'quant_method' is missing"),
+        (change("awq", bits=8), "awq of 8 bits"),
+        (change("awq", group_size=64), "a group_size of 64"),
+        (change("awq", version="gemv"), "AWQ of the version 'gemv'"),
+        (change("gptq", desc_act=True), "desc_act"),
+        (change("gptq", group_size=-1), "a group_size of -1"),
+        (change("fp8-block", weight_block_size=[64, 128]), r"FP8 in blocks of \[64, 128\]"),
+        (change("fp8-block", fmt="e5m2"), "FP8 of the format 'e5m2'"),
+        (change_weights("fp8-channel", strategy="group"), "FP8 by 'group'"),
+        (change_weights("packed", group_size=32), "a group_size of 32"),
+        (change_weights("packed", num_bits=8), "compressed-tensors with 'int' weights of 8 bits"),
+        (compressed("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}, None), "'float' weights of 4 bits"),
+        ([], "must be an object"),
+    ],
+)
+def test_schemes_that_blink_does_not_run_are_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    quantized, _ = write_checkpoints(tmp_path, "fp8-channel")
+    whole = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps(whole | {"quantization_config": config}))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(quantized)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name", "value", "message"),
+    [
+        ("fp8-channel", "mlp.down_proj.weight_scale", torch.ones(3, 1), r"has shape \(3, 1\)"),
+        ("fp8-block", "mlp.down_proj.weight_scale_inv", torch.ones(256, 1), r"has shape \(256, 1\)"),
+        ("fp8-channel", "mlp.down_proj.weight", torch.ones(256, 512, dtype=torch.int8), "has type torch.int8"),
+        ("awq", "mlp.down_proj.qzeros", torch.ones(4, 31, dtype=torch.int32), r"has shape \(4, 31\)"),
+        ("awq", "mlp.down_proj.qweight", torch.ones(512, 32), "has type torch.float32"),
+        ("gptq", "mlp.down_proj.g_idx", torch.arange(512).flip(0) // 128, "reorders columns"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    tmp_path: Path, scheme: str, name: str, value: Tensor, message: str
+) -> None:
+    quantized, _ = write_checkpoints(tmp_path, scheme)
+    file = quantized / "model.safetensors"
+    save_file(load_file(file) | {f"model.layers.0.{name}": value}, file)
+    with pytest.raises(ConfigError, match=message):
+        load(quantized)
+
+
+def test_an_fp8_tensor_without_scales_is_refused(tmp_path: Path) -> None:
+    quantized, _ = write_checkpoints(tmp_path, "fp8-channel")
+    file = quantized / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight_scale"]
+    save_file(tensors, file)
+    with pytest.raises(ConfigError, match=r"up_proj.weight' has type torch.float8_e4m3fn"):
+        load(quantized)
+
+
+def test_matrices_of_4_bits_do_not_become_fp8(tmp_path: Path) -> None:
+    quantized, _ = write_checkpoints(tmp_path, "awq")
+    with pytest.raises(ConfigError, match=r"--quantization fp8: .* has matrices of 4 bits \(AWQ\) already"):
+        load(quantized, quantization="fp8")
