@@ -90,9 +90,9 @@ __device__ inline void multiply_fp8_rows(const Bf16* weights, int pitch, const V
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const Vec16 a = x[step + i / 2];
-      unsigned pairs[1][2];
-      unpack<Format::kFp8>(words[i], 0, pairs);
-      multiply_add(parts[i % 2], i % 2 ? a.z : a.x, 0, i % 2 ? a.w : a.y, 0, pairs[0][0], pairs[0][1]);
+      unsigned pairs[2];
+      unpack_fp8(words[i], pairs);
+      multiply_add(parts[i % 2], i % 2 ? a.z : a.x, 0, i % 2 ? a.w : a.y, 0, pairs[0], pairs[1]);
     }
   }
   sums[0] = parts[0][0] + parts[1][0];

@@ -19,6 +19,9 @@ struct OutputArgs {
   int n, rows, num_squares;
 };
 
+// With quantised weights activations are f16, which must not overflow: of the values before a norm's rate too.
+constexpr float kActivationDivisor = 64;
+
 template <int kTokens_, int kGroups_, int kCluster_, Output kOutput_, bool kNorm_, bool kScaled_ = false>
 struct OutputShape {
   static constexpr int tokens = kTokens_, groups = kGroups_, cluster = kCluster_;
@@ -118,8 +121,8 @@ __device__ inline Addends<S> load_addends(const OutputArgs& args, int tile, int 
   if (output >= args.n) return to;
   if constexpr (S::scaled)
     for (int i = 0; i < 2; i++) {
-      to.scales[i] = args.scales[output + i];
-      if (S::output == Output::kGate) to.up_scales[i] = args.scales[output + i + args.n];
+      to.scales[i] = args.scales[output + i] * kActivationDivisor;
+      if (S::output == Output::kGate) to.up_scales[i] = args.scales[output + i + args.n] * kActivationDivisor;
     }
   if (S::output != Output::kGate && args.bias) to.bias = *reinterpret_cast<const unsigned*>(args.bias + output);
   if (S::output != Output::kAdd) return to;

@@ -46,6 +46,11 @@ class QuantizedGemmSplit:
     stages: int
 
     @property
+    def threads(self) -> int:
+        """Threads of a block: those that multiply, and a warp each that copies, converts and sums squares."""
+        return 128 * self.groups + 96
+
+    @property
     def tile(self) -> int:
         """Weight rows of a block."""
         return 64 * self.groups
@@ -59,7 +64,7 @@ class QuantizedGemmSplit:
         own = 16 if self._parts_bytes(shape) > _REUSE_BYTES else self._parts_bytes(shape)
         size = self._ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
         words = -(-self.total_stages(shape) // self.cluster) * self.boxes * (shape.format.unit // GROUP)
-        return -(-size // 1024) * 1024 + (words * (self.tile + 1) * 4 if shape.grouped else 0)
+        return (-(-size // 1024) + 1) * 1024 + (words * (self.tile + 1) * 4 if shape.grouped else 0)
 
     def fits(self, shape: Shape, blocks: int) -> bool:
         """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
@@ -86,13 +91,21 @@ def choose_split(shape: Shape) -> QuantizedGemmSplit | None:
     for groups in (2, 1) if shape.tokens >= 32 else (1,):
         cluster = _choose_cluster(shape, groups)
         each = shape.n / (64 * groups) * cluster / _processors()
-        most = max(1, min(math.ceil(each), 4 - groups - (shape.grouped and shape.tokens == 64)))
+        most = min(math.ceil(each), _most_blocks(shape, groups))
         for blocks in range(most, 0, -1):
             for stages in range(_MAX_STAGES, 2, -1):
                 split = QuantizedGemmSplit(groups, cluster, 1, stages)
                 if split.fits(shape, blocks):
                     return split
     return None
+
+
+def _most_blocks(shape: Shape, groups: int) -> int:
+    """Return for how many blocks of a multiprocessor the kernel keeps registers."""
+    is_large = shape.tokens == 64 or (shape.tokens == 32 and shape.format is Format.INT4)
+    if groups == 2:
+        return 1 if is_large else 2
+    return 2 if shape.grouped and is_large else 3
 
 
 def _choose_cluster(shape: Shape, groups: int) -> int:
