@@ -97,15 +97,13 @@ __device__ inline float scale_words(QuantizedActivations<S>& x) {
   unsigned largest = 0;
 #pragma unroll
   for (int i = 0; i < count; i++) largest = __vmaxu2(largest, words[i] & 0x7fff7fffu);
-  unsigned exponent = max(largest >> 16, largest & 0xffff) >> 7;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2)
-    if (step < 4 || step >= 4 * S::slots) exponent = max(exponent, __shfl_xor_sync(~0u, exponent, step));
-  exponent = max(exponent, 15u);
-  const float scale = __uint_as_float((268 - exponent) << 23);
+    if (step < 4 || step >= 4 * S::slots) largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, step));
+  const HalfScale scale(largest);
 #pragma unroll
-  for (int i = 0; i < count; i++) words[i] = to_half_pair(low_float(words[i]) * scale, high_float(words[i]) * scale);
-  return __uint_as_float((exponent - 14) << 23);
+  for (int i = 0; i < count; i++) words[i] = scale.convert(words[i]);
+  return scale.inverse;
 }
 
 // Multiply 16 bytes of a lane. Sums of even and odd steps; folded, the first's are those of the

@@ -3,7 +3,7 @@
 // the residual or apply the gate. With the residual come the inputs of the next norm.
 #pragma once
 
-#include "ptx.cuh"
+#include "quantized.cuh"
 
 namespace blink {
 
@@ -18,9 +18,6 @@ struct OutputArgs {
   float eps, per_k;       // 1 / k
   int n, rows, num_squares;
 };
-
-// With quantised weights activations are f16, which must not overflow: of the values before a norm's rate too.
-constexpr float kActivationDivisor = 64;
 
 template <int kTokens_, int kGroups_, int kCluster_, Output kOutput_, bool kNorm_, bool kScaled_ = false>
 struct OutputShape {

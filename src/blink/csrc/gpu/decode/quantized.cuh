@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights of 8 and 4 bits: how they lie in memory, and how registers of bf16 and f16 are made of them.
+// Weights of 8 and 4 bits: how they lie in memory, and how registers of f16 are made of them.
 #pragma once
 
 #include "ptx.cuh"
@@ -36,6 +36,26 @@ __device__ inline unsigned to_half_pair(float low, float high) {
   return pair;
 }
 
+// Activations become f16, which must not overflow: those before a norm's rate may be large. Where their largest is not
+// known, by this constant.
+constexpr float kActivationDivisor = 64;
+
+// Where it is, by the power of 2 that brings it to 2^14.
+struct HalfScale {
+  float factor, inverse;
+
+  // Take the largest of the even and of the odd numbers, as bf16 without signs.
+  __device__ explicit HalfScale(unsigned largest) {
+    const unsigned exponent = max(max(largest >> 16, largest & 0xffff) >> 7, 15u);
+    factor = __uint_as_float((268 - exponent) << 23);
+    inverse = __uint_as_float((exponent - 14) << 23);
+  }
+
+  __device__ unsigned convert(unsigned pair) const {
+    return to_half_pair(low_float(pair) * factor, high_float(pair) * factor);
+  }
+};
+
 // As multiply_add() of ptx.cuh, with f16.
 __device__ inline void multiply_add_halves(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                                            unsigned b0, unsigned b1) {
@@ -48,16 +68,6 @@ __device__ inline void multiply_add_halves(float (&sums)[4], unsigned a0, unsign
 // The steps of which a word has weights: two registers for each, k 2 * q and the next, and these 8 further.
 template <Format kFormat>
 constexpr int kWordSteps = kFormat == Format::kFp8 ? 1 : 2;
-
-// Four weights in FP8 as pairs of bf16: the first and third, the second and fourth. Sign, exponent and mantissa at
-// bf16's places give the value times 2^-120, as the exponents' biases differ.
-__device__ inline void unpack_fp8(unsigned word, unsigned (&pairs)[2]) {
-  const unsigned low = word << 8;
-  const unsigned first = (low & 0x80008000u) | ((low >> 4) & 0x07f007f0u);
-  const unsigned second = (word & 0x80008000u) | ((word >> 4) & 0x07f007f0u);
-  pairs[0] = multiply_pairs(first, 0x7b807b80u);
-  pairs[1] = multiply_pairs(second, 0x7b807b80u);
-}
 
 // A word of a packed row as f16: neighbouring bytes are neighbouring k.
 template <Format kFormat>
