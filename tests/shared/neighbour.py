@@ -33,7 +33,7 @@ def run_server(folder: Path, device: str) -> Iterator[tuple[Engine, Frontend]]:
     model = [str(write_tiny_model(folder)), "--load-format=dummy", "--dtype=float32"]
     sizes = ["--max-num-seqs=32", "--max-model-len=512", "--num-gpu-blocks-override=512", "--num-queue-pairs=3"]
     with run_engine(*model, *sizes, "--max-sequences-per-worker=128", "--stall-timeout=2", device=device) as engine:
-        frontend = start_frontend(engine.region, "--skip-tokenizer-init", wait=False)
+        frontend = start_frontend(engine.region, model[0], "--skip-tokenizer-init", wait=False)
         try:
             wait_for(lambda: answers(frontend) == 200, _PATIENCE)
             yield engine, frontend

@@ -106,7 +106,8 @@ def run_engine(*flags: str, device: str = "cpu") -> Iterator[Engine]:
     command = [sys.executable, "-m", "blink", "engine", f"--region={name}", f"--device={device}", "--cpu-threads=1"]
     process = subprocess.Popen([*command, *flags])
     try:
-        frontend = start_frontend(name, "--skip-tokenizer-init", wait=False)
+        model = [flag for flag in flags[:1] if not flag.startswith("-")]
+        frontend = start_frontend(name, *model, "--skip-tokenizer-init", wait=False)
         try:
             wait_for(lambda: answers(frontend) == 200, _BOOT_SECONDS)
         finally:

@@ -56,6 +56,10 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_rotate_and_store": (None, [_PTR, _PTR, _PTR, _PTR, _PTR, _U32, _U32, _U32, _U32, _U32]),
     "blink_thread_pool_start": (_PTR, [_U32]),
     "blink_thread_pool_stop": (None, [_PTR]),
+    "blink_attend_rows": (
+        None,
+        [_PTR, _U64, _PTR, _U64, _PTR, _PTR, _PTR, _PTR, *[_U32] * 7, ctypes.c_float, ctypes.c_float, _PTR],
+    ),
     "blink_gguf_block_values": (_U32, [_U64]),
     "blink_gguf_block_bytes": (_U32, [_U64]),
     "blink_has_gguf_kernels": (_U32, [_U32]),

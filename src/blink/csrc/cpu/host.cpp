@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "automaton/build.h"
+#include "cpu/attention.h"
 #include "cpu/constrain.h"
 #include "cpu/gguf/product.h"
 #include "cpu/host_env.h"
@@ -174,6 +175,15 @@ void blink_rotate_and_store(float* qkv, const float* rotation, const int32_t* sl
 
 ThreadPool* blink_thread_pool_start(uint32_t helpers) { return new ThreadPool(helpers); }
 void blink_thread_pool_stop(ThreadPool* pool) { delete pool; }
+
+void blink_attend_rows(const float* query, uint64_t query_stride, const float* cache, uint64_t cache_rows,
+                       const int32_t* blocks, const int64_t* positions, const float* sinks, float* out, uint32_t rows,
+                       uint32_t row_blocks, uint32_t block_size, uint32_t kv_heads, uint32_t group, uint32_t head_dim,
+                       uint32_t window, float scale, float softcap, ThreadPool* pool) {
+  attend_rows({query, query_stride, cache, cache_rows, blocks, positions, sinks, out, rows, row_blocks, block_size,
+               kv_heads, group, head_dim, window, scale, softcap},
+              *pool);
+}
 
 // Values and bytes of a format's block; 0 if it has no kernels.
 uint32_t blink_gguf_block_values(uint64_t format) { return block_size(GgufFormat(format)).values; }

@@ -17,8 +17,8 @@ namespace blink {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(uint32_t helpers) {
-    for (uint32_t i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
+  explicit ThreadPool(uint32_t helpers) : shares_(helpers + 1) {
+    for (uint32_t i = 1; i <= helpers; ++i) threads_.emplace_back([this, i] { help(i); });
   }
   ~ThreadPool() {
     {
@@ -31,8 +31,9 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Call work(i) once for each i below count, on the caller and on helpers that come in time. If another thread's work
-  // is under way, the caller is alone.
+  // Call work(i) once for each i below count, on the caller and on helpers that come in time: each begins with a part
+  // of its own, the same each time, and then takes what is left of the others'. If another thread's work is under way,
+  // the caller is alone.
   template <class Work>
   void share(uint64_t count, const Work& work) {
     std::unique_lock busy(busy_, std::try_to_lock);
@@ -40,8 +41,10 @@ class ThreadPool {
       for (uint64_t i = 0; i < count; ++i) work(i);
       return;
     }
-    next_ = 0;
-    count_ = count;
+    for (uint64_t i = 0; i < shares_.size(); ++i) {
+      shares_[i].next = count * i / shares_.size();
+      shares_[i].end = count * (i + 1) / shares_.size();
+    }
     context_ = &work;
     call_ = [](const void* context, uint64_t i) { (*static_cast<const Work*>(context))(i); };
     const uint64_t open = (state_ | kOpen) + kPiece;
@@ -50,7 +53,7 @@ class ThreadPool {
       const std::lock_guard lock(mutex_);
       changed_.notify_all();
     }
-    take();
+    take(0);
     state_ &= ~kOpen;
     for (uint32_t looks = 1; (state_ & kInside) != 0; ++looks) {
       relax();
@@ -65,6 +68,11 @@ class ThreadPool {
   // How long a helper looks for more work before it sleeps: what lies between two products of a step.
   static constexpr std::chrono::microseconds kPatience{200};
 
+  struct alignas(128) Share {
+    std::atomic<uint64_t> next{0};
+    uint64_t end = 0;
+  };
+
   static void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -73,11 +81,14 @@ class ThreadPool {
 #endif
   }
 
-  void take() {
-    for (uint64_t i = next_++; i < count_; i = next_++) call_(context_, i);
+  void take(uint32_t own) {
+    for (uint64_t i = 0; i < shares_.size(); ++i) {
+      Share& share = shares_[(own + i) % shares_.size()];
+      for (uint64_t item = share.next++; item < share.end; item = share.next++) call_(context_, item);
+    }
   }
 
-  void help() {
+  void help(uint32_t own) {
     uint64_t done = 0;  // the piece that was helped with
     while (wait(done)) {
       uint64_t state = state_;
@@ -85,7 +96,7 @@ class ThreadPool {
       }
       done = state / kPiece;
       if ((state & kOpen) == 0) continue;
-      take();
+      take(own);
       state_ -= kHelper;
     }
   }
@@ -105,17 +116,17 @@ class ThreadPool {
     return !stopping_;
   }
 
+  // Of the piece of work: written while no helper may begin, so none reads them.
+  std::vector<Share> shares_;
+  const void* context_ = nullptr;
+  void (*call_)(const void*, uint64_t) = nullptr;
   std::vector<std::thread> threads_;
   std::mutex busy_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::atomic<uint64_t> state_{0}, next_{0};
+  std::atomic<uint64_t> state_{0};
   std::atomic<uint32_t> sleepers_{0};
   std::atomic<bool> stopping_{false};
-  // Of the piece of work: written while no helper may begin, so none reads them.
-  uint64_t count_ = 0;
-  const void* context_ = nullptr;
-  void (*call_)(const void*, uint64_t) = nullptr;
 };
 
 }  // namespace blink

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on the CPU: rows of equally many queries attend together, over keys and values gathered from the cache."""
+"""Attention on the CPU: rows of equally many queries attend together. Those of one query read the cache natively, others
+attend with PyTorch to keys and values that are gathered from it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
+from blink.kernels.cpu.thread_pool import find_thread_pool
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
+from blink.region.native import lib
+
+
+_LANES = 16  # floats of a head that the native code takes at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,31 @@ def paged_attention(
 
 
 def _attend(query: Tensor, kv_cache: Tensor, group: RowGroup, options: AttentionOptions) -> Tensor:
+    """Attend the fastest way that the operands permit."""
+    if group.num_queries == 1 and query.dtype == torch.float32 and query.shape[2] % _LANES == 0:
+        return attend_native(query, kv_cache, group, options)
+    return attend_torch(query, kv_cache, group, options)
+
+
+def attend_native(query: Tensor, kv_cache: Tensor, group: RowGroup, options: AttentionOptions) -> Tensor:
+    """Attend from rows of one query each, in one pass over the cache."""
+    num_rows, num_heads, head_dim = query.shape
+    num_blocks, block_size, kv_heads = kv_cache.shape[1:4]
+    assert query.stride()[1:] == (head_dim, 1) and kv_cache.is_contiguous() and group.blocks.is_contiguous()
+    assert group.blocks.dtype == torch.int32 and group.positions.dtype == torch.int64
+    sinks = None if options.sinks is None else options.sinks.data_ptr()
+    result = torch.empty(num_rows, num_heads, head_dim)
+    lib.blink_attend_rows(
+        query.data_ptr(), query.stride(0), kv_cache.data_ptr(), num_blocks * block_size, group.blocks.data_ptr(),
+        group.positions.data_ptr(), sinks, result.data_ptr(), num_rows, len(group.blocks) // num_rows, block_size,
+        kv_heads, num_heads // kv_heads, head_dim, options.window, options.scale_for(head_dim), options.softcap,
+        find_thread_pool(),
+    )  # fmt: skip
+    return result
+
+
+def attend_torch(query: Tensor, kv_cache: Tensor, group: RowGroup, options: AttentionOptions) -> Tensor:
+    """Attend with PyTorch, over gathered keys and values."""
     kv_heads, head_dim = kv_cache.shape[3:]
     keys, values = (
         cache.flatten(1).index_select(0, group.blocks).view(group.num_rows, -1, kv_heads, head_dim)[:, : group.length]

@@ -54,10 +54,9 @@ def _read_experts(
 ) -> ExpertWeights:
     """Read matrices of the given numbers of rows of each expert, one below the other; names as format strings."""
     names = [[name.format(expert) for name in parts] for expert in range(count)]
-    first = target.read_quantized(checkpoint, *names[0])
-    if first is not None:
-        rest = [target.read_quantized(checkpoint, *own) for own in names[1:]]
-        return QuantizedExperts((first, *(weight for weight in rest if weight is not None)))
+    quantized = [weight for own in names if (weight := target.read_quantized(checkpoint, *own)) is not None]
+    if quantized:  # all: experts share a tensor
+        return QuantizedExperts(tuple(quantized))
     weights = target.allocate(count, sum(parts.values()), columns)
     for own, weight in zip(names, weights, strict=True):
         for name, part in zip(own, weight.split(list(parts.values())), strict=True):
