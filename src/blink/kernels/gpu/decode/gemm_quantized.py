@@ -87,8 +87,9 @@ class QuantizedGemmSplit:
 @functools.cache
 def choose_split(shape: Shape) -> QuantizedGemmSplit | None:
     """Return the split of a product; None if there is none."""
-    # The activations of 32 rows and more are as many bytes as the weights: two groups share them.
-    for groups in (2, 1) if shape.tokens >= 32 else (1,):
+    # Activations of many rows are as many bytes as weights: two groups then share them.
+    shares = shape.tokens == 64 or (shape.tokens == 32 and _is_wide(shape))
+    for groups in (2, 1) if shares else (1,):
         cluster = _choose_cluster(shape, groups)
         each = shape.n / (64 * groups) * cluster / _processors()
         most = min(math.ceil(each), _most_blocks(shape, groups))
@@ -109,14 +110,21 @@ def _most_blocks(shape: Shape, groups: int) -> int:
 
 
 def _choose_cluster(shape: Shape, groups: int) -> int:
-    """Return the number of blocks that leaves the least idle of the multiprocessors."""
+    """Return the number of blocks that leaves the least idle of the multiprocessors; 1 where there are many tiles."""
+    if shape.output is not Output.ADD and _is_wide(shape):
+        return 1
 
     def idle(cluster: int) -> float:
         each = shape.n / (64 * groups) * cluster / _processors()
-        return math.ceil(each) / each if each < 6 else 1.0
+        return math.ceil(each) / each
 
-    options = [2, 4] if shape.output is Output.ADD else [1, 2, 4]
-    return min(options, key=lambda cluster: (round(idle(cluster), 1), cluster))
+    # Of ADD the larger first: more warps of a multiprocessor then convert weights.
+    options = (4, 2) if shape.output is Output.ADD else (1, 2, 4)
+    return min(options, key=lambda cluster: round(idle(cluster), 1))
+
+
+def _is_wide(shape: Shape) -> bool:
+    return shape.n / 64 / _processors() > 3
 
 
 def _processors() -> int:
