@@ -138,7 +138,7 @@ $(VENV)/.dev-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE
 	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[$(EXTRA),dev]'
 	touch $(VENV)/.engine-$(DEVICE) $@
 
-# Libraries that call tools: only long tests use them.
+# Libraries that call tools, and Ray: only long tests use them.
 $(VENV)/.clients-$(DEVICE): pyproject.toml $(VENV)/.dev-$(DEVICE)
-	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[clients]'
+	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[clients,ray]'
 	touch $@

@@ -3,6 +3,7 @@
 
 The engine is the real scheduler with a model that answers at once; the worker is a real process on its own core; the
 client counts chunks. The worker's CPU time comes from the kernel's accounting, so client and engine do not count.
+With --views a second worker, on the same core, has all that looks at a frontend turned on; both are loaded at once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import json
 import os
 import secrets
+import statistics
 import subprocess
 import sys
 import threading
@@ -31,7 +33,7 @@ from blink.region.memory import create_region, publish_region
 from blink.region.native import lib
 
 VOCAB_SIZE = 49152
-PORT = 18431
+PORT = 18431  # and the next one
 
 
 class InstantEngine:
@@ -90,8 +92,8 @@ class Counter(asyncio.Protocol):
             self._done.set_exception(exc or ConnectionError(self._tail.decode(errors="replace")))
 
 
-async def stream_all(num_streams: int, num_tokens: int) -> int:
-    """Run all streams at once; return the number of chunks."""
+async def stream_all(port: int, num_streams: int, num_tokens: int) -> int:
+    """Run all streams of a worker at once; return the number of chunks."""
     body = json.dumps(
         {"prompt": [1000, 1001], "max_tokens": num_tokens, "stream": True, "ignore_eos": True, "temperature": 0}
     ).encode()
@@ -100,35 +102,39 @@ async def stream_all(num_streams: int, num_tokens: int) -> int:
     loop = asyncio.get_running_loop()
     futures: list[asyncio.Future[int]] = [loop.create_future() for _ in range(num_streams)]
     for future in futures:
-        await loop.create_connection(lambda future=future: Counter(head.encode() + body, future), "127.0.0.1", PORT)
+        await loop.create_connection(lambda future=future: Counter(head.encode() + body, future), "127.0.0.1", port)
     return sum(await asyncio.gather(*futures))
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return user and system time of all threads of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return user and system time of all threads of a process, exact to the nanosecond."""
+    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3), which Python has for threads alone
 
 
 class Views:
-    """All that looks at a frontend at once: three scrapes a second and a collector of traces."""
+    """All that looks at a frontend: three scrapes a second, a collector of traces, JSON logs, the region's top."""
 
-    def __init__(self) -> None:
+    def __init__(self, region: str, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/metrics"
         self._is_over = threading.Event()
         self._collector = ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
         self.flags = [f"--otlp-traces-endpoint=http://127.0.0.1:{self._collector.server_port}", "--log-format=json"]
         for work in (self._collector.serve_forever, self._scrape):
             threading.Thread(target=work, daemon=True).start()
+        top = [sys.executable, "-m", "blink", "top", f"--region={region}", "--json"]
+        self._top = subprocess.Popen(top, stdout=subprocess.DEVNULL)
 
     def _scrape(self) -> None:
         with httpx.Client(trust_env=False) as http:
             while not self._is_over.wait(1 / 3):
                 with contextlib.suppress(httpx.TransportError):
-                    http.get(f"http://127.0.0.1:{PORT}/metrics")
+                    http.get(self._url)
 
     def close(self) -> None:
         self._is_over.set()
         self._collector.shutdown()
+        self._top.terminate()
+        self._top.wait()
 
 
 class _Collector(BaseHTTPRequestHandler):
@@ -141,23 +147,14 @@ class _Collector(BaseHTTPRequestHandler):
         del format, args
 
 
-def start_worker(region: str, core: int, flags: list[str]) -> subprocess.Popen[bytes]:
-    command = [
-        "taskset",
-        "-c",
-        str(core),
-        sys.executable,
-        "-m",
-        "blink",
-        "frontend",
-        f"--region={region}",
-        f"--port={PORT}",
-    ]
-    worker = subprocess.Popen([*command, "--log-level=warning", *flags])
+def start_worker(region: str, core: int, port: int, flags: list[str]) -> subprocess.Popen[bytes]:
+    command = ["taskset", "-c", str(core), sys.executable, "-m", "blink", "frontend"]
+    flags = [f"--region={region}", f"--port={port}", *flags]
+    worker = subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            asyncio.run(stream_all(1, 4))
+            asyncio.run(stream_all(port, 1, 4))
             return worker
         except (OSError, ConnectionError):
             time.sleep(0.2)
@@ -165,19 +162,44 @@ def start_worker(region: str, core: int, flags: list[str]) -> subprocess.Popen[b
     raise SystemExit("the frontend worker did not start")
 
 
-def measure(worker: subprocess.Popen[bytes], num_streams: int, num_tokens: int) -> dict[str, float]:
-    cpu, start = cpu_seconds(worker.pid), time.perf_counter()
-    chunks = asyncio.run(stream_all(num_streams, num_tokens))
-    cpu, seconds = cpu_seconds(worker.pid) - cpu, time.perf_counter() - start
-    tokens = num_streams * num_tokens
-    return {
-        "streams": num_streams,
-        "tokens": tokens,
-        "tokens_per_chunk": tokens / max(chunks, 1),
-        "us_per_token": cpu / tokens * 1e6,
-        "tokens_per_second_per_core": tokens / cpu,
-        "tokens_per_second_seen": tokens / seconds,
-    }
+async def measure(
+    workers: dict[str, tuple[subprocess.Popen[bytes], int]], num_streams: int, num_tokens: int
+) -> dict[str, dict[str, float]]:
+    """Load all workers at once, so that whatever slows this machine slows each of them."""
+    before, start = [cpu_seconds(process.pid) for process, _ in workers.values()], time.perf_counter()
+    chunks = await asyncio.gather(*(stream_all(port, num_streams, num_tokens) for _, port in workers.values()))
+    seconds, tokens = time.perf_counter() - start, num_streams * num_tokens
+    runs: dict[str, dict[str, float]] = {}
+    for (name, (process, _)), begun, count in zip(workers.items(), before, chunks, strict=True):
+        cpu = cpu_seconds(process.pid) - begun
+        runs[name] = {
+            "streams": num_streams,
+            "tokens": tokens,
+            "tokens_per_chunk": tokens / max(count, 1),
+            "us_per_token": cpu / tokens * 1e6,
+            "tokens_per_second_per_core": tokens / cpu,
+            "tokens_per_second_seen": tokens / seconds,
+        }
+    return runs
+
+
+def report(name: str, runs: list[dict[str, float]]) -> dict[str, float | str]:
+    """Print the median run and return it."""
+    run = sorted(runs, key=lambda run: run["us_per_token"])[len(runs) // 2]
+    print(
+        f"{run['streams']:>8.0f} {name:>7} {run['us_per_token']:>13.2f} {run['tokens_per_second_per_core']:>18.0f}"
+        f" {run['tokens_per_second_seen']:>14.0f} {run['tokens_per_chunk']:>13.2f}"
+    )
+    return {"worker": name, **run}
+
+
+def compare(plain: list[dict[str, float]], viewed: list[dict[str, float]]) -> list[float]:
+    """Print and return the share of a core's tokens/s that the views cost: quartiles over the pairs of runs."""
+    rates = [[run["tokens_per_second_per_core"] for run in runs] for runs in (plain, viewed)]
+    costs = [1 - after / before for before, after in zip(*rates, strict=True)]
+    low, median, high = statistics.quantiles(costs, n=4, method="inclusive")
+    print(f"the views cost {median:.1%} of tokens/s per core (quartiles of {len(costs)} pairs: {low:.1%}, {high:.1%})")
+    return [low, median, high]
 
 
 def main() -> None:
@@ -185,35 +207,40 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of each stream")
     parser.add_argument("--step-ms", type=float, default=5.0, help="time between tokens of a stream")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="runs, or with --views pairs of runs; 2 at least")
     parser.add_argument("--core", type=int, default=1, help="core of the worker")
-    parser.add_argument("--views", action="store_true", help="with scrapes, traces and JSON logs")
+    parser.add_argument("--views", action="store_true", help="beside one with scrapes, traces, JSON logs and top")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {options.core})
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
-    engine = InstantEngine(region, max(options.streams), options.step_ms / 1e3)
-    views = Views() if options.views else None
-    worker = start_worker(region, options.core, views.flags if views else [])
-    results: list[dict[str, float]] = []
+    engine = InstantEngine(region, (1 + options.views) * max(options.streams), options.step_ms / 1e3)
+    workers = {"plain": (start_worker(region, options.core, PORT, []), PORT)}
+    views = Views(region, PORT + 1) if options.views else None
+    if views is not None:
+        workers["viewed"] = start_worker(region, options.core, PORT + 1, views.flags), PORT + 1
+    results: list[dict[str, float | str]] = []
+    costs: list[list[float]] = []
+    print(
+        f"{'streams':>8} {'worker':>7} {'us CPU/token':>13} {'tokens/s per core':>18} {'tokens/s seen':>14}"
+        f" {'tokens/chunk':>13}"
+    )
     try:
         for streams in options.streams:
-            runs = [measure(worker, streams, options.tokens) for _ in range(options.repeats)]
-            results.append(sorted(runs, key=lambda run: run["us_per_token"])[len(runs) // 2])
+            found = [asyncio.run(measure(workers, streams, options.tokens)) for _ in range(options.repeats)]
+            runs = {name: [each[name] for each in found] for name in workers}
+            results += [report(name, each) for name, each in runs.items()]
+            if views is not None:
+                costs.append(compare(runs["plain"], runs["viewed"]))
     finally:
-        worker.terminate()
-        worker.wait()
+        for process, _ in workers.values():
+            process.terminate()
+            process.wait()
         if views:
             views.close()
         engine.close()
-    print(f"{'streams':>8} {'us CPU/token':>13} {'tokens/s per core':>18} {'tokens/s seen':>14} {'tokens/chunk':>13}")
-    for run in results:
-        print(
-            f"{run['streams']:>8.0f} {run['us_per_token']:>13.2f} {run['tokens_per_second_per_core']:>18.0f}"
-            f" {run['tokens_per_second_seen']:>14.0f} {run['tokens_per_chunk']:>13.2f}"
-        )
     if options.output:
-        options.output.write_text(json.dumps(results, indent=1))
+        options.output.write_text(json.dumps({"runs": results, "costs_of_views": costs}, indent=1))
 
 
 if __name__ == "__main__":

@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from blink import LLM, SamplingParams
 
 TEXT = Path(__file__).with_suffix(".txt")
 
 
+def score_prompt(prompt: str | Sequence[int], **options: Any) -> list[float]:
+    """Return the logprobs of a prompt's tokens but the first; options: those of LLM."""
+    with LLM(**options) as llm:
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        [output] = llm.generate([prompt], params, use_tqdm=False)
+    return [entry.logprob for entry in output.prompt_logprobs]
+
+
+def find_perplexity(logprobs: Sequence[float]) -> float:
+    """Return the perplexity of tokens with these logprobs."""
+    return math.exp(-sum(logprobs) / len(logprobs))
+
+
 def measure_perplexity(model: str = "", **options: str) -> float:
     """Return the perplexity of the text as one prompt; options: those of LLM."""
-    with LLM(model=model, **options) as llm:
-        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-        scores = llm.generate([TEXT.read_text()], params, use_tqdm=False)[0].prompt_logprobs
-    return math.exp(-sum(entry.logprob for entry in scores) / len(scores))
+    return find_perplexity(score_prompt(TEXT.read_text(), model=model, **options))
 
 
 def main() -> None:

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Final
+
+# How the message of a request begins that an engine had taken, in contrast to those that were refused.
+LOST_REQUEST: Final = "The request was lost"
 
 
 class BlinkError(Exception):

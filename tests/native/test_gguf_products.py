@@ -18,7 +18,7 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("helpers", [0, 3])
+@pytest.mark.parametrize("helpers", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_all_work_is_done_once_and_seen_by_the_caller(compile_native: Compile, helpers: int) -> None:
     program: Path = build(compile_native, "thread_pool.cpp", "thread", "-O1")
     assert run(program, helpers, 2000) == {"failures": 0, "pieces": 4000}

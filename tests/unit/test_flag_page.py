@@ -41,7 +41,7 @@ def test_pages_name_only_flags_that_exist() -> None:
         "--long",
         "--profile",
     }  # docker's and pytest's
-    foreign |= {"--no-deps", "--tasks"}  # pip's and lm_eval's
+    foreign |= {"--build-arg", "--no-deps", "--rm", "--target", "--tasks"}  # pip's, docker's and lm_eval's
     pages = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
     unknown = {
         f"{page.name}: {flag}"

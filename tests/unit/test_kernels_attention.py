@@ -12,6 +12,8 @@ from torch import Tensor
 
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
+from blink.kernels.cpu import attention as cpu
+from blink.kernels.operands import AttentionOptions
 
 NUM_BLOCKS, HEAD_DIM = 64, 16
 
@@ -78,6 +80,26 @@ def test_attention_of_ragged_batches_equals_the_written_out_softmax(
     plan = plan_attention(batch, num_tokens, len(rows), query.shape[1], kv_cache)
     expected = attend_naively(query, kv_cache, batch, rows)
     torch.testing.assert_close(paged_attention(query, kv_cache, plan).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        AttentionOptions(),
+        AttentionOptions(scale=0.3, softcap=2.0),
+        AttentionOptions(window=5),
+        AttentionOptions(window=33, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0, 8.0, -9.0])),
+    ],
+)
+@pytest.mark.parametrize("head_dim", [16, 48, 128])
+def test_native_attention_equals_that_of_pytorch(head_dim: int, options: AttentionOptions) -> None:
+    torch.manual_seed(7)
+    batch, num_tokens = make_batch([(1, 1), (1, 5), (1, 6), (1, 33), (1, 100)], 16)
+    kv_cache = torch.randn(2, NUM_BLOCKS, 16, 2, head_dim)
+    query = torch.randn(num_tokens, 9, head_dim)[:, :6]  # in front of keys, as the model has it
+    [group] = cpu.plan_attention(batch, num_tokens, 16, torch.float32).groups
+    expected = cpu.attend_torch(query, kv_cache, group, options)
+    torch.testing.assert_close(cpu.attend_native(query, kv_cache, group, options), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_do_not_read_blocks_of_others() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LONG = "test_64_streams_of_the_default_model_for_a_minute"
-_LONGER = "test_64_streams_for_ten_minutes_with_all_that_looks_on_turned_on"
+_LONGER = "test_64_streams_for_ten_minutes_with_everything_on"
 _SHORT = "test_64_streams_with_hang_ups_leak_nothing_and_err_nowhere"
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import random
 import statistics
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from benchmark_programs import load_benchmark
 from blink.models.quantization import Quantization
 from blink.models.weights.source import read_spec
 
@@ -21,11 +21,7 @@ CONFIGS = ROOT / "src" / "blink" / "models" / "configs"
 
 @pytest.fixture(scope="module")
 def step_bytes() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("step_bytes", ROOT / "benchmarks" / "step_bytes.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("step_bytes")
 
 
 def test_a_dense_step_reads_all_but_the_input_embeddings(step_bytes: ModuleType) -> None:

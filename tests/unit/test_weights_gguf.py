@@ -215,10 +215,12 @@ def test_a_converted_model_gives_the_tokens_of_the_original(model_type: str, tmp
     ("model_type", "kinds"),
     [
         ("llama", (Kind.Q8_0, Kind.Q4_1, Kind.Q4_0)),  # heads interleaved, each matrix in another format
-        ("qwen2", (Kind.Q4_1,)),  # biases
-        ("phi3", (Kind.Q4_0, Kind.Q5_0)),  # joined matrices; one format that has no kernels
+        pytest.param("qwen2", (Kind.Q4_1,), marks=pytest.mark.long),  # biases
+        # Joined matrices; one format that has no kernels.
+        pytest.param("phi3", (Kind.Q4_0, Kind.Q5_0), marks=pytest.mark.long),
         ("mixtral", (Kind.Q8_0,)),  # experts
-        ("qwen3_moe", (Kind.Q4_1,)),  # experts of 48 columns: these stay float32
+        # Experts of 48 columns, which stay float32.
+        pytest.param("qwen3_moe", (Kind.Q4_1,), marks=pytest.mark.long),
     ],
 )
 def test_weights_that_stay_quantised_give_the_tokens_of_dequantised_ones(

@@ -86,11 +86,11 @@ def _load() -> ctypes.CDLL:
     path = library_path()
     try:
         library = ctypes.CDLL(str(path))
-    except OSError as error:
+        declare(library, _FUNCTIONS)
+    except (OSError, AttributeError) as error:  # it is broken, or of another version
         raise ConfigError(
             f"the native library {path} cannot be loaded ({error}); reinstall the package, or run `make native`"
         ) from error
-    declare(library, _FUNCTIONS)
     return library
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from blink.errors import BlinkError, EngineUnavailableError
+from blink.errors import LOST_REQUEST, BlinkError, EngineUnavailableError
 from blink.link.client import EngineClient
 from blink.region.layout import CqeKind, FinishReason, RejectCode
 from blink.request.planner import PlannedSequence
@@ -121,7 +121,7 @@ class SequenceTable:
         """Renew the lease; when the engine is lost, end all requests and return why. Call four times a second."""
         lost = self.client.tick()
         if lost is not None:
-            self.fail_all(EngineUnavailableError(f"The request was lost: {lost}."))
+            self.fail_all(EngineUnavailableError(f"{LOST_REQUEST}: {lost}."))
         return lost
 
     def drain(self) -> None:

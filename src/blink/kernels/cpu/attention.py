@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on the CPU: rows of equally many queries attend together. Those of one query read the cache natively, others
-attend with PyTorch to keys and values that are gathered from it."""
+"""Attention on the CPU: rows of equally many queries attend together.
+
+Beside quantised products, rows of one query read the cache natively; others attend with PyTorch to keys and values
+that are gathered from it.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,9 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
-from blink.kernels.cpu.thread_pool import find_thread_pool
+from blink.kernels.cpu.thread_pool import find_thread_pool, is_in_use
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 from blink.region.native import lib
-
 
 _LANES = 16  # floats of a head that the native code takes at a time
 
@@ -90,7 +92,8 @@ def paged_attention(
 
 def _attend(query: Tensor, kv_cache: Tensor, group: RowGroup, options: AttentionOptions) -> Tensor:
     """Attend the fastest way that the operands permit."""
-    if group.num_queries == 1 and query.dtype == torch.float32 and query.shape[2] % _LANES == 0:
+    is_wide = query.dtype == kv_cache.dtype == torch.float32 and kv_cache.is_contiguous()
+    if group.num_queries == 1 and is_wide and query.shape[2] % _LANES == 0 and is_in_use():
         return attend_native(query, kv_cache, group, options)
     return attend_torch(query, kv_cache, group, options)
 
@@ -99,7 +102,7 @@ def attend_native(query: Tensor, kv_cache: Tensor, group: RowGroup, options: Att
     """Attend from rows of one query each, in one pass over the cache."""
     num_rows, num_heads, head_dim = query.shape
     num_blocks, block_size, kv_heads = kv_cache.shape[1:4]
-    assert query.stride()[1:] == (head_dim, 1) and kv_cache.is_contiguous() and group.blocks.is_contiguous()
+    assert query.stride()[1:] == (head_dim, 1) and group.blocks.is_contiguous()
     assert group.blocks.dtype == torch.int32 and group.positions.dtype == torch.int64
     sinks = None if options.sinks is None else options.sinks.data_ptr()
     result = torch.empty(num_rows, num_heads, head_dim)

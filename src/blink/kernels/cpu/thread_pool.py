@@ -15,6 +15,11 @@ def find_thread_pool() -> int:
     return _start(torch.get_num_threads())
 
 
+def is_in_use() -> bool:
+    """Whether products run on these threads. Where none do, PyTorch's are awake, and both would want the same cores."""
+    return _start.cache_info().currsize > 0
+
+
 @cache
 def _start(threads: int) -> int:
     return lib.blink_thread_pool_start(threads - 1)

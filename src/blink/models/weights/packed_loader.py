@@ -22,21 +22,19 @@ _ROWS = 16  # of a weight: PyTorch's product in FP8 takes multiples
 def load_packed(
     checkpoint: Checkpoint, parts: Mapping[str, int], columns: int, target: WeightTarget
 ) -> PackedWeight | None:
-    """Read matrices of the given numbers of rows into one, one below the other.
+    """Read matrices of the given numbers of rows, which have been checked, into one, one below the other.
 
     None if these are not quantized alike, in a form that the device has no kernels for, or of a size that these do not
     take: they are then to be dequantised.
 
     Raises:
-        ConfigError: one is missing, of another shape, or cannot be read.
+        ConfigError: one cannot be read.
     """
     if not isinstance(checkpoint, _SOURCES) or not _has_kernels(target):
         return None
     if sum(parts.values()) % _ROWS:
         return None
     found: list[QuantizedMatrix] = []
-    for name, rows in parts.items():
-        checkpoint.check(f"{name}.weight", (rows, columns))
     for name, rows in parts.items():
         matrix = checkpoint.read_matrix(f"{name}.weight", (rows, columns), target.device)
         if matrix is None or not can_pack(columns, Format.FP8 if matrix.values.dtype == FP8 else Format.INT4):

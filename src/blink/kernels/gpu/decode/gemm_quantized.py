@@ -75,7 +75,7 @@ class QuantizedGemmSplit:
         reuse = self._parts_bytes(shape) > _REUSE_BYTES
         if reuse and self._ring_bytes(shape) < self._parts_bytes(shape):
             return False
-        return self.shared_bytes(shape) <= min(_SM_BYTES // blocks, 228 << 10) - _RESERVED_BYTES
+        return self.shared_bytes(shape) <= _SM_BYTES // blocks - _RESERVED_BYTES
 
     def _ring_bytes(self, shape: Shape) -> int:
         return self.stages * self.boxes * (self.tile * 128 + shape.tokens * shape.format.unit * 2)
