@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x42C319A937693DE6
+GOLDEN_DIGEST = 0xD1A3B452926DD186
 
 
 def test_the_digest_is_the_recorded_one() -> None:
