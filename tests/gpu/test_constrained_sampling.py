@@ -135,6 +135,7 @@ def test_a_step_over_what_was_computed_before_forgets_nothing(length: int, devic
     tokens = text_tokens(b'{"a": [[[{"b":')[:length]
     batch = move(make_constrained(VOCABULARY, [KINDS[0]], [tokens]), device)
     expected = find_bits(batch)
+    assert KINDS[0] is not None
     assert expected[0] == bits_behind(KINDS[0], b"".join(VOCABULARY[token] for token in tokens))
     for done in (0, 1, 2, 5, length - 2, length - 1):
         batch.context_lens[0] = NUM_PROMPT + done

@@ -50,7 +50,7 @@ class Batch:
     bias_values: Tensor  # [num_slots, MAX_LOGIT_BIASES] float32
     automata: Tensor  # [num_automata, AUTOMATON_BYTES] uint8
     automaton_places: Tensor  # [num_slots, 2 * PLACE_WORDS]; where the slot's text stands in its automaton
-    allowed_lists: Tensor  # [num_slots, 2 * ceil(vocab / 32)]; two lists of the tokens that may come next, a bit for each
+    allowed_lists: Tensor  # [num_slots, 2 * ceil(vocab / 32)]; two lists of tokens that may come next, a bit each
     token_starts: Tensor  # [vocab_size + 1]; where each token's bytes are in token_text
     token_text: Tensor  # [vocab_bytes] uint8
     sampled_tokens: Tensor  # [max_rows]

@@ -9,8 +9,6 @@ namespace blink {
 
 constexpr uint32_t kListThreads = 512, kWarp = 32;
 constexpr uint32_t kListBlocksOfSm = 3;
-// Of each block in shared memory, where it has room: else a block reads it where it is.
-constexpr uint32_t kSharedAutomatonBytes = 40 << 10;
 constexpr int32_t kNoIndex = -1;
 
 struct ConstrainArgs {
@@ -29,6 +27,7 @@ struct ConstrainArgs {
   int32_t* may_end;     // [rows]
   int32_t* new_places;  // [rows], index in `places` of what the row's list is to be made for; kNoIndex: it is made
   uint32_t max_model_len, vocab_size, words;
+  uint32_t shared_bytes;  // of dynamic shared memory in a block of list_allowed_tokens()
 };
 
 // What was read or written before by other kernels is free from here on.
@@ -95,9 +94,10 @@ __device__ inline void list_share(const ConstrainArgs& args, const Automaton& au
   }
 }
 
-// grid: (blocks of a row, rows). Reads what find_places() has found, so it waits for it first.
+// grid: (blocks of a row, rows). Reads what find_places() has found, so it waits for it first. A block brings its
+// automaton near, if that has room, else reads it where it is.
 __global__ void __launch_bounds__(kListThreads, kListBlocksOfSm) list_allowed_tokens(const ConstrainArgs args) {
-  __shared__ uint4 near_automaton[kSharedAutomatonBytes / sizeof(uint4)];
+  extern __shared__ uint4 near_automaton[];
   __shared__ AutomatonPlace place;
   wait_for_others();
   const uint32_t row = blockIdx.y;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kListThreads, kListBlocksOfSm) list_allowed_to
   const uint8_t* bytes = automaton_of(args, slot);
   const uint32_t automaton_bytes = automaton_layout(*reinterpret_cast<const AutomatonHeader*>(bytes)).bytes;
   if (threadIdx.x < kWarp) copy_place(place, args.places[at]);
-  const bool is_near = automaton_bytes <= kSharedAutomatonBytes;
+  const bool is_near = automaton_bytes <= args.shared_bytes;
   for (uint32_t i = threadIdx.x; is_near && i < automaton_bytes / sizeof(uint4); i += kListThreads)
     near_automaton[i] = reinterpret_cast<const uint4*>(bytes)[i];
   __syncthreads();

@@ -54,7 +54,7 @@ struct alignas(16) AutomatonQuad {
 };
 
 // Quads that a lane has on their way at once: what is far away takes as long for all of them as for one.
-constexpr uint32_t kQuadsInFlight = 8;
+constexpr uint32_t kQuadsInFlight = 4;
 
 // How many words of a quad at byte `at` lead out of their tables.
 BLINK_FN uint32_t count_bad_words(const AutomatonHeader& h, const AutomatonLayout& l, uint32_t at,
@@ -82,13 +82,13 @@ BLINK_FN bool copy_automaton(Env& env, State& s, const Sequence& q, uint32_t ind
   uint32_t bad = 0;
   for (uint32_t tile = 1 + env.lane(); tile < count; tile += env.lanes() * kQuadsInFlight) {
     AutomatonQuad quads[kQuadsInFlight];
+    const uint32_t left = count - tile;
     for (uint32_t i = 0; i < kQuadsInFlight; i++)
-      if (tile + i * env.lanes() < count) quads[i] = from[tile + i * env.lanes()];
+      if (i * env.lanes() < left) quads[i] = (from + tile)[i * env.lanes()];
     for (uint32_t i = 0; i < kQuadsInFlight; i++) {
-      const uint32_t at = tile + i * env.lanes();
-      if (at >= count) continue;
-      bad += count_bad_words(header, layout, at * kSize, quads[i]);
-      to[at] = quads[i];
+      if (i * env.lanes() >= left) continue;
+      bad += count_bad_words(header, layout, (tile + i * env.lanes()) * kSize, quads[i]);
+      (to + tile)[i * env.lanes()] = quads[i];
     }
   }
   return env.sum(bad) == 0;

@@ -16,6 +16,7 @@ from blink.kernels.gpu.decode.launch import can_launch, compile_kernel, launch
 SOURCE = "constrain.cu"
 FIND_PLACES, LIST_TOKENS = "blink::find_places", "blink::list_allowed_tokens"
 _WARP, _LIST_THREADS = 32, 512  # csrc/gpu/constrain.cu's kWarp and kListThreads
+_SHARED_BYTES = 56 << 10  # of a block: room for most automata, and for three blocks on an SM
 # Blocks that list tokens: as many as keep a GPU busy if all rows need a new list, and divide the work if one does.
 _MAX_BLOCKS, _MIN_ROW_BLOCKS, _MAX_ROW_BLOCKS = 2048, 16, 128
 
@@ -47,16 +48,18 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/constrain.cu's ConstrainArgs
         ("max_model_len", ctypes.c_uint32),
         ("vocab_size", ctypes.c_uint32),
         ("words", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
     ]
 
 
 def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     """Return what the rows may sample; the rows' slots move on by their last tokens."""
-    words, num_lists = -(-vocab_size // 32), LISTS_OF_SLOT * batch.allowed_lists.shape[0]
-    assert batch.automata.shape[0] == 0 or batch.allowed_lists.shape[1] == LISTS_OF_SLOT * words
+    words, (num_slots, list_words) = -(-vocab_size // 32), batch.allowed_lists.shape
+    assert batch.automata.shape[0] == 0 or list_words == LISTS_OF_SLOT * words
     device = batch.params.device
     lists, may_end, new_places = (torch.empty(num_rows, dtype=torch.int32, device=device) for _ in range(3))
-    allowed = Allowed(batch.allowed_lists.view(num_lists, -1), lists, may_end)
+    bits = batch.allowed_lists.view(num_slots * LISTS_OF_SLOT, list_words // LISTS_OF_SLOT)
+    allowed = Allowed(bits, lists, may_end)
     if device.type != "cuda":  # Triton's interpreter
         _find_on_host(allowed, batch, num_rows)
         return allowed
@@ -67,11 +70,13 @@ def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
         batch.tokens.stride(0),
         min(vocab_size, batch.token_starts.shape[0] - 1),
         words,
+        _SHARED_BYTES,
     )
     row_blocks = min(max(_MAX_BLOCKS // num_rows, _MIN_ROW_BLOCKS), _MAX_ROW_BLOCKS)
     find, list_tokens = compile_kernel(FIND_PLACES, SOURCE), compile_kernel(LIST_TOKENS, SOURCE)
-    launch(find, (num_rows, 1), _WARP, arguments, programmatic=can_launch())
-    launch(list_tokens, (row_blocks, num_rows), _LIST_THREADS, arguments, programmatic=can_launch())
+    grid, early = (row_blocks, num_rows), can_launch()
+    launch(find, (num_rows, 1), _WARP, arguments, programmatic=early)
+    launch(list_tokens, grid, _LIST_THREADS, arguments, shared_bytes=_SHARED_BYTES, programmatic=early)
     return allowed
 
 
