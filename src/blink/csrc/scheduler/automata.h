@@ -8,14 +8,15 @@
 namespace blink {
 
 BLINK_FN bool is_automaton(const State& s, const AutomatonEntry& entry, const Sequence& q) {
-  if (entry.owner != s.qps[q.queue_pair].attached || entry.queue_pair != q.queue_pair) return false;
-  for (uint32_t i = 0; i < kAutomatonHashBytes; i++)
-    if (entry.hash[i] != q.sqe.automaton_hash[i]) return false;
-  return true;
+  bool is_it = entry.owner == s.qps[q.queue_pair].attached && entry.queue_pair == q.queue_pair;
+  const auto* known = reinterpret_cast<const uint32_t*>(entry.hash);
+  const auto* wanted = reinterpret_cast<const uint32_t*>(q.sqe.automaton_hash);
+  for (uint32_t i = 0; i < kAutomatonHashBytes / 4; i++) is_it &= known[i] == wanted[i];
+  return is_it;
 }
 
-// What may be copied of automata while one step is composed, but for a first one: some 30 us on a GPU whose region is
-// behind PCIe. Whoever has more to come waits for the next step, so that nobody holds up the others' tokens by it.
+// What may be copied of automata while one step is composed, but for a first one, which may be larger. Whoever brings
+// more waits for the next step, so that nobody holds up the others' tokens by it.
 constexpr uint32_t kAutomatonBytesOfPass = 128 << 10;
 
 // Whether a waiting sequence's automaton is here, or has a place to go to and may be copied now.
@@ -24,9 +25,9 @@ BLINK_FN bool has_automaton_room(const State& s, const Sequence& q) {
   if (bytes == 0 || q.slot != kNone) return true;
   const bool has_time = s.automaton_bytes_copied == 0 || s.automaton_bytes_copied + bytes <= kAutomatonBytesOfPass;
   if (has_time && s.num_automata_used < s.geometry.num_automata) return true;
-  for (uint32_t i = 0; i < s.geometry.num_automata; i++)
-    if (is_automaton(s, s.automaton_entries[i], q)) return true;
-  return false;
+  bool is_here = false;  // without branches, for many sequences may ask
+  for (uint32_t i = 0; i < s.geometry.num_automata; i++) is_here |= is_automaton(s, s.automaton_entries[i], q);
+  return is_here;
 }
 
 // Whether a word of an automaton leads out of none of its tables.
@@ -54,7 +55,7 @@ struct alignas(16) AutomatonQuad {
 };
 
 // Quads that a lane has on their way at once: what is far away takes as long for all of them as for one.
-constexpr uint32_t kQuadsInFlight = 4;
+constexpr uint32_t kQuadsInFlight = 8;
 
 // How many words of a quad at byte `at` lead out of their tables.
 BLINK_FN uint32_t count_bad_words(const AutomatonHeader& h, const AutomatonLayout& l, uint32_t at,
@@ -66,7 +67,7 @@ BLINK_FN uint32_t count_bad_words(const AutomatonHeader& h, const AutomatonLayou
 
 // Copy an automaton out of the arena; false if it is none. Each word is read once: its frontend may still change it.
 template <class Env>
-BLINK_FN bool copy_automaton(Env& env, State& s, const Sequence& q, uint32_t index) {
+BLINK_RARE_FN bool copy_automaton(Env& env, State& s, const Sequence& q, uint32_t index) {
   const auto* from = reinterpret_cast<const AutomatonQuad*>(arena(s, q.queue_pair) + q.sqe.automaton_offset);
   auto* to = reinterpret_cast<AutomatonQuad*>(s.automata + uint64_t(index) * kMaxAutomatonBytes);
   AutomatonQuad first{};

@@ -291,16 +291,16 @@ struct State {
   FIELD(uint32_t, num_automata_used);  // entries with users
   FIELD(uint32_t, automaton_stamp);
   FIELD(uint32_t, automaton_bytes_copied);  // while this step is composed
-  FIELD(uint32_t, num_attached);       // queue pairs, at least 1
-  FIELD(uint32_t, num_flows);          // that have sequences
-  FIELD(uint32_t, num_best_effort);    // live sequences of that class
-  FIELD(uint32_t, turn);               // Turn of the step that is being composed
-  FIELD(uint32_t, step_tokens);        // that it may take
-  FIELD(uint32_t, in_flight_track);    // Track of the launch in flight
-  FIELD(uint32_t, segment);            // of the step that is launched in segments: in flight, or next
-  FIELD(uint32_t, num_segments);       // of it; 0: there is none
-  FIELD(uint64_t, segmented_ns);       // that its segments have taken
-  FIELD(uint64_t, segmented_cost_ns);  // that all of them are expected to take
+  FIELD(uint32_t, num_attached);            // queue pairs, at least 1
+  FIELD(uint32_t, num_flows);               // that have sequences
+  FIELD(uint32_t, num_best_effort);         // live sequences of that class
+  FIELD(uint32_t, turn);                    // Turn of the step that is being composed
+  FIELD(uint32_t, step_tokens);             // that it may take
+  FIELD(uint32_t, in_flight_track);         // Track of the launch in flight
+  FIELD(uint32_t, segment);                 // of the step that is launched in segments: in flight, or next
+  FIELD(uint32_t, num_segments);            // of it; 0: there is none
+  FIELD(uint64_t, segmented_ns);            // that its segments have taken
+  FIELD(uint64_t, segmented_cost_ns);       // that all of them are expected to take
   FIELD(Turn, segmented_turn);
   FIELD(uint32_t, segmented_best_effort_rows);
   FIELD(uint64_t, urgent_ns);  // end of the last step that moved urgent sequences on
