@@ -57,7 +57,7 @@ def read_vocabulary(path: Path | None) -> Vocabulary:
         tokenizer = load_assets(FrontendConfig()).tokenizer
         vocabulary = list_vocabulary(tokenizer, tokenizer.vocab_size)
         starts, text = vocabulary.starts, vocabulary.text
-    lengths = np.resize(np.diff(starts), _VOCAB)
+    lengths = np.resize(np.diff(starts.astype(np.int64)), _VOCAB)
     tiled = np.concatenate([text] * (_VOCAB // (len(starts) - 1) + 1))[: -(-lengths.sum() // 8) * 8]
     return Vocabulary(np.concatenate([[0], lengths.cumsum()]).astype(np.int32), tiled)
 

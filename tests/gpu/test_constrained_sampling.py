@@ -10,7 +10,7 @@ import torch
 
 from automata import Place, PlainAutomaton
 from blink.grammar.automaton import Automaton
-from blink.kernels.batch import Batch, Param
+from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu import sampling as cpu
 from blink.kernels.cpu.constraint import list_allowed
 from blink.kernels.operands import NO_TOKEN, TEXT_END
@@ -181,6 +181,17 @@ def test_a_list_is_not_that_of_the_slot_s_last_sequence(device: torch.device) ->
     for length in (0, 1, 2):
         batch.context_lens[0] = NUM_PROMPT + length
         assert find_bits(batch) == [bits_behind(automata[1], b"x" * length)]
+
+
+def test_rows_beyond_the_batch_are_left_alone(device: torch.device) -> None:
+    batch = move(make_constrained(VOCABULARY, [KINDS[0]] * 3, [[]] * 3), device)
+    batch.header[Header.NUM_ROWS] = 1
+    before = batch.automaton_places.clone(), batch.allowed_lists.clone()
+    assert KINDS[0] is not None
+    assert find_bits(batch, 3) == [bits_behind(KINDS[0], b""), None, None]
+    others = batch.row_slots[1:].long()
+    assert torch.equal(batch.automaton_places[others], before[0][others])
+    assert torch.equal(batch.allowed_lists[others], before[1][others])
 
 
 def test_a_step_that_is_done_again_finds_its_list_again(device: torch.device) -> None:
