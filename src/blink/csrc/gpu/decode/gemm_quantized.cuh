@@ -18,7 +18,8 @@ struct QuantizedGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_,
   static constexpr bool grouped = kGrouped_;
   static constexpr int unit = kUnit<kFormat_>, stage_k = kBoxes_ * unit, stages = kStages_;
   static constexpr int weight_boxes = kBoxes_, weight_columns = kUnitBytes;
-  static constexpr int other_warps = 3;  // of which one converts activations
+  static constexpr int converters = 1, other_warps = 2 + converters;  // warps that convert activations
+  static constexpr int factors = 1;                                   // of a stage; gemm_fp8.cuh
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
   static constexpr int stage = weight_tile * weight_boxes + token_tile * (stage_k / kBoxRow);  // in two bytes
   static constexpr int ring_bytes = stages * stage * 2;
@@ -31,14 +32,15 @@ struct QuantizedGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_,
 
 template <class S>
 struct QuantizedGemmShared : GemmShared<S> {
-  Barrier ready[S::stages];  // whose activations are f16
+  Barrier ready[S::stages];  // whose activations are converted
+  alignas(16) float factors[S::stages][S::factors];
 
   __device__ unsigned* groups() { return reinterpret_cast<unsigned*>(this + 1); }  // [groups of the block, S::pitch]
 };
 
 template <class S>
 __device__ inline void initialize_others(QuantizedGemmShared<S>& shared) {
-  for (int i = 0; i < S::stages; i++) initialize(shared.ready[i], 1);
+  for (int i = 0; i < S::stages; i++) initialize(shared.ready[i], S::converters);
 }
 
 // Load the words of the tile's groups, which no kernel of the step writes.
@@ -118,7 +120,7 @@ __device__ inline void multiply_box(const char* weights, const unsigned* groups,
 
 // What a warp does: make f16 of each stage's activations, over kActivationDivisor, in their place.
 template <class S>
-__device__ inline void convert_stages(const GemmPlace& at, QuantizedGemmShared<S>& shared) {
+__device__ inline void convert_stages(const GemmArgs&, const GemmPlace& at, QuantizedGemmShared<S>& shared) {
   constexpr int chunks = S::token_tile * (S::stage_k / kBoxRow) / 8;
   constexpr unsigned scale = (127 - 6) << 7 | (127 - 6) << 23;  // 2^-6 as bf16, twice
   static_assert(kActivationDivisor == 64);

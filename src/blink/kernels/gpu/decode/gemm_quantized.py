@@ -88,10 +88,10 @@ class QuantizedGemmSplit:
 def choose_split(shape: Shape) -> QuantizedGemmSplit | None:
     """Return the split of a product; None if there is none."""
     # Activations of many rows are as many bytes as weights: two groups then share them.
-    shares = shape.tokens == 64 or (shape.tokens == 32 and _is_wide(shape))
+    shares = shape.tokens == 64 or (shape.tokens == 32 and is_wide(shape))
     for groups in (2, 1) if shares else (1,):
-        cluster = _choose_cluster(shape, groups)
-        each = shape.n / (64 * groups) * cluster / _processors()
+        cluster = choose_cluster(shape, groups)
+        each = shape.n / (64 * groups) * cluster / processors()
         most = min(math.ceil(each), _most_blocks(shape, groups))
         for blocks in range(most, 0, -1):
             for stages in range(_MAX_STAGES, 2, -1):
@@ -109,13 +109,13 @@ def _most_blocks(shape: Shape, groups: int) -> int:
     return 2 if shape.grouped and is_large else 3
 
 
-def _choose_cluster(shape: Shape, groups: int) -> int:
+def choose_cluster(shape: Shape, groups: int) -> int:
     """Return the number of blocks that leaves the least idle of the multiprocessors; 1 where there are many tiles."""
-    if shape.output is not Output.ADD and _is_wide(shape):
+    if shape.output is not Output.ADD and is_wide(shape):
         return 1
 
     def idle(cluster: int) -> float:
-        each = shape.n / (64 * groups) * cluster / _processors()
+        each = shape.n / (64 * groups) * cluster / processors()
         return math.ceil(each) / each
 
     # Of ADD the larger first: more warps of a multiprocessor then convert weights.
@@ -123,11 +123,13 @@ def _choose_cluster(shape: Shape, groups: int) -> int:
     return min(options, key=lambda cluster: round(idle(cluster), 1))
 
 
-def _is_wide(shape: Shape) -> bool:
-    return shape.n / 64 / _processors() > 3
+def is_wide(shape: Shape) -> bool:
+    """Tell whether tiles of 64 weight rows are more than three for each multiprocessor."""
+    return shape.n / 64 / processors() > 3
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Return how many multiprocessors there are."""
     return torch.cuda.get_device_properties().multi_processor_count
 
 
@@ -136,8 +138,3 @@ def kernel_name(shape: Shape, split: QuantizedGemmSplit, *, norm: bool) -> str:
     sizes = (shape.tokens, split.groups, split.cluster, split.boxes, split.stages)
     flags = f"{shape.format.value}, {str(shape.grouped).lower()}"
     return f"blink::gemm_quantized<{flags}, {', '.join(map(str, sizes))}, {shape.output.value}, {str(norm).lower()}>"
-
-
-def can_multiply(weight: PackedWeight, tokens: int) -> bool:
-    """Tell whether there are kernels for so many rows, rounded up, and this weight, whatever the output."""
-    return weight.shape[0] % 8 == 0 and all(choose_split(Shape.of(weight, output, tokens)) for output in Output)
