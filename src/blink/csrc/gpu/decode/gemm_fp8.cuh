@@ -97,8 +97,7 @@ __device__ inline void convert_token(char* tokens, int token, float& factor) {
   const unsigned second[4] = {box ? v.x : w.x, box ? v.y : w.y, box ? v.z : w.z, box ? v.w : w.w};
   unsigned largest = 0;
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    largest = __vmaxu2(largest, __vmaxu2(first[i] & 0x7fff7fffu, second[i] & 0x7fff7fffu));
+  for (int i = 0; i < 4; i++) largest = __vmaxu2(largest, __vmaxu2(first[i] & 0x7fff7fffu, second[i] & 0x7fff7fffu));
 #pragma unroll
   for (int step = 1; step < 8; step *= 2) largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, step));
   const Fp8Scale scale(largest, S::grouped ? 1 : kActivationDivisor);
@@ -151,8 +150,8 @@ __device__ inline void start_stage(int turn, Fp8GemmShared<S>& shared, float (&p
 
 // Wait for a stage's products, but not for so many others, and add them to the sums.
 template <class S, int kOthers>
-__device__ inline void add_stage(const GemmPlace& at, int turn, Fp8GemmShared<S>& shared,
-                                 float (&parts)[S::tokens], float (&sums)[S::tokens / 2]) {
+__device__ inline void add_stage(const GemmPlace& at, int turn, Fp8GemmShared<S>& shared, float (&parts)[S::tokens],
+                                 float (&sums)[S::tokens / 2]) {
   const int slot = turn % S::stages, lane = threadIdx.x % 32;
   float2 factors[S::tokens / 8];
 #pragma unroll
@@ -201,9 +200,9 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Fp8
 }
 
 template <bool kGrouped, int kTokens, int kGroups, int kCluster, int kStages, Output kOutput, bool kNorm>
-__global__ void
-__launch_bounds__(Fp8GemmShape<kGrouped, kTokens, kGroups, kCluster, kStages, kOutput, kNorm>::block_threads,
-                  Fp8GemmShape<kGrouped, kTokens, kGroups, kCluster, kStages, kOutput, kNorm>::blocks)
+__global__ void __launch_bounds__(
+    Fp8GemmShape<kGrouped, kTokens, kGroups, kCluster, kStages, kOutput, kNorm>::block_threads,
+    Fp8GemmShape<kGrouped, kTokens, kGroups, kCluster, kStages, kOutput, kNorm>::blocks)
     gemm_fp8(const __grid_constant__ GemmArgs args) {
   using S = Fp8GemmShape<kGrouped, kTokens, kGroups, kCluster, kStages, kOutput, kNorm>;
   // What kernels/gpu/decode/gemm_fp8.py counts.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -69,7 +70,7 @@ class Fp8GemmSplit:
 
 def key(shape: Shape) -> str:
     """Return a product's key in the table of measured splits."""
-    return f"{'fp8-block' if shape.grouped else 'fp8'} {gemm_key(shape.output, shape.tokens, shape.n, shape.k)}"
+    return f"fp8 {gemm_key(shape.output, shape.tokens, shape.n, shape.k)}"
 
 
 def list_splits(shape: Shape) -> Iterator[Fp8GemmSplit]:
@@ -86,7 +87,20 @@ def list_splits(shape: Shape) -> Iterator[Fp8GemmSplit]:
 def choose_split(shape: Shape) -> Fp8GemmSplit | None:
     """Return the split of a product; None if there is none."""
     found = read_table().get(key(shape))
-    return Fp8GemmSplit(*found) if found else _guess_split(shape)
+    if found is None:
+        return _guess_split(shape)
+    split = Fp8GemmSplit(*found)
+    return _leave_room_for_groups(shape, split) if shape.grouped else split
+
+
+def _leave_room_for_groups(shape: Shape, split: Fp8GemmSplit) -> Fp8GemmSplit | None:
+    """Return a split measured without groups with fewer stages, for as many blocks of a multiprocessor if they fit."""
+    alone = dataclasses.replace(shape, grouped=False)
+    for blocks in range(_most_blocks(shape, split.groups), 0, -1):
+        found = _fill(shape, split.groups, split.cluster, blocks) if split.fits(alone, blocks) else None
+        if found is not None:
+            return dataclasses.replace(found, stages=min(found.stages, split.stages))
+    return None
 
 
 @functools.cache
