@@ -22,12 +22,13 @@ import torch
 from decode_layer import Case, Model, time_graph
 
 import blink.models
-from blink.kernels.gpu.decode import attention, gemm, gemm_fp8, gemv, moe, splits
+from blink.kernels.gpu.decode import attention, gemm, gemm_fp8, gemv, gemv_quantized, moe, splits
 from blink.kernels.gpu.decode.gemm_quantized import Shape
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import Format, PackedWeight, pack, quantize_fp8
 from blink.kernels.weight import Weight, plain
+from blink.models.decode_step import MAX_GEMV_ROWS
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
@@ -40,6 +41,7 @@ _CONTEXT = 500
 _TOLERANCE = 5e-2  # sums in another order, through some layers
 
 Candidates = dict[str, list[list[int]]]
+Split = splits.GemmSplit | splits.AttentionSplit | gemm_fp8.Fp8GemmSplit | gemv_quantized.QuantizedSplit
 
 
 def list_products(spec: ModelSpec) -> list[tuple[Output, int, int]]:
@@ -70,13 +72,15 @@ def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
 
 def list_fp8_candidates(spec: ModelSpec, rows: int) -> Candidates:
     """Return the keys of the table that products with FP8 weights use, each with all splits."""
-    tokens = splits.pad_rows(rows)
     products = list_products(spec)[1 if spec.num_experts else 0 :]  # routers have 16 bits
-    shapes = [Shape(Format.FP8, False, output, tokens, k, n) for output, n, k in products]
+    if rows <= MAX_GEMV_ROWS:
+        few = [gemv_quantized.Shape(Format.FP8, False, rows, k, n) for _, n, k in products]
+        return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_splits(shape))) for shape in few}
+    shapes = [Shape(Format.FP8, False, output, splits.pad_rows(rows), k, n) for output, n, k in products]
     return {gemm_fp8.key(shape): list(map(to_list, gemm_fp8.list_splits(shape))) for shape in shapes}
 
 
-def to_list(split: splits.GemmSplit | splits.AttentionSplit | gemm_fp8.Fp8GemmSplit) -> list[int]:
+def to_list(split: Split) -> list[int]:
     return list(dataclasses.astuple(split))
 
 

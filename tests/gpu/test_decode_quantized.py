@@ -83,7 +83,9 @@ def test_products_of_few_rows_equal_those_of_the_dequantised_weight(kind: str, r
 
 
 @pytest.mark.parametrize("kind", ["rows", "int4"])
-@pytest.mark.parametrize("split", [(2, 2, 2, 16, 8, 2), (1, 4, 4, 32, 4, 3), (4, 1, 1, 16, 8, 2)], ids=str)
+@pytest.mark.parametrize(
+    "split", [(2, 2, 2, 16, 8, 2), (1, 4, 4, 32, 4, 3), (4, 1, 1, 16, 8, 2), (2, 2, 4, 8, 4, 2)], ids=str
+)
 def test_any_split_of_few_rows_gives_the_same_products(
     kind: str, split: tuple[int, int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

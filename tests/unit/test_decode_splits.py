@@ -16,7 +16,7 @@ from blink.kernels.quantized import Format
 
 _TABLES = json.loads(splits.TABLE.read_text())
 _MAX_SHARED_BYTES = 227 << 10
-_CACHED = (gemv_quantized.choose_split, gemm_quantized.choose_split, gemm_fp8._guess_split, splits.read_table)
+_CACHED = (gemv_quantized._guess_split, gemm_quantized.choose_split, gemm_fp8._guess_split, splits.read_table)
 
 
 @pytest.mark.parametrize("device", list(_TABLES))
@@ -25,6 +25,11 @@ def test_measured_splits_fit_their_kernels(device: str) -> None:
         kind, count, *sizes = key.split()
         if kind == "attend":
             assert AttentionSplit(*numbers).shared_bytes(group=8, head_dim=128) <= _MAX_SHARED_BYTES, key
+        elif kind == "few":
+            rows, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
+            few = gemv_quantized.Shape(Format[count.upper()], count == "int4", rows, k, n)
+            split = gemv_quantized.QuantizedSplit(*numbers)
+            assert gemv_quantized.shared_bytes(few, split) <= _MAX_SHARED_BYTES, key
         elif kind == "fp8":
             tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
             shape = gemm_quantized.Shape(Format.FP8, False, Output[count.upper()], tokens, k, n)
