@@ -73,11 +73,11 @@ struct Fp8Scale {
   float inverse;
 
   // Take the largest of the even and of the odd numbers, as bf16 without signs.
-  __device__ Fp8Scale(unsigned largest, float divisor) {
-    const unsigned found = max(largest >> 16, largest & 0xffff) >> 7, exponent = max(found, 14u);
+  __device__ explicit Fp8Scale(unsigned largest) {
+    const unsigned found = max(largest >> 16, largest & 0xffff) >> 7, exponent = max(found, 8u);
     const unsigned scale = (261 - exponent) << 7;
     pair = scale | scale << 16;
-    inverse = found == 255 ? __uint_as_float(0x7fffffff) : __uint_as_float((exponent - 7) << 23) / divisor;
+    inverse = found == 255 ? __uint_as_float(0x7fffffff) : __uint_as_float((exponent - 7) << 23);
   }
 };
 
@@ -100,7 +100,7 @@ __device__ inline void convert_token(char* tokens, int token, float& factor) {
   for (int i = 0; i < 4; i++) largest = __vmaxu2(largest, __vmaxu2(first[i] & 0x7fff7fffu, second[i] & 0x7fff7fffu));
 #pragma unroll
   for (int step = 1; step < 8; step *= 2) largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, step));
-  const Fp8Scale scale(largest, S::grouped ? 1 : kActivationDivisor);
+  const Fp8Scale scale(largest);
   if (lane == 0) factor = scale.inverse;
   __syncwarp();  // all lanes have read
 #pragma unroll

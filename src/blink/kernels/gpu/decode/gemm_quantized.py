@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How products of up to 64 rows with quantized weights are split: csrc/gpu/decode/gemm_quantized.cuh."""
+"""How products of up to 64 rows with weights of 4 bits are split: csrc/gpu/decode/gemm_quantized.cuh."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class QuantizedGemmSplit:
 
     def total_stages(self, shape: Shape) -> int:
         """Return the stages of all of k."""
-        return -(-shape.k // (self.boxes * shape.format.unit))
+        return -(-shape.k // (self.boxes * Format.INT4.unit))
 
     def shared_bytes(self, shape: Shape) -> int:
         """Return the size of QuantizedGemmShared with the words of groups behind it."""
         own = 16 if self._parts_bytes(shape) > _REUSE_BYTES else self._parts_bytes(shape)
         size = self._ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
-        words = -(-self.total_stages(shape) // self.cluster) * self.boxes * (shape.format.unit // GROUP)
-        return (-(-size // 1024) + 1) * 1024 + (words * (self.tile + 1) * 4 if shape.grouped else 0)
+        words = -(-self.total_stages(shape) // self.cluster) * self.boxes * (Format.INT4.unit // GROUP)
+        return (-(-size // 1024) + 1) * 1024 + words * (self.tile + 1) * 4
 
     def fits(self, shape: Shape, blocks: int) -> bool:
         """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
@@ -78,7 +78,7 @@ class QuantizedGemmSplit:
         return self.shared_bytes(shape) <= _SM_BYTES // blocks - _RESERVED_BYTES
 
     def _ring_bytes(self, shape: Shape) -> int:
-        return self.stages * self.boxes * (self.tile * 128 + shape.tokens * shape.format.unit * 2)
+        return self.stages * self.boxes * (self.tile * 128 + shape.tokens * Format.INT4.unit * 2)
 
     def _parts_bytes(self, shape: Shape) -> int:
         return self.cluster * shape.tokens * (self.tile // self.cluster + 4) * 4
@@ -103,10 +103,7 @@ def choose_split(shape: Shape) -> QuantizedGemmSplit | None:
 
 def _most_blocks(shape: Shape, groups: int) -> int:
     """Return for how many blocks of a multiprocessor the kernel keeps registers."""
-    is_large = shape.tokens == 64 or (shape.tokens == 32 and shape.format is Format.INT4)
-    if groups == 2:
-        return 1 if is_large else 2
-    return 2 if shape.grouped and is_large else 3
+    return (4 if shape.tokens < 32 else 3) - groups
 
 
 def choose_cluster(shape: Shape, groups: int) -> int:
@@ -136,5 +133,4 @@ def processors() -> int:
 def kernel_name(shape: Shape, split: QuantizedGemmSplit, *, norm: bool) -> str:
     """Return the name of a kernel of csrc/gpu/decode/gemm_quantized.cuh."""
     sizes = (shape.tokens, split.groups, split.cluster, split.boxes, split.stages)
-    flags = f"{shape.format.value}, {str(shape.grouped).lower()}"
-    return f"blink::gemm_quantized<{flags}, {', '.join(map(str, sizes))}, {shape.output.value}, {str(norm).lower()}>"
+    return f"blink::gemm_quantized<{', '.join(map(str, sizes))}, {shape.output.value}, {str(norm).lower()}>"
