@@ -9,7 +9,7 @@
 
 namespace blink {
 
-// As QuantizedGemmShape; a stage is a box of weights. Warps that convert activations take some tokens each.
+// As QuantizedGemmShape; a stage is a box of weights.
 template <bool kGrouped_, int kTokens_, int kGroups_, int kCluster_, int kStages_, Output kOutput_, bool kNorm_>
 struct Fp8GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_> {
   using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_>;
@@ -17,7 +17,10 @@ struct Fp8GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm
   static constexpr bool grouped = kGrouped_;
   static constexpr int unit = kUnit<format>, stage_k = unit, stages = kStages_;
   static constexpr int weight_boxes = 1, weight_columns = kUnitBytes;
-  static constexpr int converters = kTokens_ == 64 ? 6 : kTokens_ == 32 ? 4 : 2, other_warps = 2 + converters;
+  // Warps that convert activations, so many together those of a stage: when the activations come, the ring has its
+  // weights already, and all stages wait for these.
+  static constexpr int converters = kTokens_ == 64 ? 6 : 4, together = kTokens_ >= 32 ? 2 : 1;
+  static constexpr int other_warps = 2 + converters;
   static constexpr int factors = kTokens_;
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
   static constexpr int stage = weight_tile + token_tile * (stage_k / kBoxRow);  // in two bytes
@@ -25,7 +28,7 @@ struct Fp8GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm
   static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
   static constexpr int stage_groups = 1, pitch = Outputs::tile + 1;
   static constexpr int block_threads = Outputs::threads + 32 * other_warps;
-  static constexpr int blocks = Outputs::tokens == 64 ? 1 : Outputs::tokens == 32 ? 2 : 4 - kGroups_;
+  static constexpr int blocks = Outputs::tokens == 64 ? 1 : Outputs::tokens == 8 ? 4 - kGroups_ : 2;
   // Sums of a stage are added up while the next is multiplied, where registers are enough for both.
   static constexpr bool overlap = Outputs::tokens <= 16;
   static_assert(kGroups_ <= 2 && (!reuse || ring_bytes >= int(sizeof(Parts<Outputs>))));
@@ -118,12 +121,12 @@ __device__ inline void convert_token(char* tokens, int token, float& factor) {
 template <class S>
 __device__ inline void convert_stages(const GemmArgs& args, const GemmPlace& at, Fp8GemmShared<S>& shared) {
   const int warp = threadIdx.x / 32 - 4 * S::groups - 1;
-  for (int turn = 0; turn < at.turns; turn++) {
+  for (int turn = warp / S::together; turn < at.turns; turn += S::converters / S::together) {
     const int slot = turn % S::stages;
     wait(shared.full[slot], turn / S::stages % 2);
     char* tokens = reinterpret_cast<char*>(shared.ring[slot] + S::weight_tile);
 #pragma unroll 2
-    for (int part = warp; part < S::tokens / 4 && part / 2 * 8 < args.output.rows; part += S::converters) {
+    for (int part = warp % S::together; part < S::tokens / 4 && part / 2 * 8 < args.output.rows; part += S::together) {
       const int token = part / 2 * 8 + threadIdx.x % 32 / 8 * 2 + part % 2;
       convert_token<S>(tokens, token, shared.factors[slot][token]);
     }

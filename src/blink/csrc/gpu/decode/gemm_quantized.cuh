@@ -17,8 +17,8 @@ struct QuantizedGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_,
   static constexpr bool grouped = true;
   static constexpr int unit = kUnit<format>, stage_k = kBoxes_ * unit, stages = kStages_;
   static constexpr int weight_boxes = kBoxes_, weight_columns = kUnitBytes;
-  static constexpr int converters = 1, other_warps = 2 + converters;  // warps that convert activations
-  static constexpr int factors = 1;                                   // of a stage; gemm_fp8.cuh
+  static constexpr int together = 1, other_warps = 2 + together;  // warps that convert a stage's activations
+  static constexpr int factors = 1;                               // of a stage; gemm_fp8.cuh
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
   static constexpr int stage = weight_tile * weight_boxes + token_tile * (stage_k / kBoxRow);  // in two bytes
   static constexpr int ring_bytes = stages * stage * 2;
@@ -38,7 +38,7 @@ struct QuantizedGemmShared : GemmShared<S> {
 
 template <class S>
 __device__ inline void initialize_others(QuantizedGemmShared<S>& shared) {
-  for (int i = 0; i < S::stages; i++) initialize(shared.ready[i], S::converters);
+  for (int i = 0; i < S::stages; i++) initialize(shared.ready[i], S::together);
 }
 
 // Load the words of the tile's groups, which no kernel of the step writes.

@@ -18,7 +18,6 @@ _SM_BYTES = 228 << 10
 _RESERVED_BYTES = 1024  # of a block's shared memory
 _REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
 _MAX_STAGES = 24
-_CONVERTERS = {8: 2, 16: 2, 32: 4, 64: 6}  # warps, for so many tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Fp8GemmSplit:
 
     def threads(self, shape: Shape) -> int:
         """Threads of a block: those that multiply, those that convert, and a warp each that copies and sums squares."""
-        return 128 * self.groups + 32 * _CONVERTERS[shape.tokens] + 64
+        return 128 * self.groups + 32 * (6 if shape.tokens == 64 else 4) + 64
 
     def total_stages(self, shape: Shape) -> int:
         """Return the stages of all of k."""
@@ -118,9 +117,9 @@ def _guess_split(shape: Shape) -> Fp8GemmSplit | None:
 
 def _most_blocks(shape: Shape, groups: int) -> int:
     """Return for how many blocks of a multiprocessor the kernel keeps registers."""
-    if shape.tokens >= 32:
-        return 64 // shape.tokens
-    return 4 - groups
+    if shape.tokens == 8:
+        return 4 - groups
+    return 1 if shape.tokens == 64 else 2
 
 
 def _fill(shape: Shape, groups: int, cluster: int, blocks: int) -> Fp8GemmSplit | None:
