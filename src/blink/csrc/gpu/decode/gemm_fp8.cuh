@@ -116,24 +116,26 @@ __device__ inline void convert_token(char* tokens, int token, float& factor) {
   }
 }
 
-// What each of some warps does. A warp takes four tokens at once, every other one: these write to all banks. Behind the
-// last row are zeros, which stay what they are.
+// What each of some warps does. A slot of the ring always has the same warps: these see each phase of its barriers. A
+// warp takes four tokens at once, every other one: these write to all banks. Behind the last row are zeros, which stay
+// what they are.
 template <class S>
 __device__ inline void convert_stages(const GemmArgs& args, const GemmPlace& at, Fp8GemmShared<S>& shared) {
-  const int warp = threadIdx.x / 32 - 4 * S::groups - 1;
-  for (int turn = warp / S::together; turn < at.turns; turn += S::converters / S::together) {
-    const int slot = turn % S::stages;
-    wait(shared.full[slot], turn / S::stages % 2);
-    char* tokens = reinterpret_cast<char*>(shared.ring[slot] + S::weight_tile);
+  const int warp = threadIdx.x / 32 - 4 * S::groups - 1, first_slot = warp / S::together;
+  for (int turn = 0; turn < at.turns; turn += S::stages)
+    for (int slot = first_slot; slot < S::stages && turn + slot < at.turns; slot += S::converters / S::together) {
+      wait(shared.full[slot], turn / S::stages % 2);
+      char* tokens = reinterpret_cast<char*>(shared.ring[slot] + S::weight_tile);
 #pragma unroll 2
-    for (int part = warp % S::together; part < S::tokens / 4 && part / 2 * 8 < args.output.rows; part += S::together) {
-      const int token = part / 2 * 8 + threadIdx.x % 32 / 8 * 2 + part % 2;
-      convert_token<S>(tokens, token, shared.factors[slot][token]);
+      for (int part = warp % S::together; part < S::tokens / 4 && part / 2 * 8 < args.output.rows;
+           part += S::together) {
+        const int token = part / 2 * 8 + threadIdx.x % 32 / 8 * 2 + part % 2;
+        convert_token<S>(tokens, token, shared.factors[slot][token]);
+      }
+      fence_shared_writes();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) arrive(shared.ready[slot]);
     }
-    fence_shared_writes();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(shared.ready[slot]);
-  }
 }
 
 // Start a stage's products: of each 8 tokens a quadruple of sums of first parts, and behind all of these, of rests.
@@ -167,6 +169,7 @@ __device__ inline void add_stage(const GemmPlace& at, int turn, Fp8GemmShared<S>
     scales[0] = __uint_as_float(words[row]), scales[1] = __uint_as_float(words[row + 8]);
   }
   wait_for_products<kOthers>();
+  keep(parts);
   __syncwarp();
   if (lane == 0 && turn + S::stages < at.turns) arrive(shared.empty[slot]);
 #pragma unroll
