@@ -19,7 +19,7 @@ struct Fp8GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm
   static constexpr int weight_boxes = 1, weight_columns = kUnitBytes;
   // Warps that convert activations, so many together those of a stage: when the activations come, the ring has its
   // weights already, and all stages wait for these.
-  static constexpr int converters = kTokens_ == 64 ? 6 : 4, together = kTokens_ >= 32 ? 2 : 1;
+  static constexpr int converters = 4, together = kTokens_ == 32 ? 2 : 1;
   static constexpr int other_warps = 2 + converters;
   static constexpr int factors = kTokens_;
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
@@ -28,10 +28,10 @@ struct Fp8GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm
   static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
   static constexpr int stage_groups = 1, pitch = Outputs::tile + 1;
   static constexpr int block_threads = Outputs::threads + 32 * other_warps;
-  static constexpr int blocks = Outputs::tokens == 64 ? 1 : Outputs::tokens == 8 ? 4 - kGroups_ : 2;
+  static constexpr int blocks = Outputs::tokens == 8 ? 4 - kGroups_ : 2;
   // Sums of a stage are added up while the next is multiplied, where registers are enough for both.
   static constexpr bool overlap = Outputs::tokens <= 16;
-  static_assert(kGroups_ <= 2 && (!reuse || ring_bytes >= int(sizeof(Parts<Outputs>))));
+  static_assert(kTokens_ <= 32 && kGroups_ <= 2 && (!reuse || ring_bytes >= int(sizeof(Parts<Outputs>))));
 };
 
 template <class S>

@@ -124,9 +124,14 @@ def new_squares(x: Tensor, parts: int) -> Tensor:
     return torch.empty(parts, pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
 
 
+def max_quantized_rows(weight: PackedWeight) -> int:
+    """Return the most rows of a product with a weight of this format."""
+    return gemm_fp8.MAX_ROWS if weight.format is Format.FP8 else MAX_ROWS
+
+
 def can_multiply_quantized(weight: PackedWeight, rows: int) -> bool:
     """Tell whether the kernels take so many rows and this weight."""
-    if rows > MAX_ROWS or weight.shape[0] % 8 or not can_multiply_groups():
+    if rows > max_quantized_rows(weight) or weight.shape[0] % 8 or not can_multiply_groups():
         return False
     choose = gemm_fp8.choose_split if weight.format is Format.FP8 else gemm_quantized.choose_split
     return all(choose(gemm_quantized.Shape.of(weight, output, pad_rows(rows))) for output in Output)
@@ -219,7 +224,7 @@ def _choose_quantized(output: Output, weight: PackedWeight, tokens: int, *, norm
     if weight.format is Format.FP8:
         split = gemm_fp8.choose_split(shape)
         assert split is not None
-        name, threads = gemm_fp8.kernel_name(shape, split, norm=norm), split.threads(shape)
+        name, threads = gemm_fp8.kernel_name(shape, split, norm=norm), split.threads
     else:
         split = gemm_quantized.choose_split(shape)
         assert split is not None

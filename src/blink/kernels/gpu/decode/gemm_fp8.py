@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How products of up to 64 rows with FP8 weights are split: csrc/gpu/decode/gemm_fp8.cuh."""
+"""How products of up to 32 rows with FP8 weights are split: csrc/gpu/decode/gemm_fp8.cuh."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from blink.kernels.gpu.decode.gemm_quantized import Shape, choose_cluster, is_wi
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
 from blink.kernels.quantized import UNIT_BYTES, Format
 
+MAX_ROWS = 32
 _SM_BYTES = 228 << 10
 _RESERVED_BYTES = 1024  # of a block's shared memory
 _REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
 _MAX_STAGES = 24
+_CONVERTERS = 4  # warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,10 @@ class Fp8GemmSplit:
         """Weight rows of a block."""
         return 64 * self.groups
 
-    def threads(self, shape: Shape) -> int:
+    @property
+    def threads(self) -> int:
         """Threads of a block: those that multiply, those that convert, and a warp each that copies and sums squares."""
-        return 128 * self.groups + 32 * (6 if shape.tokens == 64 else 4) + 64
+        return 128 * self.groups + 32 * _CONVERTERS + 64
 
     def total_stages(self, shape: Shape) -> int:
         """Return the stages of all of k."""
@@ -117,9 +120,7 @@ def _guess_split(shape: Shape) -> Fp8GemmSplit | None:
 
 def _most_blocks(shape: Shape, groups: int) -> int:
     """Return for how many blocks of a multiprocessor the kernel keeps registers."""
-    if shape.tokens == 8:
-        return 4 - groups
-    return 1 if shape.tokens == 64 else 2
+    return 4 - groups if shape.tokens == 8 else 2
 
 
 def _fill(shape: Shape, groups: int, cluster: int, blocks: int) -> Fp8GemmSplit | None:
