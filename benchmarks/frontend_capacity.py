@@ -4,6 +4,7 @@
 The engine is the real scheduler with a model that answers at once; the worker is a real process on its own core; the
 client counts chunks. The worker's CPU time comes from the kernel's accounting, so client and engine do not count.
 With --views a second worker, on the same core, has all that looks at a frontend turned on; both are loaded at once.
+--views with names turns on these alone, to find out which costs what; --views none compares two equal workers.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from blink.region.native import lib
 
 VOCAB_SIZE = 49152
 PORT = 18431  # and the next one
+VIEWS = ("metrics", "traces", "logs", "top")
 
 
 class InstantEngine:
@@ -112,17 +114,19 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Views:
-    """All that looks at a frontend: three scrapes a second, a collector of traces, JSON logs, the region's top."""
+    """What looks at a frontend: three scrapes a second, a collector of traces, JSON logs, the region's top."""
 
-    def __init__(self, region: str, port: int) -> None:
+    def __init__(self, names: list[str], region: str, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/metrics"
         self._is_over = threading.Event()
         self._collector = ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
-        self.flags = [f"--otlp-traces-endpoint=http://127.0.0.1:{self._collector.server_port}", "--log-format=json"]
-        for work in (self._collector.serve_forever, self._scrape):
-            threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=self._collector.serve_forever, daemon=True).start()
+        endpoint = f"--otlp-traces-endpoint=http://127.0.0.1:{self._collector.server_port}"
+        self.flags = [endpoint] * ("traces" in names) + ["--log-format=json"] * ("logs" in names)
+        if "metrics" in names:
+            threading.Thread(target=self._scrape, daemon=True).start()
         top = [sys.executable, "-m", "blink", "top", f"--region={region}", "--json"]
-        self._top = subprocess.Popen(top, stdout=subprocess.DEVNULL)
+        self._top = subprocess.Popen(top, stdout=subprocess.DEVNULL) if "top" in names else None
 
     def _scrape(self) -> None:
         with httpx.Client(trust_env=False) as http:
@@ -133,8 +137,9 @@ class Views:
     def close(self) -> None:
         self._is_over.set()
         self._collector.shutdown()
-        self._top.terminate()
-        self._top.wait()
+        if self._top is not None:
+            self._top.terminate()
+            self._top.wait()
 
 
 class _Collector(BaseHTTPRequestHandler):
@@ -209,14 +214,15 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0, help="time between tokens of a stream")
     parser.add_argument("--repeats", type=int, default=3, help="runs, or with --views pairs of runs; 2 at least")
     parser.add_argument("--core", type=int, default=1, help="core of the worker")
-    parser.add_argument("--views", action="store_true", help="beside one with scrapes, traces, JSON logs and top")
+    parser.add_argument("--views", nargs="*", choices=[*VIEWS, "none"], help="beside one with these; alone: all")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {options.core})
+    names = list(VIEWS) if options.views == [] else options.views
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
-    engine = InstantEngine(region, (1 + options.views) * max(options.streams), options.step_ms / 1e3)
+    engine = InstantEngine(region, (1 + bool(names)) * max(options.streams), options.step_ms / 1e3)
     workers = {"plain": (start_worker(region, options.core, PORT, []), PORT)}
-    views = Views(region, PORT + 1) if options.views else None
+    views = Views(names, region, PORT + 1) if names else None
     if views is not None:
         workers["viewed"] = start_worker(region, options.core, PORT + 1, views.flags), PORT + 1
     results: list[dict[str, float | str]] = []

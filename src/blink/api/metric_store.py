@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import logging
 import mmap
 import os
@@ -13,12 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from blink.errors import ConfigError
 from blink.region.files import open_own
 
 logger = logging.getLogger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
+_ENDING = ".worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +44,16 @@ class WorkerFiles:
 
     def all(self) -> list[Path]:
         """Return the files of all workers of all regions."""
-        return sorted(self.directory.glob("*.worker"))
+        return [self.directory / name for name in sorted(_names_in(self.directory))]
 
     def read(self, except_path: Path | None = None) -> list[Worker]:
         """Read the numbers of the region's workers, living and dead."""
-        paths = [path for path in self.all() if _region_of(path) == self.region and path != except_path]
-        found = ((path, _read_if_there(path)) for path in paths)
+        own = except_path.name if except_path is not None else ""
+        names = [name for name in _names_in(self.directory) if _region_of(name) == self.region and name != own]
+        found = ((name, *_look_at(self.directory / name)) for name in sorted(names))
         return [
-            Worker(_pid_of(path), _is_locked(path), memoryview(data).cast("d"))
-            for path, data in found
+            Worker(_pid_of(name), is_alive, memoryview(data).cast("d"))
+            for name, is_alive, data in found
             if len(data) == self.size_bytes
         ]
 
@@ -129,9 +134,9 @@ class MetricStore:
 
     def _remove_dead_regions(self) -> None:
         files = self._files.all()
-        alive = {_region_of(path) for path in files if _is_locked(path)}
+        alive = {_region_of(path.name) for path in files if _look_at(path)[0]}
         for path in files:
-            if _region_of(path) not in alive:
+            if _region_of(path.name) not in alive:
                 path.unlink()
 
     @contextmanager
@@ -145,7 +150,7 @@ class MetricStore:
 
 def add_up(workers: Sequence[Worker]) -> list[float]:
     """Return the sum of each number over the workers."""
-    return [sum(row) for row in zip(*(worker.values for worker in workers), strict=True)]
+    return np.sum([np.asarray(worker.values) for worker in workers], axis=0).tolist() if workers else []
 
 
 def _check_own(directory: Path) -> None:
@@ -162,31 +167,34 @@ def _open(path: Path, flags: int) -> int:
     return open_own(path, flags, forbidden=0)  # the directory keeps others out
 
 
-def _read_if_there(path: Path) -> bytes:
+def _names_in(directory: Path) -> list[str]:
     try:
-        with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
-            return file.read()
+        return [name for name in os.listdir(directory) if name.endswith(_ENDING)]
+    except FileNotFoundError:
+        return []
+
+
+def _look_at(path: Path) -> tuple[bool, bytes]:
+    """Say whether a living worker writes this file, and what is in it; of one that is gone by now, nothing."""
+    try:
+        with os.fdopen(_open(path, os.O_RDONLY), "rb", buffering=0) as file:
+            return _is_locked(file), file.read()
     except (OSError, ConfigError):  # removed since the listing, or no worker's file
-        return b""
+        return False, b""
 
 
-def _region_of(path: Path) -> str:
-    return path.name.rsplit(".", 2)[0]
+def _region_of(name: str) -> str:
+    return name.rsplit(".", 2)[0]
 
 
-def _pid_of(path: Path) -> int:
-    return int(path.name.rsplit(".", 2)[1].partition("-")[0])
+def _pid_of(name: str) -> int:
+    return int(name.rsplit(".", 2)[1].partition("-")[0])
 
 
-def _is_locked(path: Path) -> bool:
-    """Say whether a living worker writes this file; of one that is gone by now, that none does."""
+def _is_locked(file: io.FileIO) -> bool:
+    """Say whether a living worker writes this file."""
     try:
-        file = os.fdopen(_open(path, os.O_RDONLY), "rb")
-    except (OSError, ConfigError):
-        return False
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     return False

@@ -24,12 +24,15 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from blink import __version__
 from blink.api.metrics import Metrics
 from blink.api.sequence_metrics import SequenceMetrics
+from blink.api.span_export import PreparedExporter, can_prepare
 from blink.errors import ConfigError
 from blink.request.table import OpenSequence
 from blink.sampling_params import SamplingParams
 
 _PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _HTTP_PATH: Final = "/v1/traces"
+_TRACE_HEADER: Final = "traceparent"
+_NO_PARENT: Final = Context()
 
 Value = str | int | float
 
@@ -69,7 +72,8 @@ class RequestTracer:
             "gen_ai.request.max_tokens": params.max_tokens,
         }
         known = {name: value for name, value in asked.items() if value is not None}
-        self._begun[request] = _Begun(self._propagator.extract(dict(headers)), known)
+        parent = self._propagator.extract(dict(headers)) if _TRACE_HEADER in headers else _NO_PARENT
+        self._begun[request] = _Begun(parent, known)
 
     def end(self, request: Request, opened: OpenSequence, reason: str) -> None:
         """Send the span of a sequence that has ended now."""
@@ -120,7 +124,8 @@ def connect_tracer(endpoint: str) -> RequestTracer:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         has_path = urlsplit(endpoint).path not in ("", "/")
-        return RequestTracer(OTLPSpanExporter(endpoint=endpoint if has_path else endpoint.rstrip("/") + _HTTP_PATH))
+        exporter = OTLPSpanExporter(endpoint=endpoint if has_path else endpoint.rstrip("/") + _HTTP_PATH)
+        return RequestTracer(PreparedExporter(exporter) if can_prepare(exporter) else exporter)
     if protocol != "grpc":
         raise ConfigError(f"{_PROTOCOL} is {protocol!r}; make it http/protobuf or grpc")
     try:
