@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -85,7 +86,7 @@ class Counter(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.chunks += data.count(b'"text":')
-        self._tail = (self._tail + data)[-64:]
+        self._tail = (self._tail + data)[-300:]
         if b"data: [DONE]" in self._tail and not self._done.done():
             self._done.set_result(self.chunks)
 
@@ -116,7 +117,7 @@ def cpu_seconds(pid: int) -> float:
 class Views:
     """What looks at a frontend: three scrapes a second, a collector of traces, JSON logs, the region's top."""
 
-    def __init__(self, names: list[str], region: str, port: int) -> None:
+    def __init__(self, names: Sequence[str], region: str, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/metrics"
         self._is_over = threading.Event()
         self._collector = ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
@@ -218,7 +219,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {options.core})
-    names = list(VIEWS) if options.views == [] else options.views
+    names = VIEWS if options.views == [] else options.views
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     engine = InstantEngine(region, (1 + bool(names)) * max(options.streams), options.step_ms / 1e3)
     workers = {"plain": (start_worker(region, options.core, PORT, []), PORT)}

@@ -67,7 +67,7 @@ def engine_families(stats: Stats, labels: Labels) -> Iterator[Family[Stats]]:
         ending = "_total" if kind == "counter" else ""
         return Family(name, text, kind, ((ending, labels),), lambda stats: (read(stats),))
 
-    yield one("gauge", "blink:engine_up", "Whether this frontend has an engine that is ready.", lambda stats: bool(stats))
+    yield one("gauge", "blink:engine_up", "Whether this frontend has an engine that is ready.", bool)
     for name, (stat, text) in _ENGINE_GAUGES.items():
         yield one("gauge", f"vllm:{name}", text, _reader(stat))
     yield one("gauge", "vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1.", _cache_usage)

@@ -169,7 +169,8 @@ def _open(path: Path, flags: int) -> int:
 
 def _names_in(directory: Path) -> list[str]:
     try:
-        return [name for name in os.listdir(directory) if name.endswith(_ENDING)]
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries if entry.name.endswith(_ENDING)]
     except FileNotFoundError:
         return []
 

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.util.types import AttributeValue
 
 _MAX_FORMS: Final = 64
-_FIELDS: Final = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
+_FIELDS: Final[dict[object, str]] = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
 
 
 class SpanEncoder:
