@@ -63,11 +63,10 @@ CLASSES = ("latency_sensitive", "best_effort")
 def engine_families(stats: Stats, labels: Labels) -> Iterator[Family[Stats]]:
     """Yield the metrics of an engine's statistics; its cache is told of as it is in these."""
 
-    def one(kind: str, name: str, text: str, read: Callable[[Stats], float]) -> Family[Stats]:
-        ending = "_total" if kind == "counter" else ""
-        return Family(name, text, kind, ((ending, labels),), lambda stats: (read(stats),))
+    def one(kind: str, name: str, text: str, read: Callable[[Stats], tuple[float]]) -> Family[Stats]:
+        return Family(name, text, kind, (("_total" if kind == "counter" else "", labels),), read)
 
-    yield one("gauge", "blink:engine_up", "Whether this frontend has an engine that is ready.", bool)
+    yield one("gauge", "blink:engine_up", "Whether this frontend has an engine that is ready.", _is_up)
     for name, (stat, text) in _ENGINE_GAUGES.items():
         yield one("gauge", f"vllm:{name}", text, _reader(stat))
     yield one("gauge", "vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1.", _cache_usage)
@@ -101,8 +100,8 @@ def cache_config(stats: Stats) -> Labels:
     )
 
 
-def _reader(stat: str, scale: float = 1.0) -> Callable[[Stats], float]:
-    return lambda stats: stats.get(stat, 0) * scale
+def _reader(stat: str, scale: float = 1.0) -> Callable[[Stats], tuple[float]]:
+    return lambda stats: (stats.get(stat, 0) * scale,)
 
 
 def _class_reader(total: str, of_best_effort: str) -> Callable[[Stats], tuple[float, float]]:
@@ -113,6 +112,10 @@ def _class_reader(total: str, of_best_effort: str) -> Callable[[Stats], tuple[fl
     return read
 
 
-def _cache_usage(stats: Stats) -> float:
+def _is_up(stats: Stats) -> tuple[float]:
+    return (bool(stats),)
+
+
+def _cache_usage(stats: Stats) -> tuple[float]:
     blocks = stats.get("num_blocks", 0)
-    return stats.get("num_blocks_used", 0) / blocks if blocks else 0.0
+    return (stats.get("num_blocks_used", 0) / blocks if blocks else 0.0,)

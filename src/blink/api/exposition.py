@@ -57,11 +57,11 @@ class _Part(Generic[Source]):
     def __init__(self, family: Family[Source]) -> None:
         self.family = family
         self._form = ""  # made by the first to write: who only collects needs none
-        self._values: list[float] | None = None
+        self._values: Sequence[float] | None = None
         self._text = b""
 
     def write(self, source: Source) -> bytes:
-        values = [*self.family.read(source)]
+        values = self.family.read(source)
         if values != self._values:
             self._values, self._form = values, self._form or _write_form(self.family)
             self._text = (self._form % (*map(_write_value, values),)).encode()

@@ -203,9 +203,3 @@ class Metrics(MetricView):
         self._own.restore()
         self._values = self._own.values
         self._values[NUM_VALUES - len(WORKER_GAUGES) :] = array("d", (sequences, waiting))
-
-    def look(self) -> Look:
-        """Return the numbers of now."""
-        self._own.restore()
-        self._values = self._own.values
-        return super().look()
