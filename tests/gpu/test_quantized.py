@@ -32,7 +32,7 @@ def draw(kind: str, rows: int, columns: int) -> QuantizedMatrix:
 def order(columns: int) -> Tensor:
     """Return the column whose value lies at each place of a packed row."""
     units = torch.arange(columns).view(-1, 8, 2, 4, 2)
-    return units.permute(0, 3, 1, 4, 2).reshape(-1).to(DEVICE)
+    return units.permute(0, 3, 1, 2, 4).reshape(-1).to(DEVICE)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int4"])

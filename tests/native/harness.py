@@ -184,9 +184,9 @@ class Harness:
         self.step_array("sampled_logprobs", "f4")[:rows] = -sampled / 8
 
     def _write_scores(self, ids: np.ndarray[Any, Any], positions: np.ndarray[Any, Any]) -> None:
-        """Score each token by its place and its content; other graphs than the scoring one leave NaN."""
+        """Score each token by its place and its content; graphs that score nothing leave NaN."""
         tokens, ranks = len(ids), np.arange(CONSTANTS["max_logprobs"])
-        is_scoring = self.batch[0]["graph"] == self.geometry["scoring_graph"]
+        is_scoring = self.batch[0]["graph"] >= self.geometry["first_scoring_graph"]
         self.state.array("prompt_logprobs", "f4")[:tokens] = -positions - ids / 128 if is_scoring else np.nan
         tops = self.state.array("prompt_top_tokens", "i4").reshape(-1, len(ranks))
         tops[:tokens] = (ids[:, None] + ranks) % self.vocab_size

@@ -86,13 +86,14 @@ def test_what_is_recomputed_is_not_scored_again() -> None:
             assert inbox.tokens(sequence) == expected_tokens(prompt, 40, VOCAB)
 
 
-def test_only_steps_that_score_run_the_scoring_graph() -> None:
+def test_only_steps_that_score_run_a_scoring_graph() -> None:
     with running(small_config()) as h:
         pair, inbox = h.frontend(), Inbox()
         plain = submit(h, pair, make_prompt(30), max_tokens=4)
         run_until_finished(h, inbox, [pair], [plain])
-        scoring = int(h.geometry["scoring_graph"])
-        assert scoring not in set(h.decision_log()["graph"].tolist())
+        first = int(h.geometry["first_scoring_graph"])
+        assert all(graph < first for graph in h.decision_log()["graph"])
         sequence = submit(h, pair, make_prompt(20, 1), max_tokens=4, prompt_logprobs=0)
         run_until_finished(h, inbox, [pair], [sequence])
-        assert h.decision_log()["graph"].tolist()[-4:] == [scoring, 0, 0, 0]
+        scoring, *decoding = h.decision_log()["graph"].tolist()[-4:]
+        assert h.geometry["graphs"][scoring]["tokens"] == 32 and scoring >= first and decoding == [0, 0, 0]

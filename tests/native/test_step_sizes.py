@@ -51,6 +51,21 @@ def test_a_prompt_takes_what_its_graph_holds_within_the_target(target_ms: float,
         assert run_step(h, pair, inbox) == graph
 
 
+@pytest.mark.parametrize("scores", [None, 0, 3])
+def test_a_prompt_that_is_scored_makes_others_wait_no_longer(scores: int | None) -> None:
+    with running(CONFIG, **SIZES) as h:
+        fill(h)
+        pair, inbox, decoding = start_decoding(h)
+        for length, tokens in ((3, 16), (40, 64), (520, 256)):
+            sequence = submit(h, pair, prompt_of(length, 9), max_tokens=1, prompt_logprobs=scores, cached=False)
+            while inbox.finish(sequence) is None:
+                run_step(h, pair, inbox)
+                num_tokens, graph = int(h.batch[0]["num_tokens"]), int(h.batch[0]["graph"])
+                assert int(h.geometry["graphs"][graph]["tokens"]) <= tokens
+                assert (graph >= int(h.geometry["first_scoring_graph"])) == (scores is not None and num_tokens > 4)
+        assert not any(inbox.finish(other) for other in decoding)
+
+
 def test_with_nobody_decoding_a_prompt_takes_all_that_a_step_holds() -> None:
     with running(CONFIG, **SIZES, step_target_ns=MILLISECOND) as h:
         fill(h)

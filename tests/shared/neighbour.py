@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,6 @@ from processes import Engine, Frontend, answers, run_engine, start_frontend, sto
 from tiny_model import write_tiny_model
 
 _PATIENCE = 120.0  # seconds; reached only by failures
-_ROUNDS = 5
 _ROUND_SECONDS = 4.0
 _PROMPTS = [list(range(start, start + 40)) for start in range(0, 200, 20)]
 _MAX_TOKENS = 16
@@ -28,9 +29,8 @@ _BURNER = [sys.executable, "-c", "while True: pass"]
 
 
 @contextmanager
-def run_server(folder: Path, device: str) -> Iterator[tuple[Engine, Frontend]]:
-    """Serve a tiny model, with a queue pair for the attacker."""
-    model = [str(write_tiny_model(folder)), "--load-format=dummy", "--dtype=float32"]
+def run_server(model: list[str], device: str) -> Iterator[tuple[Engine, Frontend]]:
+    """Serve a model, given with flags of the engine, with a queue pair for the attacker."""
     sizes = ["--max-num-seqs=32", "--max-model-len=512", "--num-gpu-blocks-override=512", "--num-queue-pairs=3"]
     with run_engine(*model, *sizes, "--max-sequences-per-worker=128", "--stall-timeout=2", device=device) as engine:
         frontend = start_frontend(engine.region, model[0], "--skip-tokenizer-init", wait=False)
@@ -41,13 +41,18 @@ def run_server(folder: Path, device: str) -> Iterator[tuple[Engine, Frontend]]:
             stop(frontend.process)
 
 
+def tiny_model(folder: Path) -> list[str]:
+    """Write a model that answers alike whoever is beside it; return it with the engine's flags."""
+    return [str(write_tiny_model(folder)), "--load-format=dummy", "--dtype=float32"]
+
+
 def answer(frontend: Frontend, prompt: list[int]) -> list[int]:
     answered = frontend.complete(prompt, max_tokens=_MAX_TOKENS, ignore_eos=True, return_token_ids=True)
     return answered["choices"][0]["token_ids"]
 
 
 @contextmanager
-def beside(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+def _beside(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     """Run a process that yields its core: the attack is on queues and memory, not on the machine's cores."""
     process = subprocess.Popen(["nice", "-n", "19", *command], stdout=subprocess.PIPE, text=True)
     try:
@@ -57,42 +62,60 @@ def beside(command: list[str]) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def measure(frontend: Frontend, expected: list[list[int]]) -> list[float]:
-    """Ask for some seconds, compare each answer; return how many seconds each took."""
+@dataclass
+class Latencies:
+    """Seconds of the same requests alone, beside a process that only burns a core, and beside the attacker."""
+
+    alone: list[float] = field(default_factory=list[float])
+    burned: list[float] = field(default_factory=list[float])
+    attacked: list[float] = field(default_factory=list[float])
+    num_sent: int = 0  # entries of the attacker
+
+    @property
+    def growth(self) -> float:
+        """How many times the 99th percentile grew that the machine itself has beside a busy process."""
+        alone, burned, attacked = (float(np.percentile(x, 99)) for x in (self.alone, self.burned, self.attacked))
+        return attacked / max(alone, burned)
+
+    def __str__(self) -> str:
+        each = {"alone": self.alone, "beside a busy process": self.burned, "beside the attacker": self.attacked}
+        found = (
+            f"{name} {np.median(times) * 1000:.1f} and {np.percentile(times, 99) * 1000:.1f} ms"
+            for name, times in each.items()
+        )
+        return f"p50 and p99 {', '.join(found)} ({len(self.attacked)} requests beside {self.num_sent} entries)"
+
+
+def attack(engine: Engine, frontend: Frontend, rounds: int, *, is_exact: bool) -> Latencies:
+    """Measure the three in turn, so that all see one machine. `is_exact`: no answer may change."""
+    program = [sys.executable, str(Path(hostile_frontend.__file__)), engine.region]
+    expected = [answer(frontend, prompt) for prompt in _PROMPTS]
+    measure = partial(_measure, frontend, expected if is_exact else None)
+    found = Latencies()
+    for seed in range(rounds):
+        found.alone += measure()
+        with _beside(_BURNER):
+            found.burned += measure()
+        with _beside([*program, str(seed), str(_TAGS)]) as attacker:
+            assert attacker.stdout is not None
+            attacker.stdout.readline()  # it has begun
+            found.attacked += measure()
+            attacker.kill()
+            found.num_sent += int(attacker.stdout.read().split("\n")[-2].split()[0])
+    print(found)
+    assert engine.process.poll() is None
+    assert found.num_sent > 4_000 * rounds
+    return found
+
+
+def _measure(frontend: Frontend, expected: list[list[int]] | None) -> list[float]:
+    """Ask for some seconds; return how many seconds each answer took."""
     found: list[float] = []
     until = time.monotonic() + _ROUND_SECONDS
     while time.monotonic() < until:
         which = len(found) % len(_PROMPTS)
         started = time.monotonic()
-        assert answer(frontend, _PROMPTS[which]) == expected[which], "an honest answer changed"
+        tokens = answer(frontend, _PROMPTS[which])
         found.append(time.monotonic() - started)
+        assert expected is None or tokens == expected[which], "an honest answer changed"
     return found
-
-
-def check_neighbour(engine: Engine, frontend: Frontend) -> None:
-    """Check that the attacker changes no answer and doubles the 99th percentile at most.
-
-    Alone, beside a process that only burns a core, and beside the attacker, in turn, so that all see one machine.
-    """
-    attack = [sys.executable, str(Path(hostile_frontend.__file__)), engine.region]
-    expected = [answer(frontend, prompt) for prompt in _PROMPTS]
-    alone, burned, attacked, sent = list[float](), list[float](), list[float](), 0
-    for seed in range(_ROUNDS):
-        alone += measure(frontend, expected)
-        with beside(_BURNER):
-            burned += measure(frontend, expected)
-        with beside([*attack, str(seed), str(_TAGS)]) as attacker:
-            assert attacker.stdout is not None
-            attacker.stdout.readline()  # it has begun
-            attacked += measure(frontend, expected)
-            attacker.kill()
-            sent += int(attacker.stdout.read().split("\n")[-2].split()[0])
-    quiet, control, found = (float(np.percentile(times, 99)) * 1000 for times in (alone, burned, attacked))
-    medians = [round(float(np.median(times)) * 1000, 1) for times in (alone, burned, attacked)]
-    print(
-        f"p99 alone {quiet:.1f} ms, beside a busy process {control:.1f} ms, beside the attacker {found:.1f} ms "
-        f"(medians {medians}; {len(attacked)} requests beside {sent} entries)"
-    )
-    assert engine.process.poll() is None
-    assert sent > 20_000
-    assert found <= 2 * max(quiet, control)

@@ -41,14 +41,14 @@ def test_packing_loses_nothing(kind: str) -> None:
 
 
 def test_lanes_of_a_matrix_instruction_find_their_weights() -> None:
-    """Lane q's bytes of a unit: at step s, of k 16 * s + 2 * q, that + 8, + 1, + 9."""
+    """Lane q's bytes of a unit: at step s, of k 16 * s + 2 * q, the next, + 8, + 9."""
     codes = torch.arange(128, dtype=torch.uint8) % 126  # no NaN
     packed = pack([QuantizedMatrix(codes.view(FP8)[None], torch.ones(1, 1))])
     for lane in range(4):
         for step in range(8):
             start = 16 * step + 2 * lane
             found = packed.values[0, lane * 32 + step * 4 :][:4].tolist()
-            assert found == [int(codes[start + offset]) for offset in (0, 8, 1, 9)]
+            assert found == [int(codes[start + offset]) for offset in (0, 1, 8, 9)]
     assert packed.format is Format.FP8
 
 

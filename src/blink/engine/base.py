@@ -177,7 +177,7 @@ class Engine(ABC):
         self._array("costs", torch.uint8).copy_(torch.from_numpy(costs.view("u1")))
         self._num_segments: list[int] = costs["num_segments"].tolist()
         sizes, milliseconds = graph_sizes(self._geometry), costs["base_ns"] / 1e6
-        last = int(self._geometry["scoring_graph"]) - 1
+        last = int(self._geometry["first_scoring_graph"]) - 1
         logger.info(
             "a step takes %.1f ms for %d row, %.1f ms for %d tokens; best-effort steps run in up to %d segments",
             milliseconds[0],

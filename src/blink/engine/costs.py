@@ -28,6 +28,7 @@ def measure_costs(
     budget: seconds for each kind of graph; what is not measured by then is taken to grow as before.
     """
     sizes, num_decode = graph_sizes(geometry), int(geometry["num_decode_graphs"])
+    first_scoring = int(geometry["first_scoring_graph"])
 
     def run(index: int, context: int = 0) -> float:
         describe_step(batch, geometry, *sizes[index], decoding=index < num_decode, context=context)
@@ -37,7 +38,8 @@ def measure_costs(
     run(0)  # whatever is slow the first time
     points: list[tuple[int, float]] = []
     seconds = _measure_kind(range(num_decode), sizes, run, budget, points)
-    seconds += _measure_kind(range(num_decode, len(sizes)), sizes, run, budget, points)
+    seconds += _measure_kind(range(num_decode, first_scoring), sizes, run, budget, points)
+    seconds += seconds[num_decode:]  # what scoring adds to a step, the scheduler learns
     most = next((i for i in reversed(range(num_decode)) if seconds[i] < budget), 0)
     context = min(_LONG_CONTEXT, int(geometry["max_model_len"]) - 1)
     kv_seconds = max(0.0, run(most, context) - seconds[most]) / (sizes[most][1] * context)
@@ -49,7 +51,7 @@ def measure_costs(
     usual = np.asarray(seconds) + kv_seconds * rows * min(_USUAL_CONTEXT, context)
     parts = usual * 1e9 / float(geometry["segment_ns"])
     costs["num_segments"] = np.where(parts > _SLACK, np.clip(np.ceil(parts), 1, min(num_layers, _MAX_SEGMENTS)), 1)
-    costs["num_segments"][int(geometry["scoring_graph"])] = 1  # it runs whole
+    costs["num_segments"][first_scoring:] = 1  # they run whole
     return costs
 
 

@@ -66,7 +66,7 @@ class CpuEngine(Engine):
         """Run what the scheduler has launched: a step (track 0) or a segment; return whether the model failed."""
         try:
             if track == 0:
-                is_scoring = int(self._batch.header[Header.GRAPH]) == int(self._geometry["scoring_graph"])
+                is_scoring = int(self._batch.header[Header.GRAPH]) >= int(self._geometry["first_scoring_graph"])
                 self._run_step(*self._size_of(self._batch), scoring=is_scoring)
             else:
                 graph, segment = self._segmented_batch.header[[Header.GRAPH, Header.SEGMENT]].tolist()

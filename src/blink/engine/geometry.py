@@ -88,11 +88,11 @@ def build_geometry(
 def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig) -> None:
     decode = decode_graphs(config.max_num_seqs)
     mixed = mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
-    graphs = [*decode, *mixed, mixed[-1]]
+    graphs = [*decode, *mixed, *mixed]
     if len(graphs) > CONSTANTS["max_graphs"]:
         raise ConfigError(f"{len(graphs)} graphs are too many: lower --max-num-seqs or --max-num-batched-tokens")
     geometry["num_decode_graphs"], geometry["num_graphs"] = len(decode), len(graphs)
-    geometry["scoring_graph"] = len(graphs) - 1
+    geometry["first_scoring_graph"] = len(decode) + len(mixed)
     geometry["graphs"][: len(graphs)] = graphs
 
 

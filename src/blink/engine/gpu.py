@@ -88,7 +88,7 @@ class GpuEngine(Engine):
         graphs.sort(key=lambda graph: graph[1], reverse=True)
         num_decode_graphs = int(self._geometry["num_decode_graphs"])
         for index, size in tqdm(graphs, desc="capturing graphs", unit="graph"):
-            is_scoring = index == int(self._geometry["scoring_graph"])
+            is_scoring = index >= int(self._geometry["first_scoring_graph"])
             run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs, scoring=is_scoring)
             run()  # compiles and loads the kernels
             torch.cuda.synchronize()

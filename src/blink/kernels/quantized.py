@@ -115,7 +115,7 @@ def unpack(weight: PackedWeight) -> QuantizedMatrix:
     """Undo pack."""
     if weight.format is Format.FP8:
         lanes = weight.values.view(len(weight.values), -1, 4, 8, 2, 2)
-        values = lanes.permute(0, 1, 3, 5, 2, 4).reshape(weight.shape).view(FP8)
+        values = lanes.permute(0, 1, 3, 4, 2, 5).reshape(weight.shape).view(FP8)
         if weight.scales is not None:
             return QuantizedMatrix(values, weight.scales[:, None])
         assert weight.groups is not None
@@ -132,7 +132,7 @@ def unpack(weight: PackedWeight) -> QuantizedMatrix:
 
 def _pack_fp8(values: Tensor) -> Tensor:
     steps = values.view(torch.uint8).view(len(values), -1, 8, 2, 4, 2)  # units, steps of 16, 8 further, lane, k
-    return steps.permute(0, 1, 4, 2, 5, 3).reshape(len(values), -1)
+    return steps.permute(0, 1, 4, 2, 3, 5).reshape(len(values), -1)
 
 
 def _pack_int4(values: Tensor) -> Tensor:

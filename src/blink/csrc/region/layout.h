@@ -14,7 +14,7 @@ namespace blink {
 
 constexpr uint64_t kMagic = 0x314b4e494c42ull;  // "BLINK1"
 constexpr uint32_t kLayoutVersion = 4;          // changes when the meaning of a word does
-constexpr uint32_t kMaxGraphs = 128;
+constexpr uint32_t kMaxGraphs = 256;
 constexpr uint32_t kFlows = 256;  // of a queue pair
 constexpr uint32_t kMaxStopTokens = 128;
 constexpr uint32_t kInlineStopTokens = 8;
@@ -59,7 +59,7 @@ struct Geometry {
   FIELD(uint32_t, log_entries);    // decision log of tests; 0 = off
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
-  FIELD(uint32_t, scoring_graph);      // the last; it keeps every token's logits for their logprobs
+  FIELD(uint32_t, first_scoring_graph);
   FIELD(uint32_t, num_automata);       // that the engine holds at once
   FIELD(uint32_t, vocab_bytes);        // of all tokens' texts; 0: nothing can be constrained
   FIELD(uint32_t, best_effort_share);  // thousandths of the time, while urgent work is there
@@ -70,8 +70,8 @@ struct Geometry {
   FIELD(uint64_t, step_target_ns);         // of steps in which sequences decode; 0: twice what decoding alone takes
   FIELD(uint64_t, urgent_tpot_target_ns);  // 0: none
   FIELD(uint64_t, segment_ns);             // about the longest segment of a step
-  // Graphs of decoding rows alone (a token each), then graphs of any rows, both ascending, then the scoring graph. A
-  // graph's index is its place.
+  // Graphs of decoding rows alone (a token each), then graphs of any rows, then those of the same sizes that keep every
+  // token's logits for their logprobs; each kind ascending. A graph's index is its place.
   FIELD_ARRAY(GraphSize, graphs, kMaxGraphs);
 };
 

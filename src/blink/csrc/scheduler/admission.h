@@ -126,22 +126,12 @@ BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
   return t;
 }
 
-// Let a step that will score a sequence's prompt take all that its graph holds: that takes its time anyway.
-template <class Env>
-BLINK_FN void fill_scoring_graph(Env& env, State& s, const Sequence& q) {
-  if (!wants_scores(q) || scorable_tokens(s, q) == 0) return;
-  env.sync();
-  if (env.lane() == 0) s.step_tokens = s.geometry.max_num_batched_tokens;
-  env.sync();
-}
-
 // Give a running sequence the next chunk of its prompt, or a longer one, as far as tokens, blocks and its share last.
 template <class Env>
 BLINK_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
   const uint32_t start = q.num_computed + q.scheduled;
   const Victims victims = q.scheduled == 0 ? Victims::kRunning : Victims::kParked;
-  fill_scoring_graph(env, s, q);
   const uint32_t left = s.step_tokens - t.tokens;
   uint32_t chunk = least(q.num_tokens - start, q.scheduled == 0 ? least(left, s.prompt_share) : left);
   chunk = least(chunk, scorable_tokens(s, q));

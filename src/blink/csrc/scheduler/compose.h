@@ -110,16 +110,19 @@ BLINK_FN void write_padding(Env& env, const State& s, const StepArrays& a, const
     a.query_starts[row] = int32_t(b.num_tokens);
 }
 
-// The graph of a step: of those that score nothing, the smallest that holds it.
+// The smallest graph that holds a step.
 BLINK_FN uint32_t choose_graph(const Geometry& g, const Tally& total) {
-  if (total.scored_rows > 0) return g.scoring_graph;
-  return graph_for(g, total.tokens, total.tokens == total.decode_rows);
+  const bool decodes = total.tokens == total.decode_rows;
+  return graph_for(g, total.tokens,
+                   total.scored_rows > 0 ? GraphKind::kScoring
+                   : decodes             ? GraphKind::kDecoding
+                                         : GraphKind::kMixed);
 }
 
-// Whether a step is launched in segments: one with best-effort rows, whose graph is long enough to be cut. The scoring
-// graph is not, for its results have one place alone.
+// Whether a step is launched in segments: one with best-effort rows, whose graph is long enough to be cut. Steps
+// that score are not, for their results have one place alone.
 BLINK_FN bool takes_segments(const State& s, uint32_t graph, const Tally& total) {
-  return total.best_effort_rows > 0 && graph != s.geometry.scoring_graph && s.costs[graph].num_segments > 1 &&
+  return total.best_effort_rows > 0 && !is_scoring(s.geometry, graph) && s.costs[graph].num_segments > 1 &&
          !is_segmented(s);
 }
 

@@ -21,16 +21,21 @@ BLINK_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_tokens)
   return s.costs[graph].base_ns + kv_tokens * s.costs[graph].kv_ps / 1000;
 }
 
-// Index of the smallest graph for so many tokens, of rows of one token alone or of any.
-BLINK_FN uint32_t graph_for(const Geometry& g, uint32_t tokens, bool decodes) {
-  const uint32_t end = decodes ? g.num_decode_graphs : g.scoring_graph;
-  uint32_t graph = decodes ? 0 : g.num_decode_graphs;
-  while (graph + 1 < end && g.graphs[graph].tokens < tokens) graph++;
+// What a graph computes: rows of one token alone; any rows; any rows and what their prompts' tokens score.
+enum class GraphKind { kDecoding, kMixed, kScoring };
+
+BLINK_FN bool is_scoring(const Geometry& g, uint32_t graph) { return graph >= g.first_scoring_graph; }
+
+// Index of the smallest graph of a kind for so many tokens.
+BLINK_FN uint32_t graph_for(const Geometry& g, uint32_t tokens, GraphKind kind) {
+  const uint32_t ends[] = {0, g.num_decode_graphs, g.first_scoring_graph, g.num_graphs};
+  uint32_t graph = ends[uint32_t(kind)];
+  while (graph + 1 < ends[uint32_t(kind) + 1] && g.graphs[graph].tokens < tokens) graph++;
   return graph;
 }
 
 BLINK_FN uint64_t predict_decode_ns(const State& s, uint32_t rows, uint64_t kv_tokens) {
-  return predict_ns(s, graph_for(s.geometry, rows, true), kv_tokens);
+  return predict_ns(s, graph_for(s.geometry, rows, GraphKind::kDecoding), kv_tokens);
 }
 
 // Correct a graph's cost by what one of its steps took. No error counts for more than was expected: it may be a pause

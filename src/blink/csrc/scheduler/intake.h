@@ -8,8 +8,6 @@
 namespace blink {
 
 constexpr uint64_t kHeartbeatNs = 1000000;
-constexpr uint32_t kPollBatch = 16;  // SQEs of one queue pair in one pass: a pass stays bounded
-
 // Go on with the clock of silence. Where the whole machine paused, or only this processor, frontends may have been kept
 // from their leases for as long: no more than half a lease of it counts. Runs on: one lane.
 BLINK_FN void stay_awake(State& s, uint64_t now) {
@@ -126,8 +124,7 @@ BLINK_FN void accept_cancel(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   q.cancelled = 1;
 }
 
-BLINK_FN void accept(State& s, uint32_t qp, uint64_t now) {
-  const Sqe& e = *s.inbox;
+BLINK_FN void accept(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   if (e.opcode == uint32_t(Opcode::kSubmit)) return accept_submit(s, qp, e, now);
   if (e.opcode == uint32_t(Opcode::kCancel)) return accept_cancel(s, qp, e, now);
   if (e.opcode == uint32_t(Opcode::kResetPrefixCache)) {
@@ -153,29 +150,35 @@ BLINK_FN void beat(State& s, uint64_t now) {
   store_release(s.control->state, state);
 }
 
-// Take new SQEs from every queue pair. An SQE stays in its queue until its answer has room in the completion queue.
+// Take new SQEs of one queue pair: all are read at once, for a read of the host's memory is a long way. An SQE stays in
+// its queue until its answer has room in the completion queue.
+template <class Env>
+BLINK_FN void take_entries(Env& env, State& s, uint32_t qp, uint64_t now) {
+  QueuePairState& q = s.qps[qp];
+  const uint32_t count = q.attached ? least(q.sq_tail - q.sq_head, kPollBatch) : 0;
+  if (count == 0 || cq_room(s, q) == 0) return;
+  constexpr uint32_t kWords = sizeof(Sqe) / 4;
+  const uint32_t head = q.sq_head;
+  auto* to = reinterpret_cast<uint32_t*>(s.inbox);
+  for (uint32_t i = env.lane(); i < count * kWords; i += env.lanes())
+    to[i] = reinterpret_cast<const uint32_t*>(&sq_entry(s, qp, head + i / kWords))[i % kWords];
+  env.sync();
+  if (env.lane() == 0) {
+    for (uint32_t n = 0; n < count && cq_room(s, q) > 0; n++, q.sq_head++) accept(s, qp, s.inbox[n], now);
+    store_release(scheduler_words(s, qp).sq_head, q.sq_head);
+    s.stats_dirty = 1;
+  }
+  env.sync();
+}
+
+// Follow the engine's words and those of every frontend, and take new SQEs.
 template <class Env>
 BLINK_FN void poll(Env& env, State& s, uint64_t now) {
   // Another lane than those of the first queue pairs, so that the words of the host are read side by side.
   if (env.lane() == env.lanes() - 1) beat(s, now);
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) read_frontend(s, qp);
   env.sync();
-  for (uint32_t qp = 0; qp < s.geometry.num_queue_pairs; qp++) {
-    for (uint32_t n = 0; n < kPollBatch; n++) {
-      const QueuePairState& q = s.qps[qp];
-      if (!q.attached || q.sq_head == q.sq_tail || cq_room(s, q) == 0) break;
-      const auto* from = reinterpret_cast<const uint32_t*>(&sq_entry(s, qp, q.sq_head));
-      auto* to = reinterpret_cast<uint32_t*>(s.inbox);
-      for (uint32_t word = env.lane(); word < sizeof(Sqe) / 4; word += env.lanes()) to[word] = from[word];
-      env.sync();
-      if (env.lane() == 0) {
-        accept(s, qp, now);
-        store_release(scheduler_words(s, qp).sq_head, ++s.qps[qp].sq_head);
-        s.stats_dirty = 1;
-      }
-      env.sync();
-    }
-  }
+  for (uint32_t qp = 0; qp < s.geometry.num_queue_pairs; qp++) take_entries(env, s, qp, now);
 }
 
 }  // namespace blink

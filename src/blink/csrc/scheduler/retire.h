@@ -80,7 +80,7 @@ template <class Env>
 BLINK_FN void retire(Env& env, State& s, Track track, uint64_t now) {
   const StepArrays a = arrays_of(s, track);
   const uint32_t rows = a.batch->num_rows;
-  if (a.batch->graph == s.geometry.scoring_graph) deliver_scores(env, s, a, now);
+  if (is_scoring(s.geometry, a.batch->graph)) deliver_scores(env, s, a, now);
   Harvest harvest{0, 0, 0, 0};
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
     const Sequence& q = s.sequences[a.row_sequences[row]];

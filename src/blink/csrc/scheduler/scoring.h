@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Logprobs of a prompt's own tokens: what the model gives each, computed in the steps that compute the prompt anyway.
-// Such a step runs the graph that keeps every token's logits, chunk after chunk, instead of each row's last.
+// Such a step runs a graph that keeps every token's logits, chunk after chunk, instead of each row's last.
 #pragma once
 
 #include "scheduler/queue_pair.h"
@@ -60,7 +60,7 @@ BLINK_FN void deliver_row(Env& env, State& s, Sequence& q, ScoreSpan span, uint3
   env.sync();
 }
 
-// Post the logprobs that a step of the scoring graph gave, in the order of positions. Before retire() counts its tokens
+// Post the logprobs that a step of a scoring graph gave, in the order of positions. Before retire() counts its tokens
 // as computed.
 template <class Env>
 BLINK_FN void deliver_scores(Env& env, State& s, const StepArrays& a, uint64_t now) {

@@ -21,7 +21,7 @@ BLINK_FN uint32_t size_step(const State& s, uint32_t rows, uint64_t kv_tokens, u
   const uint32_t share = ceil_div(waiting, is_bound ? kPatientUrgentSteps : kPatientSteps);
   const uint32_t wanted = rows + most(g.block_size, share);  // prompts always get ahead
   uint32_t size = 0;
-  for (uint32_t graph = g.num_decode_graphs; graph < g.scoring_graph; graph++)
+  for (uint32_t graph = g.num_decode_graphs; graph < g.first_scoring_graph; graph++)
     if (size < wanted || predict_ns(s, graph, kv_tokens) <= target) size = g.graphs[graph].tokens;
   return size;
 }

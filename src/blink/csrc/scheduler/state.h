@@ -8,8 +8,9 @@
 namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
-constexpr int32_t kNoToken = -1;  // what the model samples of a row that has no finite logit left, or a NaN
-constexpr int32_t kTextEnd = -2;  // of a row whose automaton allows nothing more: its text is complete
+constexpr uint32_t kPollBatch = 16;  // SQEs of one queue pair in one pass: a pass stays bounded
+constexpr int32_t kNoToken = -1;     // what the model samples of a row that has no finite logit left, or a NaN
+constexpr int32_t kTextEnd = -2;     // of a row whose automaton allows nothing more: its text is complete
 
 // A block of the prefix cache as it was registered once: no other content ever has both numbers.
 struct Registration {
@@ -252,7 +253,7 @@ struct State {
   STATE_ARRAY(uint32_t, free_slots, g.num_slots);
   STATE_ARRAY(uint32_t, scratch, num_sequences(g));  // the list that one phase of a step collects
   STATE_ARRAY(uint32_t, victims, g.num_blocks);      // blocks under eviction
-  STATE_ARRAY(Sqe, inbox, 1);
+  STATE_ARRAY(Sqe, inbox, kPollBatch);
   STATE_ARRAY(uint32_t, ref_counts, g.num_blocks);
   STATE_ARRAY(uint32_t, free_blocks, g.num_blocks);
   STATE_ARRAY(uint32_t, block_hashed, g.num_blocks);

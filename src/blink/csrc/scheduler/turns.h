@@ -47,7 +47,7 @@ BLINK_FN Demand measure_demand(Env& env, const State& s, uint64_t now) {
 // What best-effort work takes until its next border: as the segments before it did, or as expected.
 BLINK_FN uint64_t quantum_ns(const State& s, const Demand& d) {
   if (is_segmented(s)) return s.segment > 0 ? s.segmented_ns / s.segment : s.segmented_cost_ns / s.num_segments;
-  const uint32_t graph = graph_for(s.geometry, d.best_effort_rows, true);
+  const uint32_t graph = graph_for(s.geometry, d.best_effort_rows, GraphKind::kDecoding);
   return predict_ns(s, graph, d.kv - d.urgent_kv) / most(1u, s.costs[graph].num_segments);
 }
 

@@ -62,7 +62,7 @@ def _quantize_row(x, values, scales, columns, BLOCK: tl.constexpr, FP8_MAX: tl.c
     row = tl.program_id(0)
     place = tl.arange(0, BLOCK)
     # The column whose value lies at this place: see csrc/gpu/decode/quantized.cuh.
-    column = place // 128 * 128 + place // 4 % 8 * 16 + place % 2 * 8 + place // 32 % 4 * 2 + place // 2 % 2
+    column = place // 128 * 128 + place // 4 % 8 * 16 + place // 2 % 2 * 8 + place // 32 % 4 * 2 + place % 2
     start = row.to(tl.int64) * columns
     value = tl.load(x + start + column, mask=place < columns, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(value), axis=0), 1e-12) / FP8_MAX
@@ -99,7 +99,7 @@ def _dequantize(
         zero = (word & -65536).to(tl.float32, bitcast=True)
         value = (code.to(tl.float32) + 128 + zero) * scale
     else:
-        place = column // 128 * 128 + lane * 32 + column // 16 % 8 * 4 + neighbour * 2 + half
+        place = column // 128 * 128 + lane * 32 + column // 16 % 8 * 4 + half * 2 + neighbour
         code = tl.load(values + row * columns + place, mask=inside, other=0)
         value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32) * word.to(tl.float32, bitcast=True)
     tl.store(result + row * columns + column, value.to(result.dtype.element_ty), mask=inside)

@@ -25,6 +25,7 @@ struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_> 
   using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_>;
   static constexpr int stage_k = kStageK_, stages = kStages_;
   static constexpr int weight_boxes = stage_k / kBoxRow, weight_columns = kBoxRow;  // of a stage; of a box
+  static constexpr int other_warps = 2;                                             // one copies, one sums squares
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
   static constexpr int stage = (weight_tile + token_tile) * (stage_k / kBoxRow);  // elements
   static constexpr int ring_bytes = stages * stage * 2;
@@ -110,6 +111,13 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Gem
   }
 }
 
+// What quantised weights need beside: gemm_quantized.cuh.
+template <class S>
+__device__ inline void initialize_others(GemmShared<S>&) {}
+
+template <class S>
+__device__ inline void convert_stages(const GemmPlace&, GemmShared<S>&) {}
+
 // What a block does before its first __syncthreads() beside copying.
 template <class S>
 __device__ inline void prepare(const GemmArgs&, const GemmPlace&, GemmShared<S>&) {}
@@ -127,6 +135,7 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
 
   if (threadIdx.x == 32 * warps) {
     for (int i = 0; i < S::stages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], warps);
+    initialize_others<S>(shared);
     publish_barriers();
     prefetch_map(args.x);
     for (int turn = 0; turn < S::stages && turn < at.turns; turn++) copy_weights<S>(args, at, turn, shared);
@@ -145,8 +154,10 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
   } else if (warp == warps) {
     if (threadIdx.x % 32 == 0) copy_stages<S>(args, at, shared);
     __syncwarp();
-  } else if (S::norm) {
-    squares = sum_squares<Outputs>(args.output, at.rank);
+  } else if (warp == warps + S::other_warps - 1) {
+    if (S::norm) squares = sum_squares<Outputs>(args.output, at.rank);
+  } else {
+    convert_stages<S>(at, shared);
   }
   if (S::cluster > 1) {
     if (S::reuse) cluster_arrive();
@@ -155,7 +166,7 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
     __syncthreads();
   }
   if (warp < warps) send_sums<Outputs>(at.rank, sums, shared.parts());
-  if (S::norm && warp == warps + 1) send_squares<Outputs>(at.rank, squares, shared.squares);
+  if (S::norm && warp == warps + S::other_warps - 1) send_squares<Outputs>(at.rank, squares, shared.squares);
   if (S::cluster > 1) {
     cluster_arrive();
     cluster_wait();

@@ -18,6 +18,7 @@ struct QuantizedGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_,
   static constexpr bool grouped = kGrouped_;
   static constexpr int unit = kUnit<kFormat_>, stage_k = kBoxes_ * unit, stages = kStages_;
   static constexpr int weight_boxes = kBoxes_, weight_columns = kUnitBytes;
+  static constexpr int other_warps = 3;  // of which one converts activations
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
   static constexpr int stage = weight_tile * weight_boxes + token_tile * (stage_k / kBoxRow);  // in two bytes
   static constexpr int ring_bytes = stages * stage * 2;
@@ -30,15 +31,22 @@ struct QuantizedGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_,
 
 template <class S>
 struct QuantizedGemmShared : GemmShared<S> {
+  Barrier ready[S::stages];  // whose activations are f16
+
   __device__ unsigned* groups() { return reinterpret_cast<unsigned*>(this + 1); }  // [groups of the block, S::pitch]
 };
+
+template <class S>
+__device__ inline void initialize_others(QuantizedGemmShared<S>& shared) {
+  for (int i = 0; i < S::stages; i++) initialize(shared.ready[i], 1);
+}
 
 // Load the words of the tile's groups, which no kernel of the step writes.
 template <class S>
 __device__ inline void prepare(const GemmArgs& args, const GemmPlace& at, QuantizedGemmShared<S>& shared) {
   if constexpr (S::grouped) {
     const int count = at.turns * S::stage_groups, first = at.first_stage * S::stage_groups;
-    for (int i = threadIdx.x; i < S::tile * count; i += S::threads + 64) {
+    for (int i = threadIdx.x; i < S::tile * count; i += S::threads + 32 * S::other_warps) {
       const int in_tile = i / count, group = i % count, half = in_tile / S::outputs;
       const int row = min(at.tile * S::outputs + in_tile % S::outputs, args.output.n - 1) + half * args.output.n;
       const bool exists = first + group < args.num_groups;
@@ -61,7 +69,7 @@ __device__ inline void multiply_chunks(Vec16 upper, Vec16 lower, const unsigned 
 #pragma unroll
     for (int row = 0; row < 2; row++) {
       unsigned pairs[count][2];
-      unpack<S::format>(rows[row][i], words[row], pairs);
+      unpack_half<S::format>(rows[row][i], words[row], pairs);
 #pragma unroll
       for (int j = 0; j < count; j++) a[i * count + j][row] = pairs[j][0], a[i * count + j][row + 2] = pairs[j][1];
     }
@@ -100,10 +108,33 @@ __device__ inline void multiply_box(const char* weights, const unsigned* groups,
       multiply_chunks<S>(upper, lower, words, tokens, step, parts);
       if (half == 0 && unit_groups == 1) continue;
       wait_for_products<0>();
-      const float scales[2] = {group_scale<S::format>(words[0]), group_scale<S::format>(words[1])};
+      const float scales[2] = {group_scale<S::format>(words[0]) * kActivationDivisor,
+                               group_scale<S::format>(words[1]) * kActivationDivisor};
 #pragma unroll
       for (int i = 0; i < S::tokens / 2; i++) sums[i] += parts[i] * scales[i / 2 % 2];
     }
+  }
+}
+
+// What a warp does: make f16 of each stage's activations, over kActivationDivisor, in their place.
+template <class S>
+__device__ inline void convert_stages(const GemmPlace& at, QuantizedGemmShared<S>& shared) {
+  constexpr int chunks = S::token_tile * (S::stage_k / kBoxRow) / 8;
+  constexpr unsigned scale = (127 - 6) << 7 | (127 - 6) << 23;  // 2^-6 as bf16, twice
+  static_assert(kActivationDivisor == 64);
+  for (int turn = 0; turn < at.turns; turn++) {
+    const int slot = turn % S::stages;
+    wait(shared.full[slot], turn / S::stages % 2);
+    auto* tokens = reinterpret_cast<Vec16*>(shared.ring[slot] + S::weight_tile * S::weight_boxes);
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < chunks; i += 32) {
+      Vec16 v = multiply(tokens[i], Vec16{scale, scale, scale, scale});
+      tokens[i] = {to_half_pair(low_float(v.x), high_float(v.x)), to_half_pair(low_float(v.y), high_float(v.y)),
+                   to_half_pair(low_float(v.z), high_float(v.z)), to_half_pair(low_float(v.w), high_float(v.w))};
+    }
+    fence_shared_writes();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(shared.ready[slot]);
   }
 }
 
@@ -113,6 +144,7 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Qua
   for (int turn = 0; turn < at.turns; turn++) {
     const int slot = turn % S::stages;
     wait(shared.full[slot], turn / S::stages % 2);
+    wait(shared.ready[slot], turn / S::stages % 2);
     const Bf16* weights = shared.ring[slot];
     const unsigned long long tokens = describe_box(weights + S::weight_tile * S::weight_boxes);
     const unsigned* groups = shared.groups() + (at.stage(turn) - at.first_stage) * S::stage_groups * S::pitch;
@@ -125,11 +157,20 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Qua
   }
 }
 
+// Blocks of a multiprocessor for which registers are kept: products that are under way need some.
+template <Format kFormat, bool kGrouped>
+__device__ constexpr int blocks_for(int tokens, int groups) {
+  const bool is_large = tokens == 64 || (tokens == 32 && kFormat == Format::kInt4);
+  return groups == 2 ? (is_large ? 1 : 2) : (kGrouped && is_large ? 2 : 3);
+}
+
 template <Format kFormat, bool kGrouped, int kTokens, int kGroups, int kCluster, int kBoxes, int kStages,
           Output kOutput, bool kNorm>
-__global__ void __launch_bounds__(128 * kGroups + 64, 4 - kGroups - (kGrouped && kTokens == 64))
+__global__ void __launch_bounds__(128 * kGroups + 96, blocks_for<kFormat, kGrouped>(kTokens, kGroups))
     gemm_quantized(const __grid_constant__ GemmArgs args) {
   using S = QuantizedGemmShape<kFormat, kGrouped, kTokens, kGroups, kCluster, kBoxes, kStages, kOutput, kNorm>;
+  // What kernels/gpu/decode/gemm_quantized.py counts.
+  static_assert(sizeof(QuantizedGemmShared<S>) == sizeof(GemmShared<S>) + 1024);
   extern __shared__ __align__(1024) char memory[];
   compute_gemm<S>(args, *reinterpret_cast<QuantizedGemmShared<S>*>(memory));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemv.cuh's products with weights of 8 and 4 bits: half or a quarter of the bytes through the same ring, bf16 in
+// gemv.cuh's products with weights of 8 and 4 bits: half or a quarter of the bytes through the same ring, f16 in
 // registers.
 #pragma once
 
@@ -81,14 +81,33 @@ __device__ inline void load_words(const GemvArgs& args, int first_k, int warp, Q
           value = multiply_pairs(value, *reinterpret_cast<const unsigned*>(args.norm + place));
         }
       }
-  if (!S::norm) return;
+  if constexpr (S::norm) {
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2)
-    if (step < 4 || step >= 4 * S::slots) squares += __shfl_xor_sync(~0u, squares, step);
-  if (lane % 4 == 0 && row < S::slots && row < S::rows) shared.squares[warp][row] = squares;
+    for (int step = 1; step < 32; step *= 2)
+      if (step < 4 || step >= 4 * S::slots) squares += __shfl_xor_sync(~0u, squares, step);
+    if (lane % 4 == 0 && row < S::slots && row < S::rows) shared.squares[warp][row] = squares;
+  }
 }
 
-// Multiply 16 bytes of a lane. Sums of even and odd steps, which need not wait for each other.
+// Make f16 of a lane's activations, times the power of 2 that brings their row's largest to 2^14; return its inverse.
+template <class S>
+__device__ inline float scale_words(QuantizedActivations<S>& x) {
+  constexpr int count = S::steps * S::parts * S::unit_steps * 2;
+  unsigned* words = &x.values[0][0][0][0];
+  unsigned largest = 0;
+#pragma unroll
+  for (int i = 0; i < count; i++) largest = __vmaxu2(largest, words[i] & 0x7fff7fffu);
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2)
+    if (step < 4 || step >= 4 * S::slots) largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, step));
+  const HalfScale scale(largest);
+#pragma unroll
+  for (int i = 0; i < count; i++) words[i] = scale.convert(words[i]);
+  return scale.inverse;
+}
+
+// Multiply 16 bytes of a lane. Sums of even and odd steps; folded, the first's are those of the
+// instruction's rows 0 to 7, the others' those of its rows 8 to 15.
 template <class S>
 __device__ inline void multiply_chunk(Vec16 chunk, unsigned group, const unsigned (&a)[S::unit_steps][2],
                                       const unsigned (&c)[S::unit_steps][2], int first_step, float (&sums)[2][4]) {
@@ -97,12 +116,14 @@ __device__ inline void multiply_chunk(Vec16 chunk, unsigned group, const unsigne
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     unsigned b[count][2];
-    unpack<S::format>(words[i], group, b);
+    unpack_half<S::format>(words[i], group, b);
 #pragma unroll
     for (int j = 0; j < count; j++) {
-      const int step = first_step + i * count + j;
-      const unsigned c0 = S::folded ? 0 : c[step][0], c1 = S::folded ? 0 : c[step][1];
-      multiply_add(sums[step % 2], a[step][0], c0, a[step][1], c1, b[j][0], b[j][1]);
+      const int step = first_step + i * count + j, even = step & ~1;
+      if constexpr (S::folded)
+        multiply_add_halves(sums[step % 2], a[even][0], a[even + 1][0], a[even][1], a[even + 1][1], b[j][0], b[j][1]);
+      else
+        multiply_add_halves(sums[step % 2], a[step][0], c[step][0], a[step][1], c[step][1], b[j][0], b[j][1]);
     }
   }
 }
@@ -111,15 +132,17 @@ template <class S>
 __device__ inline void add_scaled(float (&totals)[4], float (&sums)[2][4], float low, float high) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    totals[i] += (sums[0][i] + sums[1][i]) * (i % 2 ? high : low);
-    sums[0][i] = sums[1][i] = 0;
+    if (!S::folded) totals[i] += (sums[0][i] + sums[1][i]) * (i % 2 ? high : low);
+    if (S::folded && i < 2) totals[i] += (sums[0][i] + sums[1][i + 2]) * (i % 2 ? high : low);
   }
+#pragma unroll
+  for (int i = 0; i < 4; i++) sums[0][i] = sums[1][i] = 0;
 }
 
 // Multiply one group of a stage's weight rows; what counts of the results goes to the warp's sums.
 template <class S>
-__device__ inline void multiply_units(const Bf16* weights, const QuantizedActivations<S>& x, int warp, int in_tile,
-                                      QuantizedGemvShared<S>& shared) {
+__device__ inline void multiply_units(const Bf16* weights, const QuantizedActivations<S>& x, float scale, int warp,
+                                      int in_tile, QuantizedGemvShared<S>& shared) {
   constexpr int unit_groups = S::unit / kGroup;
   const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
   const char* from =
@@ -149,8 +172,8 @@ __device__ inline void multiply_units(const Bf16* weights, const QuantizedActiva
     const int slice = (column + i) / S::group, token = row % S::slots;
     if (token >= S::rows) continue;
     float* to = &shared.sums[warp * S::slices + slice][token][in_tile + (column + i) % S::group];
-    if (row / S::slots == slice) *to = totals[i];
-    if (!S::folded && (row + 8) / S::slots == slice) *to = totals[i + 2];
+    if (row / S::slots == slice) *to = totals[i] * scale;
+    if (!S::folded && (row + 8) / S::slots == slice) *to = totals[i + 2] * scale;
   }
 }
 
@@ -159,13 +182,15 @@ __device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp
   const int warp_k = warp * S::steps * S::span, warp_bytes = S::block_bytes / S::warps;
   QuantizedActivations<S> x;
   load_words<S>(args, rank * S::block_k + warp_k, warp, x, shared);
+  const float scale = scale_words<S>(x);
 #pragma unroll 1
   for (int turn = 0; turn < S::turns; turn++) {
     const int slot = turn % S::stages;
     wait(shared.full[slot], turn / S::stages % 2);
 #pragma unroll
     for (int row = 0; row < S::stage_rows; row += S::group)
-      multiply_units<S>(shared.ring[slot][row] + warp * (warp_bytes / 2), x, warp, turn * S::stage_rows + row, shared);
+      multiply_units<S>(shared.ring[slot][row] + warp * (warp_bytes / 2), x, scale, warp, turn * S::stage_rows + row,
+                        shared);
     __syncwarp();
     if (threadIdx.x % 32 == 0 && turn + S::stages < S::turns) arrive(shared.empty[slot]);
   }

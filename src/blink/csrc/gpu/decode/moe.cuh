@@ -75,8 +75,7 @@ __device__ inline void multiply_rows(const Bf16* weights, int pitch, const Vec16
   sums[1] = first[1] + second[3];
 }
 
-// The same with weights in FP8, in their usual order. Of each 64 k a lane has 16, two vectors of x: of four k it pairs
-// the first with the third and the second with the fourth, as unpacking does.
+// The same with weights in FP8, in their usual order, and x in f16. Of each 64 k a lane has 16, two vectors of x.
 template <int kSteps>
 __device__ inline void multiply_fp8_rows(const Bf16* weights, int pitch, const Vec16 (&x)[kSteps], float (&sums)[2]) {
   static_assert(kSteps % 2 == 0);
@@ -91,18 +90,29 @@ __device__ inline void multiply_fp8_rows(const Bf16* weights, int pitch, const V
     for (int i = 0; i < 4; i++) {
       const Vec16 a = x[step + i / 2];
       unsigned pairs[1][2];
-      unpack<Format::kFp8>(words[i], 0, pairs);
-      multiply_add(parts[i % 2], i % 2 ? a.z : a.x, 0, i % 2 ? a.w : a.y, 0, pairs[0][0], pairs[0][1]);
+      unpack_half<Format::kFp8>(words[i], 0, pairs);
+      multiply_add_halves(parts[i % 2], a.x, a.z, a.y, a.w, pairs[0][0], pairs[0][1]);
     }
   }
-  sums[0] = parts[0][0] + parts[1][0];
-  sums[1] = parts[0][1] + parts[1][1];
+  sums[0] = parts[0][0] + parts[1][2];
+  sums[1] = parts[0][1] + parts[1][3];
 }
 
-// Of each four bf16 exchange the second and third.
-__device__ inline Vec16 pair_for_fp8(Vec16 v) {
-  return {__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x5410),
-          __byte_perm(v.z, v.w, 0x7632)};
+// Make f16 of the activations that four lanes have of a row, times the power of 2 that brings the largest of them to
+// 2^14; return its inverse.
+template <int kSteps>
+__device__ inline float scale_vectors(Vec16 (&x)[kSteps]) {
+  unsigned largest = 0;
+#pragma unroll
+  for (int i = 0; i < kSteps; i++)
+    for (unsigned pair : {x[i].x, x[i].y, x[i].z, x[i].w}) largest = __vmaxu2(largest, pair & 0x7fff7fffu);
+  largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, 1));
+  largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, 2));
+  const HalfScale scale(largest);
+#pragma unroll
+  for (int i = 0; i < kSteps; i++)
+    x[i] = {scale.convert(x[i].x), scale.convert(x[i].y), scale.convert(x[i].z), scale.convert(x[i].w)};
+  return scale.inverse;
 }
 
 // A lane's k of its vector i of x, from the warp's first on.

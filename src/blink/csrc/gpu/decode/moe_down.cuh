@@ -102,7 +102,7 @@ __device__ inline void multiply_experts(int warp, MoeDownShared<S>& shared) {
       if constexpr (S::fp8) {
         multiply_fp8_rows(stage[group * 8] + k / 2, S::Stages::pitch, x, products);
         const float* scales = shared.scales[index % S::Stages::stages] + group * 8 + lane % 4 * 2;
-        products[0] *= scales[0], products[1] *= scales[1];
+        products[0] *= scales[0] * kActivationDivisor, products[1] *= scales[1] * kActivationDivisor;
       } else {
         multiply_rows(stage[group * 8] + k, S::Stages::pitch, x, products);
       }

@@ -9,10 +9,10 @@ namespace blink {
 
 struct MoeGateArgs {
   RoutingArgs routing;
-  const Bf16* weight;   // [kExperts, 2 * kSize, kK], gates first
-  const Bf16* x;        // [rows, kK]
-  const Bf16* norm;     // [kK]
-  Bf16* out;            // [rows * kTopK, kSize]; a row's chosen experts in order; with kFp8 as pair_for_fp8() has them
+  const Bf16* weight;  // [kExperts, 2 * kSize, kK], gates first
+  const Bf16* x;       // [rows, kK]
+  const Bf16* norm;    // [kK]
+  Bf16* out;           // [rows * kTopK, kSize]; a row's chosen experts in order; with kFp8 f16, over kActivationDivisor
   const float* scales;  // [kExperts, 2 * kSize], with kFp8
   float eps;
 };
@@ -49,7 +49,6 @@ __device__ inline void load_inputs(const MoeGateArgs& args, int warp, Vec16 (&x)
   for (int i = 0; i < S::steps; i++) {
     squares += square_sum(x[i]);
     x[i] = multiply(x[i], load(args.norm + k + vector_k<S::fp8>(i)));
-    if constexpr (S::fp8) x[i] = pair_for_fp8(x[i]);
   }
   squares += __shfl_xor_sync(~0u, squares, 1);
   squares += __shfl_xor_sync(~0u, squares, 2);
@@ -75,9 +74,9 @@ __device__ inline void write_gated(const MoeGateArgs& args, int work, const MoeG
     if constexpr (S::fp8) gate *= scales.x, up *= scales.y;
     gate *= rate;
     const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
-    int place = work % S::parts * S::outputs + output;
-    if constexpr (S::fp8) place = (place & ~3) | (place & 1) << 1 | (place >> 1 & 1);
-    args.out[pair * S::size + place] = to_bf16(gate / (1 + __expf(-gate)) * up * rate);
+    const float value = gate / (1 + __expf(-gate)) * up * rate;
+    args.out[pair * S::size + work % S::parts * S::outputs + output] =
+        S::fp8 ? Bf16{static_cast<unsigned short>(to_half_pair(value / kActivationDivisor, 0))} : to_bf16(value);
   }
 }
 
@@ -96,6 +95,8 @@ __device__ inline void multiply_gates(const MoeGateArgs& args, int warp, MoeGate
   const int lane = threadIdx.x % 32, row = lane / 4;
   Vec16 x[S::steps];
   load_inputs(args, warp, x, shared);
+  float inverse = 1;
+  if constexpr (S::fp8) inverse = scale_vectors(x);
   int turn = 0, buffer = 0;
   for (int work = blockIdx.x; work < shared.routes.count * S::parts; work += gridDim.x) {
     auto& sums = shared.sums[buffer];
@@ -110,7 +111,7 @@ __device__ inline void multiply_gates(const MoeGateArgs& args, int warp, MoeGate
       else
         multiply_rows(weights, S::Stages::pitch, x, products);
       if (row < S::rows)
-        for (int i = 0; i < 2; i++) sums[warp][row][first + lane % 4 * 2 + i] = products[i];
+        for (int i = 0; i < 2; i++) sums[warp][row][first + lane % 4 * 2 + i] = products[i] * inverse;
       shared.ring.leave(turn++);
     }
     asm volatile("bar.sync 1, %0;" ::"n"(32 * S::warps) : "memory");  // of the warps that multiply

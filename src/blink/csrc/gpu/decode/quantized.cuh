@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights of 8 and 4 bits: how they lie in memory, and how registers of bf16 are made of them.
+// Weights of 8 and 4 bits: how they lie in memory, and how registers of f16 are made of them.
 #pragma once
 
 #include "ptx.cuh"
@@ -24,30 +24,70 @@ __device__ inline float group_scale(unsigned word) {
   return scale;
 }
 
-__device__ inline unsigned fma_pairs(unsigned a, unsigned b, unsigned c) {
+__device__ inline unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
   unsigned sum;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
 
-// The weights of a word: two registers for each step, k 2 * q and the next, and these 8 further.
+__device__ inline unsigned to_half_pair(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Activations become f16, which must not overflow: those before a norm's rate may be large. Where their largest is not
+// known, by this constant.
+constexpr float kActivationDivisor = 64;
+
+// Where it is, by the power of 2 that brings it to 2^14.
+struct HalfScale {
+  float factor, inverse;
+
+  // Take the largest of the even and of the odd numbers, as bf16 without signs.
+  __device__ explicit HalfScale(unsigned largest) {
+    const unsigned exponent = max(max(largest >> 16, largest & 0xffff) >> 7, 15u);
+    factor = __uint_as_float((268 - exponent) << 23);
+    inverse = __uint_as_float((exponent - 14) << 23);
+  }
+
+  __device__ unsigned convert(unsigned pair) const {
+    return to_half_pair(low_float(pair) * factor, high_float(pair) * factor);
+  }
+};
+
+// As multiply_add() of ptx.cuh, with f16.
+__device__ inline void multiply_add_halves(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                           unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The steps of which a word has weights: two registers for each, k 2 * q and the next, and these 8 further.
 template <Format kFormat>
 constexpr int kWordSteps = kFormat == Format::kFp8 ? 1 : 2;
 
+// A word of a packed row as f16: neighbouring bytes are neighbouring k.
 template <Format kFormat>
-__device__ inline void unpack(unsigned word, unsigned group, unsigned (&pairs)[kWordSteps<kFormat>][2]) {
+__device__ inline void unpack_half(unsigned word, unsigned group, unsigned (&pairs)[kWordSteps<kFormat>][2]) {
   if constexpr (kFormat == Format::kFp8) {
-    // Sign, exponent and mantissa at bf16's places give the value times 2^-120, as the exponents' biases differ.
-    const unsigned low = word << 8;
-    const unsigned first = (low & 0x80008000u) | ((low >> 4) & 0x07f007f0u);
-    const unsigned second = (word & 0x80008000u) | ((word >> 4) & 0x07f007f0u);
-    pairs[0][0] = fma_pairs(first, 0x7b807b80u, 0x80008000u);
-    pairs[0][1] = fma_pairs(second, 0x7b807b80u, 0x80008000u);
+#if __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }"
+        : "=r"(pairs[0][0]), "=r"(pairs[0][1])
+        : "r"(word));
+#endif
   } else {
-    const unsigned zero = __byte_perm(group, 0, 0x3232);
+    // As the mantissa of 1024: the number, or 16 times that. The word's bf16 has the zero point in its last bits.
+    const unsigned zero = __byte_perm(group, 0, 0x3232) & 0x007f007fu;
+    const unsigned once = zero | 0xe400e400u, sixteen = zero << 4 | 0xd400d400u;  // -(1024 + zero), -(64 + zero)
 #pragma unroll
-    for (int i = 0; i < 4; i++)  // as the mantissa of 128
-      pairs[i / 2][i % 2] = fma_pairs((word >> 4 * i & 0x000f000fu) | 0x43004300u, 0x3f803f80u, zero);
+    for (int step = 0; step < 2; step++) {
+      const unsigned codes = word >> 8 * step;
+      pairs[step][0] = fma_halves((codes & 0x000f000fu) | 0x64006400u, 0x3c003c00u, once);
+      pairs[step][1] = fma_halves((codes & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, sixteen);
+    }
   }
 }
 

@@ -136,14 +136,20 @@ class _Kernel:
     name: str
     tile: int
     cluster: int
-    groups: int
+    threads: int
     stages: int  # of all of k
     shared_bytes: int
 
     def launch(self, blocks: int, arguments: _Arguments) -> None:
         """Launch so many blocks."""
-        kernel, threads = compile_kernel(self.name), 128 * self.groups + 64
-        launch(kernel, (blocks, 1), threads, arguments, cluster=self.cluster, shared_bytes=self.shared_bytes)
+        launch(
+            compile_kernel(self.name),
+            (blocks, 1),
+            self.threads,
+            arguments,
+            cluster=self.cluster,
+            shared_bytes=self.shared_bytes,
+        )
 
 
 def _launch(
@@ -201,7 +207,7 @@ def _choose(output: Output, weight: Weight, tokens: int, *, norm: bool) -> _Kern
     split = choose_gemm_split(output, tokens, n, k)
     name = kernel_name(output, tokens, split, norm=norm)
     stages, shared_bytes = -(-k // split.stage_k), split.shared_bytes(output, tokens)
-    return _Kernel(name, split.tile, split.cluster, split.groups, stages, shared_bytes)
+    return _Kernel(name, split.tile, split.cluster, 128 * split.groups + 64, stages, shared_bytes)
 
 
 def _choose_quantized(output: Output, weight: PackedWeight, tokens: int, *, norm: bool) -> _Kernel:
@@ -210,7 +216,7 @@ def _choose_quantized(output: Output, weight: PackedWeight, tokens: int, *, norm
     assert split is not None and can_multiply_groups()
     name = gemm_quantized.kernel_name(shape, split, norm=norm)
     stages, shared_bytes = split.total_stages(shape), split.shared_bytes(shape)
-    return _Kernel(name, split.tile, split.cluster, split.groups, stages, shared_bytes)
+    return _Kernel(name, split.tile, split.cluster, split.threads, stages, shared_bytes)
 
 
 def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool) -> str:

@@ -46,6 +46,11 @@ class QuantizedGemmSplit:
     stages: int
 
     @property
+    def threads(self) -> int:
+        """Threads of a block: those that multiply, and a warp each that copies, converts and sums squares."""
+        return 128 * self.groups + 96
+
+    @property
     def tile(self) -> int:
         """Weight rows of a block."""
         return 64 * self.groups
@@ -59,7 +64,7 @@ class QuantizedGemmSplit:
         own = 16 if self._parts_bytes(shape) > _REUSE_BYTES else self._parts_bytes(shape)
         size = self._ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
         words = -(-self.total_stages(shape) // self.cluster) * self.boxes * (shape.format.unit // GROUP)
-        return -(-size // 1024) * 1024 + (words * (self.tile + 1) * 4 if shape.grouped else 0)
+        return (-(-size // 1024) + 1) * 1024 + (words * (self.tile + 1) * 4 if shape.grouped else 0)
 
     def fits(self, shape: Shape, blocks: int) -> bool:
         """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
@@ -82,11 +87,12 @@ class QuantizedGemmSplit:
 @functools.cache
 def choose_split(shape: Shape) -> QuantizedGemmSplit | None:
     """Return the split of a product; None if there is none."""
-    # The activations of 32 rows and more are as many bytes as the weights: two groups share them.
-    for groups in (2, 1) if shape.tokens >= 32 else (1,):
+    # Activations of many rows are as many bytes as weights: two groups then share them.
+    shares = shape.tokens == 64 or (shape.tokens == 32 and _is_wide(shape))
+    for groups in (2, 1) if shares else (1,):
         cluster = _choose_cluster(shape, groups)
         each = shape.n / (64 * groups) * cluster / _processors()
-        most = max(1, min(math.ceil(each), 4 - groups - (shape.grouped and shape.tokens == 64)))
+        most = min(math.ceil(each), _most_blocks(shape, groups))
         for blocks in range(most, 0, -1):
             for stages in range(_MAX_STAGES, 2, -1):
                 split = QuantizedGemmSplit(groups, cluster, 1, stages)
@@ -95,15 +101,30 @@ def choose_split(shape: Shape) -> QuantizedGemmSplit | None:
     return None
 
 
+def _most_blocks(shape: Shape, groups: int) -> int:
+    """Return for how many blocks of a multiprocessor the kernel keeps registers."""
+    is_large = shape.tokens == 64 or (shape.tokens == 32 and shape.format is Format.INT4)
+    if groups == 2:
+        return 1 if is_large else 2
+    return 2 if shape.grouped and is_large else 3
+
+
 def _choose_cluster(shape: Shape, groups: int) -> int:
-    """Return the number of blocks that leaves the least idle of the multiprocessors."""
+    """Return the number of blocks that leaves the least idle of the multiprocessors; 1 where there are many tiles."""
+    if shape.output is not Output.ADD and _is_wide(shape):
+        return 1
 
     def idle(cluster: int) -> float:
         each = shape.n / (64 * groups) * cluster / _processors()
-        return math.ceil(each) / each if each < 6 else 1.0
+        return math.ceil(each) / each
 
-    options = [2, 4] if shape.output is Output.ADD else [1, 2, 4]
-    return min(options, key=lambda cluster: (round(idle(cluster), 1), cluster))
+    # Of ADD the larger first: more warps of a multiprocessor then convert weights.
+    options = (4, 2) if shape.output is Output.ADD else (1, 2, 4)
+    return min(options, key=lambda cluster: round(idle(cluster), 1))
+
+
+def _is_wide(shape: Shape) -> bool:
+    return shape.n / 64 / _processors() > 3
 
 
 def _processors() -> int:

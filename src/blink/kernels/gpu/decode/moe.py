@@ -118,8 +118,8 @@ def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: 
 def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeights, routes: Routes) -> Tensor:
     """Return silu(gate) * up of each row's experts, in their order, for rms_norm(x): [rows * top_k, size].
 
-    gate_up: [experts, 2 * size, hidden], gates first; with FP8 the second and third of each four results are exchanged,
-    for down_experts. No kernel of the same step may write the routes' context_lens.
+    gate_up: [experts, 2 * size, hidden], gates first; with FP8 the results are such as down_experts wants
+    them. No kernel of the same step may write the routes' context_lens.
     """
     rows, hidden = x.shape
     num_experts, size = gate_up.shape[0], gate_up.shape[1] // 2
