@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends spans as the library's exporter does, but writes them in a tenth of its time.
+"""Sends spans as the library's exporter does, but encodes them in a quarter of its time.
 
-Its encoder builds some forty messages for each span, in which no token can leave. Spans of requests differ in few
-values: the message that it made of one is filled anew for the next.
+Its encoder builds some forty messages for each span. Spans of requests differ in few values: the message that it made
+of one is filled anew for the next.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.util.types import AttributeValue
 
+from blink.api.spans import paced
+
 _MAX_FORMS: Final = 64
 _FIELDS: Final[dict[object, str]] = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
 
@@ -32,7 +34,7 @@ class SpanEncoder:
         """Return the body of an export request."""
         request = ExportTraceServiceRequest()
         groups: dict[tuple[int, int], ResourceSpans] = {}
-        for span in spans:
+        for span in paced(spans):
             key = id(span.resource), id(span.instrumentation_scope)
             group = groups.get(key)
             if group is None:
