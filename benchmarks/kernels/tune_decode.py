@@ -4,7 +4,7 @@
 What counts is a whole step of a few layers, replayed as a graph: kernels overlap their neighbours. One kernel after the
 other is tried with every split that fits; the fastest stays.
 
-Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64]
+Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64] [--fp8]
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ import torch
 from decode_layer import Case, Model, time_graph
 
 import blink.models
-from blink.kernels.gpu.decode import attention, gemm, gemv, moe, splits
+from blink.kernels.gpu.decode import attention, gemm, gemm_fp8, gemv, gemv_quantized, moe, splits
+from blink.kernels.gpu.decode.gemm_quantized import Shape
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
-from blink.models.layer import MoeMlp
+from blink.kernels.quantized import Format, PackedWeight, pack, quantize_fp8
+from blink.kernels.weight import Weight, plain
+from blink.models.decode_step import MAX_GEMV_ROWS
+from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 
@@ -37,30 +41,46 @@ _CONTEXT = 500
 _TOLERANCE = 5e-2  # sums in another order, through some layers
 
 Candidates = dict[str, list[list[int]]]
+Split = splits.GemmSplit | splits.AttentionSplit | gemm_fp8.Fp8GemmSplit | gemv_quantized.QuantizedSplit
 
 
-def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
-    """Return the keys of the table that a step uses, those of most bytes first, each with all splits."""
-    hidden, inter, tokens = spec.hidden_size, spec.intermediate_size, splits.pad_rows(rows)
+def list_products(spec: ModelSpec) -> list[tuple[Output, int, int]]:
+    """Return the outputs, weight rows and k of a step's products, those of most bytes first."""
+    hidden, inter = spec.hidden_size, spec.intermediate_size
     if spec.num_experts:
         mlp = [(Output.STORE, spec.num_experts, hidden)]
     else:
         mlp = [(Output.GATE, 2 * inter, hidden), (Output.ADD, hidden, inter)]
-    products = (
+    return [
         *mlp,
         (Output.STORE, spec.q_size + 2 * spec.kv_size, hidden),
         (Output.ADD, hidden, spec.q_size),
         (Output.STORE, spec.vocab_size, hidden),
-    )
+    ]
+
+
+def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
+    """Return the keys of the table that a step uses, each with all splits."""
+    tokens = splits.pad_rows(rows)
     found = {
         splits.gemm_key(output, tokens, n, k): list(map(to_list, splits.list_gemm_splits(output, tokens)))
-        for output, n, k in products
+        for output, n, k in list_products(spec)
     }
     attention = splits.list_attention_splits(spec.num_heads // spec.num_kv_heads, spec.head_dim)
     return found | {splits.attention_key(rows * spec.num_kv_heads): list(map(to_list, attention))}
 
 
-def to_list(split: splits.GemmSplit | splits.AttentionSplit) -> list[int]:
+def list_fp8_candidates(spec: ModelSpec, rows: int) -> Candidates:
+    """Return the keys of the table that products with FP8 weights use, each with all splits."""
+    products = list_products(spec)[1 if spec.num_experts else 0 :]  # routers have 16 bits
+    if rows <= MAX_GEMV_ROWS:
+        few = [gemv_quantized.Shape(Format.FP8, False, rows, k, n) for _, n, k in products]
+        return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_splits(shape))) for shape in few}
+    shapes = [Shape(Format.FP8, False, output, splits.pad_rows(rows), k, n) for output, n, k in products]
+    return {gemm_fp8.key(shape): list(map(to_list, gemm_fp8.list_splits(shape))) for shape in shapes}
+
+
+def to_list(split: Split) -> list[int]:
     return list(dataclasses.astuple(split))
 
 
@@ -109,20 +129,22 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=_MODELS)
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--fp8", action="store_true", help="tune the products with FP8 weights instead")
     options = parser.parse_args()
     for name in options.models:
-        model = make_model(name)
-        for rows in options.rows:
+        model = make_model(name, fp8=options.fp8)
+        for rows in [rows for rows in options.rows if rows <= gemm_fp8.MAX_ROWS or not options.fp8]:
             start = time.monotonic()
             print(f"{name}, {rows} rows", flush=True)
-            for line in tune(Case(model, rows, _CONTEXT), list_candidates(model.spec, rows), options.passes):
+            candidates = (list_fp8_candidates if options.fp8 else list_candidates)(model.spec, rows)
+            for line in tune(Case(model, rows, _CONTEXT), candidates, options.passes):
                 print(line, flush=True)
             write_table()
             print(f"   {time.monotonic() - start:.0f} s", flush=True)
         del model
 
 
-def make_model(name: str) -> Model:
+def make_model(name: str, *, fp8: bool) -> Model:
     """Make a few layers of a bundled model. Experts, which have no splits here, are small and add nothing: which ones
     are chosen depends on the order of sums."""
     spec = read_spec(_CONFIGS / name)
@@ -131,7 +153,21 @@ def make_model(name: str) -> Model:
     for layer in model.layers:
         if isinstance(layer.mlp, MoeMlp):
             layer.mlp.down.zero_()
+    if fp8:
+        layers, lm_head = [pack_layer(layer) for layer in model.layers], pack_weight(model.lm_head)
+        model.weights = dataclasses.replace(model.weights, layers=layers, lm_head=lm_head)
     return model
+
+
+def pack_layer(layer: Layer) -> Layer:
+    mlp = layer.mlp
+    if isinstance(mlp, DenseMlp):
+        mlp = DenseMlp(pack_weight(mlp.gate_up), pack_weight(mlp.down))
+    return dataclasses.replace(layer, qkv=pack_weight(layer.qkv), output=pack_weight(layer.output), mlp=mlp)
+
+
+def pack_weight(weight: Weight) -> PackedWeight:
+    return pack([quantize_fp8(plain(weight))])
 
 
 def write_table() -> None:

@@ -139,7 +139,8 @@ def test_a_client_that_hangs_up_ends_its_sequences(deploy: Cluster, tiny: dict[s
     http = deploy(**tiny)
     body = body_of([1, 2, 3], 2000, stream=True, n=_STREAMS, temperature=1)
     with http.stream("POST", "/v1/completions", json=body) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # is kept, as its end closes the connection
+        next(lines)
         wait_for(lambda: samples(http).value("vllm:num_requests_running") == _STREAMS, 60)
     wait_for(lambda: samples(http).value("vllm:num_requests_running") == 0, 60)
     assert samples(http).value("vllm:request_success_total", finished_reason="abort") == _STREAMS

@@ -10,20 +10,30 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from blink.kernels.gpu.decode import gemm_quantized, gemv_quantized, splits
+from blink.kernels.gpu.decode import gemm_fp8, gemm_quantized, gemv_quantized, splits
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
 from blink.kernels.quantized import Format
 
 _TABLES = json.loads(splits.TABLE.read_text())
 _MAX_SHARED_BYTES = 227 << 10
+_CACHED = (gemv_quantized._guess_split, gemm_quantized.choose_split, gemm_fp8._guess_split, splits.read_table)
 
 
 @pytest.mark.parametrize("device", list(_TABLES))
 def test_measured_splits_fit_their_kernels(device: str) -> None:
     for key, numbers in _TABLES[device].items():
-        kind, count, *_ = key.split()
+        kind, count, *sizes = key.split()
         if kind == "attend":
             assert AttentionSplit(*numbers).shared_bytes(group=8, head_dim=128) <= _MAX_SHARED_BYTES, key
+        elif kind == "few":
+            rows, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
+            few = gemv_quantized.Shape(Format[count.upper()], count == "int4", rows, k, n)
+            split = gemv_quantized.QuantizedSplit(*numbers)
+            assert gemv_quantized.shared_bytes(few, split) <= _MAX_SHARED_BYTES, key
+        elif kind == "fp8":
+            tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
+            shape = gemm_quantized.Shape(Format.FP8, False, Output[count.upper()], tokens, k, n)
+            assert gemm_fp8.Fp8GemmSplit(*numbers).fits(shape, 1), key
         else:
             assert GemmSplit(*numbers).fits(Output[kind.upper()], int(count)), key
 
@@ -50,18 +60,31 @@ def test_every_quantized_product_has_a_split_that_fits(
 ) -> None:
     processors = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card of the future")
     for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 14336)):
         for rows in (1, 2):
             few = gemv_quantized.Shape(format, grouped, rows, k, n)
             split = gemv_quantized.choose_split(few)
             assert split is not None and gemv_quantized.shared_bytes(few, split) <= _MAX_SHARED_BYTES
             assert k % (format.unit * split.slices * split.warps * split.cluster) == 0
-        for tokens, output in itertools.product((8, 16, 32, 64), Output):
+        for tokens, output in itertools.product((8, 16, 32) if format is Format.FP8 else (8, 16, 32, 64), Output):
             many = gemm_quantized.Shape(format, grouped, output, tokens, k, n)
-            found = gemm_quantized.choose_split(many)
+            found = gemm_fp8.choose_split(many) if format is Format.FP8 else gemm_quantized.choose_split(many)
             assert found is not None and found.fits(many, 1) and found.shared_bytes(many) <= _MAX_SHARED_BYTES
-    gemv_quantized.choose_split.cache_clear()
-    gemm_quantized.choose_split.cache_clear()
+    for cached in _CACHED:
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("split", [(1, 2, 10), (2, 4, 5), (1, 4, 7), (2, 2, 8)], ids=str)
+def test_groups_scales_take_stages_not_blocks(split: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = gemm_quantized.Shape(Format.FP8, False, Output.ADD, 8, 14336, 4096)
+    grouped = gemm_quantized.Shape(Format.FP8, True, Output.ADD, 8, 14336, 4096)
+    monkeypatch.setattr(gemm_fp8, "read_table", lambda: {gemm_fp8.key(plain): list(split)})
+    measured, found = gemm_fp8.choose_split(plain), gemm_fp8.choose_split(grouped)
+    assert measured is not None and found is not None and measured == gemm_fp8.Fp8GemmSplit(*split)
+    assert (found.groups, found.cluster) == split[:2] and found.stages <= measured.stages
+    most = 4 - measured.groups
+    assert found.fits(grouped, max(count for count in range(1, most + 1) if measured.fits(plain, count)))
 
 
 def test_rows_are_rounded_up_to_what_a_product_takes() -> None:

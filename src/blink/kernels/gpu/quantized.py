@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight
 
-_FEW_ROWS = 256  # in passes of 64 at most, rather than unpack a weight
+_FEW_ROWS = 256  # in passes of some, rather than unpack a weight
 _BLOCK = 1024
 _FP8_MAX = tl.constexpr(448.0)
 
@@ -24,9 +24,10 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     from blink.kernels.gpu.decode import gemm
 
     rows = x.shape[0]
-    passes = rows <= (gemm.MAX_ROWS if weight.groups is None else _FEW_ROWS)
-    if passes and gemm.can_multiply_quantized(weight, min(rows, gemm.MAX_ROWS)):
-        parts = [gemm.linear(part, weight) for part in x.split(gemm.MAX_ROWS)]
+    most = gemm.max_quantized_rows(weight)
+    passes = rows <= (most if weight.groups is None else _FEW_ROWS)
+    if passes and gemm.can_multiply_quantized(weight, min(rows, most)):
+        parts = [gemm.linear(part, weight) for part in x.split(most)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     if weight.scales is None:
         return functional.linear(x, dequantize(weight, x.dtype))

@@ -2,6 +2,7 @@
 // The kernels of decoding steps on Hopper; instantiated by name for the sizes of each model.
 #include "attention.cuh"
 #include "embedding.cuh"
+#include "gemm_fp8.cuh"
 #include "gemm_quantized.cuh"
 #include "gemv_quantized.cuh"
 #include "moe_down.cuh"

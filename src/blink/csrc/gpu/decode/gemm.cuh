@@ -116,7 +116,7 @@ template <class S>
 __device__ inline void initialize_others(GemmShared<S>&) {}
 
 template <class S>
-__device__ inline void convert_stages(const GemmPlace&, GemmShared<S>&) {}
+__device__ inline void convert_stages(const GemmArgs&, const GemmPlace&, GemmShared<S>&) {}
 
 // What a block does before its first __syncthreads() beside copying.
 template <class S>
@@ -157,7 +157,7 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
   } else if (warp == warps + S::other_warps - 1) {
     if (S::norm) squares = sum_squares<Outputs>(args.output, at.rank);
   } else {
-    convert_stages<S>(at, shared);
+    convert_stages<S>(args, at, shared);
   }
   if (S::cluster > 1) {
     if (S::reuse) cluster_arrive();

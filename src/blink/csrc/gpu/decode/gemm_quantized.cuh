@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemm.cuh's products with weights of 8 and 4 bits: these come as bytes through the same ring, become bf16 in registers
-// and go to the warpgroups' products from there.
+// gemm.cuh's products with weights of 4 bits: these come as bytes through the same ring, become f16 in registers and go
+// to the warpgroups' products from there. What is said of groups holds for gemm_fp8.cuh as well.
 #pragma once
 
 #include "gemm.cuh"
@@ -9,16 +9,16 @@
 
 namespace blink {
 
-// As GemmShape; the weight's map is one of bytes. Without kGrouped each weight row has a scale.
-template <Format kFormat_, bool kGrouped_, int kTokens_, int kGroups_, int kCluster_, int kBoxes_, int kStages_,
-          Output kOutput_, bool kNorm_>
-struct QuantizedGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_> {
-  using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_>;
-  static constexpr Format format = kFormat_;
-  static constexpr bool grouped = kGrouped_;
-  static constexpr int unit = kUnit<kFormat_>, stage_k = kBoxes_ * unit, stages = kStages_;
+// As GemmShape; the weight's map is one of bytes.
+template <int kTokens_, int kGroups_, int kCluster_, int kBoxes_, int kStages_, Output kOutput_, bool kNorm_>
+struct QuantizedGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_> {
+  using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_>;
+  static constexpr Format format = Format::kInt4;
+  static constexpr bool grouped = true;
+  static constexpr int unit = kUnit<format>, stage_k = kBoxes_ * unit, stages = kStages_;
   static constexpr int weight_boxes = kBoxes_, weight_columns = kUnitBytes;
-  static constexpr int other_warps = 3;  // of which one converts activations
+  static constexpr int together = 1, other_warps = 2 + together;  // warps that convert a stage's activations
+  static constexpr int factors = 1;                               // of a stage; gemm_fp8.cuh
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
   static constexpr int stage = weight_tile * weight_boxes + token_tile * (stage_k / kBoxRow);  // in two bytes
   static constexpr int ring_bytes = stages * stage * 2;
@@ -26,19 +26,19 @@ struct QuantizedGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_,
   static constexpr int stage_groups = stage_k / kGroup, unit_steps = unit / 16;
   static constexpr int pitch = Outputs::tile + 1;  // of groups in shared memory
   static_assert(kGroups_ <= 2 && (!reuse || ring_bytes >= int(sizeof(Parts<Outputs>))));
-  static_assert(grouped || kFormat_ == Format::kFp8);
 };
 
 template <class S>
 struct QuantizedGemmShared : GemmShared<S> {
-  Barrier ready[S::stages];  // whose activations are f16
+  Barrier ready[S::stages];  // whose activations are converted
+  alignas(16) float factors[S::stages][S::factors];
 
   __device__ unsigned* groups() { return reinterpret_cast<unsigned*>(this + 1); }  // [groups of the block, S::pitch]
 };
 
 template <class S>
 __device__ inline void initialize_others(QuantizedGemmShared<S>& shared) {
-  for (int i = 0; i < S::stages; i++) initialize(shared.ready[i], 1);
+  for (int i = 0; i < S::stages; i++) initialize(shared.ready[i], S::together);
 }
 
 // Load the words of the tile's groups, which no kernel of the step writes.
@@ -84,41 +84,31 @@ __device__ inline void multiply_chunks(Vec16 upper, Vec16 lower, const unsigned 
   commit_products();
 }
 
-// Multiply a box of weights; without groups its products may be under way still.
+// Multiply a box of weights, half of which is a group.
 template <class S>
 __device__ inline void multiply_box(const char* weights, const unsigned* groups, unsigned long long tokens, int first,
                                     float (&sums)[S::tokens / 2]) {
-  constexpr int unit_groups = S::unit / kGroup;
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
-  float parts[S::grouped ? S::tokens / 2 : 1];
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int place = row * kUnitBytes + ((lane % 4 * 2 + half) ^ lane / 4) * 16;  // swizzled: tensor_copy.cuh
     const Vec16 upper = *reinterpret_cast<const Vec16*>(weights + place);
     const Vec16 lower = *reinterpret_cast<const Vec16*>(weights + place + 8 * kUnitBytes);
-    const int step = first + half * S::unit_steps / 2;
-    if constexpr (!S::grouped) {
-      multiply_chunks<S>(upper, lower, {0, 0}, tokens, step, sums);
-    } else {
-      const unsigned* group = groups + half * (unit_groups - 1) * S::pitch + row;
-      const unsigned words[2] = {group[0], group[8]};
-      if (half == 0 || unit_groups == 2)
+    const unsigned* group = groups + half * S::pitch + row;
+    const unsigned words[2] = {group[0], group[8]};
+    float parts[S::tokens / 2] = {};
+    multiply_chunks<S>(upper, lower, words, tokens, first + half * S::unit_steps / 2, parts);
+    wait_for_products<0>();
+    const float scales[2] = {group_scale<S::format>(words[0]) * kActivationDivisor,
+                             group_scale<S::format>(words[1]) * kActivationDivisor};
 #pragma unroll
-        for (int i = 0; i < S::tokens / 2; i++) parts[i] = 0;
-      multiply_chunks<S>(upper, lower, words, tokens, step, parts);
-      if (half == 0 && unit_groups == 1) continue;
-      wait_for_products<0>();
-      const float scales[2] = {group_scale<S::format>(words[0]) * kActivationDivisor,
-                               group_scale<S::format>(words[1]) * kActivationDivisor};
-#pragma unroll
-      for (int i = 0; i < S::tokens / 2; i++) sums[i] += parts[i] * scales[i / 2 % 2];
-    }
+    for (int i = 0; i < S::tokens / 2; i++) sums[i] += parts[i] * scales[i / 2 % 2];
   }
 }
 
 // What a warp does: make f16 of each stage's activations, over kActivationDivisor, in their place.
 template <class S>
-__device__ inline void convert_stages(const GemmPlace& at, QuantizedGemmShared<S>& shared) {
+__device__ inline void convert_stages(const GemmArgs&, const GemmPlace& at, QuantizedGemmShared<S>& shared) {
   constexpr int chunks = S::token_tile * (S::stage_k / kBoxRow) / 8;
   constexpr unsigned scale = (127 - 6) << 7 | (127 - 6) << 23;  // 2^-6 as bf16, twice
   static_assert(kActivationDivisor == 64);
@@ -152,23 +142,17 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Qua
     for (int box = 0; box < S::weight_boxes; box++)
       multiply_box<S>(reinterpret_cast<const char*>(weights + box * S::weight_tile),
                       groups + box * (S::unit / kGroup) * S::pitch, tokens, box * S::unit_steps, sums);
-    wait_for_products<0>();
     if (threadIdx.x % 32 == 0 && turn + S::stages < at.turns) arrive(shared.empty[slot]);
   }
 }
 
 // Blocks of a multiprocessor for which registers are kept: products that are under way need some.
-template <Format kFormat, bool kGrouped>
-__device__ constexpr int blocks_for(int tokens, int groups) {
-  const bool is_large = tokens == 64 || (tokens == 32 && kFormat == Format::kInt4);
-  return groups == 2 ? (is_large ? 1 : 2) : (kGrouped && is_large ? 2 : 3);
-}
+__device__ constexpr int blocks_for(int tokens, int groups) { return (tokens < 32 ? 4 : 3) - groups; }
 
-template <Format kFormat, bool kGrouped, int kTokens, int kGroups, int kCluster, int kBoxes, int kStages,
-          Output kOutput, bool kNorm>
-__global__ void __launch_bounds__(128 * kGroups + 96, blocks_for<kFormat, kGrouped>(kTokens, kGroups))
+template <int kTokens, int kGroups, int kCluster, int kBoxes, int kStages, Output kOutput, bool kNorm>
+__global__ void __launch_bounds__(128 * kGroups + 96, blocks_for(kTokens, kGroups))
     gemm_quantized(const __grid_constant__ GemmArgs args) {
-  using S = QuantizedGemmShape<kFormat, kGrouped, kTokens, kGroups, kCluster, kBoxes, kStages, kOutput, kNorm>;
+  using S = QuantizedGemmShape<kTokens, kGroups, kCluster, kBoxes, kStages, kOutput, kNorm>;
   // What kernels/gpu/decode/gemm_quantized.py counts.
   static_assert(sizeof(QuantizedGemmShared<S>) == sizeof(GemmShared<S>) + 1024);
   extern __shared__ __align__(1024) char memory[];

@@ -3,7 +3,7 @@
 // the residual or apply the gate. With the residual come the inputs of the next norm.
 #pragma once
 
-#include "quantized.cuh"
+#include "ptx.cuh"
 
 namespace blink {
 
@@ -118,8 +118,8 @@ __device__ inline Addends<S> load_addends(const OutputArgs& args, int tile, int 
   if (output >= args.n) return to;
   if constexpr (S::scaled)
     for (int i = 0; i < 2; i++) {
-      to.scales[i] = args.scales[output + i] * kActivationDivisor;
-      if (S::output == Output::kGate) to.up_scales[i] = args.scales[output + i + args.n] * kActivationDivisor;
+      to.scales[i] = args.scales[output + i];
+      if (S::output == Output::kGate) to.up_scales[i] = args.scales[output + i + args.n];
     }
   if (S::output != Output::kGate && args.bias) to.bias = *reinterpret_cast<const unsigned*>(args.bias + output);
   if (S::output != Output::kAdd) return to;

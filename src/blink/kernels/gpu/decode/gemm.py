@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode import gemm_quantized
+from blink.kernels.gpu.decode import gemm_fp8, gemm_quantized
 from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix
-from blink.kernels.quantized import GROUP, PackedWeight
+from blink.kernels.quantized import GROUP, Format, PackedWeight
 from blink.kernels.weight import Weight, plain
 
 MAX_ROWS = 64
@@ -124,9 +124,17 @@ def new_squares(x: Tensor, parts: int) -> Tensor:
     return torch.empty(parts, pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
 
 
+def max_quantized_rows(weight: PackedWeight) -> int:
+    """Return the most rows of a product with a weight of this format."""
+    return gemm_fp8.MAX_ROWS if weight.format is Format.FP8 else MAX_ROWS
+
+
 def can_multiply_quantized(weight: PackedWeight, rows: int) -> bool:
     """Tell whether the kernels take so many rows and this weight."""
-    return rows <= MAX_ROWS and can_multiply_groups() and gemm_quantized.can_multiply(weight, pad_rows(rows))
+    if rows > max_quantized_rows(weight) or weight.shape[0] % 8 or not can_multiply_groups():
+        return False
+    choose = gemm_fp8.choose_split if weight.format is Format.FP8 else gemm_quantized.choose_split
+    return all(choose(gemm_quantized.Shape.of(weight, output, pad_rows(rows))) for output in Output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +220,16 @@ def _choose(output: Output, weight: Weight, tokens: int, *, norm: bool) -> _Kern
 
 def _choose_quantized(output: Output, weight: PackedWeight, tokens: int, *, norm: bool) -> _Kernel:
     shape = gemm_quantized.Shape.of(weight, output, tokens)
-    split = gemm_quantized.choose_split(shape)
-    assert split is not None and can_multiply_groups()
-    name = gemm_quantized.kernel_name(shape, split, norm=norm)
-    stages, shared_bytes = split.total_stages(shape), split.shared_bytes(shape)
-    return _Kernel(name, split.tile, split.cluster, split.threads, stages, shared_bytes)
+    assert can_multiply_groups()
+    if weight.format is Format.FP8:
+        split = gemm_fp8.choose_split(shape)
+        assert split is not None
+        name, threads = gemm_fp8.kernel_name(shape, split, norm=norm), split.threads
+    else:
+        split = gemm_quantized.choose_split(shape)
+        assert split is not None
+        name, threads = gemm_quantized.kernel_name(shape, split, norm=norm), split.threads
+    return _Kernel(name, split.tile, split.cluster, threads, split.total_stages(shape), split.shared_bytes(shape))
 
 
 def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool) -> str:

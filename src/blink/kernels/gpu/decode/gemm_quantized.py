@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How products of up to 64 rows with quantized weights are split: csrc/gpu/decode/gemm_quantized.cuh."""
+"""How products of up to 64 rows with weights of 4 bits are split: csrc/gpu/decode/gemm_quantized.cuh."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from blink.kernels.gpu.decode.splits import Output
+from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, shared_bytes_of
 from blink.kernels.quantized import GROUP, Format, PackedWeight
 
-_SM_BYTES = 228 << 10
-_RESERVED_BYTES = 1024  # of a block's shared memory
-_REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
 _MAX_STAGES = 12
 
 
@@ -57,14 +54,14 @@ class QuantizedGemmSplit:
 
     def total_stages(self, shape: Shape) -> int:
         """Return the stages of all of k."""
-        return -(-shape.k // (self.boxes * shape.format.unit))
+        return -(-shape.k // (self.boxes * Format.INT4.unit))
 
     def shared_bytes(self, shape: Shape) -> int:
         """Return the size of QuantizedGemmShared with the words of groups behind it."""
-        own = 16 if self._parts_bytes(shape) > _REUSE_BYTES else self._parts_bytes(shape)
+        own = 16 if self._parts_bytes(shape) > REUSE_BYTES else self._parts_bytes(shape)
         size = self._ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
-        words = -(-self.total_stages(shape) // self.cluster) * self.boxes * (shape.format.unit // GROUP)
-        return (-(-size // 1024) + 1) * 1024 + (words * (self.tile + 1) * 4 if shape.grouped else 0)
+        words = -(-self.total_stages(shape) // self.cluster) * self.boxes * (Format.INT4.unit // GROUP)
+        return (-(-size // 1024) + 1) * 1024 + words * (self.tile + 1) * 4
 
     def fits(self, shape: Shape, blocks: int) -> bool:
         """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
@@ -72,13 +69,13 @@ class QuantizedGemmSplit:
         share = outputs // self.cluster
         if share < 8 or (shape.output is Output.ADD and share > 64):
             return False
-        reuse = self._parts_bytes(shape) > _REUSE_BYTES
+        reuse = self._parts_bytes(shape) > REUSE_BYTES
         if reuse and self._ring_bytes(shape) < self._parts_bytes(shape):
             return False
-        return self.shared_bytes(shape) <= _SM_BYTES // blocks - _RESERVED_BYTES
+        return self.shared_bytes(shape) <= shared_bytes_of(blocks)
 
     def _ring_bytes(self, shape: Shape) -> int:
-        return self.stages * self.boxes * (self.tile * 128 + shape.tokens * shape.format.unit * 2)
+        return self.stages * self.boxes * (self.tile * 128 + shape.tokens * Format.INT4.unit * 2)
 
     def _parts_bytes(self, shape: Shape) -> int:
         return self.cluster * shape.tokens * (self.tile // self.cluster + 4) * 4
@@ -88,10 +85,10 @@ class QuantizedGemmSplit:
 def choose_split(shape: Shape) -> QuantizedGemmSplit | None:
     """Return the split of a product; None if there is none."""
     # Activations of many rows are as many bytes as weights: two groups then share them.
-    shares = shape.tokens == 64 or (shape.tokens == 32 and _is_wide(shape))
+    shares = shape.tokens == 64 or (shape.tokens == 32 and is_wide(shape))
     for groups in (2, 1) if shares else (1,):
-        cluster = _choose_cluster(shape, groups)
-        each = shape.n / (64 * groups) * cluster / _processors()
+        cluster = choose_cluster(shape, groups)
+        each = shape.n / (64 * groups) * cluster / processors()
         most = min(math.ceil(each), _most_blocks(shape, groups))
         for blocks in range(most, 0, -1):
             for stages in range(_MAX_STAGES, 2, -1):
@@ -103,19 +100,16 @@ def choose_split(shape: Shape) -> QuantizedGemmSplit | None:
 
 def _most_blocks(shape: Shape, groups: int) -> int:
     """Return for how many blocks of a multiprocessor the kernel keeps registers."""
-    is_large = shape.tokens == 64 or (shape.tokens == 32 and shape.format is Format.INT4)
-    if groups == 2:
-        return 1 if is_large else 2
-    return 2 if shape.grouped and is_large else 3
+    return (4 if shape.tokens < 32 else 3) - groups
 
 
-def _choose_cluster(shape: Shape, groups: int) -> int:
+def choose_cluster(shape: Shape, groups: int) -> int:
     """Return the number of blocks that leaves the least idle of the multiprocessors; 1 where there are many tiles."""
-    if shape.output is not Output.ADD and _is_wide(shape):
+    if shape.output is not Output.ADD and is_wide(shape):
         return 1
 
     def idle(cluster: int) -> float:
-        each = shape.n / (64 * groups) * cluster / _processors()
+        each = shape.n / (64 * groups) * cluster / processors()
         return math.ceil(each) / each
 
     # Of ADD the larger first: more warps of a multiprocessor then convert weights.
@@ -123,21 +117,17 @@ def _choose_cluster(shape: Shape, groups: int) -> int:
     return min(options, key=lambda cluster: round(idle(cluster), 1))
 
 
-def _is_wide(shape: Shape) -> bool:
-    return shape.n / 64 / _processors() > 3
+def is_wide(shape: Shape) -> bool:
+    """Tell whether tiles of 64 weight rows are more than three for each multiprocessor."""
+    return shape.n / 64 / processors() > 3
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Return how many multiprocessors there are."""
     return torch.cuda.get_device_properties().multi_processor_count
 
 
 def kernel_name(shape: Shape, split: QuantizedGemmSplit, *, norm: bool) -> str:
     """Return the name of a kernel of csrc/gpu/decode/gemm_quantized.cuh."""
     sizes = (shape.tokens, split.groups, split.cluster, split.boxes, split.stages)
-    flags = f"{shape.format.value}, {str(shape.grouped).lower()}"
-    return f"blink::gemm_quantized<{flags}, {', '.join(map(str, sizes))}, {shape.output.value}, {str(norm).lower()}>"
-
-
-def can_multiply(weight: PackedWeight, tokens: int) -> bool:
-    """Tell whether there are kernels for so many rows, rounded up, and this weight, whatever the output."""
-    return weight.shape[0] % 8 == 0 and all(choose_split(Shape.of(weight, output, tokens)) for output in Output)
+    return f"blink::gemm_quantized<{', '.join(map(str, sizes))}, {shape.output.value}, {str(norm).lower()}>"

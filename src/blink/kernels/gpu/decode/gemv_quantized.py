@@ -6,18 +6,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from blink.kernels.gpu.decode.splits import Output
+from blink.kernels.gpu.decode.splits import Output, read_table, shared_bytes_of
 from blink.kernels.quantized import GROUP, UNIT_BYTES, Format, PackedWeight
 
 # With which a lane's part of the activations takes 80 registers at most, or 64 where rows fill the instruction.
 _MOST_STEPS = {Format.FP8: (5, 2), Format.INT4: (2, 1)}
 _STAGE_BYTES = 8 << 10
-_SM_BYTES = 228 << 10
-_RESERVED_BYTES = 1024  # of a block's shared memory
 _MAX_STAGES = 16
 
 
@@ -50,10 +49,52 @@ class Shape:
         return cls(weight.format, weight.groups is not None, rows, k, n)
 
 
-@functools.cache
+def key(shape: Shape) -> str:
+    """Return a product's key in the table of measured splits."""
+    return f"few {shape.format.name.lower()} {shape.rows} x {shape.k} x {shape.n}"
+
+
 def choose_split(shape: Shape) -> QuantizedSplit | None:
     """Return the split of a product; None if there is none."""
-    most = 8 if shape.rows <= 2 else 4 if shape.rows <= 4 else 2
+    found = read_table().get(key(shape))
+    return _leave_room_for_groups(shape, QuantizedSplit(*found)) if found else _guess_split(shape)
+
+
+def list_splits(shape: Shape) -> Iterator[QuantizedSplit]:
+    """Yield the splits that are worth a measurement."""
+    slices = _most_slices(shape)
+    row_bytes = shape.k // shape.format.unit * UNIT_BYTES
+    found: set[QuantizedSplit] = set()
+    for cluster, warps, tile in itertools.product((1, 2, 4), range(8, 1, -1), (8, 16, 32)):
+        if not _divides(shape, cluster, warps, slices):
+            continue
+        for stage_rows, blocks in itertools.product((8 // slices, 16 // slices, 32 // slices), (1, 2, 3)):
+            if (
+                stage_rows > tile
+                or stage_rows * row_bytes // cluster > 2 * _STAGE_BYTES
+                or blocks > _most_blocks(warps)
+            ):
+                continue
+            split = _fill_stages(shape, QuantizedSplit(warps, cluster, slices, tile, stage_rows, 0), blocks)
+            if split is not None and split not in found:
+                found.add(split)
+                yield split
+
+
+def _leave_room_for_groups(shape: Shape, split: QuantizedSplit) -> QuantizedSplit:
+    """Return a split, FP8's measured without groups, with the stages that let as many blocks fit a multiprocessor."""
+    measured = dataclasses.replace(shape, grouped=shape.format is Format.INT4)
+    for blocks in range(_most_blocks(split.warps), 0, -1):
+        if shared_bytes(measured, split) <= shared_bytes_of(blocks):
+            found = _fill_stages(shape, split, blocks)
+            if found is not None:
+                return dataclasses.replace(found, stages=min(found.stages, split.stages))
+    return split
+
+
+@functools.cache
+def _guess_split(shape: Shape) -> QuantizedSplit | None:
+    most = _most_slices(shape)
     options = itertools.product((1, 2, 4, 8), range(8, 0, -1), [count for count in (8, 4, 2, 1) if count <= most])
     found = [option for option in options if _divides(shape, *option)]
     if not found:
@@ -61,6 +102,15 @@ def choose_split(shape: Shape) -> QuantizedSplit | None:
     # Conversions want some warps, and each block of a cluster waits for the others.
     cluster, warps, slices = min(found, key=lambda option: (option[0], option[1] < 4, -option[2], -option[1]))
     return _fill(shape, warps, cluster, slices)
+
+
+def _most_slices(shape: Shape) -> int:
+    return 8 if shape.rows <= 2 else 4 if shape.rows <= 4 else 2
+
+
+def _most_blocks(warps: int) -> int:
+    """Return for how many blocks of a multiprocessor the kernel keeps registers."""
+    return 3 if warps <= 4 else 2
 
 
 def _divides(shape: Shape, cluster: int, warps: int, slices: int) -> bool:
@@ -76,11 +126,15 @@ def _fill(shape: Shape, warps: int, cluster: int, slices: int) -> QuantizedSplit
     stage_rows = 8 // slices
     while stage_rows < 8 and 2 * stage_rows * row_bytes <= _STAGE_BYTES:
         stage_rows *= 2
-    budget = _SM_BYTES // (3 if warps <= 4 else 2) - _RESERVED_BYTES
-    for stages in range(min(_MAX_STAGES, tile // stage_rows), 0, -1):
-        split = QuantizedSplit(warps, cluster, slices, tile, stage_rows, stages)
-        if shared_bytes(shape, split) <= budget:
-            return split
+    return _fill_stages(shape, QuantizedSplit(warps, cluster, slices, tile, stage_rows, 0), _most_blocks(warps))
+
+
+def _fill_stages(shape: Shape, split: QuantizedSplit, blocks: int) -> QuantizedSplit | None:
+    """Return the split with as many stages as let so many blocks fit a multiprocessor; None if none does."""
+    for stages in range(min(_MAX_STAGES, split.tile // split.stage_rows), 0, -1):
+        filled = dataclasses.replace(split, stages=stages)
+        if shared_bytes(shape, filled) <= shared_bytes_of(blocks):
+            return filled
     return None
 
 
