@@ -75,7 +75,7 @@ def other_spans(limits: SpanLimits) -> list[ReadableSpan]:
     provider = TracerProvider(resource=Resource.create({"service.name": "other"}), span_limits=limits)
     provider.add_span_processor(SimpleSpanProcessor(kept))
     tracer = provider.get_tracer("other", "2")
-    for value in (True, False, 3, -3, 2**62, 0.5, "text" * 9, (1, 2), ("a", "b"), (True,), (0.5,), 7, (1, 2)):
+    for value in (True, False, 3, -3, 2**62, 0.5, "text" * 9, (1, 2), ("a", "b"), (1,), (True,), (1.0,), 7, (1, 2)):
         tracer.start_span("other", attributes={"first": "x", "value": value, "last": 1.5}).end()
     return [*kept.get_finished_spans()]
 

@@ -46,7 +46,7 @@ class SpanEncoder:
 
     def _fill(self, span: ReadableSpan) -> SpanMessage:
         attributes = dict(span.attributes or {})
-        constants = tuple([value for value in attributes.values() if type(value) not in _FIELDS])
+        constants = [repr(value) for value in attributes.values() if type(value) not in _FIELDS]
         is_remote = span.parent is not None and span.parent.is_remote
         key = (span.name, span.kind, span.status.status_code, is_remote, *attributes, *constants)
         form = self._forms.get(key)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The span of a sequence, with vLLM's attributes: noted in a few microseconds at its end, made when there is time.
 
-OpenTelemetry takes 25 µs for a span, 70 where its code is not in the caches. Tokens wait for none of it.
+OpenTelemetry takes 20 µs to make one, three times as long where its code has left the caches: no token waits for it.
 """
 
 from __future__ import annotations
