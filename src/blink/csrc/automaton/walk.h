@@ -141,8 +141,8 @@ struct Vocabulary {
 };
 
 // Find where a slot stands after `num_generated` tokens, of which `token` is the last. What the step before has left is
-// read, and what this one leaves is the slot's other place. False for a row that samples nothing, because only a part of
-// its text is computed again, and for a token that the automaton does not allow.
+// read, and what this one leaves is the slot's other place. False for a row that samples nothing, because only a part
+// of its text is computed again, and for a token that the automaton does not allow.
 BLINK_FN bool find_place(const Automaton& automaton, const Vocabulary& vocabulary, const AutomatonPlace* places,
                          uint32_t num_generated, int32_t token, AutomatonPlace& found) {
   AutomatonPlace start{};
