@@ -133,8 +133,7 @@ def can_multiply_quantized(weight: PackedWeight, rows: int) -> bool:
     """Tell whether the kernels take so many rows and this weight."""
     if rows > max_quantized_rows(weight) or weight.shape[0] % 8 or not can_multiply_groups():
         return False
-    choose = gemm_fp8.choose_split if weight.format is Format.FP8 else gemm_quantized.choose_split
-    return all(choose(gemm_quantized.Shape.of(weight, output, pad_rows(rows))) for output in Output)
+    return all(_split_quantized(gemm_quantized.Shape.of(weight, output, pad_rows(rows))) for output in Output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,16 +219,15 @@ def _choose(output: Output, weight: Weight, tokens: int, *, norm: bool) -> _Kern
 
 def _choose_quantized(output: Output, weight: PackedWeight, tokens: int, *, norm: bool) -> _Kernel:
     shape = gemm_quantized.Shape.of(weight, output, tokens)
-    assert can_multiply_groups()
-    if weight.format is Format.FP8:
-        split = gemm_fp8.choose_split(shape)
-        assert split is not None
-        name, threads = gemm_fp8.kernel_name(shape, split, norm=norm), split.threads
-    else:
-        split = gemm_quantized.choose_split(shape)
-        assert split is not None
-        name, threads = gemm_quantized.kernel_name(shape, split, norm=norm), split.threads
-    return _Kernel(name, split.tile, split.cluster, threads, split.total_stages(shape), split.shared_bytes(shape))
+    split = _split_quantized(shape)
+    assert split is not None and can_multiply_groups()
+    name = split.kernel_name(shape, norm=norm)
+    return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
+
+
+def _split_quantized(shape: gemm_quantized.Shape) -> gemm_quantized.RingSplit | None:
+    choose = gemm_fp8.choose_split if shape.format is Format.FP8 else gemm_quantized.choose_split
+    return choose(shape)
 
 
 def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool) -> str:
