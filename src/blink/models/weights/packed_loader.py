@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from blink.errors import ConfigError
-from blink.kernels.quantized import FP8, Format, PackedWeight, QuantizedMatrix, can_pack, pack
+from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, can_pack, pack
 from blink.kernels.weight import Fp8Experts
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
@@ -38,6 +38,8 @@ def load_packed(
     for name, rows in parts.items():
         matrix = checkpoint.read_matrix(f"{name}.weight", (rows, columns), target.device)
         if matrix is None or not can_pack(columns, Format.FP8 if matrix.values.dtype == FP8 else Format.INT4):
+            return None
+        if matrix.zeros is not None and matrix.group != GROUP:
             return None
         found.append(matrix)
     if any(_kind(matrix) != _kind(found[0]) for matrix in found):

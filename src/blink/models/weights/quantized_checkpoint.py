@@ -18,8 +18,13 @@ from blink.models.quantization import Quantization
 from blink.models.weights.checkpoint import Checkpoint, SafetensorsCheckpoint
 from blink.models.weights.int4_tensors import unpack_awq, unpack_columns, unpack_rows
 
-# Of all matrices these are quantized: no embeddings, no routers.
+# No embeddings, no routers.
 _MATRIX = re.compile(r".*(_proj|\.w[123]|lm_head)\.weight")
+
+
+def is_matrix(name: str) -> bool:
+    """Tell whether a tensor is one of the matrices that are quantized."""
+    return _MATRIX.fullmatch(name) is not None
 
 
 class QuantizedCheckpoint:
@@ -75,14 +80,15 @@ class QuantizedCheckpoint:
     def _list_tensors(self, name: str, shape: Sequence[int]) -> dict[str, list[tuple[int, ...]]]:
         """Return the tensors of a matrix, each with the shapes that it may have."""
         stem, (rows, columns) = name.removesuffix(".weight"), shape
-        groups = -(-columns // GROUP)
+        group = self._quantization.group
+        groups = -(-columns // group)
         if self._quantization.storage == "fp8":
             scales: list[tuple[int, ...]] = [(rows, 1), (rows,), (1,), (), (1, 1)]
             if self._quantization.has_groups:
                 scales = [(-(-rows // GROUP), groups)]
             return {name: [(rows, columns)], self._scale_name(stem): scales}
-        if columns % GROUP or rows % 8:
-            raise ConfigError(f"{self._files.place}: '{stem}' of 4 bits must have whole groups of {GROUP} columns.")
+        if columns % group or rows % 8:
+            raise ConfigError(f"{self._files.place}: '{stem}' of 4 bits must have whole groups of {group} columns.")
         if self._quantization.storage == "packed":
             found = {f"{stem}.weight_packed": [(rows, columns // 8)], f"{stem}.weight_scale": [(rows, groups)]}
             zeros = f"{stem}.weight_zero_point"
@@ -132,7 +138,7 @@ class QuantizedCheckpoint:
         if not self._files.has(name):
             return
         order = self._files.read(name, (torch.int32, torch.int64))
-        if not torch.equal(order.long(), torch.arange(len(order)) // GROUP):
+        if not torch.equal(order.long(), torch.arange(len(order)) // self._quantization.group):
             raise ConfigError(f"{self._files.place}: '{name}' reorders columns (desc_act), which is not supported.")
 
 
@@ -150,7 +156,7 @@ class Fp8Checkpoint:
     def fill(self, name: str, target: Tensor) -> None:
         """Write a tensor; a matrix as FP8 rounds it."""
         self._source.fill(name, target)
-        if target.ndim == 2 and _MATRIX.fullmatch(name):
+        if target.ndim == 2 and is_matrix(name):
             target.copy_(quantize_fp8(target).dequantize(target.dtype))
 
     def read_quantized(self, names: Sequence[str]) -> None:
@@ -158,7 +164,7 @@ class Fp8Checkpoint:
 
     def read_matrix(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedMatrix | None:
         """Return a matrix in FP8; None for what stays as it is."""
-        if not _MATRIX.fullmatch(name):
+        if not is_matrix(name):
             return None
         whole = torch.empty(shape, dtype=torch.bfloat16, device=device)
         self._source.fill(name, whole)
@@ -166,7 +172,7 @@ class Fp8Checkpoint:
 
     def stores_fp8_rows(self, name: str) -> bool:
         """Return whether a matrix becomes FP8."""
-        return _MATRIX.fullmatch(name) is not None
+        return is_matrix(name)
 
 
 class DummyMatrices:
@@ -189,12 +195,12 @@ class DummyMatrices:
 
     def read_matrix(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedMatrix | None:
         """Return a random matrix; None for what is not quantized in such checkpoints."""
-        if not _MATRIX.fullmatch(name) or name == "lm_head.weight":
+        if not is_matrix(name) or name == "lm_head.weight":
             return None
         whole = torch.empty(shape, dtype=torch.bfloat16, device=device)
         self._source.fill(name, whole)
         rounded = quantize_fp8(whole)
-        groups = shape[1] // GROUP
+        groups = shape[1] // self._quantization.group
         if self._quantization.bits == 8:
             scales = rounded.scales.expand(-1, groups).contiguous() if self._quantization.has_groups else rounded.scales
             return QuantizedMatrix(rounded.values, scales)
@@ -205,7 +211,7 @@ class DummyMatrices:
     def stores_fp8_rows(self, name: str) -> bool:
         """Return whether a matrix is FP8, each row with a scale."""
         is_fp8 = self._quantization.bits == 8 and not self._quantization.has_groups
-        return is_fp8 and _MATRIX.fullmatch(name) is not None
+        return is_fp8 and is_matrix(name)
 
 
 def _half(scales: Tensor) -> Tensor:
