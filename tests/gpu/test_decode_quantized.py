@@ -257,7 +257,8 @@ def decode_logits(decoder: Decoder, rows: int) -> Tensor:
 def test_models_give_the_logits_of_their_dequantised_weights(tmp_path: Path, scheme: str) -> None:
     path, plain = write_checkpoints(tmp_path, scheme)
     exact, found = load(plain, "cpu", torch.float32), load(path, "cuda", torch.bfloat16)
-    assert isinstance(found._layers[0].qkv, PackedWeight)
+    has_kernels = scheme.startswith("fp8") or "-" not in scheme  # not for groups of 32 or 64
+    assert isinstance(found._layers[0].qkv, PackedWeight) == has_kernels
     for rows in (1, 3, 6, 29):
         assert error(decode_logits(found, rows), decode_logits(exact, rows)) < 5e-2
     # With a scale for each weight row, so many are rounded to FP8 as well, in every layer.
