@@ -31,7 +31,7 @@ def test_perplexity_is_that_of_the_dequantised_weights() -> None:
     prompt = tokenizer.encode(TEXT.read_text(), add_special_tokens=False)[:NUM_TOKENS]
     found: list[float] = []
     for dtype in ("auto", "float32"):
-        logprobs = program.score_prompt(prompt, dtype=dtype, max_model_len=2048)
+        logprobs = program.score_prompts([prompt], dtype=dtype, max_model_len=2048)
         assert len(logprobs) == NUM_TOKENS - 1
         found.append(program.find_perplexity(logprobs))
     quantised, dequantised = found

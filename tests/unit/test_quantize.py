@@ -30,7 +30,7 @@ from quantized_checkpoints import SCHEMES, write_checkpoints
 CPU = torch.device("cpu")
 VOCABULARY = 256
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 128}
-FEW = {"num_calibration_tokens": 640}
+FEW: dict[str, Any] = {"num_calibration_tokens": 640}
 
 
 def write_model(folder: Path, **changes: Any) -> Path:

@@ -28,7 +28,10 @@ _SMALLEST_SCALE = 2.0**-24  # float16's smallest number
 class Grid(Protocol):
     """The numbers that a matrix may hold: (code - zero point) * scale."""
 
-    group: int  # columns of a row that share scale and zero point; 0: all
+    @property
+    def group(self) -> int:
+        """Columns of a row that share scale and zero point; 0: all."""
+        ...
 
     def propose(self, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield scales and zero points, both [rows, 1], that may suit rows of weights [rows, columns]."""
