@@ -125,7 +125,7 @@ class OneMatrix:
 def test_experts_that_no_token_reaches_are_rounded_to_the_nearest() -> None:
     kept: dict[str, QuantizedMatrix] = {}
     weight, grid = torch.randn(8, 64, generator=torch.Generator().manual_seed(2)), Int4Grid(64)
-    checkpoint = CalibratedCheckpoint(OneMatrix(weight), grid, kept.__setitem__)
+    checkpoint = CalibratedCheckpoint(OneMatrix(weight), grid, kept.__setitem__, torch.zeros(1, 8))
     checkpoint.check("experts.0.up_proj.weight", (8, 64))
     assert checkpoint.read_quantized(["experts.0.up_proj.weight"]) is not None
     checkpoint.round_rest()

@@ -22,6 +22,8 @@ from blink.models.weights.quantized_checkpoint import is_matrix
 from blink.quantize.rounding import Grid, round_matrix, round_nearest
 
 _BLOCK_SIZE = 16
+# How often the first token of a text counts: all others attend to it, and its activations are like no other's.
+_FIRST_COUNTS = 100
 _OUTPUT = "lm_head.weight"  # stays as it is, as in other converters' files
 
 Keep = Callable[[str, QuantizedMatrix], None]  # takes a matrix by its name
@@ -30,8 +32,10 @@ Keep = Callable[[str, QuantizedMatrix], None]  # takes a matrix by its name
 class CalibratedCheckpoint:
     """A checkpoint whose matrices are rounded when they are first multiplied with; `shapes`: of all tensors."""
 
-    def __init__(self, source: Checkpoint, grid: Grid, keep: Keep) -> None:
+    def __init__(self, source: Checkpoint, grid: Grid, keep: Keep, windows: Tensor) -> None:
+        """Take what is to be rounded, to what, who takes it, and the texts [windows, tokens] that are to be fed."""
         self._source = source
+        self._num_tokens, self._window = windows.numel(), windows.shape[1]
         self._grid = grid
         self._keep = keep
         self.norm_shift = source.norm_shift
@@ -68,7 +72,7 @@ class CalibratedCheckpoint:
     def round(self, names: Sequence[str], x: Tensor | None) -> Tensor:
         """Round matrices, one below the other, for inputs [tokens, in], and return what they have become."""
         weight = self.read(names)
-        found = round_nearest(weight, self._grid) if x is None else round_matrix(weight, x.T @ x, self._grid)
+        found = round_nearest(weight, self._grid) if x is None else round_matrix(weight, self._sum(x), self._grid)
         for name, rows in zip(names, _split_rows(found, self._heights(names)), strict=True):
             self._keep(name, rows)
             del self.waiting[name]
@@ -79,6 +83,14 @@ class CalibratedCheckpoint:
         for name in list(self.waiting):
             self.round([name], None)
 
+    def _sum(self, x: Tensor) -> Tensor:
+        """Return x.T @ x with the texts' first tokens counted more often; x: [tokens, in], of experts some of them."""
+        hessian = x.T @ x
+        if len(x) == self._num_tokens:
+            first = x[:: self._window]
+            hessian.addmm_(first.T, first, alpha=_FIRST_COUNTS - 1)
+        return hessian
+
     def _heights(self, names: Sequence[str]) -> list[int]:
         return [self.shapes[name][0] for name in names]
 
@@ -88,12 +100,16 @@ class RoundedWeight(QuantizedEmbedding):
 
     dtype = torch.float32
     device = torch.device("cpu")
-    nbytes = 0
 
     def __init__(self, checkpoint: CalibratedCheckpoint, names: Sequence[str]) -> None:
         self._checkpoint = checkpoint
         self._names = names
         self.shape = checkpoint.shape_of(names)
+
+    @property
+    def nbytes(self) -> int:
+        """None: it is read when it is needed."""
+        return 0
 
     def multiply(self, x: Tensor) -> Tensor:
         """Return x @ weight.T with the weight as it has been rounded for x."""

@@ -57,7 +57,7 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
             progress.update(matrix.values.numel())
 
         grid = Int4Grid(group) if config.format == "int4" else Fp8Grid()
-        checkpoint = CalibratedCheckpoint(source.checkpoint, grid, keep)
+        checkpoint = CalibratedCheckpoint(source.checkpoint, grid, keep, windows)
         feed(DecoderLoader(checkpoint, spec, WeightTarget(_CPU, torch.float32, lambda count: count)).load(), windows)
         checkpoint.round_rest()
     others = {name: shape for name, shape in checkpoint.shapes.items() if not takes_rounding(name)}

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from blink.models.quantization import PACKED_GROUP, Quantization
 from blink.models.weights.fields import Fields, show
 
@@ -68,12 +71,23 @@ def _check_group(values: Fields, group: int) -> int:
 
 def _read_compressed(values: Fields) -> Quantization:
     groups = values.mapping("config_groups")
+    form = values.text("format", "")
+    if form == "mixed-precision":
+        found = [_read_scheme(values, groups, name, "") for name in groups]
+        kinds = sorted((one.storage, one.storage == "fp8" and one.has_groups) for one in found)
+        values.require(kinds == [("fp8", False), ("packed", False)], "a mix other than FP8 per channel and 4 bits")
+        return next(one for one in found if one.storage == "packed")
     values.require(len(groups) == 1, f"compressed-tensors with {len(groups)} config_groups, not one,")
-    scheme = Fields(Fields(groups, values.place).mapping(next(iter(groups))), f"{values.place}.config_groups")
+    return _read_scheme(values, groups, next(iter(groups)), form)
+
+
+def _read_scheme(values: Fields, groups: Mapping[str, Any], name: str, form: str) -> Quantization:
+    """Read one of the config_groups; form: the format of all, where each has none of its own."""
+    scheme = Fields(Fields(groups, values.place).mapping(name), f"{values.place}.config_groups")
     weights = Fields(scheme.mapping("weights"), f"{scheme.place}.weights")
+    form = scheme.text("format", form)
     kind, bits = weights.text("type", "int"), weights.integer("num_bits")
     strategy = weights.text("strategy", "tensor")
-    form = values.text("format", "")
     if kind == "float" and bits == 8 and form in ("float-quantized", "naive-quantized", ""):
         weights.require(strategy in ("tensor", "channel", "block"), f"FP8 by {show(strategy)}")
         if strategy == "block":

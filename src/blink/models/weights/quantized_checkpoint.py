@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blink.errors import ConfigError
 from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix, quantize_fp8
-from blink.models.quantization import Quantization
+from blink.models.quantization import FP8_ROWS, Quantization
 from blink.models.weights.checkpoint import Checkpoint, SafetensorsCheckpoint
 from blink.models.weights.int4_tensors import unpack_awq, unpack_columns, unpack_rows
 
@@ -65,13 +65,20 @@ class QuantizedCheckpoint:
 
     def stores_fp8_rows(self, name: str) -> bool:
         """Return whether a matrix is FP8, each row with a scale."""
-        return self._quantization.storage == "fp8" and not self._quantization.has_groups and self._is_quantized(name)
+        quantization = self._find(name)
+        return quantization is not None and quantization.storage == "fp8" and not quantization.has_groups
 
     def _is_quantized(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def _find(self, name: str) -> Quantization | None:
+        """Return how a tensor is quantized; beside matrices of 4 bits some may be FP8."""
         stem = name.removesuffix(".weight")
         if self._quantization.storage == "fp8":
-            return self._files.has(self._scale_name(stem))
-        return self._files.has(f"{stem}.{'weight_packed' if self._quantization.storage == 'packed' else 'qweight'}")
+            return self._quantization if self._files.has(self._scale_name(stem)) else None
+        if self._files.has(f"{stem}.{'weight_packed' if self._quantization.storage == 'packed' else 'qweight'}"):
+            return self._quantization
+        return FP8_ROWS if self._files.has(f"{stem}.weight_scale") else None
 
     def _scale_name(self, stem: str) -> str:
         inverse = f"{stem}.weight_scale_inv"
@@ -82,9 +89,10 @@ class QuantizedCheckpoint:
         stem, (rows, columns) = name.removesuffix(".weight"), shape
         group = self._quantization.group
         groups = -(-columns // group)
-        if self._quantization.storage == "fp8":
+        quantization = self._find(name)
+        if quantization is not None and quantization.storage == "fp8":
             scales: list[tuple[int, ...]] = [(rows, 1), (rows,), (1,), (), (1, 1)]
-            if self._quantization.has_groups:
+            if quantization.has_groups:
                 scales = [(-(-rows // GROUP), groups)]
             return {name: [(rows, columns)], self._scale_name(stem): scales}
         if columns % group or rows % 8:
@@ -102,8 +110,9 @@ class QuantizedCheckpoint:
 
     def _read(self, name: str, device: torch.device | None = None) -> QuantizedMatrix:
         stem = name.removesuffix(".weight")
-        if self._quantization.storage == "fp8":
-            return self._read_fp8(name, stem, device)
+        quantization = self._find(name)
+        if quantization is not None and quantization.storage == "fp8":
+            return self._read_fp8(name, quantization, device)
 
         def read(ending: str, *types: torch.dtype) -> Tensor:
             return self._files.read(f"{stem}.{ending}", types).to(device or "cpu")
@@ -124,12 +133,13 @@ class QuantizedCheckpoint:
         zeros = unpack_columns(points).T.contiguous() + self._quantization.zero_offset
         return QuantizedMatrix(unpack_rows(weights).T.contiguous(), _half(scales), zeros)
 
-    def _read_fp8(self, name: str, stem: str, device: torch.device | None) -> QuantizedMatrix:
+    def _read_fp8(self, name: str, quantization: Quantization, device: torch.device | None) -> QuantizedMatrix:
+        stem = name.removesuffix(".weight")
         values = self._files.read(name, (FP8,)).to(device or "cpu")
         floats = (torch.float32, torch.bfloat16, torch.float16)
         scales = self._files.read(self._scale_name(stem), floats).to(values.device, torch.float32)
         rows = values.shape[0]
-        if self._quantization.has_groups:
+        if quantization.has_groups:
             return QuantizedMatrix(values, scales.repeat_interleave(GROUP, 0)[:rows].contiguous())
         return QuantizedMatrix(values, scales.reshape(-1, 1).expand(rows, 1).contiguous())
 
