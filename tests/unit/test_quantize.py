@@ -62,8 +62,9 @@ def logits(decoder: Decoder, tokenizer: Tokenizer) -> Tensor:
         ({"format": "int4"}, {"hidden_size": 192, "head_dim": 48}, 0.2),  # 0.26
         ({"format": "int4", "group_size": 32}, EXPERTS, 0.4),
         ({"format": "fp8"}, EXPERTS, 0.1),
+        ({"format": "int4", "fp8_matrices": ("k_proj", "v_proj", "down_proj")}, {}, 0.17),
     ],
-    ids=["fp8", "int4", "int4-64", "int4-32-experts", "fp8-experts"],
+    ids=["fp8", "int4", "int4-64", "int4-32-experts", "fp8-experts", "int4-and-fp8"],
 )
 def test_a_model_is_written_rounded_and_loads_with_near_outputs(
     tmp_path: Path, options: dict[str, Any], changes: dict[str, Any], bound: float
@@ -125,7 +126,7 @@ class OneMatrix:
 def test_experts_that_no_token_reaches_are_rounded_to_the_nearest() -> None:
     kept: dict[str, QuantizedMatrix] = {}
     weight, grid = torch.randn(8, 64, generator=torch.Generator().manual_seed(2)), Int4Grid(64)
-    checkpoint = CalibratedCheckpoint(OneMatrix(weight), grid, kept.__setitem__, torch.zeros(1, 8))
+    checkpoint = CalibratedCheckpoint(OneMatrix(weight), lambda _: grid, kept.__setitem__, torch.zeros(1, 8))
     checkpoint.check("experts.0.up_proj.weight", (8, 64))
     assert checkpoint.read_quantized(["experts.0.up_proj.weight"]) is not None
     checkpoint.round_rest()
@@ -153,12 +154,15 @@ def test_what_cannot_be_quantized_is_refused_before_anything_is_written(tmp_path
         (plain, new, {"calibration": str(odd)}, "cannot read"),
         (plain, new, {"calibration": str(tmp_path / "none.txt")}, "is missing"),
         (plain, new, {"group_size": 64}, "--group-size is for --format int4"),
+        (plain, new, {"format": "int4", "fp8_matrices": ("q_prj",)}, "--fp8-matrix q_prj is the end of no"),
         (write_model(tmp_path / "odd", hidden_size=240, head_dim=60), new, {"format": "int4"}, "no whole groups of 32"),
     ]
     for model, output, options, message in cases:
         with pytest.raises(ConfigError, match=message):
             quantize(str(model), output, QuantizeConfig(**options))
-    assert not (tmp_path / "new").exists()
+    assert not list((tmp_path / "new").glob("*"))
+    with pytest.raises(ConfigError, match="--fp8-matrix is for --format int4"):
+        QuantizeConfig(fp8_matrices=("q_proj",))
     with pytest.raises(ConfigError, match="--num-calibration-tokens must be"):
         QuantizeConfig(num_calibration_tokens=1)
 

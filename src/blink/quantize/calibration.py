@@ -8,6 +8,7 @@ while it is rounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 import torch.nn.functional as functional
@@ -32,11 +33,11 @@ Keep = Callable[[str, QuantizedMatrix], None]  # takes a matrix by its name
 class CalibratedCheckpoint:
     """A checkpoint whose matrices are rounded when they are first multiplied with; `shapes`: of all tensors."""
 
-    def __init__(self, source: Checkpoint, grid: Grid, keep: Keep, windows: Tensor) -> None:
-        """Take what is to be rounded, to what, who takes it, and the texts [windows, tokens] that are to be fed."""
+    def __init__(self, source: Checkpoint, choose: Callable[[str], Grid], keep: Keep, windows: Tensor) -> None:
+        """Take what is rounded, to which grid, who takes it, and the texts [windows, tokens] that will be fed."""
         self._source = source
         self._num_tokens, self._window = windows.numel(), windows.shape[1]
-        self._grid = grid
+        self._choose = choose
         self._keep = keep
         self.norm_shift = source.norm_shift
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -71,8 +72,12 @@ class CalibratedCheckpoint:
 
     def round(self, names: Sequence[str], x: Tensor | None) -> Tensor:
         """Round matrices, one below the other, for inputs [tokens, in], and return what they have become."""
+        hessian = None if x is None else self._sum(x)
+        return torch.cat([self._round_alike(list(some), grid, hessian) for grid, some in groupby(names, self._choose)])
+
+    def _round_alike(self, names: Sequence[str], grid: Grid, hessian: Tensor | None) -> Tensor:
         weight = self.read(names)
-        found = round_nearest(weight, self._grid) if x is None else round_matrix(weight, self._sum(x), self._grid)
+        found = round_nearest(weight, grid) if hessian is None else round_matrix(weight, hessian, grid)
         for name, rows in zip(names, _split_rows(found, self._heights(names)), strict=True):
             self._keep(name, rows)
             del self.waiting[name]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blink.config import option, require
+from blink.errors import ConfigError
 
 GROUP_SIZES = (128, 64, 32)
 
@@ -28,6 +29,12 @@ class QuantizeConfig:
         "columns of a group with int4; 0: 128, or the largest that all matrices have whole",
         choices=(0, *GROUP_SIZES),
     )
+    fp8_matrices: tuple[str, ...] = option(
+        (), "ends of names of matrices that get FP8 where the others get int4, such as qkv_proj (repeatable)",
+        flag="fp8_matrix", metavar="NAME",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         require(self, "num_calibration_tokens", 128, 1 << 20)
+        if self.fp8_matrices and self.format != "int4":
+            raise ConfigError("--fp8-matrix is for --format int4: with fp8 all matrices have 8 bits.")

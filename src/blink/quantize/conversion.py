@@ -7,6 +7,8 @@ import dataclasses
 import logging
 import resource
 import time
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +24,7 @@ from blink.models.weights.text_files import read_text
 from blink.quantize.calibration import CalibratedCheckpoint, feed, takes_rounding
 from blink.quantize.config import GROUP_SIZES, QuantizeConfig
 from blink.quantize.directory import ModelDirectory, describe_quantization
-from blink.quantize.rounding import Fp8Grid, Int4Grid
+from blink.quantize.rounding import Fp8Grid, Grid, Int4Grid
 from blink.quantize.source import SourceModel
 from blink.text.tokenizer import Tokenizer
 
@@ -56,15 +58,16 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
             directory.add_matrix(name, matrix)
             progress.update(matrix.values.numel())
 
-        grid = Int4Grid(group) if config.format == "int4" else Fp8Grid()
-        checkpoint = CalibratedCheckpoint(source.checkpoint, grid, keep, windows)
-        feed(DecoderLoader(checkpoint, spec, WeightTarget(_CPU, torch.float32, lambda count: count)).load(), windows)
+        checkpoint = CalibratedCheckpoint(source.checkpoint, partial(_choose_grid, config, group), keep, windows)
+        decoder = DecoderLoader(checkpoint, spec, WeightTarget(_CPU, torch.float32, lambda count: count)).load()
+        _check_names(config.fp8_matrices, checkpoint.waiting)
+        feed(decoder, windows)
         checkpoint.round_rest()
     others = {name: shape for name, shape in checkpoint.shapes.items() if not takes_rounding(name)}
     for name, shape in others.items():
         directory.add(name, source.read(name, shape))
     ignored = ["lm_head", *(name.removesuffix(".weight") for name in others if name.endswith(".gate.weight"))]
-    source.write_files(directory, describe_quantization(config.format, group, ignored))
+    source.write_files(directory, describe_quantization(config, group, ignored))
     size = directory.finish()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     logger.info(
@@ -84,6 +87,19 @@ def read_windows(tokenizer: Tokenizer, config: QuantizeConfig, length: int) -> T
         raise ConfigError(f"--calibration {path} has {len(tokens)} tokens; give a text of {_SHORTEST} or more.")
     size = min(length - len(begin), len(tokens))
     return torch.tensor([begin + tokens[at : at + size] for at in range(0, len(tokens) - size + 1, size)])
+
+
+def _choose_grid(config: QuantizeConfig, group: int, name: str) -> Grid:
+    """Return what a matrix is rounded to."""
+    is_int4 = config.format == "int4" and not name.removesuffix(".weight").endswith(config.fp8_matrices)
+    return Int4Grid(group) if is_int4 else Fp8Grid()
+
+
+def _check_names(ends: Sequence[str], names: Iterable[str]) -> None:
+    stems = [name.removesuffix(".weight") for name in names]
+    for end in ends:
+        if not end or not any(stem.endswith(end) for stem in stems):
+            raise ConfigError(f"--fp8-matrix {end} is the end of no matrix' name; give one such as {stems[0]}.")
 
 
 def _choose_group(config: QuantizeConfig, spec: ModelSpec) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from blink.errors import ConfigError
 from blink.kernels.quantized import FP8, QuantizedMatrix
+from blink.quantize.config import QuantizeConfig
 
 _MAX_SHARD_BYTES = 4 << 30
 _WORD = 8  # numbers of 4 bits
@@ -99,26 +101,35 @@ def pack_columns(codes: Tensor) -> Tensor:
     return places.sum(-1).to(torch.int32)
 
 
-def describe_quantization(format: str, group: int, ignored: Sequence[str]) -> dict[str, Any]:
+def describe_quantization(config: QuantizeConfig, group: int, ignored: Sequence[str]) -> dict[str, Any]:
     """Return the quantization_config of a config.json; ignored: linear layers that stay as they are."""
-    weights: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
-    activations: dict[str, Any] | None = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True}
-    if format == "int4":
-        weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": False}
-        activations = None
-    else:
-        activations |= {"dynamic": True}
+    fp8 = _describe_group(
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
+        {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True},
+    )
+    int4 = _describe_group(
+        "pack-quantized",
+        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": False},
+        None,
+    )
+    groups = [fp8 if config.format == "fp8" else int4]
+    if config.fp8_matrices:
+        groups.append(fp8 | {"targets": [f"re:.*{re.escape(end)}$" for end in config.fp8_matrices]})
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized" if format == "int4" else "float-quantized",
+        "format": groups[0]["format"] if len(groups) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "ignore": list(ignored),
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": weights | {"dynamic": False},
-                "input_activations": activations,
-                "output_activations": None,
-            }
-        },
+        "config_groups": {f"group_{index}": one for index, one in enumerate(groups)},
+    }
+
+
+def _describe_group(form: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "targets": ["Linear"],
+        "format": form,
+        "weights": weights | {"dynamic": False},
+        "input_activations": activations,
+        "output_activations": None,
     }
