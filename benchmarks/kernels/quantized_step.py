@@ -21,7 +21,7 @@ from decode_layer import BLOCK_SIZE, Run, make_batch, time_graph
 import blink.models
 from blink.config import ModelConfig
 from blink.kernels.batch import Batch, Header
-from blink.kernels.gpu.decode import attention, gemm, gemv, moe
+from blink.kernels.gpu.decode import attention, gemm, gemm_planes, gemv, moe
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
@@ -67,12 +67,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 16, 32, 64, 128])
     parser.add_argument("--prompts", type=int, nargs="+", default=[128, 512, 2048])
     parser.add_argument("--context", type=int, default=300)
+    parser.add_argument("--planes", type=int, nargs="*", default=[], help="rows whose activations are planes, for FP8")
     options = parser.parse_args()
     columns = [*(f"{rows} rows" for rows in options.rows), *(f"prompt {tokens}" for tokens in options.prompts)]
     print("".join(f"{column:>12}" for column in ("ms", *columns)), flush=True)
     for form in options.formats:
         with tempfile.TemporaryDirectory() as folder:
             decoder = load(options.model, form, Path(folder))
+        gemm_planes.ROWS = options.planes
         runs = [make_decoding(decoder, rows, options.context) for rows in options.rows]
         runs += [make_prompt(decoder, tokens) for tokens in options.prompts]
         compile_kernels(runs)
