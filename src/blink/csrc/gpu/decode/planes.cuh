@@ -3,8 +3,8 @@
 // rounded, and scaled to the same range. Who writes activations writes their planes, [kPlanes, rows, columns] in the
 // weights' order (quantized.cuh); products multiply them as they are.
 //
-// Of a number below 2^19.8 the planes keep what is at least 2^-19, with that all of bf16's bits from 2^-12 on. What is
-// larger becomes the largest; what is not finite becomes NaN.
+// Of numbers below 2^19.8 that is all bits down to 2^-19: from 2^-12 on all that bf16 has. What is larger becomes the
+// largest; what is not finite becomes NaN.
 #pragma once
 
 #include "ptx.cuh"
