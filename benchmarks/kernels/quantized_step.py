@@ -67,21 +67,28 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 16, 32, 64, 128])
     parser.add_argument("--prompts", type=int, nargs="+", default=[128, 512, 2048])
     parser.add_argument("--context", type=int, default=300)
-    parser.add_argument("--planes", type=int, nargs="*", default=[], help="rows whose activations are planes, for FP8")
+    parser.add_argument("--planes", type=int, nargs="*", default=[], help="time FP8 also with planes of so many rows")
     options = parser.parse_args()
     columns = [*(f"{rows} rows" for rows in options.rows), *(f"prompt {tokens}" for tokens in options.prompts)]
     print("".join(f"{column:>12}" for column in ("ms", *columns)), flush=True)
     for form in options.formats:
         with tempfile.TemporaryDirectory() as folder:
             decoder = load(options.model, form, Path(folder))
-        gemm_planes.ROWS = options.planes
         runs = [make_decoding(decoder, rows, options.context) for rows in options.rows]
-        runs += [make_prompt(decoder, tokens) for tokens in options.prompts]
-        compile_kernels(runs)
-        times = [time_graph(run) for run in runs]
-        print(f"{form:>12}" + "".join(f"{time / 1e3:>12.3f}" for time in times), flush=True)
-        del decoder, runs
+        prompts = [make_prompt(decoder, tokens) for tokens in options.prompts]
+        report(form, runs + prompts)
+        if options.planes and form.startswith("fp8"):
+            gemm_planes.ROWS = options.planes
+            report("in planes", runs)
+            gemm_planes.ROWS = ()
+        del decoder, runs, prompts
         torch.cuda.empty_cache()
+
+
+def report(name: str, runs: list[Run]) -> None:
+    compile_kernels(runs)
+    times = [time_graph(run) for run in runs]
+    print(f"{name:>12}" + "".join(f"{time / 1e3:>12.3f}" for time in times), flush=True)
 
 
 def compile_kernels(runs: list[Run]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode.gemm_quantized import Shape, choose_cluster, processors
+from blink.kernels.gpu.decode.gemm_quantized import Shape, processors
 from blink.kernels.gpu.decode.launch import can_multiply_groups
 from blink.kernels.gpu.decode.splits import Output, gemm_key, pad_rows, read_table
 from blink.kernels.quantized import UNIT_BYTES, Format, PackedWeight
@@ -128,13 +128,22 @@ def _leave_room_for_groups(shape: Shape, split: PlanesGemmSplit) -> PlanesGemmSp
 @functools.cache
 def _guess_split(shape: Shape) -> PlanesGemmSplit | None:
     for groups in reversed(_list_groups(shape)):
-        cluster = choose_cluster(shape, groups)
+        cluster = _choose_cluster(shape, groups)
         each = shape.n / (64 * groups) * cluster / processors()
         for blocks in range(min(math.ceil(each), _most_blocks(shape, groups)), 0, -1):
             split = _fill(shape, groups, cluster, 1, blocks)
             if split is not None and split.stages >= min(3, split.total_stages(shape)):
                 return split
     return None
+
+
+def _choose_cluster(shape: Shape, groups: int) -> int:
+    """Return the number of blocks that leaves the least idle of the multiprocessors; 1 where tiles are enough."""
+    tiles = shape.n / (64 * groups) / processors()
+    if shape.output is not Output.ADD and tiles > 0.8:
+        return 1
+    options = (2, 4, 8) if shape.output is Output.ADD else (1, 2, 4)
+    return min(options, key=lambda cluster: round(math.ceil(tiles * cluster) / (tiles * cluster), 1))
 
 
 def _list_groups(shape: Shape) -> tuple[int, ...]:
