@@ -4,6 +4,7 @@
 The engine is the real scheduler with a model that answers at once; the worker is a real process on its own core; the
 client counts chunks. The worker's CPU time comes from the kernel's accounting, so client and engine do not count.
 With --views a second worker, on the same core, has all that looks at a frontend turned on; both are loaded at once.
+--views with names turns on these alone, to find out which costs what; --views none compares two equal workers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from blink.region.native import lib
 
 VOCAB_SIZE = 49152
 PORT = 18431  # and the next one
+VIEWS = ("metrics", "traces", "logs", "top")
 
 
 class InstantEngine:
@@ -83,7 +86,7 @@ class Counter(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.chunks += data.count(b'"text":')
-        self._tail = (self._tail + data)[-64:]
+        self._tail = (self._tail + data)[-300:]
         if b"data: [DONE]" in self._tail and not self._done.done():
             self._done.set_result(self.chunks)
 
@@ -112,17 +115,19 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Views:
-    """All that looks at a frontend: three scrapes a second, a collector of traces, JSON logs, the region's top."""
+    """What looks at a frontend: three scrapes a second, a collector of traces, JSON logs, the region's top."""
 
-    def __init__(self, region: str, port: int) -> None:
+    def __init__(self, names: Sequence[str], region: str, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/metrics"
         self._is_over = threading.Event()
         self._collector = ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
-        self.flags = [f"--otlp-traces-endpoint=http://127.0.0.1:{self._collector.server_port}", "--log-format=json"]
-        for work in (self._collector.serve_forever, self._scrape):
-            threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=self._collector.serve_forever, daemon=True).start()
+        endpoint = f"--otlp-traces-endpoint=http://127.0.0.1:{self._collector.server_port}"
+        self.flags = [endpoint] * ("traces" in names) + ["--log-format=json"] * ("logs" in names)
+        if "metrics" in names:
+            threading.Thread(target=self._scrape, daemon=True).start()
         top = [sys.executable, "-m", "blink", "top", f"--region={region}", "--json"]
-        self._top = subprocess.Popen(top, stdout=subprocess.DEVNULL)
+        self._top = subprocess.Popen(top, stdout=subprocess.DEVNULL) if "top" in names else None
 
     def _scrape(self) -> None:
         with httpx.Client(trust_env=False) as http:
@@ -133,8 +138,9 @@ class Views:
     def close(self) -> None:
         self._is_over.set()
         self._collector.shutdown()
-        self._top.terminate()
-        self._top.wait()
+        if self._top is not None:
+            self._top.terminate()
+            self._top.wait()
 
 
 class _Collector(BaseHTTPRequestHandler):
@@ -194,12 +200,19 @@ def report(name: str, runs: list[dict[str, float]]) -> dict[str, float | str]:
 
 
 def compare(plain: list[dict[str, float]], viewed: list[dict[str, float]]) -> list[float]:
-    """Print and return the share of a core's tokens/s that the views cost: quartiles over the pairs of runs."""
-    rates = [[run["tokens_per_second_per_core"] for run in runs] for runs in (plain, viewed)]
-    costs = [1 - after / before for before, after in zip(*rates, strict=True)]
+    """Print and return the share of a core's tokens/s that the views cost: quartiles over the pairs of runs, and all.
+
+    Spans leave every five seconds: where a run is shorter, the median misses what all pairs together show.
+    """
+    times = [[run["us_per_token"] for run in runs] for runs in (plain, viewed)]
+    costs = [1 - before / after for before, after in zip(*times, strict=True)]
     low, median, high = statistics.quantiles(costs, n=4, method="inclusive")
-    print(f"the views cost {median:.1%} of tokens/s per core (quartiles of {len(costs)} pairs: {low:.1%}, {high:.1%})")
-    return [low, median, high]
+    whole = 1 - sum(times[0]) / sum(times[1])
+    print(
+        f"the views cost {median:.1%} of tokens/s per core (quartiles of {len(costs)} pairs: {low:.1%}, {high:.1%}; "
+        f"all pairs together: {whole:.1%})"
+    )
+    return [low, median, high, whole]
 
 
 def main() -> None:
@@ -209,14 +222,15 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0, help="time between tokens of a stream")
     parser.add_argument("--repeats", type=int, default=3, help="runs, or with --views pairs of runs; 2 at least")
     parser.add_argument("--core", type=int, default=1, help="core of the worker")
-    parser.add_argument("--views", action="store_true", help="beside one with scrapes, traces, JSON logs and top")
+    parser.add_argument("--views", nargs="*", choices=[*VIEWS, "none"], help="beside one with these; alone: all")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {options.core})
+    names = VIEWS if options.views == [] else options.views
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
-    engine = InstantEngine(region, (1 + options.views) * max(options.streams), options.step_ms / 1e3)
+    engine = InstantEngine(region, (1 + bool(names)) * max(options.streams), options.step_ms / 1e3)
     workers = {"plain": (start_worker(region, options.core, PORT, []), PORT)}
-    views = Views(region, PORT + 1) if options.views else None
+    views = Views(names, region, PORT + 1) if names else None
     if views is not None:
         workers["viewed"] = start_worker(region, options.core, PORT + 1, views.flags), PORT + 1
     results: list[dict[str, float | str]] = []

@@ -27,21 +27,23 @@ CLEAR_MARGIN = 0.02
 def load_transformers_model() -> Any:
     """Return the default model's file, loaded by transformers itself in float32."""
     path = resolve_model("")
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model.generation_config.eos_token_id = None  # an end token is one like others
+    return model
 
 
 @torch.inference_mode()
 def generate_with_transformers(model: Any, prompt: list[int], new_tokens: int) -> tuple[list[int], float]:
     """Return the greedy tokens and the least margin with which one of them won."""
     ids = torch.tensor([prompt])
-    limits = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "pad_token_id": 0}
     found = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
         output_logits=True,
         return_dict_in_generate=True,
-        **limits,
+        max_new_tokens=new_tokens,
+        pad_token_id=0,
     )
     best = torch.cat(found.logits).topk(2).values
     return found.sequences[0, len(prompt) :].tolist(), float((best[:, 0] - best[:, 1]).min())

@@ -8,12 +8,13 @@ import random
 import pytest
 import torch
 
-from automata import PlainAutomaton
-from blink.kernels.batch import Batch, Param
+from automata import Place, PlainAutomaton
+from blink.grammar.automaton import Automaton
+from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu import sampling as cpu
 from blink.kernels.cpu.constraint import list_allowed
 from blink.kernels.operands import NO_TOKEN, TEXT_END
-from constrained_batch import NUM_PROMPT, STOP_TOKEN, automaton_of, make_constrained, make_vocabulary
+from constrained_batch import NUM_PROMPT, STOP_TOKEN, automaton_of, make_constrained, make_vocabulary, place_behind
 from triton_interpreter import IS_INTERPRETED
 
 gpu_sampling = pytest.importorskip("blink.kernels.gpu.sampling")
@@ -41,9 +42,26 @@ def move(batch: Batch, device: torch.device) -> Batch:
 
 
 def expected_bits(batch: Batch, row: int) -> tuple[list[int], bool]:
-    words = torch.zeros(-(-len(VOCABULARY) // 32), dtype=torch.int32)
-    may_end = list_allowed(words, batch, int(batch.row_slots[row]), int(batch.context_lens[row]))
-    return words.tolist(), may_end
+    bits, may_end = list_allowed(batch, int(batch.row_slots[row]), int(batch.context_lens[row]))
+    assert bits is not None
+    return bits.tolist(), may_end
+
+
+def find_bits(batch: Batch, num_rows: int = 1) -> list[list[int] | None]:
+    """Return what the rows may sample, None where nothing or all is allowed."""
+    allowed = gpu_constraint.find_allowed(batch, num_rows, len(VOCABULARY))
+    return [None if at < 0 else allowed.bits[at].tolist() for at in allowed.lists.tolist()]
+
+
+def bits_behind(automaton: Automaton, text: bytes) -> list[int]:
+    """Return what may follow a text by the plain walker: tokens all of whose bytes it takes, a stop token at an end."""
+    plain = PlainAutomaton(automaton.data)
+    place = place_behind(automaton, [text])
+    bits = torch.zeros(-(-len(VOCABULARY) // 32), dtype=torch.int64)
+    for token, each in enumerate(VOCABULARY):
+        if plain.may_end(place) if token == STOP_TOKEN else each and walks(plain, each, place):
+            bits[token // 32] |= 1 << token % 32
+    return bits.to(torch.int32).tolist()
 
 
 @pytest.mark.parametrize("rows", [5, 40])
@@ -58,7 +76,7 @@ def test_what_rows_may_sample_is_what_the_cpu_lists(rows: int, device: torch.dev
             assert int(allowed.may_end[row]) == 0
             continue
         bits, may_end = expected_bits(batch, row)
-        assert (allowed.bits[row].cpu().tolist(), bool(allowed.may_end[row])) == (bits, may_end)
+        assert (allowed.bits[allowed.lists[row]].tolist(), bool(allowed.may_end[row])) == (bits, may_end)
     assert places.tolist() == batch.automaton_places.tolist()
 
 
@@ -87,8 +105,8 @@ def test_constrained_rows_sample_as_the_reference(
             assert walks(PlainAutomaton(automaton.data), begun + VOCABULARY[token])
 
 
-def walks(automaton: PlainAutomaton, text: bytes) -> bool:
-    place = automaton.start
+def walks(automaton: PlainAutomaton, text: bytes, begin: Place | None = None) -> bool:
+    place = begin or automaton.start
     for byte in text:
         found = automaton.take(place, byte)
         if found is None:
@@ -116,11 +134,85 @@ def test_a_step_over_what_was_computed_before_forgets_nothing(length: int, devic
     """After a preemption a text is computed again in chunks, whose ends may be anywhere."""
     tokens = text_tokens(b'{"a": [[[{"b":')[:length]
     batch = move(make_constrained(VOCABULARY, [KINDS[0]], [tokens]), device)
-    expected = gpu_constraint.find_allowed(batch, 1, len(VOCABULARY)).bits.tolist()
-    for done in (0, 1, 2, 5, length - 2, length - 1, length):
+    expected = find_bits(batch)
+    assert KINDS[0] is not None
+    assert expected[0] == bits_behind(KINDS[0], b"".join(VOCABULARY[token] for token in tokens))
+    for done in (0, 1, 2, 5, length - 2, length - 1):
         batch.context_lens[0] = NUM_PROMPT + done
-        found = gpu_constraint.find_allowed(batch, 1, len(VOCABULARY)).bits.tolist()
-    assert found == expected
+        assert find_bits(batch) == [None]
+    batch.context_lens[0] = NUM_PROMPT + length
+    assert find_bits(batch) == expected
+
+
+def generate(batch: Batch, row: int, text: bytes) -> None:
+    """Let a row have generated one more token."""
+    slot, context = int(batch.row_slots[row]), int(batch.context_lens[row])
+    batch.tokens[slot, context] = VOCABULARY.index(text)
+    batch.context_lens[row] = context + 1
+
+
+def test_a_list_is_kept_while_its_text_stays_at_one_place_and_made_anew_behind_it(device: torch.device) -> None:
+    automata = [automaton_of(json={"type": "array", "items": {"type": "string"}}), automaton_of(regex="x*y?")]
+    batch = move(make_constrained(VOCABULARY, automata, [[], []]), device)
+    texts = [b"", b""]
+    pieces = [b"[", b'"', *b"abc", *b"a\\n", b"\xc3", b"\xa9", b'"', b",", b'"', *b"zz", b'"', b"]"]
+    for piece in [b"", *(bytes([each]) if isinstance(each, int) else each for each in pieces)]:
+        for row, text in enumerate([piece, b"x"] if piece else []):
+            generate(batch, row, text)
+            texts[row] += text
+        assert find_bits(batch, 2) == [bits_behind(*each) for each in zip(automata, texts, strict=True)]
+    lists = batch.allowed_lists.view(batch.params.shape[0], 2, -1)[int(batch.row_slots[1])]
+    lists[:] = 7  # that of x* is read and not made again
+    generate(batch, 1, b"x")
+    assert find_bits(batch, 2)[1] == [7] * lists.shape[1]
+    generate(batch, 1, b"y")
+    assert find_bits(batch, 2)[1] == bits_behind(automata[1], b"x" * len(pieces) + b"xy")
+
+
+def test_a_list_is_not_that_of_the_slot_s_last_sequence(device: torch.device) -> None:
+    automata = [automaton_of(regex="x*"), automaton_of(regex="x*z")]
+    batch = move(make_constrained(VOCABULARY, automata, [[], []]), device)
+    slot = int(batch.row_slots[0])
+    for _ in range(3):
+        find_bits(batch)
+        generate(batch, 0, b"x")
+    batch.automaton_places[slot] = -1  # as the scheduler leaves it
+    batch.params[slot, Param.AUTOMATON] = 2
+    for length in (0, 1, 2):
+        batch.context_lens[0] = NUM_PROMPT + length
+        assert find_bits(batch) == [bits_behind(automata[1], b"x" * length)]
+
+
+def test_rows_beyond_the_batch_are_left_alone(device: torch.device) -> None:
+    batch = move(make_constrained(VOCABULARY, [KINDS[0]] * 3, [[]] * 3), device)
+    batch.header[Header.NUM_ROWS] = 1
+    before = batch.automaton_places.clone(), batch.allowed_lists.clone()
+    assert KINDS[0] is not None
+    assert find_bits(batch, 3) == [bits_behind(KINDS[0], b""), None, None]
+    others = batch.row_slots[1:].long()
+    assert torch.equal(batch.automaton_places[others], before[0][others])
+    assert torch.equal(batch.allowed_lists[others], before[1][others])
+
+
+def test_a_step_that_is_done_again_finds_its_list_again(device: torch.device) -> None:
+    automaton = automaton_of(regex="x*(ab)*")
+    batch = move(make_constrained(VOCABULARY, [automaton], [[]]), device)
+    text = b""
+    find_bits(batch)
+    for piece in (b"x", b"x", b"a", b"b", b"a"):
+        generate(batch, 0, piece)
+        text += piece
+        assert find_bits(batch) == find_bits(batch) == find_bits(batch) == [bits_behind(automaton, text)]
+
+
+def test_a_token_that_the_automaton_does_not_take_leaves_nothing(device: torch.device) -> None:
+    batch = move(make_constrained(VOCABULARY, [automaton_of(regex="x*")], [[]]), device)
+    assert find_bits(batch) != [None]
+    for piece in (b"q", b"x"):
+        generate(batch, 0, piece)
+        assert find_bits(batch) == [None]
+    gpu_sampling.sample(torch.zeros(1, len(VOCABULARY), device=device), batch, 1)
+    assert batch.sampled_tokens.tolist() == [NO_TOKEN]
 
 
 def test_a_text_goes_on_token_by_token_as_the_plain_walker_says(device: torch.device) -> None:
@@ -132,9 +224,9 @@ def test_a_text_goes_on_token_by_token_as_the_plain_walker_says(device: torch.de
     slot, text = int(batch.row_slots[0]), b""
     for step in range(steps):
         batch.context_lens[0] = NUM_PROMPT + step
-        allowed = gpu_constraint.find_allowed(batch, 1, len(VOCABULARY))
-        bits = allowed.bits[0].cpu()
-        listed = [token for token in range(len(VOCABULARY)) if int(bits[token // 32]) >> token % 32 & 1]
+        bits = find_bits(batch)[0]
+        assert bits is not None
+        listed = [token for token in range(len(VOCABULARY)) if bits[token // 32] >> token % 32 & 1]
         for token in chance.sample(range(2, len(VOCABULARY)), 50):
             assert (token in listed) == walks(plain, text + VOCABULARY[token])
         if not (plain_choices := [token for token in listed if token != STOP_TOKEN]):

@@ -68,7 +68,8 @@ uint32_t walk(Random& random, const uint8_t* data) {
   places[0].state = uint16_t(automaton.start);
   uint32_t taken = 0;
   for (uint32_t token = 0; token < 30; token++) {
-    Walk at(automaton, places[token % 2]);
+    Pushes pushes;
+    Walk at(automaton, places[token % 2], pushes);
     bool goes_on = true;
     for (uint32_t n = random() % 20; n > 0 && goes_on; n--) taken += goes_on = at.take(uint8_t(random()));
     if (!goes_on) break;

@@ -92,6 +92,25 @@ def test_automata_beyond_their_number_wait_and_others_pass() -> None:
         assert h.statistic("automata_loaded") == 3
 
 
+def test_one_step_waits_for_so_many_bytes_of_automata_alone() -> None:
+    patterns = [f"[a-z]{{0,{4000 + index}}}b" for index in range(5)]
+    large = [Automaton(compile_structured(StructuredOutputsParams(regex=pattern)).data) for pattern in patterns]
+    assert all(len(automaton.data) in range(48_000, 64_000) for automaton in large)
+    with running(small_config(max_num_seqs=8), vocab_bytes=8, arena_bytes=1 << 20) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequences = [constrained(pair, automaton, 12) for automaton in large]
+        others = [constrained(pair, large[0], 12), submit(h, pair, PROMPT, max_tokens=12)]
+        admitted = []
+        for _ in range(3):
+            h.step()
+            inbox.drain(pair)
+            admitted.append([inbox.cached(each) is not None for each in sequences])
+            assert all(inbox.cached(each) is not None for each in others)
+        assert admitted == [[True] * 2 + [False] * 3, [True] * 4 + [False], [True] * 5]
+        run_until_finished(h, inbox, [pair], [*sequences, *others])
+        assert all(inbox.tokens(each) == expected_tokens(PROMPT, 12, VOCAB) for each in sequences)
+
+
 def test_the_longest_unused_automaton_makes_way() -> None:
     with open_engine(num_automata=2) as h:
         pair, inbox = h.frontend(), Inbox()

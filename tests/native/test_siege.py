@@ -70,7 +70,7 @@ class HostMachine:
         automata = self._state.array("automata", "u1").reshape(-1, CONSTANTS["max_automaton_bytes"])
         places = self._state.array("automaton_places", "u4").reshape(len(params), -1)
         starts, text, stops = (self._state.array(name, "u1") for name in ("token_starts", "token_text", "stop_tokens"))
-        allowed = np.zeros(-(-VOCAB_SIZE // 32), np.uint32)
+        lists = self._state.array("allowed_lists", "u4").reshape(len(params), CONSTANTS["lists_of_slot"], -1)
         for row, slot in enumerate(self._slots[:rows].tolist()):
             index = int(params[slot]["automaton"])
             if not index:
@@ -79,6 +79,7 @@ class HostMachine:
             entry = ConstrainedRow(
                 automata[index - 1].ctypes.data,
                 places[slot].ctypes.data,
+                lists[slot].ctypes.data,
                 starts.ctypes.data,
                 text.ctypes.data,
                 stops.ctypes.data,
@@ -87,11 +88,12 @@ class HostMachine:
                 max(context - int(params[slot]["num_prompt_tokens"]), 0),
                 int(self._tokens[slot, context - 1]),
             )
-            may_end = lib.blink_list_allowed(ctypes.addressof(entry), allowed.ctypes.data)
+            number = lib.blink_list_allowed(ctypes.addressof(entry))
+            allowed = lists[slot, number - 1] if number else np.zeros(1, np.uint32)
             listed = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little"))
             self.num_walks += 1
             self.num_dead_ends += not len(listed)
-            nothing = CONSTANTS["text_end" if may_end else "no_token"]
+            nothing = CONSTANTS["text_end" if entry.may_end else "no_token"]
             self._sampled[row] = listed[self._sampled[row] % len(listed)] if len(listed) else nothing
 
 

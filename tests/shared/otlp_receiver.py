@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
+from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -11,10 +13,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Receiver:
-    """An OTLP collector: takes spans at /v1/traces."""
+    """An OTLP collector: takes spans at /v1/traces, while its door is open."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
+        self.heads: list[dict[str, str]] = []  # of each request
+        self.refusals: deque[int] = deque()  # statuses of the next answers
+        self.door = threading.Event()  # who comes waits for it
+        self.door.set()
         self.resources: list[dict[str, Any]] = []
         receiver = self
 
@@ -22,8 +28,13 @@ class Receiver:
             def do_POST(self) -> None:
                 data = self.rfile.read(int(self.headers["Content-Length"]))
                 assert self.path == "/v1/traces"
-                receiver.take(ExportTraceServiceRequest.FromString(data))
-                self.send_response(200)
+                receiver.heads.append({name.lower(): value for name, value in self.headers.items()})
+                receiver.door.wait()
+                status = receiver.refusals.popleft() if receiver.refusals else 200
+                if status == 200:
+                    data = gzip.decompress(data) if self.headers.get("Content-Encoding") == "gzip" else data
+                    receiver.take(ExportTraceServiceRequest.FromString(data))
+                self.send_response(status)
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
@@ -31,7 +42,7 @@ class Receiver:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def take(self, request: Any) -> None:
         for resource in request.resource_spans:
@@ -40,6 +51,7 @@ class Receiver:
                 self.spans += scope.spans
 
     def close(self) -> None:
+        self.door.set()
         self._server.shutdown()
         self._server.server_close()
 

@@ -191,6 +191,38 @@ def test_the_text_is_what_the_library_writes(metrics: Metrics) -> None:
     assert metrics.render() == generate_latest(registry)
 
 
+def test_the_text_follows_its_values_and_whoever_comes_and_goes(tmp_path: Path) -> None:
+    stats: dict[str, int] = {}
+    metrics = Metrics(MetricStore("test", NUM_VALUES, tmp_path), lambda: stats)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    sibling = MetricStore("test", NUM_VALUES, tmp_path)
+
+    def start_engine(blocks: int) -> None:
+        stats.update(num_blocks=blocks, num_blocks_used=3, heartbeat=2_000_000, num_running=2)
+
+    changes = [
+        lambda: None,
+        lambda: start_engine(8),
+        lambda: setattr(metrics, "model_name", "100 %s of a model"),
+        lambda: metrics.observe(names.ITL, 0.003),
+        lambda: metrics.observe(names.ITL, 1e7),
+        lambda: metrics.count_finished("stop"),
+        lambda: metrics.count_rejection("queue_full"),
+        lambda: sibling.values.__setitem__(0, 4.0),
+        lambda: metrics.keep(5, 2),
+        lambda: sibling._path.unlink(),
+        lambda: start_engine(16),
+        stats.clear,
+    ]
+    texts: list[bytes] = []
+    for change in changes:
+        change()
+        texts.append(metrics.render())
+        assert texts[-1] == generate_latest(registry)
+    assert len(set(texts)) == len(changes)
+
+
 def test_names_and_labels_are_vllms(metrics: Metrics) -> None:
     metrics.count_finished("length")
     text = metrics.render().decode()

@@ -74,6 +74,13 @@ def test_without_an_engine_requests_are_503(app: Any, stream: bool) -> None:
     assert 'reason="engine_unavailable"' in send(app, "GET", "/metrics").text
 
 
+def test_metrics_are_read_alone_and_their_faults_are_answered(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert send(app, "HEAD", "/metrics").headers["content-type"] == send(app, "GET", "/metrics").headers["content-type"]
+    assert send(app, "POST", "/metrics", headers=KEY).status_code == 405
+    monkeypatch.setattr(Metrics, "render", lambda _: 1 // 0)
+    assert send(app, "GET", "/metrics").json()["error"]["code"] == 500
+
+
 def test_the_page_is_there_without_an_engine_or_a_key(app: Any) -> None:
     assert "<title>Blink</title>" in send(app, "GET", "/").text
     assert send(app, "GET", "/page/chat.js").status_code == 200

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from blink.api.exposition import Family, Labels
+
+Stats = Mapping[str, int]  # empty while there is no engine
 
 # Name, help and kind of vLLM's metrics that are the engine's statistics under another name.
 _ENGINE_COUNTERS = {
@@ -56,60 +58,64 @@ _COUNTERS_BY_CLASS = (
     ("prefix_hits", "Prompt tokens found in the prefix cache.", "prefix_hits", "best_effort_prefix_hits"),
 )
 CLASSES = ("latency_sensitive", "best_effort")
-_LABELS = ("model_name", "engine")
 
 
-def collect_engine(stats: Mapping[str, int], values: list[str]) -> Iterator[Metric]:
-    """Yield the metrics of an engine's statistics (none while it is away) under these label values."""
-    yield _gauge("blink:engine_up", "Whether this frontend has an engine that is ready.", bool(stats), values)
+def engine_families(stats: Stats, labels: Labels) -> Iterator[Family[Stats]]:
+    """Yield the metrics of an engine's statistics; its cache is told of as it is in these."""
+
+    def one(kind: str, name: str, text: str, read: Callable[[Stats], tuple[float]]) -> Family[Stats]:
+        return Family(name, text, kind, (("_total" if kind == "counter" else "", labels),), read)
+
+    yield one("gauge", "blink:engine_up", "Whether this frontend has an engine that is ready.", _is_up)
     for name, (stat, text) in _ENGINE_GAUGES.items():
-        yield _gauge(f"vllm:{name}", text, stats.get(stat, 0), values)
-    blocks = stats.get("num_blocks", 0)
-    usage = stats.get("num_blocks_used", 0) / blocks if blocks else 0.0
-    yield _gauge("vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1.", usage, values)
+        yield one("gauge", f"vllm:{name}", text, _reader(stat))
+    yield one("gauge", "vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1.", _cache_usage)
     for name, (stat, text) in _ENGINE_COUNTERS.items():
-        yield _counter(f"vllm:{name}", text, stats.get(stat, 0), values)
+        yield one("counter", f"vllm:{name}", text, _reader(stat))
     for name, text in _BLINK_COUNTERS.items():
-        yield _counter(f"blink:{name}", text, stats.get(name, 0), values)
+        yield one("counter", f"blink:{name}", text, _reader(name))
     for name, (stat, text) in _BLINK_SECONDS.items():
-        yield _counter(f"blink:{name}_seconds", text, stats.get(stat, 0) * 1e-9, values)
+        yield one("counter", f"blink:{name}_seconds", text, _reader(stat, 1e-9))
     for name, text in _BLINK_GAUGES.items():
-        yield _gauge(f"blink:{name}", text, stats.get(name, 0), values)
-    yield from _collect_classes(stats, values)
-    if blocks:
-        yield _cache_config(stats, values)
-
-
-def _collect_classes(stats: Mapping[str, int], values: list[str]) -> Iterable[Metric]:
-    labels = [*_LABELS, "class"]
-    for kind, table in ((GaugeMetricFamily, _GAUGES_BY_CLASS), (CounterMetricFamily, _COUNTERS_BY_CLASS)):
+        yield one("gauge", f"blink:{name}", text, _reader(name))
+    for kind, table in (("gauge", _GAUGES_BY_CLASS), ("counter", _COUNTERS_BY_CLASS)):
         for name, text, total, of_best_effort in table:
-            family = kind(f"blink:{name}_by_class", f"{text[:-1]}, by class.", labels=labels)
-            theirs = stats.get(of_best_effort, 0)
-            for label, value in zip(CLASSES, (stats.get(total, 0) - theirs, theirs), strict=True):
-                family.add_metric([*values, label], value)
-            yield family
+            ending = "_total" if kind == "counter" else ""
+            samples = tuple((ending, (*labels, ("class", each))) for each in CLASSES)
+            read = _class_reader(total, of_best_effort)
+            yield Family(f"blink:{name}_by_class", f"{text[:-1]}, by class.", kind, samples, read)
+    if shown := cache_config(stats):
+        # vLLM's gauge that is always 1 and tells the size of the KV cache in its labels.
+        yield Family("vllm:cache_config", "The KV cache.", "info", (("_info", (*labels, *shown)),), lambda _: (1.0,))
 
 
-def _cache_config(stats: Mapping[str, int], values: list[str]) -> Metric:
-    """Return vLLM's gauge that is always 1 and tells the size of the KV cache in its labels."""
-    info = InfoMetricFamily("vllm:cache_config", "The KV cache.", labels=_LABELS)
-    shown = {
-        "block_size": str(stats.get("block_size", 0)),
-        "num_gpu_blocks": str(stats["num_blocks"]),
-        "enable_prefix_caching": str(bool(stats.get("prefix_caching", 0))),
-    }
-    info.add_metric(values, shown)
-    return info
+def cache_config(stats: Stats) -> Labels:
+    """Return the labels that describe the KV cache; none while there is no engine."""
+    if not stats.get("num_blocks", 0):
+        return ()
+    return (
+        ("block_size", str(stats.get("block_size", 0))),
+        ("num_gpu_blocks", str(stats["num_blocks"])),
+        ("enable_prefix_caching", str(bool(stats.get("prefix_caching", 0)))),
+    )
 
 
-def _gauge(name: str, text: str, value: float, values: list[str]) -> Metric:
-    gauge = GaugeMetricFamily(name, text, labels=_LABELS)
-    gauge.add_metric(values, value)
-    return gauge
+def _reader(stat: str, scale: float = 1.0) -> Callable[[Stats], tuple[float]]:
+    return lambda stats: (stats.get(stat, 0) * scale,)
 
 
-def _counter(name: str, text: str, value: float, values: list[str]) -> Metric:
-    counter = CounterMetricFamily(name, text, labels=_LABELS)
-    counter.add_metric(values, value)
-    return counter
+def _class_reader(total: str, of_best_effort: str) -> Callable[[Stats], tuple[float, float]]:
+    def read(stats: Stats) -> tuple[float, float]:
+        theirs = stats.get(of_best_effort, 0)
+        return stats.get(total, 0) - theirs, theirs
+
+    return read
+
+
+def _is_up(stats: Stats) -> tuple[float]:
+    return (bool(stats),)
+
+
+def _cache_usage(stats: Stats) -> tuple[float]:
+    blocks = stats.get("num_blocks", 0)
+    return (stats.get("num_blocks_used", 0) / blocks if blocks else 0.0,)

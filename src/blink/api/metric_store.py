@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 
 from blink.errors import ConfigError
@@ -19,6 +20,7 @@ from blink.region.files import open_own
 logger = logging.getLogger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
+_ENDING = ".worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +39,59 @@ class WorkerFiles:
         self.directory = parent / f"blink.metrics-{os.geteuid()}"
         self.size_bytes = 8 * size
         self.region = region
+        self._known: dict[str, _WorkerFile] = {}  # those of the last look
 
     def all(self) -> list[Path]:
         """Return the files of all workers of all regions."""
-        return sorted(self.directory.glob("*.worker"))
+        return [self.directory / name for name in sorted(_names_in(self.directory))]
 
     def read(self, except_path: Path | None = None) -> list[Worker]:
         """Read the numbers of the region's workers, living and dead."""
-        paths = [path for path in self.all() if _region_of(path) == self.region and path != except_path]
-        found = ((path, _read_if_there(path)) for path in paths)
-        return [
-            Worker(_pid_of(path), _is_locked(path), memoryview(data).cast("d"))
-            for path, data in found
-            if len(data) == self.size_bytes
-        ]
+        own = except_path.name if except_path is not None else ""
+        names = [name for name in _names_in(self.directory) if _region_of(name) == self.region and name != own]
+        known, self._known = self._known, {}
+        for name in sorted(names):
+            file = known.pop(name, None) or _WorkerFile.open(self.directory / name)
+            if file is not None:
+                self._known[name] = file
+        for file in known.values():
+            file.close()  # it was deleted
+        return [worker for file in self._known.values() if (worker := file.read(self.size_bytes)) is not None]
+
+    def close(self) -> None:
+        """Let go of the files."""
+        while self._known:
+            self._known.popitem()[1].close()
+
+
+class _WorkerFile:
+    """The file of another worker, kept open from one look to the next: to open it takes longer than to read it."""
+
+    @classmethod
+    def open(cls, path: Path) -> _WorkerFile | None:
+        """Open a worker's file; none if it was removed since the listing, or is no worker's."""
+        try:
+            return cls(path.name, _open(path, os.O_RDONLY))
+        except (OSError, ConfigError):
+            return None
+
+    def __init__(self, name: str, fd: int) -> None:
+        self._pid = _pid_of(name)
+        self._fd = fd
+        self._is_alive = True
+
+    def read(self, size_bytes: int) -> Worker | None:
+        """Read its numbers; none if they are not this many."""
+        data = os.pread(self._fd, size_bytes + 1, 0)
+        if len(data) != size_bytes:
+            return None
+        # A file is locked before it is whole, and who is dead stays it.
+        self._is_alive = self._is_alive and _is_locked(self._fd)
+        return Worker(self._pid, self._is_alive, memoryview(data).cast("d"))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._fd)
 
 
 class MetricStore:
@@ -102,8 +143,9 @@ class MetricStore:
         return add_up(self.workers())
 
     def close(self) -> None:
-        """Let go of this worker's file; what it counted stays while siblings live."""
+        """Let go of this worker's file, and of its siblings'; what it counted stays while they live."""
         self._file.close()
+        self._files.close()
 
     def _is_whole(self) -> bool:
         try:
@@ -129,9 +171,9 @@ class MetricStore:
 
     def _remove_dead_regions(self) -> None:
         files = self._files.all()
-        alive = {_region_of(path) for path in files if _is_locked(path)}
+        alive = {_region_of(path.name) for path in files if _is_alive(path)}
         for path in files:
-            if _region_of(path) not in alive:
+            if _region_of(path.name) not in alive:
                 path.unlink()
 
     @contextmanager
@@ -145,7 +187,11 @@ class MetricStore:
 
 def add_up(workers: Sequence[Worker]) -> list[float]:
     """Return the sum of each number over the workers."""
-    return [sum(row) for row in zip(*(worker.values for worker in workers), strict=True)]
+    sums: list[float] = []
+    for worker in workers:
+        values = [*worker.values]
+        sums = [*map(add, sums, values)] if sums else values
+    return sums
 
 
 def _check_own(directory: Path) -> None:
@@ -162,31 +208,36 @@ def _open(path: Path, flags: int) -> int:
     return open_own(path, flags, forbidden=0)  # the directory keeps others out
 
 
-def _read_if_there(path: Path) -> bytes:
+def _names_in(directory: Path) -> list[str]:
     try:
-        with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
-            return file.read()
-    except (OSError, ConfigError):  # removed since the listing, or no worker's file
-        return b""
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries if entry.name.endswith(_ENDING)]
+    except FileNotFoundError:
+        return []
 
 
-def _region_of(path: Path) -> str:
-    return path.name.rsplit(".", 2)[0]
+def _region_of(name: str) -> str:
+    return name.rsplit(".", 2)[0]
 
 
-def _pid_of(path: Path) -> int:
-    return int(path.name.rsplit(".", 2)[1].partition("-")[0])
+def _pid_of(name: str) -> int:
+    return int(name.rsplit(".", 2)[1].partition("-")[0])
 
 
-def _is_locked(path: Path) -> bool:
+def _is_locked(fd: int) -> bool:
+    """Say whether a living worker writes this file."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+def _is_alive(path: Path) -> bool:
     """Say whether a living worker writes this file; of one that is gone by now, that none does."""
     try:
-        file = os.fdopen(_open(path, os.O_RDONLY), "rb")
+        with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
+            return _is_locked(file.fileno())
     except (OSError, ConfigError):
         return False
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
-from blink.api.engine_metrics import collect_engine
-from blink.api.exposition import write_text
+from blink.api.engine_metrics import Stats, cache_config, engine_families
+from blink.api.exposition import Family, Labels, Page
 from blink.api.metric_store import MetricStore, Worker, add_up
 
 # vLLM's buckets with finer ones below: the first tokens of a small model come within a millisecond.
@@ -69,6 +70,15 @@ class _Series:
     offset: int
     buckets: tuple[float, ...]
 
+    def counts(self, values: Sequence[float]) -> Sequence[float]:
+        """Return how many values are in each bucket, and above the last."""
+        return values[self.offset : self.offset + len(self.buckets) + 1]
+
+    def read(self, values: Sequence[float]) -> list[float]:
+        """Return the samples of a Prometheus histogram: cumulated counts, all, and the sum of what was observed."""
+        cumulated = [*accumulate(self.counts(values))]
+        return [*cumulated, cumulated[-1], values[self.offset + len(self.buckets) + 1]]
+
 
 def _lay_out() -> tuple[dict[str, _Series], int]:
     """Give each histogram its counts (one more than it has bounds) and its sum, after the counters."""
@@ -91,65 +101,85 @@ class Store(Protocol):
         ...
 
 
+Look = tuple[Stats, Sequence[float], list[Worker]]  # the engine's numbers, the workers' sums, those that live
+
+
 class MetricView:
     """Render what all workers of a region and its engine have counted."""
 
-    def __init__(self, store: Store, engine_stats: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, store: Store, engine_stats: Callable[[], Stats]) -> None:
         self._store = store
         self._engine_stats = engine_stats
         self.model_name = ""
+        self._form: tuple[object, ...] = ()
+        self._pages = (Page[Stats](()), Page[Sequence[float]](()), Page[list[Worker]](()))
 
     def render(self) -> bytes:
         """Return the Prometheus text."""
-        return write_text(self.collect())
+        stats, sums, workers = self.look()
+        of_engine, of_requests, of_workers = self._pages
+        return of_engine.write(stats) + of_requests.write(sums) + of_workers.write(workers)
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
-        workers = self._store.workers()
-        sums = add_up(workers) or [0.0] * NUM_VALUES
-        yield from collect_engine(self._engine_stats(), [self.model_name, "0"])
-        split = len(FINISH_REASONS)
-        yield self._labelled("request_success", "Finished sequences.", "finished_reason", FINISH_REASONS, sums)
-        yield self._labelled(
-            "admission_rejections", "Requests refused with 503.", "reason", REJECTION_REASONS, sums[split:]
-        )
-        for name, (text, _) in _HISTOGRAMS.items():
-            yield self._histogram(name, text, sums)
-        yield from self._collect_workers([worker for worker in workers if worker.is_alive])
+        stats, sums, workers = self.look()
+        of_engine, of_requests, of_workers = self._pages
+        yield from of_engine.collect(stats)
+        yield from of_requests.collect(sums)
+        yield from of_workers.collect(workers)
 
-    def _collect_workers(self, workers: list[Worker]) -> Iterable[Metric]:
-        labels = ["model_name", "engine", "frontend"]
-        for place, (name, text) in enumerate(WORKER_GAUGES.items(), NUM_VALUES - len(WORKER_GAUGES)):
-            gauge = GaugeMetricFamily(f"blink:frontend_{name}", text, labels=labels)
-            for worker in workers:
-                gauge.add_metric([self.model_name, "0", str(worker.pid)], worker.values[place])
-            yield gauge
-        tokens = CounterMetricFamily("blink:frontend_tokens", "Tokens that a frontend has received.", labels=labels)
-        for worker in workers:
-            tokens.add_metric([self.model_name, "0", str(worker.pid)], _count(worker, TTFT) + _count(worker, ITL))
-        yield tokens
+    def look(self) -> Look:
+        """Return the numbers of now, and see that the pages fit them."""
+        stats, all_workers = self._engine_stats(), self._store.workers()
+        alive = [worker for worker in all_workers if worker.is_alive]
+        form = (self.model_name, cache_config(stats), [worker.pid for worker in alive])
+        if form != self._form:
+            labels = (("model_name", self.model_name), ("engine", "0"))
+            of_engine, of_requests = Page(engine_families(stats, labels)), Page(_request_families(labels))
+            self._pages = of_engine, of_requests, Page(_worker_families(labels, alive))
+            self._form = form
+        return stats, add_up(all_workers) or [0.0] * NUM_VALUES, alive
 
-    def _labelled(self, name: str, text: str, label: str, values: tuple[str, ...], sums: list[float]) -> Metric:
-        counter = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name", "engine", label])
-        for value, total in zip(values, sums, strict=False):
-            counter.add_metric([self.model_name, "0", value], total)
-        return counter
 
-    def _histogram(self, name: str, text: str, sums: list[float]) -> Metric:
-        series = _LAYOUT[name]
-        counts = sums[series.offset : series.offset + len(series.buckets) + 1]
-        bounds = [*(repr(bound) for bound in series.buckets), "+Inf"]
-        cumulated = accumulate(counts)
-        total = sums[series.offset + len(series.buckets) + 1]
-        histogram = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name", "engine"])
-        histogram.add_metric([self.model_name, "0"], list(zip(bounds, cumulated, strict=True)), sum_value=total)
-        return histogram
+def _request_families(labels: Labels) -> Iterator[Family[Sequence[float]]]:
+    yield _counts("request_success", "Finished sequences.", "finished_reason", FINISH_REASONS, labels)
+    yield _counts(
+        "admission_rejections", "Requests refused with 503.", "reason", REJECTION_REASONS, labels, len(FINISH_REASONS)
+    )
+    for name, (text, buckets) in _HISTOGRAMS.items():
+        bounds = [*(repr(bound) for bound in buckets), "+Inf"]
+        samples = (*(("_bucket", (*labels, ("le", bound))) for bound in bounds), ("_count", labels), ("_sum", labels))
+        yield Family(f"vllm:{name}", text, "histogram", samples, _LAYOUT[name].read)
+
+
+def _counts(
+    name: str, text: str, label: str, values: tuple[str, ...], labels: Labels, offset: int = 0
+) -> Family[Sequence[float]]:
+    samples = tuple(("_total", (*labels, (label, value))) for value in values)
+    return Family(f"vllm:{name}", text, "counter", samples, lambda sums: sums[offset : offset + len(values)])
+
+
+def _worker_families(labels: Labels, workers: list[Worker]) -> Iterator[Family[list[Worker]]]:
+    theirs = [(*labels, ("frontend", str(worker.pid))) for worker in workers]
+    for place, (name, text) in enumerate(WORKER_GAUGES.items(), NUM_VALUES - len(WORKER_GAUGES)):
+        samples = tuple(("", each) for each in theirs)
+        yield Family(f"blink:frontend_{name}", text, "gauge", samples, partial(_values_at, place))
+    text, samples = "Tokens that a frontend has received.", tuple(("_total", each) for each in theirs)
+    yield Family("blink:frontend_tokens", text, "counter", samples, _count_tokens)
+
+
+def _values_at(place: int, workers: list[Worker]) -> list[float]:
+    return [worker.values[place] for worker in workers]
+
+
+def _count_tokens(workers: list[Worker]) -> list[float]:
+    return [sum(_LAYOUT[TTFT].counts(worker.values)) + sum(_LAYOUT[ITL].counts(worker.values)) for worker in workers]
 
 
 class Metrics(MetricView):
     """Count what this worker sees, and render what all have."""
 
-    def __init__(self, store: MetricStore, engine_stats: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, store: MetricStore, engine_stats: Callable[[], Stats]) -> None:
         super().__init__(store, engine_stats)
         self._own = store
         self._values = store.values
@@ -173,14 +203,3 @@ class Metrics(MetricView):
         self._own.restore()
         self._values = self._own.values
         self._values[NUM_VALUES - len(WORKER_GAUGES) :] = array("d", (sequences, waiting))
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield all metrics."""
-        self._own.restore()
-        self._values = self._own.values
-        return super().collect()
-
-
-def _count(worker: Worker, name: str) -> float:
-    series = _LAYOUT[name]
-    return sum(worker.values[series.offset : series.offset + len(series.buckets) + 1])

@@ -39,6 +39,11 @@ _GENERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "responses",
 }
+_SCRAPE = "metrics"
+_DIRECT = {
+    **{("POST", path): kind for path, kind in _GENERATIONS.items()},
+    **{(method, "/metrics"): _SCRAPE for method in ("GET", "HEAD")},
+}
 _TOKENS = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
 
 logger = logging.getLogger(__name__)
@@ -98,7 +103,7 @@ def _read(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
 
 
 class DirectRoutes:
-    """Answers completions and chats: the framework's way to its routes takes half as long as all the rest of theirs."""
+    """Answers completions, chats and scrapes: the framework's way to its routes takes half as long as the rest."""
 
     def __init__(self, app: ASGIApp, service: CompletionService) -> None:
         self._app = app
@@ -106,15 +111,17 @@ class DirectRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
-        is_direct = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _GENERATIONS
-        if not is_direct:
+        kind = _DIRECT.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if kind is None:
             await self._app(scope, receive, send)
             return
-        response = await self._answer(_GENERATIONS[scope["path"]], Request(scope, receive))
+        response = await self._answer(kind, Request(scope, receive))
         await response(scope, receive, send)
 
     async def _answer(self, kind: str, request: Request) -> Response:
         try:
+            if kind == _SCRAPE:
+                return Response(self._service.poller.metrics.render(), media_type=CONTENT_TYPE_LATEST)
             return await self._service.answer(await self._service.read(kind, request), request)
         except BlinkError as error:
             if self._service.config.enable_log_requests:
@@ -245,6 +252,6 @@ def _status_routes(service: CompletionService) -> APIRouter:
     @_read(router, "/metrics")
     async def metrics() -> Response:
         """Return the metrics of all workers and the engine."""
-        return Response(service.poller.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        raise NotImplementedError  # DirectRoutes answers
 
     return router

@@ -1,37 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A span for each sequence, with vLLM's attributes, sent by OpenTelemetry; loaded only with --otlp-traces-endpoint.
+"""A span for each sequence, sent by OpenTelemetry; loaded only with --otlp-traces-endpoint.
 
-Spans are handed over at a sequence's end and leave from a thread of their own: no token waits for the collector.
+Sequences are handed over at their end; spans are made, and leave, in a thread of their own: no token waits for the
+collector.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from opentelemetry.context import Context
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from blink import __version__
 from blink.api.metrics import Metrics
 from blink.api.sequence_metrics import SequenceMetrics
+from blink.api.span_export import PreparedExporter, can_prepare
+from blink.api.spans import Asked, Ended, SpanMaker
 from blink.errors import ConfigError
 from blink.request.table import OpenSequence
 from blink.sampling_params import SamplingParams
 
 _PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _HTTP_PATH: Final = "/v1/traces"
-
-Value = str | int | float
+_CARRIER: Final = ("traceparent", "tracestate")
 
 
 class Request(Protocol):
@@ -40,58 +37,46 @@ class Request(Protocol):
     arrived: float  # seconds, time.perf_counter
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    parent: Context
-    attributes: Mapping[str, Value]
-
-
 class RequestTracer:
     """Send the spans of one worker."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        self._provider = TracerProvider(resource=Resource.create({SERVICE_NAME: _service_name()}))
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("blink", __version__)
-        self._propagator = TraceContextTextMapPropagator()
-        self._begun: WeakKeyDictionary[Request, _Begun] = WeakKeyDictionary()
+        self._queue = BatchSpanProcessor(SpanMaker(exporter))
+        self._asked: WeakKeyDictionary[Request, Asked] = WeakKeyDictionary()
+        atexit.register(self.close)
 
     def begin(
         self, request: Request, headers: Mapping[str, str], request_id: str, model: str, params: SamplingParams
     ) -> None:
         """Remember a request: its spans belong to the trace that its `traceparent` header names, if it has one."""
-        asked: dict[str, Value | None] = {
-            "gen_ai.request.id": request_id,
-            "gen_ai.response.model": model,
-            "gen_ai.request.n": params.n,
-            "gen_ai.request.temperature": params.temperature,
-            "gen_ai.request.top_p": params.top_p,
-            "gen_ai.request.max_tokens": params.max_tokens,
-        }
-        known = {name: value for name, value in asked.items() if value is not None}
-        self._begun[request] = _Begun(self._propagator.extract(dict(headers)), known)
+        carrier = {name: headers[name] for name in _CARRIER if name in headers}
+        self._asked[request] = Asked(carrier, request_id, model, params)
 
     def end(self, request: Request, opened: OpenSequence, reason: str) -> None:
         """Send the span of a sequence that has ended now."""
-        begun = self._begun.get(request)
-        if begun is None:
+        asked = self._asked.get(request)
+        if asked is None:
             return
         now = time.perf_counter()
-        epoch_ns = time.time_ns() - round(now * 1e9)
-        span = self._tracer.start_span(
-            "llm_request",
-            begun.parent,
-            SpanKind.SERVER,
-            {**begun.attributes, **_measure(request, opened, now), "gen_ai.response.finish_reasons": [reason]},
-            start_time=epoch_ns + round(request.arrived * 1e9),
+        generation = opened.generation
+        ended = Ended(
+            asked=asked,
+            reason=reason,
+            epoch_ns=time.time_ns() - round(now * 1e9),
+            arrived=request.arrived,
+            admitted=opened.admitted,
+            first=opened.first,
+            ended=now,
+            num_prompt_tokens=opened.num_prompt_tokens,
+            num_tokens=generation.num_tokens,
+            num_cached_tokens=generation.cached_tokens,
         )
-        if reason == "error":
-            span.set_status(Status(StatusCode.ERROR))
-        span.end(epoch_ns + round(now * 1e9))
+        self._queue.on_end(cast(ReadableSpan, ended))  # the queue passes it on as it is
 
     def close(self) -> None:
         """Send what is left."""
-        self._provider.shutdown()
+        atexit.unregister(self.close)
+        self._queue.shutdown()
 
 
 class TracedSequences(SequenceMetrics):
@@ -120,7 +105,8 @@ def connect_tracer(endpoint: str) -> RequestTracer:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         has_path = urlsplit(endpoint).path not in ("", "/")
-        return RequestTracer(OTLPSpanExporter(endpoint=endpoint if has_path else endpoint.rstrip("/") + _HTTP_PATH))
+        exporter = OTLPSpanExporter(endpoint=endpoint if has_path else endpoint.rstrip("/") + _HTTP_PATH)
+        return RequestTracer(PreparedExporter(exporter) if can_prepare(exporter) else exporter)
     if protocol != "grpc":
         raise ConfigError(f"{_PROTOCOL} is {protocol!r}; make it http/protobuf or grpc")
     try:
@@ -130,25 +116,3 @@ def connect_tracer(endpoint: str) -> RequestTracer:
     except ModuleNotFoundError as error:
         raise ConfigError("gRPC needs pip install opentelemetry-exporter-otlp-proto-grpc") from error
     return RequestTracer(GrpcExporter(endpoint=endpoint, insecure=urlsplit(endpoint).scheme != "https"))
-
-
-def _service_name() -> str:
-    return os.environ.get("OTEL_SERVICE_NAME", "blink")
-
-
-def _measure(request: Request, opened: OpenSequence, now: float) -> dict[str, Value]:
-    """Return vLLM's attributes of a sequence that ends at `now`, in seconds and tokens."""
-    found: dict[str, Value] = {
-        "gen_ai.usage.prompt_tokens": opened.num_prompt_tokens,
-        "gen_ai.usage.completion_tokens": opened.generation.num_tokens,
-        "gen_ai.usage.cached_tokens": opened.generation.cached_tokens,
-        "gen_ai.latency.e2e": now - request.arrived,
-    }
-    if opened.admitted is not None:
-        found["gen_ai.latency.time_in_queue"] = opened.admitted - request.arrived
-        found["gen_ai.latency.time_in_model_inference"] = now - opened.admitted
-    if opened.first is not None:
-        found["gen_ai.latency.time_to_first_token"] = opened.first - request.arrived
-        found["gen_ai.latency.time_in_model_prefill"] = opened.first - (opened.admitted or request.arrived)
-        found["gen_ai.latency.time_in_model_decode"] = now - opened.first
-    return found

@@ -44,7 +44,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_keeper_stop": (None, [_PTR]),
     "blink_hash_blocks": (None, [_STR, _STR, _PTR, _U32, _U32, _PTR]),
     "blink_automaton_build": (_I32, [_PTR, _PTR]),
-    "blink_list_allowed": (_U32, [_PTR, _PTR]),
+    "blink_list_allowed": (_U32, [_PTR]),
     "blink_json_weigh": (None, [_PTR, _U64, _PTR]),
     "blink_collector_start": (_PTR, [_PTR, _PTR, _U64, _U32, _U32, _I32, _U32]),
     "blink_collector_expect": (None, [_PTR, _U32, _U32]),

@@ -24,7 +24,7 @@ _PREFIX = "blink-"
 def engine_stats(control: Any, geometry: Any) -> dict[str, int]:
     """Return the counters and gauges of a control block, and what gives them a scale."""
     statistics = control["statistics"]
-    found = {name: int(statistics[name]) for name in statistics.dtype.names}
+    found: dict[str, int] = dict(zip(statistics.dtype.names, statistics.item(), strict=True))
     found["heartbeat"] = int(control["heartbeat"])
     found["block_size"], found["prefix_caching"] = int(geometry["block_size"]), int(geometry["prefix_caching"])
     return found

@@ -124,4 +124,5 @@ class RegionSource:
             report.close()
 
     def close(self) -> None:
-        """Nothing is held between two looks."""
+        """Let go of the frontends' files."""
+        self._files.close()

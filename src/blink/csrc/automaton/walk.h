@@ -36,28 +36,33 @@ BLINK_FN bool may_end(const Automaton& automaton, const AutomatonPlace& place) {
   return false;
 }
 
+// What one token puts on the stack. Not a part of its walk, whose numbers a GPU keeps in registers.
+struct Pushes {
+  uint16_t states[kMaxTokenPushes];
+};
+
 // The way of one token from a place: what lies on the stack below is read, not changed.
 class Walk {
  public:
-  BLINK_FN Walk(const Automaton& automaton, const AutomatonPlace& from)
+  BLINK_FN Walk(const Automaton& automaton, const AutomatonPlace& from, Pushes& pushes)
       : automaton_(automaton),
         from_(from),
+        pushes_(pushes),
         state_(from.state),
         kept_(from.depth),
-        is_deep_(from.depth + kMaxTokenPushes + kMaxNeed > kMaxAutomatonDepth) {}
-
-  // Begin again, for another token.
-  BLINK_FN void restart() {
-    state_ = from_.state;
-    kept_ = from_.depth;
-    num_pushed_ = 0;
-  }
+        is_deep_(from.depth + kMaxTokenPushes + kMaxNeed > kMaxAutomatonDepth),
+        plain_below_(is_deep_ ? 0 : kCallEntry) {}
 
   // Take one byte; false if the automaton does not allow it. Afterwards the walk is over.
   BLINK_FN bool take(uint8_t byte) {
     const uint32_t column = automaton_.classes[byte];
+    const uint32_t next = entry_of(column);
+    if (next < plain_below_) {
+      state_ = next;
+      return true;
+    }
     for (uint32_t move = 0; move < kMaxByteMoves; move++) {
-      const uint32_t entry = automaton_.rows[state_ * automaton_.num_classes + column];
+      const uint32_t entry = entry_of(column);
       if (entry < kCallEntry) {
         state_ = entry;
         return fits(state_);
@@ -65,13 +70,13 @@ class Walk {
       if (entry != kDeadEntry) {
         const AutomatonCall call = automaton_.calls[entry - kCallEntry];
         if (num_pushed_ == kMaxTokenPushes || !fits(call.back)) return false;
-        pushed_[num_pushed_++] = call.back;
+        pushes_.states[num_pushed_++] = call.back;
         state_ = call.target;
         if (!fits(state_)) return false;
       } else if (!automaton_.is_final(state_) || depth() == 0) {
         return false;
       } else {
-        state_ = num_pushed_ > 0 ? pushed_[--num_pushed_] : from_.stack[--kept_];
+        state_ = num_pushed_ > 0 ? pushes_.states[--num_pushed_] : from_.stack[--kept_];
       }
     }
     return false;
@@ -81,12 +86,16 @@ class Walk {
   BLINK_FN void store(AutomatonPlace& to) const {
     to.num_generated = from_.num_generated + 1;
     to.state = uint16_t(state_);
-    to.depth = uint16_t(depth());
+    to.depth = uint8_t(depth());
+    to.list = uint8_t(kNoList);
     for (uint32_t i = 0; i < kMaxAutomatonDepth; i++)
-      to.stack[i] = i < kept_ ? from_.stack[i] : i < depth() ? pushed_[i - kept_] : uint16_t(0);
+      to.stack[i] = i < kept_ ? from_.stack[i] : i < depth() ? pushes_.states[i - kept_] : uint16_t(0);
   }
 
  private:
+  BLINK_FN uint32_t entry_of(uint32_t column) const {
+    return automaton_.rows[state_ * automaton_.num_classes + column];
+  }
   BLINK_FN uint32_t depth() const { return kept_ + num_pushed_; }
   // Whether there is enough of the stack left to come from a state to its end.
   BLINK_FN bool fits(uint32_t state) const {
@@ -95,9 +104,10 @@ class Walk {
 
   const Automaton& automaton_;
   const AutomatonPlace& from_;
+  Pushes& pushes_;
   uint32_t state_, kept_, num_pushed_ = 0;
   const bool is_deep_;
-  uint16_t pushed_[kMaxTokenPushes];
+  const uint32_t plain_below_;  // entries that are the next state, and nothing else is to be done or checked
 };
 
 // The bytes of all tokens: token t has text[starts[t]] .. text[starts[t + 1]], and behind the last are some to fill a
@@ -113,58 +123,68 @@ struct Vocabulary {
     return end > starts[token];
   }
 
-  // Which of up to 32 tokens, `stride` apart from `first` on, may come next at a place: a bit for each. One loop over
-  // all their bytes, so that lanes side by side do not wait for each other's longest tokens.
-  BLINK_FN uint32_t list_allowed(const Automaton& automaton, const AutomatonPlace& place, uint32_t first,
-                                 uint32_t count, uint32_t stride = 1) const {
+  // Whether a token may come next at a place.
+  BLINK_FN bool allows(const Automaton& automaton, const AutomatonPlace& place, uint32_t token) const {
     constexpr uint32_t kWindow = sizeof(uint64_t);
     const auto* windows = reinterpret_cast<const uint64_t*>(text);
-    Walk walk(automaton, place);
-    uint64_t window = 0;
-    uint32_t bits = 0, at = 0, end = 0, loaded = ~0u;
-    for (uint32_t i = 0; i < count;) {
-      if (at == end) {
-        at = starts[first + i * stride];
-        end = starts[first + i * stride + 1];
-        walk.restart();
-      }
-      bool goes_on = at < end;
-      if (goes_on) {
-        if (at / kWindow != loaded) window = windows[loaded = at / kWindow];
-        goes_on = walk.take(uint8_t(window >> at % kWindow * 8));
-        at++;
-      }
-      if (goes_on && at < end) continue;
-      bits |= uint32_t(goes_on) << i++;
-      at = end;
+    uint32_t at = starts[token];
+    const uint32_t end = starts[token + 1];
+    if (at == end) return false;
+    Pushes pushes;
+    Walk walk(automaton, place, pushes);
+    for (uint64_t window = windows[at / kWindow] >> at % kWindow * 8;;) {
+      if (!walk.take(uint8_t(window))) return false;
+      if (++at == end) return true;
+      window = at % kWindow == 0 ? windows[at / kWindow] : window >> 8;
     }
-    return bits;
   }
 };
 
-// Keep where a slot stands. What it has reached before stays while its tokens are computed again.
-BLINK_FN void keep_place(AutomatonPlace* places, const AutomatonPlace& place) {
-  AutomatonPlace& kept = places[place.num_generated & 1];
-  if (kept.num_generated == kNoPlace || kept.num_generated <= place.num_generated) kept = place;
-}
-
 // Find where a slot stands after `num_generated` tokens, of which `token` is the last. What the step before has left is
-// read, and what this one leaves is the slot's other place. False for a row of which only a part is computed again: it
-// samples nothing.
+// read, and what this one leaves is the slot's other place. False for a row that samples nothing, because only a part
+// of its text is computed again, and for a token that the automaton does not allow.
 BLINK_FN bool find_place(const Automaton& automaton, const Vocabulary& vocabulary, const AutomatonPlace* places,
                          uint32_t num_generated, int32_t token, AutomatonPlace& found) {
   AutomatonPlace start{};
   start.state = uint16_t(automaton.start);
+  for (uint32_t i = 0; i < 2; i++)
+    if (places[i].num_generated != kNoPlace && places[i].num_generated > num_generated) return false;
   if (num_generated == 0) {
     found = start;
     return true;
   }
   const AutomatonPlace& last = places[~num_generated & 1];
   if (num_generated > 1 && last.num_generated != num_generated - 1) return false;
-  Walk walk(automaton, num_generated > 1 ? last : start);
+  Pushes pushes;
+  Walk walk(automaton, num_generated > 1 ? last : start, pushes);
   if (!vocabulary.take(walk, uint32_t(token))) return false;
   walk.store(found);
   return true;
+}
+
+BLINK_FN bool is_same_place(const AutomatonPlace& a, const AutomatonPlace& b) {
+  bool is_same = a.state == b.state && a.depth == b.depth;
+  for (uint32_t i = 0; is_same && i < a.depth; i++) is_same = a.stack[i] == b.stack[i];
+  return is_same;
+}
+
+// What is known of the tokens that may come next.
+enum class Listing : uint32_t {
+  kNothing = 0,  // none may
+  kKept = 1,     // they are listed: the last token has not moved the text to another place
+  kNew = 2,      // they are to be listed
+};
+
+// Find where a slot stands, as find_place() does, and which of its two lists is of that place. A new list never takes
+// the memory of the list before, which a step that is done again begins with.
+BLINK_FN Listing advance(const Automaton& automaton, const Vocabulary& vocabulary, const AutomatonPlace* places,
+                         uint32_t num_generated, int32_t token, AutomatonPlace& found) {
+  if (!find_place(automaton, vocabulary, places, num_generated, token, found)) return Listing::kNothing;
+  const AutomatonPlace& last = places[~num_generated & 1];
+  const bool follows = num_generated > 0 && last.num_generated == num_generated - 1 && last.list != kNoList;
+  const bool is_kept = follows && is_same_place(last, found);
+  found.list = uint8_t(is_kept ? last.list : follows ? 1 + kListsOfSlot - last.list : 1);
+  return is_kept ? Listing::kKept : Listing::kNew;
 }
 
 }  // namespace blink

@@ -2,7 +2,7 @@
 // The tokens that an automaton allows next, on a CPU: what csrc/gpu/constrain.cu does on a GPU.
 #pragma once
 
-#include <cstring>
+#include <algorithm>
 
 #include "automaton/walk.h"
 
@@ -12,32 +12,43 @@ namespace blink {
 struct ConstrainedRow {
   const uint8_t* automaton;
   AutomatonPlace* places;  // two
+  uint32_t* lists;         // two
   const uint32_t* token_starts;
   const uint8_t* token_text;
   const int32_t* stop_tokens;
   uint32_t num_stop_tokens, vocab_size, num_generated;
   int32_t last_token;
+  uint32_t may_end;  // result: whether the text may
 };
 
-// Set the bits of the tokens that may come next; stop tokens may where the text may end. Returns whether it may.
-inline bool list_allowed(const ConstrainedRow& row, uint32_t* bits) {
+// Set the bits of the tokens that may come next; stop tokens may where the text may end.
+inline void fill_list(const ConstrainedRow& row, const AutomatonPlace& place, uint32_t* bits) {
   const Automaton automaton(row.automaton);
   const Vocabulary vocabulary{row.token_starts, row.token_text};
-  AutomatonPlace place{};
-  std::memset(bits, 0, (row.vocab_size + 31) / 32 * 4);
-  if (!find_place(automaton, vocabulary, row.places, row.num_generated, row.last_token, place)) return false;
-  keep_place(row.places, place);
-  for (uint32_t first = 0; first < row.vocab_size; first += 32)
-    bits[first / 32] = vocabulary.list_allowed(automaton, place, first, least(32u, row.vocab_size - first));
-  const bool ends = may_end(automaton, place);
+  std::fill_n(bits, list_words(row.vocab_size), 0u);
+  for (uint32_t token = 0; token < row.vocab_size; token++)
+    bits[token / 32] |= uint32_t(vocabulary.allows(automaton, place, token)) << token % 32;
   for (uint32_t i = 0; i < row.num_stop_tokens; i++) {
     const auto token = uint32_t(row.stop_tokens[i]);
-    if (ends)
+    if (row.may_end)
       bits[token / 32] |= 1u << token % 32;
     else
       bits[token / 32] &= ~(1u << token % 32);
   }
-  return ends;
+}
+
+// Move a slot on by its last token; returns which of its lists has what may come next, kNoList if nothing may.
+inline uint32_t list_allowed(ConstrainedRow& row) {
+  const Automaton automaton(row.automaton);
+  const Vocabulary vocabulary{row.token_starts, row.token_text};
+  AutomatonPlace place{};
+  row.may_end = 0;
+  const Listing listing = advance(automaton, vocabulary, row.places, row.num_generated, row.last_token, place);
+  if (listing == Listing::kNothing) return kNoList;
+  row.places[row.num_generated & 1] = place;
+  row.may_end = may_end(automaton, place);
+  if (listing == Listing::kNew) fill_list(row, place, row.lists + (place.list - 1) * list_words(row.vocab_size));
+  return place.list;
 }
 
 }  // namespace blink

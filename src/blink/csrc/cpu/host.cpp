@@ -133,7 +133,7 @@ void blink_hash_blocks(const uint8_t* key, const uint8_t* root, const int32_t* t
 
 // Build the automaton of a graph; see automaton/build.h.
 int32_t blink_automaton_build(const Graph* graph, uint8_t* out) { return build_automaton(*graph, out); }
-uint32_t blink_list_allowed(const ConstrainedRow* row, uint32_t* bits) { return list_allowed(*row, bits); }
+uint32_t blink_list_allowed(ConstrainedRow* row) { return list_allowed(*row); }
 
 void blink_json_weigh(const char* text, uint64_t bytes, JsonWeight* out) { *out = weigh_json(text, bytes); }
 

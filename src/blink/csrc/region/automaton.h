@@ -45,17 +45,23 @@ struct AutomatonCall {
 };
 
 // Where a sequence stands in its automaton after `num_generated` tokens. Of a slot there are two, for even and odd
-// numbers: what one step reads, the same step never overwrites.
+// numbers, and two lists of the tokens that may come next: what one step reads, the same step never overwrites.
 struct AutomatonPlace {
   FIELDS_OF(AutomatonPlace);
   FIELD(uint32_t, num_generated);
   FIELD(uint16_t, state);
-  FIELD(uint16_t, depth);
+  FIELD(uint8_t, depth);
+  FIELD(uint8_t, list);  // which of the slot's lists is of this place, from 1; kNoList: none
   FIELD_ARRAY(uint16_t, stack, kMaxAutomatonDepth);
 };
 static_assert(sizeof(AutomatonPlace) == 128, "a place is 32 words");
 
 constexpr uint32_t kNoPlace = 0xffffffffu;  // its number of tokens before there is one
+constexpr uint32_t kNoList = 0;
+constexpr uint32_t kListsOfSlot = 2;
+
+// 32-bit words of a list: a bit for each token.
+BLINK_FN uint32_t list_words(uint32_t vocab_size) { return (vocab_size + 31) / 32; }
 
 // Byte offsets inside one automaton.
 struct AutomatonLayout {

@@ -127,6 +127,7 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kMaxAutomatonBytes);
   CONSTANT(kMaxAutomata);
   CONSTANT(kAutomatonUnit);
+  CONSTANT(kListsOfSlot);
   CONSTANT(kAutomatonHashBytes);
   CONSTANT(kMaxAutomatonDepth);
   CONSTANT(kMaxTokenPushes);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that knows the compiler: integer types, the function marker and the ordered accesses to shared words.
+// The only file that knows the compiler: integer types, the function markers and the ordered accesses to shared words.
+// BLINK_RARE_FN is for templates whose registers a caller on the GPU should not have to find.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
@@ -11,11 +12,13 @@ using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
 using size_t = decltype(sizeof(0));
 #define BLINK_FN __device__ inline
+#define BLINK_RARE_FN __device__ __noinline__
 #else
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #define BLINK_FN inline
+#define BLINK_RARE_FN __attribute__((noinline))
 #endif
 
 namespace blink {

@@ -8,18 +8,26 @@
 namespace blink {
 
 BLINK_FN bool is_automaton(const State& s, const AutomatonEntry& entry, const Sequence& q) {
-  if (entry.owner != s.qps[q.queue_pair].attached || entry.queue_pair != q.queue_pair) return false;
-  for (uint32_t i = 0; i < kAutomatonHashBytes; i++)
-    if (entry.hash[i] != q.sqe.automaton_hash[i]) return false;
-  return true;
+  bool is_it = entry.owner == s.qps[q.queue_pair].attached && entry.queue_pair == q.queue_pair;
+  const auto* known = reinterpret_cast<const uint32_t*>(entry.hash);
+  const auto* wanted = reinterpret_cast<const uint32_t*>(q.sqe.automaton_hash);
+  for (uint32_t i = 0; i < kAutomatonHashBytes / 4; i++) is_it &= known[i] == wanted[i];
+  return is_it;
 }
 
-// Whether a waiting sequence's automaton is here or has a place to go to.
+// What may be copied of automata while one step is composed, but for a first one, which may be larger. Whoever brings
+// more waits for the next step, so that nobody holds up the others' tokens by it.
+constexpr uint32_t kAutomatonBytesOfPass = 128 << 10;
+
+// Whether a waiting sequence's automaton is here, or has a place to go to and may be copied now.
 BLINK_FN bool has_automaton_room(const State& s, const Sequence& q) {
-  if (q.sqe.automaton_bytes == 0 || q.slot != kNone || s.num_automata_used < s.geometry.num_automata) return true;
-  for (uint32_t i = 0; i < s.geometry.num_automata; i++)
-    if (is_automaton(s, s.automaton_entries[i], q)) return true;
-  return false;
+  const uint32_t bytes = q.sqe.automaton_bytes;
+  if (bytes == 0 || q.slot != kNone) return true;
+  const bool has_time = s.automaton_bytes_copied == 0 || s.automaton_bytes_copied + bytes <= kAutomatonBytesOfPass;
+  if (has_time && s.num_automata_used < s.geometry.num_automata) return true;
+  bool is_here = false;  // without branches, for many sequences may ask
+  for (uint32_t i = 0; i < s.geometry.num_automata; i++) is_here |= is_automaton(s, s.automaton_entries[i], q);
+  return is_here;
 }
 
 // Whether a word of an automaton leads out of none of its tables.
@@ -46,9 +54,20 @@ struct alignas(16) AutomatonQuad {
   uint32_t words[4];
 };
 
+// Quads that a lane has on their way at once: what is far away takes as long for all of them as for one.
+constexpr uint32_t kQuadsInFlight = 8;
+
+// How many words of a quad at byte `at` lead out of their tables.
+BLINK_FN uint32_t count_bad_words(const AutomatonHeader& h, const AutomatonLayout& l, uint32_t at,
+                                  const AutomatonQuad& quad) {
+  uint32_t bad = 0;
+  for (uint32_t n = 0; n < 4; n++) bad += !valid_automaton_word(h, l, at + 4 * n, quad.words[n]);
+  return bad;
+}
+
 // Copy an automaton out of the arena; false if it is none. Each word is read once: its frontend may still change it.
 template <class Env>
-BLINK_FN bool copy_automaton(Env& env, State& s, const Sequence& q, uint32_t index) {
+BLINK_RARE_FN bool copy_automaton(Env& env, State& s, const Sequence& q, uint32_t index) {
   const auto* from = reinterpret_cast<const AutomatonQuad*>(arena(s, q.queue_pair) + q.sqe.automaton_offset);
   auto* to = reinterpret_cast<AutomatonQuad*>(s.automata + uint64_t(index) * kMaxAutomatonBytes);
   AutomatonQuad first{};
@@ -58,12 +77,20 @@ BLINK_FN bool copy_automaton(Env& env, State& s, const Sequence& q, uint32_t ind
   if (!valid_header(header)) return false;
   const AutomatonLayout layout = automaton_layout(header);
   if (layout.bytes != q.sqe.automaton_bytes) return false;
+  if (env.lane() == 0) to[0] = first;
+  constexpr uint32_t kSize = sizeof(AutomatonQuad);
+  const uint32_t count = layout.bytes / kSize;
   uint32_t bad = 0;
-  for (uint32_t i = env.lane(); i < layout.bytes / sizeof(AutomatonQuad); i += env.lanes()) {
-    const AutomatonQuad quad = i == 0 ? first : from[i];
-    for (uint32_t n = 0; n < 4 && i > 0; n++)
-      bad += !valid_automaton_word(header, layout, i * uint32_t(sizeof(AutomatonQuad)) + 4 * n, quad.words[n]);
-    to[i] = quad;
+  for (uint32_t tile = 1 + env.lane(); tile < count; tile += env.lanes() * kQuadsInFlight) {
+    AutomatonQuad quads[kQuadsInFlight];
+    const uint32_t left = count - tile;
+    for (uint32_t i = 0; i < kQuadsInFlight; i++)
+      if (i * env.lanes() < left) quads[i] = (from + tile)[i * env.lanes()];
+    for (uint32_t i = 0; i < kQuadsInFlight; i++) {
+      if (i * env.lanes() >= left) continue;
+      bad += count_bad_words(header, layout, (tile + i * env.lanes()) * kSize, quads[i]);
+      (to + tile)[i * env.lanes()] = quads[i];
+    }
   }
   return env.sum(bad) == 0;
 }
@@ -105,6 +132,7 @@ BLINK_FN bool take_automaton(Env& env, State& s, Sequence& q) {
     entry.queue_pair = q.queue_pair;
     entry.owner = is_valid ? s.qps[q.queue_pair].attached : 0;
     entry.stamp = ++s.automaton_stamp;
+    if (!is_here) s.automaton_bytes_copied += q.sqe.automaton_bytes;
     for (uint32_t i = 0; i < kAutomatonHashBytes; i++) entry.hash[i] = q.sqe.automaton_hash[i];
     if (is_valid) {
       q.automaton = index;

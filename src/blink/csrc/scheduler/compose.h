@@ -169,7 +169,7 @@ BLINK_FN uint32_t compose(Env& env, State& s, Turn turn, uint64_t now) {
     settle_account(s);
     s.pass++;
     s.turn = uint32_t(turn);
-    s.step_admitted = s.step_preempted = 0;
+    s.step_admitted = s.step_preempted = s.automaton_bytes_copied = 0;
   }
   open_queue_pairs(env, s);
   const Tally total = choose_prompts(env, s, choose_decoders(env, s, now), now);

@@ -237,6 +237,7 @@ struct State {
   // what constrained texts may look like
   STATE_ARRAY(uint8_t, automata, uint64_t(g.num_automata) * kMaxAutomatonBytes);
   STATE_ARRAY(AutomatonPlace, automaton_places, uint64_t(g.num_slots) * 2);
+  STATE_ARRAY(uint32_t, allowed_lists, uint64_t(g.num_slots) * kListsOfSlot * list_words(g.vocab_size));
   STATE_ARRAY(uint32_t, token_starts, g.vocab_size + 1);  // in token_text; writer: engine, before the scheduler starts
   STATE_ARRAY(uint8_t, token_text, g.vocab_bytes);
 
@@ -290,16 +291,17 @@ struct State {
   FIELD(uint32_t, num_live);
   FIELD(uint32_t, num_automata_used);  // entries with users
   FIELD(uint32_t, automaton_stamp);
-  FIELD(uint32_t, num_attached);       // queue pairs, at least 1
-  FIELD(uint32_t, num_flows);          // that have sequences
-  FIELD(uint32_t, num_best_effort);    // live sequences of that class
-  FIELD(uint32_t, turn);               // Turn of the step that is being composed
-  FIELD(uint32_t, step_tokens);        // that it may take
-  FIELD(uint32_t, in_flight_track);    // Track of the launch in flight
-  FIELD(uint32_t, segment);            // of the step that is launched in segments: in flight, or next
-  FIELD(uint32_t, num_segments);       // of it; 0: there is none
-  FIELD(uint64_t, segmented_ns);       // that its segments have taken
-  FIELD(uint64_t, segmented_cost_ns);  // that all of them are expected to take
+  FIELD(uint32_t, automaton_bytes_copied);  // while this step is composed
+  FIELD(uint32_t, num_attached);            // queue pairs, at least 1
+  FIELD(uint32_t, num_flows);               // that have sequences
+  FIELD(uint32_t, num_best_effort);         // live sequences of that class
+  FIELD(uint32_t, turn);                    // Turn of the step that is being composed
+  FIELD(uint32_t, step_tokens);             // that it may take
+  FIELD(uint32_t, in_flight_track);         // Track of the launch in flight
+  FIELD(uint32_t, segment);                 // of the step that is launched in segments: in flight, or next
+  FIELD(uint32_t, num_segments);            // of it; 0: there is none
+  FIELD(uint64_t, segmented_ns);            // that its segments have taken
+  FIELD(uint64_t, segmented_cost_ns);       // that all of them are expected to take
   FIELD(Turn, segmented_turn);
   FIELD(uint32_t, segmented_best_effort_rows);
   FIELD(uint64_t, urgent_ns);  // end of the last step that moved urgent sequences on

@@ -8,7 +8,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from blink.kernels.batch import Batch, Param
+from blink.kernels.batch import LISTS_OF_SLOT, Batch, Param
 from blink.region.native import lib
 
 
@@ -18,6 +18,7 @@ class ConstrainedRow(ctypes.Structure):
     _fields_ = [
         ("automaton", ctypes.c_void_p),
         ("places", ctypes.c_void_p),
+        ("lists", ctypes.c_void_p),
         ("token_starts", ctypes.c_void_p),
         ("token_text", ctypes.c_void_p),
         ("stop_tokens", ctypes.c_void_p),
@@ -25,18 +26,20 @@ class ConstrainedRow(ctypes.Structure):
         ("vocab_size", ctypes.c_uint32),
         ("num_generated", ctypes.c_uint32),
         ("last_token", ctypes.c_int32),
+        ("may_end", ctypes.c_uint32),
     ]
 
 
-def list_allowed(allowed: Tensor, batch: Batch, slot: int, context_len: int) -> bool:
-    """Set a bit for each token that may come next; say whether the text may end.
+def list_allowed(batch: Batch, slot: int, context_len: int) -> tuple[Tensor | None, bool]:
+    """Return the tokens that may come next, a bit for each, and whether the text may end; the slot moves on.
 
-    allowed: int32 [ceil(vocab / 32)]; the slot has an automaton.
+    The tokens are one of the slot's lists, int32 [ceil(vocab / 32)]; None: none may. The slot has an automaton.
     """
     words = batch.params[slot].tolist()
     row = ConstrainedRow(
         batch.automata[words[Param.AUTOMATON] - 1].data_ptr(),
         batch.automaton_places[slot].data_ptr(),
+        batch.allowed_lists[slot].data_ptr(),
         batch.token_starts.data_ptr(),
         batch.token_text.data_ptr(),
         batch.stop_tokens[slot].data_ptr(),
@@ -45,16 +48,19 @@ def list_allowed(allowed: Tensor, batch: Batch, slot: int, context_len: int) -> 
         max(context_len - words[Param.NUM_PROMPT_TOKENS], 0),
         int(batch.tokens[slot, context_len - 1]),
     )
-    return bool(lib.blink_list_allowed(ctypes.addressof(row), allowed.data_ptr()))
+    found = lib.blink_list_allowed(ctypes.addressof(row))
+    lists = batch.allowed_lists[slot].view(LISTS_OF_SLOT, -1)
+    return (lists[found - 1] if found else None), bool(row.may_end)
 
 
 def constrain(logits: Tensor, batch: Batch, slot: int, context_len: int) -> bool:
     """Hide what may not come next in one row's logits (float32 [vocab]) in place; say whether the text may end."""
     if int(batch.params[slot, Param.AUTOMATON]) == 0:
         return False
-    vocab_size = logits.shape[0]
-    allowed = torch.empty(-(-vocab_size // 32), dtype=torch.int32)
-    may_end = list_allowed(allowed, batch, slot, context_len)
+    allowed, may_end = list_allowed(batch, slot, context_len)
+    if allowed is None:
+        logits.fill_(-torch.inf)
+        return may_end
     bits = allowed[:, None] >> torch.arange(32, dtype=torch.int32) & 1
-    logits.masked_fill_(bits.view(-1)[:vocab_size] == 0, -torch.inf)
+    logits.masked_fill_(bits.view(-1)[: logits.shape[0]] == 0, -torch.inf)
     return may_end

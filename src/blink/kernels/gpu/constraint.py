@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens that the automata of constrained rows allow, found on the GPU beside the model's last kernel."""
+"""The tokens that the automata of constrained rows allow, found on the GPU behind the model's last kernel."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blink.kernels.batch import Batch, Header, Param
+from blink.kernels.batch import LISTS_OF_SLOT, Batch, Header, Param
 from blink.kernels.cpu.constraint import list_allowed
 from blink.kernels.gpu.decode.launch import can_launch, compile_kernel, launch
 
-_THREADS, _TOKENS = 128, 1024  # csrc/gpu/constrain.cu's kConstrainThreads and kTokensOfBlock
 SOURCE = "constrain.cu"
-KERNEL = "blink::list_allowed_tokens"
+FIND_PLACES, LIST_TOKENS = "blink::find_places", "blink::list_allowed_tokens"
+_WARP, _LIST_THREADS = 32, 512  # csrc/gpu/constrain.cu's kWarp and kListThreads
+_SHARED_BYTES = 56 << 10  # of a block: room for most automata, and for three blocks on an SM
+# Blocks that list tokens: as many as keep a GPU busy if all rows need a new list, and divide the work if one does.
+_MAX_BLOCKS, _MIN_ROW_BLOCKS, _MAX_ROW_BLOCKS = 2048, 16, 128
 
 
 class Allowed(NamedTuple):
     """What constrained rows may sample."""
 
-    bits: Tensor  # int32 [rows, ceil(vocab / 32)]; of constrained rows
+    bits: Tensor  # int32 [num_slots * 2, ceil(vocab / 32)]; the slots' lists
+    lists: Tensor  # int32 [rows]; the row's list in `bits`, -1 for unconstrained rows and where nothing is allowed
     may_end: Tensor  # int32 [rows]; whether the text may end here, 0 for unconstrained rows
 
 
@@ -37,45 +41,52 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/constrain.cu's ConstrainArgs
         ("places", ctypes.c_void_p),
         ("token_starts", ctypes.c_void_p),
         ("token_text", ctypes.c_void_p),
-        ("allowed", ctypes.c_void_p),
+        ("bits", ctypes.c_void_p),
+        ("lists", ctypes.c_void_p),
         ("may_end", ctypes.c_void_p),
+        ("new_places", ctypes.c_void_p),
         ("max_model_len", ctypes.c_uint32),
         ("vocab_size", ctypes.c_uint32),
         ("words", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
     ]
 
 
 def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     """Return what the rows may sample; the rows' slots move on by their last tokens."""
-    words = -(-vocab_size // 32)
+    words, (num_slots, list_words) = -(-vocab_size // 32), batch.allowed_lists.shape
+    assert batch.automata.shape[0] == 0 or list_words == LISTS_OF_SLOT * words
     device = batch.params.device
-    may_end = torch.empty(num_rows, dtype=torch.int32, device=device)
-    allowed = Allowed(torch.empty(num_rows, words, dtype=torch.int32, device=device), may_end)
+    lists, may_end, new_places = (torch.empty(num_rows, dtype=torch.int32, device=device) for _ in range(3))
+    bits = batch.allowed_lists.view(num_slots * LISTS_OF_SLOT, list_words // LISTS_OF_SLOT)
+    allowed = Allowed(bits, lists, may_end)
     if device.type != "cuda":  # Triton's interpreter
         _find_on_host(allowed, batch, num_rows)
         return allowed
-    known_size = batch.token_starts.shape[0] - 1
     arguments = _Arguments(
         *(tensor.data_ptr() for tensor in (batch.header, batch.row_slots, batch.context_lens, batch.params)),
         *(tensor.data_ptr() for tensor in (batch.tokens, batch.stop_tokens, batch.automata, batch.automaton_places)),
-        *(tensor.data_ptr() for tensor in (batch.token_starts, batch.token_text, *allowed)),
+        *(tensor.data_ptr() for tensor in (batch.token_starts, batch.token_text, *allowed, new_places)),
         batch.tokens.stride(0),
-        min(vocab_size, known_size),
+        min(vocab_size, batch.token_starts.shape[0] - 1),
         words,
+        _SHARED_BYTES,
     )
-    launch(
-        compile_kernel(KERNEL, SOURCE),
-        (-(-words * 32 // _TOKENS), num_rows),
-        _THREADS,
-        arguments,
-        programmatic=can_launch(),
-    )
+    row_blocks = min(max(_MAX_BLOCKS // num_rows, _MIN_ROW_BLOCKS), _MAX_ROW_BLOCKS)
+    find, list_tokens = compile_kernel(FIND_PLACES, SOURCE), compile_kernel(LIST_TOKENS, SOURCE)
+    grid, early = (row_blocks, num_rows), can_launch()
+    launch(find, (num_rows, 1), _WARP, arguments, programmatic=early)
+    launch(list_tokens, grid, _LIST_THREADS, arguments, shared_bytes=_SHARED_BYTES, programmatic=early)
     return allowed
 
 
 def _find_on_host(allowed: Allowed, batch: Batch, num_rows: int) -> None:
     allowed.may_end.zero_()
+    allowed.lists.fill_(-1)
     for row in range(min(num_rows, int(batch.header[Header.NUM_ROWS]))):
         slot, context_len = int(batch.row_slots[row]), int(batch.context_lens[row])
-        if int(batch.params[slot, Param.AUTOMATON]) > 0:
-            allowed.may_end[row] = list_allowed(allowed.bits[row], batch, slot, context_len)
+        if int(batch.params[slot, Param.AUTOMATON]) == 0:
+            continue
+        found, allowed.may_end[row] = list_allowed(batch, slot, context_len)
+        if found is not None:
+            allowed.lists[row] = (found.data_ptr() - allowed.bits.data_ptr()) // (4 * allowed.bits.shape[1])

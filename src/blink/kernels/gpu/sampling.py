@@ -158,8 +158,10 @@ def _scan(
         if SCANS_PLAIN:
             store_best(parts, part, values, first)
     elif SCANS_SPECIAL:
-        bits = allowed.bits + row.to(tl.int64) * tl.cdiv(vocab_size, 32)
-        scan_special(values, parts, slots, bits, slot, part, context_len, first, tokens_stride, vocab_size, BLOCK)
+        allowed_list = tl.load(allowed.lists + row).to(tl.int64)
+        bits = allowed.bits + allowed_list * tl.cdiv(vocab_size, 32)
+        num_listed = tl.where(allowed_list >= 0, vocab_size, 0)
+        scan_special(values, parts, slots, bits, slot, part, context_len, first, tokens_stride, num_listed, BLOCK)
 
 
 @triton.jit

@@ -115,7 +115,7 @@ def draw_best(parts, part, values, words, context_len, first, BLOCK: tl.constexp
 
 @triton.jit
 def scan_special(
-    logits, parts, slots, bits, slot, part, context_len, first, tokens_stride, vocab_size, BLOCK: tl.constexpr
+    logits, parts, slots, bits, slot, part, context_len, first, tokens_stride, num_listed, BLOCK: tl.constexpr
 ):
     """Do all that one part of a row asks for whose parameters are not plainly greedy; bits: the tokens allowed."""
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
@@ -124,7 +124,7 @@ def scan_special(
     if num_logprobs >= 0:
         _scan_logprobs(logits, parts, part, num_logprobs, first, BLOCK)
     if tl.load(words + AUTOMATON) != 0:
-        logits = _hide(logits, bits, first, vocab_size, BLOCK)
+        logits = _hide(logits, bits, first, num_listed, BLOCK)
     history = slots.tokens + slot * tokens_stride
     logits = adjust_logits(
         logits, scaled, parts.counts + part * BLOCK, words, floats, history, slots, slot, context_len, first, BLOCK
@@ -142,10 +142,10 @@ def scan_special(
 
 
 @triton.jit
-def _hide(logits, bits, first, vocab_size, BLOCK: tl.constexpr):
-    """Return one part's logits with what its row may not sample hidden."""
+def _hide(logits, bits, first, num_listed, BLOCK: tl.constexpr):
+    """Return one part's logits with what its row may not sample hidden; bits: of the first num_listed tokens."""
     token = first + tl.arange(0, BLOCK)
-    words = tl.load(bits + token // 32, mask=token < vocab_size, other=0)
+    words = tl.load(bits + token // 32, mask=token < num_listed, other=0)
     return tl.where((words >> (token % 32)) & 1 != 0, logits, float("-inf"))
 
 

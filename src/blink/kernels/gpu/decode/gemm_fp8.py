@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blink.kernels.gpu.decode.gemm_quantized import Shape, choose_cluster, is_wide, processors
-from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
+from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, gemm_key, read_table, shared_bytes_of
 from blink.kernels.quantized import UNIT_BYTES, Format
 
 MAX_ROWS = 32
-_SM_BYTES = 228 << 10
-_RESERVED_BYTES = 1024  # of a block's shared memory
-_REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
 _MAX_STAGES = 24
 _CONVERTERS = 4  # warps
 
@@ -46,7 +43,7 @@ class Fp8GemmSplit:
 
     def shared_bytes(self, shape: Shape) -> int:
         """Return the size of Fp8GemmShared with the scales of groups behind it."""
-        own = 16 if self._parts_bytes(shape) > _REUSE_BYTES else self._parts_bytes(shape)
+        own = 16 if self._parts_bytes(shape) > REUSE_BYTES else self._parts_bytes(shape)
         size = self._ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
         factors = _round_up(self.stages * 8, 16) + self.stages * shape.tokens * 4
         words = -(-self.total_stages(shape) // self.cluster) * (self.tile + 1) if shape.grouped else 0
@@ -59,9 +56,9 @@ class Fp8GemmSplit:
         if share < 8 or (shape.output is Output.ADD and share > 64) or self.stages < 2:
             return False
         parts = self._parts_bytes(shape)
-        if parts > _REUSE_BYTES and self._ring_bytes(shape) < parts:
+        if parts > REUSE_BYTES and self._ring_bytes(shape) < parts:
             return False
-        return self.shared_bytes(shape) <= _SM_BYTES // blocks - _RESERVED_BYTES
+        return self.shared_bytes(shape) <= shared_bytes_of(blocks)
 
     def _ring_bytes(self, shape: Shape) -> int:
         return self.stages * (self.tile * UNIT_BYTES + shape.tokens * Format.FP8.unit * 2)

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from blink.kernels.gpu.decode.splits import Output
+from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, shared_bytes_of
 from blink.kernels.quantized import GROUP, Format, PackedWeight
 
-_SM_BYTES = 228 << 10
-_RESERVED_BYTES = 1024  # of a block's shared memory
-_REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
 _MAX_STAGES = 12
 
 
@@ -61,7 +58,7 @@ class QuantizedGemmSplit:
 
     def shared_bytes(self, shape: Shape) -> int:
         """Return the size of QuantizedGemmShared with the words of groups behind it."""
-        own = 16 if self._parts_bytes(shape) > _REUSE_BYTES else self._parts_bytes(shape)
+        own = 16 if self._parts_bytes(shape) > REUSE_BYTES else self._parts_bytes(shape)
         size = self._ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
         words = -(-self.total_stages(shape) // self.cluster) * self.boxes * (Format.INT4.unit // GROUP)
         return (-(-size // 1024) + 1) * 1024 + words * (self.tile + 1) * 4
@@ -72,10 +69,10 @@ class QuantizedGemmSplit:
         share = outputs // self.cluster
         if share < 8 or (shape.output is Output.ADD and share > 64):
             return False
-        reuse = self._parts_bytes(shape) > _REUSE_BYTES
+        reuse = self._parts_bytes(shape) > REUSE_BYTES
         if reuse and self._ring_bytes(shape) < self._parts_bytes(shape):
             return False
-        return self.shared_bytes(shape) <= _SM_BYTES // blocks - _RESERVED_BYTES
+        return self.shared_bytes(shape) <= shared_bytes_of(blocks)
 
     def _ring_bytes(self, shape: Shape) -> int:
         return self.stages * self.boxes * (self.tile * 128 + shape.tokens * Format.INT4.unit * 2)

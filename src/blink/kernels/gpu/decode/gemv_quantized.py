@@ -11,14 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from blink.kernels.gpu.decode.splits import Output, read_table
+from blink.kernels.gpu.decode.splits import Output, read_table, shared_bytes_of
 from blink.kernels.quantized import GROUP, UNIT_BYTES, Format, PackedWeight
 
 # With which a lane's part of the activations takes 80 registers at most, or 64 where rows fill the instruction.
 _MOST_STEPS = {Format.FP8: (5, 2), Format.INT4: (2, 1)}
 _STAGE_BYTES = 8 << 10
-_SM_BYTES = 228 << 10
-_RESERVED_BYTES = 1024  # of a block's shared memory
 _MAX_STAGES = 16
 
 
@@ -87,7 +85,7 @@ def _leave_room_for_groups(shape: Shape, split: QuantizedSplit) -> QuantizedSpli
     """Return a split, FP8's measured without groups, with the stages that let as many blocks fit a multiprocessor."""
     measured = dataclasses.replace(shape, grouped=shape.format is Format.INT4)
     for blocks in range(_most_blocks(split.warps), 0, -1):
-        if shared_bytes(measured, split) <= _SM_BYTES // blocks - _RESERVED_BYTES:
+        if shared_bytes(measured, split) <= shared_bytes_of(blocks):
             found = _fill_stages(shape, split, blocks)
             if found is not None:
                 return dataclasses.replace(found, stages=min(found.stages, split.stages))
@@ -135,7 +133,7 @@ def _fill_stages(shape: Shape, split: QuantizedSplit, blocks: int) -> QuantizedS
     """Return the split with as many stages as let so many blocks fit a multiprocessor; None if none does."""
     for stages in range(min(_MAX_STAGES, split.tile // split.stage_rows), 0, -1):
         filled = dataclasses.replace(split, stages=stages)
-        if shared_bytes(shape, filled) <= _SM_BYTES // blocks - _RESERVED_BYTES:
+        if shared_bytes(shape, filled) <= shared_bytes_of(blocks):
             return filled
     return None
 

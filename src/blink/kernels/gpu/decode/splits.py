@@ -17,9 +17,9 @@ import torch
 
 TILE_KEYS = 16  # that a warp of attention takes at once
 TABLE = Path(__file__).with_suffix(".json")
-_RESERVED_BYTES = 1024  # of a block's shared memory
+REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
 _SM_BYTES = 228 << 10
-_REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
+_RESERVED_BYTES = 1024  # of a block's shared memory
 
 
 class Output(Enum):
@@ -28,6 +28,11 @@ class Output(Enum):
     STORE = "blink::Output::kStore"
     ADD = "blink::Output::kAdd"
     GATE = "blink::Output::kGate"
+
+
+def shared_bytes_of(blocks: int) -> int:
+    """Return the shared memory that each block may take if a multiprocessor is to hold so many."""
+    return _SM_BYTES // blocks - _RESERVED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class GemmSplit:
         halves = 2 if output is Output.GATE else 1
         parts = self.cluster * tokens * (self.tile // self.cluster + 4) * 4
         assert halves * (self.tile // halves // self.cluster) == self.tile // self.cluster
-        own = 16 if parts > _REUSE_BYTES else parts
+        own = 16 if parts > REUSE_BYTES else parts
         size = ring + own + self.cluster * tokens * 4 + self.stages * 16
         return -(-size // 1024) * 1024
 
@@ -62,7 +67,7 @@ class GemmSplit:
             return False
         parts = self.cluster * tokens * (self.tile // self.cluster + 4) * 4
         ring = self.stages * (self.tile + tokens) * self.stage_k * 2
-        return (parts <= _REUSE_BYTES or ring >= parts) and self.shared_bytes(output, tokens) <= _SM_BYTES - 1024
+        return (parts <= REUSE_BYTES or ring >= parts) and self.shared_bytes(output, tokens) <= shared_bytes_of(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,7 @@ def list_gemm_splits(output: Output, tokens: int) -> Iterator[GemmSplit]:
 
 def _fill(output: Output, tokens: int, groups: int, cluster: int, stage_k: int, blocks: int) -> GemmSplit | None:
     """Return the split with as many stages as let so many blocks fit a multiprocessor; None if too few do."""
-    budget = _SM_BYTES // blocks - _RESERVED_BYTES
+    budget = shared_bytes_of(blocks)
     stages = budget // ((64 * groups + tokens) * stage_k * 2)
     while stages > 1:
         split = GemmSplit(groups, cluster, stage_k, stages)
