@@ -15,14 +15,11 @@ from torch import Tensor
 
 from blink.kernels.gpu.decode.gemm_quantized import Shape, processors
 from blink.kernels.gpu.decode.launch import can_multiply_groups
-from blink.kernels.gpu.decode.splits import Output, gemm_key, pad_rows, read_table
+from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, gemm_key, pad_rows, read_table, shared_bytes_of
 from blink.kernels.quantized import UNIT_BYTES, Format, PackedWeight
 
 PLANES = 3  # csrc/gpu/decode/planes.cuh's kPlanes
 ROWS: Collection[int] = ()  # of decoding steps whose activations are planes: none until measured to be faster
-_SM_BYTES = 228 << 10
-_RESERVED_BYTES = 1024  # of a block's shared memory
-_REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
 _MAX_STAGES = 24
 
 
@@ -51,7 +48,7 @@ class PlanesGemmSplit:
 
     def shared_bytes(self, shape: Shape) -> int:
         """Return the size of PlanesGemmShared with the scales of groups behind it."""
-        own = 16 if self._parts_bytes(shape) > _REUSE_BYTES else self._parts_bytes(shape)
+        own = 16 if self._parts_bytes(shape) > REUSE_BYTES else self._parts_bytes(shape)
         size = self._ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
         words = -(-self.total_stages(shape) // self.cluster) * (self.tile + 1) if shape.grouped else 0
         return -(-size // 1024) * 1024 + words * 4
@@ -65,9 +62,9 @@ class PlanesGemmSplit:
         if (shape.grouped and self.boxes > 1) or (self.groups > 2 and shape.tokens > 32):
             return False
         parts = self._parts_bytes(shape)
-        if parts > _REUSE_BYTES and self._ring_bytes(shape) < parts:
+        if parts > REUSE_BYTES and self._ring_bytes(shape) < parts:
             return False
-        return self.shared_bytes(shape) <= _SM_BYTES // blocks - _RESERVED_BYTES
+        return self.shared_bytes(shape) <= shared_bytes_of(blocks)
 
     def _ring_bytes(self, shape: Shape) -> int:
         return self.stages * self.boxes * (self.tile + PLANES * shape.tokens) * UNIT_BYTES
