@@ -22,7 +22,7 @@ from tiny_model import write_tiny_model
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.slow,
+    pytest.mark.long,  # it compiles the library once more
     pytest.mark.skipif(
         not find_spec("scikit_build_core") or not find_spec("auditwheel"),
         reason="needs the build tools that `make test` installs",

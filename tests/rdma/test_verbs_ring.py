@@ -17,10 +17,10 @@ from ring import Inspector, tail_first
 
 pytestmark = pytest.mark.rdma
 
-_REQUESTS = 1000
+_REQUESTS = 300
 
 
-def test_a_thousand_requests_and_none_is_torn_lost_or_repeated(engine_place: str) -> None:
+def test_none_of_many_requests_is_torn_lost_or_repeated(engine_place: str) -> None:
     link = open_verbs(engine_place)
     inspector = Inspector(attach(link), link)
     inspector.run(_REQUESTS)
@@ -33,7 +33,7 @@ def test_a_thousand_requests_and_none_is_torn_lost_or_repeated(engine_place: str
 def test_a_tail_before_its_prompt_is_found_out(engine_place: str) -> None:
     link = open_verbs(engine_place)
     inspector = Inspector(attach(tail_first(link)), link)
-    for count in range(_REQUESTS // 10, 5 * _REQUESTS, _REQUESTS // 10):  # until it was seen: it is a matter of luck
+    for count in range(100, 5000, 100):  # until it was seen: it is a matter of luck
         inspector.run(count)
         if inspector.faults:
             break

@@ -137,8 +137,7 @@ def can_multiply_quantized(weight: PackedWeight, rows: int) -> bool:
     """Tell whether the kernels take so many rows and this weight."""
     if rows > max_quantized_rows(weight) or weight.shape[0] % 8 or not can_multiply_groups():
         return False
-    choose = gemm_fp8.choose_split if weight.format is Format.FP8 else gemm_quantized.choose_split
-    return all(choose(gemm_quantized.Shape.of(weight, output, pad_rows(rows))) for output in Output)
+    return all(_split_quantized(gemm_quantized.Shape.of(weight, output, pad_rows(rows))) for output in Output)
 
 
 def _new(x: Tensor, columns: int, *, planes: bool = False) -> Tensor:
@@ -242,15 +241,9 @@ def _choose(output: Output, x: Tensor, weight: Weight, *, norm: bool, writes: bo
 
 
 def _choose_quantized(shape: gemm_quantized.Shape, *, norm: bool) -> _Kernel:
-    assert can_multiply_groups()
-    if shape.format is Format.FP8:
-        split = gemm_fp8.choose_split(shape)
-        assert split is not None
-        name = gemm_fp8.kernel_name(shape, split, norm=norm)
-    else:
-        split = gemm_quantized.choose_split(shape)
-        assert split is not None
-        name = gemm_quantized.kernel_name(shape, split, norm=norm)
+    split = _split_quantized(shape)
+    assert split is not None and can_multiply_groups()
+    name = split.kernel_name(shape, norm=norm)
     return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
 
 
@@ -259,6 +252,11 @@ def _choose_planes(shape: gemm_quantized.Shape, *, norm: bool, writes: bool) -> 
     assert can_multiply_groups() and shape.format is Format.FP8 and split is not None
     name = gemm_planes.kernel_name(shape, split, norm=norm, writes=writes)
     return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
+
+
+def _split_quantized(shape: gemm_quantized.Shape) -> gemm_quantized.RingSplit | None:
+    choose = gemm_fp8.choose_split if shape.format is Format.FP8 else gemm_quantized.choose_split
+    return choose(shape)
 
 
 def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool) -> str:

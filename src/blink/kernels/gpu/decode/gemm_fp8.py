@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blink.kernels.gpu.decode.gemm_quantized import Shape, choose_cluster, is_wide, processors
-from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, gemm_key, read_table, shared_bytes_of
+from blink.kernels.gpu.decode.gemm_quantized import RingSplit, Shape, choose_cluster, is_wide, processors
+from blink.kernels.gpu.decode.splits import gemm_key, read_table
 from blink.kernels.quantized import UNIT_BYTES, Format
 
 MAX_ROWS = 32
@@ -20,17 +20,12 @@ _CONVERTERS = 4  # warps
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8GemmSplit:
+class Fp8GemmSplit(RingSplit):
     """See csrc/gpu/decode/gemm_fp8.cuh."""
 
     groups: int  # of 64 weight rows
     cluster: int  # blocks that share k
     stages: int
-
-    @property
-    def tile(self) -> int:
-        """Weight rows of a block."""
-        return 64 * self.groups
 
     @property
     def threads(self) -> int:
@@ -41,30 +36,21 @@ class Fp8GemmSplit:
         """Return the stages of all of k."""
         return shape.k // UNIT_BYTES
 
-    def shared_bytes(self, shape: Shape) -> int:
-        """Return the size of Fp8GemmShared with the scales of groups behind it."""
-        own = 16 if self._parts_bytes(shape) > REUSE_BYTES else self._parts_bytes(shape)
-        size = self._ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
-        factors = _round_up(self.stages * 8, 16) + self.stages * shape.tokens * 4
-        words = -(-self.total_stages(shape) // self.cluster) * (self.tile + 1) if shape.grouped else 0
-        return _round_up(size, 1024) + _round_up(factors, 1024) + words * 4
-
-    def fits(self, shape: Shape, blocks: int) -> bool:
-        """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
-        outputs = self.tile // (2 if shape.output is Output.GATE else 1)
-        share = outputs // self.cluster
-        if share < 8 or (shape.output is Output.ADD and share > 64) or self.stages < 2:
-            return False
-        parts = self._parts_bytes(shape)
-        if parts > REUSE_BYTES and self._ring_bytes(shape) < parts:
-            return False
-        return self.shared_bytes(shape) <= shared_bytes_of(blocks)
-
-    def _ring_bytes(self, shape: Shape) -> int:
+    def ring_bytes(self, shape: Shape) -> int:
+        """Return the size of the ring."""
         return self.stages * (self.tile * UNIT_BYTES + shape.tokens * Format.FP8.unit * 2)
 
-    def _parts_bytes(self, shape: Shape) -> int:
-        return self.cluster * shape.tokens * (self.tile // self.cluster + 4) * 4
+    def shared_bytes(self, shape: Shape) -> int:
+        """Return the size of Fp8GemmShared with the scales of groups behind it."""
+        factors = _round_up(self.stages * 8, 16) + self.stages * shape.tokens * 4
+        words = -(-self.total_stages(shape) // self.cluster) * (self.tile + 1) if shape.grouped else 0
+        return self.gemm_bytes(shape) + _round_up(factors, 1024) + words * 4
+
+    def kernel_name(self, shape: Shape, *, norm: bool) -> str:
+        """Return the name of a kernel of csrc/gpu/decode/gemm_fp8.cuh."""
+        sizes = (shape.tokens, self.groups, self.cluster, self.stages)
+        flags = f"{shape.output.value}, {str(norm).lower()}"
+        return f"blink::gemm_fp8<{str(shape.grouped).lower()}, {', '.join(map(str, sizes))}, {flags}>"
 
 
 def key(shape: Shape) -> str:
@@ -127,13 +113,6 @@ def _fill(shape: Shape, groups: int, cluster: int, blocks: int) -> Fp8GemmSplit 
         if split.fits(shape, blocks):
             return split
     return None
-
-
-def kernel_name(shape: Shape, split: Fp8GemmSplit, *, norm: bool) -> str:
-    """Return the name of a kernel of csrc/gpu/decode/gemm_fp8.cuh."""
-    sizes = (shape.tokens, split.groups, split.cluster, split.stages)
-    flags = f"{shape.output.value}, {str(norm).lower()}"
-    return f"blink::gemm_fp8<{str(shape.grouped).lower()}, {', '.join(map(str, sizes))}, {flags}>"
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -33,8 +34,64 @@ class Shape:
         return cls(weight.format, weight.groups is not None, output, tokens, k, n)
 
 
+class RingSplit(ABC):
+    """How a product with quantised weights, which come through a ring of stages, is split among blocks."""
+
+    __slots__ = ()
+    groups: int  # of 64 weight rows
+    cluster: int  # blocks that share k
+    stages: int
+
+    @property
+    def tile(self) -> int:
+        """Weight rows of a block."""
+        return 64 * self.groups
+
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """Threads of a block."""
+
+    @abstractmethod
+    def total_stages(self, shape: Shape) -> int:
+        """Return the stages of all of k."""
+
+    @abstractmethod
+    def ring_bytes(self, shape: Shape) -> int:
+        """Return the size of the ring."""
+
+    @abstractmethod
+    def shared_bytes(self, shape: Shape) -> int:
+        """Return the size of what a block has in shared memory."""
+
+    @abstractmethod
+    def kernel_name(self, shape: Shape, *, norm: bool) -> str:
+        """Return the name of the kernel."""
+
+    def fits(self, shape: Shape, blocks: int) -> bool:
+        """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
+        outputs = self.tile // (2 if shape.output is Output.GATE else 1)
+        share = outputs // self.cluster
+        if share < 8 or (shape.output is Output.ADD and share > 64) or self.stages < 2:
+            return False
+        parts = self._parts_bytes(shape)
+        if parts > REUSE_BYTES and self.ring_bytes(shape) < parts:
+            return False
+        return self.shared_bytes(shape) <= shared_bytes_of(blocks)
+
+    def gemm_bytes(self, shape: Shape) -> int:
+        """Return the size of csrc/gpu/decode/gemm.cuh's GemmShared."""
+        parts = self._parts_bytes(shape)
+        own = 16 if parts > REUSE_BYTES else parts
+        size = self.ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
+        return -(-size // 1024) * 1024
+
+    def _parts_bytes(self, shape: Shape) -> int:
+        return self.cluster * shape.tokens * (self.tile // self.cluster + 4) * 4
+
+
 @dataclass(frozen=True, slots=True)
-class QuantizedGemmSplit:
+class QuantizedGemmSplit(RingSplit):
     """See csrc/gpu/decode/gemm_quantized.cuh."""
 
     groups: int  # of 64 weight rows
@@ -47,38 +104,23 @@ class QuantizedGemmSplit:
         """Threads of a block: those that multiply, and a warp each that copies, converts and sums squares."""
         return 128 * self.groups + 96
 
-    @property
-    def tile(self) -> int:
-        """Weight rows of a block."""
-        return 64 * self.groups
-
     def total_stages(self, shape: Shape) -> int:
         """Return the stages of all of k."""
         return -(-shape.k // (self.boxes * Format.INT4.unit))
 
-    def shared_bytes(self, shape: Shape) -> int:
-        """Return the size of QuantizedGemmShared with the words of groups behind it."""
-        own = 16 if self._parts_bytes(shape) > REUSE_BYTES else self._parts_bytes(shape)
-        size = self._ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
-        words = -(-self.total_stages(shape) // self.cluster) * self.boxes * (Format.INT4.unit // GROUP)
-        return (-(-size // 1024) + 1) * 1024 + words * (self.tile + 1) * 4
-
-    def fits(self, shape: Shape, blocks: int) -> bool:
-        """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
-        outputs = self.tile // (2 if shape.output is Output.GATE else 1)
-        share = outputs // self.cluster
-        if share < 8 or (shape.output is Output.ADD and share > 64):
-            return False
-        reuse = self._parts_bytes(shape) > REUSE_BYTES
-        if reuse and self._ring_bytes(shape) < self._parts_bytes(shape):
-            return False
-        return self.shared_bytes(shape) <= shared_bytes_of(blocks)
-
-    def _ring_bytes(self, shape: Shape) -> int:
+    def ring_bytes(self, shape: Shape) -> int:
+        """Return the size of the ring."""
         return self.stages * self.boxes * (self.tile * 128 + shape.tokens * Format.INT4.unit * 2)
 
-    def _parts_bytes(self, shape: Shape) -> int:
-        return self.cluster * shape.tokens * (self.tile // self.cluster + 4) * 4
+    def shared_bytes(self, shape: Shape) -> int:
+        """Return the size of QuantizedGemmShared with the words of groups behind it."""
+        words = -(-self.total_stages(shape) // self.cluster) * self.boxes * (Format.INT4.unit // GROUP)
+        return self.gemm_bytes(shape) + 1024 + words * (self.tile + 1) * 4
+
+    def kernel_name(self, shape: Shape, *, norm: bool) -> str:
+        """Return the name of a kernel of csrc/gpu/decode/gemm_quantized.cuh."""
+        sizes = (shape.tokens, self.groups, self.cluster, self.boxes, self.stages)
+        return f"blink::gemm_quantized<{', '.join(map(str, sizes))}, {shape.output.value}, {str(norm).lower()}>"
 
 
 @functools.cache
@@ -125,9 +167,3 @@ def is_wide(shape: Shape) -> bool:
 def processors() -> int:
     """Return how many multiprocessors there are."""
     return torch.cuda.get_device_properties().multi_processor_count
-
-
-def kernel_name(shape: Shape, split: QuantizedGemmSplit, *, norm: bool) -> str:
-    """Return the name of a kernel of csrc/gpu/decode/gemm_quantized.cuh."""
-    sizes = (shape.tokens, split.groups, split.cluster, split.boxes, split.stages)
-    return f"blink::gemm_quantized<{', '.join(map(str, sizes))}, {shape.output.value}, {str(norm).lower()}>"
