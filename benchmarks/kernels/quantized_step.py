@@ -21,7 +21,7 @@ from decode_layer import BLOCK_SIZE, Run, make_batch, time_graph
 import blink.models
 from blink.config import ModelConfig
 from blink.kernels.batch import Batch, Header
-from blink.kernels.gpu.decode import attention, gemm, gemm_planes, gemv, moe
+from blink.kernels.gpu.decode import attention, gemm, gemv, moe
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
@@ -67,7 +67,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 16, 32, 64, 128])
     parser.add_argument("--prompts", type=int, nargs="+", default=[128, 512, 2048])
     parser.add_argument("--context", type=int, default=300)
-    parser.add_argument("--planes", type=int, nargs="*", default=[], help="time FP8 also with planes of so many rows")
     options = parser.parse_args()
     columns = [*(f"{rows} rows" for rows in options.rows), *(f"prompt {tokens}" for tokens in options.prompts)]
     print("".join(f"{column:>12}" for column in ("ms", *columns)), flush=True)
@@ -75,20 +74,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             decoder = load(options.model, form, Path(folder))
         runs = [make_decoding(decoder, rows, options.context) for rows in options.rows]
-        prompts = [make_prompt(decoder, tokens) for tokens in options.prompts]
-        report(form, runs + prompts)
-        if options.planes and form.startswith("fp8"):
-            gemm_planes.ROWS = options.planes
-            report("in planes", runs)
-            gemm_planes.ROWS = ()
-        del decoder, runs, prompts
+        runs += [make_prompt(decoder, tokens) for tokens in options.prompts]
+        compile_kernels(runs)
+        times = [time_graph(run) for run in runs]
+        print(f"{form:>12}" + "".join(f"{time / 1e3:>12.3f}" for time in times), flush=True)
+        del decoder, runs
         torch.cuda.empty_cache()
-
-
-def report(name: str, runs: list[Run]) -> None:
-    compile_kernels(runs)
-    times = [time_graph(run) for run in runs]
-    print(f"{name:>12}" + "".join(f"{time / 1e3:>12.3f}" for time in times), flush=True)
 
 
 def compile_kernels(runs: list[Run]) -> None:

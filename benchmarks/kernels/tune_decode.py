@@ -4,7 +4,7 @@
 What counts is a whole step of a few layers, replayed as a graph: kernels overlap their neighbours. One kernel after the
 other is tried with every split that fits; the fastest stays.
 
-Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64] [--fp8 [--planes]]
+Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64] [--fp8]
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def list_fp8_candidates(spec: ModelSpec, rows: int) -> Candidates:
         few = [gemv_quantized.Shape(Format.FP8, False, rows, k, n) for _, n, k in products]
         return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_splits(shape))) for shape in few}
     shapes = [Shape(Format.FP8, False, output, splits.pad_rows(rows), k, n) for output, n, k in products]
-    module = gemm_planes if rows in gemm_planes.ROWS else gemm_fp8
+    module = gemm_fp8 if spec.num_experts else gemm_planes
     return {module.key(shape): list(map(to_list, module.list_splits(shape))) for shape in shapes}
 
 
@@ -132,12 +132,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--fp8", action="store_true", help="tune the products with FP8 weights instead")
-    parser.add_argument("--planes", action="store_true", help="with planes of activations")
     options = parser.parse_args()
-    gemm_planes.ROWS = range(1, gemm.MAX_ROWS + 1) if options.planes else ()
     for name in options.models:
         model = make_model(name, fp8=options.fp8)
-        for rows in [rows for rows in options.rows if rows <= gemm_fp8.MAX_ROWS or not options.fp8 or options.planes]:
+        for rows in options.rows:
             start = time.monotonic()
             print(f"{name}, {rows} rows", flush=True)
             candidates = (list_fp8_candidates if options.fp8 else list_candidates)(model.spec, rows)

@@ -78,7 +78,7 @@ def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
 def _has_planes(layer: Layer, rows: int) -> bool:
     """Tell whether the activations of a layer's products are planes: gemm.py."""
     mlp = layer.mlp
-    if rows not in gemm_planes.ROWS or not isinstance(mlp, DenseMlp):
+    if not isinstance(mlp, DenseMlp):
         return False
     return all(_takes_planes(weight, rows) for weight in (layer.qkv, layer.output, mlp.gate_up, mlp.down))
 

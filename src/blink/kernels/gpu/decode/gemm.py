@@ -250,7 +250,7 @@ def _choose_quantized(shape: gemm_quantized.Shape, *, norm: bool) -> _Kernel:
 def _choose_planes(shape: gemm_quantized.Shape, *, norm: bool, writes: bool) -> _Kernel:
     split = gemm_planes.choose_split(shape)
     assert can_multiply_groups() and shape.format is Format.FP8 and split is not None
-    name = gemm_planes.kernel_name(shape, split, norm=norm, writes=writes)
+    name = split.kernel_name(shape, norm=norm, writes=writes)
     return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
 
 

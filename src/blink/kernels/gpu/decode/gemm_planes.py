@@ -7,35 +7,29 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode.gemm_quantized import Shape, processors
+from blink.kernels.gpu.decode.gemm_quantized import RingSplit, Shape, processors
 from blink.kernels.gpu.decode.launch import can_multiply_groups
-from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, gemm_key, pad_rows, read_table, shared_bytes_of
+from blink.kernels.gpu.decode.splits import Output, gemm_key, pad_rows, read_table
 from blink.kernels.quantized import UNIT_BYTES, Format, PackedWeight
 
 PLANES = 3  # csrc/gpu/decode/planes.cuh's kPlanes
-ROWS: Collection[int] = ()  # of decoding steps whose activations are planes: none until measured to be faster
 _MAX_STAGES = 24
 
 
 @dataclass(frozen=True, slots=True)
-class PlanesGemmSplit:
+class PlanesGemmSplit(RingSplit):
     """See csrc/gpu/decode/gemm_planes.cuh."""
 
     groups: int  # of 64 weight rows
     cluster: int  # blocks that share k
     boxes: int  # of 128 k, in a stage
     stages: int
-
-    @property
-    def tile(self) -> int:
-        """Weight rows of a block."""
-        return 64 * self.groups
 
     @property
     def threads(self) -> int:
@@ -46,31 +40,26 @@ class PlanesGemmSplit:
         """Return the stages of all of k."""
         return -(-shape.k // (self.boxes * UNIT_BYTES))
 
+    def ring_bytes(self, shape: Shape) -> int:
+        """Return the size of the ring."""
+        return self.stages * self.boxes * (self.tile + PLANES * shape.tokens) * UNIT_BYTES
+
     def shared_bytes(self, shape: Shape) -> int:
         """Return the size of PlanesGemmShared with the scales of groups behind it."""
-        own = 16 if self._parts_bytes(shape) > REUSE_BYTES else self._parts_bytes(shape)
-        size = self._ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
         words = -(-self.total_stages(shape) // self.cluster) * (self.tile + 1) if shape.grouped else 0
-        return -(-size // 1024) * 1024 + words * 4
+        return self.gemm_bytes(shape) + words * 4
+
+    def kernel_name(self, shape: Shape, *, norm: bool, writes: bool = False) -> str:
+        """Return the name of a kernel of csrc/gpu/decode/gemm_planes.cuh; writes: what it writes are planes, too."""
+        sizes = (shape.tokens, self.groups, self.cluster, self.boxes, self.stages)
+        flags = f"{shape.output.value}, {str(norm).lower()}, {str(writes).lower()}"
+        return f"blink::gemm_planes<{str(shape.grouped).lower()}, {', '.join(map(str, sizes))}, {flags}>"
 
     def fits(self, shape: Shape, blocks: int) -> bool:
         """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
-        outputs = self.tile // (2 if shape.output is Output.GATE else 1)
-        share = outputs // self.cluster
-        if share < 8 or (shape.output is Output.ADD and share > 64) or self.stages < 2:
-            return False
         if (shape.grouped and self.boxes > 1) or (self.groups > 2 and shape.tokens > 32):
             return False
-        parts = self._parts_bytes(shape)
-        if parts > REUSE_BYTES and self._ring_bytes(shape) < parts:
-            return False
-        return self.shared_bytes(shape) <= shared_bytes_of(blocks)
-
-    def _ring_bytes(self, shape: Shape) -> int:
-        return self.stages * self.boxes * (self.tile + PLANES * shape.tokens) * UNIT_BYTES
-
-    def _parts_bytes(self, shape: Shape) -> int:
-        return self.cluster * shape.tokens * (self.tile // self.cluster + 4) * 4
+        return RingSplit.fits(self, shape, blocks)  # dataclasses with slots are made anew: super() knows the old one
 
 
 def new_planes(rows: int, columns: int, device: torch.device) -> Tensor:
@@ -162,10 +151,3 @@ def _fill(shape: Shape, groups: int, cluster: int, boxes: int, blocks: int) -> P
         if split.fits(shape, blocks):
             return split
     return None
-
-
-def kernel_name(shape: Shape, split: PlanesGemmSplit, *, norm: bool, writes: bool) -> str:
-    """Return the name of a kernel of csrc/gpu/decode/gemm_planes.cuh; writes: what it writes are planes, too."""
-    sizes = (shape.tokens, *dataclasses.astuple(split))
-    flags = f"{shape.output.value}, {str(norm).lower()}, {str(writes).lower()}"
-    return f"blink::gemm_planes<{str(shape.grouped).lower()}, {', '.join(map(str, sizes))}, {flags}>"
