@@ -196,10 +196,10 @@ __device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp
   }
 }
 
-template <Format kFormat, bool kGrouped, int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile,
-          int kStageRows, int kStages, Output kOutput, bool kNorm>
+template <bool kGrouped, int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, int kStageRows,
+          int kStages, Output kOutput, bool kNorm>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) gemv_quantized(const GemvArgs args) {
-  using S = QuantizedGemvShape<kFormat, kGrouped, kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages,
+  using S = QuantizedGemvShape<Format::kFp8, kGrouped, kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages,
                                kOutput, kNorm>;
   extern __shared__ __align__(1024) char memory[];
   compute_gemv<S>(args, *reinterpret_cast<QuantizedGemvShared<S>*>(memory));
