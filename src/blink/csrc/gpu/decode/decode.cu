@@ -5,6 +5,7 @@
 #include "gemm_fp8.cuh"
 #include "gemm_planes.cuh"
 #include "gemm_quantized.cuh"
+#include "gemv_int4.cuh"
 #include "gemv_quantized.cuh"
 #include "moe_down.cuh"
 #include "moe_gate.cuh"
