@@ -122,6 +122,8 @@ def attend_torch(query: Tensor, kv_cache: Tensor, group: RowGroup, options: Atte
         cache.flatten(1).index_select(0, group.blocks).view(group.num_rows, -1, kv_heads, head_dim)[:, : group.length]
         for cache in kv_cache
     )
+    if kv_cache.dtype != query.dtype:
+        keys, values = keys.to(query.dtype), values.float().mul_(options.kv_scales.value).to(query.dtype)
     per_row = query.view(group.num_rows, group.num_queries, -1, head_dim)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     mask = _mask_window(group, options.window, query.dtype)
