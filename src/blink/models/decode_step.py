@@ -108,7 +108,8 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Ten
         mlp = layer.mlp
         attention_norm, mlp_norm = _norms(layer)
         qkv = gemv.normed_linear(residual, attention_norm, eps, layer.qkv, layer.qkv_bias)
-        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
+        scales = layer.attention.kv_scales
+        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm, scales)
         gemv.add_linear(attended, layer.output, residual, layer.output_bias)
         if isinstance(mlp, DenseMlp):
             gemv.add_linear(gemv.gated_linear(residual, mlp_norm, eps, mlp.gate_up), mlp.down, residual)
@@ -126,7 +127,8 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
     for layer, cache, next_norm in zip(layers, kv_cache, next_norms, strict=True):
         mlp, mlp_norm = layer.mlp, _norms(layer)[1]
         qkv = gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias)
-        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
+        scales = layer.attention.kv_scales
+        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm, scales)
         normed = gemm.add_linear(attended, layer.output, residual, mlp_norm, layer.output_bias)
         if isinstance(mlp, DenseMlp):
             normed = gemm.add_linear(gemm.gated_linear(normed, eps, mlp.gate_up), mlp.down, residual, next_norm)

@@ -201,7 +201,11 @@ class Decoder:
     def _make_decode_attention(self, batch: Batch) -> Attend:
         from blink.kernels.gpu.decode.attention import decode_attention
 
-        return lambda qkv, cache, layer: decode_attention(qkv, cache, batch, self._rotary_table, layer.head_norm)
+        def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
+            scales = layer.attention.kv_scales
+            return decode_attention(qkv, cache, batch, self._rotary_table, layer.head_norm, scales)
+
+        return attend
 
     def _has_decode_kernels(self, num_rows: int, kv_cache: Tensor) -> bool:
         if self.device.type != "cuda":

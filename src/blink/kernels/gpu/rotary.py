@@ -72,9 +72,9 @@ def _rotate_and_store(
     source = qkv + token * (NUM_HEADS + 2 * KV_HEADS) * HEAD_DIM
     rotation += token * 2 * HALF
     if part < query_parts:
-        target = query + token * NUM_HEADS * HEAD_DIM
+        queries = query + token * NUM_HEADS * HEAD_DIM
         _rotate_heads(
-            source, target, rotation, query_weight, eps, 1.0, part, NUM_HEADS,
+            source, queries, rotation, query_weight, eps, 1.0, part, NUM_HEADS,
             HAS_NORM, HEAD_DIM, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
@@ -82,17 +82,17 @@ def _rotate_and_store(
         if slot < 0:
             return
         source += NUM_HEADS * HEAD_DIM
-        target = kv_cache + slot * KV_HEADS * HEAD_DIM
+        keys = kv_cache + slot * KV_HEADS * HEAD_DIM
         part -= query_parts
         if part < kv_parts:
             _rotate_heads(
-                source, target, rotation, key_weight, eps, key_rate, part, KV_HEADS,
+                source, keys, rotation, key_weight, eps, key_rate, part, KV_HEADS,
                 HAS_NORM, HEAD_DIM, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
             )  # fmt: skip
         else:
             block: tl.constexpr = BLOCK_HEADS * HEAD_DIM
             size: tl.constexpr = KV_HEADS * HEAD_DIM
-            _copy(source + size, target + values_offset, value_rate, (part - kv_parts) * block, block, size)
+            _copy(source + size, keys + values_offset, value_rate, (part - kv_parts) * block, block, size)
 
 
 @triton.jit
