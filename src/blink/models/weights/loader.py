@@ -50,9 +50,10 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     """
     path = resolve_model(config.model)
     spec = _limit_length(read_spec(path), config.max_model_len)
+    has_fp8_cache = _has_fp8_cache(config, device)
     checkpoint = _open_checkpoint(path, spec, config, device, dtype)
     kv_scales: list[KvScales] = []
-    if _has_fp8_cache(config, device):
+    if has_fp8_cache:
         is_stored = find_format(path, config.load_format) == "safetensors"
         kv_scales = read_kv_scales(path if is_stored else None, spec.num_layers)
     with tqdm(
