@@ -74,7 +74,7 @@ def test_attention_and_cache_equal_the_reference(
     cache = draw(2, num_blocks, BLOCK_SIZE, kv_heads, head_dim).to(FP8)
     expected_cache = cache.cpu()
     expected = attend_reference(qkv.cpu(), expected_cache, batch, table, norm, SCALES)
-    found = decode_attention(qkv, cache, on_gpu(batch), table.cuda(), norm_on_gpu, SCALES).cpu()
+    found = decode_attention(qkv, cache, on_gpu(batch), table.cuda(), norm_on_gpu, kv_scales=SCALES).cpu()
     assert error(found, expected) < 1e-2
     cells, expected_cells = (part.float().flatten(1, 2) for part in (cache.cpu(), expected_cache))
     # What was nearly between two numbers of FP8 may be rounded to the other.
@@ -98,7 +98,7 @@ def test_numbers_beyond_fp8_become_its_largest_and_what_lies_behind_is_ignored()
     for slot, length in zip(batch.kv_slots.tolist(), lengths, strict=True):
         behind = slice(slot, slot + BLOCK_SIZE - (length - 1) % BLOCK_SIZE)
         cache.view(torch.uint8).flatten(1, 2)[:, behind] = 0x7F  # NaN
-    found = decode_attention(qkv, cache, on_gpu(batch), table.cuda(), None, SCALES).cpu()
+    found = decode_attention(qkv, cache, on_gpu(batch), table.cuda(), kv_scales=SCALES).cpu()
     assert error(found, expected) < 1e-2
 
 
@@ -116,7 +116,7 @@ def test_any_split_of_the_keys_gives_the_same_attention(
     tried = list(splits.list_attention_splits(2, head_dim))
     for split in [AttentionSplit(1, 1, 1), AttentionSplit(1, 1, 7), *tried[:: len(tried) // 4]]:
         monkeypatch.setattr("blink.kernels.gpu.decode.attention.choose_attention_split", lambda _, split=split: split)
-        found = decode_attention(qkv, cache.clone(), on_gpu(batch), table.cuda(), None, SCALES).cpu()
+        found = decode_attention(qkv, cache.clone(), on_gpu(batch), table.cuda(), kv_scales=SCALES).cpu()
         assert error(found, expected) < 1e-2, split
 
 

@@ -203,7 +203,7 @@ class Decoder:
 
         def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
             scales = layer.attention.kv_scales
-            return decode_attention(qkv, cache, batch, self._rotary_table, layer.head_norm, scales)
+            return decode_attention(qkv, cache, batch, self._rotary_table, layer.head_norm, kv_scales=scales)
 
         return attend
 
