@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -165,7 +166,12 @@ def test_the_engine_chooses_tokens_that_the_cpu_engine_finds_as_good_as_the_best
     """Graphs with the decode kernels, launched by the GPU's scheduler."""
     _, path = write_checkpoints(tmp_path, "fp8-channel")
     prompts = [[(5 * i + length) % 120 + 3 for i in range(length)] for length in (4, 18, 90, 130)]
-    options = {"model": str(path), "kv_cache_dtype": "fp8", "num_gpu_blocks_override": 200, "max_num_seqs": 8}
+    options: dict[str, Any] = {
+        "model": str(path),
+        "kv_cache_dtype": "fp8",
+        "num_gpu_blocks_override": 200,
+        "max_num_seqs": 8,
+    }
     options |= {"skip_tokenizer_init": True, "max_num_batched_tokens": 64}
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     with LLM(device="cuda", **options) as llm:

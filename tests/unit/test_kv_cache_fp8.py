@@ -33,8 +33,8 @@ CPU = torch.device("cpu")
 NAMES = [name if name == "gpt_oss" else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
 
 
-def load(path: Path, **options: str) -> Decoder:
-    return load_model(ModelConfig(model=str(path), **{"kv_cache_dtype": "fp8", **options}), CPU, torch.float32)
+def load(path: Path, kv_cache_dtype: str = "fp8") -> Decoder:
+    return load_model(ModelConfig(model=str(path), kv_cache_dtype=kv_cache_dtype), CPU, torch.float32)
 
 
 def test_the_cache_holds_keys_and_values_divided_by_their_scales_and_rounded() -> None:

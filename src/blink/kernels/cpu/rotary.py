@@ -82,14 +82,15 @@ def store(keys: Tensor, values: Tensor, kv_slots: Tensor, kv_cache: Tensor, kv_s
         kept = kv_slots >= 0
         keys, values, kv_slots = keys[kept], values[kept], kv_slots[kept]
     places = kv_slots.long()
+    if kv_cache.dtype == FP8:
+        kv_cache = kv_cache.view(torch.uint8)  # which every version of PyTorch can copy by index
+        keys, values = round_cells(keys, kv_scales.key), round_cells(values, kv_scales.value)
     slots = kv_cache.flatten(1, 2)
-    slots[0, places] = _convert(keys, kv_cache.dtype, kv_scales.key)
-    slots[1, places] = _convert(values, kv_cache.dtype, kv_scales.value)
+    slots[0].index_copy_(0, places, keys)
+    slots[1].index_copy_(0, places, values)
 
 
-def _convert(cells: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """Return keys or values as the cache holds them; what is too large for FP8 becomes its largest number."""
-    if dtype != FP8:
-        return cells
+def round_cells(cells: Tensor, scale: float) -> Tensor:
+    """Return keys or values as an FP8 cache holds them, as bytes; what is too large becomes its largest number."""
     most = torch.finfo(FP8).max
-    return (cells.float() * (1 / scale)).clamp_(-most, most).to(FP8)
+    return (cells.float() * (1 / scale)).clamp_(-most, most).to(FP8).view(torch.uint8)
