@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perplexity of a model on a fixed text, as it is and with each --quantization, by the logprobs of a prompt.
+"""Perplexity of a model on a fixed text, as it is, with each --quantization and with the KV cache in FP8.
+
+It comes from the logprobs of a prompt.
 
 The text, perplexity.txt, is in the public domain: Lincoln, Carroll, Austen, Jefferson.
 """
@@ -41,9 +43,10 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     plain = measure_perplexity(options.model, device=options.device)
-    print(f"{'auto':>6}{plain:>10.4f}")
-    rounded = measure_perplexity(options.model, device=options.device, quantization="fp8")
-    print(f"{'fp8':>6}{rounded:>10.4f}{rounded / plain - 1:>+9.2%}")
+    print(f"{'auto':>20}{plain:>10.4f}")
+    for name in ("quantization", "kv_cache_dtype"):
+        rounded = measure_perplexity(options.model, device=options.device, **{name: "fp8"})
+        print(f"{name + ' fp8':>20}{rounded:>10.4f}{rounded / plain - 1:>+9.2%}")
 
 
 if __name__ == "__main__":

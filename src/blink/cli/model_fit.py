@@ -133,8 +133,10 @@ def _examine_room(spec: ModelSpec, room: int, weights: WeightBytes, size: int) -
         yield Finding("fail", "weights", text, "take a smaller model, or a machine with more memory")
         return
     yield Finding("ok", "weights", text)
-    tokens = (room - weights.total) // (math.prod(spec.kv_cache_shape(1, 1)) * size)
+    numbers = math.prod(spec.kv_cache_shape(1, 1))
+    tokens = (room - weights.total) // (numbers * size)
     text = f"{tokens} tokens fit beside them; one sequence may have {spec.max_model_len}"
+    text += f"; {(room - weights.total) // numbers} tokens with --kv-cache-dtype fp8"
     if tokens < spec.max_model_len:
         yield Finding("warn", "KV cache", text, f"--max-model-len {max(tokens // 2, 2)} or less")
     else:

@@ -124,7 +124,8 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Ten
         mlp = layer.mlp
         attention_norm, mlp_norm = _norms(layer)
         qkv = gemv.normed_linear(residual, attention_norm, eps, layer.qkv, layer.qkv_bias)
-        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
+        scales = layer.attention.kv_scales
+        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales)
         gemv.add_linear(attended, layer.output, residual, layer.output_bias)
         if isinstance(mlp, DenseMlp):
             gemv.add_linear(gemv.gated_linear(residual, mlp_norm, eps, mlp.gate_up), mlp.down, residual)
@@ -144,7 +145,10 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
     for layer, cache, next_norm, in_planes in zip(layers, kv_cache, next_norms, next_planes, strict=True):
         mlp, mlp_norm = layer.mlp, _norms(layer)[1]
         qkv = gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias)
-        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm, planes=planes)
+        scales = layer.attention.kv_scales
+        attended = decode_attention(
+            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=planes
+        )
         normed = gemm.add_linear(attended, layer.output, residual, mlp_norm, layer.output_bias, planes=planes)
         if isinstance(mlp, DenseMlp):
             gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=planes)

@@ -10,8 +10,10 @@ namespace blink {
 template <class S>
 struct Running {  // softmax over the keys so far; the first two are of query head lane / 4
   float best = kLowest, total = 0;
-  // Dims dims / 16 * 16 + lane / 4 (0 and 1 of four) and 8 more (2 and 3), of heads lane % 4 * 2 and the next.
+  // Of each 16 dims two, 0 and 1 of the first and 2 and 3 of the second, of heads lane % 4 * 2 and the next.
   float attended[S::head_dim / 16][4] = {};
+
+  __device__ static int dim(int lane, int i) { return S::fp8 ? lane / 4 * 2 + i / 2 : lane / 4 + i / 2 * 8; }
 };
 
 // Leave a warp's results in shared memory.
@@ -21,7 +23,7 @@ __device__ inline void leave_part(const Place<S>& at, AttentionShared<S>& shared
   for (int dims = 0; dims < S::head_dim; dims += 16)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int head = at.lane % 4 * 2 + i % 2, dim = dims + at.lane / 4 + i / 2 * 8;
+      const int head = at.lane % 4 * 2 + i % 2, dim = dims + Running<S>::dim(at.lane, i);
       if (head < S::group) shared.parts[at.warp][head * (S::head_dim + 4) + dim] = running.attended[dims / 16][i];
     }
   if (at.lane % 4 == 0 && at.lane / 4 < S::group) {
@@ -88,7 +90,7 @@ __device__ inline void combine_cluster(const AttentionArgs& args, const Place<S>
       total += weight * totals[rank];
       attended += weight * parts[rank];
     }
-    write_attended<S, kWrites>(args, at, i, to_bf16(total > 0 ? attended / total : 0));
+    write_attended<S, kWrites>(args, at, i, to_bf16(total > 0 ? attended * args.value_scale / total : 0));
   }
 }
 
