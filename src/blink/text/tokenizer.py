@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from blink.models.weights.text_files import check_size
 from blink.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
+    MarkingDetokenizer,
     StreamDetokenizer,
     TokenBytes,
     TokenTexts,
@@ -73,8 +74,11 @@ class Tokenizer:
         """Return the text of token ids; unknown ids are left out."""
         return self._backend.decode(tokens, skip_special_tokens=skip_special_tokens)
 
-    def open_detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Return a fresh decoder for one sequence."""
+    def open_detokenizer(self, *, skip_special_tokens: bool, marks: Mapping[str, str] | None = None) -> Detokenizer:
+        """Return a fresh decoder for one sequence; `marks`, by tokens' names, are what these tokens are shown as."""
+        if marks:
+            ids = {token: mark for name, mark in marks.items() if (token := self.token_id(name)) is not None}
+            return MarkingDetokenizer(ids, lambda: self.open_detokenizer(skip_special_tokens=skip_special_tokens))
         if self._is_byte_level:
             return ByteLevelDetokenizer(self._texts_without_special if skip_special_tokens else self._texts)
         return StreamDetokenizer(self._backend, skip_special_tokens)
