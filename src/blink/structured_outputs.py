@@ -56,7 +56,7 @@ class Channels:
     """Describe replies in gpt-oss' format: reasoning, as much as there is, and then a call of a tool or an answer.
 
     Args:
-        calls: the schemas of arguments by the functions' names.
+        calls: the schemas of calls' arguments by their recipients.
         may_answer: the reply may be an answer; its text has the form that is given beside, any if there is none.
         begins_in: the channel of the message that the prompt leaves open; empty: it leaves none.
     """

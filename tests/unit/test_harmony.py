@@ -265,6 +265,9 @@ def test_a_response_has_an_item_for_each_part(assets: ModelAssets) -> None:
         '{"a": 1}',
         "completed",
     )
+    announced = tokens_of(assets, PREAMBLE + THOUGHT + ANSWER + "<|return|>")
+    items = Play(assets, announced, echo=b'{"tools":[]}').whole()["output"]
+    assert [item["content"][0]["text"] for item in items] == ["Let me see.", "Hm.", "4 é."]
     events = Play(assets, tokens, echo=b'{"tools":[]}').stream()
     assert [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"] == list(
         '{"a": 1}'
@@ -408,7 +411,7 @@ def accepts(automaton: PlainAutomaton, text: str) -> bool:
         ),
         (
             {"tools": STRICT, "tool_choice": "required"},
-            [CALL, THOUGHT + CALL, THOUGHT + ROLE_CALL],
+            [CALL, THOUGHT + CALL, THOUGHT + ROLE_CALL, CALL.replace("commentary", "analysis")],
             [
                 ANSWER,
                 THOUGHT,

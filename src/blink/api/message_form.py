@@ -13,7 +13,7 @@ from blink.sampling_params import SamplingParams
 from blink.structured_outputs import Channels, StructuredOutputsParams
 from blink.text.assets import ModelAssets
 from blink.text.message.formats import HERMES, CallFormat
-from blink.text.message.harmony import MARKS
+from blink.text.message.harmony import MARKS, NAMESPACE
 from blink.text.message.parser import MessageForm
 from blink.text.message.tool_use import ToolUse, constrain, schemas_of
 
@@ -105,7 +105,7 @@ def _in_channels(
     begins_in: Literal["", "analysis", "final"] = ""
     if form.is_reasoning_open is not None:
         begins_in = "analysis" if form.is_reasoning_open else "final"
-    calls = {} if use is None else schemas_of(use)
+    calls = {} if use is None else {NAMESPACE + name: schema for name, schema in schemas_of(use).items()}
     channels = Channels(calls=calls, may_answer=use is None or use.choice == "auto", begins_in=begins_in)
     if structured is None:
         return StructuredOutputsParams(channels=channels)

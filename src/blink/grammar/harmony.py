@@ -34,8 +34,7 @@ def compile_channels(
     if channels.calls:
         ends.append(_calls(channels, compile_schema))
     if channels.may_answer:
-        kind = _JSON if form is not None else series()
-        ends.append(series(_CHANNEL, "final", kind, _MESSAGE, _TEXT if form is None else form))
+        ends.append(series(_CHANNEL, "final", _JSON, _MESSAGE, _TEXT if form is None else form))
         if form is None:  # an answer in a form is all that is shown
             before.append(_free_message("commentary"))
     reply = series(Repeat(choice(before), 0, None), choice(ends))
@@ -51,10 +50,11 @@ def _free_message(channel: str) -> Expression:
 
 
 def _calls(channels: Channels, compile_schema: Callable[[Any], Expression]) -> Expression:
-    """Return one call of any function; its name stands behind the role or the channel, as models write either."""
+    """Return one call; its recipient stands behind the role or the channel, as models write either."""
     forms: list[Expression] = []
-    for name, schema in channels.calls.items():
-        recipient = f" to=functions.{name}"
-        header = choice([series(recipient, _CHANNEL, "commentary"), series(_CHANNEL, "commentary", recipient)])
+    channel = series(_CHANNEL, choice(["commentary", "analysis"]))
+    for recipient, schema in channels.calls.items():
+        to = f" to={recipient}"
+        header = choice([series(to, channel), series(channel, to)])
         forms.append(series(header, _JSON, _MESSAGE, compile_schema(schema)))
     return choice(forms)

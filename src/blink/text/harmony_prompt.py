@@ -63,10 +63,11 @@ def _find_result(call: Mapping[str, Any], behind: Sequence[Mapping[str, Any]]) -
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return tools each of which has a description, if an empty one."""
-    return [
-        {**tool, "function": {**tool["function"], "description": tool["function"].get("description") or ""}}
-        for tool in tools
-    ]
+    return [{**tool, "function": _describe(tool.get("function") or {})} for tool in tools]
+
+
+def _describe(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {**function, "description": function.get("description") or ""}
 
 
 def check_effort(effort: object) -> None:
