@@ -53,7 +53,7 @@ def ask(server: Frontend, ids: dict[str, str], **fields: Any) -> Any:
     """Messages are likely to end as soon as they may, and analysis to be no channel."""
     letter = server.post("/tokenize", prompt="a", add_special_tokens=False).json()["tokens"][0]
     bias = {ids["<|end|>"]: 60, ids["<|return|>"]: 100, str(letter): -30}
-    options = {"max_tokens": 200, "logit_bias": bias, "temperature": 0, **fields}
+    options: dict[str, Any] = {"max_tokens": 200, "logit_bias": bias, "temperature": 0, **fields}
     return server.client.chat.completions.create(model=server.model, messages=MESSAGES, **options)
 
 

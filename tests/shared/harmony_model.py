@@ -17,7 +17,7 @@ from blink.text.message.harmony import MARKS
 SPECIAL_TOKENS = ("<|startoftext|>", "<|endoftext|>", *MARKS)
 TEMPLATE = """
 {%- macro describe(tool) -%}
-{{ "// " + tool.description + "\\ntype " + tool.name + " = (_: " + tool.parameters | tojson + ") => any;\\n" }}
+{{ "// " + tool.description + "\\ntype " + tool.name + " = (_: " + (tool.parameters or {}) | tojson + ") => any;\\n" }}
 {%- endmacro -%}
 {{ "<|start|>system<|message|>" + (model_identity if model_identity is defined else "You are a test.") }}
 {{- "\\nCurrent date: " + strftime_now("%Y-%m-%d") }}

@@ -7,7 +7,7 @@ the last call, and refuses content beside reasoning in a message with a call, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from blink.errors import BadRequestError
@@ -68,6 +68,26 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _describe(function: Mapping[str, Any]) -> dict[str, Any]:
     return {**function, "description": function.get("description") or ""}
+
+
+def spell(value: Any, spell_text: Callable[[str], str]) -> Any:
+    """Return a value of JSON with each text in it spelled: what a client sends never makes a message of its own.
+
+    Raises:
+        BadRequestError: it is nested too deeply.
+    """
+    try:
+        return _spell(value, spell_text)
+    except RecursionError:
+        raise BadRequestError("The messages are nested too deeply.", "messages") from None
+
+
+def _spell(value: Any, spell_text: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return spell_text(value)
+    if isinstance(value, Mapping):
+        return {_spell(name, spell_text): _spell(each, spell_text) for name, each in value.items()}
+    return [_spell(each, spell_text) for each in value] if isinstance(value, list | tuple) else value
 
 
 def check_effort(effort: object) -> None:
