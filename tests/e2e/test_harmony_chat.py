@@ -24,6 +24,7 @@ SCHEMA: dict[str, Any] = {
 }
 FUNCTION = {"name": "temperature", "description": "Measure.", "parameters": SCHEMA}
 TOOLS: Any = [{"type": "function", "function": FUNCTION}]
+RESPONSE_TOOLS: Any = [{"type": "function", **FUNCTION, "strict": True}]
 FORM: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
 
 
@@ -117,7 +118,7 @@ def test_a_response_has_a_call_behind_reasoning(server: Frontend, ids: dict[str,
         input="How warm is it?",
         instructions="Be brief.",
         reasoning={"effort": "low"},
-        tools=[{"type": "function", **FUNCTION, "strict": True}],
+        tools=RESPONSE_TOOLS,
         tool_choice="required",
         max_output_tokens=200,
         extra_body={"logit_bias": {ids["<|end|>"]: 60, ids["<|return|>"]: 100}},

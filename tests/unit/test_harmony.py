@@ -531,3 +531,15 @@ def test_openais_own_reader_reads_the_same() -> None:
             if not isinstance(part, CallOpened):
                 found[(Reasoning, Content, CallArguments).index(type(part))] += part.text
         assert [each.replace("\n", "") for each in found] == [each.replace("\n", "") for each in expected]
+
+
+def test_no_byte_passes_for_the_mark_of_special_tokens(assets: ModelAssets) -> None:
+    """A model may write the byte by itself: in an automaton it would begin a special token that its letters finish."""
+    tokenizer = assets.tokenizer
+    vocabulary = list_vocabulary(tokenizer, tokenizer.vocab_size)
+    texts = [
+        vocabulary.text[start:end].tobytes()
+        for start, end in zip(vocabulary.starts[:-1], vocabulary.starts[1:], strict=True)
+    ]
+    assert [token for token, text in enumerate(texts) if SPECIAL_MARK in text] == sorted(tokenizer.special_tokens)
+    assert [tokenizer.token_bytes(token) for token, text in enumerate(texts) if not text] == [SPECIAL_MARK]
