@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -35,10 +36,12 @@ from blink.request.planner import Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.generation import Generation
+from blink.text.harmony_prompt import arrange_messages
 from blink.text.message.formats import HARMONY, HARMONY_REASONING, HERMES
 from blink.text.message.harmony import MARKS, is_reasoning_open
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning, merge
+from blink.text.vocabulary import list_vocabulary
 from harmony_model import SPECIAL_TOKENS, build_tokenizer, write_harmony_model
 
 START, CHANNEL, MESSAGE, END, RETURN, CALL_END = (
@@ -339,11 +342,13 @@ def test_all_instructions_reach_the_developers_message(assets: ModelAssets) -> N
         {"role": "system", "content": "Three."},
     ]
     assert "<|start|>developer<|message|>One.\n\nTwo.\n\nThree.<|end|><|start|>user" in render(assets, talk)
+    with pytest.raises(BadRequestError, match="no role 'function'"):
+        render(assets, [*MESSAGES, {"role": "function", "content": "4"}])
     assert "developer" not in render(assets, [{"role": "system", "content": ""}, *MESSAGES])
 
 
 def test_each_call_stands_before_its_own_result(assets: ModelAssets) -> None:
-    turn = {
+    turn: dict[str, Any] = {
         "role": "assistant",
         "content": "I add.",
         "reasoning": "Hm.",
@@ -356,8 +361,19 @@ def test_each_call_stands_before_its_own_result(assets: ModelAssets) -> None:
     assert prompt.endswith(
         thought + made % "add" + told % ("add", 1) + made % "now" + told % ("now", 2) + "<|start|>assistant"
     )
+    apart = [{**turn, "tool_calls": [call]} for call in turn["tool_calls"]]
+    assert render(assets, [*MESSAGES, *apart, result_of("1"), result_of("2")]).count(told % ("add", 1)) == 1
     unanswered = render(assets, [*MESSAGES, turn, result_of("2")])
     assert unanswered.endswith(made % "add" + made % "now" + told % ("now", 2) + "<|start|>assistant")
+
+
+def test_long_talks_are_arranged_in_proportion() -> None:
+    turn = {"role": "assistant", "content": "", "tool_calls": [call_of("1"), call_of("1")]}
+    began = time.thread_time()
+    arranged = arrange_messages([turn, result_of("2")] * 15_000 + [result_of("1")] * 30_000)
+    assert [message["role"] for message in arranged[:5]] == ["assistant", "tool", "assistant", "tool", "tool"]
+    assert len(arranged) == 75_000
+    assert time.thread_time() - began < 10  # it takes a tenth of a second; minutes where each call looks through all
 
 
 def test_earlier_reasoning_is_kept_while_the_turn_goes_on_and_dropped_behind_its_answer(assets: ModelAssets) -> None:

@@ -7,40 +7,79 @@ the last call, and refuses content beside reasoning in a message with a call, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from blink.errors import BadRequestError
 
 _INSTRUCTING = ("system", "developer")
+_ROLES = (*_INSTRUCTING, "user", "assistant", "tool")
 _EFFORTS = ("low", "medium", "high")
 _BREAK = "\n\n"
 
 
 def arrange_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return flattened messages with all instructions in the first, reasoning as `thinking`, and one call each."""
+    """Return flattened messages with all instructions in the first, reasoning as `thinking`, and one call each.
+
+    Raises:
+        BadRequestError: a message has a role that the template would leave out.
+    """
+    if unknown := next((message["role"] for message in messages if message["role"] not in _ROLES), ""):
+        raise BadRequestError(f"This model knows no role {unknown!r}; its roles are {', '.join(_ROLES)}.", "messages")
     instructions = [message["content"] for message in messages if message["role"] in _INSTRUCTING]
-    rest = [dict(message) for message in messages if message["role"] not in _INSTRUCTING]
+    rest = [message for message in messages if message["role"] not in _INSTRUCTING]
     arranged: list[dict[str, Any]] = []
     if instructions:
         arranged.append({"role": "developer", "content": _BREAK.join(filter(None, instructions))})
-    while rest:
-        message = rest.pop(0)
-        if message["role"] != "assistant":
-            arranged.append(message)
+    results, placed = _Results(rest), set[int]()
+    for place, message in enumerate(rest):
+        if place in placed:
             continue
-        message = _name_reasoning(message)
-        calls = message.get("tool_calls", ())
-        for call in calls[:-1]:
-            arranged.append({**message, "tool_calls": [call]})
-            message = {"role": "assistant", "content": "", "tool_calls": calls[-1:]}
-            if (place := _find_result(call, rest)) is not None:
-                arranged.append(rest.pop(place))
-        arranged.append(message)
+        for part in _split_calls(message):
+            arranged.append(part)
+            for call in part.get("tool_calls", ()):
+                if (found := results.take(call, place)) is not None:
+                    arranged.append(dict(rest[found]))
+                    placed.add(found)
     return arranged
 
 
-def _name_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+class _Results:
+    """The places of calls' results, each up to the user's next message."""
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        self._turns = list(accumulate(message["role"] == "user" for message in messages))
+        self._places: defaultdict[tuple[int, str], deque[int]] = defaultdict(deque)
+        for place, message in enumerate(messages):
+            if message["role"] == "tool":
+                self._places[self._turns[place], str(message.get("tool_call_id"))].append(place)
+
+    def take(self, call: Mapping[str, Any], behind: int) -> int | None:
+        """Return the place of a call's result behind a place, once."""
+        places = self._places[self._turns[behind], str(call.get("id"))]
+        while places:
+            if (place := places.popleft()) > behind:
+                return place
+        return None
+
+
+def _split_calls(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return a message, or one for each of its calls; the first has what stands beside them."""
+    if message["role"] != "assistant":
+        yield dict(message)
+        return
+    message = _name_reasoning(message)
+    calls = message.get("tool_calls")
+    if not calls:
+        yield dict(message)
+    for call in calls or ():
+        yield {**message, "tool_calls": [call]}
+        message = {"role": "assistant", "content": ""}
+
+
+def _name_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     thinking = message.get("reasoning_content") or message.get("thinking")
     if not thinking:
         return message
@@ -49,16 +88,6 @@ def _name_reasoning(message: dict[str, Any]) -> dict[str, Any]:
         rest = {name: value for name, value in message.items() if name not in ("reasoning_content", "thinking")}
         return {**rest, "content": f"{thinking}{_BREAK}{message['content']}"}
     return {**message, "thinking": thinking}
-
-
-def _find_result(call: Mapping[str, Any], behind: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the place of a call's result among the results that follow at once."""
-    for place, message in enumerate(behind):
-        if message["role"] != "tool":
-            break
-        if message.get("tool_call_id") == call.get("id"):
-            return place
-    return None
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
