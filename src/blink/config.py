@@ -172,12 +172,12 @@ class FrontendConfig:
     tool_call_parser: str = option(
         "auto",
         "how the model writes tool calls; auto: as its chat template says",
-        choices=("auto", "hermes", "llama3_json", "mistral", "phi4_mini_json"),
+        choices=("auto", "hermes", "llama3_json", "mistral", "openai", "phi4_mini_json"),
     )
     reasoning_parser: str = option(
-        "none",
-        "how the model marks its reasoning, which then is apart from the answer",
-        choices=("none", "deepseek_r1", "mistral", "qwen3"),
+        "auto",
+        "how the model marks its reasoning, which then is apart from the answer; auto: gpt-oss' by its chat template",
+        choices=("auto", "none", "deepseek_r1", "mistral", "openai_gptoss", "qwen3"),
     )
     engine_timeout: float = option(3.0, "seconds without engine heartbeat after which open requests fail")
     shutdown_timeout: float = option(30.0, "seconds to finish open requests after SIGTERM")
