@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
+from blink.kernels.experts import Fp8Experts
 from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.quantized import PackedWeight
-from blink.kernels.weight import Fp8Experts, Weight
+from blink.kernels.weight import Weight
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
+"""The grouped products of moe.py with experts in 4 bits or in blocks of FP8, which become 16 bits in registers.
+
+The product is transposed, weight * x: tensor cores from Hopper on read the left operand from registers, where the
+weights are, and the right one, the activations, from shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blink.kernels.experts import PackedExperts
+from blink.kernels.gpu.activation import multiply
+from blink.kernels.gpu.moe_routing import Routes, find_tile
+from blink.kernels.gpu.programmatic import launch_options, start_programmatic
+from blink.kernels.operands import Activation
+from blink.kernels.quantized import GROUP
+
+_GROUP = tl.constexpr(GROUP)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTiling:
+    """Shape of one program's tile: rows of tokens, columns of the result."""
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_packed_tiling(num_pairs: int, num_experts: int, columns: int, *, is_gated: bool) -> PackedTiling:
+    """Choose a tile that suits the mean number of pairs per expert; its columns divide the product's."""
+    mean = num_pairs / num_experts
+    if mean <= 8:
+        rows, wide, num_warps, num_stages = 16, 32, 2, 4
+    elif mean <= 48:
+        rows, wide, num_warps, num_stages = 32, 64, 4, 3
+    elif is_gated:
+        rows, wide, num_warps, num_stages = 128, 64, 4, 3
+    else:
+        rows, wide, num_warps, num_stages = 128, 128, 8, 3
+    return PackedTiling(rows, min(wide, columns & -columns), num_warps, num_stages)
+
+
+def multiply_packed(
+    x: Tensor,
+    weight: PackedExperts,
+    routes: Routes,
+    result: Tensor,
+    *,
+    pairs_per_row: int,
+    activation: Activation | None,
+    bias: Tensor | None,
+    programmatic: bool,
+) -> None:
+    """Do what multiply_grouped() of moe.py describes."""
+    num_experts, max_tokens = routes.pairs.shape
+    (num_pairs, columns), depth, is_gated = result.shape, x.shape[1], activation is not None
+    assert weight.values.is_contiguous() and weight.groups.is_contiguous()
+    tiling = choose_packed_tiling(num_pairs, num_experts, columns, is_gated=is_gated)
+    # Every expert in use may leave one tile partly filled.
+    max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
+    _multiply_packed_tile[(max_tiles, columns // tiling.columns)](
+        x,
+        weight.values,
+        weight.groups,
+        weight.groups if weight.row_scales is None else weight.row_scales,
+        weight.groups if bias is None else bias,
+        routes.pairs,
+        routes.counts,
+        result,
+        max_tokens,
+        num_experts,
+        PAIRS_PER_ROW=pairs_per_row,
+        IS_GATED=is_gated,
+        ACTIVATION=activation,
+        FORMAT=weight.format.value,
+        HAS_BIAS=bias is not None,
+        SIZE=columns,
+        DEPTH=depth,
+        ROWS_BLOCK=tiling.rows,
+        COLUMNS_BLOCK=tiling.columns,
+        EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        PROGRAMMATIC=programmatic,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        **launch_options(programmatic=programmatic),
+    )
+
+
+@triton.jit
+def _multiply_packed_tile(
+    x, values, groups, row_scales, bias, pairs, counts, result, max_tokens, num_experts,
+    PAIRS_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, ACTIVATION: tl.constexpr, FORMAT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SIZE: tl.constexpr, DEPTH: tl.constexpr, ROWS_BLOCK: tl.constexpr,
+    COLUMNS_BLOCK: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, PRECISION: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
+    """Compute one tile of one expert's product; gated weights have 2 * SIZE rows, gates first."""
+    if PROGRAMMATIC:
+        start_programmatic()
+    expert, row, count = find_tile(counts, num_experts, ROWS_BLOCK, EXPERTS_BLOCK)
+    if expert >= num_experts:
+        return
+    rows = row + tl.arange(0, ROWS_BLOCK)
+    inside = rows < count
+    pair = tl.load(pairs + expert.to(tl.int64) * max_tokens + rows, mask=inside, other=0)
+    column = tl.program_id(1) * COLUMNS_BLOCK + tl.arange(0, COLUMNS_BLOCK)
+    HEIGHT: tl.constexpr = 2 * SIZE if IS_GATED else SIZE
+    GROUPS: tl.constexpr = (DEPTH + _GROUP - 1) // _GROUP
+    GROUP_BYTES: tl.constexpr = _GROUP if FORMAT == "fp8" else _GROUP // 2
+    PIECE: tl.constexpr = GROUP_BYTES if FORMAT == "fp8" else GROUP_BYTES // 2  # columns that are multiplied at once
+    step = tl.arange(0, PIECE)
+    right = x + (pair // PAIRS_PER_ROW).to(tl.int64)[None, :] * DEPTH + step[:, None]
+    left = values + expert.to(tl.int64) * (HEIGHT * GROUPS * GROUP_BYTES)
+    left += column[:, None] * (GROUPS * GROUP_BYTES) + step[None, :]
+    words = groups + expert.to(tl.int64) * (HEIGHT * GROUPS) + column
+    UP: tl.constexpr = SIZE * GROUPS * GROUP_BYTES  # from a gate to its up
+    total = tl.zeros((COLUMNS_BLOCK, ROWS_BLOCK), tl.float32)
+    gated = tl.zeros((COLUMNS_BLOCK, ROWS_BLOCK), tl.float32)
+    for group in range(GROUPS):
+        word = tl.load(words + group * HEIGHT)
+        word_up = tl.load(words + group * HEIGHT + SIZE) if IS_GATED else word
+        if FORMAT == "fp8":
+            rest = inside[None, :] & (group * _GROUP + step[:, None] < DEPTH)
+            inputs = tl.load(right + group * _GROUP, mask=rest, other=0.0)
+            weights = _scale_fp8(tl.load(left + group * GROUP_BYTES), word).to(inputs.dtype)
+            total = tl.dot(weights, inputs, total, input_precision=PRECISION)
+            if IS_GATED:
+                weights = _scale_fp8(tl.load(left + group * GROUP_BYTES + UP), word_up).to(inputs.dtype)
+                gated = tl.dot(weights, inputs, gated, input_precision=PRECISION)
+        else:
+            for half in tl.static_range(2):
+                place = group * GROUP_BYTES + half * PIECE
+                codes = tl.load(left + place).to(tl.int32)
+                codes_up = tl.load(left + place + UP).to(tl.int32) if IS_GATED else codes
+                for nibble in tl.static_range(2):
+                    k = group * _GROUP + (2 * half + nibble) * PIECE
+                    inputs = tl.load(right + k, mask=inside[None, :] & (k + step[:, None] < DEPTH), other=0.0)
+                    weights = _unpack(codes, word, 2 * half + nibble, FORMAT).to(inputs.dtype)
+                    total = tl.dot(weights, inputs, total, input_precision=PRECISION)
+                    if IS_GATED:
+                        weights = _unpack(codes_up, word_up, 2 * half + nibble, FORMAT).to(inputs.dtype)
+                        gated = tl.dot(weights, inputs, gated, input_precision=PRECISION)
+    if FORMAT == "mxfp4":
+        row_scales += expert.to(tl.int64) * HEIGHT + column
+        total *= tl.load(row_scales)[:, None]
+        if IS_GATED:
+            gated *= tl.load(row_scales + SIZE)[:, None]
+    if HAS_BIAS:
+        bias += expert.to(tl.int64) * HEIGHT + column
+        total += tl.load(bias).to(tl.float32)[:, None]
+        if IS_GATED:
+            gated += tl.load(bias + SIZE).to(tl.float32)[:, None]
+    if IS_GATED:
+        total = multiply(total, gated, ACTIVATION)
+    tl.store(result + pair.to(tl.int64)[None, :] * SIZE + column[:, None], total, mask=inside[None, :])
+
+
+@triton.jit
+def _scale_fp8(values, scales):
+    """Return FP8 [columns, k] times float32 scales [columns], both as bits."""
+    wide = values.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    return wide * scales.to(tl.float32, bitcast=True)[:, None]
+
+
+@triton.jit
+def _unpack(codes, words, PART: tl.constexpr, FORMAT: tl.constexpr):
+    """Return what the low or high four bits of codes [columns, 32] stand for: part PART of a group with these words."""
+    if FORMAT == "int4":
+        # 128 + code, as bits; the word's upper half is -(128 + zero point).
+        bits = ((codes >> 4) if PART % 2 else (codes & 15)) << 16 | 0x43000000
+        scales = (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        zeros = (words & -65536).to(tl.float32, bitcast=True)
+        return bits.to(tl.float32, bitcast=True) * scales[:, None] + (zeros * scales)[:, None]
+    # The sign goes to the top, three bits to where a float32's exponent ends and its mantissa begins: a number that is
+    # 2^126 times too small. By as much the words' scales are too large.
+    bits = codes << (24 if PART % 2 else 28) >> 6 & -0x7E400000
+    scales = ((words >> 8 * PART & 255) << 23).to(tl.float32, bitcast=True)
+    return bits.to(tl.float32, bitcast=True) * scales[:, None]
