@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
-from blink.kernels.experts import Fp8Experts
+from blink.kernels.experts import Fp8Experts, PackedExperts
 from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
@@ -69,7 +69,7 @@ def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
         num_experts, hidden, size = layer.mlp.down.shape
         if not moe.can_add_experts(rows, hidden, size, num_experts, 1, fp8=True):
             return False
-    return _are_few(packed, rows) or all(gemm.can_multiply_quantized(weight, rows) for weight in packed)
+    return _takes_few(layer, packed, rows) or all(gemm.can_multiply_quantized(weight, rows) for weight in packed)
 
 
 def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
@@ -79,9 +79,18 @@ def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
     return [weight for weight in weights if isinstance(weight, PackedWeight)]
 
 
-def _are_few(packed: Sequence[PackedWeight], rows: int) -> bool:
+def _takes_few(layer: Layer, packed: Sequence[PackedWeight], rows: int) -> bool:
     """Tell whether the kernels for few rows are there and the faster ones."""
-    return rows <= MAX_GEMV_ROWS and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
+    few = rows <= MAX_GEMV_ROWS and not _is_grouped(layer, rows)
+    return few and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
+
+
+def _is_grouped(layer: Layer, rows: int) -> bool:
+    """Tell whether a layer's experts take the grouped products: with more rows, and those in 4 bits or blocks."""
+    if not isinstance(layer.mlp, MoeMlp):
+        return False
+    parts = (layer.mlp.gate_up, layer.mlp.down)
+    return rows > MAX_UNGROUPED_ROWS or any(isinstance(part, PackedExperts) for part in parts)
 
 
 def can_attend_rows(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> bool:
@@ -98,7 +107,7 @@ def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
 def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
     packed = _list_packed(weights.layers[0], weights.lm_head)
-    run = _decode_few if _are_few(packed, rows) else _decode_many
+    run = _decode_few if _takes_few(weights.layers[0], packed, rows) else _decode_many
     return run(weights, batch, kv_cache, batch.input_ids[:rows])
 
 
@@ -131,7 +140,7 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
         normed = gemm.add_linear(attended, layer.output, residual, mlp_norm, layer.output_bias)
         if isinstance(mlp, DenseMlp):
             normed = gemm.add_linear(gemm.gated_linear(normed, eps, mlp.gate_up), mlp.down, residual, next_norm)
-        elif len(ids) <= MAX_UNGROUPED_ROWS:
+        elif not _is_grouped(layer, len(ids)):
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)
             gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)
             normed = moe.down_normed_experts(gated, mlp.down, routes, residual, next_norm)

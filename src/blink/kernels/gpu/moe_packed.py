@@ -23,6 +23,47 @@ from blink.kernels.operands import Activation
 from blink.kernels.quantized import GROUP
 
 _GROUP = tl.constexpr(GROUP)
+# What _unpack() says, on four bytes: the low halves in $0 and $1, the high ones in $2 and $3, two bfloat16 in each.
+_SPREAD = """
+{ .reg .b32 p, q, s, t;
+prmt.b32 p, $4, 0, 0x4140;
+prmt.b32 q, $4, 0, 0x4342;
+"""
+_INT4_ASSEMBLY = tl.constexpr(
+    _SPREAD
+    + """
+lop3.b32 $0, p, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 $1, q, 0x000f000f, 0x43004300, 0xea;
+shr.u32 p, p, 4;
+shr.u32 q, q, 4;
+lop3.b32 $2, p, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 $3, q, 0x000f000f, 0x43004300, 0xea;
+add.rn.bf16x2 $0, $0, $5;
+add.rn.bf16x2 $1, $1, $6;
+add.rn.bf16x2 $2, $2, $7;
+add.rn.bf16x2 $3, $3, $8; }
+"""
+)
+
+
+def _place_mxfp4(result: str, source: str, magnitude: int, sign: int, factor: str) -> str:
+    return f"""
+shl.b32 s, {source}, {magnitude};
+shl.b32 t, {source}, {sign};
+and.b32 s, s, 0x01c001c0;
+lop3.b32 t, t, 0x80008000, s, 0xea;
+mul.rn.bf16x2 {result}, t, {factor};
+"""
+
+
+_MXFP4_ASSEMBLY = tl.constexpr(
+    _SPREAD
+    + _place_mxfp4("$0", "p", 6, 12, "$5")
+    + _place_mxfp4("$1", "q", 6, 12, "$6")
+    + _place_mxfp4("$2", "p", 2, 8, "$7")
+    + _place_mxfp4("$3", "q", 2, 8, "$8")
+    + "}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +130,7 @@ def multiply_packed(
         COLUMNS_BLOCK=tiling.columns,
         EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        FAST=x.is_cuda and x.dtype == torch.bfloat16,
         PROGRAMMATIC=programmatic,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
@@ -101,7 +143,8 @@ def _multiply_packed_tile(
     x, values, groups, row_scales, bias, pairs, counts, result, max_tokens, num_experts,
     PAIRS_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, ACTIVATION: tl.constexpr, FORMAT: tl.constexpr,
     HAS_BIAS: tl.constexpr, SIZE: tl.constexpr, DEPTH: tl.constexpr, ROWS_BLOCK: tl.constexpr,
-    COLUMNS_BLOCK: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, PRECISION: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+    COLUMNS_BLOCK: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of one expert's product; gated weights have 2 * SIZE rows, gates first."""
     if PROGRAMMATIC:
@@ -137,18 +180,25 @@ def _multiply_packed_tile(
                 weights = _scale_fp8(tl.load(left + group * GROUP_BYTES + UP), word_up).to(inputs.dtype)
                 gated = tl.dot(weights, inputs, gated, input_precision=PRECISION)
         else:
+            # INT4 is scaled by the group, MXFP4 when it is unpacked.
+            part = tl.zeros_like(total) if FORMAT == "int4" else total
+            part_up = tl.zeros_like(gated) if FORMAT == "int4" else gated
             for half in tl.static_range(2):
                 place = group * GROUP_BYTES + half * PIECE
-                codes = tl.load(left + place).to(tl.int32)
-                codes_up = tl.load(left + place + UP).to(tl.int32) if IS_GATED else codes
-                for nibble in tl.static_range(2):
-                    k = group * _GROUP + (2 * half + nibble) * PIECE
-                    inputs = tl.load(right + k, mask=inside[None, :] & (k + step[:, None] < DEPTH), other=0.0)
-                    weights = _unpack(codes, word, 2 * half + nibble, FORMAT).to(inputs.dtype)
-                    total = tl.dot(weights, inputs, total, input_precision=PRECISION)
-                    if IS_GATED:
-                        weights = _unpack(codes_up, word_up, 2 * half + nibble, FORMAT).to(inputs.dtype)
-                        gated = tl.dot(weights, inputs, gated, input_precision=PRECISION)
+                k = group * _GROUP + half * 2 * PIECE
+                low_inputs = tl.load(right + k, mask=inside[None, :] & (k + step[:, None] < DEPTH), other=0.0)
+                k += PIECE
+                high_inputs = tl.load(right + k, mask=inside[None, :] & (k + step[:, None] < DEPTH), other=0.0)
+                low, high = _unpack(tl.load(left + place), word, 2 * half, FORMAT, low_inputs.dtype, FAST)
+                part = tl.dot(low, low_inputs, part, input_precision=PRECISION)
+                part = tl.dot(high, high_inputs, part, input_precision=PRECISION)
+                if IS_GATED:
+                    low, high = _unpack(tl.load(left + place + UP), word_up, 2 * half, FORMAT, low_inputs.dtype, FAST)
+                    part_up = tl.dot(low, low_inputs, part_up, input_precision=PRECISION)
+                    part_up = tl.dot(high, high_inputs, part_up, input_precision=PRECISION)
+            total = total + part * _int4_scales(word)[:, None] if FORMAT == "int4" else part
+            if IS_GATED:
+                gated = gated + part_up * _int4_scales(word_up)[:, None] if FORMAT == "int4" else part_up
     if FORMAT == "mxfp4":
         row_scales += expert.to(tl.int64) * HEIGHT + column
         total *= tl.load(row_scales)[:, None]
@@ -172,16 +222,38 @@ def _scale_fp8(values, scales):
 
 
 @triton.jit
-def _unpack(codes, words, PART: tl.constexpr, FORMAT: tl.constexpr):
-    """Return what the low or high four bits of codes [columns, 32] stand for: part PART of a group with these words."""
+def _int4_scales(words):
+    return (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _unpack(codes, words, PART: tl.constexpr, FORMAT: tl.constexpr, DTYPE: tl.constexpr, FAST: tl.constexpr):
+    """Return what the low and the high bits of codes [columns, 32] stand for: parts PART and PART + 1 of a group.
+
+    INT4 without its scale, MXFP4 without that of its row; words: the groups' [columns].
+    """
     if FORMAT == "int4":
-        # 128 + code, as bits; the word's upper half is -(128 + zero point).
-        bits = ((codes >> 4) if PART % 2 else (codes & 15)) << 16 | 0x43000000
-        scales = (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        zeros = (words & -65536).to(tl.float32, bitcast=True)
-        return bits.to(tl.float32, bitcast=True) * scales[:, None] + (zeros * scales)[:, None]
-    # The sign goes to the top, three bits to where a float32's exponent ends and its mantissa begins: a number that is
-    # 2^126 times too small. By as much the words' scales are too large.
-    bits = codes << (24 if PART % 2 else 28) >> 6 & -0x7E400000
-    scales = ((words >> 8 * PART & 255) << 23).to(tl.float32, bitcast=True)
-    return bits.to(tl.float32, bitcast=True) * scales[:, None]
+        low_factor = (words & -65536).to(tl.float32, bitcast=True)  # -(128 + zero point)
+        high_factor = low_factor
+    else:
+        low_factor = ((words >> 8 * PART & 255) << 23).to(tl.float32, bitcast=True)
+        high_factor = ((words >> 8 * PART + 8 & 255) << 23).to(tl.float32, bitcast=True)
+    if FAST:
+        return tl.inline_asm_elementwise(
+            _INT4_ASSEMBLY if FORMAT == "int4" else _MXFP4_ASSEMBLY,
+            "=r,=r,=r,=r,r,r,r,r,r",
+            [codes, low_factor.to(tl.bfloat16)[:, None], high_factor.to(tl.bfloat16)[:, None]],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    codes = codes.to(tl.int32)
+    if FORMAT == "int4":  # 128 + code
+        low = ((codes & 15) << 16 | 0x43000000).to(tl.float32, bitcast=True) + low_factor[:, None]
+        high = (codes >> 4 << 16 | 0x43000000).to(tl.float32, bitcast=True) + high_factor[:, None]
+    else:
+        # The sign goes to the top, three bits to where a float32's exponent ends and its mantissa begins: a number that
+        # is 2^126 times too small. By as much the words' scales are too large.
+        low = (codes << 28 >> 6 & -0x7E400000).to(tl.float32, bitcast=True) * low_factor[:, None]
+        high = (codes << 24 >> 6 & -0x7E400000).to(tl.float32, bitcast=True) * high_factor[:, None]
+    return low.to(DTYPE), high.to(DTYPE)
