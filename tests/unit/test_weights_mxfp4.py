@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from blink.errors import ConfigError
 from blink.kernels.experts import ExpertFormat, PackedExperts
 from blink.kernels.mxfp4 import Mxfp4Matrix, round_to_codes
 from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix
+from blink.kernels.weight import plain
 from blink.models.decoder import Decoder
 from blink.models.layer import MoeMlp
 from blink.models.weights import packed_loader
@@ -63,7 +65,7 @@ PUBLISHED = {
 }
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32, **options: str) -> Decoder:
+def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Decoder:
     return load_model(ModelConfig(model=str(path), **options), torch.device("cpu"), dtype)
 
 
@@ -73,7 +75,7 @@ def experts(decoder: Decoder) -> list[Tensor]:
     for layer in decoder._layers:
         assert isinstance(layer.mlp, MoeMlp)
         for part in (layer.mlp.gate_up, layer.mlp.down):
-            found.append(part.dequantize(torch.float32) if isinstance(part, PackedExperts) else part)
+            found.append(part.dequantize(torch.float32) if isinstance(part, PackedExperts) else plain(part))
     return found
 
 
