@@ -133,17 +133,14 @@ def test_experts_in_fp8_equal_the_reference(num_tokens: int, dtype: torch.dtype,
     assert_equals_reference(num_tokens, (4, 64, 48), device, dtype=dtype, kind="fp8")
 
 
-PACKED_SHAPES = {"fp8-blocks": (4, 160, 48), "int4": (5, 256, 128), "mxfp4": (4, 96, 160)}
+PACKED_SHAPES = {"fp8-blocks": (3, 144, 32), "int4": (3, 128, 128), "mxfp4": (3, 160, 32)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_tokens", [3, 40])
 @pytest.mark.parametrize("kind", PACKED_SHAPES)
-def test_experts_in_4_bits_and_blocks_equal_the_reference(
-    kind: str, num_tokens: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    """Depths that groups do not divide where the format has such."""
-    assert_equals_reference(num_tokens, PACKED_SHAPES[kind], device, dtype=dtype, kind=kind, num_padding=2)
+def test_experts_in_4_bits_and_blocks_equal_the_reference(kind: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Depths that groups do not divide where the format has such; more of them in test_packed_experts.py."""
+    assert_equals_reference(3, PACKED_SHAPES[kind], device, dtype=dtype, kind=kind, num_padding=2, top_k=2)
 
 
 def test_padding_is_not_routed_and_becomes_zero(device: torch.device) -> None:

@@ -58,6 +58,15 @@ def test_values_equal_those_of_transformers_to_the_bit(dtype: torch.dtype) -> No
         assert torch.equal(found.signbit(), expected[expert].signbit())
 
 
+def test_experts_of_a_directory_are_those_that_transformers_has(tmp_path: Path) -> None:
+    model = save_model(MXFP4, tmp_path)
+    found = experts(load(tmp_path))
+    for index, layer in enumerate(model.model.layers):
+        gates_and_ups = layer.mlp.experts.gate_up_proj.detach().transpose(1, 2)  # in turn
+        assert torch.equal(found[2 * index], torch.cat([gates_and_ups[:, 0::2], gates_and_ups[:, 1::2]], 1))
+        assert torch.equal(found[2 * index + 1], layer.mlp.experts.down_proj.detach().transpose(1, 2))
+
+
 def draw_fp8() -> QuantizedMatrix:
     return QuantizedMatrix(torch.randn(24, 144).to(FP8), torch.rand(24, 2))
 

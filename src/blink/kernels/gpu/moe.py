@@ -124,15 +124,8 @@ def multiply_grouped(
     # Every expert in use may leave one tile partly filled.
     max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
     _multiply_tile[(max_tiles, columns // tiling.columns)](
-        x,
-        values,
-        values if scales is None else scales,
-        values if bias is None else bias,
-        routes.pairs,
-        routes.counts,
-        result,
-        max_tokens,
-        num_experts,
+        x, values, values if scales is None else scales, values if bias is None else bias,
+        routes.pairs, routes.counts, result, max_tokens, num_experts,
         PAIRS_PER_ROW=pairs_per_row,
         IS_GATED=is_gated,
         ACTIVATION=activation,
@@ -149,7 +142,7 @@ def multiply_grouped(
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         **launch_options(programmatic=programmatic),
-    )
+    )  # fmt: skip
 
 
 @triton.jit

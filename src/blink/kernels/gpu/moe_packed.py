@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportMissingParameterType=false
 """The grouped products of moe.py with experts in 4 bits or in blocks of FP8, which become 16 bits in registers.
 
 The product is transposed, weight * x: tensor cores from Hopper on read the left operand from registers, where the
@@ -84,7 +85,7 @@ def choose_packed_tiling(num_pairs: int, num_experts: int, columns: int, *, is_g
     elif mean <= 48:
         rows, wide, num_warps, num_stages = 32, 64, 4, 3
     elif is_gated:
-        rows, wide, num_warps, num_stages = 128, 64, 4, 3
+        rows, wide, num_warps, num_stages = 64, 64, 4, 3
     else:
         rows, wide, num_warps, num_stages = 128, 128, 8, 3
     return PackedTiling(rows, min(wide, columns & -columns), num_warps, num_stages)
@@ -160,10 +161,9 @@ def _multiply_packed_tile(
     GROUPS: tl.constexpr = (DEPTH + _GROUP - 1) // _GROUP
     GROUP_BYTES: tl.constexpr = _GROUP if FORMAT == "fp8" else _GROUP // 2
     PIECE: tl.constexpr = GROUP_BYTES if FORMAT == "fp8" else GROUP_BYTES // 2  # columns that are multiplied at once
-    step = tl.arange(0, PIECE)
-    right = x + (pair // PAIRS_PER_ROW).to(tl.int64)[None, :] * DEPTH + step[:, None]
+    right = x + (pair // PAIRS_PER_ROW).to(tl.int64)[None, :] * DEPTH
     left = values + expert.to(tl.int64) * (HEIGHT * GROUPS * GROUP_BYTES)
-    left += column[:, None] * (GROUPS * GROUP_BYTES) + step[None, :]
+    left += column[:, None] * (GROUPS * GROUP_BYTES) + tl.arange(0, PIECE)[None, :]
     words = groups + expert.to(tl.int64) * (HEIGHT * GROUPS) + column
     UP: tl.constexpr = SIZE * GROUPS * GROUP_BYTES  # from a gate to its up
     total = tl.zeros((COLUMNS_BLOCK, ROWS_BLOCK), tl.float32)
@@ -171,54 +171,79 @@ def _multiply_packed_tile(
     for group in range(GROUPS):
         word = tl.load(words + group * HEIGHT)
         word_up = tl.load(words + group * HEIGHT + SIZE) if IS_GATED else word
+        from_group = left + group * GROUP_BYTES
         if FORMAT == "fp8":
-            rest = inside[None, :] & (group * _GROUP + step[:, None] < DEPTH)
-            inputs = tl.load(right + group * _GROUP, mask=rest, other=0.0)
-            weights = _scale_fp8(tl.load(left + group * GROUP_BYTES), word).to(inputs.dtype)
-            total = tl.dot(weights, inputs, total, input_precision=PRECISION)
-            if IS_GATED:
-                weights = _scale_fp8(tl.load(left + group * GROUP_BYTES + UP), word_up).to(inputs.dtype)
-                gated = tl.dot(weights, inputs, gated, input_precision=PRECISION)
+            inputs = _load_inputs(right, inside, group * _GROUP, PIECE, DEPTH)
+            total = _add_fp8(total, inputs, from_group, word, PRECISION)
+            gated = _add_fp8(gated, inputs, from_group + UP, word_up, PRECISION) if IS_GATED else gated
         else:
-            # INT4 is scaled by the group, MXFP4 when it is unpacked.
-            part = tl.zeros_like(total) if FORMAT == "int4" else total
-            part_up = tl.zeros_like(gated) if FORMAT == "int4" else gated
-            for half in tl.static_range(2):
-                place = group * GROUP_BYTES + half * PIECE
-                k = group * _GROUP + half * 2 * PIECE
-                low_inputs = tl.load(right + k, mask=inside[None, :] & (k + step[:, None] < DEPTH), other=0.0)
-                k += PIECE
-                high_inputs = tl.load(right + k, mask=inside[None, :] & (k + step[:, None] < DEPTH), other=0.0)
-                low, high = _unpack(tl.load(left + place), word, 2 * half, FORMAT, low_inputs.dtype, FAST)
-                part = tl.dot(low, low_inputs, part, input_precision=PRECISION)
-                part = tl.dot(high, high_inputs, part, input_precision=PRECISION)
-                if IS_GATED:
-                    low, high = _unpack(tl.load(left + place + UP), word_up, 2 * half, FORMAT, low_inputs.dtype, FAST)
-                    part_up = tl.dot(low, low_inputs, part_up, input_precision=PRECISION)
-                    part_up = tl.dot(high, high_inputs, part_up, input_precision=PRECISION)
-            total = total + part * _int4_scales(word)[:, None] if FORMAT == "int4" else part
-            if IS_GATED:
-                gated = gated + part_up * _int4_scales(word_up)[:, None] if FORMAT == "int4" else part_up
-    if FORMAT == "mxfp4":
-        row_scales += expert.to(tl.int64) * HEIGHT + column
-        total *= tl.load(row_scales)[:, None]
-        if IS_GATED:
-            gated *= tl.load(row_scales + SIZE)[:, None]
-    if HAS_BIAS:
-        bias += expert.to(tl.int64) * HEIGHT + column
-        total += tl.load(bias).to(tl.float32)[:, None]
-        if IS_GATED:
-            gated += tl.load(bias + SIZE).to(tl.float32)[:, None]
+            total, gated = _add_group(
+                total, gated, right, inside, group * _GROUP, from_group, word, word_up,
+                IS_GATED, FORMAT, DEPTH, PIECE, UP, PRECISION, FAST,
+            )  # fmt: skip
+    place = expert.to(tl.int64) * HEIGHT + column
+    total = _finish(total, row_scales + place, bias + place, FORMAT, HAS_BIAS)
     if IS_GATED:
+        gated = _finish(gated, row_scales + place + SIZE, bias + place + SIZE, FORMAT, HAS_BIAS)
         total = multiply(total, gated, ACTIVATION)
     tl.store(result + pair.to(tl.int64)[None, :] * SIZE + column[:, None], total, mask=inside[None, :])
 
 
 @triton.jit
-def _scale_fp8(values, scales):
-    """Return FP8 [columns, k] times float32 scales [columns], both as bits."""
-    wide = values.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    return wide * scales.to(tl.float32, bitcast=True)[:, None]
+def _load_inputs(rows, inside, first, PIECE: tl.constexpr, DEPTH: tl.constexpr):
+    """Return some k of rows' activations [PIECE, rows]; zeros behind the last."""
+    k = first + tl.arange(0, PIECE)[:, None]
+    return tl.load(rows + k, mask=inside[None, :] & (k < DEPTH), other=0.0)
+
+
+@triton.jit
+def _finish(total, row_scales, bias, FORMAT: tl.constexpr, HAS_BIAS: tl.constexpr):
+    if FORMAT == "mxfp4":
+        total *= tl.load(row_scales)[:, None]
+    if HAS_BIAS:
+        total += tl.load(bias).to(tl.float32)[:, None]
+    return total
+
+
+@triton.jit
+def _add_fp8(total, inputs, values, scales, PRECISION: tl.constexpr):
+    """Add the product with FP8 weights at pointers [columns, k]; scales: float32 [columns], as bits."""
+    weights = tl.load(values).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    weights *= scales.to(tl.float32, bitcast=True)[:, None]
+    return tl.dot(weights.to(inputs.dtype), inputs, total, input_precision=PRECISION)
+
+
+@triton.jit
+def _add_group(
+    total, gated, right, inside, first, codes, word, word_up,
+    IS_GATED: tl.constexpr, FORMAT: tl.constexpr, DEPTH: tl.constexpr, PIECE: tl.constexpr, UP: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Add the products with a group of numbers of 4 bits: INT4 is scaled behind the product, MXFP4 when unpacked."""
+    part = tl.zeros_like(total) if FORMAT == "int4" else total
+    part_up = tl.zeros_like(gated) if FORMAT == "int4" else gated
+    for half in tl.static_range(2):
+        k = first + half * 2 * PIECE
+        low = _load_inputs(right, inside, k, PIECE, DEPTH)
+        high = _load_inputs(right, inside, k + PIECE, PIECE, DEPTH)
+        place = codes + half * PIECE
+        part = _add_halves(part, low, high, place, word, half, FORMAT, PRECISION, FAST)
+        if IS_GATED:
+            part_up = _add_halves(part_up, low, high, place + UP, word_up, half, FORMAT, PRECISION, FAST)
+    if FORMAT == "int4":
+        return total + part * _int4_scales(word)[:, None], gated + part_up * _int4_scales(word_up)[:, None]
+    return part, part_up
+
+
+@triton.jit
+def _add_halves(
+    total, low_inputs, high_inputs, codes, words,
+    HALF: tl.constexpr, FORMAT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Add the products with one half of a group's weights, at pointers [columns, 32]."""
+    low, high = _unpack(tl.load(codes), words, 2 * HALF, FORMAT, low_inputs.dtype, FAST)
+    total = tl.dot(low, low_inputs, total, input_precision=PRECISION)
+    return tl.dot(high, high_inputs, total, input_precision=PRECISION)
 
 
 @triton.jit
