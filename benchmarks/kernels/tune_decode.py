@@ -22,7 +22,7 @@ import torch
 from decode_layer import Case, Model, time_graph
 
 import blink.models
-from blink.kernels.gpu.decode import attention, gemm, gemm_fp8, gemv, gemv_quantized, moe, splits
+from blink.kernels.gpu.decode import attention, gemm, gemm_fp8, gemm_planes, gemv, gemv_quantized, moe, splits
 from blink.kernels.gpu.decode.gemm_quantized import Shape
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
@@ -41,7 +41,8 @@ _CONTEXT = 500
 _TOLERANCE = 5e-2  # sums in another order, through some layers
 
 Candidates = dict[str, list[list[int]]]
-Split = splits.GemmSplit | splits.AttentionSplit | gemm_fp8.Fp8GemmSplit | gemv_quantized.QuantizedSplit
+Fp8Split = gemm_fp8.Fp8GemmSplit | gemm_planes.PlanesGemmSplit | gemv_quantized.QuantizedSplit
+Split = splits.GemmSplit | splits.AttentionSplit | Fp8Split
 
 
 def list_products(spec: ModelSpec) -> list[tuple[Output, int, int]]:
@@ -77,7 +78,8 @@ def list_fp8_candidates(spec: ModelSpec, rows: int) -> Candidates:
         few = [gemv_quantized.Shape(Format.FP8, False, rows, k, n) for _, n, k in products]
         return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_splits(shape))) for shape in few}
     shapes = [Shape(Format.FP8, False, output, splits.pad_rows(rows), k, n) for output, n, k in products]
-    return {gemm_fp8.key(shape): list(map(to_list, gemm_fp8.list_splits(shape))) for shape in shapes}
+    module = gemm_fp8 if spec.num_experts else gemm_planes
+    return {module.key(shape): list(map(to_list, module.list_splits(shape))) for shape in shapes}
 
 
 def to_list(split: Split) -> list[int]:
@@ -133,7 +135,7 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.models:
         model = make_model(name, fp8=options.fp8)
-        for rows in [rows for rows in options.rows if rows <= gemm_fp8.MAX_ROWS or not options.fp8]:
+        for rows in options.rows:
             start = time.monotonic()
             print(f"{name}, {rows} rows", flush=True)
             candidates = (list_fp8_candidates if options.fp8 else list_candidates)(model.spec, rows)

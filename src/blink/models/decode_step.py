@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
 from blink.kernels.experts import Fp8Experts, PackedExperts
-from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe
+from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
@@ -69,7 +69,23 @@ def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
         num_experts, hidden, size = layer.mlp.down.shape
         if not moe.can_add_experts(rows, hidden, size, num_experts, 1, fp8=True):
             return False
-    return _takes_few(layer, packed, rows) or all(gemm.can_multiply_quantized(weight, rows) for weight in packed)
+    if _takes_few(layer, packed, rows):
+        return True
+    if _has_planes(layer, rows):
+        packed = [weight for weight in packed if not _takes_planes(weight, rows)]
+    return all(gemm.can_multiply_quantized(weight, rows) for weight in packed)
+
+
+def _has_planes(layer: Layer, rows: int) -> bool:
+    """Tell whether the activations of a layer's products are planes: gemm.py."""
+    mlp = layer.mlp
+    if not isinstance(mlp, DenseMlp):
+        return False
+    return all(_takes_planes(weight, rows) for weight in (layer.qkv, layer.output, mlp.gate_up, mlp.down))
+
+
+def _takes_planes(weight: Weight, rows: int) -> bool:
+    return isinstance(weight, PackedWeight) and gemm_planes.can_multiply(weight, rows)
 
 
 def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
@@ -132,14 +148,17 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Ten
 def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Tensor) -> Tensor:
     spec, eps, layers = weights.spec, weights.spec.rms_norm_eps, weights.layers
     next_norms = [*(_norms(layer)[0] for layer in layers[1:]), weights.norm]
-    residual, normed = gemm.embed(ids, weights.embedding, _norms(layers[0])[0])
-    for layer, cache, next_norm in zip(layers, kv_cache, next_norms, strict=True):
+    planes = _has_planes(layers[0], len(ids))
+    next_planes = [*(planes for _ in layers[1:]), planes and _takes_planes(weights.lm_head, len(ids))]
+    residual, normed = gemm.embed(ids, weights.embedding, _norms(layers[0])[0], planes=planes)
+    for layer, cache, next_norm, in_planes in zip(layers, kv_cache, next_norms, next_planes, strict=True):
         mlp, mlp_norm = layer.mlp, _norms(layer)[1]
         qkv = gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias)
-        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
-        normed = gemm.add_linear(attended, layer.output, residual, mlp_norm, layer.output_bias)
+        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm, planes=planes)
+        normed = gemm.add_linear(attended, layer.output, residual, mlp_norm, layer.output_bias, planes=planes)
         if isinstance(mlp, DenseMlp):
-            normed = gemm.add_linear(gemm.gated_linear(normed, eps, mlp.gate_up), mlp.down, residual, next_norm)
+            gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=planes)
+            normed = gemm.add_linear(gated, mlp.down, residual, next_norm, planes=in_planes)
         elif not _is_grouped(layer, len(ids)):
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)
             gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)

@@ -117,7 +117,7 @@ __device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& a
 }
 
 template <int kGroup, int kHeadDim, int kRotaryDim, int kKvHeads, int kBlockSize, int kCluster, int kWarps, int kStages,
-          bool kNorm>
+          bool kNorm, bool kWrites>
 __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionArgs args) {
   using S = AttentionShape<kGroup, kHeadDim, kRotaryDim, kKvHeads, kBlockSize, kCluster, kWarps, kStages, kNorm>;
   extern __shared__ __align__(1024) char memory[];
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   } else {
     __syncthreads();
   }
-  combine_cluster(args, at, shared);
+  combine_cluster<S, kWrites>(args, at, shared);
   if (kCluster > 1) {  // nobody may leave while others read its shared memory
     cluster_arrive();
     cluster_wait();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_shape.cuh"
+#include "planes.cuh"
 
 namespace blink {
 
@@ -46,8 +47,26 @@ __device__ inline void combine_block(AttentionShared<S>& shared) {
   }
 }
 
+// Write one of the outputs of a KV head's queries.
+template <class S, bool kWrites>
+__device__ inline void write_attended(const AttentionArgs& args, const Place<S>& at, int i, Bf16 value) {
+  constexpr int width = S::group * S::head_dim;
+  const int column = at.head * width + i;
+  const long row = long(at.row) * S::kv_heads * width;
+  if constexpr (kWrites) {
+    unsigned short numbers[kPlanes];
+    split_pair(value.bits, numbers);
+    char* to = reinterpret_cast<char*>(args.out) + row + packed_place(column);
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; plane++)
+      to[plane * long(gridDim.y) * S::kv_heads * width] = static_cast<char>(numbers[plane]);
+  } else {
+    args.out[row + column] = value;
+  }
+}
+
 // Add up the cluster's parts, each block some of the outputs, and write them. Without keys they are zero.
-template <class S>
+template <class S, bool kWrites>
 __device__ inline void combine_cluster(const AttentionArgs& args, const Place<S>& at, AttentionShared<S>& shared) {
   constexpr int share = (S::group * S::head_dim + S::cluster - 1) / S::cluster;
   const int end = min((at.rank + 1) * share, S::group * S::head_dim);
@@ -69,8 +88,7 @@ __device__ inline void combine_cluster(const AttentionArgs& args, const Place<S>
       total += weight * totals[rank];
       attended += weight * parts[rank];
     }
-    const long place = (long(at.row) * S::kv_heads + at.head) * S::group * S::head_dim + i;
-    args.out[place] = to_bf16(total > 0 ? attended / total : 0);
+    write_attended<S, kWrites>(args, at, i, to_bf16(total > 0 ? attended / total : 0));
   }
 }
 

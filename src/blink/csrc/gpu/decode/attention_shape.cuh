@@ -19,7 +19,7 @@ struct AttentionArgs {
   const float* rotary;      // [positions, kRotaryDim], cosines before sines
   const Bf16* query_norm;   // [head_dim], with kNorm
   const Bf16* key_norm;
-  Bf16* out;  // [rows, kGroup * kv_heads * head_dim]
+  Bf16* out;  // [rows, kGroup * kv_heads * head_dim]; with kWrites planes
   float eps;
   float scale;  // of the scores, for powers of 2
   int table_stride;

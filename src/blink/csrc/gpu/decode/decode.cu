@@ -3,6 +3,7 @@
 #include "attention.cuh"
 #include "embedding.cuh"
 #include "gemm_fp8.cuh"
+#include "gemm_planes.cuh"
 #include "gemm_quantized.cuh"
 #include "gemv_quantized.cuh"
 #include "moe_down.cuh"

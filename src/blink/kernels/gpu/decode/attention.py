@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch
+from blink.kernels.gpu.decode.gemm_planes import new_planes
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import TILE_KEYS, choose_attention_split
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_cells
@@ -48,13 +49,20 @@ def can_attend(
 
 
 def decode_attention(
-    qkv: Tensor, kv_cache: Tensor, batch: Batch, rotary_table: Tensor, head_norm: HeadNorm | None = None
+    qkv: Tensor,
+    kv_cache: Tensor,
+    batch: Batch,
+    rotary_table: Tensor,
+    head_norm: HeadNorm | None = None,
+    *,
+    planes: bool = False,
 ) -> Tensor:
     """Return the attention [rows, heads * head_dim] of rows of one token and write their keys and values to the cache.
 
     qkv: [rows, (heads + 2 * kv_heads) * head_dim], row r of which is the batch's token r; kv_cache: [2, num_blocks,
     block_size, kv_heads, head_dim]; rotary_table: float32 [positions, rotary_dim]. Rows without context give zeros.
-    No kernel of the same step may write the batch or the cache's older tokens: they are read before the wait.
+    planes: return planes of it, see gemm.py. No kernel of the same step may write the batch or the cache's older
+    tokens: they are read before the wait.
     """
     rows, width = qkv.shape
     block_size, kv_heads, head_dim = kv_cache.shape[2:]
@@ -65,10 +73,10 @@ def decode_attention(
     assert kv_cache.dtype == qkv.dtype and rotary_table.dtype == torch.float32
     split = choose_attention_split(rows * kv_heads)
     group = num_heads // kv_heads
-    norm = "true" if head_norm else "false"
+    flags = f"{str(head_norm is not None).lower()}, {str(planes).lower()}"
     sizes = (group, head_dim, rotary_dim, kv_heads, block_size, split.cluster, split.warps, split.stages)
-    name = f"blink::attend<{', '.join(map(str, sizes))}, {norm}>"
-    out = qkv.new_empty(rows, num_heads * head_dim)
+    name = f"blink::attend<{', '.join(map(str, sizes))}, {flags}>"
+    out = new_planes(rows, num_heads * head_dim, qkv.device) if planes else qkv.new_empty(rows, num_heads * head_dim)
     arguments = _Arguments(
         encode_cells(kv_cache, TILE_KEYS),
         qkv.data_ptr(),

@@ -33,6 +33,12 @@ def encode_bytes(matrix: Tensor, box_rows: int) -> TensorMap:
     return _encode(matrix, (columns, rows), (columns,), (2 * BOX_ROW, box_rows))
 
 
+def encode_planes(planes: Tensor, box_rows: int) -> TensorMap:
+    """Describe contiguous planes [planes, rows, columns] of bytes, in boxes of so many rows of 128 of all planes."""
+    count, rows, columns = planes.shape
+    return _encode(planes, (columns, rows, count), (columns, rows * columns), (2 * BOX_ROW, box_rows, count))
+
+
 def encode_cells(kv_cache: Tensor, box_tokens: int) -> TensorMap:
     """Describe a layer's contiguous KV cache, in boxes of some tokens' keys and values of one head.
 
