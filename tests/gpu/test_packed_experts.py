@@ -137,7 +137,7 @@ def test_experts_between_two_norms_equal_the_dequantised(form: ExpertFormat, row
     residual, norm, next_norm, logits = draw(rows, hidden), draw(hidden), draw(hidden), draw(rows, count)
     dequantised = [part.dequantize(torch.float32) for part in (gate_up, down)]
     added = cpu_moe.moe(normed(residual, norm), logits.float(), *dequantised, top_k=top_k, renormalize=True)
-    before = residual.float()
+    before = residual.float().clone()
     num_tokens = torch.tensor([rows], dtype=torch.int32, device="cuda")
     add_grouped_experts(
         residual, norm_of(residual, norm), EPS, logits, gate_up, down, num_tokens, next_norm,
