@@ -14,8 +14,8 @@ from blink.config import ModelConfig
 from blink.kernels.cpu import moe as cpu_moe
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.experts import Fp8Experts
 from blink.kernels.quantized import FP8, GROUP, PackedWeight, QuantizedMatrix, pack
-from blink.kernels.weight import Fp8Experts
 from blink.models.decoder import Decoder
 from blink.models.layer import MoeMlp
 from blink.models.weights.loader import load_model

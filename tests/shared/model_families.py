@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from blink import LLM, SamplingParams
+from mxfp4_checkpoints import quantize_model
 
 NUM_NEW = 6
 SMALL: dict[str, Any] = {
@@ -117,6 +118,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN_ROPE, "truncate": False},
     },
 }
+MXFP4 = "gpt_oss-mxfp4"  # its experts rounded
+FAMILIES[MXFP4] = FAMILIES["gpt_oss"]
 
 
 def make_prompts() -> list[list[int]]:
@@ -139,6 +142,8 @@ def save_model(name: str, path: Path) -> Any:
             elif "bias" in weight_name or "experts" in weight_name:
                 weight.copy_(0.2 * torch.randn_like(weight))
     model.save_pretrained(path, max_shard_size="60KB")
+    if name == MXFP4:
+        quantize_model(model, path)
     return model
 
 

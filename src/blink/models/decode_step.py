@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
+from blink.kernels.experts import Fp8Experts, PackedExperts
 from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.quantized import PackedWeight
-from blink.kernels.weight import Fp8Experts, Weight
+from blink.kernels.weight import Weight
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 
@@ -68,7 +69,7 @@ def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
         num_experts, hidden, size = layer.mlp.down.shape
         if not moe.can_add_experts(rows, hidden, size, num_experts, 1, fp8=True):
             return False
-    if _are_few(packed, rows):
+    if _takes_few(layer, packed, rows):
         return True
     if _has_planes(layer, rows):
         packed = [weight for weight in packed if not _takes_planes(weight, rows)]
@@ -94,9 +95,18 @@ def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
     return [weight for weight in weights if isinstance(weight, PackedWeight)]
 
 
-def _are_few(packed: Sequence[PackedWeight], rows: int) -> bool:
+def _takes_few(layer: Layer, packed: Sequence[PackedWeight], rows: int) -> bool:
     """Tell whether the kernels for few rows are there and the faster ones."""
-    return rows <= MAX_GEMV_ROWS and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
+    few = rows <= MAX_GEMV_ROWS and not _is_grouped(layer, rows)
+    return few and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
+
+
+def _is_grouped(layer: Layer, rows: int) -> bool:
+    """Tell whether a layer's experts take the grouped products: with more rows, and those in 4 bits or blocks."""
+    if not isinstance(layer.mlp, MoeMlp):
+        return False
+    parts = (layer.mlp.gate_up, layer.mlp.down)
+    return rows > MAX_UNGROUPED_ROWS or any(isinstance(part, PackedExperts) for part in parts)
 
 
 def can_attend_rows(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> bool:
@@ -113,7 +123,7 @@ def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
 def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
     packed = _list_packed(weights.layers[0], weights.lm_head)
-    run = _decode_few if _are_few(packed, rows) else _decode_many
+    run = _decode_few if _takes_few(weights.layers[0], packed, rows) else _decode_many
     return run(weights, batch, kv_cache, batch.input_ids[:rows])
 
 
@@ -153,7 +163,7 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
         if isinstance(mlp, DenseMlp):
             gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=planes)
             normed = gemm.add_linear(gated, mlp.down, residual, next_norm, planes=in_planes)
-        elif len(ids) <= MAX_UNGROUPED_ROWS:
+        elif not _is_grouped(layer, len(ids)):
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)
             gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)
             normed = moe.down_normed_experts(gated, mlp.down, routes, residual, next_norm)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-_GROUP_BYTES = 4 / 128  # of scales and zero points, as a GPU keeps them
+_GROUP_BYTES = 4 / 128  # of scales and zero points, as a GPU keeps them; of MXFP4 1 / 32
 
-Storage = Literal["fp8", "awq", "gptq", "packed"]
+Storage = Literal["fp8", "awq", "gptq", "packed", "mxfp4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,16 @@ class Quantization:
     def bits(self) -> int:
         """Bits of a weight."""
         return 8 if self.storage == "fp8" else 4
+
+    @property
+    def experts_only(self) -> bool:
+        """Tell whether all other matrices have 16 bits."""
+        return self.storage == "mxfp4"
+
+    @property
+    def keeps_experts(self) -> bool:
+        """Tell whether a GPU's experts stay quantized; those in groups do not until their kernels have run on one."""
+        return not self.has_groups
 
     @property
     def weight_bytes(self) -> float:

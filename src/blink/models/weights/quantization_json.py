@@ -6,7 +6,7 @@ from __future__ import annotations
 from blink.models.quantization import Quantization
 from blink.models.weights.fields import Fields, show
 
-_KNOWN = "Blink runs fp8, compressed-tensors (FP8, 4 bits), awq and gptq"
+_KNOWN = "Blink runs fp8, compressed-tensors (FP8, 4 bits), awq, gptq and mxfp4"
 _GROUP = 128
 
 
@@ -26,6 +26,7 @@ def read_quantization(config: Fields) -> Quantization | None:
         "compressed-tensors": _read_compressed,
         "awq": _read_awq,
         "gptq": _read_gptq,
+        "mxfp4": lambda _: Quantization("mxfp4"),
     }
     values.require(method in readers, f"quantization by {show(method)} ({_KNOWN})")
     return readers[method](values)
