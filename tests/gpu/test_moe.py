@@ -31,8 +31,13 @@ def to_fp8(weight: Tensor) -> Fp8Experts:
     return Fp8Experts(torch.stack([part.values for part in parts]), torch.stack([part.scales[:, 0] for part in parts]))
 
 
+def _shape(weight: Tensor) -> tuple[int, int, int]:
+    experts, rows, columns = weight.shape
+    return experts, rows, columns
+
+
 def to_fp8_blocks(weight: Tensor) -> PackedExperts:
-    packed = PackedExperts.allocate(ExpertFormat.FP8, tuple(weight.shape))
+    packed = PackedExperts.allocate(ExpertFormat.FP8, _shape(weight))
     for index, expert in enumerate(weight):
         rounded = quantize_fp8(expert.float())
         spread = torch.rand(len(expert), -(-weight.shape[2] // GROUP)) + 0.5
@@ -41,7 +46,7 @@ def to_fp8_blocks(weight: Tensor) -> PackedExperts:
 
 
 def to_int4(weight: Tensor) -> PackedExperts:
-    packed = PackedExperts.allocate(ExpertFormat.INT4, tuple(weight.shape))
+    packed = PackedExperts.allocate(ExpertFormat.INT4, _shape(weight))
     for index, expert in enumerate(weight):
         size = (len(expert), weight.shape[2] // GROUP)
         scales = (expert.float().view(*size, GROUP).abs().amax(-1) / 24).half().float()
@@ -52,7 +57,7 @@ def to_int4(weight: Tensor) -> PackedExperts:
 
 
 def to_mxfp4(weight: Tensor) -> PackedExperts:
-    packed = PackedExperts.allocate(ExpertFormat.MXFP4, tuple(weight.shape))
+    packed = PackedExperts.allocate(ExpertFormat.MXFP4, _shape(weight))
     for index, expert in enumerate(weight):
         codes = torch.randint(0, 16, expert.shape, dtype=torch.uint8)
         exponents = torch.randint(117, 124, (len(expert), expert.shape[1] // 32), dtype=torch.uint8)
