@@ -12,14 +12,11 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from activation_planes import join, split
-from blink.config import ModelConfig
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.quantized import FP8, GROUP, PackedWeight, QuantizedMatrix, pack
-from blink.models.decoder import Decoder
-from blink.models.weights.loader import load_model
-from model_driver import Driver
+from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import write_checkpoints
 
 pytest.importorskip("cuda.core")
@@ -207,25 +204,6 @@ def test_attention_is_written_as_planes(heads: int, kv_heads: int, head_dim: int
     assert torch.equal(decode_attention(qkv, cache, batch, table, planes=True), split(expected))
 
 
-def load(path: Path, device: str, dtype: torch.dtype, quantization: str) -> Decoder:
-    return load_model(ModelConfig(model=str(path), quantization=quantization), torch.device(device), dtype)
-
-
-def decode_logits(decoder: Decoder, rows: int) -> Tensor:
-    """Return the logits of the token behind each of some prompts, as a decoding step computes them."""
-    driver = Driver(decoder, num_slots=max(rows, 8))
-    generator = torch.Generator().manual_seed(rows)
-    for row in range(rows):
-        driver.add(torch.randint(128, (row % 5 + 2,), generator=generator).tolist(), 1)
-    for sequence in driver.sequences:  # all but the last token
-        last = sequence.tokens.pop()
-        driver.decoder.forward(driver.batch, driver.kv_cache, driver._compose([(sequence, len(sequence.tokens))]), 1)
-        sequence.num_computed = len(sequence.tokens)
-        sequence.tokens.append(last)
-    driver._compose([(sequence, 1) for sequence in driver.sequences])
-    return decoder.compute_logits(driver.batch, driver.kv_cache, rows, rows, decoding=True).float().cpu()
-
-
 @pytest.mark.parametrize(
     ("scheme", "quantization"), [("fp8-channel", "auto"), ("fp8-block", "auto"), ("fp8-channel", "fp8")]
 )
@@ -235,13 +213,13 @@ def test_models_give_the_logits_of_their_dequantised_weights(
     path, plain = write_checkpoints(tmp_path, scheme)
     if quantization == "fp8":  # the head's weights are FP8 as well
         path = plain
-    exact = load(plain, "cpu", torch.float32, quantization)
-    found = load(path, "cuda", torch.bfloat16, quantization)
+    exact = load_decoder(plain, "cpu", torch.float32, quantization)
+    found = load_decoder(path, "cuda", torch.bfloat16, quantization)
     names: list[str] = []
     monkeypatch.setattr(gemm, "compile_kernel", lambda name: (names.append(name), compile_kernel(name))[1])
     for rows in (3, 6, 29, 33, 64):
         names.clear()
-        assert error(decode_logits(found, rows), decode_logits(exact, rows)) < 5e-2
+        assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2
         products = [name for name in names if "embed" not in name]
         with_planes = ["gemm_planes" in name for name in products]
         assert sum(with_planes) >= 8 and (with_planes[-1] == (quantization == "fp8"))
