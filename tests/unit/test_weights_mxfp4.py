@@ -85,7 +85,7 @@ def draw_mxfp4() -> Mxfp4Matrix:
 @pytest.mark.parametrize(
     ("form", "draw"),
     [(ExpertFormat.FP8, draw_fp8), (ExpertFormat.INT4, draw_int4), (ExpertFormat.MXFP4, draw_mxfp4)],
-    ids=str,
+    ids=["fp8", "int4", "mxfp4"],
 )
 def test_packed_experts_keep_their_values(
     form: ExpertFormat, draw: Callable[[], QuantizedMatrix | Mxfp4Matrix]
