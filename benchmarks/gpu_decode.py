@@ -107,7 +107,7 @@ def measure(
     window = windows[len(windows) // 2]
     itemsize = 2 if options.device == "cuda" else 4  # bfloat16 and float32, the engines' defaults
     weights = weight_bytes(spec, rows, itemsize, options.quantization)
-    kv = kv_bytes(spec, rows, window.context, itemsize)
+    kv = kv_bytes(spec, rows, window.context, itemsize if options.kv_cache_dtype == "auto" else 1)
     return {
         "tpot_ms": window.tpot_ms,
         "context": window.context,
@@ -124,9 +124,11 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="directory with a config.json; weights are random")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 256])
     parser.add_argument("--prompt-tokens", type=int, default=185)
+    parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--new-tokens", type=int, default=200, help="tokens that are measured, after all prompts")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--quantization", default="auto", choices=("auto", "fp8"), help="as the server's option")
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="as the server's option")
     parser.add_argument("--num-blocks", type=int, default=0, help="KV cache blocks; 0: as many as there is memory for")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path)
@@ -134,7 +136,11 @@ def main() -> None:
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     spec = read_spec(options.model)
     model = ModelConfig(
-        model=str(options.model), load_format="dummy", max_model_len=4096, quantization=options.quantization
+        model=str(options.model),
+        load_format="dummy",
+        max_model_len=options.max_model_len,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
     )
     engine = create_engine(
         EngineConfig(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perplexity of models on fixed texts, as they are and with `--quantization fp8`, by the logprobs of prompts.
+"""Perplexity of models on fixed texts, as they are and rounded by Blink's flags, by the logprobs of prompts.
 
 perplexity.txt is in the public domain: Lincoln, Carroll, Austen, Jefferson. Beside it the project's licence. A text is
 cut into windows of as many tokens as the first model takes, at most 2,048: the same for all models.
@@ -54,7 +54,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     rows = [(model or "default", {"model": model}) for model in options.models]
-    rows.insert(1, (f"{rows[0][0]} fp8", {**rows[0][1], "quantization": "fp8"}))
+    flags = ({"quantization": "fp8"}, {"kv_cache_dtype": "fp8"})
+    rows[1:1] = [(f"{rows[0][0]}, {name} fp8", {**rows[0][1], **flag}) for flag in flags for name in flag]
     width = max(len(name) for name, _ in rows)
     print(f"{'':{width}}" + "".join(f"{text.name:>20}" for text in options.texts))
     plain: dict[Path, float] = {}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time attention and rotary kernels in the shapes of Llama-3-8B: medians of graph replays, per layer, and the floor.
 
-`--sweep` compares tiles instead. Run with: python benchmarks/kernels/attention.py [--sweep]
+"decode" is the kernel of decoding rows, which rotates too. `--fp8`: with the KV cache in FP8; `--sweep` compares tiles
+instead. Run with: python benchmarks/kernels/attention.py [--fp8] [--sweep]
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -19,7 +21,9 @@ from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu import attention_plan
 from blink.kernels.gpu.attention import paged_attention
 from blink.kernels.gpu.attention_plan import GpuAttentionPlan, Tile, plan_attention
+from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.rotary import rotate_and_store
+from blink.kernels.quantized import FP8
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 # Several layers' caches in turn, so that the 60 MB of L2 hold none of them.
@@ -72,9 +76,9 @@ def time_graph(run: Callable[[], None]) -> float:
     return statistics.median(times) * 1e3
 
 
-def floor(rows: Rows) -> float:
+def floor(rows: Rows, itemsize: int) -> float:
     """Return the microseconds that the keys' and values' bytes, or the products, take at least."""
-    cell = KV_HEADS * HEAD_DIM * 2 * 2
+    cell = KV_HEADS * HEAD_DIM * 2 * itemsize
     num_bytes = sum(length * cell + 2 * count * HEADS * HEAD_DIM * 2 for count, length in rows)
     pairs = sum(count * (2 * length - count + 1) // 2 for count, length in rows)
     return max(num_bytes / BYTES_PER_US, 4 * pairs * HEADS * HEAD_DIM / FLOPS_PER_US)
@@ -83,13 +87,13 @@ def floor(rows: Rows) -> float:
 class Case:
     """One batch with caches and queries of several layers."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, dtype: torch.dtype = torch.bfloat16) -> None:
         self.rows = rows
         self.batch, num_blocks = make_batch(rows)
         self.num_tokens = sum(count for count, _ in rows)
-        self.caches = torch.empty(
-            LAYERS, 2, num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda"
-        ).normal_()
+        self.caches = torch.empty(LAYERS, 2, num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype=dtype, device="cuda")
+        for cache in self.caches:
+            cache.copy_(torch.randn(cache.shape, device="cuda"))
         self.qkv = torch.randn(
             LAYERS, self.num_tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=torch.bfloat16, device="cuda"
         )
@@ -97,7 +101,7 @@ class Case:
         self.rotation = torch.rand(self.num_tokens, HEAD_DIM, device="cuda")
 
     def plan(self) -> GpuAttentionPlan:
-        return plan_attention(self.batch, self.num_tokens, len(self.rows), HEADS, self.caches[0])
+        return plan_attention(self.batch, self.num_tokens, len(self.rows), HEADS, self.caches[0], self.qkv.dtype)
 
     def attend(self) -> None:
         plan = self.plan()
@@ -108,6 +112,10 @@ class Case:
         for qkv, cache in zip(self.qkv, self.caches, strict=True):
             rotate_and_store(qkv, self.rotation, self.batch.kv_slots, cache)
 
+    def decode(self) -> None:
+        for qkv, cache in zip(self.qkv, self.caches, strict=True):
+            decode_attention(qkv, cache, self.batch, self.rotation)  # all at position 0
+
     def time_attention(self) -> float:
         """Return microseconds per layer, without the plan's."""
         return (time_graph(self.attend) - time_graph(lambda: self._keep(self.plan()))) / LAYERS
@@ -116,16 +124,18 @@ class Case:
         assert plan.num_tokens == self.num_tokens
 
 
-def report() -> None:
-    print(f"{'rows x context':28} {'plan':>6} {'attention':>9} {'floor':>7} {'rotary':>7} {'floor':>7}  us per layer")
+def report(dtype: torch.dtype) -> None:
+    heads = ("plan", "attention", "decode", "floor", "rotary", "floor")
+    print(f"{'rows x context':28}" + "".join(f"{head:>10}" for head in heads) + "  us per layer")
     for name, rows in CASES.items():
-        case = Case(rows)
+        case = Case(rows, dtype)
+        is_decoding = all(count == 1 for count, _ in rows)
+        decode = time_graph(case.decode) / LAYERS if is_decoding else math.nan
         plan = time_graph(lambda case=case: case._keep(case.plan()))
         rotary_floor = 2 * case.qkv[0].numel() * 2 / BYTES_PER_US
         attention, rotary = case.time_attention(), time_graph(case.rotate) / LAYERS
-        print(
-            f"{name:28} {plan:6.1f} {attention:9.2f} {floor(rows):7.2f} {rotary:7.2f} {rotary_floor:7.2f}", flush=True
-        )
+        times = (plan, attention, decode, floor(rows, dtype.itemsize), rotary, rotary_floor)
+        print(f"{name:28}" + "".join(f"{time:10.2f}" for time in times), flush=True)
 
 
 def candidates() -> Iterator[tuple[str, Tile, Tile]]:
@@ -157,4 +167,6 @@ def sweep() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true", help="compare tiles")
-    sweep() if parser.parse_args().sweep else report()
+    parser.add_argument("--fp8", action="store_true", help="KV cache in FP8")
+    options = parser.parse_args()
+    sweep() if options.sweep else report(FP8 if options.fp8 else torch.bfloat16)

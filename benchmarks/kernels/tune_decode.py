@@ -4,7 +4,7 @@
 What counts is a whole step of a few layers, replayed as a graph: kernels overlap their neighbours. One kernel after the
 other is tried with every split that fits; the fastest stays.
 
-Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64] [--fp8]
+Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64] [--format fp8]
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from pathlib import Path
 
 import torch
 from decode_layer import Case, Model, time_graph
+from torch import Tensor
 
 import blink.models
-from blink.kernels.gpu.decode import attention, gemm, gemm_fp8, gemv, gemv_quantized, moe, splits
+from blink.kernels.gpu.decode import attention, gemm, gemm_fp8, gemm_planes, gemv, gemv_quantized, moe, splits
 from blink.kernels.gpu.decode.gemm_quantized import Shape
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
-from blink.kernels.quantized import Format, PackedWeight, pack, quantize_fp8
+from blink.kernels.quantized import GROUP, Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
 from blink.kernels.weight import Weight, plain
 from blink.models.decode_step import MAX_GEMV_ROWS
 from blink.models.layer import DenseMlp, Layer, MoeMlp
@@ -41,7 +42,8 @@ _CONTEXT = 500
 _TOLERANCE = 5e-2  # sums in another order, through some layers
 
 Candidates = dict[str, list[list[int]]]
-Split = splits.GemmSplit | splits.AttentionSplit | gemm_fp8.Fp8GemmSplit | gemv_quantized.QuantizedSplit
+Fp8Split = gemm_fp8.Fp8GemmSplit | gemm_planes.PlanesGemmSplit | gemv_quantized.QuantizedSplit
+Split = splits.GemmSplit | splits.AttentionSplit | Fp8Split
 
 
 def list_products(spec: ModelSpec) -> list[tuple[Output, int, int]]:
@@ -70,14 +72,19 @@ def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
     return found | {splits.attention_key(rows * spec.num_kv_heads): list(map(to_list, attention))}
 
 
-def list_fp8_candidates(spec: ModelSpec, rows: int) -> Candidates:
-    """Return the keys of the table that products with FP8 weights use, each with all splits."""
+def list_quantized_candidates(spec: ModelSpec, rows: int, format: Format) -> Candidates:
+    """Return the keys of the table that products with quantized weights use, each with all splits."""
     products = list_products(spec)[1 if spec.num_experts else 0 :]  # routers have 16 bits
+    if format is Format.INT4:
+        products = products[:-1]  # as the output has
     if rows <= MAX_GEMV_ROWS:
-        few = [gemv_quantized.Shape(Format.FP8, False, rows, k, n) for _, n, k in products]
+        few = [gemv_quantized.Shape(format, format is Format.INT4, rows, k, n) for _, n, k in products]
         return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_splits(shape))) for shape in few}
+    if format is Format.INT4:
+        raise SystemExit("products of more than two rows with weights of 4 bits have no measured splits")
     shapes = [Shape(Format.FP8, False, output, splits.pad_rows(rows), k, n) for output, n, k in products]
-    return {gemm_fp8.key(shape): list(map(to_list, gemm_fp8.list_splits(shape))) for shape in shapes}
+    module = gemm_fp8 if spec.num_experts else gemm_planes
+    return {module.key(shape): list(map(to_list, module.list_splits(shape))) for shape in shapes}
 
 
 def to_list(split: Split) -> list[int]:
@@ -129,14 +136,17 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=_MODELS)
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--passes", type=int, default=2)
-    parser.add_argument("--fp8", action="store_true", help="tune the products with FP8 weights instead")
+    parser.add_argument("--format", choices=("fp8", "int4"), help="tune the products with such weights instead")
+    parser.add_argument("--only", default="", help="tune what the table names like this, as 'attend'")
     options = parser.parse_args()
     for name in options.models:
-        model = make_model(name, fp8=options.fp8)
-        for rows in [rows for rows in options.rows if rows <= gemm_fp8.MAX_ROWS or not options.fp8]:
+        format = Format[options.format.upper()] if options.format else None
+        model = make_model(name, format)
+        for rows in options.rows:
             start = time.monotonic()
             print(f"{name}, {rows} rows", flush=True)
-            candidates = (list_fp8_candidates if options.fp8 else list_candidates)(model.spec, rows)
+            found = list_quantized_candidates(model.spec, rows, format) if format else list_candidates(model.spec, rows)
+            candidates = {key: splits for key, splits in found.items() if key.startswith(options.only)}
             for line in tune(Case(model, rows, _CONTEXT), candidates, options.passes):
                 print(line, flush=True)
             write_table()
@@ -144,7 +154,7 @@ def main() -> None:
         del model
 
 
-def make_model(name: str, *, fp8: bool) -> Model:
+def make_model(name: str, format: Format | None) -> Model:
     """Make a few layers of a bundled model. Experts, which have no splits here, are small and add nothing: which ones
     are chosen depends on the order of sums."""
     spec = read_spec(_CONFIGS / name)
@@ -153,21 +163,33 @@ def make_model(name: str, *, fp8: bool) -> Model:
     for layer in model.layers:
         if isinstance(layer.mlp, MoeMlp):
             layer.mlp.down.zero_()
-    if fp8:
-        layers, lm_head = [pack_layer(layer) for layer in model.layers], pack_weight(model.lm_head)
+    if format:
+        layers = [pack_layer(layer, format) for layer in model.layers]
+        lm_head = model.lm_head if format is Format.INT4 else pack_weight(model.lm_head, format)
         model.weights = dataclasses.replace(model.weights, layers=layers, lm_head=lm_head)
     return model
 
 
-def pack_layer(layer: Layer) -> Layer:
+def pack_layer(layer: Layer, format: Format) -> Layer:
     mlp = layer.mlp
     if isinstance(mlp, DenseMlp):
-        mlp = DenseMlp(pack_weight(mlp.gate_up), pack_weight(mlp.down))
-    return dataclasses.replace(layer, qkv=pack_weight(layer.qkv), output=pack_weight(layer.output), mlp=mlp)
+        mlp = DenseMlp(pack_weight(mlp.gate_up, format), pack_weight(mlp.down, format))
+    qkv, output = pack_weight(layer.qkv, format), pack_weight(layer.output, format)
+    return dataclasses.replace(layer, qkv=qkv, output=output, mlp=mlp)
 
 
-def pack_weight(weight: Weight) -> PackedWeight:
-    return pack([quantize_fp8(plain(weight))])
+def pack_weight(weight: Weight, format: Format) -> PackedWeight:
+    return pack([quantize_fp8(plain(weight)) if format is Format.FP8 else quantize_int4(plain(weight))])
+
+
+def quantize_int4(weight: Tensor) -> QuantizedMatrix:
+    """Round to 4 bits, with a scale and zero point for each group."""
+    groups = weight.float().view(len(weight), -1, GROUP)
+    low, high = groups.aminmax(dim=2)
+    scales = (high - low) / 15
+    zeros = (-low / scales).round()
+    codes = (groups / scales[..., None] + zeros[..., None]).round().clamp_(0, 15)
+    return QuantizedMatrix(codes.view(weight.shape).to(torch.uint8), scales, zeros.to(torch.uint8))
 
 
 def write_table() -> None:

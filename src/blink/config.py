@@ -8,6 +8,8 @@ from typing import Any
 
 from blink.errors import ConfigError
 
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+
 
 def option(default: Any, text: str, **extra: Any) -> Any:
     """Declare a field with its help text; `extra` may hold `choices`, `metavar` or `flag` for the command line."""
@@ -39,6 +41,11 @@ class ModelConfig:
     )
     quantization: str = option(
         "auto", "auto: matrices as the model has them; fp8: rounded to FP8 when loaded", choices=("auto", "fp8")
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "type of the KV cache; auto: the compute type; fp8 (e4m3): half of 16 bits, scaled as the checkpoint says",
+        choices=KV_CACHE_DTYPES,
     )
     max_model_len: int = option(0, "longest prompt plus output in tokens; 0: the model's own limit")
     seed: int = option(0, "seed of dummy weights")
@@ -165,12 +172,12 @@ class FrontendConfig:
     tool_call_parser: str = option(
         "auto",
         "how the model writes tool calls; auto: as its chat template says",
-        choices=("auto", "hermes", "llama3_json", "mistral", "phi4_mini_json"),
+        choices=("auto", "hermes", "llama3_json", "mistral", "openai", "phi4_mini_json"),
     )
     reasoning_parser: str = option(
-        "none",
-        "how the model marks its reasoning, which then is apart from the answer",
-        choices=("none", "deepseek_r1", "mistral", "qwen3"),
+        "auto",
+        "how the model marks its reasoning, which then is apart from the answer; auto: gpt-oss' by its chat template",
+        choices=("auto", "none", "deepseek_r1", "mistral", "openai_gptoss", "qwen3"),
     )
     engine_timeout: float = option(3.0, "seconds without engine heartbeat after which open requests fail")
     shutdown_timeout: float = option(30.0, "seconds to finish open requests after SIGTERM")

@@ -27,6 +27,7 @@ from blink.sampling_params import SamplingParams
 from blink.text.assets import load_assets
 from blink.text.generation import Generation, TokenLogprob
 from blink.text.prompt import PromptRules
+from blink.text.tokenizer import without_marks
 
 _TICK_SECONDS = 0.25
 _START_SECONDS = 30.0
@@ -270,7 +271,7 @@ def _engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
 
 
 def _output(source: Source, plan: Plan) -> RequestOutput:
-    text = source.prompt if isinstance(source.prompt, str) else None
+    text = without_marks(source.prompt) if isinstance(source.prompt, str) else None
     outputs = [_completion(planned.generation) for planned in plan.sequences]
     scores = plan.sequences[0].generation.prompt_logprobs
     return RequestOutput(text, plan.prompts[0].tokens.tolist(), outputs, scores)

@@ -39,6 +39,7 @@ class SamplingParams:
         best_effort: run in the class that latency-sensitive requests may preempt.
         priority: lower runs earlier; only with the scheduling policy "priority".
         structured_outputs: what form the text has; None: any.
+        token_marks: tokens that the text shows otherwise than by their names, for what reads its structure.
     Raises:
         BadRequestError: a value is out of range; `param` names it.
     """
@@ -66,6 +67,7 @@ class SamplingParams:
     priority: int = 0
     best_effort: bool = False
     structured_outputs: StructuredOutputsParams | None = None
+    token_marks: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         _require(1 <= self.n <= 128, "n", "between 1 and 128", self.n)

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from blink.errors import BadRequestError
 
@@ -52,6 +52,21 @@ class StructuralTag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """Describe replies in gpt-oss' format: reasoning, as much as there is, and then a call of a tool or an answer.
+
+    Args:
+        calls: the schemas of calls' arguments by their recipients.
+        may_answer: the reply may be an answer; its text has the form that is given beside, any if there is none.
+        begins_in: the channel of the message that the prompt leaves open; empty: it leaves none.
+    """
+
+    calls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, "Mapping[str, Any]"])
+    may_answer: bool = True
+    begins_in: Literal["", "analysis", "final"] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
     """Describe the form of a text by one of vLLM's ways.
 
@@ -66,8 +81,9 @@ class StructuredOutputsParams:
         calls: with json or json_object, the calls of tools that the text may be instead.
         reasoning_end: the tag from which on the form holds; before it the text is free. Empty: the form holds at once.
         reasoning_start: the tag that a text with reasoning begins with; one without it has the form at once.
+        channels: the text is a reply in gpt-oss' format; any other of the ways is the form of its answer.
     Raises:
-        BadRequestError: none of them is given, or several are.
+        BadRequestError: none of the ways is given, or several are.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -80,12 +96,13 @@ class StructuredOutputsParams:
     calls: StructuralTag | None = None
     reasoning_end: str = ""
     reasoning_start: str = ""
+    channels: Channels | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
         if self.json is False:
             given.append("json")
-        if len(given) != 1:
+        if len(given) != 1 and (given or self.channels is None):
             known = ", ".join(_KINDS)
             raise BadRequestError(f"structured_outputs must have exactly one of {known}.", "structured_outputs")
         if self.choice is not None and not 1 <= len(self.choice) <= MAX_CHOICES:

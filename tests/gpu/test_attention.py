@@ -12,7 +12,8 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu import attention as cpu
-from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, KvScales
+from blink.kernels.quantized import FP8
 
 gpu_attention = pytest.importorskip("blink.kernels.gpu.attention")
 gpu_plan = pytest.importorskip("blink.kernels.gpu.attention_plan")
@@ -89,6 +90,7 @@ def check(
     block_size: int = 16,
     padding: tuple[int, int] = (0, 0),
     dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
     options: AttentionOptions = PLAIN_ATTENTION,
 ) -> None:
     """Compare kernel and reference on a batch with `padding` (tokens, rows); twice with one plan, as layers use it."""
@@ -97,17 +99,17 @@ def check(
     batch = make_batch(rows, block_size, max_tokens=num_tokens + padding[0], max_rows=len(rows) + padding[1])
     cache, poisoned = make_cache(batch, rows, block_size, heads[1], head_dim)
     query = torch.randn(num_tokens + padding[0], heads[0], head_dim).to(dtype)
-    cache, poisoned = cache.to(dtype), poisoned.to(dtype).to(device)
+    cache, poisoned = cache.to(cache_dtype or dtype), poisoned.to(cache_dtype or dtype).to(device)
     expected = torch.zeros(query.shape).flatten(1)
     expected[:num_tokens] = cpu.paged_attention(
         query[:num_tokens].float(),
-        cache.float(),
+        cache if cache_dtype else cache.float(),
         cpu.plan_attention(batch, num_tokens, block_size, torch.float32),
         options,
     )
     if options.sinks is not None:
         options = dataclasses.replace(options, sinks=options.sinks.to(device))
-    plan = gpu_plan.plan_attention(move(batch, device), len(query), len(rows) + padding[1], heads[0], poisoned)
+    plan = gpu_plan.plan_attention(move(batch, device), len(query), len(rows) + padding[1], heads[0], poisoned, dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for _ in range(2):
         found = gpu_attention.paged_attention(query.to(device), poisoned, plan, options)
@@ -157,6 +159,25 @@ def test_windows_caps_and_sinks_equal_the_reference(
     device: torch.device, rows: Rows, options: AttentionOptions
 ) -> None:
     check(device, rows, options=options, padding=(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (FEW, AttentionOptions()),
+        (CHUNKS, AttentionOptions(kv_scales=KvScales(0.25, 3.0))),
+        (CHUNKS, AttentionOptions(sinks=torch.tensor([3.0, 0.0, -2.0, 1.0]), window=65, kv_scales=KvScales(1.5, 0.1))),
+        (FEW, AttentionOptions(softcap=1.5, kv_scales=KvScales(2.0, 0.5))),
+    ],
+    ids=["decode", "scaled", "sinks", "cap"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_in_fp8_is_attended_as_the_reference_does(
+    device: torch.device, rows: Rows, options: AttentionOptions, dtype: torch.dtype
+) -> None:
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter multiplies bfloat16 matrices wrongly")
+    check(device, rows, options=options, padding=(3, 2), dtype=dtype, cache_dtype=FP8)
 
 
 @pytest.mark.parametrize("padding", [(3, 3), (60, 5), (0, 4)])

@@ -10,16 +10,13 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.config import ModelConfig
 from blink.kernels.cpu import moe as cpu_moe
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.experts import Fp8Experts
 from blink.kernels.quantized import FP8, GROUP, PackedWeight, QuantizedMatrix, pack
-from blink.kernels.weight import Fp8Experts
-from blink.models.decoder import Decoder
 from blink.models.layer import MoeMlp
-from blink.models.weights.loader import load_model
-from model_driver import Driver
+from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import SCHEMES, write_checkpoints
 
 pytest.importorskip("cuda.core")
@@ -233,45 +230,24 @@ def test_prompts_are_multiplied_within_their_rounding(kind: str, tolerance: floa
     assert error(quantized.multiply(x, weight), functional.linear(x.float(), plain)) < tolerance
 
 
-def load(path: Path, device: str, dtype: torch.dtype, quantization: str = "auto") -> Decoder:
-    return load_model(ModelConfig(model=str(path), quantization=quantization), torch.device(device), dtype)
-
-
-def decode_logits(decoder: Decoder, rows: int) -> Tensor:
-    """Return the logits of the token behind each of some prompts, as a decoding step computes them."""
-    driver = Driver(decoder, num_slots=max(rows, 8))
-    generator = torch.Generator().manual_seed(rows)
-    for row in range(rows):
-        driver.add(torch.randint(128, (row % 5 + 2,), generator=generator).tolist(), 1)
-    for sequence in driver.sequences:  # all but the last token
-        last = sequence.tokens.pop()
-        driver.decoder.forward(driver.batch, driver.kv_cache, driver._compose([(sequence, len(sequence.tokens))]), 1)
-        sequence.num_computed = len(sequence.tokens)
-        sequence.tokens.append(last)
-    driver._compose([(sequence, 1) for sequence in driver.sequences])
-    return decoder.compute_logits(driver.batch, driver.kv_cache, rows, rows, decoding=True).float().cpu()
-
-
 @groups_only
 @pytest.mark.parametrize("scheme", list(SCHEMES))
 def test_models_give_the_logits_of_their_dequantised_weights(tmp_path: Path, scheme: str) -> None:
     path, plain = write_checkpoints(tmp_path, scheme)
-    exact, found = load(plain, "cpu", torch.float32), load(path, "cuda", torch.bfloat16)
+    exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
     has_kernels = scheme.startswith("fp8") or "-" not in scheme  # not for groups of 32 or 64
     assert isinstance(found._layers[0].qkv, PackedWeight) == has_kernels
-    for rows in (1, 3, 6, 29):
-        assert error(decode_logits(found, rows), decode_logits(exact, rows)) < 5e-2
-    # With a scale for each weight row, so many are rounded to FP8 as well, in every layer.
-    assert error(decode_logits(found, 33), decode_logits(exact, 33)) < 0.1
+    for rows in (1, 3, 6, 29, 33):
+        assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2
 
 
 @groups_only
 def test_weights_rounded_when_loaded_are_packed(tmp_path: Path) -> None:
     _, plain = write_checkpoints(tmp_path, "fp8-channel")
-    exact = load(plain, "cpu", torch.float32, quantization="fp8")
-    found = load(plain, "cuda", torch.bfloat16, quantization="fp8")
+    exact = load_decoder(plain, "cpu", torch.float32, quantization="fp8")
+    found = load_decoder(plain, "cuda", torch.bfloat16, quantization="fp8")
     assert isinstance(found._lm_head, PackedWeight)
-    assert error(decode_logits(found, 2), decode_logits(exact, 2)) < 5e-2
+    assert error(compute_decoded_logits(found, 2), compute_decoded_logits(exact, 2)) < 5e-2
 
 
 class Mixture:
@@ -340,8 +316,8 @@ def test_experts_of_many_rows_equal_those_of_the_dequantised_weights(rows: int) 
 def test_experts_of_a_model_are_fp8(tmp_path: Path) -> None:
     experts = {"model_type": "qwen3_moe", "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
     path, plain = write_checkpoints(tmp_path, "fp8-channel", **experts)
-    exact, found = load(plain, "cpu", torch.float32), load(path, "cuda", torch.bfloat16)
+    exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
     mlp = found._layers[0].mlp
     assert isinstance(mlp, MoeMlp) and isinstance(mlp.down, Fp8Experts)
     for rows in (1, 6):
-        assert error(decode_logits(found, rows), decode_logits(exact, rows)) < 0.1
+        assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 0.1

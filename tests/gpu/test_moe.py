@@ -9,9 +9,10 @@ from torch import Tensor
 
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.experts import ExpertFormat, Fp8Experts, PackedExperts
+from blink.kernels.mxfp4 import Mxfp4Matrix
 from blink.kernels.operands import Activation
-from blink.kernels.quantized import quantize_fp8
-from blink.kernels.weight import Fp8Experts
+from blink.kernels.quantized import GROUP, QuantizedMatrix, quantize_fp8
 
 gpu_moe = pytest.importorskip("blink.kernels.gpu.moe")
 
@@ -30,6 +31,43 @@ def to_fp8(weight: Tensor) -> Fp8Experts:
     return Fp8Experts(torch.stack([part.values for part in parts]), torch.stack([part.scales[:, 0] for part in parts]))
 
 
+def _shape(weight: Tensor) -> tuple[int, int, int]:
+    experts, rows, columns = weight.shape
+    return experts, rows, columns
+
+
+def to_fp8_blocks(weight: Tensor) -> PackedExperts:
+    packed = PackedExperts.allocate(ExpertFormat.FP8, _shape(weight))
+    for index, expert in enumerate(weight):
+        rounded = quantize_fp8(expert.float())
+        spread = torch.rand(len(expert), -(-weight.shape[2] // GROUP)) + 0.5
+        packed.store(index, slice(None), QuantizedMatrix(rounded.values, rounded.scales * spread))
+    return packed
+
+
+def to_int4(weight: Tensor) -> PackedExperts:
+    packed = PackedExperts.allocate(ExpertFormat.INT4, _shape(weight))
+    for index, expert in enumerate(weight):
+        size = (len(expert), weight.shape[2] // GROUP)
+        scales = (expert.float().view(*size, GROUP).abs().amax(-1) / 24).half().float()
+        zeros = torch.randint(0, 17, size, dtype=torch.uint8)
+        codes = torch.randint(0, 16, expert.shape, dtype=torch.uint8)
+        packed.store(index, slice(None), QuantizedMatrix(codes, scales, zeros))
+    return packed
+
+
+def to_mxfp4(weight: Tensor) -> PackedExperts:
+    packed = PackedExperts.allocate(ExpertFormat.MXFP4, _shape(weight))
+    for index, expert in enumerate(weight):
+        codes = torch.randint(0, 16, expert.shape, dtype=torch.uint8)
+        exponents = torch.randint(117, 124, (len(expert), expert.shape[1] // 32), dtype=torch.uint8)
+        packed.store(index, slice(None), Mxfp4Matrix(codes, exponents))
+    return packed
+
+
+QUANTIZERS = {"fp8": to_fp8, "fp8-blocks": to_fp8_blocks, "int4": to_int4, "mxfp4": to_mxfp4}
+
+
 def assert_equals_reference(
     num_tokens: int,
     shape: tuple[int, int, int],
@@ -42,7 +80,7 @@ def assert_equals_reference(
     router_logits: Tensor | None = None,
     activation: Activation = "silu",
     has_biases: bool = False,
-    fp8: bool = False,
+    kind: str = "",
 ) -> None:
     """Compare with the reference in float32; padding holds NaN, and the result there must be zero."""
     if device.type == "cpu" and dtype == torch.bfloat16:
@@ -55,8 +93,8 @@ def assert_equals_reference(
     )
     x, gate_up, down = (x * hidden**0.5).to(dtype), gate_up.to(dtype), down.to(dtype)
     logits = make_logits(num_tokens, num_experts, dtype) if router_logits is None else router_logits
-    weights = [to_fp8(part) if fp8 else part for part in (gate_up, down)]
-    gate_up, down = (part.dequantize(torch.float32) if isinstance(part, Fp8Experts) else part for part in weights)
+    weights = [QUANTIZERS[kind](part) if kind else part for part in (gate_up, down)]
+    gate_up, down = (part if isinstance(part, Tensor) else part.dequantize(torch.float32) for part in weights)
     inner_bias, bias = (torch.randn(part.shape[:2], generator=generator).to(dtype) for part in (gate_up, down))
     wide = (inner_bias.float(), bias.float()) if has_biases else None
     expected = cpu.moe(
@@ -97,7 +135,17 @@ def test_biases_and_the_clipped_activation_equal_the_reference(
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("num_tokens", [3, 40])
 def test_experts_in_fp8_equal_the_reference(num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-    assert_equals_reference(num_tokens, (4, 64, 48), device, dtype=dtype, fp8=True)
+    assert_equals_reference(num_tokens, (4, 64, 48), device, dtype=dtype, kind="fp8")
+
+
+PACKED_SHAPES = {"fp8-blocks": (3, 144, 32), "int4": (3, 128, 128), "mxfp4": (3, 160, 32)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", PACKED_SHAPES)
+def test_experts_in_4_bits_and_blocks_equal_the_reference(kind: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Depths that groups do not divide where the format has such; more of them in test_packed_experts.py."""
+    assert_equals_reference(3, PACKED_SHAPES[kind], device, dtype=dtype, kind=kind, num_padding=2, top_k=2)
 
 
 def test_padding_is_not_routed_and_becomes_zero(device: torch.device) -> None:

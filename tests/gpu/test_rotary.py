@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from blink.kernels.cpu.rotary import rotate_and_store_torch
-from blink.kernels.operands import HeadNorm
+from blink.kernels.operands import HeadNorm, KvScales
+from blink.kernels.quantized import FP8
 from blink.kernels.rotary import make_rotary_table
 from blink.models.rope import Rope
 
@@ -42,3 +43,38 @@ def test_queries_and_cache_equal_the_reference(
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(found_cache.cpu(), cache, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "rotary_dim"), [(9, 3, 64, 64), (10, 1, 128, 96)])
+def test_a_cache_in_fp8_equals_the_reference(
+    device: torch.device, heads: int, kv_heads: int, head_dim: int, rotary_dim: int, with_norm: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(2)
+    kv_slots = torch.tensor([17, 3, -1, 79], dtype=torch.int32)
+    qkv = torch.randn(len(kv_slots), (heads + 2 * kv_heads) * head_dim).to(dtype)
+    qkv[0] *= 1000  # beyond FP8, whose largest number it becomes
+    positions = [0, 1, 0, 63]
+    if device.type == "cpu":
+        if with_norm:
+            pytest.skip("Triton's interpreter rounds to FP8 wrongly")
+        qkv, positions = qkv.to(FP8).to(dtype).mul_(4), [0, 0, 0, 0]  # what needs no rounding
+    rotation = make_rotary_table(Rope(theta=1e4, rotary_dim=rotary_dim).frequencies(), 64, "cpu")[positions]
+    weights = torch.rand(2, head_dim).to(dtype) + 0.5
+    norm = HeadNorm(weights[0], weights[1], 1e-6) if with_norm else None
+    on_device = HeadNorm(weights[0].to(device), weights[1].to(device), 1e-6) if with_norm else None
+    scales = KvScales(0.5, 2.0)
+    cache = torch.ones(2, NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim).to(FP8)
+    found_cache = cache.to(device, copy=True)
+    found = gpu_rotary.rotate_and_store(
+        qkv.to(device), rotation.to(device), kv_slots.to(device), found_cache, on_device, scales
+    )
+    expected = rotate_and_store_torch(qkv.clone(), rotation, kv_slots, cache, norm, scales)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
+    found_cells, cells = found_cache.cpu().float(), cache.float()
+    assert cells.abs().max() == torch.finfo(FP8).max
+    # What was nearly between two numbers of FP8 may be rounded to the other.
+    assert (found_cells != cells).float().mean() < (0.001 if dtype == torch.float32 else 0.01)
+    torch.testing.assert_close(found_cells, cells, rtol=0.13, atol=2**-8)

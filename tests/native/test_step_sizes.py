@@ -75,18 +75,18 @@ def test_with_nobody_decoding_a_prompt_takes_all_that_a_step_holds() -> None:
 
 
 def test_under_a_long_queue_the_target_gives_way() -> None:
-    """Four steps should do for the prompts that wait: 1,040 tokens ask for 260 beside the four that decode."""
+    """Six steps should do for the prompts that wait: 1,560 tokens ask for 260 beside the four that decode."""
     with running(CONFIG, **SIZES, step_target_ns=5 * MILLISECOND) as h:
         fill(h)
         pair, inbox, _ = start_decoding(h)
-        for i in range(2):
+        for i in range(3):
             submit(h, pair, prompt_of(520, i), max_tokens=2, cached=False)
         run_step(h, pair, inbox)
-        assert run_step(h, pair, inbox) == 384
+        assert run_step(h, pair, inbox) == 512
 
 
 @pytest.mark.parametrize(("prompts", "tokens"), [(3, 64), (32, 256)])
-def test_an_urgent_target_gives_way_eight_times_later(prompts: int, tokens: int) -> None:
+def test_an_urgent_target_gives_way_later(prompts: int, tokens: int) -> None:
     config = small_config(max_num_batched_tokens=512, max_num_seqs=8, max_sequences_per_worker=64)
     options = {"step_target_ns": 5 * MILLISECOND, "urgent_tpot_target_ns": 4_100_000}
     with running(config, **SIZES, **options) as h:

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from blink.config import ModelConfig
 from blink.kernels.batch import Batch, Header, Param
 from blink.models.decoder import Decoder
+from blink.models.weights.loader import load_model
 
 NEUTRAL_PARAMS: dict[Param, float] = {
     Param.TEMPERATURE: 0.0,
@@ -119,3 +123,23 @@ class Driver:
         batch.header[Header.NUM_TOKENS] = token
         batch.header[Header.NUM_DECODE_ROWS] = sum(count == 1 for _, count in rows)
         return token
+
+
+def load_decoder(path: Path, device: str, dtype: torch.dtype, quantization: str = "auto") -> Decoder:
+    """Load a checkpoint."""
+    return load_model(ModelConfig(model=str(path), quantization=quantization), torch.device(device), dtype)
+
+
+def compute_decoded_logits(decoder: Decoder, rows: int) -> Tensor:
+    """Return the logits of the token behind each of some prompts, as a decoding step computes them."""
+    driver = Driver(decoder, num_slots=max(rows, 8))
+    generator = torch.Generator().manual_seed(rows)
+    for row in range(rows):
+        driver.add(torch.randint(128, (row % 5 + 2,), generator=generator).tolist(), 1)
+    for sequence in driver.sequences:  # all but the last token
+        last = sequence.tokens.pop()
+        decoder.forward(driver.batch, driver.kv_cache, driver._compose([(sequence, len(sequence.tokens))]), 1)
+        sequence.num_computed = len(sequence.tokens)
+        sequence.tokens.append(last)
+    driver._compose([(sequence, 1) for sequence in driver.sequences])
+    return decoder.compute_logits(driver.batch, driver.kv_cache, rows, rows, decoding=True).float().cpu()

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from blink import LLM, SamplingParams
+from mxfp4_checkpoints import quantize_model
 
 NUM_NEW = 6
 SMALL: dict[str, Any] = {
@@ -117,6 +118,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN_ROPE, "truncate": False},
     },
 }
+MXFP4 = "gpt_oss-mxfp4"  # its experts rounded
+FAMILIES[MXFP4] = FAMILIES["gpt_oss"]
 
 
 def make_prompts() -> list[list[int]]:
@@ -139,6 +142,8 @@ def save_model(name: str, path: Path) -> Any:
             elif "bias" in weight_name or "experts" in weight_name:
                 weight.copy_(0.2 * torch.randn_like(weight))
     model.save_pretrained(path, max_shard_size="60KB")
+    if name == MXFP4:
+        quantize_model(model, path)
     return model
 
 
@@ -151,22 +156,17 @@ class Found:
     logprobs: list[list[float]]  # of each prompt's tokens but the first
 
 
-def generate(path: Path, prompts: list[list[int]], device: str) -> Found:
+def generate(path: Path, prompts: list[list[int]], device: str, **options: Any) -> Found:
     """Continue prompts greedily: one after the other, then all together, each from chunks.
 
-    Those together find prefixes of the former, and of each other, in the cache; those before are scored.
+    Those together find prefixes of the former, and of each other, in the cache; those before are scored. options: of
+    LLM.
     """
     plain = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
     scored = replace(plain, prompt_logprobs=0)
-    with LLM(
-        model=str(path),
-        device=device,
-        dtype="float32",
-        skip_tokenizer_init=True,
-        max_num_seqs=8,
-        max_num_batched_tokens=56,
-        num_gpu_blocks_override=200,
-    ) as llm:
+    sizes: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 56, "num_gpu_blocks_override": 200}
+    options = {"device": device, "dtype": "float32", "skip_tokenizer_init": True} | sizes | options
+    with LLM(model=str(path), **options) as llm:
         alone = [llm.generate([prompt], scored, use_tqdm=False)[0] for prompt in prompts]
         together = llm.generate(prompts, plain, use_tqdm=False)
     return Found(

@@ -49,7 +49,16 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+MXFP4_CONFIG: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "sliding_window": 16,
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+}
 
+
+DIRECTORY_KINDS = ("llama", "gpt_oss")  # of which the latter has experts in MXFP4
 GGUF_KINDS = ("llama", "gemma3")  # with a byte-level tokenizer, and with one of SentencePiece
 PIECES = ["<unk>", "<s>", "</s>", "<0x41>", "▁", "a", "b", "ab"]
 
@@ -103,10 +112,30 @@ def write_gguf(path: Path, kind: str = "llama") -> None:
     writer.close()
 
 
-def write_directory(path: Path) -> None:
-    """Write the same model as a Hugging Face directory of two shards, with a tokenizer."""
+def make_mxfp4_weights() -> dict[str, np.ndarray[Any, Any]]:
+    """Return the tensors of a gpt-oss of the same sizes."""
+    weights = {f"{name}.weight": values for name, values in make_weights().values() if ".mlp." not in name}
+    weights |= {
+        f"model.layers.0.self_attn.{name}_proj.bias": np.ones(size, np.float32)
+        for name, size in (("q", 32), ("k", 16), ("v", 16), ("o", 32))
+    }
+    weights["model.layers.0.self_attn.sinks"] = np.ones(4, np.float32)
+    weights["model.layers.0.mlp.router.weight"] = np.ones((2, 32), np.float32)
+    weights["model.layers.0.mlp.router.bias"] = np.ones(2, np.float32)
+    for name, rows in (("gate_up_proj", 64), ("down_proj", 32)):
+        place = f"model.layers.0.mlp.experts.{name}"
+        weights[f"{place}_blocks"] = np.full((2, rows, 1, 16), 0x5A, np.uint8)
+        weights[f"{place}_scales"] = np.full((2, rows, 1), 122, np.uint8)
+        weights[f"{place}_bias"] = np.ones((2, rows), np.float32)
+    return weights
+
+
+def write_directory(path: Path, kind: str = "llama") -> None:
+    """Write the same model as a Hugging Face directory of two shards, with a tokenizer; or a gpt-oss of its sizes."""
     path.mkdir(exist_ok=True)
-    weights = {f"{name}.weight": values for name, values in make_weights().values()}
+    weights, config = {f"{name}.weight": values for name, values in make_weights().values()}, CONFIG
+    if kind == "gpt_oss":
+        weights, config = make_mxfp4_weights(), CONFIG | MXFP4_CONFIG
     names = sorted(weights)
     owners: dict[str, str] = {}
     for shard, part in (("one.safetensors", names[:5]), ("two.safetensors", names[5:])):
@@ -116,7 +145,7 @@ def write_directory(path: Path) -> None:
     bpe = models.BPE({token: index for index, token in enumerate(TOKENS)}, merges)
     files: dict[str, Any] = {
         "model.safetensors.index.json": {"metadata": {}, "weight_map": owners},
-        "config.json": CONFIG,
+        "config.json": config,
         "generation_config.json": {"eos_token_id": 1, "temperature": 0.6, "top_k": 20},
         "tokenizer_config.json": {
             "bos_token": {"content": "<s>"},

@@ -235,7 +235,7 @@ def test_plain_chats_are_not_read_as_messages() -> None:
 def test_the_parsers_that_flags_name_are_those_there_are() -> None:
     options = FrontendConfig.__dataclass_fields__
     assert set(options["tool_call_parser"].metadata["choices"]) == {"auto", *CALL_FORMATS}
-    assert set(options["reasoning_parser"].metadata["choices"]) == {"none", *REASONING_FORMATS}
+    assert set(options["reasoning_parser"].metadata["choices"]) == {"auto", "none", *REASONING_FORMATS}
 
 
 def test_the_flags_choose_the_parsers(tmp_path: Any) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from blink.cli.doctor import (
 )
 from blink.cli.finding import Finding
 from blink.cli.model_fit import examine_given_model
+from blink.cli.torch_probe import probe_torch
 from blink.host.isolation import format_cpus
 from blink.models.quantization import Quantization
 from blink.models.weights.files import default_model_path
@@ -142,6 +144,14 @@ def test_a_cache_for_less_than_one_sequence_is_a_warning(tmp_path: Path) -> None
     found = {finding.subject: finding for finding in examine_given_model(str(long))}
     assert found["KV cache"].level == "warn"
     assert "--max-model-len" in found["KV cache"].advice
+
+
+def test_a_cache_in_fp8_holds_more_tokens(tmp_path: Path) -> None:
+    found = {finding.subject: finding for finding in examine_given_model(str(write_tiny_model(tmp_path)))}
+    wide, narrow = (
+        int(text) for text in re.findall(r"(\d+) tokens (?:fit|with --kv-cache-dtype fp8)", found["KV cache"].text)
+    )
+    assert narrow / wide == pytest.approx(2 if probe_torch().gpus else 4, rel=1e-3)
 
 
 def test_a_model_of_another_family_is_named(tmp_path: Path) -> None:

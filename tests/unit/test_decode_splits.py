@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from blink.kernels.gpu.decode import gemm_fp8, gemm_quantized, gemv_quantized, splits
+from blink.kernels.gpu.decode import gemm_fp8, gemm_planes, gemm_quantized, gemv_quantized, splits
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
 from blink.kernels.quantized import Format
 
@@ -34,6 +34,10 @@ def test_measured_splits_fit_their_kernels(device: str) -> None:
             tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
             shape = gemm_quantized.Shape(Format.FP8, False, Output[count.upper()], tokens, k, n)
             assert gemm_fp8.Fp8GemmSplit(*numbers).fits(shape, 1), key
+        elif kind == "planes":
+            tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
+            shape = gemm_quantized.Shape(Format.FP8, False, Output[count.upper()], tokens, k, n)
+            assert gemm_planes.PlanesGemmSplit(*numbers).fits(shape, 1), key
         else:
             assert GemmSplit(*numbers).fits(Output[kind.upper()], int(count)), key
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight, Isa, row_bytes
+from blink.kernels.experts import QuantizedExperts
 from blink.kernels.linear import linear
 from blink.kernels.moe import moe
-from blink.kernels.weight import QuantizedExperts
 
 Kind = gguf.GGMLQuantizationType
 KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K)

@@ -18,10 +18,10 @@ from blink.models.families import FAMILIES as KNOWN
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from model_driver import Driver
-from model_families import FAMILIES, NUM_NEW, check, generate, make_prompts, save_model
+from model_families import FAMILIES, MXFP4, NUM_NEW, check, generate, make_prompts, save_model
 
 # The others are near to these: what sets them apart is in the long run, and in tests of their parts.
-_LONG = {"llama-biased", "qwen2-yarn", "qwen3", "qwen3_moe-plain", "ministral", "phi3-short"}
+_LONG = {"llama-biased", "qwen2-yarn", "qwen3", "qwen3_moe-plain", "ministral", "phi3-short", MXFP4}
 NAMES = [pytest.param(name, marks=pytest.mark.long) if name in _LONG else name for name in FAMILIES]
 _CUT = {"gemma2", "gemma3", "olmo2", "granite"}  # which have all options that a step's begin, middle and end know
 CUT_NAMES = [name if name in _CUT else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]

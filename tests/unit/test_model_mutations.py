@@ -27,6 +27,7 @@ from blink.models.weights.source import read_spec
 from blink.text.assets import load_assets
 from model_families import FAMILIES, SMALL
 from model_mutations import (
+    DIRECTORY_KINDS,
     GGUF_KINDS,
     GgufMutator,
     assert_one_line,
@@ -88,9 +89,10 @@ def test_damaged_gguf_files_are_refused_in_one_line(tmp_path: Path, kind: str, c
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_damaged_directories_are_refused_in_one_line(tmp_path: Path, count: int) -> None:
-    whole, path = tmp_path / "whole", tmp_path / "model"
-    write_directory(whole)
+@pytest.mark.parametrize("kind", DIRECTORY_KINDS)
+def test_damaged_directories_are_refused_in_one_line(tmp_path: Path, kind: str, count: int) -> None:
+    whole, path, count = tmp_path / "whole", tmp_path / "model", count // len(DIRECTORY_KINDS)
+    write_directory(whole, kind)
     assert outcomes(whole, (load_weights, load_frontend)) == ["success", "success"]
     seen = Counter[str]()
     for seed in range(count):

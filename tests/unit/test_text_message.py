@@ -17,6 +17,9 @@ from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning, merge
 from blink.text.message.reasoning import is_reasoning_open
 
+# gpt-oss' messages stand between special tokens: test_harmony.py.
+TAGGED_CALLS = [name for name, form in CALL_FORMATS.items() if not form.in_channels]
+TAGGED_REASONING = [name for name, form in REASONING_FORMATS.items() if not form.in_channels]
 NAMES = frozenset({"get_weather", "add"})
 WEATHER = '{"city": "Paris \\"{}[]\\u00e9", "days": [1, {"a": null}]}'
 ADD = '{"a": 1, "b": -2.5e3}'
@@ -154,7 +157,7 @@ FRAGMENTS = [
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
 
 
-@given(st.sampled_from([*CALL_FORMATS]), st.sampled_from([None, *REASONING_FORMATS]), TEXTS, st.booleans(), st.data())
+@given(st.sampled_from(TAGGED_CALLS), st.sampled_from([None, *TAGGED_REASONING]), TEXTS, st.booleans(), st.data())
 def test_any_text_gives_the_same_parts_however_it_is_cut_and_never_an_error(
     name: str, reasoning: str | None, text: str, parallel: bool, data: st.DataObject
 ) -> None:
@@ -180,7 +183,7 @@ JSON = st.recursive(
 
 @settings(max_examples=40)
 @given(
-    st.sampled_from([*CALL_FORMATS]),
+    st.sampled_from(TAGGED_CALLS),
     st.lists(st.dictionaries(st.text(max_size=5), JSON, max_size=3), min_size=1, max_size=3),
     st.sampled_from([None, 1]),
 )
@@ -273,6 +276,7 @@ def test_prompts_say_whether_reasoning_is_open() -> None:
         ("{{ '[TOOL_CALLS] [' }}", "mistral"),
         ('Respond in the format {"name": function name, "parameters": dictionary of argument name', "llama3_json"),
         ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "phi4_mini_json"),
+        ("{{ ' to=assistant<|channel|>commentary<|message|>' + message.content }}", "openai"),
         ("{{ messages[0].content }}", ""),
     ],
 )

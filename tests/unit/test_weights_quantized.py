@@ -85,7 +85,6 @@ def change_weights(scheme: str, **values: Any) -> dict[str, Any]:
     ("config", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "quantization by 'bitsandbytes' .*Blink runs fp8"),
-        ({"quant_method": "mxfp4"}, "quantization by 'mxfp4'"),
         ({}, "'quant_method' is missing"),
         (change("awq", bits=8), "awq of 8 bits"),
         (change("awq", group_size=48), "a group_size of 48, not 32 or 64 or 128"),

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from blink.api.reading import Read
 from blink.api.schema import ChatBody
 from blink.errors import BadRequestError
 from blink.sampling_params import SamplingParams
-from blink.structured_outputs import StructuredOutputsParams
+from blink.structured_outputs import Channels, StructuredOutputsParams
 from blink.text.assets import ModelAssets
 from blink.text.message.formats import HERMES, CallFormat
+from blink.text.message.harmony import MARKS, NAMESPACE
 from blink.text.message.parser import MessageForm
-from blink.text.message.tool_use import ToolUse, constrain
+from blink.text.message.tool_use import ToolUse, constrain, schemas_of
 
 
 def message_form(read: Read, assets: ModelAssets, *, may_choose: bool) -> MessageForm | None:
@@ -26,7 +28,7 @@ def message_form(read: Read, assets: ModelAssets, *, may_choose: bool) -> Messag
     if not isinstance(body, ChatBody):
         return None
     use, reasoning = body.tool_use, assets.reasoning_format
-    if use is None and reasoning is None:
+    if use is None and reasoning is None and not assets.in_channels:
         return None
     if use is not None and use.choice == "auto":
         _check_choice(assets, may_choose)
@@ -38,6 +40,7 @@ def message_form(read: Read, assets: ModelAssets, *, may_choose: bool) -> Messag
         names=frozenset() if use is None else use.names,
         parallel=use is None or use.parallel,
         is_named=use is not None and use.choice == "named",
+        in_channels=assets.in_channels,
     )
 
 
@@ -63,6 +66,9 @@ def constrain_message(params: SamplingParams, use: ToolUse | None, form: Message
         BadRequestError: calls are to be forced on an output that is constrained otherwise.
     """
     structured = params.structured_outputs
+    if form.in_channels:
+        channels = _in_channels(structured, use, form)
+        return replace(params, skip_special_tokens=True, token_marks=MARKS, structured_outputs=channels)
     if use is not None and form.calls is not None:
         structured = _with_calls(structured, use, form.calls)
     if structured is not None:
@@ -80,8 +86,29 @@ def _with_calls(
     if structured is None:
         tag = constrain(use, form)
         return None if tag is None else StructuredOutputsParams(structural_tag=tag)
-    if use.choice != "auto":
-        raise BadRequestError("A forced tool call cannot be combined with another form of the output.", "tool_choice")
+    _check_forms(use)
     if structured.json is None and not structured.json_object:
         return structured
     return replace(structured, calls=constrain(replace(use, choice="required"), form))
+
+
+def _check_forms(use: ToolUse) -> None:
+    if use.choice != "auto":
+        raise BadRequestError("A forced tool call cannot be combined with another form of the output.", "tool_choice")
+
+
+def _in_channels(
+    structured: StructuredOutputsParams | None, use: ToolUse | None, form: MessageForm
+) -> StructuredOutputsParams | None:
+    if structured is None and use is None:
+        return None
+    begins_in: Literal["", "analysis", "final"] = ""
+    if form.is_reasoning_open is not None:
+        begins_in = "analysis" if form.is_reasoning_open else "final"
+    calls = {} if use is None else {NAMESPACE + name: schema for name, schema in schemas_of(use).items()}
+    channels = Channels(calls=calls, may_answer=use is None or use.choice == "auto", begins_in=begins_in)
+    if structured is None:
+        return StructuredOutputsParams(channels=channels)
+    if use is not None:
+        _check_forms(use)
+    return replace(structured, channels=channels)

@@ -35,6 +35,7 @@ from blink.link.client import RegionInfo
 from blink.region.native import lib
 from blink.request.planner import Planner
 from blink.text.assets import ModelAssets
+from blink.text.message import harmony
 from blink.text.message.reasoning import is_reasoning_open
 from blink.text.prompt import check_text_length, check_vocabulary
 
@@ -187,7 +188,10 @@ def _read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regi
     text = Planner(assets).render(body.messages, body.rendering)
     _check_count(1, body, engine)
     role = body.messages[-1].get("role", "assistant")
-    is_open = is_reasoning_open(text, assets.reasoning_format) if assets.reasoning_format else None
+    if assets.in_channels:
+        is_open = harmony.is_reasoning_open(text)
+    else:
+        is_open = is_reasoning_open(text, assets.reasoning_format) if assets.reasoning_format else None
     tokens = _tokens_of(text, body, assets, engine)
     return Read(body, [tokens], role=role, is_reasoning_open=is_open, parsed=parsed)
 

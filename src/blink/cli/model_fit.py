@@ -133,8 +133,10 @@ def _examine_room(spec: ModelSpec, room: int, weights: WeightBytes, size: int) -
         yield Finding("fail", "weights", text, "take a smaller model, or a machine with more memory")
         return
     yield Finding("ok", "weights", text)
-    tokens = (room - weights.total) // (math.prod(spec.kv_cache_shape(1, 1)) * size)
+    numbers = math.prod(spec.kv_cache_shape(1, 1))
+    tokens = (room - weights.total) // (numbers * size)
     text = f"{tokens} tokens fit beside them; one sequence may have {spec.max_model_len}"
+    text += f"; {(room - weights.total) // numbers} tokens with --kv-cache-dtype fp8"
     if tokens < spec.max_model_len:
         yield Finding("warn", "KV cache", text, f"--max-model-len {max(tokens // 2, 2)} or less")
     else:
@@ -154,8 +156,7 @@ def _count_weights(spec: ModelSpec, size: int, *, stays_quantized: bool) -> Weig
     active = replace(spec, num_experts=spec.experts_per_token) if spec.num_experts else spec
     read = active.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
     scheme, saved = spec.quantization, 0.0
-    # On a GPU; of experts those where each row has one scale.
-    if stays_quantized and scheme is not None and not (spec.num_experts and scheme.has_groups):
+    if stays_quantized and scheme is not None and (scheme.keeps_experts or not spec.num_experts):  # on a GPU
         saved = size - scheme.weight_bytes
     return WeightBytes(
         spec.num_parameters * size - int(spec.num_matrix_weights * saved),

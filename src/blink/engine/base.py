@@ -82,7 +82,8 @@ class Engine(ABC):
             raise
         self._has_lost_region = False
         logger.info("weights: %.2f GB", self._model.num_weight_bytes / 1e9)
-        logger.info("KV cache: %d blocks of %d tokens", num_blocks, config.block_size)
+        dtype = str(self._model.kv_dtype).removeprefix("torch.")
+        logger.info("KV cache: %d blocks of %d tokens, %s", num_blocks, config.block_size, dtype)
 
     @abstractmethod
     def _measure_room(self) -> int:
@@ -218,7 +219,7 @@ class Engine(ABC):
     def _block_bytes(self) -> int:
         """The size of one KV block over all layers."""
         shape = self._model.spec.kv_cache_shape(1, self._config.block_size)
-        return math.prod(shape) * self._model.dtype.itemsize
+        return math.prod(shape) * self._model.kv_dtype.itemsize
 
     @property
     def _blocks_of_one_sequence(self) -> int:

@@ -7,7 +7,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -18,6 +18,7 @@ from blink.grammar.errors import AmbiguousGrammarError, GrammarError, GrammarToo
 from blink.grammar.expression import Expression, choice
 from blink.grammar.gbnf import parse_grammar
 from blink.grammar.graph import build_automaton
+from blink.grammar.harmony import compile_channels
 from blink.grammar.json_schema import INLINE, SHARED, UNIONS, SchemaCompiler
 from blink.grammar.json_text import Layout
 from blink.grammar.regex import parse_regex
@@ -104,7 +105,7 @@ def compile_structured(params: StructuredOutputsParams) -> Automaton:
 
 def _compile(params: StructuredOutputsParams) -> bytes:
     layout = Layout(allows_spaces=not params.disable_any_whitespace)
-    place = partial(place_behind_reasoning, params)
+    place = partial(_place, params)
     if params.json_object or params.json is not None:
         schema = {"type": "object"} if params.json_object else _parse_schema(params.json)
         return _try_modes(
@@ -118,9 +119,19 @@ def _compile(params: StructuredOutputsParams) -> bytes:
         return _build(place(parse_regex(params.regex)), {})
     if params.choice is not None:
         return _build(place(choice([_encode(text) for text in params.choice])), {})
-    assert params.grammar is not None
-    root, rules = parse_grammar(params.grammar)
-    return _build(place(root), rules)
+    if params.grammar is not None:
+        root, rules = parse_grammar(params.grammar)
+        return _build(place(root), rules)
+    channels = params.channels
+    assert channels is not None
+    return _try_modes(lambda mode: _compile_documents(mode, layout, lambda one: compile_channels(channels, None, one)))
+
+
+def _place(params: StructuredOutputsParams, form: Expression) -> Expression:
+    """Return the form where it stands in a reply."""
+    if params.channels is not None:
+        return compile_channels(replace(params.channels, calls={}), form, lambda _: form)
+    return place_behind_reasoning(params, form)
 
 
 def _compile_documents(
@@ -140,6 +151,8 @@ def _compile_documents(
 def _json_or_calls(
     params: StructuredOutputsParams, schema: Any, compile_one: Callable[[Any], Expression]
 ) -> Expression:
+    if params.channels is not None:
+        return compile_channels(params.channels, compile_one(schema), compile_one)
     forms = [compile_one(schema)]
     if params.calls is not None:
         forms.append(compile_tags(params.calls, compile_one))

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch
 from blink.kernels.cpu import attention as cpu
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
+from blink.kernels.quantized import FP8
 
 if TYPE_CHECKING:
     from blink.kernels.gpu.attention_plan import GpuAttentionPlan
@@ -17,16 +19,20 @@ if TYPE_CHECKING:
     AttentionPlan: TypeAlias = cpu.CpuAttentionPlan | GpuAttentionPlan
 
 
-def plan_attention(batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor) -> AttentionPlan:
+def plan_attention(
+    batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor, dtype: torch.dtype | None = None
+) -> AttentionPlan:
     """Prepare the attention of one step of num_tokens tokens and num_rows rows, padding included.
 
-    kv_cache: any layer's, [2, num_blocks, block_size, kv_heads, head_dim]; num_heads: query heads.
+    kv_cache: any layer's, [2, num_blocks, block_size, kv_heads, head_dim]; num_heads: query heads; dtype: of the
+    queries, None: the cache's.
     """
+    dtype = dtype or kv_cache.dtype
     if kv_cache.is_cuda:
         from blink.kernels.gpu import attention_plan as gpu
 
-        return gpu.plan_attention(batch, num_tokens, num_rows, num_heads, kv_cache)
-    return cpu.plan_attention(batch, num_tokens, kv_cache.shape[2], kv_cache.dtype)
+        return gpu.plan_attention(batch, num_tokens, num_rows, num_heads, kv_cache, dtype)
+    return cpu.plan_attention(batch, num_tokens, kv_cache.shape[2], dtype)
 
 
 def paged_attention(
@@ -34,12 +40,13 @@ def paged_attention(
 ) -> Tensor:
     """Return softmax(Q K^T * scale) V of every token over its row's cache; causal; padding gives zeros.
 
-    query: [tokens, heads, head_dim]; kv_cache: [2, num_blocks, block_size, kv_heads, head_dim];
-    result: [tokens, heads * head_dim].
+    query: [tokens, heads, head_dim]; kv_cache: [2, num_blocks, block_size, kv_heads, head_dim], of the query's type or
+    FP8; result: [tokens, heads * head_dim].
     """
     assert query.shape[0] == plan.num_tokens
     assert query.shape[2] == kv_cache.shape[4]
     assert query.shape[1] % kv_cache.shape[3] == 0
+    assert kv_cache.dtype in (query.dtype, FP8)
     assert options.sinks is None or options.sinks.shape == query.shape[1:2]
     if isinstance(plan, cpu.CpuAttentionPlan):
         return cpu.paged_attention(query, kv_cache, plan, options)

@@ -31,6 +31,17 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class KvScales:
+    """What a layer's KV cache in FP8 holds keys and values divided by."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+
+UNSCALED = KvScales()
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionOptions:
     """What one layer's attention does beside softmax(Q K^T * scale) V."""
 
@@ -38,10 +49,11 @@ class AttentionOptions:
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: as they are
     window: int = 0  # how many keys a query sees at most, its own included; 0: all
     sinks: Tensor | None = None  # float32 [heads]; a score of each head that takes part in the softmax without a value
+    kv_scales: KvScales = UNSCALED
 
     def scale_for(self, head_dim: int) -> float:
-        """Return the factor of the scores."""
-        return head_dim**-0.5 if self.scale is None else self.scale
+        """Return the factor of the scores of keys as the cache holds them."""
+        return (head_dim**-0.5 if self.scale is None else self.scale) * self.kv_scales.key
 
 
 PLAIN_ATTENTION = AttentionOptions()

@@ -115,7 +115,7 @@ def pack(parts: Sequence[QuantizedMatrix]) -> PackedWeight:
     values = torch.cat([_pack_fp8(part.values) if is_fp8 else _pack_int4(part.values) for part in parts])
     if all(part.scales.shape[1] == 1 for part in parts):
         return PackedWeight(Format.FP8, values, torch.cat([part.scales[:, 0] for part in parts]), None)
-    groups = torch.cat([_group_words(part) for part in parts])
+    groups = torch.cat([group_words(part) for part in parts])
     return PackedWeight(Format.FP8 if is_fp8 else Format.INT4, values, None, groups)
 
 
@@ -132,10 +132,7 @@ def unpack(weight: PackedWeight) -> QuantizedMatrix:
     nibbles = torch.stack([weight.values & 15, weight.values >> 4], -1)
     lanes = nibbles.view(len(nibbles), -1, 4, 8, 2, 2, 2)  # lane, word, k, step, 8 further
     values = lanes.permute(0, 1, 3, 5, 6, 2, 4).reshape(weight.shape)
-    words = weight.groups.contiguous().view(torch.int16).view(*weight.groups.shape, 2)
-    scales = words[..., 0].contiguous().view(torch.float16).float()
-    zeros = -words[..., 1].contiguous().view(torch.bfloat16).float() - 128
-    return QuantizedMatrix(values, scales, zeros.to(torch.uint8))
+    return QuantizedMatrix(values, *split_group_words(weight.groups))
 
 
 def _pack_fp8(values: Tensor) -> Tensor:
@@ -149,12 +146,21 @@ def _pack_int4(values: Tensor) -> Tensor:
     return (ordered[..., 0] | ordered[..., 1] << 4).reshape(len(values), -1)
 
 
-def _group_words(part: QuantizedMatrix) -> Tensor:
+def group_words(part: QuantizedMatrix) -> Tensor:
+    """Return the word of each row's groups, int32 [out, groups], as csrc/gpu/decode/quantized.cuh describes it."""
     columns = part.values.shape[1]
     if part.zeros is None:
-        groups = columns // GROUP
+        groups = -(-columns // GROUP)
         return part.scales.expand(-1, groups).contiguous().view(torch.int32)
     # 128 + zero point has 8 bits at most: bfloat16 holds it.
     high = (-(part.zeros.float() + 128)).to(torch.bfloat16).view(torch.int16)
     low = part.scales.to(torch.float16).view(torch.int16)
     return torch.stack([low, high], -1).view(torch.int32)[..., 0]
+
+
+def split_group_words(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales, float32, and zero points, uint8, of numbers of 4 bits."""
+    halves = words.contiguous().view(torch.int16).view(*words.shape, 2)
+    scales = halves[..., 0].contiguous().view(torch.float16).float()
+    zeros = -halves[..., 1].contiguous().view(torch.bfloat16).float() - 128
+    return scales, zeros.to(torch.uint8)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.cpu import rotary as cpu
-from blink.kernels.operands import HeadNorm
+from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
 
 
 def make_rotary_table(
@@ -22,13 +22,18 @@ def make_rotary_table(
 
 
 def rotate_and_store(
-    qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
+    qkv: Tensor,
+    rotation: Tensor,
+    kv_slots: Tensor,
+    kv_cache: Tensor,
+    head_norm: HeadNorm | None = None,
+    kv_scales: KvScales = UNSCALED,
 ) -> Tensor:
     """Rotate queries and keys, write keys and values to their slots and return the queries [tokens, heads, head_dim].
 
     qkv: [tokens, (heads + 2 * kv_heads) * head_dim], which may be overwritten; rotation: float32 [tokens, rotary_dim],
     rows of the rotary table at the tokens' positions; kv_slots: [tokens], -1 writes nothing;
-    kv_cache: [2, num_blocks, block_size, kv_heads, head_dim].
+    kv_cache: [2, num_blocks, block_size, kv_heads, head_dim], of qkv's type, or FP8 with kv_scales.
     """
     assert qkv.ndim == 2
     assert qkv.shape[1] % kv_cache.shape[-1] == 0
@@ -37,5 +42,5 @@ def rotate_and_store(
     if qkv.is_cuda:
         from blink.kernels.gpu import rotary as gpu
 
-        return gpu.rotate_and_store(qkv, rotation, kv_slots, kv_cache, head_norm)
-    return cpu.rotate_and_store(qkv, rotation, kv_slots, kv_cache, head_norm)
+        return gpu.rotate_and_store(qkv, rotation, kv_slots, kv_cache, head_norm, kv_scales)
+    return cpu.rotate_and_store(qkv, rotation, kv_slots, kv_cache, head_norm, kv_scales)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,57 +42,10 @@ class QuantizedEmbedding(QuantizedWeight):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedExperts:
-    """The same matrix of each expert."""
-
-    weights: tuple[QuantizedWeight, ...]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Experts, rows and columns."""
-        return (len(self.weights), *self.weights[0].shape)
-
-    def __getitem__(self, expert: int) -> QuantizedWeight:
-        return self.weights[expert]
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Experts:
-    """The matrices of all experts in FP8, in their usual order, each row with a scale."""
-
-    values: Tensor  # FP8 [experts, out, in]
-    scales: Tensor  # float32 [experts, out]
-
-    @property
-    def shape(self) -> torch.Size:
-        """The matrices' shape."""
-        return self.values.shape
-
-    def to(self, device: torch.device) -> Fp8Experts:
-        """Return the matrices on a device."""
-        return Fp8Experts(self.values.to(device), self.scales.to(device))
-
-    def __getitem__(self, expert: int) -> Tensor:
-        return self.values[expert].float() * self.scales[expert, :, None]
-
-    def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """Return the matrices in another type."""
-        return (self.values.float() * self.scales[..., None]).to(dtype)
-
-
 Weight = Tensor | QuantizedWeight
-ExpertWeights = Tensor | QuantizedExperts | Fp8Experts  # [experts, out, in]
 
 
-def plain(weight: Weight | ExpertWeights) -> Tensor:
+def plain(weight: object) -> Tensor:
     """Return a weight that must be a tensor, for kernels that know no other."""
     assert isinstance(weight, Tensor)
     return weight
-
-
-def split_experts(weight: ExpertWeights) -> tuple[Tensor, Tensor | None]:
-    """Return the values of all experts' matrices, which are contiguous, and their scales if they are FP8."""
-    values, scales = (weight.values, weight.scales) if isinstance(weight, Fp8Experts) else (plain(weight), None)
-    assert values.is_contiguous() and (scales is None or scales.is_contiguous())
-    return values, scales

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
-from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe
+from blink.kernels.experts import Fp8Experts, PackedExperts
+from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.quantized import PackedWeight
-from blink.kernels.weight import Fp8Experts, Weight
+from blink.kernels.weight import Weight
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 
@@ -68,7 +69,23 @@ def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
         num_experts, hidden, size = layer.mlp.down.shape
         if not moe.can_add_experts(rows, hidden, size, num_experts, 1, fp8=True):
             return False
-    return _are_few(packed, rows) or all(gemm.can_multiply_quantized(weight, rows) for weight in packed)
+    if _takes_few(layer, packed, rows):
+        return True
+    if _has_planes(layer, rows):
+        packed = [weight for weight in packed if not _takes_planes(weight, rows)]
+    return all(gemm.can_multiply_quantized(weight, rows) for weight in packed)
+
+
+def _has_planes(layer: Layer, rows: int) -> bool:
+    """Tell whether the activations of a layer's products are planes: gemm.py."""
+    mlp = layer.mlp
+    if not isinstance(mlp, DenseMlp):
+        return False
+    return all(_takes_planes(weight, rows) for weight in (layer.qkv, layer.output, mlp.gate_up, mlp.down))
+
+
+def _takes_planes(weight: Weight, rows: int) -> bool:
+    return isinstance(weight, PackedWeight) and gemm_planes.can_multiply(weight, rows)
 
 
 def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
@@ -78,9 +95,18 @@ def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
     return [weight for weight in weights if isinstance(weight, PackedWeight)]
 
 
-def _are_few(packed: Sequence[PackedWeight], rows: int) -> bool:
+def _takes_few(layer: Layer, packed: Sequence[PackedWeight], rows: int) -> bool:
     """Tell whether the kernels for few rows are there and the faster ones."""
-    return rows <= MAX_GEMV_ROWS and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
+    few = rows <= MAX_GEMV_ROWS and not _is_grouped(layer, rows)
+    return few and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
+
+
+def _is_grouped(layer: Layer, rows: int) -> bool:
+    """Tell whether a layer's experts take the grouped products: with more rows, and those in 4 bits or blocks."""
+    if not isinstance(layer.mlp, MoeMlp):
+        return False
+    parts = (layer.mlp.gate_up, layer.mlp.down)
+    return rows > MAX_UNGROUPED_ROWS or any(isinstance(part, PackedExperts) for part in parts)
 
 
 def can_attend_rows(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> bool:
@@ -97,7 +123,7 @@ def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
 def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
     packed = _list_packed(weights.layers[0], weights.lm_head)
-    run = _decode_few if _are_few(packed, rows) else _decode_many
+    run = _decode_few if _takes_few(weights.layers[0], packed, rows) else _decode_many
     return run(weights, batch, kv_cache, batch.input_ids[:rows])
 
 
@@ -108,7 +134,8 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Ten
         mlp = layer.mlp
         attention_norm, mlp_norm = _norms(layer)
         qkv = gemv.normed_linear(residual, attention_norm, eps, layer.qkv, layer.qkv_bias)
-        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
+        scales = layer.attention.kv_scales
+        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales)
         gemv.add_linear(attended, layer.output, residual, layer.output_bias)
         if isinstance(mlp, DenseMlp):
             gemv.add_linear(gemv.gated_linear(residual, mlp_norm, eps, mlp.gate_up), mlp.down, residual)
@@ -122,15 +149,21 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Ten
 def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Tensor) -> Tensor:
     spec, eps, layers = weights.spec, weights.spec.rms_norm_eps, weights.layers
     next_norms = [*(_norms(layer)[0] for layer in layers[1:]), weights.norm]
-    residual, normed = gemm.embed(ids, weights.embedding, _norms(layers[0])[0])
-    for layer, cache, next_norm in zip(layers, kv_cache, next_norms, strict=True):
+    planes = _has_planes(layers[0], len(ids))
+    next_planes = [*(planes for _ in layers[1:]), planes and _takes_planes(weights.lm_head, len(ids))]
+    residual, normed = gemm.embed(ids, weights.embedding, _norms(layers[0])[0], planes=planes)
+    for layer, cache, next_norm, in_planes in zip(layers, kv_cache, next_norms, next_planes, strict=True):
         mlp, mlp_norm = layer.mlp, _norms(layer)[1]
         qkv = gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias)
-        attended = decode_attention(qkv, cache, batch, weights.rotary_table, layer.head_norm)
-        normed = gemm.add_linear(attended, layer.output, residual, mlp_norm, layer.output_bias)
+        scales = layer.attention.kv_scales
+        attended = decode_attention(
+            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=planes
+        )
+        normed = gemm.add_linear(attended, layer.output, residual, mlp_norm, layer.output_bias, planes=planes)
         if isinstance(mlp, DenseMlp):
-            normed = gemm.add_linear(gemm.gated_linear(normed, eps, mlp.gate_up), mlp.down, residual, next_norm)
-        elif len(ids) <= MAX_UNGROUPED_ROWS:
+            gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=planes)
+            normed = gemm.add_linear(gated, mlp.down, residual, next_norm, planes=in_planes)
+        elif not _is_grouped(layer, len(ids)):
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)
             gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)
             normed = moe.down_normed_experts(gated, mlp.down, routes, residual, next_norm)

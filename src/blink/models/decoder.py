@@ -44,11 +44,16 @@ class Decoder:
         layers: list[Layer],
         norm: Tensor,
         lm_head: Weight,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Take the weights: embedding [vocab, hidden], norm [hidden], lm_head [vocab, hidden] from pack_weight."""
+        """Take the weights: embedding [vocab, hidden], norm [hidden], lm_head [vocab, hidden] from pack_weight.
+
+        kv_dtype: of keys and values in the KV cache; None: the weights'.
+        """
         self.spec = spec
         self.device = embedding.device
         self.dtype = embedding.dtype
+        self.kv_dtype = kv_dtype or embedding.dtype
         self._embedding = embedding
         self._layers = layers
         self._norm = norm
@@ -69,9 +74,8 @@ class Decoder:
         """Allocate a KV cache: [layers, 2, num_blocks, block_size, kv_heads, head_dim], zero."""
         # Zeros, because attention multiplies what it masks by 0, and uninitialised memory may hold NaN. Written, for
         # a host's memory would else be taken page by page while serving, and might then not be there.
-        return torch.empty(
-            self.spec.kv_cache_shape(num_blocks, block_size), dtype=self.dtype, device=self.device
-        ).zero_()
+        shape = self.spec.kv_cache_shape(num_blocks, block_size)
+        return torch.empty(shape, dtype=self.kv_dtype, device=self.device).zero_()
 
     @torch.inference_mode()
     def forward(
@@ -178,11 +182,11 @@ class Decoder:
         positions, kv_slots = batch.positions[:num_tokens], batch.kv_slots[:num_tokens]
         common = self._rotary_table.index_select(0, positions)
         local = common if self._local_table is None else self._local_table.index_select(0, positions)
-        plan = plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0])
+        plan = plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0], self.dtype)
 
         def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
             rotation = local if layer.uses_local_rope else common
-            query = rotate_and_store(qkv, rotation, kv_slots, cache, layer.head_norm)
+            query = rotate_and_store(qkv, rotation, kv_slots, cache, layer.head_norm, layer.attention.kv_scales)
             return paged_attention(query, cache, plan, layer.attention)
 
         return attend
@@ -197,7 +201,11 @@ class Decoder:
     def _make_decode_attention(self, batch: Batch) -> Attend:
         from blink.kernels.gpu.decode.attention import decode_attention
 
-        return lambda qkv, cache, layer: decode_attention(qkv, cache, batch, self._rotary_table, layer.head_norm)
+        def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
+            scales = layer.attention.kv_scales
+            return decode_attention(qkv, cache, batch, self._rotary_table, layer.head_norm, kv_scales=scales)
+
+        return attend
 
     def _has_decode_kernels(self, num_rows: int, kv_cache: Tensor) -> bool:
         if self.device.type != "cuda":

@@ -96,7 +96,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "granite": Family(title="Granite 3", gguf="granite", interleaved=True, defaults=_ROPE_THETA),
     "gpt_oss": Family(
-        title="gpt-oss (16 bits)",
+        title="gpt-oss",
         options=ModelOptions(sinks=True, activation="clipped_silu", expert_biases=True),
         experts="mlp",
         window_period=2,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 PACKED_GROUP = 128  # columns that share a scale in what a GPU's kernels read
-_GROUP_BYTES = 4 / PACKED_GROUP  # of scales and zero points, as a GPU keeps them
+_GROUP_BYTES = 4 / PACKED_GROUP  # of scales and zero points, as a GPU keeps them; of MXFP4 1 / 32
 
-Storage = Literal["fp8", "awq", "gptq", "packed"]
+Storage = Literal["fp8", "awq", "gptq", "packed", "mxfp4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,16 @@ class Quantization:
     def bits(self) -> int:
         """Bits of a weight."""
         return 8 if self.storage == "fp8" else 4
+
+    @property
+    def experts_only(self) -> bool:
+        """Tell whether all other matrices have 16 bits."""
+        return self.storage == "mxfp4"
+
+    @property
+    def keeps_experts(self) -> bool:
+        """Tell whether a GPU's experts stay quantized; those in groups do not until their kernels have run on one."""
+        return not self.has_groups
 
     @property
     def weight_bytes(self) -> float:

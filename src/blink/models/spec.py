@@ -116,6 +116,8 @@ class ModelSpec:
     def num_matrix_weights(self) -> int:
         """Number of weights in the layers' matrices, but for routers: those that are quantized."""
         mlp = 3 * self.hidden_size * (self.moe_intermediate_size * self.num_experts or self.intermediate_size)
+        if self.quantization is not None and self.quantization.experts_only:
+            return self.num_layers * mlp
         return self.num_layers * (self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + mlp)
 
     @property

@@ -17,6 +17,7 @@ from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.conversation import flatten_messages
 from blink.text.generation import Generation
+from blink.text.harmony_prompt import arrange_messages, check_effort, describe_tools, spell
 from blink.text.prompt import Prompt, PromptRules, Source, prepare_prompts, prepare_prompts_now
 from blink.text.tool_prompt import put_tools_in_message, tell_tools
 
@@ -62,7 +63,7 @@ class Planner:
         self._automata = AutomatonCache()
 
     def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> str:
-        """Return the prompt text of a conversation.
+        """Return the prompt text of a conversation, for Tokenizer.encode().
 
         Raises:
             BadRequestError: the model has no chat template, or it or a message does not fit.
@@ -80,6 +81,12 @@ class Planner:
                 "continue_final_message",
             )
         flat, tools = flatten_messages(messages), rendering.variables.get("tools") or ()
+        variables = rendering.variables
+        if self._assets.in_channels:
+            check_effort(variables.get("reasoning_effort", "medium"))
+            letters = self._assets.tokenizer.spell
+            flat = spell(arrange_messages(flat), letters)
+            variables = {**variables, "tools": spell(describe_tools(tools), letters) or None}
         if template.tools_place == "none":
             flat = tell_tools(flat, tools)
         elif template.tools_place == "message" and tools:
@@ -88,7 +95,7 @@ class Planner:
             flat,
             add_generation_prompt=rendering.add_generation_prompt,
             continue_final_message=rendering.continue_final_message,
-            variables=rendering.variables,
+            variables=variables,
         )
 
     async def plan(

@@ -18,12 +18,15 @@ from blink.sampling_params import SamplingParams
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.message.formats import (
     CALL_FORMATS,
+    HARMONY,
+    HARMONY_REASONING,
     HERMES,
     REASONING_FORMATS,
     CallFormat,
     ReasoningFormat,
     find_call_format,
 )
+from blink.text.message.harmony import END_TOKENS, MARKS
 from blink.text.template import ChatTemplate
 from blink.text.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 
@@ -44,12 +47,17 @@ class ModelAssets:
     reasoning_format: ReasoningFormat | None = None
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict[str, "float | int"])
 
+    @property
+    def in_channels(self) -> bool:
+        """Say whether replies are messages in gpt-oss' format."""
+        return self.call_format is HARMONY
+
 
 def load_assets(config: FrontendConfig) -> ModelAssets:
     """Load the assets of the configured model; --tokenizer and --chat-template replace parts of them.
 
     Raises:
-        ConfigError: a file is missing or broken.
+        ConfigError: a file is missing or broken, or parsers were chosen that do not fit.
     """
     root = resolve_model(config.model.model)
     tokenizer, template, special_tokens, eos_token_ids = _load_parts(config, root)
@@ -59,20 +67,50 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
     if config.chat_template:
         template = read_text(Path(config.chat_template))
     chat_template = ChatTemplate(template, special_tokens) if template else None
+    call_format, reasoning_format = _message_formats(config, template, chat_template)
+    if call_format is HARMONY:
+        _check_marks(tokenizer)
+        ends = (tokenizer.token_id(name) for name in END_TOKENS)
+        eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, *(token for token in ends if token is not None)]))
     return ModelAssets(
         root=str(root),
         tokenizer=tokenizer,
         chat_template=chat_template,
         eos_token_ids=eos_token_ids,
-        call_format=_call_format(config.tool_call_parser, template, chat_template),
-        reasoning_format=REASONING_FORMATS.get(config.reasoning_parser),
+        call_format=call_format,
+        reasoning_format=reasoning_format,
         sampling_defaults=_sampling_defaults(root),
     )
 
 
-def _call_format(parser: str, template: str, compiled: ChatTemplate | None) -> CallFormat | None:
-    if parser != "auto":
-        return CALL_FORMATS[parser]
+def _message_formats(
+    config: FrontendConfig, template: str, compiled: ChatTemplate | None
+) -> tuple[CallFormat | None, ReasoningFormat | None]:
+    """Return how the model writes calls and reasoning; one in gpt-oss' format is so in all."""
+    calls = CALL_FORMATS.get(config.tool_call_parser) or _call_format(template, compiled)
+    reasoning = REASONING_FORMATS.get(config.reasoning_parser)
+    if config.tool_call_parser == "auto" and reasoning is HARMONY_REASONING:
+        calls = HARMONY
+    if calls is HARMONY and config.reasoning_parser == "auto":
+        reasoning = HARMONY_REASONING
+    if reasoning is not None and reasoning.in_channels is not (calls is HARMONY):
+        raise ConfigError(
+            f"--tool-call-parser {config.tool_call_parser} and --reasoning-parser {config.reasoning_parser} do not fit:"
+            " gpt-oss' format is read by openai and openai_gptoss together."
+        )
+    return calls, reasoning
+
+
+def _check_marks(tokenizer: Tokenizer) -> None:
+    missing = [name for name in MARKS if tokenizer.token_id(name) not in tokenizer.special_tokens]
+    if missing:
+        raise ConfigError(
+            f"The tokenizer has no special tokens {', '.join(missing)}, between which models with gpt-oss' chat"
+            " template write: name another --tokenizer, --chat-template or --tool-call-parser."
+        )
+
+
+def _call_format(template: str, compiled: ChatTemplate | None) -> CallFormat | None:
     if compiled is not None and compiled.tools_place == "none":
         return HERMES  # as the tools are told then
     return CALL_FORMATS.get(find_call_format(template))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tokenizers import Tokenizer as Backend
@@ -127,3 +128,26 @@ class StreamDetokenizer:
         """Return the rest of the whole text that the stream still holds."""
         whole = self._backend.decode(self._tokens, skip_special_tokens=self._skip_special)
         return whole[self._length :]
+
+
+class MarkingDetokenizer:
+    """Show some tokens as marks of their own, between texts that other detokenizers make."""
+
+    __slots__ = ("_inner", "_marks", "_open")
+
+    def __init__(self, marks: Mapping[int, str], open_inner: Callable[[], Detokenizer]) -> None:
+        self._marks = marks
+        self._open = open_inner
+        self._inner = open_inner()
+
+    def push(self, token: int) -> str:
+        """Return the text that this token completes; before a mark also what an unfinished character leaves behind."""
+        mark = self._marks.get(token)
+        if mark is None:
+            return self._inner.push(token)
+        rest, self._inner = self._inner.finish(), self._open()
+        return rest + mark
+
+    def finish(self) -> str:
+        """Return what an unfinished character leaves behind."""
+        return self._inner.finish()

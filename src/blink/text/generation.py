@@ -65,7 +65,9 @@ class Generation:
         self.prompt_logprobs: list[TokenLogprob] = []  # of the prompt's second token and those behind it
         self._params = params
         self._eos = () if params.ignore_eos else eos_token_ids
-        self._detokenizer = tokenizer.open_detokenizer(skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = tokenizer.open_detokenizer(
+            skip_special_tokens=params.skip_special_tokens, marks=params.token_marks
+        )
         self._matcher = StopMatcher(params.stops, include=params.include_stop_str_in_output) if params.stops else None
         self._texts: list[str] = []
         self._tokens: list[int] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from blink.models.weights.text_files import check_size
 from blink.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
+    MarkingDetokenizer,
     StreamDetokenizer,
     TokenBytes,
     TokenTexts,
@@ -28,6 +29,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The largest vocabularies of today take 35 MiB.
 _MAX_TOKENIZER_BYTES = 128 << 20
 _SPACE_MARK = "\u2581"  # a space, in vocabularies of SentencePiece
+# Stands inside of what is no special token though its letters are those of one: no text of a client's may hold it.
+_LETTERS_MARK = "\udc80"
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
@@ -55,17 +58,32 @@ class Tokenizer:
         shrink = 3 if self._backend.normalizer is not None else 1
         return shrink * max((len(token) for token in self._backend.get_vocab()), default=1)
 
+    @cached_property
+    def _special_names(self) -> re.Pattern[str]:
+        names = sorted(filter(None, map(self.token_name, self.special_tokens)), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names)) or r"(?!)")
+
+    def spell(self, text: str) -> str:
+        """Return a text for encode() in which the names of special tokens are letters like others.
+
+        Raises:
+            BadRequestError: the text holds lone surrogates, which no UTF-8 text can.
+        """
+        _check_unicode(text)
+        return self._special_names.sub(lambda name: name[0][:1] + _LETTERS_MARK + name[0][1:], text)
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text.
+        """Return the token ids of a text, parts of which may come from spell().
 
         Raises:
             BadRequestError: the text holds lone surrogates, which no UTF-8 text can.
         """
         if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise BadRequestError(f"The prompt is not valid Unicode: {error.reason}.", "prompt") from error
+            if _LETTERS_MARK in text:
+                first, *others = text.split(_LETTERS_MARK)
+                found = self.encode(first, add_special_tokens=add_special_tokens)
+                return found + [token for each in others for token in self.encode(each, add_special_tokens=False)]
+            _check_unicode(text)
         # The same ids as by encode(), which also finds their places in the text: that is more than half of its work.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
@@ -73,8 +91,11 @@ class Tokenizer:
         """Return the text of token ids; unknown ids are left out."""
         return self._backend.decode(tokens, skip_special_tokens=skip_special_tokens)
 
-    def open_detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Return a fresh decoder for one sequence."""
+    def open_detokenizer(self, *, skip_special_tokens: bool, marks: Mapping[str, str] | None = None) -> Detokenizer:
+        """Return a fresh decoder for one sequence; `marks`, by tokens' names, are what these tokens are shown as."""
+        if marks:
+            ids = {token: mark for name, mark in marks.items() if (token := self.token_id(name)) is not None}
+            return MarkingDetokenizer(ids, lambda: self.open_detokenizer(skip_special_tokens=skip_special_tokens))
         if self._is_byte_level:
             return ByteLevelDetokenizer(self._texts_without_special if skip_special_tokens else self._texts)
         return StreamDetokenizer(self._backend, skip_special_tokens)
@@ -107,6 +128,19 @@ class Tokenizer:
         if self._is_byte_level:
             return self._texts.token_bytes[token]
         return self.token_text(token).encode()
+
+
+def _check_unicode(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadRequestError(f"The prompt is not valid Unicode: {error.reason}.", "prompt") from error
+
+
+def without_marks(text: str) -> str:
+    """Return a text parts of which came from Tokenizer.spell() as it was."""
+    return text.replace(_LETTERS_MARK, "")
 
 
 class NoTokenizer(Tokenizer):

@@ -6,7 +6,7 @@
 
 namespace blink {
 
-constexpr uint32_t kPatientSteps = 4;         // in which the prompts that wait should be computed
+constexpr uint32_t kPatientSteps = 6;         // in which the prompts that wait should be computed
 constexpr uint32_t kPatientUrgentSteps = 32;  // the same beside urgent sequences that have a target
 
 // Tokens for a step in which `rows` sequences decode and read `kv_tokens`, while `waiting` prompt tokens are to be

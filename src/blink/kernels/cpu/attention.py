@@ -16,6 +16,7 @@ from torch import Tensor
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.thread_pool import find_thread_pool, is_in_use
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
+from blink.kernels.quantized import FP8
 from blink.region.native import lib
 
 _LANES = 16  # floats of a head that the native code takes at a time
@@ -118,10 +119,14 @@ def attend_native(query: Tensor, kv_cache: Tensor, group: RowGroup, options: Att
 def attend_torch(query: Tensor, kv_cache: Tensor, group: RowGroup, options: AttentionOptions) -> Tensor:
     """Attend with PyTorch, over gathered keys and values."""
     kv_heads, head_dim = kv_cache.shape[3:]
+    is_fp8 = kv_cache.dtype == FP8
     keys, values = (
         cache.flatten(1).index_select(0, group.blocks).view(group.num_rows, -1, kv_heads, head_dim)[:, : group.length]
-        for cache in kv_cache
+        for cache in (kv_cache.view(torch.uint8) if is_fp8 else kv_cache)
     )
+    if is_fp8:
+        keys, values = keys.view(FP8).to(query.dtype), values.view(FP8).float()
+        values = values.mul_(options.kv_scales.value).to(query.dtype)
     per_row = query.view(group.num_rows, group.num_queries, -1, head_dim)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     mask = _mask_window(group, options.window, query.dtype)

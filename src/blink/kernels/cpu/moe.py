@@ -8,8 +8,9 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.cpu.activation import activate
+from blink.kernels.experts import ExpertWeights
 from blink.kernels.operands import Activation
-from blink.kernels.weight import ExpertWeights, Weight
+from blink.kernels.weight import Weight
 
 
 def moe(

@@ -7,17 +7,23 @@ import torch
 from torch import Tensor
 
 from blink.kernels.cpu.rms_norm import rms_norm_torch
-from blink.kernels.operands import HeadNorm
+from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
+from blink.kernels.quantized import FP8
 from blink.region.native import lib
 
 
 def rotate_and_store(
-    qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
+    qkv: Tensor,
+    rotation: Tensor,
+    kv_slots: Tensor,
+    kv_cache: Tensor,
+    head_norm: HeadNorm | None = None,
+    kv_scales: KvScales = UNSCALED,
 ) -> Tensor:
     """Compute rotate_and_store the fastest way that the operands permit."""
-    if head_norm is None and qkv.dtype == torch.float32 and kv_slots.dtype == torch.int32:
+    if head_norm is None and qkv.dtype == kv_cache.dtype == torch.float32 and kv_slots.dtype == torch.int32:
         return rotate_and_store_native(qkv, rotation, kv_slots, kv_cache)
-    return rotate_and_store_torch(qkv, rotation, kv_slots, kv_cache, head_norm)
+    return rotate_and_store_torch(qkv, rotation, kv_slots, kv_cache, head_norm, kv_scales)
 
 
 def rotate_and_store_native(qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor) -> Tensor:
@@ -36,7 +42,12 @@ def rotate_and_store_native(qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_
 
 
 def rotate_and_store_torch(
-    qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
+    qkv: Tensor,
+    rotation: Tensor,
+    kv_slots: Tensor,
+    kv_cache: Tensor,
+    head_norm: HeadNorm | None = None,
+    kv_scales: KvScales = UNSCALED,
 ) -> Tensor:
     """Compute rotate_and_store with plain PyTorch."""
     kv_heads, head_dim = kv_cache.shape[-2:]
@@ -47,7 +58,7 @@ def rotate_and_store_torch(
         query.copy_(rms_norm_torch(query, head_norm.query_weight, head_norm.eps))
         key.copy_(rms_norm_torch(key, head_norm.key_weight, head_norm.eps))
     rotated = rotate(heads[:, :-kv_heads], rotation)
-    store(rotated[:, num_q:], heads[:, -kv_heads:], kv_slots, kv_cache)
+    store(rotated[:, num_q:], heads[:, -kv_heads:], kv_slots, kv_cache, kv_scales)
     return rotated[:, :num_q]
 
 
@@ -65,12 +76,21 @@ def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
     return rotated.to(heads.dtype)
 
 
-def store(keys: Tensor, values: Tensor, kv_slots: Tensor, kv_cache: Tensor) -> None:
+def store(keys: Tensor, values: Tensor, kv_slots: Tensor, kv_cache: Tensor, kv_scales: KvScales = UNSCALED) -> None:
     """Write keys and values [tokens, kv_heads, head_dim] to their slots of the cache; slot -1 writes nothing."""
     if int(kv_slots.min()) < 0:
         kept = kv_slots >= 0
         keys, values, kv_slots = keys[kept], values[kept], kv_slots[kept]
     places = kv_slots.long()
+    if kv_cache.dtype == FP8:
+        kv_cache = kv_cache.view(torch.uint8)  # which every version of PyTorch can copy by index
+        keys, values = round_cells(keys, kv_scales.key), round_cells(values, kv_scales.value)
     slots = kv_cache.flatten(1, 2)
     slots[0].index_copy_(0, places, keys)
     slots[1].index_copy_(0, places, values)
+
+
+def round_cells(cells: Tensor, scale: float) -> Tensor:
+    """Return keys or values as an FP8 cache holds them, as bytes; what is too large becomes its largest number."""
+    most = torch.finfo(FP8).max
+    return (cells.float() * (1 / scale)).clamp_(-most, most).to(FP8).view(torch.uint8)

@@ -35,9 +35,12 @@ _LOG2_E = tl.constexpr(math.log2(math.e))
 def paged_attention(
     query: Tensor, kv_cache: Tensor, plan: GpuAttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
 ) -> Tensor:
-    """Compute paged_attention of contiguous tensors with head_dim a multiple of 16 up to 256."""
+    """Compute paged_attention of contiguous tensors with head_dim a multiple of 16 up to 256.
+
+    Keys and values of FP8 become the query's type before they are multiplied.
+    """
     num_tokens, num_heads, head_dim = query.shape
-    assert query.is_contiguous() and kv_cache.is_contiguous() and query.dtype == kv_cache.dtype
+    assert query.is_contiguous() and kv_cache.is_contiguous()
     assert num_tokens == plan.num_tokens
     assert head_dim % 16 == 0 and head_dim <= 256
     result = query.new_empty(num_tokens, num_heads * head_dim)
@@ -70,6 +73,7 @@ def _launch(
         # Exponentials are powers of 2; under a cap the scores are scaled by themselves first.
         options.scale_for(head_dim) * (1.0 if options.softcap else math.log2(math.e)),
         options.softcap,
+        options.kv_scales.value,
         work.lses if options.sinks is None else options.sinks,
         WINDOW=options.window,
         HAS_SOFTCAP=options.softcap > 0,
@@ -91,7 +95,7 @@ def _launch(
 @triton.jit
 def _attend(
     query, kv_cache, values_offset, block_tables, table_stride, items, counters, partials, lses, result, scale,
-    softcap, sinks, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    softcap, value_scale, sinks, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -120,7 +124,7 @@ def _attend(
     best, total = _begin(sinks + head * GROUP + pairs % GROUP, is_pair, partial == first_partial, HAS_SINKS, BLOCK_M)
     attended, lse = _attend_keys(
         heads, kv_cache + head * HEAD_DIM, values_offset, block_tables + slot.to(tl.int64) * table_stride, scale,
-        first_position + pairs // GROUP, first_key, end_key, best, total, softcap,
+        first_position + pairs // GROUP, first_key, end_key, best, total, softcap, value_scale,
         WINDOW, HAS_SOFTCAP, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION,
     )  # fmt: skip
     if num_chunks == 1:
@@ -155,7 +159,7 @@ def _begin(sinks, is_pair, is_first, HAS_SINKS: tl.constexpr, BLOCK_M: tl.conste
 
 @triton.jit
 def _attend_keys(
-    heads, keys, values_offset, table, scale, positions, first_key, end_key, best, total, softcap,
+    heads, keys, values_offset, table, scale, positions, first_key, end_key, best, total, softcap, value_scale,
     WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
@@ -176,7 +180,7 @@ def _attend_keys(
         following = places + BLOCK_N
         block = tl.load(table + following // BLOCK_SIZE, mask=following < end_key, other=0)
         inside = is_key[:, None] & (dims < HEAD_DIM)[None, :]
-        key = tl.load(cells[:, None] + dims[None, :], mask=inside, other=0.0)
+        key = tl.load(cells[:, None] + dims[None, :], mask=inside, other=0.0).to(heads.dtype)
         scores = tl.dot(heads, tl.trans(key), input_precision=PRECISION) * scale
         if HAS_SOFTCAP:
             # softcap * tanh(score / softcap), in units of log2.
@@ -189,12 +193,12 @@ def _attend_keys(
         weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(best - higher)
         total = total * shrink + tl.sum(weights, axis=1)
-        value = tl.load(cells[:, None] + values_offset + dims[None, :], mask=inside, other=0.0)
+        value = tl.load(cells[:, None] + values_offset + dims[None, :], mask=inside, other=0.0).to(heads.dtype)
         attended = attended * shrink[:, None]
         attended = tl.dot(weights.to(value.dtype), value, attended, input_precision=PRECISION)
         best = higher
     seen = tl.where(total > 0, total, 1.0)
-    return attended / seen[:, None], best + tl.log2(seen)
+    return attended * (value_scale / seen)[:, None], best + tl.log2(seen)
 
 
 @triton.jit

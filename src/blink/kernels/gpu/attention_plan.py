@@ -60,10 +60,15 @@ class GpuAttentionPlan:
     work_lists: tuple[WorkList, ...]
 
 
-def plan_attention(batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor) -> GpuAttentionPlan:
-    """Plan the attention of a bucket over layers whose kv_cache is [2, num_blocks, block_size, kv_heads, head_dim]."""
+def plan_attention(
+    batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor, dtype: torch.dtype | None = None
+) -> GpuAttentionPlan:
+    """Plan the attention of a bucket over layers whose kv_cache is [2, num_blocks, block_size, kv_heads, head_dim].
+
+    dtype: of the queries, None: the cache's.
+    """
     group = num_heads // kv_cache.shape[3]
-    narrow, wide = choose_tiles(kv_cache.dtype, group)
+    narrow, wide = choose_tiles(dtype or kv_cache.dtype, group)
     if num_tokens == num_rows:
         # Nearly always all rows decode, but narrow tiles serve longer rows as well.
         spans = [(narrow, 0, num_tokens)]

@@ -15,11 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.kernels.experts import ExpertWeights, PackedExperts, split_experts
 from blink.kernels.gpu.activation import multiply
-from blink.kernels.gpu.moe_routing import Routes, route
+from blink.kernels.gpu.moe_packed import multiply_packed
+from blink.kernels.gpu.moe_routing import Routes, find_tile, route
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
 from blink.kernels.operands import Activation
-from blink.kernels.weight import ExpertWeights, split_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,12 @@ def multiply_grouped(
     columns or twice as many]. programmatic: whether the kernel may start before the one in front of it has ended; needs
     a GPU from Hopper on.
     """
+    if isinstance(weight, PackedExperts):
+        multiply_packed(
+            x, weight, routes, result,
+            pairs_per_row=pairs_per_row, activation=activation, bias=bias, programmatic=programmatic,
+        )  # fmt: skip
+        return
     num_experts, max_tokens = routes.pairs.shape
     (num_pairs, columns), depth, is_gated = result.shape, x.shape[1], activation is not None
     tiling = choose_tiling(num_pairs, num_experts, columns, depth, is_gated=is_gated, itemsize=x.itemsize)
@@ -117,15 +124,8 @@ def multiply_grouped(
     # Every expert in use may leave one tile partly filled.
     max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
     _multiply_tile[(max_tiles, columns // tiling.columns)](
-        x,
-        values,
-        values if scales is None else scales,
-        values if bias is None else bias,
-        routes.pairs,
-        routes.counts,
-        result,
-        max_tokens,
-        num_experts,
+        x, values, values if scales is None else scales, values if bias is None else bias,
+        routes.pairs, routes.counts, result, max_tokens, num_experts,
         PAIRS_PER_ROW=pairs_per_row,
         IS_GATED=is_gated,
         ACTIVATION=activation,
@@ -142,7 +142,7 @@ def multiply_grouped(
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         **launch_options(programmatic=programmatic),
-    )
+    )  # fmt: skip
 
 
 @triton.jit
@@ -156,7 +156,7 @@ def _multiply_tile(
     """Compute one tile of one expert's product; gated weights are [2 * SIZE, DEPTH], gate first."""
     if PROGRAMMATIC:
         start_programmatic()
-    expert, row, count = _find_tile(counts, num_experts, ROWS_BLOCK, EXPERTS_BLOCK)
+    expert, row, count = find_tile(counts, num_experts, ROWS_BLOCK, EXPERTS_BLOCK)
     if expert >= num_experts:
         return
     rows = row + tl.arange(0, ROWS_BLOCK)
@@ -189,20 +189,6 @@ def _multiply_tile(
     if IS_GATED:
         total = multiply(total, gated, ACTIVATION)
     tl.store(result + pair.to(tl.int64)[:, None] * SIZE + column[None, :], total, mask=inside)
-
-
-@triton.jit
-def _find_tile(counts, num_experts, ROWS_BLOCK: tl.constexpr, EXPERTS_BLOCK: tl.constexpr):
-    """Return this program's expert (num_experts: none), its first row among the expert's pairs, and their count."""
-    tile = tl.program_id(0)
-    index = tl.arange(0, EXPERTS_BLOCK)
-    sizes = tl.load(counts + index, mask=index < num_experts, other=0)
-    tiles = (sizes + ROWS_BLOCK - 1) // ROWS_BLOCK
-    ends = tl.cumsum(tiles, axis=0)
-    expert = tl.sum(((ends <= tile) & (index < num_experts)).to(tl.int32), axis=0)
-    first = tl.sum(tl.where(index < expert, tiles, 0), axis=0)
-    count = tl.sum(tl.where(index == expert, sizes, 0), axis=0)
-    return expert, (tile - first) * ROWS_BLOCK, count
 
 
 @triton.jit

@@ -101,3 +101,17 @@ def collect_pairs(
         tl.store(routes.pairs + expert * max_tokens + count + tl.cumsum(found, axis=0) - 1, pair, mask=chosen)
         count += tl.sum(found, axis=0)
     tl.store(routes.counts + expert, count)
+
+
+@triton.jit
+def find_tile(counts, num_experts, ROWS_BLOCK: tl.constexpr, EXPERTS_BLOCK: tl.constexpr):
+    """Return this program's expert (num_experts: none), its first row among the expert's pairs, and their count."""
+    tile = tl.program_id(0)
+    index = tl.arange(0, EXPERTS_BLOCK)
+    sizes = tl.load(counts + index, mask=index < num_experts, other=0)
+    tiles = (sizes + ROWS_BLOCK - 1) // ROWS_BLOCK
+    ends = tl.cumsum(tiles, axis=0)
+    expert = tl.sum(((ends <= tile) & (index < num_experts)).to(tl.int32), axis=0)
+    first = tl.sum(tl.where(index < expert, tiles, 0), axis=0)
+    count = tl.sum(tl.where(index == expert, sizes, 0), axis=0)
+    return expert, (tile - first) * ROWS_BLOCK, count

@@ -10,17 +10,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.operands import HeadNorm
+from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
+from blink.kernels.quantized import FP8
 
 _HEADS_PER_PROGRAM = 8
+_FP8_MAX = tl.constexpr(torch.finfo(FP8).max)
 
 
 def rotate_and_store(
-    qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor, head_norm: HeadNorm | None = None
+    qkv: Tensor,
+    rotation: Tensor,
+    kv_slots: Tensor,
+    kv_cache: Tensor,
+    head_norm: HeadNorm | None = None,
+    kv_scales: KvScales = UNSCALED,
 ) -> Tensor:
     """Compute rotate_and_store of contiguous tensors; qkv stays as it is."""
     assert qkv.is_contiguous() and kv_cache.is_contiguous() and rotation.is_contiguous()
-    assert qkv.dtype == kv_cache.dtype and rotation.dtype == torch.float32 and kv_slots.dtype == torch.int32
+    assert kv_cache.dtype in (qkv.dtype, FP8) and rotation.dtype == torch.float32 and kv_slots.dtype == torch.int32
     kv_heads, head_dim = kv_cache.shape[-2:]
     num_tokens = qkv.shape[0]
     num_heads = qkv.shape[1] // head_dim - 2 * kv_heads
@@ -37,6 +44,8 @@ def rotate_and_store(
         head_norm.query_weight if head_norm else rotation,
         head_norm.key_weight if head_norm else rotation,
         head_norm.eps if head_norm else 0.0,
+        1 / kv_scales.key,
+        1 / kv_scales.value,
         HAS_NORM=head_norm is not None,
         NUM_HEADS=num_heads,
         KV_HEADS=kv_heads,
@@ -52,7 +61,7 @@ def rotate_and_store(
 
 @triton.jit
 def _rotate_and_store(
-    qkv, rotation, kv_slots, query, kv_cache, values_offset, query_weight, key_weight, eps,
+    qkv, rotation, kv_slots, query, kv_cache, values_offset, query_weight, key_weight, eps, key_rate, value_rate,
     HAS_NORM: tl.constexpr, NUM_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
@@ -63,9 +72,9 @@ def _rotate_and_store(
     source = qkv + token * (NUM_HEADS + 2 * KV_HEADS) * HEAD_DIM
     rotation += token * 2 * HALF
     if part < query_parts:
-        target = query + token * NUM_HEADS * HEAD_DIM
+        queries = query + token * NUM_HEADS * HEAD_DIM
         _rotate_heads(
-            source, target, rotation, query_weight, eps, part, NUM_HEADS,
+            source, queries, rotation, query_weight, eps, 1.0, part, NUM_HEADS,
             HAS_NORM, HEAD_DIM, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
@@ -73,34 +82,46 @@ def _rotate_and_store(
         if slot < 0:
             return
         source += NUM_HEADS * HEAD_DIM
-        target = kv_cache + slot * KV_HEADS * HEAD_DIM
+        keys = kv_cache + slot * KV_HEADS * HEAD_DIM
         part -= query_parts
         if part < kv_parts:
             _rotate_heads(
-                source, target, rotation, key_weight, eps, part, KV_HEADS,
+                source, keys, rotation, key_weight, eps, key_rate, part, KV_HEADS,
                 HAS_NORM, HEAD_DIM, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
             )  # fmt: skip
         else:
             block: tl.constexpr = BLOCK_HEADS * HEAD_DIM
             size: tl.constexpr = KV_HEADS * HEAD_DIM
-            _copy(source + size, target + values_offset, (part - kv_parts) * block, block, size)
+            _copy(source + size, keys + values_offset, value_rate, (part - kv_parts) * block, block, size)
 
 
 @triton.jit
-def _copy(source, target, start, LENGTH: tl.constexpr, SIZE: tl.constexpr):
-    """Copy LENGTH elements from start, but none beyond SIZE."""
+def _copy(source, target, rate, start, LENGTH: tl.constexpr, SIZE: tl.constexpr):
+    """Copy LENGTH elements from start, but none beyond SIZE; rate: of FP8."""
     offsets = tl.arange(0, triton.next_power_of_2(LENGTH))
     inside = (offsets < LENGTH) & (start + offsets < SIZE)
-    tl.store(target + start + offsets, tl.load(source + start + offsets, mask=inside), mask=inside)
+    _store(target + start + offsets, tl.load(source + start + offsets, mask=inside), rate, inside)
+
+
+@triton.jit
+def _store(target, cells, rate, inside):
+    """Store numbers in the target's type; those of FP8 times a rate, and at most its largest."""
+    if target.dtype.element_ty == tl.float8e4nv:
+        cells = tl.clamp(cells.to(tl.float32) * rate, -_FP8_MAX, _FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(target, cells.to(target.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _rotate_heads(
-    source, target, rotation, weight, eps, part, num_heads,
+    source, target, rotation, weight, eps, rate, part, num_heads,
     HAS_NORM: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    """Normalise, if asked for, and rotate BLOCK_HEADS heads of one token; components from 2 * HALF on stay."""
+    """Normalise, if asked for, and rotate BLOCK_HEADS heads of one token; components from 2 * HALF on stay.
+
+    Rounds to the source's type, as if norm, rotation and the rounding to FP8 were operations of their own.
+    """
+    dtype: tl.constexpr = source.dtype.element_ty
     heads = part * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     dims = tl.arange(0, BLOCK_HALF)
     angles = dims < HALF
@@ -120,15 +141,14 @@ def _rotate_heads(
         if 2 * HALF < HEAD_DIM:
             total += tl.sum(rest * rest, axis=1)
         scale = tl.rsqrt(total / HEAD_DIM + eps)[:, None]
-        # Rounded to the cache's type between norm and rotation, as if they were two operations.
-        low = _scale(low, scale, weight + dims, angles, target.dtype.element_ty)
-        high = _scale(high, scale, weight + HALF + dims, angles, target.dtype.element_ty)
+        low = _scale(low, scale, weight + dims, angles, dtype)
+        high = _scale(high, scale, weight + HALF + dims, angles, dtype)
         if 2 * HALF < HEAD_DIM:
-            rest = _scale(rest, scale, weight + rest_dims, rest_dims < HEAD_DIM, target.dtype.element_ty)
-    tl.store(target + offsets, low * cosines - high * sines, mask=inside)
-    tl.store(target + offsets + HALF, high * cosines + low * sines, mask=inside)
+            rest = _scale(rest, scale, weight + rest_dims, rest_dims < HEAD_DIM, dtype)
+    _store(target + offsets, (low * cosines - high * sines).to(dtype), rate, inside)
+    _store(target + offsets + HALF, (high * cosines + low * sines).to(dtype), rate, inside)
     if 2 * HALF < HEAD_DIM:
-        tl.store(target + rest_offsets, rest, mask=rest_inside)
+        _store(target + rest_offsets, rest.to(dtype), rate, rest_inside)
 
 
 @triton.jit

@@ -159,15 +159,16 @@ class SafetensorsCheckpoint:
         name = self._find_name(name)
         return tuple(self._owners[name].get_slice(name).get_shape()) if name in self._owners else None
 
-    def read(self, name: str, types: Sequence[torch.dtype]) -> Tensor:
-        """Return a tensor as it is stored, in one of these types.
+    def read(self, name: str, types: Sequence[torch.dtype], entry: int | None = None) -> Tensor:
+        """Return a tensor as it is stored, in one of these types, or one entry of its first dimension.
 
         Raises:
             ConfigError: it is of another type, or cannot be read.
         """
         name = self._find_name(name)
         try:
-            values = self._owners[name].get_tensor(name)
+            file = self._owners[name]
+            values = file.get_tensor(name) if entry is None else file.get_slice(name)[entry]
         except Exception as error:  # as above
             raise ConfigError(f"{self._directory}: '{name}' cannot be read ({one_line(error)}).") from error
         if values.dtype not in types:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from blink.kernels.linear import pack_weight
-from blink.kernels.operands import AttentionOptions, HeadNorm
+from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales
+from blink.kernels.quantized import FP8
 from blink.kernels.weight import QuantizedEmbedding, Weight
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
@@ -34,10 +37,14 @@ _NORMS = {
 class DecoderLoader:
     """Reads the weights that a spec describes."""
 
-    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, target: WeightTarget) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, spec: ModelSpec, target: WeightTarget, kv_scales: Sequence[KvScales] = ()
+    ) -> None:
+        """Read from a checkpoint; kv_scales: of each layer's KV cache, which then is FP8."""
         self._checkpoint = checkpoint
         self._spec = spec
         self._target = target
+        self._kv_scales = kv_scales
         self._is_fused = FAMILIES[spec.architecture].is_fused
 
     @torch.inference_mode()
@@ -50,7 +57,7 @@ class DecoderLoader:
         lm_head = _pack(embedding)
         if not spec.tie_embeddings:
             lm_head = self._load_matrix({"lm_head": spec.vocab_size}, spec.hidden_size)
-        return Decoder(spec, embedding, layers, norm, lm_head)
+        return Decoder(spec, embedding, layers, norm, lm_head, FP8 if self._kv_scales else None)
 
     def _load_vocabulary(self, name: str) -> Tensor | QuantizedEmbedding:
         """Read a row of the hidden size for each token."""
@@ -95,7 +102,13 @@ class DecoderLoader:
         sinks = None
         if options.sinks:
             sinks = self._read(f"{prefix}.sinks", spec.num_heads, dtype=torch.float32)
-        return AttentionOptions(options.attention_scale, options.attention_softcap, spec.window(index), sinks)
+        return AttentionOptions(
+            options.attention_scale,
+            options.attention_softcap,
+            spec.window(index),
+            sinks,
+            self._kv_scales[index] if self._kv_scales else UNSCALED,
+        )
 
     def _load_head_norm(self, prefix: str, sizes: tuple[int, int]) -> HeadNorm:
         names = ("q_norm", "k_norm")

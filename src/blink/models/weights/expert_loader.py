@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import torch
+
+from blink.kernels.experts import ExpertWeights, QuantizedExperts
 from blink.kernels.linear import pack_weight
-from blink.kernels.weight import ExpertWeights, QuantizedExperts
 from blink.models.families import FAMILIES
 from blink.models.layer import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
-from blink.models.weights.packed_loader import has_fp8_experts, load_fp8_experts
+from blink.models.weights.packed_loader import load_all_experts, load_quantized_experts
 from blink.models.weights.target import WeightTarget
 
 # What checkpoints call gate, up and down of an expert.
@@ -34,14 +36,6 @@ def load_experts(checkpoint: Checkpoint, spec: ModelSpec, layer: str, target: We
         checkpoint.check(down.format(expert), (hidden, size))
     router = target.allocate(spec.num_experts, hidden)
     target.fill(checkpoint, f"{prefix}.gate.weight", router)
-    if has_fp8_experts(checkpoint, gate.format(0), target):
-        pairs = [(gate.format(expert), up.format(expert)) for expert in range(spec.num_experts)]
-        singles = [(down.format(expert),) for expert in range(spec.num_experts)]
-        return MoeMlp(
-            pack_weight(router),
-            load_fp8_experts(checkpoint, pairs, (size, hidden), target),
-            load_fp8_experts(checkpoint, singles, (hidden, size), target),
-        )
     return MoeMlp(
         pack_weight(router),
         _read_experts(checkpoint, spec.num_experts, {gate: size, up: size}, hidden, target),
@@ -54,6 +48,9 @@ def _read_experts(
 ) -> ExpertWeights:
     """Read matrices of the given numbers of rows of each expert, one below the other; names as format strings."""
     names = [[name.format(expert) for name in parts] for expert in range(count)]
+    packed = load_quantized_experts(checkpoint, names, (next(iter(parts.values())), columns), target)
+    if packed is not None:
+        return packed
     quantized = [weight for own in names if (weight := target.read_quantized(checkpoint, *own)) is not None]
     if quantized:  # all: experts share a tensor
         return QuantizedExperts(tuple(quantized))
@@ -78,13 +75,20 @@ def _load_joined(checkpoint: Checkpoint, spec: ModelSpec, prefix: str, target: W
     for name, shape in shapes.items():
         checkpoint.check(f"{prefix}.{name}", shape)
     router, router_bias = target.allocate(count, hidden), target.allocate(count)
-    gate_up, gate_up_bias = target.allocate(count, 2 * size, hidden), target.allocate(count, 2 * size)
-    down, down_bias = target.allocate(count, hidden, size), target.allocate(count, hidden)
+    gate_up_bias, down_bias = target.allocate(count, 2 * size), target.allocate(count, hidden)
     target.fill(checkpoint, f"{prefix}.router.weight", router)
     target.fill(checkpoint, f"{prefix}.router.bias", router_bias)
     # Through views in the checkpoint's order of elements.
-    target.fill(checkpoint, f"{prefix}.experts.gate_up_proj", gate_up.unflatten(1, (2, size)).permute(0, 3, 2, 1))
     target.fill(checkpoint, f"{prefix}.experts.gate_up_proj_bias", gate_up_bias.unflatten(1, (2, size)).transpose(1, 2))
-    target.fill(checkpoint, f"{prefix}.experts.down_proj", down.transpose(1, 2))
     target.fill(checkpoint, f"{prefix}.experts.down_proj_bias", down_bias)
+    name, order = f"{prefix}.experts.gate_up_proj", torch.arange(2 * size).view(size, 2).T.flatten()
+    gate_up = load_all_experts(checkpoint, name, (count, 2 * size, hidden), target, order.to(target.device))
+    if gate_up is None:
+        gate_up = target.allocate(count, 2 * size, hidden)
+        target.fill(checkpoint, name, gate_up.unflatten(1, (2, size)).permute(0, 3, 2, 1))
+    name = f"{prefix}.experts.down_proj"
+    down = load_all_experts(checkpoint, name, (count, hidden, size), target)
+    if down is None:
+        down = target.allocate(count, hidden, size)
+        target.fill(checkpoint, name, down.transpose(1, 2))
     return MoeMlp(pack_weight(router), gate_up, down, router_bias, (gate_up_bias, down_bias))

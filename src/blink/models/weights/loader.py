@@ -9,18 +9,21 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from blink.config import ModelConfig
+from blink.config import KV_CACHE_DTYPES, ModelConfig
 from blink.errors import ConfigError
+from blink.kernels.operands import KvScales
 from blink.models.decoder import Decoder
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint, SafetensorsCheckpoint
 from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
 from blink.models.weights.files import resolve_model
+from blink.models.weights.kv_scales import read_kv_scales
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.source import find_format, read_spec
 
 # Beyond it the rotary table alone takes a GiB, and a description that says more is more likely damaged than right.
 _MAX_CONTEXT = 1 << 21
+_FP8_GPU = (8, 9)  # compute capability, from which on the GPU converts FP8
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -47,7 +50,12 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     """
     path = resolve_model(config.model)
     spec = _limit_length(read_spec(path), config.max_model_len)
+    has_fp8_cache = _has_fp8_cache(config, device)
     checkpoint = _open_checkpoint(path, spec, config, device, dtype)
+    kv_scales: list[KvScales] = []
+    if has_fp8_cache:
+        is_stored = find_format(path, config.load_format) == "safetensors"
+        kv_scales = read_kv_scales(path if is_stored else None, spec.num_layers)
     with tqdm(
         total=spec.num_parameters,
         desc="loading weights",
@@ -55,7 +63,25 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
         unit_scale=True,
         disable=None,  # where no terminal is
     ) as progress:
-        return DecoderLoader(checkpoint, spec, WeightTarget(device, dtype, progress.update)).load()
+        return DecoderLoader(checkpoint, spec, WeightTarget(device, dtype, progress.update), kv_scales).load()
+
+
+def _has_fp8_cache(config: ModelConfig, device: torch.device) -> bool:
+    """Return whether keys and values are to be kept in FP8.
+
+    Raises:
+        ConfigError: the option has no such value, or the device cannot.
+    """
+    name = config.kv_cache_dtype
+    if name not in KV_CACHE_DTYPES:
+        raise ConfigError(f"--kv-cache-dtype {name} is not supported; use {', '.join(KV_CACHE_DTYPES)}.")
+    if name == "auto":
+        return False
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_GPU:
+        raise ConfigError(
+            f"--kv-cache-dtype {name} needs a GPU of compute capability 8.9 or later (Ada, Hopper): leave it out."
+        )
+    return True
 
 
 def _limit_length(spec: ModelSpec, max_model_len: int) -> ModelSpec:

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from blink.errors import ConfigError
+from blink.kernels.experts import ExpertFormat, Fp8Experts, PackedExperts
 from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, can_pack, pack
-from blink.kernels.weight import Fp8Experts
+from blink.models.quantization import Quantization
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.target import WeightTarget
@@ -49,31 +51,66 @@ def load_packed(
     return weight
 
 
-def has_fp8_experts(checkpoint: Checkpoint, name: str, target: WeightTarget) -> bool:
-    """Tell whether experts are to be loaded in FP8, by one of their matrices."""
-    if not isinstance(checkpoint, _SOURCES) or not _has_kernels(target):
-        return False
-    return checkpoint.stores_fp8_rows(name)
-
-
-def load_fp8_experts(
+def load_quantized_experts(
     checkpoint: Checkpoint, parts: Sequence[Sequence[str]], shape: tuple[int, int], target: WeightTarget
-) -> Fp8Experts:
-    """Read each expert's matrices, which have been checked, one below the other."""
-    assert isinstance(checkpoint, _SOURCES)
+) -> Fp8Experts | PackedExperts | None:
+    """Read each expert's matrices of a shape, which have been checked, one below the other.
+
+    None if the first of them is not quantized or the device has no kernels: they are then to be dequantised.
+
+    Raises:
+        ConfigError: one cannot be read, or is not quantized like the first.
+    """
+    if not isinstance(checkpoint, _SOURCES) or not _has_kernels(target):
+        return None
+    scheme = checkpoint.find_scheme(parts[0][0])
+    if scheme is None or not scheme.keeps_experts:
+        return None
     rows, columns = shape
-    height = rows * len(parts[0])
-    values = target.allocate(len(parts), height, columns, dtype=FP8)
-    scales = target.allocate(len(parts), height, dtype=torch.float32)
+    size = (len(parts), rows * len(parts[0]), columns)
+    experts = _allocate_experts(scheme, size, target)
     for expert, names in enumerate(parts):
         for place, name in enumerate(names):
-            matrix = checkpoint.read_matrix(name, shape, target.device)
-            if matrix is None or matrix.values.dtype != FP8 or matrix.scales.shape[1] != 1:
+            if checkpoint.find_scheme(name) != scheme:
                 raise ConfigError(f"'{name}' is not quantized like the other experts; use another model.")
-            part = slice(place * rows, (place + 1) * rows)
-            values[expert, part], scales[expert, part] = matrix.values, matrix.scales[:, 0]
+            matrix = checkpoint.read_matrix(name, shape, target.device)
+            assert matrix is not None
+            experts.store(expert, slice(place * rows, (place + 1) * rows), matrix)
             target.advance(rows * columns)
-    return Fp8Experts(values, scales)
+    return experts
+
+
+def load_all_experts(
+    checkpoint: Checkpoint, name: str, shape: tuple[int, int, int], target: WeightTarget, rows: Tensor | None = None
+) -> PackedExperts | None:
+    """Read a tensor of all experts' matrices [experts, out, in], which has been checked.
+
+    None as above. rows: which of the stored rows is to be each row of the matrices; None: as they are.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if not isinstance(checkpoint, QuantizedCheckpoint | DummyMatrices) or not _has_kernels(target):
+        return None
+    scheme = checkpoint.find_scheme(name)
+    if scheme is None or not scheme.keeps_experts:
+        return None
+    experts = PackedExperts.allocate(ExpertFormat.MXFP4, shape, target.allocate)
+    for expert in range(shape[0]):
+        matrix = checkpoint.read_expert(name, expert, shape[1:], target.device)
+        experts.store(expert, slice(None), matrix if rows is None else matrix.take_rows(rows))
+        target.advance(shape[1] * shape[2])
+    return experts
+
+
+def _allocate_experts(
+    scheme: Quantization, shape: tuple[int, int, int], target: WeightTarget
+) -> Fp8Experts | PackedExperts:
+    if scheme.bits == 8 and not scheme.has_groups:
+        values, scales = target.allocate(*shape, dtype=FP8), target.allocate(*shape[:2], dtype=torch.float32)
+        return Fp8Experts(values, scales)
+    form = ExpertFormat.FP8 if scheme.bits == 8 else ExpertFormat.INT4
+    return PackedExperts.allocate(form, shape, target.allocate)
 
 
 def _has_kernels(target: WeightTarget) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from blink.models.quantization import PACKED_GROUP, Quantization
 from blink.models.weights.fields import Fields, show
 
-_KNOWN = "Blink runs fp8, compressed-tensors (FP8, 4 bits), awq and gptq"
+_KNOWN = "Blink runs fp8, compressed-tensors (FP8, 4 bits), awq, gptq and mxfp4"
 _INT4_GROUPS = (32, 64, PACKED_GROUP)
 
 
@@ -29,6 +29,7 @@ def read_quantization(config: Fields) -> Quantization | None:
         "compressed-tensors": _read_compressed,
         "awq": _read_awq,
         "gptq": _read_gptq,
+        "mxfp4": lambda _: Quantization("mxfp4"),
     }
     values.require(method in readers, f"quantization by {show(method)} ({_KNOWN})")
     return readers[method](values)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from blink.errors import ConfigError
+from blink.kernels import mxfp4
+from blink.kernels.mxfp4 import Mxfp4Matrix
 from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix, quantize_fp8
 from blink.models.quantization import FP8_ROWS, Quantization
 from blink.models.weights.checkpoint import Checkpoint, SafetensorsCheckpoint
@@ -20,6 +22,7 @@ from blink.models.weights.int4_tensors import unpack_awq, unpack_columns, unpack
 
 # No embeddings, no routers.
 _MATRIX = re.compile(r".*(_proj|\.w[123]|lm_head)\.weight")
+_ALL_EXPERTS = re.compile(r".*\.experts\.(gate_up|down)_proj")  # of gpt-oss, one tensor for all
 
 
 def is_matrix(name: str) -> bool:
@@ -50,7 +53,10 @@ class QuantizedCheckpoint:
 
     def fill(self, name: str, target: Tensor) -> None:
         """Write a tensor, dequantised if it must be."""
-        if self._is_quantized(name):
+        if self._is_quantized(name) and self._quantization.storage == "mxfp4":
+            for expert, part in enumerate(target):  # one by one, for all of them are many
+                part.copy_(self._read_blocks(name, expert).dequantize(part.dtype).T.view(part.shape))
+        elif self._is_quantized(name):
             target.copy_(self._read(name).dequantize(target.dtype).view(target.shape))
         else:
             self._files.fill(name, target)
@@ -63,22 +69,27 @@ class QuantizedCheckpoint:
         del shape  # check() has compared it
         return self._read(name, device) if self._is_quantized(name) else None
 
-    def stores_fp8_rows(self, name: str) -> bool:
-        """Return whether a matrix is FP8, each row with a scale."""
-        quantization = self._find(name)
-        return quantization is not None and quantization.storage == "fp8" and not quantization.has_groups
+    def read_expert(self, name: str, expert: int, shape: tuple[int, int], device: torch.device) -> Mxfp4Matrix:
+        """Return an expert's matrix [out, in] of a tensor of all that is MXFP4."""
+        del shape  # as above
+        return self._read_blocks(name, expert, device)
+
+    def find_scheme(self, name: str) -> Quantization | None:
+        """Return how a matrix, or a tensor of all experts', is quantized; None if it is not.
+
+        Beside matrices of 4 bits some may be FP8.
+        """
+        quantization, stem = self._quantization, name.removesuffix(".weight")
+        if quantization.storage == "fp8":
+            return quantization if self._files.has(self._scale_name(stem)) else None
+        if quantization.storage == "mxfp4":
+            return quantization if self._files.has(f"{name}_blocks") else None
+        if self._files.has(f"{stem}.{'weight_packed' if quantization.storage == 'packed' else 'qweight'}"):
+            return quantization
+        return FP8_ROWS if self._files.has(f"{stem}.weight_scale") else None
 
     def _is_quantized(self, name: str) -> bool:
-        return self._find(name) is not None
-
-    def _find(self, name: str) -> Quantization | None:
-        """Return how a tensor is quantized; beside matrices of 4 bits some may be FP8."""
-        stem = name.removesuffix(".weight")
-        if self._quantization.storage == "fp8":
-            return self._quantization if self._files.has(self._scale_name(stem)) else None
-        if self._files.has(f"{stem}.{'weight_packed' if self._quantization.storage == 'packed' else 'qweight'}"):
-            return self._quantization
-        return FP8_ROWS if self._files.has(f"{stem}.weight_scale") else None
+        return self.find_scheme(name) is not None
 
     def _scale_name(self, stem: str) -> str:
         inverse = f"{stem}.weight_scale_inv"
@@ -86,17 +97,23 @@ class QuantizedCheckpoint:
 
     def _list_tensors(self, name: str, shape: Sequence[int]) -> dict[str, list[tuple[int, ...]]]:
         """Return the tensors of a matrix, each with the shapes that it may have."""
+        if self._quantization.storage == "mxfp4":
+            experts, columns, rows = shape  # the model's description has them transposed
+            if columns % mxfp4.GROUP:
+                raise self._uneven(name, mxfp4.GROUP)
+            size = (experts, rows, columns // mxfp4.GROUP)
+            return {f"{name}_blocks": [(*size, mxfp4.GROUP // 2)], f"{name}_scales": [size]}
         stem, (rows, columns) = name.removesuffix(".weight"), shape
         group = self._quantization.group
         groups = -(-columns // group)
-        quantization = self._find(name)
+        quantization = self.find_scheme(name)
         if quantization is not None and quantization.storage == "fp8":
             scales: list[tuple[int, ...]] = [(rows, 1), (rows,), (1,), (), (1, 1)]
             if quantization.has_groups:
                 scales = [(-(-rows // GROUP), groups)]
             return {name: [(rows, columns)], self._scale_name(stem): scales}
         if columns % group or rows % 8:
-            raise ConfigError(f"{self._files.place}: '{stem}' of 4 bits must have whole groups of {group} columns.")
+            raise self._uneven(stem, group)
         if self._quantization.storage == "packed":
             found = {f"{stem}.weight_packed": [(rows, columns // 8)], f"{stem}.weight_scale": [(rows, groups)]}
             zeros = f"{stem}.weight_zero_point"
@@ -108,9 +125,12 @@ class QuantizedCheckpoint:
             f"{stem}.scales": [(groups, rows)],
         }
 
+    def _uneven(self, name: str, group: int) -> ConfigError:
+        return ConfigError(f"{self._files.place}: '{name}' of 4 bits must have whole groups of {group} columns.")
+
     def _read(self, name: str, device: torch.device | None = None) -> QuantizedMatrix:
         stem = name.removesuffix(".weight")
-        quantization = self._find(name)
+        quantization = self.find_scheme(name)
         if quantization is not None and quantization.storage == "fp8":
             return self._read_fp8(name, quantization, device)
 
@@ -142,6 +162,10 @@ class QuantizedCheckpoint:
         if quantization.has_groups:
             return QuantizedMatrix(values, scales.repeat_interleave(GROUP, 0)[:rows].contiguous())
         return QuantizedMatrix(values, scales.reshape(-1, 1).expand(rows, 1).contiguous())
+
+    def _read_blocks(self, name: str, expert: int, device: torch.device | None = None) -> Mxfp4Matrix:
+        parts = [self._files.read(f"{name}_{end}", (torch.uint8,), expert) for end in ("blocks", "scales")]
+        return Mxfp4Matrix.from_blocks(*(part.to(device or "cpu") for part in parts))
 
     def _check_order(self, stem: str) -> None:
         name = f"{stem}.g_idx"
@@ -180,9 +204,9 @@ class Fp8Checkpoint:
         self._source.fill(name, whole)
         return quantize_fp8(whole)
 
-    def stores_fp8_rows(self, name: str) -> bool:
-        """Return whether a matrix becomes FP8."""
-        return is_matrix(name)
+    def find_scheme(self, name: str) -> Quantization | None:
+        """Return how a matrix is rounded; None for what stays as it is."""
+        return FP8_ROWS if is_matrix(name) else None
 
 
 class DummyMatrices:
@@ -205,7 +229,7 @@ class DummyMatrices:
 
     def read_matrix(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedMatrix | None:
         """Return a random matrix; None for what is not quantized in such checkpoints."""
-        if not is_matrix(name) or name == "lm_head.weight":
+        if self.find_scheme(name) is None:
             return None
         whole = torch.empty(shape, dtype=torch.bfloat16, device=device)
         self._source.fill(name, whole)
@@ -218,10 +242,18 @@ class DummyMatrices:
         scales = torch.full((shape[0], groups), 0.01, device=device)
         return QuantizedMatrix(values, _half(scales), torch.full_like(scales, 8, dtype=torch.uint8))
 
-    def stores_fp8_rows(self, name: str) -> bool:
-        """Return whether a matrix is FP8, each row with a scale."""
-        is_fp8 = self._quantization.bits == 8 and not self._quantization.has_groups
-        return is_fp8 and is_matrix(name)
+    def read_expert(self, name: str, expert: int, shape: tuple[int, int], device: torch.device) -> Mxfp4Matrix:
+        """Return a random matrix of an expert."""
+        whole = torch.empty(shape, device=device)
+        self._source.fill(f"{name}.{expert}", whole)
+        exponents = torch.full((shape[0], shape[1] // mxfp4.GROUP), 127 - 6, dtype=torch.uint8, device=device)
+        return Mxfp4Matrix(mxfp4.round_to_codes(whole * 2**6), exponents)
+
+    def find_scheme(self, name: str) -> Quantization | None:
+        """Return how a matrix, or a tensor of all experts', is quantized; None if it is not."""
+        if self._quantization.experts_only:
+            return self._quantization if _ALL_EXPERTS.fullmatch(name) else None
+        return self._quantization if is_matrix(name) and name != "lm_head.weight" else None
 
 
 def _half(scales: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ class CallFormat:
     end: str = "}"
     separator: str = ", "
     suffix: str = ""
+    in_channels: bool = False  # in messages of their own, between special tokens (blink.text.message.harmony)
 
     @property
     def is_list(self) -> bool:
@@ -39,6 +40,7 @@ class ReasoningFormat:
     open: str
     close: str
     begins_inside: bool = False  # the model reasons without writing the opening tag
+    in_channels: bool = False  # in messages of its own, as calls are
 
 
 HERMES = CallFormat(
@@ -49,6 +51,8 @@ HERMES = CallFormat(
     end="}\n</tool_call>",
     separator="\n",
 )
+HARMONY = CallFormat(opens=(), trigger="", in_channels=True)
+HARMONY_REASONING = ReasoningFormat("", "", in_channels=True)
 CALL_FORMATS = {
     "hermes": HERMES,
     "llama3_json": CallFormat(
@@ -58,6 +62,7 @@ CALL_FORMATS = {
         begin='{"name": "%s", "parameters": ',
         separator="; ",
     ),
+    "openai": HARMONY,
     "mistral": CallFormat(
         opens=("[TOOL_CALLS]",),
         has_prefixed_names=True,
@@ -75,6 +80,7 @@ CALL_FORMATS = {
     ),
 }
 REASONING_FORMATS = {
+    "openai_gptoss": HARMONY_REASONING,
     "deepseek_r1": ReasoningFormat("<think>", "</think>", begins_inside=True),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "qwen3": ReasoningFormat("<think>", "</think>"),
@@ -83,6 +89,7 @@ REASONING_FORMATS = {
 # Calls whose arguments are no JSON: Qwen 3 Coder's and GLM's stand in the same tags as Hermes'.
 _OTHER_FORMATS = ("<function=", "<arg_key>")
 _SIGNS = (
+    ("openai", ("<|channel|>commentary",)),
     ("hermes", ("<tool_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
     ("phi4_mini_json", ("<|tool_call|>", "functools[", "<|/tool|>")),

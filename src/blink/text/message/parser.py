@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from blink.text.message.calls import CallParser
 from blink.text.message.formats import CallFormat, ReasoningFormat
+from blink.text.message.harmony import HarmonyParser
 from blink.text.message.parts import Content, Part, Reasoning, merge
 from blink.text.message.reasoning import ReasoningParser
 
@@ -23,12 +24,13 @@ class MessageForm:
     names: frozenset[str] = frozenset()
     parallel: bool = True
     is_named: bool = False  # the one function that must be called was named
+    in_channels: bool = False  # the text is gpt-oss' format, with its marks
 
     @property
     def reasoning_tags(self) -> tuple[str, str]:
         """Return the tags that reasoning begins and ends with; empty where it begins without one, or there is none."""
         form = self.reasoning
-        if form is None or self.is_reasoning_open is False:
+        if form is None or form.in_channels or self.is_reasoning_open is False:
             return "", ""
         return "" if self.is_reasoning_open or form.begins_inside else form.open, form.close
 
@@ -38,27 +40,46 @@ class MessageParser:
 
     def __init__(self, form: MessageForm) -> None:
         self._include_reasoning = form.include_reasoning
-        self._reasoning = ReasoningParser(form.reasoning, form.is_reasoning_open) if form.reasoning else None
-        self._calls = CallParser(form.calls, form.names, parallel=form.parallel) if form.calls else None
+        self._channels: HarmonyParser | None = None
+        self._reasoning: ReasoningParser | None = None
+        self._calls: CallParser | None = None
+        if form.in_channels:
+            self._channels = HarmonyParser(
+                form.names if form.calls else None,
+                parallel=form.parallel,
+                has_reasoning=form.reasoning is not None,
+                is_reasoning_open=form.is_reasoning_open,
+            )
+            return
+        if form.reasoning:
+            self._reasoning = ReasoningParser(form.reasoning, form.is_reasoning_open)
+        if form.calls:
+            self._calls = CallParser(form.calls, form.names, parallel=form.parallel)
 
     @property
     def num_calls(self) -> int:
         """Return how many calls have been opened."""
-        return self._calls.num_calls if self._calls is not None else 0
+        reader = self._channels or self._calls
+        return reader.num_calls if reader is not None else 0
 
     @property
     def is_reasoning(self) -> bool:
         """Say whether the text that comes next is reasoning."""
-        return self._reasoning is not None and self._reasoning.is_inside
+        reader = self._channels or self._reasoning
+        return reader is not None and reader.is_inside
 
     def push(self, text: str) -> list[Part]:
         """Return what the message has gained by a piece of text."""
+        if self._channels is not None:
+            return self._show(self._channels.push(text))
         if self._reasoning is None:
             return self._parse(text)
         return self._route(self._reasoning.push(text))
 
     def finish(self) -> list[Part]:
         """Return what was held back, at the end of the text."""
+        if self._channels is not None:
+            return self._show(self._channels.finish())
         parts = self._route(self._reasoning.finish()) if self._reasoning is not None else []
         if self._calls is not None:
             parts += self._calls.finish()
@@ -74,6 +95,9 @@ class MessageParser:
         for part in found:
             if isinstance(part, Content):
                 parts += self._parse(part.text)
-            elif self._include_reasoning or not isinstance(part, Reasoning):
-                parts.append(part)
+            else:
+                parts += self._show([part])
         return merge(parts)
+
+    def _show(self, parts: list[Part]) -> list[Part]:
+        return [part for part in parts if self._include_reasoning or not isinstance(part, Reasoning)]

@@ -56,8 +56,10 @@ def constrain(use: ToolUse, form: CallFormat) -> StructuralTag | None:
     return StructuralTag(tags=_tags(use, form, form.prefix, form.suffix), trigger=form.trigger, max_tags=most)
 
 
+def schemas_of(use: ToolUse) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of the arguments by the functions' names."""
+    return {function.name: function.parameters or _ANY_OBJECT for function in use.functions}
+
+
 def _tags(use: ToolUse, form: CallFormat, before: str = "", behind: str = "") -> list[Tag]:
-    return [
-        Tag(before + form.begin % function.name, function.parameters or _ANY_OBJECT, form.end + behind)
-        for function in use.functions
-    ]
+    return [Tag(before + form.begin % name, schema, form.end + behind) for name, schema in schemas_of(use).items()]

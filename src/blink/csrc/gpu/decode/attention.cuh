@@ -39,29 +39,33 @@ __device__ inline void complete_tile(const Place<S>& at, AttentionShared<S>& sha
   __syncwarp();
 }
 
-// The matrix instruction's column or k 0..7 is this key of eight: lanes that load together then use all banks.
-__device__ inline int permute_key(int i) { return i / 2 + i % 2 * 4; }
-
 // The weights of a tile's keys: of query head lane / 4, pairs of keys lane % 4 and 4 more, of the first eight and the
 // others. What was attended so far shrinks.
 template <class S>
-__device__ inline void weigh(const AttentionArgs& args, const Place<S>& at, int turn, const Vec16 (&query)[S::steps],
+__device__ inline void weigh(const AttentionArgs& args, const Place<S>& at, int turn, const Query<S>& query,
                              Tile<S>& tile, Running<S>& running, unsigned (&weights)[2]) {
   float scores[2][4] = {};
 #pragma unroll
   for (int step = 0; step < S::steps; step++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const Vec16 q = query[step], k = *tile.chunk(0, half * 8 + permute_key(at.lane / 4), step * 4 + at.lane % 4);
-      multiply_add(scores[half], q.x, 0, q.y, 0, k.x, k.y);
-      multiply_add(scores[half], q.z, 0, q.w, 0, k.z, k.w);
+      const Vec16 k = *tile.chunk(0, half * 8 + permute_key<S>(at.lane / 4), step * 4 + at.lane % 4);
+      if constexpr (S::fp8) {
+        multiply_key(scores[half], query.parts[2 * step], query.parts[2 * step + 1], k);
+      } else {
+        const Vec16 q = query.parts[step];
+        multiply_add(scores[half], q.x, 0, q.y, 0, k.x, k.y);
+        multiply_add(scores[half], q.z, 0, q.w, 0, k.z, k.w);
+      }
     }
-  const int first = at.tile(turn) * kTileKeys + at.lane % 4;
+  const int first = at.tile(turn) * kTileKeys;
+  const float scale = S::fp8 ? args.scale * kActivationDivisor : args.scale;
   float best = running.best;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float& score = scores[i / 2][i % 2];
-    score = first + i / 2 * 8 + i % 2 * 4 < at.length ? score * args.scale : kLowest;
+    const int key = first + i / 2 * 8 + permute_key<S>(at.lane % 4 * 2 + i % 2);
+    score = key < at.length ? score * scale : kLowest;
     best = fmaxf(best, score);
   }
   best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
@@ -70,8 +74,14 @@ __device__ inline void weigh(const AttentionArgs& args, const Place<S>& at, int 
   running.total *= shrink;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    weights[half] = to_bf16_pair(exp2f(scores[half][0] - best), exp2f(scores[half][1] - best));
-    running.total += low_float(weights[half]) + high_float(weights[half]);
+    const float low = exp2f(scores[half][0] - best), high = exp2f(scores[half][1] - best);
+    if constexpr (S::fp8) {
+      weights[half] = to_half_pair(low, high);
+      running.total += low + high;
+    } else {
+      weights[half] = to_bf16_pair(low, high);
+      running.total += low_float(weights[half]) + high_float(weights[half]);
+    }
   }
   running.best = best;
   const float even = __shfl_sync(~0u, shrink, at.lane % 4 * 8), odd = __shfl_sync(~0u, shrink, at.lane % 4 * 8 + 4);
@@ -82,7 +92,7 @@ __device__ inline void weigh(const AttentionArgs& args, const Place<S>& at, int 
 template <class S>
 __device__ inline void add_values(const Place<S>& at, Tile<S>& tile, const unsigned (&weights)[2],
                                   Running<S>& running) {
-  const int key = at.lane / 16 * 8 + permute_key(at.lane % 8);
+  const int key = at.lane / 16 * 8 + permute_key<S>(at.lane % 8);
 #pragma unroll
   for (int dims = 0; dims < S::head_dim; dims += 16) {
     const Vec16 v = load_transposed(tile.chunk(1, key, dims / 8 + at.lane / 8 % 2));
@@ -94,10 +104,7 @@ __device__ inline void add_values(const Place<S>& at, Tile<S>& tile, const unsig
 template <class S>
 __device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& at, int block,
                                     AttentionShared<S>& shared, Running<S>& running) {
-  Vec16 query[S::steps];
-  const Bf16* from = shared.queries[min(at.lane / 4, S::group - 1)] + at.lane % 4 * 8;
-#pragma unroll
-  for (int step = 0; step < S::steps; step++) query[step] = *reinterpret_cast<const Vec16*>(from + step * 32);
+  const Query<S> query(shared.queries[min(at.lane / 4, S::group - 1)], at.lane);
   const int last = (at.length - 1) / kTileKeys;
 #pragma unroll 1
   for (int turn = 0; turn < at.count; turn++) {
@@ -106,7 +113,10 @@ __device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& a
     if (at.tile(turn) == last) complete_tile(at, shared, tile);
     unsigned weights[2];
     weigh(args, at, turn, query, tile, running, weights);
-    add_values(at, tile, weights, running);
+    if constexpr (S::fp8)
+      add_fp8_values(at, tile, weights, running.attended);
+    else
+      add_values(at, tile, weights, running);
     __syncwarp();
     const int next = turn + S::stages;
     if (next % 32 == 0) block = load_block(at, next + at.lane);
@@ -117,9 +127,9 @@ __device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& a
 }
 
 template <int kGroup, int kHeadDim, int kRotaryDim, int kKvHeads, int kBlockSize, int kCluster, int kWarps, int kStages,
-          bool kNorm>
+          bool kNorm, bool kFp8, bool kWrites>
 __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionArgs args) {
-  using S = AttentionShape<kGroup, kHeadDim, kRotaryDim, kKvHeads, kBlockSize, kCluster, kWarps, kStages, kNorm>;
+  using S = AttentionShape<kGroup, kHeadDim, kRotaryDim, kKvHeads, kBlockSize, kCluster, kWarps, kStages, kNorm, kFp8>;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<AttentionShared<S>*>(memory);
   launch_dependents();
@@ -159,7 +169,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   } else {
     __syncthreads();
   }
-  combine_cluster(args, at, shared);
+  combine_cluster<S, kWrites>(args, at, shared);
   if (kCluster > 1) {  // nobody may leave while others read its shared memory
     cluster_arrive();
     cluster_wait();

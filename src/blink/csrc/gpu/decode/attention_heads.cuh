@@ -2,7 +2,7 @@
 // From the QKV product to what attention works on: head norms, rotation, and the write to the KV cache.
 #pragma once
 
-#include "attention_shape.cuh"
+#include "attention_fp8.cuh"
 
 namespace blink {
 
@@ -30,7 +30,7 @@ __device__ inline Angles<S> load_angles(const AttentionArgs& args, const Place<S
 // would.
 template <class S>
 __device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float eps, const Angles<S>& angles, int lane,
-                                    Bf16* to, Bf16* also_to) {
+                                    unsigned (&pairs)[S::dims / 2]) {
   constexpr int half = S::rotary_dim / 2 / S::dims;  // in lanes
   float values[S::dims], squares = 0;
 #pragma unroll
@@ -56,10 +56,16 @@ __device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float ep
     rotated[i] = values[i] * angles.cosines[i] + (lane < 2 * half ? other * angles.sines[i] : 0);
   }
 #pragma unroll
-  for (int i = 0; i < S::dims; i += 2) {
-    const unsigned pair = to_bf16_pair(rotated[i], rotated[i + 1]);
-    *reinterpret_cast<unsigned*>(to + lane * S::dims + i) = pair;
-    if (also_to) *reinterpret_cast<unsigned*>(also_to + lane * S::dims + i) = pair;
+  for (int i = 0; i < S::dims / 2; i++) pairs[i] = to_bf16_pair(rotated[2 * i], rotated[2 * i + 1]);
+}
+
+// Keep a lane's part of a query, key or value in shared memory, and in the cache where also_to is given.
+template <class S>
+__device__ inline void keep_head(const unsigned (&pairs)[S::dims / 2], int lane, Bf16* to, Bf16* also_to) {
+#pragma unroll
+  for (int i = 0; i < S::dims / 2; i++) {
+    reinterpret_cast<unsigned*>(to)[lane * S::dims / 2 + i] = pairs[i];
+    if (also_to) reinterpret_cast<unsigned*>(also_to)[lane * S::dims / 2 + i] = pairs[i];
   }
 }
 
@@ -70,18 +76,33 @@ __device__ inline void prepare_heads(const AttentionArgs& args, const Place<S>& 
   constexpr int width = (S::group + 2) * S::token;
   const Bf16* qkv = args.qkv + long(at.row) * width;
   const long slot = args.kv_slots[at.row];
-  Bf16* cell = slot < 0 ? nullptr : args.cache + slot * S::token + at.head * S::head_dim;
+  using Cell = typename S::Cell;
+  Cell* cell = slot < 0 ? nullptr : static_cast<Cell*>(args.cache) + slot * S::token + at.head * S::head_dim;
   for (int head = at.warp; head < S::group + int(owner); head += S::warps) {
     const bool is_key = head == S::group;
     const Bf16* from = qkv + (is_key ? S::group * S::kv_heads + at.head : at.head * S::group + head) * S::head_dim;
-    prepare_head<S>(from, is_key ? args.key_norm : args.query_norm, args.eps, angles, at.lane,
-                    is_key ? shared.new_key : shared.queries[is_key ? 0 : head], is_key ? cell : nullptr);
+    unsigned pairs[S::dims / 2];
+    prepare_head<S>(from, is_key ? args.key_norm : args.query_norm, args.eps, angles, at.lane, pairs);
+    if constexpr (S::fp8) {
+      if (is_key)
+        keep_cells<S>(pairs, args.key_rate, at.lane, shared.new_key, cell);
+      else
+        keep_query<S>(pairs, at.lane, shared.queries[head]);
+    } else {
+      keep_head<S>(pairs, at.lane, is_key ? shared.new_key : shared.queries[is_key ? 0 : head],
+                   is_key ? cell : nullptr);
+    }
   }
-  if (owner && at.warp == S::warps - 1 && at.lane < S::chunks) {
-    const Bf16* value = qkv + ((S::group + 1) * S::kv_heads + at.head) * S::head_dim;
-    const Vec16 chunk = load(value + at.lane * 8);
-    *reinterpret_cast<Vec16*>(shared.new_value + at.lane * 8) = chunk;
-    if (cell) *reinterpret_cast<Vec16*>(cell + args.values + at.lane * 8) = chunk;
+  if (owner && at.warp == S::warps - 1) {
+    const Bf16* value = qkv + ((S::group + 1) * S::kv_heads + at.head) * S::head_dim + at.lane * S::dims;
+    unsigned pairs[S::dims / 2];
+#pragma unroll
+    for (int i = 0; i < S::dims / 2; i++) pairs[i] = load_pair(value + 2 * i);
+    if (cell) cell += args.values;
+    if constexpr (S::fp8)
+      keep_cells<S>(pairs, args.value_rate, at.lane, shared.new_value, cell);
+    else
+      keep_head<S>(pairs, at.lane, shared.new_value, cell);
   }
 }
 

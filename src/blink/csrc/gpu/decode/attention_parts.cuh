@@ -3,14 +3,17 @@
 #pragma once
 
 #include "attention_shape.cuh"
+#include "planes.cuh"
 
 namespace blink {
 
 template <class S>
 struct Running {  // softmax over the keys so far; the first two are of query head lane / 4
   float best = kLowest, total = 0;
-  // Dims dims / 16 * 16 + lane / 4 (0 and 1 of four) and 8 more (2 and 3), of heads lane % 4 * 2 and the next.
+  // Of each 16 dims two, 0 and 1 of the first and 2 and 3 of the second, of heads lane % 4 * 2 and the next.
   float attended[S::head_dim / 16][4] = {};
+
+  __device__ static int dim(int lane, int i) { return S::fp8 ? lane / 4 * 2 + i / 2 : lane / 4 + i / 2 * 8; }
 };
 
 // Leave a warp's results in shared memory.
@@ -20,7 +23,7 @@ __device__ inline void leave_part(const Place<S>& at, AttentionShared<S>& shared
   for (int dims = 0; dims < S::head_dim; dims += 16)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int head = at.lane % 4 * 2 + i % 2, dim = dims + at.lane / 4 + i / 2 * 8;
+      const int head = at.lane % 4 * 2 + i % 2, dim = dims + Running<S>::dim(at.lane, i);
       if (head < S::group) shared.parts[at.warp][head * (S::head_dim + 4) + dim] = running.attended[dims / 16][i];
     }
   if (at.lane % 4 == 0 && at.lane / 4 < S::group) {
@@ -46,8 +49,26 @@ __device__ inline void combine_block(AttentionShared<S>& shared) {
   }
 }
 
+// Write one of the outputs of a KV head's queries.
+template <class S, bool kWrites>
+__device__ inline void write_attended(const AttentionArgs& args, const Place<S>& at, int i, Bf16 value) {
+  constexpr int width = S::group * S::head_dim;
+  const int column = at.head * width + i;
+  const long row = long(at.row) * S::kv_heads * width;
+  if constexpr (kWrites) {
+    unsigned short numbers[kPlanes];
+    split_pair(value.bits, numbers);
+    char* to = reinterpret_cast<char*>(args.out) + row + packed_place(column);
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; plane++)
+      to[plane * long(gridDim.y) * S::kv_heads * width] = static_cast<char>(numbers[plane]);
+  } else {
+    args.out[row + column] = value;
+  }
+}
+
 // Add up the cluster's parts, each block some of the outputs, and write them. Without keys they are zero.
-template <class S>
+template <class S, bool kWrites>
 __device__ inline void combine_cluster(const AttentionArgs& args, const Place<S>& at, AttentionShared<S>& shared) {
   constexpr int share = (S::group * S::head_dim + S::cluster - 1) / S::cluster;
   const int end = min((at.rank + 1) * share, S::group * S::head_dim);
@@ -69,8 +90,7 @@ __device__ inline void combine_cluster(const AttentionArgs& args, const Place<S>
       total += weight * totals[rank];
       attended += weight * parts[rank];
     }
-    const long place = (long(at.row) * S::kv_heads + at.head) * S::group * S::head_dim + i;
-    args.out[place] = to_bf16(total > 0 ? attended / total : 0);
+    write_attended<S, kWrites>(args, at, i, to_bf16(total > 0 ? attended * args.value_scale / total : 0));
   }
 }
 

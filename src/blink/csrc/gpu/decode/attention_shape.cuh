@@ -2,14 +2,15 @@
 // What the parts of decoding rows' attention share: arguments, sizes, shared memory, and where a warp works.
 #pragma once
 
+#include "quantized.cuh"
 #include "tensor_copy.cuh"
 
 namespace blink {
 
 struct AttentionArgs {
-  TensorMap cells;  // the cache as [2, kv_heads, head_dim / kBoxRow, blocks * block_size, kBoxRow]
+  TensorMap cells;  // the cache as [2, kv_heads, parts of a head, blocks * block_size, box_row]
   const Bf16* qkv;  // [rows, (kGroup + 2) * kv_heads * head_dim]
-  Bf16* cache;      // [2, blocks, block_size, kv_heads, head_dim]
+  void* cache;      // [2, blocks, block_size, kv_heads, head_dim], bf16 or e4m3
   long values;      // elements from keys to values
   const int* block_tables;
   const int* row_slots;     // [rows]
@@ -19,17 +20,28 @@ struct AttentionArgs {
   const float* rotary;      // [positions, kRotaryDim], cosines before sines
   const Bf16* query_norm;   // [head_dim], with kNorm
   const Bf16* key_norm;
-  Bf16* out;  // [rows, kGroup * kv_heads * head_dim]
+  Bf16* out;  // [rows, kGroup * kv_heads * head_dim]; with kWrites planes
   float eps;
-  float scale;  // of the scores, for powers of 2
+  float scale;                              // of the scores, for powers of 2
+  float key_rate, value_rate, value_scale;  // of FP8: what keys and values are multiplied by, and values once more
   int table_stride;
+};
+
+// An element of the cache.
+template <bool kFp8>
+struct CellOf {
+  using Type = Bf16;
+};
+template <>
+struct CellOf<true> {
+  using Type = unsigned char;
 };
 
 constexpr int kTileKeys = 16;      // keys that a warp takes at once, all in one block of the cache
 constexpr float kLowest = -1e30f;  // below every score, and finite: differences are never NaN
 
 template <int kGroup_, int kHeadDim_, int kRotaryDim_, int kKvHeads_, int kBlockSize_, int kCluster_, int kWarps_,
-          int kStages_, bool kNorm_>
+          int kStages_, bool kNorm_, bool kFp8_>
 struct AttentionShape {
   static constexpr int group = kGroup_;  // query heads per KV head, up to 8
   static constexpr int head_dim = kHeadDim_;
@@ -40,21 +52,30 @@ struct AttentionShape {
   static constexpr int warps = kWarps_;
   static constexpr int stages = kStages_;  // tiles of a warp that are copied or worked on
   static constexpr bool norm = kNorm_;
-  static constexpr int steps = head_dim / 32;        // 16-byte loads of a key by each of its four lanes
-  static constexpr int chunks = head_dim / 8;        // of 16 bytes in a key or value
+  static constexpr bool fp8 = kFp8_;  // the cache's type
+  using Cell = typename CellOf<fp8>::Type;
+  static constexpr int chunk = 16 / sizeof(Cell);  // elements of 16 bytes
+  static constexpr int chunks = head_dim / chunk;  // in a key or value
+  static constexpr int steps = chunks / 4;         // 16-byte loads of a key by each of its four lanes
+  static constexpr int parts = head_dim * sizeof(Cell) > 128 ? head_dim / kBoxRow : 1;  // of a head in a box
+  static constexpr int box_row = head_dim / parts;                                      // elements
   static constexpr int dims = head_dim / 32;         // of each lane, where a warp holds one head
   static constexpr int token = kv_heads * head_dim;  // elements between tokens of the cache
   static_assert(group <= 8 && dims % 2 == 0 && rotary_dim / 2 % dims == 0 && rotary_dim <= head_dim);
   static_assert(block_size % kTileKeys == 0 && head_dim % kBoxRow == 0 && stages <= 32);
+  // What warps leave in place of their tiles must fit there.
+  static_assert(2 * kTileKeys * head_dim * sizeof(Cell) * stages >= group * (head_dim + 4) * sizeof(float));
 };
 
 template <class S>
 struct Tile {  // as the tensor copy leaves it: keys, then values
-  Bf16 boxes[2][S::head_dim / kBoxRow][kTileKeys][kBoxRow];
+  typename S::Cell boxes[2][S::parts][kTileKeys][S::box_row];
 
-  // A 16-byte chunk of a key (0) or value (1).
+  // A 16-byte chunk of a key (0) or value (1). Rows of 64 bytes are swizzled by pairs.
   __device__ Vec16* chunk(int kind, int key, int chunk) {
-    return reinterpret_cast<Vec16*>(boxes[kind][chunk / 8][key] + (chunk % 8 ^ key % 8) * 8);
+    constexpr int in_row = S::box_row / S::chunk;
+    const int place = chunk % in_row ^ (in_row == 8 ? key : key / 2) % in_row;
+    return reinterpret_cast<Vec16*>(boxes[kind][chunk / in_row][key] + place * S::chunk);
   }
 };
 
@@ -64,8 +85,9 @@ struct AttentionShared {
     Tile<S> ring[S::warps][S::stages];
     float parts[S::warps][sizeof(Tile<S>) * S::stages / 4];  // [group, head_dim + 4] of each warp, once it has no tile
   };
-  alignas(16) Bf16 queries[S::group][S::head_dim + 32];  // padded against bank conflicts
-  alignas(16) Bf16 new_key[S::head_dim], new_value[S::head_dim];
+  alignas(16) Bf16 queries[S::group][S::head_dim + 32];  // padded against bank conflicts; with FP8 f16
+  alignas(16) typename S::Cell new_key[S::head_dim];
+  alignas(16) typename S::Cell new_value[S::head_dim];
   float best[S::warps][S::group], total[S::warps][S::group];
   alignas(16) float block_part[S::group][S::head_dim];
   float block_best[S::group], block_total[S::group];

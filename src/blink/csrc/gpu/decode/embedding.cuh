@@ -2,7 +2,7 @@
 // The first residual of a step, with what the first layer's norm needs.
 #pragma once
 
-#include "ptx.cuh"
+#include "planes.cuh"
 
 namespace blink {
 
@@ -11,14 +11,29 @@ struct EmbedArgs {
   const Bf16* embedding;  // [vocab, hidden]
   const Bf16* norm;       // [hidden]
   Bf16* residual;         // [rows, hidden]
-  Bf16* next_x;           // [rows, hidden]: residual * norm
+  Bf16* next_x;           // [rows, hidden]: residual * norm; with kWrites planes
   float* next_squares;    // [1, tokens]
   int hidden;
 };
 
 constexpr int kEmbedThreads = 256;
 
+// Write what the next product reads.
+template <bool kWrites>
+__device__ inline void write_normed(const EmbedArgs& args, int row, int column, Vec16 v) {
+  if constexpr (kWrites) {
+    const unsigned pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      write_planes(args.next_x, long(gridDim.x) * args.hidden, long(row) * args.hidden + packed_place(column + i * 2),
+                   pairs[i]);
+  } else {
+    *reinterpret_cast<Vec16*>(args.next_x + long(row) * args.hidden + column) = v;
+  }
+}
+
 // One block for each row.
+template <bool kWrites>
 __global__ void __launch_bounds__(kEmbedThreads) embed(const EmbedArgs args) {
   __shared__ float sums[kEmbedThreads / 32];
   launch_dependents();
@@ -29,7 +44,7 @@ __global__ void __launch_bounds__(kEmbedThreads) embed(const EmbedArgs args) {
   for (int i = threadIdx.x * 8; i < args.hidden; i += kEmbedThreads * 8) {
     const Vec16 v = load(from + i);
     *reinterpret_cast<Vec16*>(args.residual + long(row) * args.hidden + i) = v;
-    *reinterpret_cast<Vec16*>(args.next_x + long(row) * args.hidden + i) = multiply(v, load(args.norm + i));
+    write_normed<kWrites>(args, row, i, multiply(v, load(args.norm + i)));
     sum += square_sum(v);
   }
 #pragma unroll

@@ -43,17 +43,21 @@ __device__ inline void initialize_others(QuantizedGemmShared<S>& shared) {
 
 // Load the words of the tile's groups, which no kernel of the step writes.
 template <class S>
-__device__ inline void prepare(const GemmArgs& args, const GemmPlace& at, QuantizedGemmShared<S>& shared) {
+__device__ inline void load_groups(const GemmArgs& args, const GemmPlace& at, unsigned* groups) {
   if constexpr (S::grouped) {
     const int count = at.turns * S::stage_groups, first = at.first_stage * S::stage_groups;
     for (int i = threadIdx.x; i < S::tile * count; i += S::threads + 32 * S::other_warps) {
       const int in_tile = i / count, group = i % count, half = in_tile / S::outputs;
       const int row = min(at.tile * S::outputs + in_tile % S::outputs, args.output.n - 1) + half * args.output.n;
       const bool exists = first + group < args.num_groups;
-      shared.groups()[group * S::pitch + in_tile] =
-          exists ? args.groups[long(row) * args.num_groups + first + group] : 0;
+      groups[group * S::pitch + in_tile] = exists ? args.groups[long(row) * args.num_groups + first + group] : 0;
     }
   }
+}
+
+template <class S>
+__device__ inline void prepare(const GemmArgs& args, const GemmPlace& at, QuantizedGemmShared<S>& shared) {
+  load_groups<S>(args, at, shared.groups());
 }
 
 // Multiply 16 bytes of each of two rows of a lane, 8 apart; words: of their groups. `tokens` describes the first box of

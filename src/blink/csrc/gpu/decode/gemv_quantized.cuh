@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemv.cuh's products with weights of 8 and 4 bits: half or a quarter of the bytes through the same ring, f16 in
-// registers.
+// gemv.cuh's products with FP8 weights: half of the bytes through the same ring, f16 in registers. What it shares with
+// those of 4 bits, gemv_int4.cuh, knows both formats.
 #pragma once
 
 #include "gemv.cuh"
@@ -109,22 +109,18 @@ __device__ inline float scale_words(QuantizedActivations<S>& x) {
 // Multiply 16 bytes of a lane. Sums of even and odd steps; folded, the first's are those of the
 // instruction's rows 0 to 7, the others' those of its rows 8 to 15.
 template <class S>
-__device__ inline void multiply_chunk(Vec16 chunk, unsigned group, const unsigned (&a)[S::unit_steps][2],
+__device__ inline void multiply_chunk(Vec16 chunk, const unsigned (&a)[S::unit_steps][2],
                                       const unsigned (&c)[S::unit_steps][2], int first_step, float (&sums)[2][4]) {
-  constexpr int count = kWordSteps<S::format>;
   const unsigned words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    unsigned b[count][2];
-    unpack_half<S::format>(words[i], group, b);
-#pragma unroll
-    for (int j = 0; j < count; j++) {
-      const int step = first_step + i * count + j, even = step & ~1;
-      if constexpr (S::folded)
-        multiply_add_halves(sums[step % 2], a[even][0], a[even + 1][0], a[even][1], a[even + 1][1], b[j][0], b[j][1]);
-      else
-        multiply_add_halves(sums[step % 2], a[step][0], c[step][0], a[step][1], c[step][1], b[j][0], b[j][1]);
-    }
+    unsigned b[1][2];
+    unpack_half<Format::kFp8>(words[i], 0, b);
+    const int step = first_step + i, even = step & ~1;
+    if constexpr (S::folded)
+      multiply_add_halves(sums[step % 2], a[even][0], a[even + 1][0], a[even][1], a[even + 1][1], b[0][0], b[0][1]);
+    else
+      multiply_add_halves(sums[step % 2], a[step][0], c[step][0], a[step][1], c[step][1], b[0][0], b[0][1]);
   }
 }
 
@@ -143,29 +139,23 @@ __device__ inline void add_scaled(float (&totals)[4], float (&sums)[2][4], float
 template <class S>
 __device__ inline void multiply_units(const Bf16* weights, const QuantizedActivations<S>& x, float scale, int warp,
                                       int in_tile, QuantizedGemvShared<S>& shared) {
-  constexpr int unit_groups = S::unit / kGroup;
   const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
   const char* from =
       reinterpret_cast<const char*>(weights + row % S::group * S::pitch) + row / S::group * kUnitBytes + lane % 4 * 32;
-  // The groups' words of this lane's weight row, and of the two rows whose sums it gets.
-  const auto word = [&](int of, int index) {
-    const int at = warp * S::steps * S::slices * unit_groups + of / S::group * unit_groups + index;
-    return shared.groups[in_tile + of % S::group][at];
+  const auto group_of = [&](int of, int step) {  // the scale of one of the two rows whose sums this lane gets
+    const int at = (warp * S::steps + step) * S::slices + of / S::group;
+    return __uint_as_float(shared.groups[in_tile + of % S::group][at]);
   };
   float totals[4] = {}, sums[2][4] = {};
 #pragma unroll
-  for (int step = 0; step < S::steps; step++)
+  for (int step = 0; step < S::steps; step++) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const Vec16 chunk = *reinterpret_cast<const Vec16*>(from + step * S::slices * kUnitBytes + half * 16);
-      const int index = step * S::slices * unit_groups + half * (unit_groups - 1);
-      const unsigned own = S::format == Format::kInt4 ? word(row, index) : 0;
-      multiply_chunk<S>(chunk, own, x.values[step][0], x.values[step][S::parts - 1], half * S::unit_steps / 2, sums);
-      if constexpr (S::grouped)
-        if (half == 1 || unit_groups == 2)
-          add_scaled<S>(totals, sums, group_scale<S::format>(word(column, index)),
-                        group_scale<S::format>(word(column + 1, index)));
+      multiply_chunk<S>(chunk, x.values[step][0], x.values[step][S::parts - 1], half * S::unit_steps / 2, sums);
     }
+    if constexpr (S::grouped) add_scaled<S>(totals, sums, group_of(column, step), group_of(column + 1, step));
+  }
   if constexpr (!S::grouped) add_scaled<S>(totals, sums, 1, 1);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -196,10 +186,10 @@ __device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp
   }
 }
 
-template <Format kFormat, bool kGrouped, int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile,
-          int kStageRows, int kStages, Output kOutput, bool kNorm>
+template <bool kGrouped, int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, int kStageRows,
+          int kStages, Output kOutput, bool kNorm>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) gemv_quantized(const GemvArgs args) {
-  using S = QuantizedGemvShape<kFormat, kGrouped, kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages,
+  using S = QuantizedGemvShape<Format::kFp8, kGrouped, kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages,
                                kOutput, kNorm>;
   extern __shared__ __align__(1024) char memory[];
   compute_gemv<S>(args, *reinterpret_cast<QuantizedGemvShared<S>*>(memory));

@@ -3,27 +3,28 @@
 // the residual or apply the gate. With the residual come the inputs of the next norm.
 #pragma once
 
-#include "ptx.cuh"
+#include "planes.cuh"
 
 namespace blink {
 
 struct OutputArgs {
   const Bf16* bias;       // [n] or null
-  Bf16* out;              // [rows, n]
+  Bf16* out;              // [rows, n]; with kGate and kWrites planes
   const float* squares;   // [num_squares, kTokens], with kNorm: parts of each row's sum of squares
   const Bf16* next_norm;  // [n], with kAdd
-  Bf16* next_x;           // [rows, n], with kAdd: out * next_norm
+  Bf16* next_x;           // [rows, n], with kAdd: out * next_norm; with kWrites planes
   float* next_squares;    // [blocks, kTokens], with kAdd
   const float* scales;    // [weight rows], where each has one
   float eps, per_k;       // 1 / k
   int n, rows, num_squares;
 };
 
-template <int kTokens_, int kGroups_, int kCluster_, Output kOutput_, bool kNorm_, bool kScaled_ = false>
+template <int kTokens_, int kGroups_, int kCluster_, Output kOutput_, bool kNorm_, bool kScaled_ = false,
+          bool kWrites_ = false>
 struct OutputShape {
   static constexpr int tokens = kTokens_, groups = kGroups_, cluster = kCluster_;
   static constexpr Output output = kOutput_;
-  static constexpr bool norm = kNorm_, scaled = kScaled_;
+  static constexpr bool norm = kNorm_, scaled = kScaled_, planes = kWrites_;
   static constexpr int threads = 128 * groups;  // that multiply
   static constexpr int tile = 64 * groups;      // weight rows of a block
   static constexpr int halves = output == Output::kGate ? 2 : 1;
@@ -32,7 +33,7 @@ struct OutputShape {
   static constexpr int pairs = share / 2;
   static constexpr int pairs_per_thread = (tokens * pairs + threads - 1) / threads;
   static_assert(tokens % 8 == 0 && pairs >= 4 && threads % pairs == 0);
-  static_assert(output != Output::kAdd || pairs <= 32);
+  static_assert((output != Output::kAdd || pairs <= 32) && (output != Output::kStore || !planes));
 };
 
 template <class S>
@@ -133,6 +134,15 @@ __device__ inline Addends<S> load_addends(const OutputArgs& args, int tile, int 
   return to;
 }
 
+// Write a pair of what the next product reads.
+template <class S>
+__device__ inline void write_next(const OutputArgs& args, Bf16* to, int token, int output, unsigned pair) {
+  if constexpr (S::planes)
+    write_planes(to, long(args.rows) * args.n, long(token) * args.n + packed_place(output), pair);
+  else
+    *reinterpret_cast<unsigned*>(to + long(token) * args.n + output) = pair;
+}
+
 template <class S>
 __device__ inline void write_outputs(const OutputArgs& args, int tile, int rank, const Parts<S>& parts,
                                      const float (&squares)[S::cluster][S::tokens], const Addends<S>& addends) {
@@ -160,11 +170,15 @@ __device__ inline void write_outputs(const OutputArgs& args, int tile, int rank,
     values[0] += low_float(addends.bias) + low_float(addends.residual[i]);
     values[1] += high_float(addends.bias) + high_float(addends.residual[i]);
     const unsigned pair = to_bf16_pair(values[0], values[1]);
+    if (S::output == Output::kGate) {
+      if (writes) write_next<S>(args, args.out, token, output, pair);
+      continue;
+    }
     if (writes) *reinterpret_cast<unsigned*>(args.out + long(token) * args.n + output) = pair;
     if (S::output != Output::kAdd) continue;
     const float low = low_float(pair), high = high_float(pair);
     const unsigned next = to_bf16_pair(low * low_float(addends.next_norm), high * high_float(addends.next_norm));
-    if (writes) *reinterpret_cast<unsigned*>(args.next_x + long(token) * args.n + output) = next;
+    if (writes) write_next<S>(args, args.next_x, token, output, next);
     float sum = writes ? low * low + high * high : 0;
 #pragma unroll
     for (int step = 1; step < S::pairs; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);

@@ -45,6 +45,18 @@ __device__ inline void copy_box(void* to, const TensorMap& map, int column, int 
 #endif
 }
 
+// The same of three dimensions, at a column.
+__device__ inline void copy_box_3d(void* to, const TensorMap& map, int column, Barrier& barrier,
+                                   unsigned long long policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+      "%3, %3}], [%4], %5;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(column), "r"(0), "r"(shared_address(&barrier)), "l"(policy)
+      : "memory");
+#endif
+}
+
 // The same of five dimensions, at places of the second and fourth.
 __device__ inline void copy_box_5d(void* to, const TensorMap& map, int second, int fourth, Barrier& barrier,
                                    unsigned long long policy) {

@@ -32,6 +32,13 @@ __device__ inline void wait_for_products() {
 #endif
 }
 
+// Have sums read behind what stands before.
+template <int kCount>
+__device__ inline void keep(float (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i++) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
 // Add the products of 64 rows of a with the tokens of b over 16 k. Warp w of the four and lane l hold rows 16 * w + l /
 // 4 (sums 0 and 1 of four) and 8 more (2 and 3); of each 8 tokens, a quadruple of sums, l % 4 * 2 and the next.
 __device__ inline void multiply_boxes(float (&d)[4], unsigned long long a, unsigned long long b) {

@@ -6,13 +6,6 @@
 
 namespace blink {
 
-// Have sums read behind what stands before.
-template <int kCount>
-__device__ inline void keep(float (&sums)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; i++) asm volatile("" : "+f"(sums[i])::"memory");
-}
-
 // As multiply_boxes() of e4m3 over 32 k; without kAdd the sums begin here.
 template <bool kAdd>
 __device__ inline void multiply_fp8(float (&d)[8], unsigned long long a, unsigned long long b) {

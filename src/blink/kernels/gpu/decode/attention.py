@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch
+from blink.kernels.gpu.decode.gemm_planes import new_planes
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import TILE_KEYS, choose_attention_split
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_cells
-from blink.kernels.operands import HeadNorm
+from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
+from blink.kernels.quantized import FP8
 
 
 class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's AttentionArgs
@@ -33,28 +35,39 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's Attention
         ("out", ctypes.c_void_p),
         ("eps", ctypes.c_float),
         ("scale", ctypes.c_float),
+        ("key_rate", ctypes.c_float),
+        ("value_rate", ctypes.c_float),
+        ("value_scale", ctypes.c_float),
         ("table_stride", ctypes.c_int),
-        ("padding", ctypes.c_char * 16),
+        ("padding", ctypes.c_char * 8),
     ]
 
 
 def can_attend(
     head_dim: int, rotary_dim: int, num_heads: int, kv_heads: int, block_size: int, dtype: torch.dtype
 ) -> bool:
-    """Tell whether the kernel takes these sizes."""
+    """Tell whether the kernel takes these sizes; the cache may be of that type or FP8."""
     sizes = head_dim in (64, 128) and 0 < rotary_dim <= head_dim and rotary_dim % (head_dim // 16) == 0
     groups = num_heads % kv_heads == 0 and num_heads // kv_heads <= 8
     return sizes and groups and block_size % TILE_KEYS == 0 and dtype == torch.bfloat16
 
 
 def decode_attention(
-    qkv: Tensor, kv_cache: Tensor, batch: Batch, rotary_table: Tensor, head_norm: HeadNorm | None = None
+    qkv: Tensor,
+    kv_cache: Tensor,
+    batch: Batch,
+    rotary_table: Tensor,
+    head_norm: HeadNorm | None = None,
+    *,
+    kv_scales: KvScales = UNSCALED,
+    planes: bool = False,
 ) -> Tensor:
     """Return the attention [rows, heads * head_dim] of rows of one token and write their keys and values to the cache.
 
     qkv: [rows, (heads + 2 * kv_heads) * head_dim], row r of which is the batch's token r; kv_cache: [2, num_blocks,
-    block_size, kv_heads, head_dim]; rotary_table: float32 [positions, rotary_dim]. Rows without context give zeros.
-    No kernel of the same step may write the batch or the cache's older tokens: they are read before the wait.
+    block_size, kv_heads, head_dim], of qkv's type, or FP8 with kv_scales; rotary_table: float32 [positions,
+    rotary_dim]; planes: return planes of it, see gemm.py. Rows without context give zeros. No kernel of the same step
+    may write the batch or the cache's older tokens: they are read before the wait.
     """
     rows, width = qkv.shape
     block_size, kv_heads, head_dim = kv_cache.shape[2:]
@@ -62,14 +75,35 @@ def decode_attention(
     rotary_dim = rotary_table.shape[1]
     assert can_attend(head_dim, rotary_dim, num_heads, kv_heads, block_size, qkv.dtype)
     assert qkv.is_contiguous() and kv_cache.is_contiguous() and rotary_table.is_contiguous()
-    assert kv_cache.dtype == qkv.dtype and rotary_table.dtype == torch.float32
+    assert kv_cache.dtype in (qkv.dtype, FP8) and rotary_table.dtype == torch.float32
+    is_fp8 = kv_cache.dtype == FP8
     split = choose_attention_split(rows * kv_heads)
+    split = split.halve_tiles() if is_fp8 else split
     group = num_heads // kv_heads
-    norm = "true" if head_norm else "false"
     sizes = (group, head_dim, rotary_dim, kv_heads, block_size, split.cluster, split.warps, split.stages)
-    name = f"blink::attend<{', '.join(map(str, sizes))}, {norm}>"
-    out = qkv.new_empty(rows, num_heads * head_dim)
-    arguments = _Arguments(
+    values = (*sizes, head_norm is not None, is_fp8, planes)
+    out = new_planes(rows, num_heads * head_dim, qkv.device) if planes else qkv.new_empty(rows, num_heads * head_dim)
+    launch(
+        compile_kernel(f"blink::attend<{', '.join(str(value).lower() for value in values)}>"),
+        (kv_heads * split.cluster, rows),
+        32 * split.warps,
+        _make_arguments(qkv, kv_cache, batch, rotary_table, (head_norm, kv_scales), out),
+        cluster=split.cluster,
+        shared_bytes=split.shared_bytes(group, head_dim, kv_cache.itemsize),
+    )
+    return out
+
+
+def _make_arguments(
+    qkv: Tensor,
+    kv_cache: Tensor,
+    batch: Batch,
+    rotary_table: Tensor,
+    heads: tuple[HeadNorm | None, KvScales],
+    out: Tensor,
+) -> _Arguments:
+    norm, scales = heads
+    return _Arguments(
         encode_cells(kv_cache, TILE_KEYS),
         qkv.data_ptr(),
         kv_cache.data_ptr(),
@@ -80,19 +114,13 @@ def decode_attention(
         batch.positions.data_ptr(),
         batch.kv_slots.data_ptr(),
         rotary_table.data_ptr(),
-        head_norm.query_weight.data_ptr() if head_norm else None,
-        head_norm.key_weight.data_ptr() if head_norm else None,
+        norm.query_weight.data_ptr() if norm else None,
+        norm.key_weight.data_ptr() if norm else None,
         out.data_ptr(),
-        head_norm.eps if head_norm else 0.0,
-        math.log2(math.e) / math.sqrt(head_dim),
+        norm.eps if norm else 0.0,
+        math.log2(math.e) / math.sqrt(kv_cache.shape[-1]) * scales.key,
+        1 / scales.key,
+        1 / scales.value,
+        scales.value,
         batch.block_tables.stride(0),
     )
-    launch(
-        compile_kernel(name),
-        (kv_heads * split.cluster, rows),
-        32 * split.warps,
-        arguments,
-        cluster=split.cluster,
-        shared_bytes=split.shared_bytes(group, head_dim),
-    )
-    return out

@@ -2,7 +2,8 @@
 """Products of up to 64 rows with a weight, for decoding, with what stands before and behind them in a decoder layer.
 
 A norm is split in two: who writes a residual also writes it times the norm's weight, with its squares (`Normed`), and
-the product that reads these applies the rate.
+the product that reads these applies the rate. Activations are bfloat16 [rows, k] or, for weights in FP8, planes of
+them, uint8 [3, rows, k] (csrc/gpu/decode/planes.cuh); who writes activations is told which.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode import gemm_fp8, gemm_quantized
+from blink.kernels.gpu.decode import gemm_fp8, gemm_planes, gemm_quantized
 from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
-from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix
+from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
 from blink.kernels.quantized import GROUP, Format, PackedWeight
 from blink.kernels.weight import Weight, plain
 
@@ -64,16 +65,16 @@ class _EmbedArguments(ctypes.Structure):
 class Normed:
     """The input of a product behind a norm, but for the rate."""
 
-    x: Tensor  # [rows, k], times the norm's weight
+    x: Tensor  # [rows, k] or planes, times the norm's weight
     squares: Tensor  # float32 [parts, rows rounded up], which add up to those of the rows before the norm
 
 
-def embed(ids: Tensor, embedding: Tensor, norm_weight: Tensor) -> tuple[Tensor, Normed]:
+def embed(ids: Tensor, embedding: Tensor, norm_weight: Tensor, *, planes: bool = False) -> tuple[Tensor, Normed]:
     """Return the residual [rows, hidden] of token ids [rows], and the norm of it."""
     rows, hidden = ids.shape[0], embedding.shape[1]
     assert ids.dtype == torch.int32 and ids.is_contiguous() and embedding.is_contiguous() and hidden % 8 == 0
     residual = embedding.new_empty(rows, hidden)
-    normed = Normed(torch.empty_like(residual), new_squares(residual, 1))
+    normed = Normed(_new(residual, hidden, planes=planes), new_squares(residual, 1))
     arguments = _EmbedArguments(
         ids.data_ptr(),
         embedding.data_ptr(),
@@ -83,32 +84,35 @@ def embed(ids: Tensor, embedding: Tensor, norm_weight: Tensor) -> tuple[Tensor, 
         normed.squares.data_ptr(),
         hidden,
     )
-    launch(compile_kernel("blink::embed"), (rows, 1), _EMBED_THREADS, arguments)
+    launch(compile_kernel(f"blink::embed<{str(planes).lower()}>"), (rows, 1), _EMBED_THREADS, arguments)
     return residual, normed
 
 
 def normed_linear(normed: Normed, eps: float, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """Return the norm's product with a weight [n, k], plus the bias."""
-    out = normed.x.new_empty(normed.x.shape[0], weight.shape[0])
+    out = _new(normed.x, weight.shape[0])
     _launch(Output.STORE, normed.x, weight, out, bias=bias, squares=normed.squares, eps=eps)
     return out
 
 
-def gated_linear(normed: Normed, eps: float, gate_up: Weight) -> Tensor:
+def gated_linear(normed: Normed, eps: float, gate_up: Weight, *, planes: bool = False) -> Tensor:
     """Return silu(gate) * up of the norm's product with gate_up, whose first half are the gates."""
-    out = normed.x.new_empty(normed.x.shape[0], gate_up.shape[0] // 2)
+    out = _new(normed.x, gate_up.shape[0] // 2, planes=planes)
     _launch(Output.GATE, normed.x, gate_up, out, squares=normed.squares, eps=eps)
     return out
 
 
-def add_linear(x: Tensor, weight: Weight, residual: Tensor, next_norm: Tensor, bias: Tensor | None = None) -> Normed:
+def add_linear(
+    x: Tensor, weight: Weight, residual: Tensor, next_norm: Tensor, bias: Tensor | None = None, *, planes: bool = False
+) -> Normed:
     """Add x @ weight.T + bias to residual in place; return the norm of it."""
-    return _launch(Output.ADD, x, weight, residual, bias=bias, next_norm=next_norm)
+    next_x = _new(residual, residual.shape[1], planes=planes)
+    return Normed(next_x, _launch(Output.ADD, x, weight, residual, bias=bias, next_norm=next_norm, next_x=next_x))
 
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
     """Return x @ weight.T."""
-    out = x.new_empty(x.shape[0], weight.shape[0])
+    out = _new(x, weight.shape[0])
     _launch(Output.STORE, x, weight, out)
     return out
 
@@ -134,6 +138,18 @@ def can_multiply_quantized(weight: PackedWeight, rows: int) -> bool:
     if rows > max_quantized_rows(weight) or weight.shape[0] % 8 or not can_multiply_groups():
         return False
     return all(_split_quantized(gemm_quantized.Shape.of(weight, output, pad_rows(rows))) for output in Output)
+
+
+def _new(x: Tensor, columns: int, *, planes: bool = False) -> Tensor:
+    """Allocate activations of as many rows as some have."""
+    rows = x.shape[-2]
+    if planes:
+        return gemm_planes.new_planes(rows, columns, x.device)
+    return torch.empty(rows, columns, dtype=torch.bfloat16, device=x.device)
+
+
+def _are_planes(x: Tensor) -> bool:
+    return x.dtype == torch.uint8
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,27 +185,30 @@ def _launch(
     squares: Tensor | None = None,
     eps: float = 0.0,
     next_norm: Tensor | None = None,
-) -> Normed:
-    rows, k = x.shape
-    n = out.shape[1]
-    assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype == torch.bfloat16
-    assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[0] == rows
+    next_x: Tensor | None = None,
+) -> Tensor:
+    """Launch a product; return the squares of the rows of an ADD's result."""
+    rows, k = x.shape[-2:]
+    n = out.shape[-1]
+    assert x.is_contiguous() and out.is_contiguous()
+    assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[-2] == rows
     tokens = pad_rows(rows)
-    kernel = _choose(output, weight, tokens, norm=squares is not None)
+    writes = _are_planes(out if next_x is None else next_x)
+    assert (x.dtype == torch.bfloat16 and not writes) or _are_planes(x)
+    kernel = _choose(output, x, weight, norm=squares is not None, writes=writes)
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     blocks = -(-n // outputs) * kernel.cluster
-    added = output is Output.ADD
-    result = Normed(torch.empty_like(out) if added else out, new_squares(out, blocks if added else 1))
+    next_squares = new_squares(out, blocks if output is Output.ADD else 1)
     packed = weight if isinstance(weight, PackedWeight) else None
     arguments = _Arguments(
         encode_matrix(plain(weight), outputs) if packed is None else encode_bytes(packed.values, outputs),
-        encode_matrix(x, tokens),
+        encode_planes(x, tokens) if _are_planes(x) else encode_matrix(x, tokens),
         address(bias),
         out.data_ptr(),
         address(squares),
         address(next_norm),
-        result.x.data_ptr(),
-        result.squares.data_ptr(),
+        address(next_x),
+        next_squares.data_ptr(),
         None if packed is None else address(packed.scales),
         eps,
         1 / k,
@@ -202,26 +221,36 @@ def _launch(
         None if packed is None else address(packed.groups),
     )
     kernel.launch(blocks, arguments)
-    return result
+    return next_squares
 
 
-def _choose(output: Output, weight: Weight, tokens: int, *, norm: bool) -> _Kernel:
+def _choose(output: Output, x: Tensor, weight: Weight, *, norm: bool, writes: bool) -> _Kernel:
+    tokens = pad_rows(x.shape[-2])
     if isinstance(weight, PackedWeight):
-        return _choose_quantized(output, weight, tokens, norm=norm)
+        shape = gemm_quantized.Shape.of(weight, output, tokens)
+        return (
+            _choose_planes(shape, norm=norm, writes=writes) if _are_planes(x) else _choose_quantized(shape, norm=norm)
+        )
     n, k = weight.shape
     values = plain(weight)
-    assert can_multiply(tokens, n, k, values.dtype) and values.is_contiguous()
+    assert can_multiply(tokens, n, k, values.dtype) and values.is_contiguous() and x.dtype == values.dtype
     split = choose_gemm_split(output, tokens, n, k)
     name = kernel_name(output, tokens, split, norm=norm)
     stages, shared_bytes = -(-k // split.stage_k), split.shared_bytes(output, tokens)
     return _Kernel(name, split.tile, split.cluster, 128 * split.groups + 64, stages, shared_bytes)
 
 
-def _choose_quantized(output: Output, weight: PackedWeight, tokens: int, *, norm: bool) -> _Kernel:
-    shape = gemm_quantized.Shape.of(weight, output, tokens)
+def _choose_quantized(shape: gemm_quantized.Shape, *, norm: bool) -> _Kernel:
     split = _split_quantized(shape)
     assert split is not None and can_multiply_groups()
     name = split.kernel_name(shape, norm=norm)
+    return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
+
+
+def _choose_planes(shape: gemm_quantized.Shape, *, norm: bool, writes: bool) -> _Kernel:
+    split = gemm_planes.choose_split(shape)
+    assert can_multiply_groups() and shape.format is Format.FP8 and split is not None
+    name = split.kernel_name(shape, norm=norm, writes=writes)
     return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How products of a few rows with quantized weights are split: csrc/gpu/decode/gemv_quantized.cuh."""
+"""How products of a few rows with quantized weights are split: csrc/gpu/decode/gemv_quantized.cuh, gemv_int4.cuh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blink.kernels.gpu.decode.splits import Output, read_table, shared_bytes_of
 from blink.kernels.quantized import GROUP, UNIT_BYTES, Format, PackedWeight
 
 # With which a lane's part of the activations takes 80 registers at most, or 64 where rows fill the instruction.
-_MOST_STEPS = {Format.FP8: (5, 2), Format.INT4: (2, 1)}
+_MOST_STEPS = {Format.FP8: (5, 2), Format.INT4: (2, 0)}
 _STAGE_BYTES = 8 << 10
 _MAX_STAGES = 16
 
@@ -62,29 +62,31 @@ def choose_split(shape: Shape) -> QuantizedSplit | None:
 
 def list_splits(shape: Shape) -> Iterator[QuantizedSplit]:
     """Yield the splits that are worth a measurement."""
-    slices = _most_slices(shape)
-    row_bytes = shape.k // shape.format.unit * UNIT_BYTES
     found: set[QuantizedSplit] = set()
-    for cluster, warps, tile in itertools.product((1, 2, 4), range(8, 1, -1), (8, 16, 32)):
-        if not _divides(shape, cluster, warps, slices):
-            continue
-        for stage_rows, blocks in itertools.product((8 // slices, 16 // slices, 32 // slices), (1, 2, 3)):
-            if (
-                stage_rows > tile
-                or stage_rows * row_bytes // cluster > 2 * _STAGE_BYTES
-                or blocks > _most_blocks(warps)
-            ):
-                continue
+    slices = _list_slices(shape)[: 2 if shape.format is Format.INT4 else 1]
+    for shares in itertools.product((1, 2, 4), range(8, 0, -1), slices):
+        if _divides(shape, *shares):
+            for split in _list_tiles(shape, *shares):
+                if split not in found:
+                    found.add(split)
+                    yield split
+
+
+def _list_tiles(shape: Shape, cluster: int, warps: int, slices: int) -> Iterator[QuantizedSplit]:
+    row_bytes = shape.k // shape.format.unit * UNIT_BYTES // cluster
+    most = _most_blocks(shape.format, warps)
+    for tile, rows, blocks in itertools.product((16, 32, 64), (8, 16, 32), {most, most // 2}):
+        stage_rows = rows // slices
+        if stage_rows <= tile and stage_rows * row_bytes <= 2 * _STAGE_BYTES:
             split = _fill_stages(shape, QuantizedSplit(warps, cluster, slices, tile, stage_rows, 0), blocks)
-            if split is not None and split not in found:
-                found.add(split)
+            if split is not None:
                 yield split
 
 
 def _leave_room_for_groups(shape: Shape, split: QuantizedSplit) -> QuantizedSplit:
     """Return a split, FP8's measured without groups, with the stages that let as many blocks fit a multiprocessor."""
     measured = dataclasses.replace(shape, grouped=shape.format is Format.INT4)
-    for blocks in range(_most_blocks(split.warps), 0, -1):
+    for blocks in range(_most_blocks(shape.format, split.warps), 0, -1):
         if shared_bytes(measured, split) <= shared_bytes_of(blocks):
             found = _fill_stages(shape, split, blocks)
             if found is not None:
@@ -94,8 +96,7 @@ def _leave_room_for_groups(shape: Shape, split: QuantizedSplit) -> QuantizedSpli
 
 @functools.cache
 def _guess_split(shape: Shape) -> QuantizedSplit | None:
-    most = _most_slices(shape)
-    options = itertools.product((1, 2, 4, 8), range(8, 0, -1), [count for count in (8, 4, 2, 1) if count <= most])
+    options = itertools.product((1, 2, 4, 8), range(8, 0, -1), _list_slices(shape))
     found = [option for option in options if _divides(shape, *option)]
     if not found:
         return None
@@ -104,12 +105,17 @@ def _guess_split(shape: Shape) -> QuantizedSplit | None:
     return _fill(shape, warps, cluster, slices)
 
 
-def _most_slices(shape: Shape) -> int:
-    return 8 if shape.rows <= 2 else 4 if shape.rows <= 4 else 2
+def _list_slices(shape: Shape) -> list[int]:
+    """Return of how many units a load may be; the first are the fastest."""
+    if shape.format is Format.INT4:  # whose kernel has half of the matrix instruction's rows
+        return [slices for slices in (8, 4, 2, 1) if shape.rows * slices <= 8]
+    return [slices for slices in (8, 4, 2, 1) if slices <= (8 if shape.rows <= 2 else 4 if shape.rows <= 4 else 2)]
 
 
-def _most_blocks(warps: int) -> int:
+def _most_blocks(format: Format, warps: int) -> int:
     """Return for how many blocks of a multiprocessor the kernel keeps registers."""
+    if format is Format.INT4:
+        return 6 if warps <= 2 else 4 if warps <= 4 else 2
     return 3 if warps <= 4 else 2
 
 
@@ -126,7 +132,9 @@ def _fill(shape: Shape, warps: int, cluster: int, slices: int) -> QuantizedSplit
     stage_rows = 8 // slices
     while stage_rows < 8 and 2 * stage_rows * row_bytes <= _STAGE_BYTES:
         stage_rows *= 2
-    return _fill_stages(shape, QuantizedSplit(warps, cluster, slices, tile, stage_rows, 0), _most_blocks(warps))
+    return _fill_stages(
+        shape, QuantizedSplit(warps, cluster, slices, tile, stage_rows, 0), _most_blocks(shape.format, warps)
+    )
 
 
 def _fill_stages(shape: Shape, split: QuantizedSplit, blocks: int) -> QuantizedSplit | None:
@@ -154,10 +162,12 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def kernel_name(shape: Shape, split: QuantizedSplit, output: Output, *, norm: bool) -> str:
-    """Return the name of a kernel of csrc/gpu/decode/gemv_quantized.cuh."""
+    """Return the kernel's name."""
     sizes = (shape.rows, shape.k, *dataclasses.astuple(split))
-    flags = f"{shape.format.value}, {str(shape.grouped).lower()}"
-    return f"blink::gemv_quantized<{flags}, {', '.join(map(str, sizes))}, {output.value}, {str(norm).lower()}>"
+    rest = f"{', '.join(map(str, sizes))}, {output.value}, {str(norm).lower()}"
+    if shape.format is Format.INT4:
+        return f"blink::gemv_int4<{rest}>"
+    return f"blink::gemv_quantized<{str(shape.grouped).lower()}, {rest}>"
 
 
 def can_multiply(weight: PackedWeight, rows: int) -> bool:

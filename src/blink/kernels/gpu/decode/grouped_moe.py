@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.kernels.experts import ExpertWeights
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.moe import multiply_grouped, sum_found
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
-from blink.kernels.weight import ExpertWeights
 
 _COLUMNS = 512  # of a row, that a program adds up
 

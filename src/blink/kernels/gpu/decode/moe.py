@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blink.kernels.experts import ExpertWeights, Fp8Experts, split_experts
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
-from blink.kernels.weight import ExpertWeights, Fp8Experts, split_experts
 
 MAX_ROWS = 8
 _UNIT, _FP8_UNIT = 32, 64  # k of one step of a warp

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -78,9 +78,13 @@ class AttentionSplit:
     warps: int  # of each block, that share its keys
     stages: int  # tiles of a warp
 
-    def shared_bytes(self, group: int, head_dim: int) -> int:
-        """Return the size of AttentionShared, at most."""
-        tiles = self.warps * self.stages * TILE_KEYS * head_dim * 4
+    def halve_tiles(self) -> AttentionSplit:
+        """Return the split of a cache of half the bytes: as many are under way."""
+        return replace(self, stages=2 * self.stages)
+
+    def shared_bytes(self, group: int, head_dim: int, itemsize: int = 2) -> int:
+        """Return the size of AttentionShared, at most; itemsize: of the cache."""
+        tiles = self.warps * self.stages * TILE_KEYS * head_dim * 2 * itemsize
         heads = group * (head_dim + 32) * 2 + 4 * head_dim + group * head_dim * 4
         size = tiles + heads + 8 * group * (self.warps + 1) + 8 * self.warps * self.stages + 64
         return -(-size // 1024) * 1024

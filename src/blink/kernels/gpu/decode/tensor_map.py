@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-import torch
 from cuda.bindings import driver
 from torch import Tensor
 
@@ -33,22 +32,34 @@ def encode_bytes(matrix: Tensor, box_rows: int) -> TensorMap:
     return _encode(matrix, (columns, rows), (columns,), (2 * BOX_ROW, box_rows))
 
 
+def encode_planes(planes: Tensor, box_rows: int) -> TensorMap:
+    """Describe contiguous planes [planes, rows, columns] of bytes, in boxes of so many rows of 128 of all planes."""
+    count, rows, columns = planes.shape
+    return _encode(planes, (columns, rows, count), (columns, rows * columns), (2 * BOX_ROW, box_rows, count))
+
+
 def encode_cells(kv_cache: Tensor, box_tokens: int) -> TensorMap:
     """Describe a layer's contiguous KV cache, in boxes of some tokens' keys and values of one head.
 
-    Its dimensions, the last in memory first: 64 dims of a head, tokens, the head's parts, heads, keys and values.
+    Its dimensions, the last in memory first: dims of a head up to 128 bytes, tokens, the head's parts, heads, keys and
+    values.
     """
     _, num_blocks, block_size, kv_heads, head_dim = kv_cache.shape
-    parts, token = head_dim // BOX_ROW, kv_heads * head_dim
-    sizes = (BOX_ROW, num_blocks * block_size, parts, kv_heads, 2)
-    strides = (token, BOX_ROW, head_dim, kv_cache.stride(0))
-    return _encode(kv_cache, sizes, strides, (BOX_ROW, box_tokens, parts, 1, 2))
+    row = min(head_dim, 2 * BOX_ROW // kv_cache.itemsize)
+    parts, token = head_dim // row, kv_heads * head_dim
+    sizes = (row, num_blocks * block_size, parts, kv_heads, 2)
+    strides = (token, row, head_dim, kv_cache.stride(0))
+    return _encode(kv_cache, sizes, strides, (row, box_tokens, parts, 1, 2))
 
 
 def _encode(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:
-    """Encode a tensor of bf16 or bytes; strides: in elements, of all dimensions but the first, whose are neighbours."""
-    types = driver.CUtensorMapDataType
-    is_bytes = tensor.dtype == torch.uint8
+    """Encode a tensor of bf16 or of one byte an element, in boxes whose rows are of 128 bytes or 64.
+
+    strides: in elements, of all dimensions but the first, whose are neighbours.
+    """
+    types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+    is_bytes = tensor.itemsize == 1
+    is_narrow = box[0] * tensor.itemsize == BOX_ROW
     encoded = check(
         driver.cuTensorMapEncodeTiled(
             types.CU_TENSOR_MAP_DATA_TYPE_UINT8 if is_bytes else types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -59,7 +70,7 @@ def _encode(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: S
             [driver.cuuint32_t(size) for size in box],
             [driver.cuuint32_t(1) for _ in box],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzles.CU_TENSOR_MAP_SWIZZLE_64B if is_narrow else swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

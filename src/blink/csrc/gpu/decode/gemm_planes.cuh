@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// gemm.cuh's products of FP8 weights with planes of activations (planes.cuh): both operands come by tensor copies and
+// are multiplied as they are, all planes at once.
+#pragma once
+
+#include "gemm_quantized.cuh"
+#include "planes.cuh"
+#include "wgmma_planes.cuh"
+
+namespace blink {
+
+// As GemmShape; a stage has so many boxes of 128 k. kWrites: what is written are planes, too.
+template <bool kGrouped_, int kTokens_, int kGroups_, int kCluster_, int kBoxes_, int kStages_, Output kOutput_,
+          bool kNorm_, bool kWrites_>
+struct PlanesGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_> {
+  using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_>;
+  static constexpr bool grouped = kGrouped_;
+  static constexpr int unit = kUnit<Format::kFp8>, stage_k = kBoxes_ * unit, stages = kStages_;
+  static constexpr int weight_boxes = kBoxes_, weight_columns = kUnitBytes, other_warps = 2;
+  static constexpr int columns = kPlanes * Outputs::tokens;  // of the products
+  static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = columns * kBoxRow;
+  static constexpr int stage = (weight_tile + token_tile) * kBoxes_;  // in two bytes
+  static constexpr int ring_bytes = stages * stage * 2;
+  static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
+  static constexpr int stage_groups = kBoxes_, pitch = Outputs::tile + 1;
+  // Blocks of a multiprocessor for which registers are kept.
+  static constexpr int most = Outputs::tokens == 8 ? 4 - kGroups_ : Outputs::tokens == 64 ? 3 - kGroups_ : 2;
+  static constexpr int blocks = kGroups_ == 4 || most < 1 ? 1 : most;
+  // Sums of a stage are added up while the next is multiplied, where registers are enough for both.
+  static constexpr bool overlap = Outputs::tokens <= 16 && kGroups_ <= 2;
+  static_assert(kGroups_ <= 2 || Outputs::tokens <= 32);
+  static_assert(!kGrouped_ || kBoxes_ == 1);  // scales of groups are applied once for each stage
+  static_assert(!reuse || ring_bytes >= int(sizeof(Parts<Outputs>)));
+};
+
+template <class S>
+struct PlanesGemmShared : GemmShared<S> {
+  __device__ unsigned* groups() { return reinterpret_cast<unsigned*>(this + 1); }  // [groups of the block, S::pitch]
+};
+
+template <class S>
+__device__ inline void prepare(const GemmArgs& args, const GemmPlace& at, PlanesGemmShared<S>& shared) {
+  load_groups<S>(args, at, shared.groups());
+}
+
+template <class S>
+__device__ inline void copy_planes(const GemmArgs& args, const GemmPlace& at, int turn, PlanesGemmShared<S>& shared) {
+  const int slot = turn % S::stages;
+  Bf16* to = shared.ring[slot] + S::weight_tile * S::weight_boxes;
+#pragma unroll
+  for (int part = 0; part < S::weight_boxes; part++, to += S::token_tile)
+    copy_box_3d(to, args.x, (at.stage(turn) * S::weight_boxes + part) * S::unit, shared.full[slot],
+                read_often_policy());
+}
+
+template <class S>
+__device__ inline void copy_stages(const GemmArgs& args, const GemmPlace& at, PlanesGemmShared<S>& shared) {
+  for (int turn = 0; turn < S::stages && turn < at.turns; turn++) copy_planes<S>(args, at, turn, shared);
+  for (int turn = S::stages; turn < at.turns; turn++) {
+    wait(shared.empty[turn % S::stages], (turn / S::stages - 1) % 2);
+    copy_weights<S>(args, at, turn, shared);
+    copy_planes<S>(args, at, turn, shared);
+  }
+}
+
+// Start a stage's products: of each 8 tokens a quadruple of sums, of one plane behind the other.
+template <class S>
+__device__ inline void start_stage(int turn, PlanesGemmShared<S>& shared, float (&parts)[S::columns / 2]) {
+  const int slot = turn % S::stages, group = threadIdx.x / 128;
+  wait(shared.full[slot], turn / S::stages % 2);
+  const unsigned long long weights = describe_box(shared.ring[slot] + group * 64 * kBoxRow);
+  const unsigned long long tokens = describe_box(shared.ring[slot] + S::weight_tile * S::weight_boxes);
+  fence_products();
+  multiply_planes<false>(parts, weights, tokens);
+#pragma unroll
+  for (int step = 1; step < 4 * S::weight_boxes; step++) {
+    const int box = step / 4, in_box = step % 4 * 2;  // tiles' addresses count 16 bytes
+    multiply_planes<true>(parts, weights + box * S::weight_tile / 8 + in_box,
+                          tokens + box * S::token_tile / 8 + in_box);
+  }
+  commit_products();
+}
+
+// Wait for a stage's products, but not for so many others, and add them to the sums. The tensor cores keep 14 bits of
+// theirs.
+template <class S, int kOthers>
+__device__ inline void add_stage(const GemmPlace& at, int turn, PlanesGemmShared<S>& shared,
+                                 float (&parts)[S::columns / 2], float (&sums)[S::tokens / 2]) {
+  constexpr int count = S::tokens / 2;
+  const int lane = threadIdx.x % 32;
+  float scales[2] = {1, 1};
+  if constexpr (S::grouped) {
+    const unsigned* words = shared.groups() + (at.stage(turn) - at.first_stage) * S::pitch;
+    const int row = threadIdx.x / 32 * 16 + lane / 4;
+    scales[0] = __uint_as_float(words[row]), scales[1] = __uint_as_float(words[row + 8]);
+  }
+  wait_for_products<kOthers>();
+  keep(parts);
+  __syncwarp();
+  if (lane == 0 && turn + S::stages < at.turns) arrive(shared.empty[turn % S::stages]);
+#pragma unroll
+  for (int i = 0; i < count; i++) {
+    const float rest = parts[i + count] + parts[i + 2 * count] * (1 / kThirdFactor);
+    const float part = parts[i] + rest * (1 / kSecondFactor);
+    sums[i] = S::grouped ? sums[i] + part * scales[i / 2 % 2] : sums[i] + part;
+  }
+}
+
+template <class S>
+__device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, PlanesGemmShared<S>& shared,
+                                       float (&sums)[S::tokens / 2]) {
+  int turn = 0;
+  if constexpr (S::overlap) {
+    float even[S::columns / 2], odd[S::columns / 2];
+    for (; turn + 1 < at.turns; turn += 2) {
+      start_stage<S>(turn, shared, even);
+      start_stage<S>(turn + 1, shared, odd);
+      add_stage<S, 1>(at, turn, shared, even, sums);
+      add_stage<S, 0>(at, turn + 1, shared, odd, sums);
+    }
+  }
+  float parts[S::columns / 2];
+  for (; turn < at.turns; turn++) {
+    start_stage<S>(turn, shared, parts);
+    add_stage<S, 0>(at, turn, shared, parts, sums);
+  }
+#pragma unroll
+  for (int i = 0; i < S::tokens / 2; i++) sums[i] *= kPlanesDivisor;
+}
+
+template <bool kGrouped, int kTokens, int kGroups, int kCluster, int kBoxes, int kStages, Output kOutput, bool kNorm,
+          bool kWrites>
+__global__ void __launch_bounds__(
+    128 * kGroups + 64,
+    PlanesGemmShape<kGrouped, kTokens, kGroups, kCluster, kBoxes, kStages, kOutput, kNorm, kWrites>::blocks)
+    gemm_planes(const __grid_constant__ GemmArgs args) {
+  using S = PlanesGemmShape<kGrouped, kTokens, kGroups, kCluster, kBoxes, kStages, kOutput, kNorm, kWrites>;
+  static_assert(sizeof(PlanesGemmShared<S>) == sizeof(GemmShared<S>));  // what gemm_planes.py counts
+  extern __shared__ __align__(1024) char memory[];
+  compute_gemm<S>(args, *reinterpret_cast<PlanesGemmShared<S>*>(memory));
+}
+
+}  // namespace blink

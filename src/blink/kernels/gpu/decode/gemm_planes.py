@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How products of FP8 weights with planes of activations are split: csrc/gpu/decode/gemm_planes.cuh."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blink.kernels.gpu.decode.gemm_quantized import RingSplit, Shape, processors
+from blink.kernels.gpu.decode.launch import can_multiply_groups
+from blink.kernels.gpu.decode.splits import Output, gemm_key, pad_rows, read_table
+from blink.kernels.quantized import UNIT_BYTES, Format, PackedWeight
+
+PLANES = 3  # csrc/gpu/decode/planes.cuh's kPlanes
+_MAX_STAGES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class PlanesGemmSplit(RingSplit):
+    """See csrc/gpu/decode/gemm_planes.cuh."""
+
+    groups: int  # of 64 weight rows
+    cluster: int  # blocks that share k
+    boxes: int  # of 128 k, in a stage
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: those that multiply, and a warp each that copies and sums squares."""
+        return 128 * self.groups + 64
+
+    def total_stages(self, shape: Shape) -> int:
+        """Return the stages of all of k."""
+        return -(-shape.k // (self.boxes * UNIT_BYTES))
+
+    def ring_bytes(self, shape: Shape) -> int:
+        """Return the size of the ring."""
+        return self.stages * self.boxes * (self.tile + PLANES * shape.tokens) * UNIT_BYTES
+
+    def shared_bytes(self, shape: Shape) -> int:
+        """Return the size of PlanesGemmShared with the scales of groups behind it."""
+        words = -(-self.total_stages(shape) // self.cluster) * (self.tile + 1) if shape.grouped else 0
+        return self.gemm_bytes(shape) + words * 4
+
+    def kernel_name(self, shape: Shape, *, norm: bool, writes: bool = False) -> str:
+        """Return the name of a kernel of csrc/gpu/decode/gemm_planes.cuh; writes: what it writes are planes, too."""
+        sizes = (shape.tokens, self.groups, self.cluster, self.boxes, self.stages)
+        flags = f"{shape.output.value}, {str(norm).lower()}, {str(writes).lower()}"
+        return f"blink::gemm_planes<{str(shape.grouped).lower()}, {', '.join(map(str, sizes))}, {flags}>"
+
+    def fits(self, shape: Shape, blocks: int) -> bool:
+        """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
+        if (shape.grouped and self.boxes > 1) or (self.groups > 2 and shape.tokens > 32):
+            return False
+        return RingSplit.fits(self, shape, blocks)  # dataclasses with slots are made anew: super() knows the old one
+
+
+def new_planes(rows: int, columns: int, device: torch.device) -> Tensor:
+    """Allocate planes of activations [rows, columns]: uint8 [PLANES, rows, columns]."""
+    return torch.empty(PLANES, rows, columns, dtype=torch.uint8, device=device)
+
+
+def can_multiply(weight: PackedWeight, rows: int) -> bool:
+    """Tell whether the kernels take so many rows and this weight."""
+    if weight.format is not Format.FP8 or weight.shape[0] % 8 or not can_multiply_groups():
+        return False
+    return all(choose_split(Shape.of(weight, output, pad_rows(rows))) for output in Output)
+
+
+def key(shape: Shape) -> str:
+    """Return a product's key in the table of measured splits."""
+    return f"planes {gemm_key(shape.output, shape.tokens, shape.n, shape.k)}"
+
+
+def list_splits(shape: Shape) -> Iterator[PlanesGemmSplit]:
+    """Yield the splits that are worth a measurement."""
+    few = shape.tokens <= 16
+    clusters = (2, 4, 8) if shape.output is Output.ADD else (1, 2, 4)
+    found: set[PlanesGemmSplit] = set()
+    for groups, cluster, boxes in itertools.product(_list_groups(shape), clusters, (1, 2) if few else (1,)):
+        for blocks in range(1, _most_blocks(shape, groups) + 1):
+            split = _fill(shape, groups, cluster, boxes, blocks)
+            if split is not None and split not in found:
+                found.add(split)
+                yield split
+
+
+def choose_split(shape: Shape) -> PlanesGemmSplit | None:
+    """Return the split of a product; None if there is none."""
+    found = read_table().get(key(shape))
+    if found is None:
+        return _guess_split(shape)
+    split = PlanesGemmSplit(*found)
+    return _leave_room_for_groups(shape, split) if shape.grouped else split
+
+
+def _leave_room_for_groups(shape: Shape, split: PlanesGemmSplit) -> PlanesGemmSplit | None:
+    """Return a split measured without groups with fewer stages, for as many blocks of a multiprocessor if they fit."""
+    alone = dataclasses.replace(shape, grouped=False)
+    for blocks in range(_most_blocks(shape, split.groups), 0, -1):
+        found = _fill(shape, split.groups, split.cluster, 1, blocks) if split.fits(alone, blocks) else None
+        if found is not None:
+            return dataclasses.replace(found, stages=min(found.stages, split.stages * split.boxes))
+    return None
+
+
+@functools.cache
+def _guess_split(shape: Shape) -> PlanesGemmSplit | None:
+    for groups in reversed(_list_groups(shape)):
+        cluster = _choose_cluster(shape, groups)
+        each = shape.n / (64 * groups) * cluster / processors()
+        for blocks in range(min(math.ceil(each), _most_blocks(shape, groups)), 0, -1):
+            split = _fill(shape, groups, cluster, 1, blocks)
+            if split is not None and split.stages >= min(3, split.total_stages(shape)):
+                return split
+    return None
+
+
+def _choose_cluster(shape: Shape, groups: int) -> int:
+    """Return the number of blocks that leaves the least idle of the multiprocessors; 1 where tiles are enough."""
+    tiles = shape.n / (64 * groups) / processors()
+    if shape.output is not Output.ADD and tiles > 0.8:
+        return 1
+    options = (2, 4, 8) if shape.output is Output.ADD else (1, 2, 4)
+    return min(options, key=lambda cluster: round(math.ceil(tiles * cluster) / (tiles * cluster), 1))
+
+
+def _list_groups(shape: Shape) -> tuple[int, ...]:
+    """Return how many groups may share activations: of 32 tokens, these are as many bytes as the weights of 96 rows."""
+    return (1, 2, 4) if shape.tokens == 32 else (1, 2)
+
+
+def _most_blocks(shape: Shape, groups: int) -> int:
+    """Return for how many blocks of a multiprocessor the kernel keeps registers."""
+    if groups == 4:
+        return 1
+    return {8: 4 - groups, 64: 3 - groups}.get(shape.tokens, 2)
+
+
+def _fill(shape: Shape, groups: int, cluster: int, boxes: int, blocks: int) -> PlanesGemmSplit | None:
+    """Return the split with as many stages as let so many blocks fit a multiprocessor; None if too few do."""
+    for stages in range(_MAX_STAGES // boxes, 1, -1):
+        split = PlanesGemmSplit(groups, cluster, boxes, stages)
+        if split.fits(shape, blocks):
+            return split
+    return None

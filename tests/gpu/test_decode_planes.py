@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of FP8 weights with planes of activations, and the kernels that write planes, beside plain references."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from activation_planes import join, split
+from blink.kernels.batch import Batch, Header
+from blink.kernels.cpu.activation import activate
+from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.quantized import FP8, GROUP, PackedWeight, QuantizedMatrix, pack
+from model_driver import compute_decoded_logits, load_decoder
+from quantized_checkpoints import write_checkpoints
+
+pytest.importorskip("cuda.core")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from blink.kernels.gpu.decode import gemm, gemm_planes, splits
+from blink.kernels.gpu.decode.attention import decode_attention
+from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups, compile_kernel
+
+pytestmark = pytest.mark.skipif(not can_launch() or not can_multiply_groups(), reason="needs Hopper")
+
+EPS = 1e-5
+KINDS = ["rows", "groups"]
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda").to(torch.bfloat16)
+
+
+def draw_weight(kind: str, n: int, k: int) -> tuple[PackedWeight, Tensor]:
+    """Return a packed weight and what it stands for, in float32."""
+    scales = (torch.rand(n, 1 if kind == "rows" else k // GROUP, device="cuda") + 0.5) * k**-0.5
+    matrix = QuantizedMatrix((torch.randn(n, k, device="cuda") / 2**0.5).to(FP8), scales)
+    return pack([matrix]), matrix.dequantize(torch.float32)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return rms_norm_torch(x.float(), weight.float(), EPS)
+
+
+def norm_of(x: Tensor, weight: Tensor) -> gemm.Normed:
+    squares = torch.full((1, splits.pad_rows(x.shape[0])), torch.nan, device="cuda")
+    squares[:, : x.shape[0]] = x.float().square().sum(1)
+    return gemm.Normed(split((x.float() * weight.float()).to(torch.bfloat16)), squares)
+
+
+def check_products(kind: str, rows: int, n: int, k: int) -> None:
+    """Check all outputs; n: a multiple of 128, what planes are written of."""
+    x, norm_weight, next_norm, residual = draw(rows, k), draw(k), draw(n), draw(rows, n)
+    bias = draw(n)
+    weight, plain = draw_weight(kind, n, k)
+    expected = functional.linear(normed(x, norm_weight), plain, bias.float())
+    assert error(gemm.normed_linear(norm_of(x, norm_weight), EPS, weight, bias), expected) < 1e-2
+    product = functional.linear(x.float(), plain)
+    assert error(gemm.linear(split(x), weight), product) < 1e-2
+    for planes in (False, True):
+        found = residual.clone()
+        following = gemm.add_linear(split(x), weight, found, next_norm, planes=planes)
+        assert error(found, residual.float() + product) < 1e-2
+        next_x = found * next_norm
+        assert torch.equal(following.x, split(next_x) if planes else next_x)
+        assert error(following.squares.sum(0)[:rows], found.float().square().sum(1)) < 1e-4
+    weight, plain = draw_weight(kind, 2 * n, k)
+    expected = activate(functional.linear(normed(x, norm_weight), plain))
+    gated = gemm.gated_linear(norm_of(x, norm_weight), EPS, weight)
+    assert error(gated, expected) < 1e-2
+    assert torch.equal(gemm.gated_linear(norm_of(x, norm_weight), EPS, weight, planes=True), split(gated))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("rows", "n", "k"),
+    [(1, 128, 256), (5, 256, 128), (8, 1024, 4096), (13, 384, 14336), (16, 640, 384), (29, 256, 1280), (32, 1152, 2048),
+     (33, 128, 640), (64, 1024, 4096)],
+)  # fmt: skip
+def test_products_equal_those_of_the_dequantised_weight(kind: str, rows: int, n: int, k: int) -> None:
+    torch.manual_seed(1)
+    check_products(kind, rows, n, k)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [7, 20])
+def test_rows_of_a_weight_need_not_fill_a_tile(kind: str, rows: int) -> None:
+    torch.manual_seed(2)
+    x = draw(rows, 640)
+    for n in (8, 72, 200):
+        weight, plain = draw_weight(kind, n, 640)
+        assert error(gemm.linear(split(x), weight), functional.linear(x.float(), plain)) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen"),
+    [
+        *itertools.product((8, 12), [(1, 2, 1, 3), (2, 4, 2, 2), (2, 2, 1, 5), (1, 2, 2, 4), (2, 8, 1, 3)]),
+        *itertools.product((27,), [(1, 2, 1, 3), (4, 4, 1, 3), (2, 8, 1, 4)]),
+        *itertools.product((60,), [(1, 2, 1, 3), (2, 4, 1, 3)]),
+    ],
+    ids=str,
+)
+def test_any_split_gives_the_same_products(
+    rows: int, chosen: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(3)
+    monkeypatch.setattr(gemm_planes, "choose_split", lambda _: gemm_planes.PlanesGemmSplit(*chosen))
+    check_products("rows", rows, 256, 2816)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [6, 16, 23, 64])
+def test_every_bit_of_activations_is_kept(kind: str, rows: int) -> None:
+    torch.manual_seed(4)
+    size = 640
+    x = (1 + 0.99 * torch.rand(rows, size, device="cuda")) * 2.0 ** torch.randint(-12, 15, (rows, size), device="cuda")
+    x = x * torch.randint(0, 2, (rows, size), device="cuda").mul(2).sub(1)
+    x[2], x[3], x[4] = 0, 1, x[4] * 16
+    x[3, 77], x[5] = 3e4, 2.0**-12
+    x = x.to(torch.bfloat16)
+    scales = torch.ones(size, 1 if kind == "rows" else size // GROUP, device="cuda")
+    identity = pack([QuantizedMatrix(torch.eye(size, device="cuda").to(FP8), scales)])
+    assert torch.equal(gemm.linear(split(x), identity), x)
+
+
+@pytest.mark.parametrize(
+    ("rows", "boxes", "k"), [(8, 1, 4096), (8, 2, 4096), (16, 2, 14336), (32, 1, 14336), (64, 1, 4096)]
+)
+def test_products_are_as_exact_as_their_results_rounding(
+    rows: int, boxes: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(5)
+    monkeypatch.setattr(gemm_planes, "choose_split", lambda _: gemm_planes.PlanesGemmSplit(1, 2, boxes, 4))
+    x = draw(rows, k)
+    x[1] *= 1e4
+    x[2] *= 1e-2
+    weight, plain = draw_weight("rows", 512, k)
+    expected = functional.linear(x.double(), plain.double())
+    found, rounded = gemm.linear(split(x), weight), expected.to(torch.bfloat16)
+    for row in range(3):  # each on its own: magnitudes differ
+        lost = (rounded[row].double() - expected[row]).norm()
+        assert float((found[row].double() - expected[row]).norm() / lost) < 1.5
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("rows", [5, 33])
+def test_what_is_not_finite_stays_so_in_its_row_alone(value: float, rows: int) -> None:
+    torch.manual_seed(6)
+    x = draw(rows, 512)
+    weight, _ = draw_weight("rows", 128, 512)
+    expected = gemm.linear(split(x), weight)
+    x[1, 300] = value
+    found = gemm.linear(split(x), weight)
+    assert not found[1].isfinite().any()
+    others = [row for row in range(rows) if row != 1]
+    assert torch.equal(found[others], expected[others])
+
+
+@pytest.mark.parametrize("rows", [3, 33])
+def test_embeddings_are_written_as_planes(rows: int) -> None:
+    torch.manual_seed(7)
+    table = draw(100, 640) * 2.0 ** torch.randint(-30, 40, (100, 1), device="cuda").bfloat16()
+    norm = draw(640)
+    table[5, 3], table[4, 4] = torch.nan, torch.inf
+    ids = torch.arange(rows, dtype=torch.int32, device="cuda") * 3 % 100
+    ids[:2] = torch.tensor([5, 4])
+    residual, plain = gemm.embed(ids, table, norm)
+    also, found = gemm.embed(ids, table, norm, planes=True)
+    assert torch.equal(also.view(torch.int16), residual.view(torch.int16))
+    assert torch.equal(found.squares[0, 2:rows], plain.squares[0, 2:rows])
+    assert torch.equal(join(found.x).isnan(), join(split(plain.x)).isnan())
+    finite = plain.x.isfinite().all(1)
+    assert int(finite.sum()) >= rows - 2 and torch.equal(found.x[:, finite], split(plain.x)[:, finite])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (6, 2, 64), (10, 2, 128)])
+def test_attention_is_written_as_planes(heads: int, kv_heads: int, head_dim: int) -> None:
+    torch.manual_seed(8)
+    rows, block_size, context = 9, 16, 40
+    batch = Batch.allocate(
+        max_tokens=rows, max_rows=rows, num_slots=rows, max_blocks=3, max_model_len=64, device="cuda"
+    )
+    batch.header[Header.NUM_ROWS] = batch.header[Header.NUM_TOKENS] = rows
+    batch.positions.fill_(context - 1)
+    batch.context_lens.fill_(context)
+    batch.context_lens[4] = 0
+    batch.row_slots.copy_(torch.arange(rows))
+    batch.block_tables.copy_(torch.randperm(rows * 3).view(rows, 3))
+    batch.kv_slots.copy_(batch.block_tables[:, 2] * block_size + (context - 1) % block_size)
+    qkv, table = draw(rows, (heads + 2 * kv_heads) * head_dim), torch.randn(64, head_dim, device="cuda")
+    cache = draw(2, rows * 3, block_size, kv_heads, head_dim)
+    expected = decode_attention(qkv, cache.clone(), batch, table)
+    assert torch.equal(decode_attention(qkv, cache, batch, table, planes=True), split(expected))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "quantization"), [("fp8-channel", "auto"), ("fp8-block", "auto"), ("fp8-channel", "fp8")]
+)
+def test_models_give_the_logits_of_their_dequantised_weights(
+    tmp_path: Path, scheme: str, quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plain = write_checkpoints(tmp_path, scheme)
+    if quantization == "fp8":  # the head's weights are FP8 as well
+        path = plain
+    exact = load_decoder(plain, "cpu", torch.float32, quantization)
+    found = load_decoder(path, "cuda", torch.bfloat16, quantization)
+    names: list[str] = []
+    monkeypatch.setattr(gemm, "compile_kernel", lambda name: (names.append(name), compile_kernel(name))[1])
+    for rows in (3, 6, 29, 33, 64):
+        names.clear()
+        assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2
+        products = [name for name in names if "embed" not in name]
+        with_planes = ["gemm_planes" in name for name in products]
+        assert sum(with_planes) >= 8 and (with_planes[-1] == (quantization == "fp8"))

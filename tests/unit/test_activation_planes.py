@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three numbers of FP8 hold one of bfloat16; planes lie as packed weights do, and every product of them has a split."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from activation_planes import join, split
+from blink.kernels.gpu.decode import gemm_planes, gemm_quantized, splits
+from blink.kernels.gpu.decode.splits import Output
+from blink.kernels.quantized import FP8, Format, QuantizedMatrix, pack
+
+_MAX_SHARED_BYTES = 227 << 10
+
+
+def all_finite() -> torch.Tensor:
+    numbers = torch.arange(1 << 16).to(torch.uint16).view(torch.bfloat16)
+    return numbers[numbers.isfinite()].view(-1, 128)
+
+
+def test_planes_keep_every_bit_of_what_is_not_tiny() -> None:
+    x = all_finite()
+    found, exact = join(split(x)), x.double()
+    inside = (exact.abs() >= 2**-12) & (exact.abs() < 2**19)
+    assert torch.equal(found[inside], exact[inside]) and int(inside.sum()) == 2 * 31 * 128
+    tiny = exact.abs() < 2**-12
+    assert float((found - exact)[tiny].abs().max()) <= 2**-20
+    huge = exact.abs() > 2.0**21
+    assert torch.equal(found[huge].sign(), exact[huge].sign()) and float(found[huge].abs().min()) > 2.0**19
+
+
+def test_one_row_may_have_numbers_of_any_size() -> None:
+    x = torch.logspace(-6, 4.477, 1280, dtype=torch.float64).to(torch.bfloat16)[None]
+    error = (join(split(x)) - x.double()).abs()
+    assert float(error.max()) <= 2**-20 and float(error[x.abs() >= 2**-12].max()) == 0
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_nan(value: float) -> None:
+    x = torch.ones(1, 128)
+    x[0, 77] = value
+    found = join(split(x))
+    assert found[0, 77].isnan() and int(found.isnan().sum()) == 1
+
+
+def test_planes_lie_as_packed_weights_do() -> None:
+    values = torch.arange(256).remainder(127).view(1, 256)
+    packed = pack([QuantizedMatrix(values.to(torch.uint8).view(FP8), torch.ones(1, 1))])
+    numbers = values.to(torch.uint8).view(torch.float8_e5m2).double() * 16
+    kept = numbers.isfinite()
+    assert torch.equal(split(numbers)[0][packed_mask(kept)], packed.values[packed_mask(kept)])
+
+
+def packed_mask(kept: torch.Tensor) -> torch.Tensor:
+    return pack([QuantizedMatrix(kept.to(torch.uint8).view(FP8), torch.ones(1, 1))]).values.bool()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_every_product_of_planes_has_a_split_that_fits(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    monkeypatch.setattr(gemm_planes, "read_table", dict)
+    for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 14336)):
+        for tokens, output in itertools.product((8, 16, 32, 64), Output):
+            shape = gemm_quantized.Shape(Format.FP8, grouped, output, tokens, k, n)
+            for found in (gemm_planes.choose_split(shape), *gemm_planes.list_splits(shape)):
+                assert found is not None and found.fits(shape, 1) and found.shared_bytes(shape) <= _MAX_SHARED_BYTES
+    gemm_planes._guess_split.cache_clear()
+
+
+@pytest.mark.parametrize("chosen", [(1, 2, 2, 8), (2, 4, 1, 5), (2, 2, 2, 5)], ids=str)
+def test_groups_scales_take_stages_not_blocks(
+    chosen: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = gemm_quantized.Shape(Format.FP8, False, Output.ADD, 8, 14336, 4096)
+    grouped = gemm_quantized.Shape(Format.FP8, True, Output.ADD, 8, 14336, 4096)
+    monkeypatch.setattr(gemm_planes, "read_table", lambda: {gemm_planes.key(plain): list(chosen)})
+    measured, found = gemm_planes.choose_split(plain), gemm_planes.choose_split(grouped)
+    assert measured is not None and found is not None and measured == gemm_planes.PlanesGemmSplit(*chosen)
+    assert (found.groups, found.cluster, found.boxes) == (*chosen[:2], 1)
+    most = max(count for count in range(1, 5 - measured.groups) if measured.fits(plain, count))
+    assert found.fits(grouped, most) and found.stages <= measured.stages * measured.boxes
+
+
+def test_keys_of_planes_are_their_own() -> None:
+    shape = gemm_quantized.Shape(Format.FP8, False, Output.ADD, 8, 14336, 4096)
+    assert gemm_planes.key(shape) == f"planes {splits.gemm_key(Output.ADD, 8, 4096, 14336)}"
