@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Perplexity of models on fixed texts, as they are and rounded by Blink's flags, by the logprobs of prompts.
 
-perplexity.txt is in the public domain: Lincoln, Carroll, Austen, Jefferson. Beside it the project's licence. A text is
-cut into windows of as many tokens as the first model takes, at most 2,048: the same for all models.
+perplexity.txt is four famous passages (Lincoln, Carroll, Austen, Jefferson), much of which models know by heart;
+perplexity-prose.txt is a chapter of Austen's Emma: both are in the public domain. The third text is the project's
+licence. A text is cut into windows of 2,047 tokens, so models of one tokenizer are asked the same.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from blink.config import FrontendConfig, ModelConfig
 from blink.text.assets import load_assets
 
 TEXT = Path(__file__).with_suffix(".txt")
+PROSE = TEXT.with_name("perplexity-prose.txt")
 LICENCE = Path(__file__).parents[1] / "LICENSE"
 _WINDOW = 2048
 
@@ -50,20 +52,20 @@ def measure_perplexity(model: str = "", text: Path = TEXT, **options: str) -> fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=[""], metavar="MODEL", help="the first is what others are held to")
-    parser.add_argument("--texts", nargs="+", type=Path, default=[TEXT, LICENCE])
+    parser.add_argument("--texts", nargs="+", type=Path, default=[TEXT, PROSE, LICENCE])
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     rows = [(model or "default", {"model": model}) for model in options.models]
     flags = ({"quantization": "fp8"}, {"kv_cache_dtype": "fp8"})
     rows[1:1] = [(f"{rows[0][0]}, {name} fp8", {**rows[0][1], **flag}) for flag in flags for name in flag]
     width = max(len(name) for name, _ in rows)
-    print(f"{'':{width}}" + "".join(f"{text.name:>20}" for text in options.texts))
+    print(f"{'':{width}}" + "".join(f"{text.name:>22}" for text in options.texts))
     plain: dict[Path, float] = {}
     for name, given in rows:
         line = f"{name:{width}}"
         for text in options.texts:
             found = measure_perplexity(text=text, device=options.device, **given)
-            line += f"{found:>10.4f}{found / plain.setdefault(text, found) - 1:>+10.2%}"
+            line += f"{found:>12.4f}{found / plain.setdefault(text, found) - 1:>+10.2%}"
         print(line, flush=True)
 
 
