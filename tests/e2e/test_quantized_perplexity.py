@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmark_programs import load_benchmark
-from blink.config import FrontendConfig
+from blink.config import FrontendConfig, ModelConfig
 from blink.models.weights.files import default_model_path
 from blink.quantize.config import QuantizeConfig
 from blink.quantize.conversion import quantize
@@ -68,3 +68,19 @@ def test_calibrated_rounding_keeps_the_perplexity(tmp_path: Path, options: dict[
     rounded = measure_perplexity(str(found), text=PROSE, device="cpu")
     print(f"perplexity {plain:.4f}, calibrated {rounded:.4f}: {rounded / plain - 1:+.2%}")
     assert rounded < plain * most
+    check_assets(found)
+
+
+def check_assets(found: Path) -> None:
+    """Check that a directory made of the default model's file has its tokenizer, template and end tokens."""
+    before, after = load_assets(FrontendConfig()), load_assets(FrontendConfig(model=ModelConfig(model=str(found))))
+    for text in (PROSE.read_text(), "<|im_start|>user\n12345 \u00e9\u4e2d<|im_end|>\n"):
+        ids = before.tokenizer.encode(text, add_special_tokens=True)
+        assert after.tokenizer.encode(text, add_special_tokens=True) == ids
+        assert after.tokenizer.decode(ids, skip_special_tokens=True) == before.tokenizer.decode(
+            ids, skip_special_tokens=True
+        )
+    assert after.eos_token_ids == before.eos_token_ids
+    messages = [{"role": "user", "content": "Hi"}]
+    assert before.chat_template is not None and after.chat_template is not None
+    assert after.chat_template.render(messages) == before.chat_template.render(messages)
