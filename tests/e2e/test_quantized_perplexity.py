@@ -28,7 +28,7 @@ BOUND = 1e-5  # of the perplexity: products differ by rounding alone
 _MOST = 1.06
 PROSE = Path(__file__).parents[2] / "benchmarks" / "perplexity-prose.txt"
 _SENSITIVE = ("q_proj", "k_proj", "v_proj", "down_proj")
-_MOST_CALIBRATED = {"fp8": 1.01, "int4": 1.15, "int4 and fp8": 1.05}  # on ordinary prose
+_MOST_CALIBRATED = {"fp8": 1.01, "int4": 1.08, "int4 and fp8": 1.03}  # on ordinary prose; found: 1.002, 1.054, 1.013
 
 
 def test_perplexity_is_that_of_the_dequantised_weights() -> None:
