@@ -25,7 +25,7 @@ from blink.quantize.conversion import quantize
 from blink.quantize.directory import pack_columns
 from blink.quantize.rounding import Int4Grid, round_nearest
 from model_driver import Driver
-from quantized_checkpoints import SCHEMES, write_checkpoints
+from quantized_checkpoints import write_checkpoints
 
 CPU = torch.device("cpu")
 VOCABULARY = 256
@@ -76,6 +76,7 @@ def test_a_model_is_written_rounded_and_loads_with_near_outputs(
     assert quantization is not None and quantization.bits == (8 if options["format"] == "fp8" else 4)
     if options["format"] == "int4":
         assert quantization.group == (64 if "hidden_size" in changes else options.get("group_size", 128))
+        assert quantization.weight_bytes == (0.53125 if quantization.group == 128 else 2)  # kernels take groups of 128
     tokenizer = Tokenizer.from_file(str(found / "tokenizer.json"))
     exact, rounded = logits(load(plain), tokenizer), logits(decoder, tokenizer)
     assert 1e-4 < (rounded - exact).norm() / exact.norm() < bound
@@ -175,10 +176,3 @@ def test_the_command_ends_with_status_2_where_there_is_no_model(
     assert "usage: blink quantize MODEL OUTPUT" in capsys.readouterr().out
     assert cli.main(["quantize", str(tmp_path / "none"), str(tmp_path / "new")]) == 2
     assert not (tmp_path / "new").exists()
-
-
-def test_schemes_of_the_shared_checkpoints_are_those_that_are_written(tmp_path: Path) -> None:
-    plain = write_model(tmp_path)
-    found = quantize(str(plain), str(tmp_path / "found"), QuantizeConfig(format="int4", **FEW))
-    written = json.loads((found / "config.json").read_text())["quantization_config"]
-    assert written["format"] == SCHEMES["packed"]["format"]

@@ -97,6 +97,8 @@ def change_weights(scheme: str, **values: Any) -> dict[str, Any]:
         (change_weights("packed", group_size=16), "a group_size of 16"),
         (change_weights("packed", num_bits=8), "compressed-tensors with 'int' weights of 8 bits"),
         (compressed("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}, None), "'float' weights of 4 bits"),
+        (change("packed", format="mixed-precision"), "compressed-tensors with 'int' weights of 4 bits .''"),
+        (change("packed", format="mixed-precision", config_groups={}), "a mix other than FP8 per channel and 4 bits"),
         ([], "must be an object"),
     ],
 )
