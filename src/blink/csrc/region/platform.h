@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only file that knows the compiler: integer types, the function markers and the ordered accesses to shared words.
-// BLINK_RARE_FN is for templates whose registers a caller on the GPU should not have to find.
+// BLINK_RARE_FN is for what stays one piece of code that all callers call: a step's end finds the instruction caches
+// filled by the model, so what is copied into every caller is fetched anew for each.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
@@ -18,7 +19,7 @@ using size_t = decltype(sizeof(0));
 #include <cstddef>
 #include <cstdint>
 #define BLINK_FN inline
-#define BLINK_RARE_FN __attribute__((noinline))
+#define BLINK_RARE_FN inline __attribute__((noinline))
 #endif
 
 namespace blink {

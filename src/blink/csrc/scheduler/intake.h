@@ -47,7 +47,7 @@ BLINK_FN bool follow_reader(const State& s, QueuePairState& q, uint32_t head) {
 }
 
 // Read the frontend's words and act on them. Runs on: one lane for each queue pair.
-BLINK_FN void read_frontend(State& s, uint32_t qp) {
+BLINK_RARE_FN void read_frontend(State& s, uint32_t qp) {
   QueuePairState& q = s.qps[qp];
   const FrontendWords& words = frontend_words(s, qp);
   const uint32_t wanted = load_acquire(words.attach);
@@ -83,7 +83,7 @@ BLINK_FN bool has_news(const State& s, uint32_t qp) {
   return tail != q.sq_tail || head != q.cq_head || attach != q.last_attach;
 }
 
-BLINK_FN void reject(State& s, uint32_t qp, uint64_t sequence, RejectCode code, uint64_t now) {
+BLINK_RARE_FN void reject(State& s, uint32_t qp, uint64_t sequence, RejectCode code, uint64_t now) {
   post(s, qp, sequence, CqeKind::kRejected, FinishReason::kError, int32_t(code), now);
   s.statistics.num_rejected++;
 }
@@ -124,7 +124,7 @@ BLINK_FN void accept_cancel(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   q.cancelled = 1;
 }
 
-BLINK_FN void accept(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
+BLINK_RARE_FN void accept(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   if (e.opcode == uint32_t(Opcode::kSubmit)) return accept_submit(s, qp, e, now);
   if (e.opcode == uint32_t(Opcode::kCancel)) return accept_cancel(s, qp, e, now);
   if (e.opcode == uint32_t(Opcode::kResetPrefixCache)) {
@@ -173,7 +173,7 @@ BLINK_FN void take_entries(Env& env, State& s, uint32_t qp, uint64_t now) {
 
 // Follow the engine's words and those of every frontend, and take new SQEs.
 template <class Env>
-BLINK_FN void poll(Env& env, State& s, uint64_t now) {
+BLINK_RARE_FN void poll(Env& env, State& s, uint64_t now) {
   // Another lane than those of the first queue pairs, so that the words of the host are read side by side.
   if (env.lane() == env.lanes() - 1) beat(s, now);
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) read_frontend(s, qp);

@@ -17,7 +17,7 @@ BLINK_FN Faults operator+(Faults a, Faults b) { return {a.tokens + b.tokens, a.b
 
 // Copy what the arena holds of a request into its slot. Each word is read once: its frontend may still change it.
 template <class Env>
-BLINK_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
+BLINK_RARE_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
   const Geometry& g = s.geometry;
   const Sqe& e = q.sqe;
   const uint8_t* from = arena(s, q.queue_pair);
