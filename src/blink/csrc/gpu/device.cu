@@ -15,6 +15,7 @@ constexpr uint32_t kIdlePasses = 1000;     // passes without work before the blo
 constexpr uint64_t kIdlePassNs = 5000000;  // the longest time between two passes: heartbeat, leases, the engine's words
 constexpr uint64_t kBusyPassNs = 1000000;  // the same while a step runs
 constexpr uint64_t kLookNs = 5000;         // between looks at the frontends' words while a step runs
+constexpr uint64_t kKeepNs = 10000;        // between touches of what the end of a step is expected to read
 constexpr uint32_t kNearQueuePairs = 32;   // how many of them, and of rows, have a place in shared memory
 constexpr uint32_t kNearRows = 256;
 
@@ -180,9 +181,28 @@ __device__ void hand_over(DeviceProgram* program) {
   copy(program, &near.program, 1);
 }
 
+__device__ inline void keep(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
+// Keep in the L2 cache what composing a step reads of its sequences. Runs on: the lanes from `first` on.
+__device__ void keep_sequences(const State& s, uint32_t first) {
+  const Geometry& g = s.geometry;
+  constexpr uint32_t kLine = 128;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x - first; i < s.num_running + s.num_waiting; i += kLanes - first) {
+    const Sequence& q = s.sequences[i < s.num_running ? s.running[i] : s.waiting[i - s.num_running]];
+    for (uint32_t at = 0; at < sizeof(Sequence); at += kLine) keep(reinterpret_cast<const uint8_t*>(&q) + at);
+    keep(&flow_of(s, q));
+    if (q.slot == kNone) continue;
+    keep(s.stop_tokens + uint64_t(q.slot) * kMaxStopTokens);
+    keep(s.tokens + uint64_t(q.slot) * g.max_model_len + q.num_computed);
+    keep(block_table(s, q.slot) + q.num_computed / g.block_size);
+  }
+}
+
 // Wait for the end of the launch in flight, for a frontend's news, or until a pass is due. One thread watches the end;
 // another warp looks at the frontends' words now and then, each look a round trip to the host that the thread must not
-// make. The others wait at the barrier, which costs no issue slots.
+// make. Where the next step will have to be composed the others keep what that takes out of the model's way; else they
+// wait at the barrier, which costs no issue slots.
 __device__ void watch_step(const State& s) {
   volatile uint32_t &is_over = near.is_over, &wants_pass = near.wants_pass;
   if (threadIdx.x == 0) is_over = wants_pass = 0;
@@ -207,6 +227,14 @@ __device__ void watch_step(const State& s) {
       looked = now;
     }
     if (threadIdx.x == kWarpLanes) wants_pass = 1;
+  } else if (!s.may_repeat || s.num_waiting > 0) {
+    for (uint64_t kept = 0; !is_over;) {
+      if (DeviceEnv::now() - kept >= kKeepNs) {
+        keep_sequences(s, 2 * kWarpLanes);
+        kept = DeviceEnv::now();
+      }
+      __nanosleep(200);
+    }
   }
   __syncthreads();
 }

@@ -50,10 +50,10 @@ BLINK_FN bool follow_reader(const State& s, QueuePairState& q, uint32_t head) {
 BLINK_RARE_FN void read_frontend(State& s, uint32_t qp) {
   QueuePairState& q = s.qps[qp];
   const FrontendWords& words = frontend_words(s, qp);
-  const uint32_t wanted = load_acquire(words.attach);
-  q.sq_tail = load_acquire(words.sq_tail);
-  const uint32_t head = load_acquire(words.cq_head);
-  const uint32_t lease = load_relaxed(words.lease);
+  uint32_t seen[4];
+  load_acquire(reinterpret_cast<const uint32_t*>(&words), seen);
+  const auto [tail, head, lease, wanted] = seen;
+  q.sq_tail = tail;
   if (lease != q.lease) {
     q.lease = lease;
     q.lease_seen_ns = s.awake_ns;
@@ -61,6 +61,7 @@ BLINK_RARE_FN void read_frontend(State& s, uint32_t qp) {
   if (wanted != q.last_attach) {
     q.last_attach = wanted;
     q.attaching = wanted;
+    q.sq_tail = load_acquire(words.sq_tail);  // as the last owner left it, where attach() lets the new one begin
     detach(s, qp);
   }
   const bool is_read = follow_reader(s, q, head);
@@ -140,11 +141,11 @@ BLINK_FN void beat(State& s, uint64_t now) {
     s.heartbeat_ns = now;
     store_release(s.control->heartbeat, ++s.heartbeat);
   }
+  const uint32_t drain = load_relaxed(s.control->drain), stop = load_relaxed(s.control->stop);  // both at once
   uint32_t state = s.engine_state;
-  if (state == uint32_t(EngineState::kReady) && load_relaxed(s.control->drain))
-    state = uint32_t(EngineState::kDraining);
+  if (state == uint32_t(EngineState::kReady) && drain) state = uint32_t(EngineState::kDraining);
   if (state == uint32_t(EngineState::kDraining) && s.num_live == 0) state = uint32_t(EngineState::kDrained);
-  if (load_relaxed(s.control->stop)) state = uint32_t(EngineState::kStopped);
+  if (stop) state = uint32_t(EngineState::kStopped);
   if (state == s.engine_state) return;
   s.engine_state = state;
   store_release(s.control->state, state);

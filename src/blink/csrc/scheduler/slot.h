@@ -47,7 +47,9 @@ BLINK_RARE_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
     bad.biases += !within(bias, -most_bias, most_bias);
   }
   auto* slot_words = reinterpret_cast<uint32_t*>(slot_hashes(s, q.slot));
-  for (uint32_t i = env.lane(); i < e.num_hashes * (kBlockHashBytes / 4); i += env.lanes()) slot_words[i] = hashes[i];
+  // By the last lanes first, so that a short prompt's hashes are on their way beside its tokens.
+  for (uint32_t i = env.lanes() - 1 - env.lane(); i < e.num_hashes * (kBlockHashBytes / 4); i += env.lanes())
+    slot_words[i] = hashes[i];
   if (!take_automaton(env, s, q)) return RejectCode::kAutomaton;
   if (env.lane() == 0)
     s.params[q.slot] = SlotParams{e.sampling, e.num_prompt_tokens, e.num_stop_tokens, e.num_biases, q.automaton + 1};
