@@ -96,7 +96,8 @@ struct DeviceEnv {
 
   // Launch a step whole (segment kNone), or one of its segments.
   __device__ static bool launch(uint32_t graph, uint32_t segment) {
-    __threadfence();  // the batch, written by all lanes before the last sync, must be there when the graph starts
+    // The batch, written by all lanes before the last sync, must be there when the graph starts.
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
     const StepGraphs& graphs = near.graphs[graph];
     const uint32_t parity = near.program.parity;
     if (segment == kNone) near.program.parity = parity ^ 1;

@@ -53,11 +53,13 @@ BLINK_FN void prepare_repeat(Env& env, State& s) {
 // Whether the row's sampled token lets it go on; keeps what was sampled.
 BLINK_FN bool goes_on(State& s, uint32_t row) {
   NextRow& next = s.next_rows[row];
-  next.token = s.sampled_tokens[row];
-  next.logprob = s.sampled_logprobs[row];
-  bool ends = next.token < 0 || uint32_t(next.token) >= s.geometry.vocab_size;
-  for (const int32_t stop : next.stops) ends |= next.token == stop;
-  for (uint32_t i = kNearStopTokens; i < next.num_stops; i++) ends |= s.stop_tokens[next.stops_at + i] == next.token;
+  const int32_t token = s.sampled_tokens[row];
+  const float logprob = s.sampled_logprobs[row];  // on its way beside the token
+  bool ends = token < 0 || uint32_t(token) >= s.geometry.vocab_size;
+  for (const int32_t stop : next.stops) ends |= token == stop;
+  for (uint32_t i = kNearStopTokens; i < next.num_stops; i++) ends |= s.stop_tokens[next.stops_at + i] == token;
+  next.token = token;
+  next.logprob = logprob;
   return !ends;
 }
 
@@ -68,7 +70,7 @@ BLINK_FN bool is_open(const State& s, const QueuePairState& pair) {
 
 // Move a row of the batch on by one token.
 BLINK_FN void write_next_row(State& s, uint32_t row) {
-  const NextRow& next = s.next_rows[row];
+  const NextRow next = s.next_rows[row];
   if (next.block != kNone) s.block_tables[next.table_place] = int32_t(next.block);
   s.tokens[next.token_place] = next.token;
   s.input_ids[row] = next.token;

@@ -185,7 +185,7 @@ struct Glance {
 
 // Run one pass: while a step is in flight, poll; when it is over, retire it, compose the next, launch it and poll.
 template <class Env>
-BLINK_RARE_FN StepResult step(Env& env, State& s) {
+BLINK_FN StepResult step(Env& env, State& s) {
   if (!s.booted) boot(env, s);
   if (s.failed) return StepResult::kFailed;
   Glance glance{};
