@@ -3,7 +3,7 @@
 
 First the whole step as one graph, then chains of one kernel over all layers' weights; medians of replays.
 
-Run with: python benchmarks/kernels/decode_layer.py [--rows 1 2 4 8 16 32 64] [--context 300] [--step-only]
+Run with: python benchmarks/kernels/decode_layer.py [--rows 1 2 4 8 16 32 64 96 128] [--context 300] [--step-only]
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def report_parts(case: Case) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 96, 128])
     parser.add_argument("--context", type=int, nargs="+", default=[300])
     parser.add_argument("--step-only", action="store_true", help="leave the single kernels out")
     options = parser.parse_args()

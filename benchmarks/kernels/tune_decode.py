@@ -5,6 +5,8 @@ What counts is a whole step of a few layers, replayed as a graph: kernels overla
 other is tried with every split that fits; the fastest stays.
 
 Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64] [--format fp8]
+
+Dense models in 16 bits take up to 128 rows, the others 64.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_any_split_gives_the_same_products(
     assert error(gated_linear(x, norm_weight, EPS, weight), activate(products)) < 1e-2
 
 
-GEMM_ROWS = [1, 5, 8, 9, 16, 31, 32, 33, 64]
+GEMM_ROWS = [1, 5, 8, 9, 16, 31, 32, 33, 64, 65, 80, 96, 97, 128]
 
 
 def norm_of(x: Tensor, weight: Tensor, parts: int = 3) -> gemm.Normed:
@@ -143,7 +143,7 @@ def test_products_of_many_rows_equal_the_reference(rows: int, n: int, k: int) ->
     check_gated_product(rows, n, k)
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64, 96, 128])
 @pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
 def test_any_split_of_many_rows_gives_the_same_products(
     tokens: int, output: Output, monkeypatch: pytest.MonkeyPatch
@@ -166,7 +166,7 @@ def test_any_split_of_many_rows_gives_the_same_products(
         assert error(found, expected) < 1e-2, split
 
 
-@pytest.mark.parametrize(("rows", "hidden"), [(1, 64), (5, 4096), (64, 5120), (7, 2056)])
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 64), (5, 4096), (64, 5120), (7, 2056), (97, 4096)])
 def test_the_embedding_comes_with_the_first_norm(rows: int, hidden: int) -> None:
     embedding, weight = draw(50, hidden), draw(hidden)
     ids = torch.randint(50, (rows,), dtype=torch.int32, device="cuda")
@@ -337,7 +337,7 @@ class Chain:
         return graph
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 33])
+@pytest.mark.parametrize("rows", [1, 2, 8, 33, 80, 128])
 def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +386,7 @@ def launch_device_graph(graph: torch.cuda.CUDAGraph) -> None:
     check(driver.cuGraphExecDestroy(executable))
 
 
-@pytest.mark.parametrize("rows", [2, 16])
+@pytest.mark.parametrize("rows", [2, 16, 96])
 def test_a_captured_step_instantiates_for_launches_from_the_device(rows: int) -> None:
     chain = Chain(rows)
     graph = chain.capture()
@@ -425,7 +425,7 @@ def produce_late(to: Tensor, source: Tensor) -> None:
 _kept: list[object] = []
 
 
-@pytest.mark.parametrize("rows", [1, 8, 40])
+@pytest.mark.parametrize("rows", [1, 8, 40, 97])
 def test_kernels_wait_for_a_producer_that_lets_them_start_early(rows: int) -> None:
     chain = Chain(rows)
     x, wide = draw(rows, 1024), draw(rows, chain.qkv.shape[0])
@@ -502,7 +502,11 @@ def make_decoder(*, qk_norm: bool, bias: bool) -> Decoder:
     return Decoder(spec, draw(1000, 512), layers, 1 + draw(512, scale=0.1), draw(1000, 512, scale=0.05))
 
 
-@pytest.mark.parametrize("lengths", [[1], [17, 300], [300, 16, 41, 0], [*range(1, 400, 12)]], ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    [[1], [17, 300], [300, 16, 41, 0], [*range(1, 400, 12)], [*range(1, 400, 5), *[0] * 3], [*range(3, 387, 3)]],
+    ids=lambda lengths: f"{len(lengths)} rows",
+)
 @pytest.mark.parametrize(("qk_norm", "bias"), [(False, False), (True, False), (False, True)])
 def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     lengths: list[int], qk_norm: bool, bias: bool

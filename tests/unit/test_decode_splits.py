@@ -42,7 +42,7 @@ def test_measured_splits_fit_their_kernels(device: str) -> None:
             assert GemmSplit(*numbers).fits(Output[kind.upper()], int(count)), key
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64, 96, 128])
 @pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
 def test_unknown_gpus_and_shapes_get_a_split_that_fits(
     output: Output, tokens: int, monkeypatch: pytest.MonkeyPatch
@@ -92,4 +92,16 @@ def test_groups_scales_take_stages_not_blocks(split: tuple[int, int, int], monke
 
 
 def test_rows_are_rounded_up_to_what_a_product_takes() -> None:
-    assert [splits.pad_rows(rows) for rows in (1, 8, 9, 16, 17, 32, 33, 64)] == [8, 8, 16, 16, 32, 32, 64, 64]
+    padded = {1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 32: 32, 33: 64, 64: 64, 65: 96, 80: 96, 96: 96, 97: 128, 128: 128}
+    assert {rows: splits.pad_rows(rows) for rows in padded} == padded
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64, 96, 128])
+@pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
+def test_measured_candidates_fit_and_share_activations_of_many_rows(output: Output, tokens: int) -> None:
+    tried = list(splits.list_gemm_splits(output, tokens))
+    assert 10 < len(tried) <= 48 and all(split.fits(output, tokens) for split in tried)
+    most = 4 if tokens > 64 and output is not Output.ADD else 2
+    assert max(split.groups for split in tried) == most
+    if tokens > 64:  # beside the resident scheduler, only such blocks of large clusters all run at once
+        assert all(split.cluster < 4 or 2 * split.shared_bytes(output, tokens) <= _MAX_SHARED_BYTES for split in tried)

@@ -27,6 +27,7 @@ from blink.models.spec import ModelSpec
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
 MAX_GEMV_ROWS = 2
 MAX_DECODE_ROWS = gemm.MAX_ROWS
+MAX_EXPERTS_ROWS = 64
 MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/decode_moe_layer.py
 
 
@@ -47,7 +48,8 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
 
     block_size: tokens of a block of the KV cache.
     """
-    if rows > MAX_DECODE_ROWS or not can_attend_rows(spec, dtype, block_size):
+    most = MAX_EXPERTS_ROWS if spec.num_experts else MAX_DECODE_ROWS
+    if rows > most or not can_attend_rows(spec, dtype, block_size):
         return False
     few = rows <= MAX_GEMV_ROWS
     hidden, size = spec.hidden_size, spec.intermediate_size

@@ -59,11 +59,13 @@ __device__ inline void send_sums(int rank, const float (&sums)[S::tokens / 2], P
 }
 
 // Add up this block's part of the partial sums of squares; a warp's lanes hold four tokens each, the same again every
-// S::tokens / 4 lanes.
+// S::tokens / 4 lanes where that is a power of two. Of more tokens, which leave one lane for each, more are under way.
 template <class S>
 __device__ inline float4 sum_squares(const OutputArgs& args, int rank) {
-  constexpr int width = S::tokens / 4, at_once = 32 / width, batch = 8;
+  constexpr int used = S::tokens / 4, width = used > 16 ? 32 : used, at_once = 32 / width, batch = used > 16 ? 16 : 8;
+  static_assert(used <= 32 && 32 % width == 0);
   const int lane = threadIdx.x % 32;
+  if (used < width && lane >= used) return {};
   const int end = args.num_squares * (rank + 1) / S::cluster;
   float sums[4] = {};
   for (int i = args.num_squares * rank / S::cluster + lane / width; i < end; i += at_once * batch) {

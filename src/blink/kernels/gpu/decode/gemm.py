@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of up to 64 rows with a weight, for decoding, with what stands before and behind them in a decoder layer.
+"""Products of up to 128 rows with a weight, for decoding, with what stands before and behind them in a decoder layer.
 
 A norm is split in two: who writes a residual also writes it times the norm's weight, with its squares (`Normed`), and
 the product that reads these applies the rate. Activations are bfloat16 [rows, k] or, for weights in FP8, planes of
@@ -21,7 +21,7 @@ from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_
 from blink.kernels.quantized import GROUP, Format, PackedWeight
 from blink.kernels.weight import Weight, plain
 
-MAX_ROWS = 64
+MAX_ROWS = 128
 _EMBED_THREADS = 256
 
 
@@ -130,7 +130,7 @@ def new_squares(x: Tensor, parts: int) -> Tensor:
 
 def max_quantized_rows(weight: PackedWeight) -> int:
     """Return the most rows of a product with a weight of this format."""
-    return gemm_fp8.MAX_ROWS if weight.format is Format.FP8 else MAX_ROWS
+    return gemm_fp8.MAX_ROWS if weight.format is Format.FP8 else gemm_quantized.MAX_ROWS
 
 
 def can_multiply_quantized(weight: PackedWeight, rows: int) -> bool:
