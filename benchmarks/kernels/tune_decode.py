@@ -65,7 +65,7 @@ def list_products(spec: ModelSpec) -> list[tuple[Output, int, int]]:
 
 def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
     """Return the keys of the table that a step uses, each with all splits."""
-    tokens = splits.pad_rows(rows)
+    tokens = splits.pad_rows(rows, fine=not spec.num_experts)
     found = {
         splits.gemm_key(output, tokens, n, k): list(map(to_list, splits.list_gemm_splits(output, tokens)))
         for output, n, k in list_products(spec)

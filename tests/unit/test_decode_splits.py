@@ -42,7 +42,7 @@ def test_measured_splits_fit_their_kernels(device: str) -> None:
             assert GemmSplit(*numbers).fits(Output[kind.upper()], int(count)), key
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 32, 64, 96, 128])
+@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128])
 @pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
 def test_unknown_gpus_and_shapes_get_a_split_that_fits(
     output: Output, tokens: int, monkeypatch: pytest.MonkeyPatch
@@ -92,11 +92,23 @@ def test_groups_scales_take_stages_not_blocks(split: tuple[int, int, int], monke
 
 
 def test_rows_are_rounded_up_to_what_a_product_takes() -> None:
-    padded = {1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 32: 32, 33: 64, 64: 64, 65: 96, 80: 96, 96: 96, 97: 128, 128: 128}
+    padded = {1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 32: 32, 33: 64, 64: 64, 65: 80, 80: 80, 81: 96, 97: 112, 128: 128}
     assert {rows: splits.pad_rows(rows) for rows in padded} == padded
+    finely = padded | {17: 24, 24: 24, 25: 32, 33: 48, 48: 48, 49: 64}
+    assert {rows: splits.pad_rows(rows, fine=True) for rows in finely} == finely
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 32, 64, 96, 128])
+def test_rows_without_an_own_measurement_use_that_of_the_next_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    monkeypatch.setattr(splits, "read_table", lambda: {"gate 64 x 4096 x 28672": [1, 2, 64, 5]})
+    measured = splits.choose_gemm_split(Output.GATE, 48, 28672, 4096)
+    assert measured == GemmSplit(1, 2, 64, 5) and measured.fits(Output.GATE, 48)
+    assert splits.choose_gemm_split(Output.GATE, 32, 28672, 4096) != measured
+    assert splits.choose_gemm_split(Output.GATE, 80, 28672, 4096) != measured
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128])
 @pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
 def test_measured_candidates_fit_and_share_activations_of_many_rows(output: Output, tokens: int) -> None:
     tried = list(splits.list_gemm_splits(output, tokens))

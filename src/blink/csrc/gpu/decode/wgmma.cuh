@@ -42,16 +42,24 @@ __device__ inline void keep(float (&sums)[kCount]) {
 // The names and operands of sums in assembly.
 #define BLINK_NAMES_4 "%0, %1, %2, %3"
 #define BLINK_NAMES_8 BLINK_NAMES_4 ", %4, %5, %6, %7"
-#define BLINK_NAMES_16 BLINK_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define BLINK_NAMES_32 BLINK_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define BLINK_NAMES_48 BLINK_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define BLINK_NAMES_64 BLINK_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define BLINK_NAMES_12 BLINK_NAMES_8 ", %8, %9, %10, %11"
+#define BLINK_NAMES_16 BLINK_NAMES_12 ", %12, %13, %14, %15"
+#define BLINK_NAMES_24 BLINK_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define BLINK_NAMES_32 BLINK_NAMES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define BLINK_NAMES_40 BLINK_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define BLINK_NAMES_48 BLINK_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define BLINK_NAMES_56 BLINK_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define BLINK_NAMES_64 BLINK_NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
 #define BLINK_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define BLINK_SUMS_8(i) BLINK_SUMS_4(i), BLINK_SUMS_4(i + 4)
-#define BLINK_SUMS_16(i) BLINK_SUMS_8(i), BLINK_SUMS_8(i + 8)
-#define BLINK_SUMS_32(i) BLINK_SUMS_16(i), BLINK_SUMS_16(i + 16)
-#define BLINK_SUMS_48(i) BLINK_SUMS_32(i), BLINK_SUMS_16(i + 32)
-#define BLINK_SUMS_64(i) BLINK_SUMS_32(i), BLINK_SUMS_32(i + 32)
+#define BLINK_SUMS_12(i) BLINK_SUMS_8(i), BLINK_SUMS_4(i + 8)
+#define BLINK_SUMS_16(i) BLINK_SUMS_12(i), BLINK_SUMS_4(i + 12)
+#define BLINK_SUMS_24(i) BLINK_SUMS_16(i), BLINK_SUMS_8(i + 16)
+#define BLINK_SUMS_32(i) BLINK_SUMS_24(i), BLINK_SUMS_8(i + 24)
+#define BLINK_SUMS_40(i) BLINK_SUMS_32(i), BLINK_SUMS_8(i + 32)
+#define BLINK_SUMS_48(i) BLINK_SUMS_40(i), BLINK_SUMS_8(i + 40)
+#define BLINK_SUMS_56(i) BLINK_SUMS_48(i), BLINK_SUMS_8(i + 48)
+#define BLINK_SUMS_64(i) BLINK_SUMS_56(i), BLINK_SUMS_8(i + 56)
 
 // The instruction for so many tokens; a and b are the operands behind the sums.
 #if __CUDA_ARCH_FEAT_SM90_ALL
@@ -74,16 +82,32 @@ __device__ inline void multiply_boxes(float (&d)[8], unsigned long long a, unsig
   BLINK_MULTIPLY_BOXES(16, 8, 8, 9);
 }
 
+__device__ inline void multiply_boxes(float (&d)[12], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(24, 12, 12, 13);
+}
+
 __device__ inline void multiply_boxes(float (&d)[16], unsigned long long a, unsigned long long b) {
   BLINK_MULTIPLY_BOXES(32, 16, 16, 17);
+}
+
+__device__ inline void multiply_boxes(float (&d)[24], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(48, 24, 24, 25);
 }
 
 __device__ inline void multiply_boxes(float (&d)[32], unsigned long long a, unsigned long long b) {
   BLINK_MULTIPLY_BOXES(64, 32, 32, 33);
 }
 
+__device__ inline void multiply_boxes(float (&d)[40], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(80, 40, 40, 41);
+}
+
 __device__ inline void multiply_boxes(float (&d)[48], unsigned long long a, unsigned long long b) {
   BLINK_MULTIPLY_BOXES(96, 48, 48, 49);
+}
+
+__device__ inline void multiply_boxes(float (&d)[56], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(112, 56, 56, 57);
 }
 
 __device__ inline void multiply_boxes(float (&d)[64], unsigned long long a, unsigned long long b) {

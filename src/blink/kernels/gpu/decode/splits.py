@@ -18,7 +18,9 @@ import torch
 TILE_KEYS = 16  # that a warp of attention takes at once
 TABLE = Path(__file__).with_suffix(".json")
 REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
-_ROWS = (8, 16, 32, 64, 96, 128)  # that there are kernels for
+_ROWS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)  # that there are kernels for
+_FINE_ROWS = (24, 48)  # of them, those that weights of 16 bits alone have
+_MEASURED_AS = {24: 32, 48: 64, 80: 96, 112: 128}  # where there is no own measurement
 _WIDE = 64  # rows: of more, activations are more bytes than the weights of a group
 _SM_BYTES = 228 << 10
 _RESERVED_BYTES = 1024  # of a block's shared memory
@@ -92,9 +94,12 @@ class AttentionSplit:
         return -(-size // 1024) * 1024
 
 
-def pad_rows(rows: int) -> int:
-    """Return the rows that a kernel computes for so many, 128 at most."""
-    return next(size for size in _ROWS if rows <= size)
+def pad_rows(rows: int, *, fine: bool = False) -> int:
+    """Return the rows that a kernel computes for so many, 128 at most.
+
+    fine: of weights of 16 bits. All products of a step pad alike: what one hands on the next reads.
+    """
+    return next(size for size in _ROWS if rows <= size and (fine or size not in _FINE_ROWS))
 
 
 def list_gemm_splits(output: Output, tokens: int) -> Iterator[GemmSplit]:
@@ -140,8 +145,11 @@ def list_attention_splits(group: int, head_dim: int) -> Iterator[AttentionSplit]
 
 def choose_gemm_split(output: Output, tokens: int, n: int, k: int) -> GemmSplit:
     """Return the split of a product of so many rows, rounded up, with a weight [n, k]."""
-    found = read_table().get(gemm_key(output, tokens, n, k))
-    return GemmSplit(*found) if found else _guess_gemm_split(output, tokens, n)
+    for measured in (tokens, _MEASURED_AS.get(tokens, tokens)):
+        found = read_table().get(gemm_key(output, measured, n, k))
+        if found and GemmSplit(*found).fits(output, tokens):
+            return GemmSplit(*found)
+    return _guess_gemm_split(output, tokens, n)
 
 
 def _guess_gemm_split(output: Output, tokens: int, n: int) -> GemmSplit:
@@ -153,7 +161,7 @@ def _guess_gemm_split(output: Output, tokens: int, n: int) -> GemmSplit:
     if output is Output.ADD:
         return _guess_add_split(tokens, n, stage_k, processors)
     is_wide = n / 64 / processors > 3
-    groups, cluster = 2 if is_wide and tokens == 64 else 1, 1 if is_wide else 2
+    groups, cluster = 2 if is_wide and tokens > 32 else 1, 1 if is_wide else 2
     split = _fill(output, tokens, groups, cluster, stage_k, blocks=2)
     assert split is not None
     return split
