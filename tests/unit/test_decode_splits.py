@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measured splits of decoding rows' kernels name kernels that exist, and so does what is guessed without them."""
+"""The measured splits of decoding rows' kernels name kernels that exist, and so does what is guessed without them; how
+many rows take these kernels."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from blink.kernels.gpu.decode import gemm_fp8, gemm_planes, gemm_quantized, gemv_quantized, splits
+import blink.models
+from blink.kernels.gpu.decode import gemm, gemm_fp8, gemm_planes, gemm_quantized, gemv_quantized, splits
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
-from blink.kernels.quantized import Format
+from blink.kernels.quantized import Format, pack, quantize_fp8
+from blink.models import decode_step
+from blink.models.spec import ModelSpec
+from blink.models.weights.source import read_spec
 
 _TABLES = json.loads(splits.TABLE.read_text())
 _MAX_SHARED_BYTES = 227 << 10
+_CONFIGS = Path(blink.models.__path__[0]) / "configs"
 _CACHED = (gemv_quantized._guess_split, gemm_quantized.choose_split, gemm_fp8._guess_split, splits.read_table)
 
 
@@ -117,3 +124,25 @@ def test_measured_candidates_fit_and_share_activations_of_many_rows(output: Outp
     assert max(split.groups for split in tried) == most
     if tokens > 64:  # beside the resident scheduler, only such blocks of large clusters all run at once
         assert all(split.cluster < 4 or 2 * split.shared_bytes(output, tokens) <= _MAX_SHARED_BYTES for split in tried)
+
+
+@pytest.mark.parametrize(("model", "most"), [("llama-3-8b", 128), ("qwen3-30b-a3b", 64)])
+def test_steps_of_more_rows_take_the_general_way(model: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_step, "can_attend_rows", lambda *_: True)
+    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
+    spec: ModelSpec = read_spec(_CONFIGS / model)
+    taken = [rows for rows in (16, 64, 65, 96, 128, 129, 256) if decode_step.can_decode(spec, torch.bfloat16, rows, 16)]
+    assert max(taken) == most and 64 in taken
+
+
+def test_packed_weights_have_no_products_of_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
+    monkeypatch.setattr(gemm_planes, "can_multiply_groups", lambda: True)
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card of the future")
+    weight = pack([quantize_fp8(torch.randn(64, 256))])
+    assert gemm_planes.can_multiply(weight, 64) and not gemm_planes.can_multiply(weight, 65)
+    assert gemm.can_multiply_quantized(weight, 32) and not gemm.can_multiply_quantized(weight, 65)
+    for cached in (*_CACHED, gemm_planes._guess_split):
+        cached.cache_clear()
