@@ -122,7 +122,7 @@ def test_measured_candidates_fit_and_share_activations_of_many_rows(output: Outp
     assert 10 < len(tried) <= 48 and all(split.fits(output, tokens) for split in tried)
     most = 4 if tokens > 64 and output is not Output.ADD else 2
     assert max(split.groups for split in tried) == most
-    if tokens > 64:  # beside the resident scheduler, only such blocks of large clusters all run at once
+    if tokens > 64:  # beside the resident scheduler, large clusters need blocks of which two fit
         assert all(split.cluster < 4 or 2 * split.shared_bytes(output, tokens) <= _MAX_SHARED_BYTES for split in tried)
 
 

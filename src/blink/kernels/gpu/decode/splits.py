@@ -115,8 +115,8 @@ def list_gemm_splits(output: Output, tokens: int) -> Iterator[GemmSplit]:
 
 def _list_wide_splits(output: Output, tokens: int) -> Iterator[GemmSplit]:
     for groups, blocks, stage_k, cluster in itertools.product((1, 2, 4), (1, 2), (64, 128), (1, 2, 4)):
-        # Clusters of four blocks that fill a multiprocessor each find no room beside the resident scheduler: 31 of them
-        # go into 131 multiprocessors, and a 32nd comes last.
+        # Of clusters of four blocks that fill a multiprocessor each, the last may find no place beside the resident
+        # scheduler, and take as long as all others.
         if blocks > (1 if groups == 4 else 2) or (blocks == 1 and cluster == 4):
             continue
         split = _fill(output, tokens, groups, cluster, stage_k, blocks)
