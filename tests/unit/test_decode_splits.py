@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import blink.models
-from blink.kernels.gpu.decode import gemm, gemm_fp8, gemm_planes, gemm_quantized, gemv_quantized, splits
+from blink.kernels.gpu.decode import gemm, gemm_fp8, gemm_planes, gemm_quantized, gemv_quantized, launch, splits
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
 from blink.kernels.quantized import Format, pack, quantize_fp8
 from blink.models import decode_step
@@ -146,3 +146,18 @@ def test_packed_weights_have_no_products_of_more_rows(monkeypatch: pytest.Monkey
     assert gemm.can_multiply_quantized(weight, 32) and not gemm.can_multiply_quantized(weight, 65)
     for cached in (*_CACHED, gemm_planes._guess_split):
         cached.cache_clear()
+
+
+def test_kernels_are_compiled_ahead_without_being_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[str, str]] = []
+    monkeypatch.setattr(launch, "_compile", lambda *kernel: compiled.append(kernel))
+
+    def run() -> None:
+        for name in ("first", "second", "first"):
+            launch.launch(launch.compile_kernel(name, "a.cu"), (1, 1), 32, gemm._EmbedArguments())
+
+    launch.compile_ahead(run)
+    assert sorted(compiled) == [("first", "a.cu"), ("second", "a.cu")]
+    launch.compile_ahead(lambda: None)
+    launch.compile_kernel("third", "a.cu")
+    assert compiled[2:] == [("third", "a.cu")]
