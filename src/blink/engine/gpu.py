@@ -18,6 +18,7 @@ from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.geometry import graph_sizes
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch
+from blink.kernels.gpu import cublas
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.region.layout import EngineState
 
@@ -85,6 +86,7 @@ class GpuEngine(Engine):
 
     def _capture(self) -> None:
         """Capture all graphs, the largest first, as the later ones then reuse its memory."""
+        cublas.leave_room()
         graphs = list(enumerate(graph_sizes(self._geometry)))
         graphs.sort(key=lambda graph: graph[1], reverse=True)
         num_decode_graphs = int(self._geometry["num_decode_graphs"])

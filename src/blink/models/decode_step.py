@@ -99,8 +99,8 @@ def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
 
 
 def _takes_few(layer: Layer, packed: Sequence[PackedWeight], rows: int) -> bool:
-    """Tell whether the kernels for few rows are there and the faster ones."""
-    few = rows <= MAX_GEMV_ROWS and not _is_grouped(layer, rows)
+    """Tell whether the kernels for few rows are there and the faster ones: planes are faster still."""
+    few = rows <= MAX_GEMV_ROWS and not _is_grouped(layer, rows) and not _has_planes(layer, rows)
     return few and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
 
 
