@@ -33,6 +33,7 @@ struct Near {
   uint32_t wants_pass;     // writer, but for the reset: the warp that looks
 };
 __shared__ Near near;
+static_assert(sizeof(Near) <= 48 << 10, "static shared memory ends there");
 
 struct DeviceEnv {
   __device__ static uint32_t lane() { return threadIdx.x; }
@@ -147,8 +148,8 @@ __device__ __noinline__ void copy(T* to, const T* from, uint32_t count) {
   __syncthreads();
 }
 
-__device__ bool has_near_queue_pairs(const Geometry& g) { return g.num_queue_pairs <= kNearQueuePairs; }
-__device__ bool has_near_rows(const Geometry& g) { return g.max_num_seqs <= kNearRows; }
+__device__ inline bool has_near_queue_pairs(const Geometry& g) { return g.num_queue_pairs <= kNearQueuePairs; }
+__device__ inline bool has_near_rows(const Geometry& g) { return g.max_num_seqs <= kNearRows; }
 
 // Bring program and state to shared memory, and of the state's arrays what a pass looks at first.
 __device__ void take_over(const DeviceProgram* program) {
@@ -184,12 +185,14 @@ __device__ void hand_over(DeviceProgram* program) {
 
 __device__ inline void keep(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
-// Keep in the L2 cache what composing a step reads of its sequences. Runs on: the lanes from `first` on.
+// Keep in the L2 cache what composing a step reads of its sequences, but of many only the first, for a barrier waits
+// for this. Runs on: the lanes from `first` on.
 __device__ void keep_sequences(const State& s, uint32_t first) {
   const Geometry& g = s.geometry;
-  constexpr uint32_t kLine = 128;
+  constexpr uint32_t kLine = 128, kMost = 2 * kLanes;
+  const uint32_t count = least(s.num_running + s.num_waiting, kMost);
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x - first; i < s.num_running + s.num_waiting; i += kLanes - first) {
+  for (uint32_t i = threadIdx.x - first; i < count; i += kLanes - first) {
     const Sequence& q = s.sequences[i < s.num_running ? s.running[i] : s.waiting[i - s.num_running]];
     for (uint32_t at = 0; at < sizeof(Sequence); at += kLine) keep(reinterpret_cast<const uint8_t*>(&q) + at);
     keep(&flow_of(s, q));
@@ -297,8 +300,8 @@ extern "C" __global__ void __launch_bounds__(blink::kLanes, 1)
   hand_over(program);
 }
 
-// The last node of every step graph: everything before it is done.
+// The last node of every step graph: everything before it is done. What the kernels before have written is there as
+// this one starts, and goes with its release, whose scope is the GPU's, where alone it is read.
 extern "C" __global__ void blink_mark_done(blink::BatchHeader* batch, blink::StepOutput* output) {
-  __threadfence();
-  blink::store_release(output->done_step, batch->step);
+  asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(&output->done_step), "l"(batch->step) : "memory");
 }

@@ -42,7 +42,7 @@ BLINK_FN uint32_t completions_per_token(const Sequence& q) {
 // Store one completion at a position that the caller owns.
 // Orders: the payload before the tag (release); the frontend acquires the tag.
 BLINK_RARE_FN void post_at(const State& s, uint32_t qp, uint32_t position, const Cqe& entry, CqeKind kind,
-                      FinishReason finish, uint32_t rank) {
+                           FinishReason finish, uint32_t rank) {
   Cqe& slot = cq_entry(s, qp, position);
   slot.sequence = entry.sequence;
   slot.time_ns = entry.time_ns;

@@ -126,9 +126,9 @@ struct NextRow {
   FIELD(uint64_t, table_place);  // in `block_tables`
   FIELD(int32_t, position);
   FIELD(int32_t, kv_slot);
-  FIELD(uint32_t, block);      // that it starts; kNone: none
-  FIELD(uint32_t, stops_at);   // in `stop_tokens`
-  FIELD(uint32_t, num_stops);  // that may end it already
+  FIELD(uint32_t, block);                        // that it starts; kNone: none
+  FIELD(uint32_t, stops_at);                     // in `stop_tokens`
+  FIELD(uint32_t, num_stops);                    // that may end it already
   FIELD_ARRAY(int32_t, stops, kNearStopTokens);  // the first of them, and kNoToken
   FIELD(int32_t, token);
   FIELD(float, logprob);
