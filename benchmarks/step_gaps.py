@@ -9,17 +9,13 @@ border sequences ended, and steps that prompts join.
 from __future__ import annotations
 
 import argparse
-import os
-import secrets
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
-from engine_client import connect
+from dummy_engine import run_engine
 
-from blink.config import EngineConfig, ModelConfig
-from blink.engine.boot import create_engine
+from blink.config import ModelConfig
 from blink.link.client import EngineClient
 from blink.region.layout import CqeKind
 from blink.region.memory import open_region
@@ -138,30 +134,15 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     model = ModelConfig(model=str(options.model), load_format="dummy", max_model_len=options.max_model_len)
-    engine = create_engine(
-        EngineConfig(
-            region=region,
-            model=model,
-            device=options.device,
-            num_gpu_blocks_override=options.num_blocks,
-            enable_prefix_caching=False,
-        )
-    )
-    thread = threading.Thread(target=engine.run, daemon=True)
-    thread.start()
-    client = connect(region)
-    watch = Watch(client, region, options)
-    run_rows(watch, 1, options)
-    print(f"{'':>12}  {'between the steps':<18}{'n':>7}{'p50':>8}{'p90':>8}{'p99':>8}{'period us':>11}")
-    for rows in options.rows:
-        report(f"{rows} rows", run_rows(watch, rows, options))
-    if options.seconds > 0:
-        report(f"{options.rate:g} req/s", run_load(watch, options))
-    client.close()
-    engine.stop()
-    thread.join(10)
+    with run_engine(model, device=options.device, num_blocks=options.num_blocks) as (client, region):
+        watch = Watch(client, region, options)
+        run_rows(watch, 1, options)
+        print(f"{'':>12}  {'between the steps':<18}{'n':>7}{'p50':>8}{'p90':>8}{'p99':>8}{'period us':>11}")
+        for rows in options.rows:
+            report(f"{rows} rows", run_rows(watch, rows, options))
+        if options.seconds > 0:
+            report(f"{options.rate:g} req/s", run_load(watch, options))
 
 
 if __name__ == "__main__":
