@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
-from blink.kernels.experts import Fp8Experts, PackedExperts
 from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
@@ -65,10 +64,6 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
 def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
     """Tell whether the kernels take those weights that are quantized, layers being alike."""
     packed = _list_packed(layer, lm_head)
-    if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.down, Fp8Experts) and rows <= MAX_UNGROUPED_ROWS:
-        num_experts, hidden, size = layer.mlp.down.shape
-        if not moe.can_add_experts(rows, hidden, size, num_experts, 1, fp8=True):
-            return False
     if _takes_few(layer, packed, rows):
         return True
     if _has_planes(layer, rows):
@@ -102,11 +97,9 @@ def _takes_few(layer: Layer, packed: Sequence[PackedWeight], rows: int) -> bool:
 
 
 def _is_grouped(layer: Layer, rows: int) -> bool:
-    """Tell whether a layer's experts take the grouped products: with more rows, and those in 4 bits or blocks."""
-    if not isinstance(layer.mlp, MoeMlp):
-        return False
-    parts = (layer.mlp.gate_up, layer.mlp.down)
-    return rows > MAX_UNGROUPED_ROWS or any(isinstance(part, PackedExperts) for part in parts)
+    """Tell whether a layer's experts take the grouped products: with more rows, or if others do not take them."""
+    mlp = layer.mlp
+    return isinstance(mlp, MoeMlp) and (rows > MAX_UNGROUPED_ROWS or not moe.can_add(rows, mlp.gate_up, mlp.down))
 
 
 def can_attend_rows(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> bool:
