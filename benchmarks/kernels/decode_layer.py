@@ -3,7 +3,7 @@
 
 First the whole step as one graph, then chains of one kernel over all layers' weights; medians of replays.
 
-Run with: python benchmarks/kernels/decode_layer.py [--rows 1 2 4 8 16 32 64] [--context 300] [--step-only]
+Run with: python benchmarks/kernels/decode_layer.py [--rows 1 2 4 8 16 32 64 96 128] [--context 300] [--step-only]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from blink.kernels.gpu.decode import attention as decode_attention_module
 from blink.kernels.gpu.decode import gemm, gemv
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.launch import launch
+from blink.kernels.gpu.decode.splits import pad_rows
 from blink.kernels.linear import linear
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import rms_norm
@@ -186,7 +187,8 @@ def product_parts(case: Case) -> Iterator[Part]:
     model, spec, rows, eps = case.model, case.model.spec, case.rows, case.model.spec.rms_norm_eps
     x, residual, norm = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), model.norm
     attended, act = draw(rows, spec.q_size), draw(rows, spec.intermediate_size)
-    _, normed = gemm.embed(case.batch.input_ids[:rows], model.embedding, norm)
+    tokens = pad_rows(rows, fine=True)
+    _, normed = gemm.embed(case.batch.input_ids[:rows], model.embedding, norm, tokens=tokens)
 
     def part(name: str, weight: Callable[[Layer], Tensor], before: Product, few: Product, many: Product) -> Part:
         def chain(product: Product) -> Run:
@@ -215,7 +217,7 @@ def product_parts(case: Case) -> Iterator[Part]:
             name, weight,
             functools.partial(linear, source),
             lambda weight, source=source: gemv.add_linear(source, weight, residual),
-            lambda weight, source=source: gemm.add_linear(source, weight, residual, norm),
+            lambda weight, source=source: gemm.add_linear(source, weight, residual, norm, tokens=tokens),
         )  # fmt: skip
 
 
@@ -258,7 +260,7 @@ def report_parts(case: Case) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 96, 128])
     parser.add_argument("--context", type=int, nargs="+", default=[300])
     parser.add_argument("--step-only", action="store_true", help="leave the single kernels out")
     options = parser.parse_args()

@@ -291,12 +291,14 @@ def test_wrong_configuration_exits_with_2_and_one_line(flags: list[str]) -> None
 
 def test_without_a_tokenizer_prompts_are_token_ids_and_answers_have_no_text(start: Start) -> None:
     frontend = start("--skip-tokenizer-init")
-    choice = frontend.complete([1, 2, 3], return_token_ids=True, ignore_eos=True, max_tokens=5)["choices"][0]
+    body = {"prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+    choice = frontend.post("/v1/completions", **body).json()["choices"][0]
     assert choice["text"] == ""
     assert len(choice["token_ids"]) == 5
-    body = {"prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": True, "stream": True}
-    events = frontend.post("/v1/completions", **body).text.split("\n\n")
-    assert len([event for event in events if '"text":""' in event]) == 5
+    events = frontend.post("/v1/completions", stream=True, **body).text.split("\n\n")
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events if '"choices":[{' in event]
+    assert all(part["text"] == "" for part in choices)
+    assert [token for part in choices for token in part.get("token_ids", [])] == choice["token_ids"]
     for path, field in (
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),

@@ -102,13 +102,17 @@ def test_any_split_gives_the_same_products(
     assert error(gated_linear(x, norm_weight, EPS, weight), activate(products)) < 1e-2
 
 
-GEMM_ROWS = [1, 5, 8, 9, 16, 31, 32, 33, 64]
+GEMM_ROWS = [1, 5, 8, 9, 16, 24, 31, 32, 33, 48, 64, 65, 80, 96, 97, 128]
+
+
+def pad(rows: int) -> int:
+    return splits.pad_rows(rows, fine=True)
 
 
 def norm_of(x: Tensor, weight: Tensor, parts: int = 3) -> gemm.Normed:
     """Return what the kernels hand on of a row's norm, its squares in uneven parts."""
     shares = torch.rand(parts, x.shape[0], device="cuda")
-    squares = torch.full((parts, splits.pad_rows(x.shape[0])), torch.nan, device="cuda")
+    squares = torch.full((parts, pad(x.shape[0])), torch.nan, device="cuda")
     squares[:, : x.shape[0]] = shares / shares.sum(0) * x.float().square().sum(1)
     return gemm.Normed((x.float() * weight.float()).to(torch.bfloat16), squares)
 
@@ -122,7 +126,7 @@ def check_products(rows: int, n: int, k: int) -> None:
     residual, next_norm = draw(rows, n), draw(n)
     for added in (None, bias):
         found = residual.clone()
-        following = gemm.add_linear(x, weight, found, next_norm, added)
+        following = gemm.add_linear(x, weight, found, next_norm, added, tokens=pad(rows))
         product = functional.linear(x.float(), weight.float(), None if added is None else added.float())
         assert error(found, residual.float() + product) < 1e-2
         assert error(following.x, found.float() * next_norm.float()) < 1e-2
@@ -143,7 +147,7 @@ def test_products_of_many_rows_equal_the_reference(rows: int, n: int, k: int) ->
     check_gated_product(rows, n, k)
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128])
 @pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
 def test_any_split_of_many_rows_gives_the_same_products(
     tokens: int, output: Output, monkeypatch: pytest.MonkeyPatch
@@ -156,7 +160,7 @@ def test_any_split_of_many_rows_gives_the_same_products(
         x, weight, norm_weight = draw(rows, k), draw(n, k, scale=k**-0.5), draw(k)
         if output is Output.ADD:
             found = torch.zeros(rows, n, dtype=torch.bfloat16, device="cuda")
-            gemm.add_linear(x, weight, found, draw(n))
+            gemm.add_linear(x, weight, found, draw(n), tokens=tokens)
             expected = functional.linear(x.float(), weight.float())
         else:
             run = gemm.gated_linear if output is Output.GATE else gemm.normed_linear
@@ -166,7 +170,7 @@ def test_any_split_of_many_rows_gives_the_same_products(
         assert error(found, expected) < 1e-2, split
 
 
-@pytest.mark.parametrize(("rows", "hidden"), [(1, 64), (5, 4096), (64, 5120), (7, 2056)])
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 64), (5, 4096), (64, 5120), (7, 2056), (97, 4096)])
 def test_the_embedding_comes_with_the_first_norm(rows: int, hidden: int) -> None:
     embedding, weight = draw(50, hidden), draw(hidden)
     ids = torch.randint(50, (rows,), dtype=torch.int32, device="cuda")
@@ -294,6 +298,7 @@ class Chain:
     """Two small layers over one residual, as a step runs them."""
 
     def __init__(self, rows: int) -> None:
+        self.tokens = pad(rows)
         torch.manual_seed(5)
         hidden, inter, self.heads, self.kv_heads, head_dim = 1024, 2048, 8, 2, 128
         batch, num_blocks = make_batch([40 * (row % 12 + 1) for row in range(rows)], 512)
@@ -320,13 +325,13 @@ class Chain:
             add_linear(gated_linear(self.residual, self.norm, EPS, self.gate_up), self.down, self.residual)
 
     def _run_many(self) -> None:
-        self.residual, following = gemm.embed(self.ids, self.start, self.norm)
+        self.residual, following = gemm.embed(self.ids, self.start, self.norm, tokens=self.tokens)
         for _ in range(2):
             qkv = gemm.normed_linear(following, EPS, self.qkv)
             attended = decode_attention(qkv, self.cache, self.batch, self.table)
-            following = gemm.add_linear(attended, self.output, self.residual, self.norm)
+            following = gemm.add_linear(attended, self.output, self.residual, self.norm, tokens=self.tokens)
             gated = gemm.gated_linear(following, EPS, self.gate_up)
-            following = gemm.add_linear(gated, self.down, self.residual, self.norm)
+            following = gemm.add_linear(gated, self.down, self.residual, self.norm, tokens=self.tokens)
 
     def capture(self) -> torch.cuda.CUDAGraph:
         self.run()
@@ -337,7 +342,7 @@ class Chain:
         return graph
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 33])
+@pytest.mark.parametrize("rows", [1, 2, 8, 20, 33, 64, 80, 128])
 def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +391,7 @@ def launch_device_graph(graph: torch.cuda.CUDAGraph) -> None:
     check(driver.cuGraphExecDestroy(executable))
 
 
-@pytest.mark.parametrize("rows", [2, 16])
+@pytest.mark.parametrize("rows", [2, 16, 96])
 def test_a_captured_step_instantiates_for_launches_from_the_device(rows: int) -> None:
     chain = Chain(rows)
     graph = chain.capture()
@@ -425,11 +430,11 @@ def produce_late(to: Tensor, source: Tensor) -> None:
 _kept: list[object] = []
 
 
-@pytest.mark.parametrize("rows", [1, 8, 40])
+@pytest.mark.parametrize("rows", [1, 8, 40, 97])
 def test_kernels_wait_for_a_producer_that_lets_them_start_early(rows: int) -> None:
     chain = Chain(rows)
     x, wide = draw(rows, 1024), draw(rows, chain.qkv.shape[0])
-    squares = torch.ones(1, splits.pad_rows(rows), device="cuda")
+    squares = torch.ones(1, pad(rows), device="cuda")
 
     cases: list[tuple[Tensor, Callable[[Tensor], Tensor]]] = [
         (wide, lambda source: decode_attention(source, chain.cache, chain.batch, chain.table)),
@@ -457,7 +462,7 @@ def check_late_addition(chain: Chain, x: Tensor) -> None:
         if len(x) <= MAX_GEMV_ROWS:
             add_linear(source, chain.output, residual)
         else:
-            gemm.add_linear(source, chain.output, residual, chain.norm)
+            gemm.add_linear(source, chain.output, residual, chain.norm, tokens=chain.tokens)
 
     expected, found, late = chain.start.clone(), chain.start.clone(), torch.zeros_like(x)
     add(x, expected)
@@ -502,7 +507,12 @@ def make_decoder(*, qk_norm: bool, bias: bool) -> Decoder:
     return Decoder(spec, draw(1000, 512), layers, 1 + draw(512, scale=0.1), draw(1000, 512, scale=0.05))
 
 
-@pytest.mark.parametrize("lengths", [[1], [17, 300], [300, 16, 41, 0], [*range(1, 400, 12)]], ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    [[1], [17, 300], [300, 16, 41, 0], [*range(1, 400, 17)], [*range(1, 400, 12)], [*range(1, 400, 7)],
+     [*range(1, 400, 5), 0, 0, 0], [*range(3, 387, 3)]],
+    ids=lambda lengths: f"{len(lengths)} rows",
+)  # fmt: skip
 @pytest.mark.parametrize(("qk_norm", "bias"), [(False, False), (True, False), (False, True)])
 def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     lengths: list[int], qk_norm: bool, bias: bool

@@ -15,7 +15,6 @@ from blink.kernels.mxfp4 import Mxfp4Matrix
 from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix
 from blink.models.decoder import Decoder
 from blink.models.layer import MoeMlp
-from blink.models.quantization import Quantization
 from model_driver import compute_decoded_logits, load_decoder
 from model_families import MXFP4, save_model
 from quantized_checkpoints import write_checkpoints
@@ -152,12 +151,6 @@ def test_experts_between_two_norms_equal_the_dequantised(form: ExpertFormat, row
 def row_error(found: Tensor, expected: Tensor) -> float:
     """Return the median over rows: one whose router stands between two experts may choose another."""
     return float(((found - expected).norm(dim=1) / expected.norm(dim=1)).median())
-
-
-@pytest.fixture(autouse=True)
-def keep_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have experts in groups packed, which are dequantised until this file has passed on a GPU."""
-    monkeypatch.setattr(Quantization, "keeps_experts", True)
 
 
 def assert_packed(decoder: Decoder) -> None:

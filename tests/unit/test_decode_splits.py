@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measured splits of decoding rows' kernels name kernels that exist, and so does what is guessed without them."""
+"""The measured splits of decoding rows' kernels name kernels that exist, and so does what is guessed without them; how
+many rows take these kernels."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from blink.kernels.gpu.decode import gemm_fp8, gemm_planes, gemm_quantized, gemv_quantized, splits
+import blink.models
+from blink.kernels.gpu.decode import gemm, gemm_fp8, gemm_planes, gemm_quantized, gemv_quantized, launch, splits
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
-from blink.kernels.quantized import Format
+from blink.kernels.quantized import Format, pack, quantize_fp8
+from blink.models import decode_step
+from blink.models.spec import ModelSpec
+from blink.models.weights.source import read_spec
 
 _TABLES = json.loads(splits.TABLE.read_text())
 _MAX_SHARED_BYTES = 227 << 10
+_CONFIGS = Path(blink.models.__path__[0]) / "configs"
 _CACHED = (gemv_quantized._guess_split, gemm_quantized.choose_split, gemm_fp8._guess_split, splits.read_table)
 
 
@@ -42,7 +49,7 @@ def test_measured_splits_fit_their_kernels(device: str) -> None:
             assert GemmSplit(*numbers).fits(Output[kind.upper()], int(count)), key
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128])
 @pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
 def test_unknown_gpus_and_shapes_get_a_split_that_fits(
     output: Output, tokens: int, monkeypatch: pytest.MonkeyPatch
@@ -92,4 +99,65 @@ def test_groups_scales_take_stages_not_blocks(split: tuple[int, int, int], monke
 
 
 def test_rows_are_rounded_up_to_what_a_product_takes() -> None:
-    assert [splits.pad_rows(rows) for rows in (1, 8, 9, 16, 17, 32, 33, 64)] == [8, 8, 16, 16, 32, 32, 64, 64]
+    padded = {1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 32: 32, 33: 64, 64: 64, 65: 80, 80: 80, 81: 96, 97: 112, 128: 128}
+    assert {rows: splits.pad_rows(rows) for rows in padded} == padded
+    finely = padded | {17: 24, 24: 24, 25: 32, 33: 48, 48: 48, 49: 64}
+    assert {rows: splits.pad_rows(rows, fine=True) for rows in finely} == finely
+
+
+def test_rows_without_an_own_measurement_use_that_of_the_next_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    monkeypatch.setattr(splits, "read_table", lambda: {"gate 64 x 4096 x 28672": [1, 2, 64, 5]})
+    measured = splits.choose_gemm_split(Output.GATE, 48, 28672, 4096)
+    assert measured == GemmSplit(1, 2, 64, 5) and measured.fits(Output.GATE, 48)
+    assert splits.choose_gemm_split(Output.GATE, 32, 28672, 4096) != measured
+    assert splits.choose_gemm_split(Output.GATE, 80, 28672, 4096) != measured
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128])
+@pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
+def test_measured_candidates_fit_and_share_activations_of_many_rows(output: Output, tokens: int) -> None:
+    tried = list(splits.list_gemm_splits(output, tokens))
+    assert 10 < len(tried) <= 48 and all(split.fits(output, tokens) for split in tried)
+    most = 4 if tokens > 64 and output is not Output.ADD else 2
+    assert max(split.groups for split in tried) == most
+    if tokens > 64:  # beside the resident scheduler, large clusters need blocks of which two fit
+        assert all(split.cluster < 4 or 2 * split.shared_bytes(output, tokens) <= _MAX_SHARED_BYTES for split in tried)
+
+
+@pytest.mark.parametrize(("model", "most"), [("llama-3-8b", 128), ("qwen3-30b-a3b", 64)])
+def test_steps_of_more_rows_take_the_general_way(model: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_step, "can_attend_rows", lambda *_: True)
+    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
+    spec: ModelSpec = read_spec(_CONFIGS / model)
+    taken = [rows for rows in (16, 64, 65, 96, 128, 129, 256) if decode_step.can_decode(spec, torch.bfloat16, rows, 16)]
+    assert max(taken) == most and 64 in taken
+
+
+def test_packed_weights_have_no_products_of_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
+    monkeypatch.setattr(gemm_planes, "can_multiply_groups", lambda: True)
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card of the future")
+    weight = pack([quantize_fp8(torch.randn(64, 256))])
+    assert gemm_planes.can_multiply(weight, 64) and not gemm_planes.can_multiply(weight, 65)
+    assert gemm.can_multiply_quantized(weight, 32) and not gemm.can_multiply_quantized(weight, 65)
+    for cached in (*_CACHED, gemm_planes._guess_split):
+        cached.cache_clear()
+
+
+def test_kernels_are_compiled_ahead_without_being_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[str, str]] = []
+    monkeypatch.setattr(launch, "_compile", lambda *kernel: compiled.append(kernel))
+
+    def run() -> None:
+        for name in ("first", "second", "first"):
+            launch.launch(launch.compile_kernel(name, "a.cu"), (1, 1), 32, gemm._EmbedArguments())
+
+    launch.compile_ahead(run)
+    assert sorted(compiled) == [("first", "a.cu"), ("second", "a.cu")]
+    launch.compile_ahead(lambda: None)
+    launch.compile_kernel("third", "a.cu")
+    assert compiled[2:] == [("third", "a.cu")]

@@ -24,7 +24,6 @@ from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix
 from blink.kernels.weight import plain
 from blink.models.decoder import Decoder
 from blink.models.layer import MoeMlp
-from blink.models.quantization import Quantization
 from blink.models.weights import packed_loader
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
@@ -120,7 +119,6 @@ def test_experts_packed_for_a_gpu_are_those_of_the_checkpoint(
         save_model(scheme, path)
     expected = experts(load(path))
     monkeypatch.setattr(packed_loader, "_has_kernels", lambda _: True)
-    monkeypatch.setattr(Quantization, "keeps_experts", True)
     packed = load(path)
     for layer in packed._layers:
         assert isinstance(layer.mlp, MoeMlp)
@@ -185,6 +183,10 @@ def test_columns_must_be_whole_groups(tmp_path: Path) -> None:
 
 def test_doctor_counts_a_published_gpt_oss() -> None:
     spec = read_spec(Path(blink.models.__path__[0]) / "configs" / "gpt-oss-20b")
+    plain = model_fit._count_weights(spec, 2, stays_quantized=False)
+    assert plain.total == 2 * spec.num_parameters
     found = model_fit._count_weights(spec, 2, stays_quantized=True)
-    assert found.total == 2 * spec.num_parameters  # its experts become 16 bits
+    assert plain.total - found.total == int(
+        24 * 32 * 3 * 2880 * 2880 * (2 - 17 / 32)
+    )  # a byte of scales for 32 columns
     assert "matrices in 4 bits (MXFP4), 4 of 32 experts per token" in model_fit._describe(spec)

@@ -156,7 +156,7 @@ def _count_weights(spec: ModelSpec, size: int, *, stays_quantized: bool) -> Weig
     active = replace(spec, num_experts=spec.experts_per_token) if spec.num_experts else spec
     read = active.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
     scheme, saved = spec.quantization, 0.0
-    if stays_quantized and scheme is not None and (scheme.keeps_experts or not spec.num_experts):  # on a GPU
+    if stays_quantized and scheme is not None:  # on a GPU
         saved = size - scheme.weight_bytes
     return WeightBytes(
         spec.num_parameters * size - int(spec.num_matrix_weights * saved),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.geometry import graph_sizes
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch
+from blink.kernels.gpu import cublas
+from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.region.layout import EngineState
 
 _WATCH_SECONDS = 0.25
@@ -84,15 +86,27 @@ class GpuEngine(Engine):
 
     def _capture(self) -> None:
         """Capture all graphs, the largest first, as the later ones then reuse its memory."""
+        cublas.leave_room()
         graphs = list(enumerate(graph_sizes(self._geometry)))
         graphs.sort(key=lambda graph: graph[1], reverse=True)
         num_decode_graphs = int(self._geometry["num_decode_graphs"])
+        self._compile_ahead(graph_sizes(self._geometry)[:num_decode_graphs])
         for index, size in tqdm(graphs, desc="capturing graphs", unit="graph"):
             is_scoring = index >= int(self._geometry["first_scoring_graph"])
             run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs, scoring=is_scoring)
             run()  # compiles and loads the kernels
             torch.cuda.synchronize()
             self._scheduler.capture(index, run)
+
+    def _compile_ahead(self, decode_sizes: Sequence[tuple[int, int]]) -> None:
+        """Compile the kernels of decoding rows, of which each size has its own, on all cores."""
+
+        def run() -> None:
+            for size in reversed(decode_sizes):
+                self._model.compute_logits(self._batch, self._kv_cache, *size, decoding=True)
+
+        compile_ahead(run)
+        torch.cuda.synchronize()
 
     def _capture_segments(self) -> None:
         """Capture the graphs of long steps once more, in the segments in which best-effort steps are launched."""

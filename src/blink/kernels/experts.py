@@ -130,7 +130,7 @@ class PackedExperts:
             self.values[expert, rows, : self.shape[2]] = matrix.values.view(torch.uint8)
             self.values[expert, rows, self.shape[2] :] = 0
         else:
-            self.values[expert, rows] = _pack_halves(matrix.values)
+            self.values[expert, rows] = _pack_halves(functional.pad(matrix.values, (0, missing)))
 
     def __getitem__(self, expert: int) -> Tensor:
         """Return an expert's matrix in float32."""

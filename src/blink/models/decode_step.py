@@ -18,6 +18,7 @@ from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, mo
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
+from blink.kernels.gpu.decode.splits import pad_rows
 from blink.kernels.quantized import PackedWeight
 from blink.kernels.weight import Weight
 from blink.models.layer import DenseMlp, Layer, MoeMlp
@@ -26,6 +27,7 @@ from blink.models.spec import ModelSpec
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
 MAX_GEMV_ROWS = 2
 MAX_DECODE_ROWS = gemm.MAX_ROWS
+MAX_EXPERTS_ROWS = 64
 MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/decode_moe_layer.py
 
 
@@ -46,7 +48,8 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
 
     block_size: tokens of a block of the KV cache.
     """
-    if rows > MAX_DECODE_ROWS or not can_attend_rows(spec, dtype, block_size):
+    most = MAX_EXPERTS_ROWS if spec.num_experts else MAX_DECODE_ROWS
+    if rows > most or not can_attend_rows(spec, dtype, block_size):
         return False
     few = rows <= MAX_GEMV_ROWS
     hidden, size = spec.hidden_size, spec.intermediate_size
@@ -91,8 +94,8 @@ def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
 
 
 def _takes_few(layer: Layer, packed: Sequence[PackedWeight], rows: int) -> bool:
-    """Tell whether the kernels for few rows are there and the faster ones."""
-    few = rows <= MAX_GEMV_ROWS and not _is_grouped(layer, rows)
+    """Tell whether the kernels for few rows are there and the faster ones: planes are faster still."""
+    few = rows <= MAX_GEMV_ROWS and not _is_grouped(layer, rows) and not _has_planes(layer, rows)
     return few and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
 
 
@@ -144,7 +147,9 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
     next_norms = [*(_norms(layer)[0] for layer in layers[1:]), weights.norm]
     planes = _has_planes(layers[0], len(ids))
     next_planes = [*(planes for _ in layers[1:]), planes and _takes_planes(weights.lm_head, len(ids))]
-    residual, normed = gemm.embed(ids, weights.embedding, _norms(layers[0])[0], planes=planes)
+    packed = _list_packed(layers[0], weights.lm_head)
+    tokens = pad_rows(len(ids), fine=not packed and not spec.num_experts)
+    residual, normed = gemm.embed(ids, weights.embedding, _norms(layers[0])[0], planes=planes, tokens=tokens)
     for layer, cache, next_norm, in_planes in zip(layers, kv_cache, next_norms, next_planes, strict=True):
         mlp, mlp_norm = layer.mlp, _norms(layer)[1]
         qkv = gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias)
@@ -152,10 +157,12 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
         attended = decode_attention(
             qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=planes
         )
-        normed = gemm.add_linear(attended, layer.output, residual, mlp_norm, layer.output_bias, planes=planes)
+        normed = gemm.add_linear(
+            attended, layer.output, residual, mlp_norm, layer.output_bias, planes=planes, tokens=tokens
+        )
         if isinstance(mlp, DenseMlp):
             gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=planes)
-            normed = gemm.add_linear(gated, mlp.down, residual, next_norm, planes=in_planes)
+            normed = gemm.add_linear(gated, mlp.down, residual, next_norm, planes=in_planes, tokens=tokens)
         elif not _is_grouped(layer, len(ids)):
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)
             gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)

@@ -19,7 +19,7 @@ class Quantization:
     storage: Storage  # how the tensors lie in the files; packed: compressed-tensors' words of 4 bits
     zero_offset: int = 0  # of 4 bits: what is to be added to a stored zero point
     has_groups: bool = True  # columns of a row share scales by the group; else each row has one
-    group: int = PACKED_GROUP  # columns of a group
+    group: int = PACKED_GROUP  # columns of a group; MXFP4's are a part of it
 
     @property
     def bits(self) -> int:
@@ -32,14 +32,14 @@ class Quantization:
         return self.storage == "mxfp4"
 
     @property
-    def keeps_experts(self) -> bool:
-        """Tell whether a GPU's experts stay quantized; those in groups do not until their kernels have run on one."""
-        return not self.has_groups
+    def can_stay(self) -> bool:
+        """Tell whether a GPU has kernels that multiply such matrices as they are."""
+        return self.group == PACKED_GROUP
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of a weight in a GPU's memory, with its part of the scales; in groups of other sizes it has 16 bits."""
-        if self.group != PACKED_GROUP:
+        """Bytes of a weight in a GPU's memory, with its part of the scales."""
+        if not self.can_stay:
             return 2
         return self.bits / 8 + (_GROUP_BYTES if self.has_groups else 0)
 

@@ -64,7 +64,7 @@ def load_quantized_experts(
     if not isinstance(checkpoint, _SOURCES) or not _has_kernels(target):
         return None
     scheme = checkpoint.find_scheme(parts[0][0])
-    if scheme is None or not scheme.keeps_experts:
+    if scheme is None or not scheme.can_stay:
         return None
     rows, columns = shape
     size = (len(parts), rows * len(parts[0]), columns)
@@ -93,7 +93,7 @@ def load_all_experts(
     if not isinstance(checkpoint, QuantizedCheckpoint | DummyMatrices) or not _has_kernels(target):
         return None
     scheme = checkpoint.find_scheme(name)
-    if scheme is None or not scheme.keeps_experts:
+    if scheme is None or not scheme.can_stay:
         return None
     experts = PackedExperts.allocate(ExpertFormat.MXFP4, shape, target.allocate)
     for expert in range(shape[0]):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of 5 to 64 rows of activations with a weight [out, in], for decoding. One thread of a block copies tiles of
+// Products of 5 to 128 rows of activations with a weight [out, in], for decoding. One thread of a block copies tiles of
 // the weight to a ring of stages in shared memory, from before the block waits for the activations on; warpgroups
 // multiply them, weight rows by tokens. The norm is split: what writes the residual also writes it times the next
 // norm's weight, and its squares; the product scales its sums by the rate.
@@ -31,7 +31,11 @@ struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_> 
   static constexpr int ring_bytes = stages * stage * 2;
   // Partial sums take the ring's place where they are many, at the price of one more wait for each other.
   static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
-  static_assert(kGroups_ <= 2 && stage_k % kBoxRow == 0 && (!reuse || ring_bytes >= int(sizeof(Parts<Outputs>))));
+  // Multiprocessors hold so many blocks. Activations of many rows are more bytes than a group's weights: four share
+  // them.
+  static constexpr int blocks = kTokens_ <= 64 ? 4 - kGroups_ : kGroups_ <= 2 ? 2 : 1;
+  static_assert(kGroups_ <= (kTokens_ <= 64 ? 2 : 4) && stage_k % kBoxRow == 0);
+  static_assert(!reuse || ring_bytes >= int(sizeof(Parts<Outputs>)));
 };
 
 template <class S>
@@ -177,7 +181,9 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
 }
 
 template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm>
-__global__ void __launch_bounds__(128 * kGroups + 64, 4 - kGroups) gemm(const __grid_constant__ GemmArgs args) {
+__global__ void __launch_bounds__(128 * kGroups + 64,
+                                  GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm>::blocks)
+    gemm(const __grid_constant__ GemmArgs args) {
   using S = GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm>;
   extern __shared__ __align__(1024) char memory[];
   compute_gemm<S>(args, *reinterpret_cast<GemmShared<S>*>(memory));

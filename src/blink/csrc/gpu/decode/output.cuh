@@ -59,11 +59,14 @@ __device__ inline void send_sums(int rank, const float (&sums)[S::tokens / 2], P
 }
 
 // Add up this block's part of the partial sums of squares; a warp's lanes hold four tokens each, the same again every
-// S::tokens / 4 lanes.
+// S::tokens / 4 lanes, that rounded up to a power of two. Where lanes have one part each, more are under way.
 template <class S>
 __device__ inline float4 sum_squares(const OutputArgs& args, int rank) {
-  constexpr int width = S::tokens / 4, at_once = 32 / width, batch = 8;
+  constexpr int used = S::tokens / 4, width = used > 16 ? 32 : used > 8 ? 16 : used > 4 ? 8 : used;
+  constexpr int at_once = 32 / width, batch = at_once > 1 ? 8 : 16;
+  static_assert(used <= width && 32 % width == 0);
   const int lane = threadIdx.x % 32;
+  const bool idle = used < width && lane % width >= used;
   const int end = args.num_squares * (rank + 1) / S::cluster;
   float sums[4] = {};
   for (int i = args.num_squares * rank / S::cluster + lane / width; i < end; i += at_once * batch) {
@@ -71,7 +74,7 @@ __device__ inline float4 sum_squares(const OutputArgs& args, int rank) {
 #pragma unroll
     for (int j = 0; j < batch; j++) {
       const int part = i + j * at_once;
-      parts[j] = part < end ? load(args.squares + long(part) * S::tokens + lane % width * 4) : Vec16{};
+      parts[j] = part < end && !idle ? load(args.squares + long(part) * S::tokens + lane % width * 4) : Vec16{};
     }
 #pragma unroll
     for (int j = 0; j < batch; j++) {

@@ -39,53 +39,81 @@ __device__ inline void keep(float (&sums)[kCount]) {
   for (int i = 0; i < kCount; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
+// The names and operands of sums in assembly.
+#define BLINK_NAMES_4 "%0, %1, %2, %3"
+#define BLINK_NAMES_8 BLINK_NAMES_4 ", %4, %5, %6, %7"
+#define BLINK_NAMES_12 BLINK_NAMES_8 ", %8, %9, %10, %11"
+#define BLINK_NAMES_16 BLINK_NAMES_12 ", %12, %13, %14, %15"
+#define BLINK_NAMES_24 BLINK_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define BLINK_NAMES_32 BLINK_NAMES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define BLINK_NAMES_40 BLINK_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define BLINK_NAMES_48 BLINK_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define BLINK_NAMES_56 BLINK_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define BLINK_NAMES_64 BLINK_NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define BLINK_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define BLINK_SUMS_8(i) BLINK_SUMS_4(i), BLINK_SUMS_4(i + 4)
+#define BLINK_SUMS_12(i) BLINK_SUMS_8(i), BLINK_SUMS_4(i + 8)
+#define BLINK_SUMS_16(i) BLINK_SUMS_12(i), BLINK_SUMS_4(i + 12)
+#define BLINK_SUMS_24(i) BLINK_SUMS_16(i), BLINK_SUMS_8(i + 16)
+#define BLINK_SUMS_32(i) BLINK_SUMS_24(i), BLINK_SUMS_8(i + 24)
+#define BLINK_SUMS_40(i) BLINK_SUMS_32(i), BLINK_SUMS_8(i + 32)
+#define BLINK_SUMS_48(i) BLINK_SUMS_40(i), BLINK_SUMS_8(i + 40)
+#define BLINK_SUMS_56(i) BLINK_SUMS_48(i), BLINK_SUMS_8(i + 48)
+#define BLINK_SUMS_64(i) BLINK_SUMS_56(i), BLINK_SUMS_8(i + 56)
+
+// The instruction for so many tokens; a and b are the operands behind the sums.
+#if __CUDA_ARCH_FEAT_SM90_ALL
+#define BLINK_MULTIPLY_BOXES(tokens, sums, a_name, b_name)                                                   \
+  asm volatile("{\n .reg .pred add;\n setp.eq.u32 add, 1, 1;\n wgmma.mma_async.sync.aligned.m64n" #tokens    \
+               "k16.f32.bf16.bf16 {" BLINK_NAMES_##sums "}, %" #a_name ", %" #b_name ", add, 1, 1, 0, 0;\n}" \
+               : BLINK_SUMS_##sums(0)                                                                        \
+               : "l"(a), "l"(b))
+#else
+#define BLINK_MULTIPLY_BOXES(tokens, sums, a_name, b_name)
+#endif
+
 // Add the products of 64 rows of a with the tokens of b over 16 k. Warp w of the four and lane l hold rows 16 * w + l /
 // 4 (sums 0 and 1 of four) and 8 more (2 and 3); of each 8 tokens, a quadruple of sums, l % 4 * 2 and the next.
 __device__ inline void multiply_boxes(float (&d)[4], unsigned long long a, unsigned long long b) {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile(
-      "{\n .reg .pred add;\n setp.eq.u32 add, 1, 1;\n wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, "
-      "%3}, %4, %5, add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "l"(a), "l"(b));
-#endif
+  BLINK_MULTIPLY_BOXES(8, 4, 4, 5);
 }
 
 __device__ inline void multiply_boxes(float (&d)[8], unsigned long long a, unsigned long long b) {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile(
-      "{\n .reg .pred add;\n setp.eq.u32 add, 1, 1;\n wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, "
-      "%2, %3, %4, %5, %6, %7}, %8, %9, add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-      : "l"(a), "l"(b));
-#endif
+  BLINK_MULTIPLY_BOXES(16, 8, 8, 9);
+}
+
+__device__ inline void multiply_boxes(float (&d)[12], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(24, 12, 12, 13);
 }
 
 __device__ inline void multiply_boxes(float (&d)[16], unsigned long long a, unsigned long long b) {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile(
-      "{\n .reg .pred add;\n setp.eq.u32 add, 1, 1;\n wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, "
-      "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15}, %16, %17, add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "l"(a), "l"(b));
-#endif
+  BLINK_MULTIPLY_BOXES(32, 16, 16, 17);
+}
+
+__device__ inline void multiply_boxes(float (&d)[24], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(48, 24, 24, 25);
 }
 
 __device__ inline void multiply_boxes(float (&d)[32], unsigned long long a, unsigned long long b) {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile(
-      "{\n .reg .pred add;\n setp.eq.u32 add, 1, 1;\n wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, "
-      "%2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, add, "
-      "1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b));
-#endif
+  BLINK_MULTIPLY_BOXES(64, 32, 32, 33);
 }
+
+__device__ inline void multiply_boxes(float (&d)[40], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(80, 40, 40, 41);
+}
+
+__device__ inline void multiply_boxes(float (&d)[48], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(96, 48, 48, 49);
+}
+
+__device__ inline void multiply_boxes(float (&d)[56], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(112, 56, 56, 57);
+}
+
+__device__ inline void multiply_boxes(float (&d)[64], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(128, 64, 64, 65);
+}
+
+#undef BLINK_MULTIPLY_BOXES
 
 }  // namespace blink

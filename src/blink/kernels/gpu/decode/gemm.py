@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of up to 64 rows with a weight, for decoding, with what stands before and behind them in a decoder layer.
+"""Products of up to 128 rows with a weight, for decoding, with what stands before and behind them in a decoder layer.
 
 A norm is split in two: who writes a residual also writes it times the norm's weight, with its squares (`Normed`), and
 the product that reads these applies the rate. Activations are bfloat16 [rows, k] or, for weights in FP8, planes of
@@ -21,7 +21,7 @@ from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_
 from blink.kernels.quantized import GROUP, Format, PackedWeight
 from blink.kernels.weight import Weight, plain
 
-MAX_ROWS = 64
+MAX_ROWS = 128
 _EMBED_THREADS = 256
 
 
@@ -69,12 +69,14 @@ class Normed:
     squares: Tensor  # float32 [parts, rows rounded up], which add up to those of the rows before the norm
 
 
-def embed(ids: Tensor, embedding: Tensor, norm_weight: Tensor, *, planes: bool = False) -> tuple[Tensor, Normed]:
-    """Return the residual [rows, hidden] of token ids [rows], and the norm of it."""
+def embed(
+    ids: Tensor, embedding: Tensor, norm_weight: Tensor, *, planes: bool = False, tokens: int | None = None
+) -> tuple[Tensor, Normed]:
+    """Return the residual [rows, hidden] of token ids [rows], and the norm of it. tokens: rows padded as the step's."""
     rows, hidden = ids.shape[0], embedding.shape[1]
     assert ids.dtype == torch.int32 and ids.is_contiguous() and embedding.is_contiguous() and hidden % 8 == 0
     residual = embedding.new_empty(rows, hidden)
-    normed = Normed(_new(residual, hidden, planes=planes), new_squares(residual, 1))
+    normed = Normed(_new(residual, hidden, planes=planes), new_squares(residual, 1, tokens))
     arguments = _EmbedArguments(
         ids.data_ptr(),
         embedding.data_ptr(),
@@ -103,11 +105,19 @@ def gated_linear(normed: Normed, eps: float, gate_up: Weight, *, planes: bool = 
 
 
 def add_linear(
-    x: Tensor, weight: Weight, residual: Tensor, next_norm: Tensor, bias: Tensor | None = None, *, planes: bool = False
+    x: Tensor,
+    weight: Weight,
+    residual: Tensor,
+    next_norm: Tensor,
+    bias: Tensor | None = None,
+    *,
+    planes: bool = False,
+    tokens: int | None = None,
 ) -> Normed:
-    """Add x @ weight.T + bias to residual in place; return the norm of it."""
+    """Add x @ weight.T + bias to residual in place; return the norm of it. tokens: rows padded as the step's."""
     next_x = _new(residual, residual.shape[1], planes=planes)
-    return Normed(next_x, _launch(Output.ADD, x, weight, residual, bias=bias, next_norm=next_norm, next_x=next_x))
+    squares = _launch(Output.ADD, x, weight, residual, bias=bias, next_norm=next_norm, next_x=next_x, tokens=tokens)
+    return Normed(next_x, squares)
 
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
@@ -123,14 +133,14 @@ def can_multiply(rows: int, n: int, k: int, dtype: torch.dtype) -> bool:
     return sizes and dtype == torch.bfloat16 and can_multiply_groups()
 
 
-def new_squares(x: Tensor, parts: int) -> Tensor:
-    """Allocate room for the rows' sums of squares in so many parts."""
-    return torch.empty(parts, pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
+def new_squares(x: Tensor, parts: int, tokens: int | None = None) -> Tensor:
+    """Allocate room for the rows' sums of squares in so many parts. tokens: rows padded otherwise than by default."""
+    return torch.empty(parts, tokens or pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
 
 
 def max_quantized_rows(weight: PackedWeight) -> int:
     """Return the most rows of a product with a weight of this format."""
-    return gemm_fp8.MAX_ROWS if weight.format is Format.FP8 else MAX_ROWS
+    return gemm_fp8.MAX_ROWS if weight.format is Format.FP8 else gemm_quantized.MAX_ROWS
 
 
 def can_multiply_quantized(weight: PackedWeight, rows: int) -> bool:
@@ -186,19 +196,21 @@ def _launch(
     eps: float = 0.0,
     next_norm: Tensor | None = None,
     next_x: Tensor | None = None,
+    tokens: int | None = None,
 ) -> Tensor:
-    """Launch a product; return the squares of the rows of an ADD's result."""
+    """Launch a product; return the squares of an ADD's rows. tokens: rows padded, where no squares say."""
     rows, k = x.shape[-2:]
     n = out.shape[-1]
     assert x.is_contiguous() and out.is_contiguous()
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[-2] == rows
-    tokens = pad_rows(rows)
+    tokens = squares.shape[1] if squares is not None else tokens or pad_rows(rows)
+    assert rows <= tokens
     writes = _are_planes(out if next_x is None else next_x)
     assert (x.dtype == torch.bfloat16 and not writes) or _are_planes(x)
-    kernel = _choose(output, x, weight, norm=squares is not None, writes=writes)
+    kernel = _choose(output, x, weight, tokens, norm=squares is not None, writes=writes)
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     blocks = -(-n // outputs) * kernel.cluster
-    next_squares = new_squares(out, blocks if output is Output.ADD else 1)
+    next_squares = new_squares(out, blocks if output is Output.ADD else 1, tokens)
     packed = weight if isinstance(weight, PackedWeight) else None
     arguments = _Arguments(
         encode_matrix(plain(weight), outputs) if packed is None else encode_bytes(packed.values, outputs),
@@ -224,9 +236,9 @@ def _launch(
     return next_squares
 
 
-def _choose(output: Output, x: Tensor, weight: Weight, *, norm: bool, writes: bool) -> _Kernel:
-    tokens = pad_rows(x.shape[-2])
+def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: bool, writes: bool) -> _Kernel:
     if isinstance(weight, PackedWeight):
+        assert tokens == pad_rows(tokens)
         shape = gemm_quantized.Shape.of(weight, output, tokens)
         return (
             _choose_planes(shape, norm=norm, writes=writes) if _are_planes(x) else _choose_quantized(shape, norm=norm)

@@ -19,6 +19,7 @@ from blink.kernels.gpu.decode.splits import Output, gemm_key, pad_rows, read_tab
 from blink.kernels.quantized import UNIT_BYTES, Format, PackedWeight
 
 PLANES = 3  # csrc/gpu/decode/planes.cuh's kPlanes
+MAX_ROWS = 64
 _MAX_STAGES = 24
 
 
@@ -69,7 +70,7 @@ def new_planes(rows: int, columns: int, device: torch.device) -> Tensor:
 
 def can_multiply(weight: PackedWeight, rows: int) -> bool:
     """Tell whether the kernels take so many rows and this weight."""
-    if weight.format is not Format.FP8 or weight.shape[0] % 8 or not can_multiply_groups():
+    if rows > MAX_ROWS or weight.format is not Format.FP8 or weight.shape[0] % 8 or not can_multiply_groups():
         return False
     return all(choose_split(Shape.of(weight, output, pad_rows(rows))) for output in Output)
 

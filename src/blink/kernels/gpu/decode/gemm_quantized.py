@@ -13,6 +13,7 @@ import torch
 from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, shared_bytes_of
 from blink.kernels.quantized import GROUP, Format, PackedWeight
 
+MAX_ROWS = 64
 _MAX_STAGES = 12
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,35 @@ def can_multiply_groups() -> bool:
     return torch.cuda.get_device_capability() == _HOPPER
 
 
-@functools.cache
 def compile_kernel(name: str, source: str = _DECODE) -> driver.CUfunction:
     """Return the kernel of a name such as "blink::gemv<1, 4096, ...>" for the current GPU; takes about a second.
 
     source: the file in csrc/gpu.
     """
+    if _wanted is not None:
+        _wanted.add((name, source))
+        return driver.CUfunction()
+    return _compile(name, source)
+
+
+def compile_ahead(run: Callable[[], object]) -> None:
+    """Compile on all cores the kernels that `run` launches. It runs without them, on what memory holds."""
+    global _wanted
+    _wanted = set()
+    try:
+        run()
+        wanted = tuple(zip(*_wanted, strict=True))
+    finally:
+        _wanted = None
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(_compile, *wanted) if wanted else ())
+
+
+_wanted: set[tuple[str, str]] | None = None  # within compile_ahead(): names and sources
+
+
+@functools.cache
+def _compile(name: str, source: str) -> driver.CUfunction:
     device = Device()
     device.set_current()
     code = compile_code(f"sm_{device.arch}" + "a" * can_launch(), (name,), source)
@@ -82,6 +107,8 @@ def launch(
     programmatic: bool = True,
 ) -> None:
     """Launch a kernel that takes one struct. grid: in blocks; cluster: how many of a row of them work together."""
+    if _wanted is not None:
+        return
     config = driver.CUlaunchConfig()
     config.sharedMemBytes = shared_bytes
     config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1

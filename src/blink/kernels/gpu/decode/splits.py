@@ -18,6 +18,10 @@ import torch
 TILE_KEYS = 16  # that a warp of attention takes at once
 TABLE = Path(__file__).with_suffix(".json")
 REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
+_ROWS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)  # that there are kernels for
+_FINE_ROWS = (24, 48)  # of them, those that weights of 16 bits alone have
+_MEASURED_AS = {24: 32, 48: 64, 80: 96, 112: 128}  # where there is no own measurement
+_WIDE = 64  # rows: of more, activations are more bytes than the weights of a group
 _SM_BYTES = 228 << 10
 _RESERVED_BYTES = 1024  # of a block's shared memory
 
@@ -63,7 +67,7 @@ class GemmSplit:
         """Tell whether there is such a kernel."""
         outputs = self.tile // (2 if output is Output.GATE else 1)
         share = outputs // self.cluster
-        if share < 8 or (output is Output.ADD and share > 64):
+        if share < 8 or (output is Output.ADD and share > 64) or self.groups > (2 if tokens <= _WIDE else 4):
             return False
         parts = self.cluster * tokens * (self.tile // self.cluster + 4) * 4
         ring = self.stages * (self.tile + tokens) * self.stage_k * 2
@@ -90,15 +94,32 @@ class AttentionSplit:
         return -(-size // 1024) * 1024
 
 
-def pad_rows(rows: int) -> int:
-    """Return the rows that a kernel computes for so many."""
-    return max(8, 1 << (rows - 1).bit_length())
+def pad_rows(rows: int, *, fine: bool = False) -> int:
+    """Return the rows that a kernel computes for so many, 128 at most.
+
+    fine: of weights of 16 bits. All products of a step pad alike: what one hands on the next reads.
+    """
+    return next(size for size in _ROWS if rows <= size and (fine or size not in _FINE_ROWS))
 
 
 def list_gemm_splits(output: Output, tokens: int) -> Iterator[GemmSplit]:
     """Yield the splits that are worth a measurement."""
+    if tokens > _WIDE:
+        yield from _list_wide_splits(output, tokens)
+        return
     for groups, blocks, units, cluster in itertools.product((1, 2), (1, 2, 3, 4), (2, 4), (1, 2, 4)):
         split = _fill(output, tokens, groups, cluster, units * 64 // groups, blocks)
+        if split is not None:
+            yield split
+
+
+def _list_wide_splits(output: Output, tokens: int) -> Iterator[GemmSplit]:
+    for groups, blocks, stage_k, cluster in itertools.product((1, 2, 4), (1, 2), (64, 128), (1, 2, 4)):
+        # Of clusters of four blocks that fill a multiprocessor each, the last may find no place beside the resident
+        # scheduler, and take as long as all others.
+        if blocks > (1 if groups == 4 else 2) or (blocks == 1 and cluster == 4):
+            continue
+        split = _fill(output, tokens, groups, cluster, stage_k, blocks)
         if split is not None:
             yield split
 
@@ -124,31 +145,47 @@ def list_attention_splits(group: int, head_dim: int) -> Iterator[AttentionSplit]
 
 def choose_gemm_split(output: Output, tokens: int, n: int, k: int) -> GemmSplit:
     """Return the split of a product of so many rows, rounded up, with a weight [n, k]."""
-    found = read_table().get(gemm_key(output, tokens, n, k))
-    return GemmSplit(*found) if found else _guess_gemm_split(output, tokens, n)
+    for measured in (tokens, _MEASURED_AS.get(tokens, tokens)):
+        found = read_table().get(gemm_key(output, measured, n, k))
+        if found and GemmSplit(*found).fits(output, tokens):
+            return GemmSplit(*found)
+    return _guess_gemm_split(output, tokens, n)
 
 
 def _guess_gemm_split(output: Output, tokens: int, n: int) -> GemmSplit:
     """Return a split like those that were the fastest for most shapes on an H200."""
     processors = torch.cuda.get_device_properties().multi_processor_count
+    if tokens > _WIDE:
+        return _guess_wide_split(output, tokens, n, processors)
     stage_k = 256 if tokens <= 16 else 128
     if output is Output.ADD:
         return _guess_add_split(tokens, n, stage_k, processors)
     is_wide = n / 64 / processors > 3
-    groups, cluster = 2 if is_wide and tokens == 64 else 1, 1 if is_wide else 2
+    groups, cluster = 2 if is_wide and tokens > 32 else 1, 1 if is_wide else 2
     split = _fill(output, tokens, groups, cluster, stage_k, blocks=2)
     assert split is not None
     return split
 
 
+def _guess_wide_split(output: Output, tokens: int, n: int, processors: int) -> GemmSplit:
+    """Return a split whose groups share the activations."""
+    is_wide = output is not Output.ADD and n / 64 / processors > 3
+    groups, blocks = (4, 1) if is_wide else (2, 2)
+    split = _fill(output, tokens, groups, 1 if is_wide else _choose_cluster(n / 128 / processors), 64, blocks)
+    assert split is not None
+    return split
+
+
+def _choose_cluster(tiles: float) -> int:
+    """Return the number of blocks that share k which leaves the least idle; tiles: of each multiprocessor."""
+    return min((2, 4), key=lambda cluster: math.ceil(tiles * cluster) / (tiles * cluster))
+
+
 def _guess_add_split(tokens: int, n: int, stage_k: int, processors: int) -> GemmSplit:
     """Return the split that leaves the least idle of the multiprocessors that have fewer blocks than others."""
-
-    def blocks_each(cluster: int) -> float:
-        return n / 64 * cluster / processors
-
-    cluster = min((2, 4), key=lambda count: math.ceil(blocks_each(count)) / blocks_each(count))
-    most = min(math.ceil(blocks_each(cluster)), 3)
+    tiles = n / 64 / processors
+    cluster = _choose_cluster(tiles)
+    most = min(math.ceil(tiles * cluster), 3)
     options = itertools.product(range(most, 0, -1), (stage_k, 128))
     fitting = (_fill(Output.ADD, tokens, 1, cluster, size, blocks) for blocks, size in options)
     return next(split for split in fitting if split is not None)
