@@ -222,17 +222,17 @@ class Chain:
         )
 
 
+def launch_alone(*args: object, **options: object) -> None:
+    launch(*args, **options, programmatic=False)  # pyright: ignore[reportArgumentType]
+    torch.cuda.synchronize()
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 13])
 def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain = Chain(rows)
     with monkeypatch.context() as patch:
-
-        def launch_alone(*args: object, **options: object) -> None:
-            launch(*args, **options, programmatic=False)  # pyright: ignore[reportArgumentType]
-            torch.cuda.synchronize()
-
         for module in ("gemv", "gemm", "attention", "moe"):
             patch.setattr(f"blink.kernels.gpu.decode.{module}.launch", launch_alone)
         for module in ("moe", "decode.grouped_moe"):

@@ -28,7 +28,7 @@ from blink.models.spec import ModelSpec
 MAX_GEMV_ROWS = 2
 MAX_DECODE_ROWS = gemm.MAX_ROWS
 MAX_EXPERTS_ROWS = 64
-MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/decode_moe_layer.py
+MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/few_experts.py
 
 
 @dataclass(frozen=True, slots=True)

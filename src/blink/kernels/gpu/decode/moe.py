@@ -19,7 +19,7 @@ from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
 from blink.kernels.quantized import GROUP
 
 MAX_ROWS = 8
-_RING_BYTES = 96 << 10  # at most: two blocks are to share a multiprocessor
+_RING_BYTES, _MOST_BYTES = 96 << 10, 200 << 10  # of which two blocks fit a multiprocessor; of which one does
 _MOST_K = 512  # of a warp: a lane keeps as many bytes of the activations in registers
 
 
@@ -126,16 +126,17 @@ def choose_gate_split(rows: int, hidden: int, size: int, form: Form = Form.BF16)
     """
     warps = _choose_warps(hidden, (8, 4) if rows == 1 else (4, 8), form)
     stages = _fit_stages(4 if form is Form.INT4_GROUPS else 2, 8 * hidden * form.bits // 8)
-    return GateSplit(warps, 4, stages, 3 if warps <= 4 else 2) if warps and size % 4 == 0 else None
+    fits = warps and stages and size % 4 == 0
+    return GateSplit(warps, 4, stages, 3 if warps <= 4 else 2) if fits else None
 
 
 def choose_down_split(rows: int, size: int, hidden: int, form: Form = Form.BF16) -> DownSplit | None:
     """Return the split of the product that leads back to the residual; None if there is none."""
     warps = _choose_warps(size, (2, 3, 4) if rows == 1 else (3, 4), form)
-    stages = 3 if rows == 1 else 4
-    if form in (Form.FP8_GROUPS, Form.INT4_GROUPS):
-        stages = _fit_stages(8, size * (8 * form.bits // 8 + 2 * rows))
-    return DownSplit(warps, 8, stages) if warps and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1) else None
+    preferred = 8 if form in (Form.FP8_GROUPS, Form.INT4_GROUPS) else 3 if rows == 1 else 4
+    stages = _fit_stages(preferred, size * (8 * form.bits // 8 + 2 * rows))
+    fits = warps and stages and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1)
+    return DownSplit(warps, 8, stages) if fits else None
 
 
 def _choose_warps(k: int, preferred: tuple[int, ...], form: Form) -> int:
@@ -146,7 +147,8 @@ def _choose_warps(k: int, preferred: tuple[int, ...], form: Form) -> int:
 
 
 def _fit_stages(preferred: int, stage_bytes: int) -> int:
-    return max(2, min(preferred, _RING_BYTES // stage_bytes))
+    stages = max(2, min(preferred, _RING_BYTES // stage_bytes))
+    return stages if stages * stage_bytes <= _MOST_BYTES else 0
 
 
 def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int, form: Form = Form.BF16) -> bool:
