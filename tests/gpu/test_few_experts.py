@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from test_decode_kernels import EPS, draw, normed
-from test_decode_moe import Chain, launch_alone
+from test_decode_moe import Chain, check_replays
 from test_packed_experts import assert_packed, draw_experts, row_error
 
 from blink.kernels.gpu.decode import moe
@@ -111,20 +111,7 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
     chain = Chain(rows)
     monkeypatch.setattr(chain.mixture, "gate_up", draw_experts(form, 128, 512, 1024))
     monkeypatch.setattr(chain.mixture, "down", draw_experts(form, 128, 1024, 256))
-    with monkeypatch.context() as patch:
-        for module in ("gemv", "gemm", "attention", "moe"):
-            patch.setattr(f"blink.kernels.gpu.decode.{module}.launch", launch_alone)
-        chain.run()
-    expected = chain.residual.clone()
-    assert expected.isfinite().all() and not torch.equal(expected, chain.mixture.residual)
-    graph = torch.cuda.CUDAGraph()
-    chain.run()
-    with torch.cuda.graph(graph):
-        chain.run()
-    for _ in range(200):
-        chain.residual.zero_()
-        graph.replay()
-        assert torch.equal(chain.residual, expected)
+    check_replays(chain, monkeypatch)
 
 
 @pytest.mark.parametrize("scheme", ["fp8-block", "awq"])
