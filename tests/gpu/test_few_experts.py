@@ -123,5 +123,5 @@ def test_steps_of_few_rows_have_no_grouped_products(
     path, plain = write_checkpoints(tmp_path, scheme, **experts)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
     assert_packed(found)
-    for rows in range(1, decode_step.MAX_UNGROUPED_ROWS + 1):
+    for rows in range(1, decode_step.MAX_UNGROUPED_PACKED_ROWS + 1):
         assert row_error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2

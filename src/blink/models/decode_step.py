@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
+from blink.kernels.experts import PackedExperts
 from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
@@ -29,6 +30,7 @@ MAX_GEMV_ROWS = 2
 MAX_DECODE_ROWS = gemm.MAX_ROWS
 MAX_EXPERTS_ROWS = 64
 MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/few_experts.py
+MAX_UNGROUPED_PACKED_ROWS = 2  # in blocks or 4 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,10 @@ def _takes_few(layer: Layer, packed: Sequence[PackedWeight], rows: int) -> bool:
 def _is_grouped(layer: Layer, rows: int) -> bool:
     """Tell whether a layer's experts take the grouped products: with more rows, or if others do not take them."""
     mlp = layer.mlp
-    return isinstance(mlp, MoeMlp) and (rows > MAX_UNGROUPED_ROWS or not moe.can_add(rows, mlp.gate_up, mlp.down))
+    if not isinstance(mlp, MoeMlp):
+        return False
+    most = MAX_UNGROUPED_PACKED_ROWS if isinstance(mlp.down, PackedExperts) else MAX_UNGROUPED_ROWS
+    return rows > most or not moe.can_add(rows, mlp.gate_up, mlp.down)
 
 
 def can_attend_rows(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> bool:

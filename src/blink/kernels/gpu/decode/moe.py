@@ -76,6 +76,9 @@ class Form(Enum):
         return {Form.BF16: 0, Form.FP8: 1}.get(self, k // GROUP)
 
 
+_GROUPS = (Form.FP8_GROUPS, Form.INT4_GROUPS)
+
+
 def find_form(weight: ExpertWeights) -> Form | None:
     """Return how weights lie that the kernels can read; None of others."""
     if isinstance(weight, PackedExperts):
@@ -124,19 +127,27 @@ def choose_gate_split(rows: int, hidden: int, size: int, form: Form = Form.BF16)
 
     The preferences here and below are those of Qwen3-30B-A3B on an H200.
     """
-    warps = _choose_warps(hidden, (8, 4) if rows == 1 else (4, 8), form)
-    stages = _fit_stages(4 if form is Form.INT4_GROUPS else 2, 8 * hidden * form.bits // 8)
+    warps = _choose_warps(hidden, (8, 4) if rows == 1 and form not in _GROUPS else (4, 8), form)
+    stages = _fit_stages(4 if form in _GROUPS else 2, 8 * hidden * form.bits // 8)
     fits = warps and stages and size % 4 == 0
-    return GateSplit(warps, 4, stages, 3 if warps <= 4 else 2) if fits else None
+    blocks = 2 if warps > 4 else 4 if form is Form.INT4_GROUPS else 3
+    return GateSplit(warps, 4, stages, blocks) if fits else None
 
 
 def choose_down_split(rows: int, size: int, hidden: int, form: Form = Form.BF16) -> DownSplit | None:
     """Return the split of the product that leads back to the residual; None if there is none."""
-    warps = _choose_warps(size, (2, 3, 4) if rows == 1 else (3, 4), form)
-    preferred = 8 if form in (Form.FP8_GROUPS, Form.INT4_GROUPS) else 3 if rows == 1 else 4
-    stages = _fit_stages(preferred, size * (8 * form.bits // 8 + 2 * rows))
+    warps = _choose_warps(size, (2, 3, 4) if rows == 1 and form not in _GROUPS else (3, 4), form)
+    stages = _fit_stages(_prefer_stages(rows, form), size * (8 * form.bits // 8 + 2 * rows))
     fits = warps and stages and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1)
     return DownSplit(warps, 8, stages) if fits else None
+
+
+def _prefer_stages(rows: int, form: Form) -> int:
+    if form in _GROUPS:
+        return 6 if form is Form.FP8_GROUPS else 8
+    if rows > 1:
+        return 4
+    return 6 if form is Form.FP8 else 3
 
 
 def _choose_warps(k: int, preferred: tuple[int, ...], form: Form) -> int:
