@@ -279,26 +279,6 @@ def test_attention_ignores_what_lies_behind_the_last_token() -> None:
     assert torch.equal(decode_attention(qkv, cache, on_gpu(batch), table), expected)
 
 
-@pytest.mark.parametrize("decoding", [0, 1, 3, 5])
-def test_in_a_step_with_prompts_only_decoding_rows_are_attended(decoding: int) -> None:
-    torch.manual_seed(11)
-    lengths, kv_heads, head_dim = [300, 16, 700, 1, 129], 8, 128
-    batch, num_blocks = make_batch(lengths, 1000)
-    table = make_rotary_table(Rope(theta=1e4, rotary_dim=head_dim).frequencies(), 1000, "cuda")
-    qkv, cache = draw(len(lengths), 48 * head_dim), draw(2, num_blocks, BLOCK_SIZE, kv_heads, head_dim)
-    all_written, written = cache.clone(), cache.clone()
-    expected = decode_attention(qkv, all_written, on_gpu(batch), table)
-    batch.header[Header.NUM_DECODE_ROWS] = decoding
-    found = torch.full((len(lengths) + 3, 32 * head_dim), 7.0, dtype=torch.bfloat16, device="cuda")
-    decode_attention(qkv, written, on_gpu(batch), table, out=found[: len(lengths)])
-    assert torch.equal(found[:decoding], expected[:decoding])
-    assert (found[decoding:] == 7).all()
-    slots = batch.kv_slots.long()
-    for row, slot in enumerate(slots.tolist()):
-        expected_cells = all_written if row < decoding else cache
-        assert torch.equal(written.flatten(1, 2)[:, slot], expected_cells.flatten(1, 2)[:, slot])
-
-
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 def test_any_split_of_the_keys_gives_the_same_attention(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(9)

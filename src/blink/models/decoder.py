@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,12 +24,6 @@ from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
 Attend = Callable[[Tensor, Tensor, Layer], Tensor]  # from QKV [tokens, ...] and the layer's KV cache
-
-
-class AttendDecoding(Protocol):
-    """The same of decoding rows; in a step with prompts into its result `out`."""
-
-    def __call__(self, qkv: Tensor, cache: Tensor, layer: Layer, out: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,23 +177,17 @@ class Decoder:
     def _make_attention(
         self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int, *, decoding: bool = False
     ) -> Attend:
-        decode = self._make_decode_attention(batch) if self._has_decode_attention(kv_cache) else None
-        if decode is not None and decoding:
-            return decode
+        if decoding and self._has_decode_attention(kv_cache):
+            return self._make_decode_attention(batch)
         positions, kv_slots = batch.positions[:num_tokens], batch.kv_slots[:num_tokens]
         common = self._rotary_table.index_select(0, positions)
         local = common if self._local_table is None else self._local_table.index_select(0, positions)
-        plan = plan_attention(
-            batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0], self.dtype, prompts_only=decode is not None
-        )
+        plan = plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0], self.dtype)
 
         def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
             rotation = local if layer.uses_local_rope else common
             query = rotate_and_store(qkv, rotation, kv_slots, cache, layer.head_norm, layer.attention.kv_scales)
-            attended = paged_attention(query, cache, plan, layer.attention)
-            if decode is not None:
-                decode(qkv[:num_rows], cache, layer, attended[:num_rows])
-            return attended
+            return paged_attention(query, cache, plan, layer.attention)
 
         return attend
 
@@ -211,12 +198,12 @@ class Decoder:
 
         return can_attend_rows(self.spec, self.dtype, kv_cache.shape[3])
 
-    def _make_decode_attention(self, batch: Batch) -> AttendDecoding:
+    def _make_decode_attention(self, batch: Batch) -> Attend:
         from blink.kernels.gpu.decode.attention import decode_attention
 
-        def attend(qkv: Tensor, cache: Tensor, layer: Layer, out: Tensor | None = None) -> Tensor:
+        def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
             scales = layer.attention.kv_scales
-            return decode_attention(qkv, cache, batch, self._rotary_table, layer.head_norm, kv_scales=scales, out=out)
+            return decode_attention(qkv, cache, batch, self._rotary_table, layer.head_norm, kv_scales=scales)
 
         return attend
 

@@ -19,7 +19,6 @@ from blink.kernels.gpu.attention_plan import (
     FIRST_TOKEN,
     ITEM_WORDS,
     NUM_CHUNKS,
-    NUM_ITEMS,
     NUM_QUERIES,
     PARTIAL,
     ROW_SLOT,
@@ -60,7 +59,7 @@ def _launch(
 ) -> None:
     block_size, kv_heads, head_dim = kv_cache.shape[2:]
     tile = work.tile
-    _attend[(kv_heads, work.num_programs)](
+    _attend[(kv_heads, work.items.shape[0])](
         query,
         kv_cache,
         kv_cache[0].numel(),
@@ -101,25 +100,8 @@ def _attend(
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    for index in range(tl.program_id(1), tl.load(items + NUM_ITEMS), tl.num_programs(1)):
-        item = items + index * ITEM_WORDS
-        if tl.load(item + NUM_QUERIES) > 0:
-            _attend_item(
-                query, kv_cache, values_offset, block_tables, table_stride, item, counters, partials, lses, result,
-                scale, softcap, value_scale, sinks, WINDOW, HAS_SOFTCAP, HAS_SINKS, KV_HEADS, GROUP, HEAD_DIM,
-                BLOCK_SIZE, BLOCK_D, BLOCK_M, BLOCK_N, BLOCK_PAIRS, PRECISION,
-            )  # fmt: skip
-
-
-@triton.jit
-def _attend_item(
-    query, kv_cache, values_offset, block_tables, table_stride, item, counters, partials, lses, result, scale,
-    softcap, value_scale, sinks, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
     head = tl.program_id(0)
+    item = items + tl.program_id(1) * ITEM_WORDS
     num_queries = tl.load(item + NUM_QUERIES)
     first_token = tl.load(item + FIRST_TOKEN)
     first_position = tl.load(item + FIRST_POSITION)
@@ -128,6 +110,8 @@ def _attend_item(
     num_chunks = tl.load(item + NUM_CHUNKS)
     partial = tl.load(item + PARTIAL)
     first_partial = tl.load(item + FIRST_PARTIAL)
+    if num_queries == 0:
+        return
     pairs = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     is_pair = pairs < num_queries * GROUP
@@ -145,20 +129,20 @@ def _attend_item(
     )  # fmt: skip
     if num_chunks == 1:
         tl.store(result + offsets, attended, mask=inside)
-    else:
-        places = (partial * KV_HEADS + head) * BLOCK_M + pairs
-        tl.store(lses + places, lse, mask=is_pair)
-        tl.store(partials + places[:, None] * HEAD_DIM + dims[None, :], attended, mask=inside)
-        # All threads have stored before one of them counts with release: who counts last sees what all have stored.
-        tl.debug_barrier()
-        counter = counters + first_partial * KV_HEADS + head
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1:
-            tl.store(counter, 0)
-            for first_pair in range(0, num_queries * GROUP, BLOCK_PAIRS):
-                _combine(
-                    partials, lses, result, first_partial, num_chunks, head, first_token, first_pair,
-                    num_queries * GROUP, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
-                )  # fmt: skip
+        return
+    places = (partial * KV_HEADS + head) * BLOCK_M + pairs
+    tl.store(lses + places, lse, mask=is_pair)
+    tl.store(partials + places[:, None] * HEAD_DIM + dims[None, :], attended, mask=inside)
+    # All threads have stored before one of them counts with release: who counts last sees what all have stored.
+    tl.debug_barrier()
+    counter = counters + first_partial * KV_HEADS + head
+    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1:
+        tl.store(counter, 0)
+        for first_pair in range(0, num_queries * GROUP, BLOCK_PAIRS):
+            _combine(
+                partials, lses, result, first_partial, num_chunks, head, first_token, first_pair, num_queries * GROUP,
+                KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
+            )  # fmt: skip
 
 
 @triton.jit

@@ -20,12 +20,11 @@ from blink.kernels.batch import Batch, Header
 
 # Words of an item: one chunk of a tile. Items beyond the step have no queries. Partial results of a tile are adjacent.
 ITEM_WORDS = tl.constexpr(16)
-FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, FIRST_KEY, END_KEY = map(tl.constexpr, range(5))
-ROW_SLOT, PARTIAL, FIRST_PARTIAL, NUM_CHUNKS = map(tl.constexpr, range(5, 9))
-NUM_ITEMS = tl.constexpr(9)  # of the whole list
+FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, FIRST_KEY, END_KEY, ROW_SLOT, PARTIAL, FIRST_PARTIAL, NUM_CHUNKS = map(
+    tl.constexpr, range(9)
+)
 
 _ITEMS_PER_PROGRAM = 16
-_USUAL_ROWS = 16  # of prompts in a step; of more, programs attend several items
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,6 @@ class WorkList:
     """The items of one kernel launch, and where chunks of the same tile leave their results."""
 
     tile: Tile
-    num_programs: int  # for each KV head, that share the items
     items: Tensor  # [max_items, ITEM_WORDS]
     counters: Tensor  # [max_partials, kv_heads]; at a tile's first partial result, how many are there
     partials: Tensor  # float32 [max_partials, kv_heads, block_m, head_dim]
@@ -63,29 +61,19 @@ class GpuAttentionPlan:
 
 
 def plan_attention(
-    batch: Batch,
-    num_tokens: int,
-    num_rows: int,
-    num_heads: int,
-    kv_cache: Tensor,
-    dtype: torch.dtype | None = None,
-    *,
-    prompts_only: bool = False,
+    batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor, dtype: torch.dtype | None = None
 ) -> GpuAttentionPlan:
     """Plan the attention of a bucket over layers whose kv_cache is [2, num_blocks, block_size, kv_heads, head_dim].
 
-    dtype: of the queries, None: the cache's; prompts_only: leave out decoding rows.
+    dtype: of the queries, None: the cache's.
     """
     group = num_heads // kv_cache.shape[3]
     narrow, wide = choose_tiles(dtype or kv_cache.dtype, group)
-    prompts = (wide, 2, num_tokens // (wide.block_m // group) + num_rows + 1)
-    if prompts_only:
-        spans = [prompts]
-    elif num_tokens == num_rows:
+    if num_tokens == num_rows:
         # Nearly always all rows decode, but narrow tiles serve longer rows as well.
         spans = [(narrow, 0, num_tokens)]
     else:
-        spans = [(narrow, 1, num_rows), prompts]
+        spans = [(narrow, 1, num_rows), (wide, 2, num_tokens // (wide.block_m // group) + num_rows + 1)]
     work_lists = tuple(
         _plan_span(batch, num_tokens, num_rows, kv_cache, tile, group, span, max_tiles)
         for tile, span, max_tiles in spans
@@ -132,9 +120,7 @@ def _plan_span(
         BLOCK_HEADS=triton.next_power_of_2(kv_heads),
         num_warps=8,
     )
-    usual_tiles = num_tokens // (tile.block_m // group) + _USUAL_ROWS
-    num_programs = min(max_items, usual_tiles + spread) if span == 2 else max_items
-    return WorkList(tile, num_programs, items, counters, partials, lses)
+    return WorkList(tile, items, counters, partials, lses)
 
 
 _NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
@@ -192,7 +178,6 @@ def _plan(
     tl.store(target + PARTIAL, first_partial + chunk, mask=inside)
     tl.store(target + FIRST_PARTIAL, first_partial, mask=inside)
     tl.store(target + NUM_CHUNKS, num_chunks, mask=inside)
-    tl.store(target + NUM_ITEMS, tl.max(ends, axis=0), mask=inside)
 
 
 @triton.jit

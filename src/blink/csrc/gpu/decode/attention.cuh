@@ -2,7 +2,7 @@
 // Attention of decoding rows, one token each, over the paged KV cache. A cluster of blocks serves one row and KV head:
 // its warps split the keys, 16 at a time, which tensor copies bring to shared memory. The row's new key and value come
 // straight from the QKV product: this kernel normalises and rotates heads and writes the cache. Copies of older keys
-// are under way before it waits for that product. In a step with prompts the first rows are those that decode.
+// are under way before it waits for that product.
 #pragma once
 
 #include "attention_heads.cuh"
@@ -135,10 +135,6 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   launch_dependents();
   Place<S> at;
   at.row = blockIdx.y;
-  if (args.num_rows && at.row >= *args.num_rows) {
-    wait_for_prerequisites();  // or who waits for this kernel would not wait for those before it
-    return;
-  }
   at.head = blockIdx.x / kCluster;
   at.rank = kCluster > 1 ? int(cluster_rank()) : 0;
   at.warp = threadIdx.x / 32;

@@ -25,7 +25,6 @@ struct AttentionArgs {
   float scale;                              // of the scores, for powers of 2
   float key_rate, value_rate, value_scale;  // of FP8: what keys and values are multiplied by, and values once more
   int table_stride;
-  const int* num_rows;  // how many of the rows decode; null: all
 };
 
 // An element of the cache.

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from blink.kernels.batch import Batch, Header
+from blink.kernels.batch import Batch
 from blink.kernels.gpu.decode.gemm_planes import new_planes
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import TILE_KEYS, choose_attention_split
@@ -39,7 +39,7 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's Attention
         ("value_rate", ctypes.c_float),
         ("value_scale", ctypes.c_float),
         ("table_stride", ctypes.c_int),
-        ("num_rows", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 8),
     ]
 
 
@@ -61,7 +61,6 @@ def decode_attention(
     *,
     kv_scales: KvScales = UNSCALED,
     planes: bool = False,
-    out: Tensor | None = None,
 ) -> Tensor:
     """Return the attention [rows, heads * head_dim] of rows of one token and write their keys and values to the cache.
 
@@ -69,8 +68,6 @@ def decode_attention(
     block_size, kv_heads, head_dim], of qkv's type, or FP8 with kv_scales; rotary_table: float32 [positions,
     rotary_dim]; planes: return planes of it, see gemm.py. Rows without context give zeros. No kernel of the same step
     may write the batch or the cache's older tokens: they are read before the wait.
-
-    out: the result of a step with prompts: only what belongs to decoding rows is written, once all before has ended.
     """
     rows, width = qkv.shape
     block_size, kv_heads, head_dim = kv_cache.shape[2:]
@@ -85,20 +82,14 @@ def decode_attention(
     group = num_heads // kv_heads
     sizes = (group, head_dim, rotary_dim, kv_heads, block_size, split.cluster, split.warps, split.stages)
     values = (*sizes, head_norm is not None, is_fp8, planes)
-    num_rows = None if out is None else batch.header.data_ptr() + Header.NUM_DECODE_ROWS * batch.header.itemsize
-    programmatic = out is None
-    if out is None:
-        width = num_heads * head_dim
-        out = new_planes(rows, width, qkv.device) if planes else qkv.new_empty(rows, width)
-    assert out.is_contiguous() and out.shape[-2:] == (rows, num_heads * head_dim)
+    out = new_planes(rows, num_heads * head_dim, qkv.device) if planes else qkv.new_empty(rows, num_heads * head_dim)
     launch(
         compile_kernel(f"blink::attend<{', '.join(str(value).lower() for value in values)}>"),
         (kv_heads * split.cluster, rows),
         32 * split.warps,
-        _make_arguments(qkv, kv_cache, batch, rotary_table, (head_norm, kv_scales), out, num_rows),
+        _make_arguments(qkv, kv_cache, batch, rotary_table, (head_norm, kv_scales), out),
         cluster=split.cluster,
         shared_bytes=split.shared_bytes(group, head_dim, kv_cache.itemsize),
-        programmatic=programmatic,
     )
     return out
 
@@ -110,7 +101,6 @@ def _make_arguments(
     rotary_table: Tensor,
     heads: tuple[HeadNorm | None, KvScales],
     out: Tensor,
-    num_rows: int | None,
 ) -> _Arguments:
     norm, scales = heads
     return _Arguments(
@@ -133,5 +123,4 @@ def _make_arguments(
         1 / scales.value,
         scales.value,
         batch.block_tables.stride(0),
-        num_rows,
     )
