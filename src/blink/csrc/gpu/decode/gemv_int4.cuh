@@ -79,7 +79,8 @@ __device__ inline void prepare(const GemvArgs& args, int tile, int rank, Int4Gem
     for (int pass = 0; pass < S::passes; pass++)
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        start_copy<8>(shared.halves(warp, piece_of<S>(pass), i), from + place_of_piece<S>(pass) + i / 2 * 16 + i % 2 * 4);
+        start_copy<8>(shared.halves(warp, piece_of<S>(pass), i),
+                      from + place_of_piece<S>(pass) + i / 2 * 16 + i % 2 * 4);
   }
 }
 
@@ -121,7 +122,9 @@ __device__ inline void cut_piece(const unsigned (&pairs)[8], int piece, int warp
   if (piece % 8 == 0) shared.of_row[warp][piece / 8] = {scale, whole};
 }
 
-__device__ inline void to_words(Vec16 v, unsigned* words) { words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w; }
+__device__ inline void to_words(Vec16 v, unsigned* words) {
+  words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+}
 
 // A lane's pieces of a row, and of the norm.
 template <class S>
@@ -192,8 +195,7 @@ __device__ inline void load_whole(const GemvArgs& args, int first_k, int warp, I
       if (threadIdx.x % 32 == 0) shared.squares[warp][row] = squares;
     }
 #pragma unroll
-    for (int pass = 0; pass < S::passes; pass++)
-      cut_piece<S>(rows[row].pairs[pass], piece_of<S>(pass), warp, shared);
+    for (int pass = 0; pass < S::passes; pass++) cut_piece<S>(rows[row].pairs[pass], piece_of<S>(pass), warp, shared);
     __syncwarp();
     if (row == 0 || threadIdx.x % 32 / 4 % S::slots == row) take_row<S>(warp, shared, to);
     if (row + 1 < S::rows) __syncwarp();
@@ -216,8 +218,8 @@ struct Int4Places {
   __device__ Int4Places(int warp, Int4GemvShared<S>& shared) {
     const int lane = threadIdx.x % 32, row = lane / 4, slice = row / S::slots, token = row % S::slots;
     const int column = S::columns == 1 ? row : lane % 4 * 2, first_slice = warp * S::steps * S::slices;
-    weights = (row % S::group * S::pitch + warp * (S::block_bytes / S::warps / 2)) * 2 +
-              row / S::group * kUnitBytes + lane % 4 * 32;
+    weights = (row % S::group * S::pitch + warp * (S::block_bytes / S::warps / 2)) * 2 + row / S::group * kUnitBytes +
+              lane % 4 * 32;
     words = &shared.groups[column % S::group][(first_slice + column / S::group) * 2];
     const bool counts = column / S::group == slice && column / 2 == lane % 4 && token < S::rows;
     sums = counts ? &shared.sums[warp * S::slices + slice][token][column % S::group] : nullptr;
@@ -253,8 +255,8 @@ __device__ inline void multiply_units(const Bf16* weights, const Int4Activations
         const unsigned word = groups[(part * S::group + i) * S::groups + chunk / 2 * S::slices * 2 + chunk % 2];
         const int whole = (second ? sums[part][1] : sums[part][0]) * 256 + (second ? sums[part][3] : sums[part][2]);
         const int zero = word >> 16 & 0x7f;  // the bf16's last bits
-        totals[part][i] += float(whole - zero * x.groups[chunk].sum) *
-                           (group_scale<Format::kInt4>(word) * x.groups[chunk].scale);
+        totals[part][i] +=
+            float(whole - zero * x.groups[chunk].sum) * (group_scale<Format::kInt4>(word) * x.groups[chunk].scale);
       }
   }
   if (!places.sums) return;
@@ -270,8 +272,7 @@ __device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp
   load_whole<S>(args, rank * S::block_k + warp * S::warp_k, warp, x, shared);
   sync_warps<S::warps>();  // all have waited for their copies of groups
   const Int4Places<S> places(warp, shared);
-  walk_ring<S>(shared,
-               [&](const Bf16* weights, int in_tile) { multiply_units<S>(weights, x, places, in_tile); });
+  walk_ring<S>(shared, [&](const Bf16* weights, int in_tile) { multiply_units<S>(weights, x, places, in_tile); });
 }
 
 // Blocks of a multiprocessor for which registers are kept.

@@ -95,7 +95,8 @@ def _list_int4_tiles(shape: Shape, cluster: int, warps: int, slices: int) -> Ite
         if tile % stage_rows or not _STAGE_BYTES // 2 < stage_rows * row_bytes <= _INT4_STAGE_BYTES:
             continue
         shares = QuantizedSplit(warps, cluster, slices, tile, stage_rows, 0)
-        for split in (_fill_stages(shape, shares, 2 * waves), _fill_stages(shape, shares, waves)):
+        for blocks in (2, 1.6, 1):
+            split = _fill_stages(shape, shares, blocks * waves)
             if split is not None and split.stages > 1:
                 yield split
 
@@ -125,8 +126,7 @@ def _guess_split(shape: Shape) -> QuantizedSplit | None:
         return None
     # Conversions want some warps, and each block of a cluster waits for the others.
     if shape.format is Format.INT4:
-        cluster, warps, slices = min(found, key=lambda option: (option[0], -option[1], -option[2]))
-        return _fill_int4(shape, warps, cluster, slices)
+        return _fill_int4(shape, *min(found, key=functools.partial(_rank_int4, shape)))
     cluster, warps, slices = min(found, key=lambda option: (option[0], option[1] < 4, -option[2], -option[1]))
     return _fill(shape, warps, cluster, slices)
 
@@ -163,7 +163,14 @@ def _fill(shape: Shape, warps: int, cluster: int, slices: int) -> QuantizedSplit
     )
 
 
-def _fill_int4(shape: Shape, warps: int, cluster: int, slices: int) -> QuantizedSplit | None:
+def _rank_int4(shape: Shape, option: tuple[int, int, int]) -> tuple[bool, int, int, int]:
+    """Rank the blocks of a cluster, warps and slices of a product; of several rows, two steps take many registers."""
+    cluster, warps, slices = option
+    is_large = shape.k // (shape.format.unit * cluster * warps * slices) > 1 and shape.rows > 1
+    return is_large, cluster, -warps, -slices
+
+
+def _fill_int4(shape: Shape, cluster: int, warps: int, slices: int) -> QuantizedSplit | None:
     """Return the split with a block for each multiprocessor, or as few as leave room for the next kernel's."""
     row_bytes = shape.k // shape.format.unit * UNIT_BYTES // cluster
     for waves in itertools.count(1):
@@ -171,12 +178,14 @@ def _fill_int4(shape: Shape, warps: int, cluster: int, slices: int) -> Quantized
         while tile % (2 * stage_rows) == 0 and 2 * stage_rows * row_bytes <= _INT4_STAGE_BYTES:
             stage_rows *= 2
         split = _fill_stages(shape, QuantizedSplit(warps, cluster, slices, tile, stage_rows, 0), 2)
-        if tile == 16 or (split is not None and split.stages * stage_rows * row_bytes >= min(_INT4_RING_BYTES, tile * row_bytes)):
+        if tile == 16 or (
+            split is not None and split.stages * stage_rows * row_bytes >= min(_INT4_RING_BYTES, tile * row_bytes)
+        ):
             return split
     return None
 
 
-def _fill_stages(shape: Shape, split: QuantizedSplit, blocks: int) -> QuantizedSplit | None:
+def _fill_stages(shape: Shape, split: QuantizedSplit, blocks: float) -> QuantizedSplit | None:
     """Return the split with as many stages as let so many blocks fit a multiprocessor; None if none does."""
     for stages in range(min(_MAX_STAGES, split.tile // split.stage_rows), 0, -1):
         filled = dataclasses.replace(split, stages=stages)
