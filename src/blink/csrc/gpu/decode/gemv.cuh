@@ -176,8 +176,7 @@ __device__ inline void walk_ring(GemvShared<S>& shared, Multiply multiply) {
     const int slot = turn % S::stages;
     wait(shared.full[slot], turn / S::stages % 2);
 #pragma unroll
-    for (int row = 0; row < S::stage_rows; row += S::walk)
-      multiply(shared.ring[slot][row], turn * S::stage_rows + row);
+    for (int row = 0; row < S::stage_rows; row += S::walk) multiply(shared.ring[slot][row], turn * S::stage_rows + row);
     __syncwarp();
     if (threadIdx.x % 32 == 0 && turn + S::stages < S::turns) arrive(shared.empty[slot]);
   }
