@@ -20,13 +20,14 @@ from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.gpu.decode.splits import pad_rows
-from blink.kernels.quantized import PackedWeight
+from blink.kernels.quantized import Format, PackedWeight
 from blink.kernels.weight import Weight
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
 MAX_GEMV_ROWS = 2
+MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
 MAX_DECODE_ROWS = gemm.MAX_ROWS
 MAX_EXPERTS_ROWS = 64
 MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/few_experts.py
@@ -78,10 +79,8 @@ def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
 
 def _has_planes(layer: Layer, rows: int) -> bool:
     """Tell whether the activations of a layer's products are planes: gemm.py."""
-    mlp = layer.mlp
-    if not isinstance(mlp, DenseMlp):
-        return False
-    return all(_takes_planes(weight, rows) for weight in (layer.qkv, layer.output, mlp.gate_up, mlp.down))
+    weights = _list_dense(layer)
+    return bool(weights) and all(_takes_planes(weight, rows) for weight in weights)
 
 
 def _takes_planes(weight: Weight, rows: int) -> bool:
@@ -89,16 +88,28 @@ def _takes_planes(weight: Weight, rows: int) -> bool:
 
 
 def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
-    weights = [layer.qkv, layer.output, lm_head]
-    if isinstance(layer.mlp, DenseMlp):
-        weights += [layer.mlp.gate_up, layer.mlp.down]
+    weights = [*(_list_dense(layer) or (layer.qkv, layer.output)), lm_head]
     return [weight for weight in weights if isinstance(weight, PackedWeight)]
 
 
 def _takes_few(layer: Layer, packed: Sequence[PackedWeight], rows: int) -> bool:
     """Tell whether the kernels for few rows are there and the faster ones: planes are faster still."""
-    few = rows <= MAX_GEMV_ROWS and not _is_grouped(layer, rows) and not _has_planes(layer, rows)
+    most = MAX_INT4_GEMV_ROWS if _is_int4(layer) else MAX_GEMV_ROWS
+    few = rows <= most and not _is_grouped(layer, rows) and not _has_planes(layer, rows)
     return few and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
+
+
+def _is_int4(layer: Layer) -> bool:
+    """Tell whether all of a dense layer's matrices have 4 bits."""
+    weights = _list_dense(layer)
+    is_int4 = (isinstance(weight, PackedWeight) and weight.format is Format.INT4 for weight in weights)
+    return bool(weights) and all(is_int4)
+
+
+def _list_dense(layer: Layer) -> tuple[Weight, ...]:
+    """Return the matrices of a layer without experts."""
+    mlp = layer.mlp
+    return (layer.qkv, layer.output, mlp.gate_up, mlp.down) if isinstance(mlp, DenseMlp) else ()
 
 
 def _is_grouped(layer: Layer, rows: int) -> bool:
