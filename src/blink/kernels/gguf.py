@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in GGUF's formats as a GPU reads them: each block taken apart into planes, which kernels/gpu/gguf.py multiplies.
+"""Weights in GGUF's formats as a GPU reads them: blocks are taken apart into planes, which kernels/gpu/gguf.py reads.
 
 Planes hold UNIT columns of one row after the other, all rows of a unit together: what the rows of a tile need at a time
-lies side by side. No number is changed but for 6-bit scales, which get a byte each.
+lies side by side. Every number is kept; scales of 6 bits get a byte each, and numbers of Q8_0 have 128 added.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from enum import IntEnum
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-
-from blink.kernels.cpu.gguf_weight import GgufRows
-from blink.kernels.weight import QuantizedEmbedding
 
 UNIT = 64  # columns that lie together
 BLOCK = 256  # columns that share a word of `tops`
@@ -83,50 +80,8 @@ class GgufPlanes:
         return self.codes, self.words, self.tops, self.high
 
 
-class PlanarGgufWeight(QuantizedEmbedding):
-    """A weight in planes: parts of one number of columns, one below the other, each in a format of its own."""
-
-    def __init__(self, parts: Sequence[GgufPlanes], columns: int, dtype: torch.dtype) -> None:
-        """Take the parts; dtype: of what it is multiplied with."""
-        assert all(part.codes.shape[0] == -(-columns // UNIT) for part in parts)
-        self.parts = tuple(parts)
-        self.shape = (sum(part.num_rows for part in parts), columns)
-        self.dtype = dtype
-        self.device = parts[0].codes.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the planes."""
-        return sum(part.nbytes for part in self.parts)
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """Return x @ weight.T."""
-        from blink.kernels.gpu import gguf as gpu
-
-        return gpu.multiply(x, self)
-
-    def dequantize(self) -> Tensor:
-        """Return the weight as a tensor."""
-        return self.take_rows(torch.arange(self.shape[0], dtype=torch.int32, device=self.device))
-
-    def take_rows(self, rows: Tensor) -> Tensor:
-        """Return some rows; what stands for one that the weight has not is undefined: a GPU raises nothing."""
-        from blink.kernels.gpu import gguf as gpu
-
-        return gpu.take_rows(self, rows, self.dtype)
-
-
-def pack_gguf(parts: Sequence[GgufRows], columns: int, device: torch.device, dtype: torch.dtype) -> PlanarGgufWeight:
-    """Take the parts of a weight apart on a device; those in one format that follow each other become one."""
-    joined: list[tuple[GgufFormat, list[Tensor]]] = []
-    for part in parts:
-        if not joined or joined[-1][0] != part.format:
-            joined.append((GgufFormat(part.format), []))
-        joined[-1][1].append(part.blocks)
-    return PlanarGgufWeight([_pack_rows(format, blocks, device) for format, blocks in joined], columns, dtype)
-
-
-def _pack_rows(format: GgufFormat, parts: Sequence[Tensor], device: torch.device) -> GgufPlanes:
+def pack_rows(format: GgufFormat, parts: Sequence[Tensor], device: torch.device) -> GgufPlanes:
+    """Take rows of blocks apart on a device; parts: uint8 [rows, bytes of a row], one below the other."""
     num_rows, start = sum(map(len, parts)), 0
     planes: GgufPlanes | None = None
     for blocks in parts:
@@ -155,7 +110,7 @@ def _pack_q4_1(rows: Tensor) -> GgufPlanes:
 
 def _pack_q8_0(rows: Tensor) -> GgufPlanes:
     blocks = _split(rows, 34)
-    return GgufPlanes(GgufFormat.Q8_0, _transpose(blocks[..., 2:], UNIT), _words(blocks[..., :2]))
+    return GgufPlanes(GgufFormat.Q8_0, _transpose(blocks[..., 2:] ^ 128, UNIT), _words(blocks[..., :2]))
 
 
 def _pack_q4_k(rows: Tensor) -> GgufPlanes:

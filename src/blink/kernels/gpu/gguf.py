@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false, reportMissingParameterType=false
 """Products with weights in GGUF's formats, which become numbers of the activations' type in registers.
 
 A weight is first what the gguf package would make of it, in float32 to the last bit. The product is transposed, weight
@@ -10,6 +10,7 @@ several share the inner dimension, and their sums are added in one order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.gguf import BLOCK, UNIT, GgufFormat, GgufPlanes, PlanarGgufWeight
+from blink.kernels.gguf import BLOCK, UNIT, GgufFormat, GgufPlanes
 
 _UNIT = tl.constexpr(UNIT)
 _BLOCK = tl.constexpr(BLOCK)
@@ -53,16 +54,16 @@ def choose_gguf_tiling(rows: int, columns: int, depth: int) -> GgufTiling:
     return GgufTiling(most, wide, units, 4, 3, splits)
 
 
-def multiply(x: Tensor, weight: PlanarGgufWeight, tiling: GgufTiling | None = None) -> Tensor:
-    """Return x @ weight.T; x: contiguous [rows, in] of any type that is computed in."""
-    rows, (columns, depth) = x.shape[0], weight.shape
-    assert x.shape[1] == depth and x.is_contiguous()
+def multiply(x: Tensor, parts: Sequence[GgufPlanes], tiling: GgufTiling | None = None) -> Tensor:
+    """Return x @ weight.T of a weight's parts, one below the other; x: contiguous [rows, in]."""
+    (rows, depth), columns = x.shape, sum(part.num_rows for part in parts)
+    assert x.is_contiguous()
     tiling = tiling or choose_gguf_tiling(rows, columns, depth)
     result = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     is_split = tiling.splits > 1
     sums = torch.empty(tiling.splits, rows, columns, dtype=torch.float32, device=x.device) if is_split else result
     start = 0
-    for part in weight.parts:
+    for part in parts:
         _launch(x, part, sums, start, tiling)
         start += part.num_rows
     if is_split:
@@ -98,12 +99,12 @@ def _launch(x: Tensor, part: GgufPlanes, sums: Tensor, start: int, tiling: GgufT
     )
 
 
-def take_rows(weight: PlanarGgufWeight, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return some rows [len(rows), in] of a weight in a type; rows: int32, of those that there are."""
-    depth, start = weight.shape[1], 0
+def take_rows(parts: Sequence[GgufPlanes], rows: Tensor, depth: int, dtype: torch.dtype) -> Tensor:
+    """Return some rows [len(rows), depth] of a weight in a type; rows: int32, of those that there are."""
+    start = 0
     result = torch.empty(len(rows), depth, dtype=dtype, device=rows.device)
     grid = (len(rows), triton.cdiv(depth, _TAKEN_UNITS * UNIT))
-    for part in weight.parts:
+    for part in parts:
         _take_row[grid](
             rows, *_planes(part), result, start, part.num_rows, depth,
             FORMAT=part.format.name, UNITS_BLOCK=_TAKEN_UNITS, num_warps=2,
@@ -116,10 +117,9 @@ def _planes(part: GgufPlanes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return codes, high bits, words and tops; what a format has not, its kernels do not read."""
     planes = (part.codes, part.high, part.words, part.tops)
     assert all(plane is None or plane.is_contiguous() for plane in planes)
-    assert part.format.has_tops == (part.tops is not None) and (part.format == GgufFormat.Q6_K) == (
-        part.high is not None
-    )
-    return part.codes, part.codes if part.high is None else part.high, part.words, _or(part.tops, part.words)
+    assert part.format.has_tops == (part.tops is not None)
+    assert (part.format is GgufFormat.Q6_K) == (part.high is not None)
+    return part.codes, _or(part.high, part.codes), part.words, _or(part.tops, part.words)
 
 
 def _or(plane: Tensor | None, other: Tensor) -> Tensor:
@@ -200,63 +200,72 @@ def _take_row(
 @triton.jit
 def _load_codes(codes, high, unit, num_rows, row, FORMAT: tl.constexpr):
     """Return the bytes of a unit of some rows, or of some units of a row: the first and the second half, high bits."""
-    unit = (unit * 1).to(tl.int64)
-    at = (unit * num_rows + row)[:, None]
+    at = (unit.to(tl.int64) * num_rows + row)[:, None]
     if FORMAT == "Q8_0":
         first = tl.load(codes + at * 64 + tl.arange(0, 32)[None, :])
-        return first, tl.load(codes + at * 64 + 32 + tl.arange(0, 32)[None, :]), first
+        second = tl.load(codes + at * 64 + 32 + tl.arange(0, 32)[None, :])
+        more = first
     elif FORMAT == "Q6_K":
         first = tl.load(codes + at * 32 + tl.arange(0, 16)[None, :])
         second = tl.load(codes + at * 32 + 16 + tl.arange(0, 16)[None, :])
-        return first, second, tl.load(high + at * 16 + tl.arange(0, 16)[None, :])
+        more = tl.load(high + at * 16 + tl.arange(0, 16)[None, :])
     else:
         first = tl.load(codes + at * 32 + tl.arange(0, 32)[None, :])
-        return first, first, first
+        second = first
+        more = first
+    return first, second, more
 
 
 @triton.jit
 def _load_words(words, unit, num_rows, row, FORMAT: tl.constexpr):
+    """Return the words of a unit of some rows, or of some units of a row: one, or of Q4_1 two."""
     if FORMAT == "Q4_1":
         at = unit * 2 * num_rows + row
-        return tl.load(words + at), tl.load(words + at + num_rows)
+        word = tl.load(words + at)
+        next_word = tl.load(words + at + num_rows)
     else:
         word = tl.load(words + unit * num_rows + row)
-        return word, word
+        next_word = word
+    return word, next_word
 
 
 @triton.jit
 def _load_top(tops, at, FORMAT: tl.constexpr):
+    top = at
     if FORMAT == "Q4_K" or FORMAT == "Q6_K":
-        return tl.load(tops + at)
-    else:
-        return at
+        top = tl.load(tops + at)
+    return top
 
 
 @triton.jit
 def _decode(first, second, more, word, next_word, top, PIECE: tl.constexpr, FORMAT: tl.constexpr):
     """Return a piece of units as float32; a sum with an offset is all that rounds."""
     if FORMAT == "Q8_0":
-        codes = first if PIECE == 0 else second
-        return _signed(codes.to(tl.int32)) * _half(word, PIECE)[:, None]
+        codes = (first if PIECE == 0 else second).to(tl.int32)
+        weights = (_widen(codes) - (_MAGIC_VALUE + 128)) * _half(word, PIECE)[:, None]
     elif FORMAT == "Q6_K":
         codes = (first if PIECE < 2 else second).to(tl.int32)
         low = codes & 15 if PIECE % 2 == 0 else codes >> 4
         moved = more.to(tl.int32) << 4 - 2 * PIECE if PIECE < 2 else more.to(tl.int32) >> 2 * PIECE - 4
         scale = _half(top, 0) * _signed(word >> 8 * PIECE & 255)
-        return (_widen(low | moved & 48) - (_MAGIC_VALUE + 32)) * scale[:, None]
+        weights = (_widen(low | moved & 48) - (_MAGIC_VALUE + 32)) * scale[:, None]
     else:
-        # High halves stay where they are: 16 times as large, with a scale that is as much smaller.
+        # The other half of a byte is filled with ones, which are subtracted again. High halves stay where they are: 16
+        # times as large, with a scale that is as much smaller.
         ONE: tl.constexpr = 1 if PIECE == 0 else 16
-        codes = _widen(first.to(tl.int32) & 15 * ONE)
+        OTHER: tl.constexpr = 240 if PIECE == 0 else 15
+        ZERO: tl.constexpr = 8 * ONE if FORMAT == "Q4_0" else 0
+        weights = _widen(first.to(tl.int32) | OTHER) - (_MAGIC_VALUE + OTHER + ZERO)
         if FORMAT == "Q4_0":
-            return (codes - (_MAGIC_VALUE + 8 * ONE)) * (_half(word, PIECE) * (1.0 / ONE))[:, None]
+            weights *= (_half(word, PIECE) * (1.0 / ONE))[:, None]
         elif FORMAT == "Q4_1":
             own = word if PIECE == 0 else next_word
-            return (codes - _MAGIC_VALUE) * (_half(own, 0) * (1.0 / ONE))[:, None] + _half(own, 1)[:, None]
+            weights = weights * (_half(own, 0) * (1.0 / ONE))[:, None] + _half(own, 1)[:, None]
         else:
             scale = _half(top, 0) * (_widen(word >> 16 * PIECE & 255) - _MAGIC_VALUE)
             offset = _half(top, 1) * (_widen(word >> 16 * PIECE + 8 & 255) - _MAGIC_VALUE)
-            return (codes - _MAGIC_VALUE) * (scale * (1.0 / ONE))[:, None] - offset[:, None]
+            weights = weights * (scale * (1.0 / ONE))[:, None] - offset[:, None]
+    return weights
 
 
 @triton.jit
