@@ -166,4 +166,5 @@ def _transpose(values: Tensor, size: int) -> Tensor:
 
 def _words(values: Tensor) -> Tensor:
     """Return int32 [bytes of a row / 4, rows]."""
-    return values.reshape(len(values), -1).view(torch.int32).T
+    # A copy, whose rows begin at whole words.
+    return values.reshape(len(values), -1).clone(memory_format=torch.contiguous_format).view(torch.int32).T
