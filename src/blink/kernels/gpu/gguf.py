@@ -68,9 +68,7 @@ def multiply(x: Tensor, parts: Sequence[GgufPlanes], tiling: GgufTiling | None =
         start += part.num_rows
     if is_split:
         size = rows * columns
-        _add_splits[(triton.cdiv(size, _SUM_BLOCK),)](
-            sums, result, size, SPLITS=tiling.splits, BLOCK=_SUM_BLOCK, num_warps=4
-        )
+        _add_splits[(triton.cdiv(size, _SUM_BLOCK),)](sums, result, size, tiling.splits, BLOCK=_SUM_BLOCK, num_warps=4)
     return result
 
 
@@ -90,7 +88,6 @@ def _launch(x: Tensor, part: GgufPlanes, sums: Tensor, start: int, tiling: GgufT
         ROWS_BLOCK=tiling.rows,
         COLUMNS_BLOCK=tiling.columns,
         UNITS=tiling.units,
-        SPLITS=tiling.splits,
         EVEN_COLUMNS=columns % tiling.columns == 0,
         EVEN_DEPTH=depth % (tiling.units * UNIT) == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
@@ -130,12 +127,12 @@ def _or(plane: Tensor | None, other: Tensor) -> Tensor:
 def _multiply_tile(
     x, codes, high, words, tops, sums, num_rows, depth, columns, result_columns, first_column,
     FORMAT: tl.constexpr, ROWS_BLOCK: tl.constexpr, COLUMNS_BLOCK: tl.constexpr, UNITS: tl.constexpr,
-    SPLITS: tl.constexpr, EVEN_COLUMNS: tl.constexpr, EVEN_DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_COLUMNS: tl.constexpr, EVEN_DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of the product with one part of a weight, or a share of it."""
     row = tl.program_id(0) * ROWS_BLOCK + tl.arange(0, ROWS_BLOCK)
     column = tl.program_id(1) * COLUMNS_BLOCK + tl.arange(0, COLUMNS_BLOCK)
-    split = tl.program_id(2)
+    split, splits = tl.program_id(2), tl.num_programs(2)
     inside = row < num_rows
     # Columns that are not there are the last once more.
     place = column if EVEN_COLUMNS else tl.minimum(column, columns - 1)
@@ -145,7 +142,7 @@ def _multiply_tile(
     num_units = (depth + _UNIT - 1) // _UNIT
     steps = (num_units + UNITS - 1) // UNITS
     total = tl.zeros((COLUMNS_BLOCK, ROWS_BLOCK), tl.float32)
-    for step in range(steps * split // SPLITS, steps * (split + 1) // SPLITS):
+    for step in range(steps * split // splits, steps * (split + 1) // splits):
         top = _load_top(tops, step * UNITS * _UNIT // _BLOCK * columns + place, FORMAT)
         for index in tl.static_range(UNITS):
             unit = step * UNITS + index
@@ -165,12 +162,13 @@ def _multiply_tile(
 
 
 @triton.jit
-def _add_splits(sums, result, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+def _add_splits(sums, result, size, splits, BLOCK: tl.constexpr):
+    """Add the programs' shares, in their order."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     total = tl.load(sums + place, mask=inside, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(sums + split * size + place, mask=inside, other=0.0)
+    for split in range(1, splits):
+        total += tl.load(sums + split.to(tl.int64) * size + place, mask=inside, other=0.0)
     tl.store(result + place, total, mask=inside)
 
 
