@@ -166,9 +166,11 @@ def _add_splits(sums, result, size, splits, BLOCK: tl.constexpr):
     """Add the programs' shares, in their order."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
-    total = tl.load(sums + place, mask=inside, other=0.0)
-    for split in range(1, splits):
-        total += tl.load(sums + split.to(tl.int64) * size + place, mask=inside, other=0.0)
+    share = sums + place
+    total = tl.load(share, mask=inside, other=0.0)
+    for _ in range(1, splits):
+        share += size
+        total += tl.load(share, mask=inside, other=0.0)
     tl.store(result + place, total, mask=inside)
 
 
