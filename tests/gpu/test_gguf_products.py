@@ -37,6 +37,7 @@ from blink.kernels.gpu.gguf_weight import PlanarGgufWeight, pack_gguf
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 DTYPE = torch.float32 if IS_INTERPRETED else torch.bfloat16
 LIMIT = 1e-5 if IS_INTERPRETED else 4e-3  # of a product: what rounding to its type takes
+NUM_TOKENS = 12
 MODEL: dict[str, Any] = {
     "vocab_size": 160,
     "hidden_size": 256,
@@ -187,11 +188,26 @@ def test_a_model_that_stays_quantised_gives_the_tokens_and_logits_of_the_dequant
         assert kept.num_weight_bytes < 1.05 * stored
     for rows in (1, 3, 17, 64):
         found, expected = (compute_decoded_logits(decoder, rows) for decoder in (kept, plain))
-        assert float((found - expected).norm() / expected.norm()) < 10 * LIMIT
-    drivers = [Driver(decoder, max_len=128) for decoder in (kept, plain)]
-    for driver in drivers:
-        for length in (11, 3, 70):
-            driver.add([(length * i + 5) % 150 for i in range(length)], 12)
-    found, expected = (driver.run(max_chunk=40) for driver in drivers)
-    # A tie within what rounds differently may go to another token, behind which all differ.
-    assert sum(mine == wanted for mine, wanted in zip(found, expected, strict=True)) >= 2
+        errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
+        assert float(errors.median()) < 4e-2  # a row whose router stands between two experts may choose another
+    assert count_best(plain, generate(kept), NUM_TOKENS) > 0.9
+
+
+def generate(decoder: Decoder) -> list[list[int]]:
+    """Return prompts of several chunks with greedy tokens."""
+    driver = Driver(decoder, max_len=128)
+    for length in (11, 3, 70):
+        driver.add([(length * i + 5) % 150 for i in range(length)], NUM_TOKENS)
+    return driver.run(max_chunk=40)
+
+
+def count_best(decoder: Decoder, sequences: list[list[int]], last: int) -> float:
+    """Return the share of their last tokens that a decoder finds best too, but for a tenth of what logits differ by."""
+    ends = [(tokens, end) for tokens in sequences for end in range(len(tokens) - last, len(tokens))]
+    driver = Driver(decoder, num_slots=len(ends), max_len=128)
+    for tokens, end in ends:
+        driver.add(tokens[:end], 1)
+    logits = driver.compute_logits().float()
+    found = torch.tensor([tokens[end] for tokens, end in ends])
+    missing = logits.amax(1) - logits.gather(1, found.to(logits.device)[:, None])[:, 0]
+    return float((missing <= 0.1 * logits.std(1)).float().mean())

@@ -30,13 +30,14 @@ def make_blocks(kind: Kind, rows: int, columns: int, seed: int = 0) -> Bytes:
 
 
 def quantize(values: np.ndarray[Any, np.dtype[np.float32]], kind: Kind) -> Bytes:
-    """Return a matrix as a format has it; of K-quants, which the gguf package does not make, some matrix like it."""
+    """Return matrices as a format has them; of K-quants, which the gguf package does not make, some like them."""
     if kind not in K_SCALES:
         return gguf.quants.quantize(values, kind)
-    blocks = make_blocks(kind, len(values), values.shape[1], len(values)).reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
+    num_rows, columns = values.size // values.shape[-1], values.shape[-1]
+    blocks = make_blocks(kind, num_rows, columns, num_rows).reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
     for place, scale in zip(HALVES[kind], K_SCALES[kind], strict=True):
         blocks[:, place : place + 2] = np.array([scale], np.float16).view(np.uint8)
-    return blocks.reshape(len(values), -1)
+    return blocks.reshape(*values.shape[:-1], -1)
 
 
 def dequantize(blocks: Bytes, kind: Kind) -> torch.Tensor:

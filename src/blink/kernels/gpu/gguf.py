@@ -11,7 +11,7 @@ several share the inner dimension, and their sums are added in one order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -22,8 +22,7 @@ from blink.kernels.gguf import BLOCK, UNIT, GgufFormat, GgufPlanes
 
 _UNIT = tl.constexpr(UNIT)
 _BLOCK = tl.constexpr(BLOCK)
-_MIN_PROGRAMS = 256  # about two for each multiprocessor
-_MIN_STEPS = 4  # of a program, for its loads to run ahead of its products
+_MIN_PROGRAMS = 256  # about two for each multiprocessor; of large tiles half as many
 _SUM_BLOCK = 1024
 _TAKEN_UNITS = 8
 # With its last bits an integer below 2^22: the float32 that is so much larger than 2^23.
@@ -46,12 +45,13 @@ class GgufTiling:
 def choose_gguf_tiling(rows: int, columns: int, depth: int) -> GgufTiling:
     """Choose a tile for x [rows, depth] and a result of so many columns."""
     if rows > 64:
-        return GgufTiling(128, 128, 1, 8, 3)
-    most = max(16, triton.next_power_of_2(rows))
-    wide, units = 64, 4 if most <= 32 else 2
-    steps, programs = triton.cdiv(depth, units * UNIT), triton.cdiv(columns, wide)
-    splits = max(1, min(triton.cdiv(_MIN_PROGRAMS, programs), steps // _MIN_STEPS))
-    return GgufTiling(most, wide, units, 4, 3, splits)
+        tiling, wanted, share = GgufTiling(128, 128, 1, 8, 3), _MIN_PROGRAMS // 2, 1024
+    else:
+        most = max(16, triton.next_power_of_2(rows))
+        tiling = GgufTiling(most, 64, 4 if most <= 32 else 2, 4, 3)
+        wanted, share = _MIN_PROGRAMS, 4 * tiling.units * UNIT  # for loads to run ahead of products
+    programs = triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns)
+    return replace(tiling, splits=max(1, min(round(wanted / programs), depth // share)))
 
 
 def multiply(x: Tensor, parts: Sequence[GgufPlanes], tiling: GgufTiling | None = None) -> Tensor:
