@@ -235,7 +235,8 @@ def test_prompts_are_multiplied_within_their_rounding(kind: str, tolerance: floa
 def test_models_give_the_logits_of_their_dequantised_weights(tmp_path: Path, scheme: str) -> None:
     path, plain = write_checkpoints(tmp_path, scheme)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
-    assert isinstance(found._layers[0].qkv, PackedWeight)
+    has_kernels = scheme.startswith("fp8") or "-" not in scheme  # not for groups of 32 or 64
+    assert isinstance(found._layers[0].qkv, PackedWeight) == has_kernels
     for rows in (1, 3, 6, 29, 33):
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2
 

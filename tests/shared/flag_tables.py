@@ -8,10 +8,11 @@ import argparse
 from blink.bench.config import BenchConfig
 from blink.cli.flags import add_flags
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
+from blink.quantize.config import QuantizeConfig
 from blink.view.config import TopConfig, TraceConfig
 
 _COMMANDS = {"serve": ServeConfig, "engine": EngineConfig, "frontend": FrontendConfig}
-_TOOLS = {"bench": BenchConfig, "top": TopConfig, "trace": TraceConfig}
+_TOOLS = {"bench": BenchConfig, "top": TopConfig, "trace": TraceConfig, "quantize": QuantizeConfig}
 _HEAD = """# All flags
 
 This page is made of the flags' declarations (`python tests/shared/flag_tables.py > docs/flags.md`); a test compares.

@@ -56,6 +56,10 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False},
     "packed": compressed("pack-quantized", _INT4_WEIGHTS, None),
+    # Groups that no kernel takes: dequantised everywhere.
+    "awq-64": {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"},
+    "gptq-32": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False},
+    "packed-64": compressed("pack-quantized", {**_INT4_WEIGHTS, "group_size": 64}, None),
 }
 
 
@@ -118,20 +122,22 @@ def _quantize(scheme: str, shape: tuple[int, ...], generator: torch.Generator) -
     rows, columns = shape
     if scheme.startswith("fp8"):
         return _quantize_fp8(scheme, rows, columns, generator)
-    groups = columns // GROUP
+    scheme, _, size = scheme.partition("-")
+    group = int(size or GROUP)
+    groups = columns // group
     codes = torch.randint(0, 16, shape, generator=generator)
     zeros = torch.randint(5, 11, (rows, groups), generator=generator)
     if scheme == "packed":
         zeros = torch.full((rows, groups), 8)
     scales = ((torch.rand(rows, groups, generator=generator) + 0.5) * columns**-0.5 / 4).to(torch.float16)
-    plain = (codes - zeros.repeat_interleave(GROUP, 1)) * scales.float().repeat_interleave(GROUP, 1)
+    plain = (codes - zeros.repeat_interleave(group, 1)) * scales.float().repeat_interleave(group, 1)
     if scheme == "packed":
         sizes = torch.tensor(shape)
         return {"weight_packed": _pack(codes), "weight_scale": scales, "weight_shape": sizes}, plain
     if scheme == "awq":
         parts = {"qweight": _pack(codes.T, _AWQ_COLUMNS), "qzeros": _pack(zeros.T, _AWQ_COLUMNS)}
         return parts | {"scales": scales.T}, plain
-    parts = {"qweight": _pack(codes).T, "qzeros": _pack(zeros.T - 1), "g_idx": torch.arange(columns) // GROUP}
+    parts = {"qweight": _pack(codes).T, "qzeros": _pack(zeros.T - 1), "g_idx": torch.arange(columns) // group}
     return parts | {"scales": scales.T}, plain
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from blink.bench.config import BenchConfig
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
+from blink.quantize.config import QuantizeConfig
 from blink.view.config import TopConfig, TraceConfig
 from flag_tables import flags_of, render_page
 
@@ -21,7 +22,7 @@ def test_the_page_of_flags_is_what_they_declare() -> None:
 
 
 @pytest.mark.parametrize(
-    "config_class", [ServeConfig, EngineConfig, FrontendConfig, BenchConfig, TopConfig, TraceConfig]
+    "config_class", [ServeConfig, EngineConfig, FrontendConfig, BenchConfig, TopConfig, TraceConfig, QuantizeConfig]
 )
 def test_every_flag_stands_on_the_page(config_class: type) -> None:
     page = (_ROOT / "docs" / "flags.md").read_text()
@@ -31,7 +32,9 @@ def test_every_flag_stands_on_the_page(config_class: type) -> None:
 
 def test_pages_name_only_flags_that_exist() -> None:
     others = {"--url", "--system", "--once", "--max-tokens", "--sample-prompt", "--exit-after-sample", "--help"}
-    known = others.union(*(flags_of(kind) for kind in (ServeConfig, BenchConfig, TopConfig, TraceConfig)))
+    known = others.union(
+        *(flags_of(kind) for kind in (ServeConfig, BenchConfig, TopConfig, TraceConfig, QuantizeConfig))
+    )
     foreign = {
         "--shm-size",
         "--ipc",
@@ -46,7 +49,7 @@ def test_pages_name_only_flags_that_exist() -> None:
     unknown = {
         f"{page.name}: {flag}"
         for page in pages
-        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text().replace("--[no-]", "--"))
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", page.read_text().replace("--[no-]", "--"))
         if flag not in known | foreign and flag.replace("--no-", "--") not in known
     }
     assert unknown == set()

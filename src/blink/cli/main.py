@@ -20,6 +20,7 @@ from blink.errors import BlinkError, ConfigError
 from blink.host.extras import how_to_install
 from blink.host.logs import set_up_logging
 from blink.host.process import raise_descriptor_limit
+from blink.quantize.config import QuantizeConfig
 from blink.view.config import TopConfig, TraceConfig
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ _EXAMPLES: Final = {
     "trace": """examples:
   blink trace                                  the last 4,096 steps; open blink-trace.json at ui.perfetto.dev
   blink trace --duration 10 --output busy.json""",
+    "quantize": """examples:
+  blink quantize /models/Llama-3.1-8B-Instruct llama-fp8
+  blink quantize /models/Llama-3.1-8B-Instruct llama-int4 --format int4 --calibration answers.txt
+  blink serve llama-int4""",
     "bench": """examples:
   blink bench                                  one request per second for a minute
   blink bench --request-rate 0.5,8,16,32 --client-cpus 12-15 --save-result
@@ -55,7 +60,9 @@ _EXAMPLES: Final = {
 
 logger = logging.getLogger("blink")
 
-_TAKE_MODEL: Final = ("serve", "engine", "frontend", "doctor")
+_POSITIONAL: Final = dict.fromkeys(("serve", "engine", "frontend", "doctor"), " [MODEL]") | {
+    "quantize": " MODEL OUTPUT"
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,6 +98,10 @@ def build_parser() -> argparse.ArgumentParser:
     add_flags(
         _add_command(commands, "trace", "write the timeline of an engine's steps, for Perfetto", _trace), TraceConfig
     )
+    quantize = _add_command(commands, "quantize", "write a model with matrices of 8 or 4 bits, calibrated", _quantize)
+    quantize.add_argument("model", metavar="MODEL", help="model directory or .gguf file; '' for SmolLM2-135M-Instruct")
+    quantize.add_argument("output", metavar="OUTPUT", help="directory to make, in the Hugging Face layout")
+    add_flags(quantize, QuantizeConfig)
     doctor = _add_command(commands, "doctor", "say what this machine can do, and what to fix", _doctor)
     doctor.add_argument("model", nargs="?", default="", metavar="MODEL", help="say too whether this model fits")
     doctor.add_argument("--port", type=int, default=FrontendConfig().port, help="port to check (default: %(default)s)")
@@ -111,7 +122,7 @@ class _Parser(argparse.ArgumentParser):
 def _add_command(commands: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> _Parser:
     parser = commands.add_parser(
         name,
-        usage=f"blink {name} [MODEL] [flags]" if name in _TAKE_MODEL else f"blink {name} [flags]",
+        usage=f"blink {name}{_POSITIONAL.get(name, '')} [flags]",
         help=text,
         description=text[0].upper() + text[1:] + ".",
         epilog=_EXAMPLES.get(name),
@@ -207,6 +218,16 @@ def _trace(namespace: argparse.Namespace) -> int:
     from blink.view.timeline import run_trace
 
     return run_trace(build_config(TraceConfig, namespace))
+
+
+def _quantize(namespace: argparse.Namespace) -> int:
+    try:
+        from blink.quantize.conversion import quantize
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"quantize needs {error.name}, which is not installed: {how_to_install('engine')}") from error
+    set_up_logging("info", "text")
+    quantize(namespace.model, namespace.output, build_config(QuantizeConfig, namespace))
+    return 0
 
 
 def _doctor(namespace: argparse.Namespace) -> int:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from blink.kernels.weight import QuantizedWeight
 
-GROUP = 128  # columns of one row that share a scale, and with 4 bits a zero point
+GROUP = 128  # columns of one row that share a scale in a packed weight, and with 4 bits a zero point
 UNIT_BYTES = 128  # csrc/gpu/decode/quantized.cuh says what lies where in a unit
 FP8 = torch.float8_e4m3fn
-_FP8_MAX = 448.0
+FP8_MAX = 448.0
 
 
 class Format(Enum):
@@ -45,13 +45,21 @@ class QuantizedMatrix:
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix in another type."""
-        columns = self.values.shape[1]
         if self.zeros is None and self.scales.shape[1] == 1:
             return (self.values.float() * self.scales).to(dtype)
         values = self.values.float()
         if self.zeros is not None:
-            values -= _repeat(self.zeros.float(), columns)
-        return values.mul_(_repeat(self.scales, columns)).to(dtype)
+            values -= self._repeat(self.zeros.float())
+        return values.mul_(self._repeat(self.scales)).to(dtype)
+
+    @property
+    def group(self) -> int:
+        """Columns of a group: all groups are whole, but for the last one of GROUP columns."""
+        columns, groups = self.values.shape[1], self.scales.shape[1]
+        return GROUP if groups == -(-columns // GROUP) else columns // groups
+
+    def _repeat(self, groups: Tensor) -> Tensor:
+        return groups.repeat_interleave(self.group, 1)[:, : self.values.shape[1]]
 
 
 class PackedWeight(QuantizedWeight):
@@ -92,8 +100,8 @@ class PackedWeight(QuantizedWeight):
 
 def quantize_fp8(weight: Tensor) -> QuantizedMatrix:
     """Return a matrix [out, in] in FP8, each row with a scale of its own."""
-    scales = weight.abs().amax(1, keepdim=True).float().clamp_(min=1e-12) / _FP8_MAX
-    return QuantizedMatrix((weight.float() / scales).clamp_(-_FP8_MAX, _FP8_MAX).to(FP8), scales)
+    scales = weight.abs().amax(1, keepdim=True).float().clamp_(min=1e-12) / FP8_MAX
+    return QuantizedMatrix((weight.float() / scales).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scales)
 
 
 def can_pack(columns: int, format: Format) -> bool:
@@ -156,7 +164,3 @@ def split_group_words(words: Tensor) -> tuple[Tensor, Tensor]:
     scales = halves[..., 0].contiguous().view(torch.float16).float()
     zeros = -halves[..., 1].contiguous().view(torch.bfloat16).float() - 128
     return scales, zeros.to(torch.uint8)
-
-
-def _repeat(groups: Tensor, columns: int) -> Tensor:
-    return groups.repeat_interleave(GROUP, 1)[:, :columns]

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-_GROUP_BYTES = 4 / 128  # of scales and zero points, as a GPU keeps them; of MXFP4 1 / 32
+PACKED_GROUP = 128  # columns that share a scale in what a GPU's kernels read
+_GROUP_BYTES = 4 / PACKED_GROUP  # of scales and zero points, as a GPU keeps them; of MXFP4 1 / 32
 
 Storage = Literal["fp8", "awq", "gptq", "packed", "mxfp4"]
 
@@ -17,7 +18,8 @@ class Quantization:
 
     storage: Storage  # how the tensors lie in the files; packed: compressed-tensors' words of 4 bits
     zero_offset: int = 0  # of 4 bits: what is to be added to a stored zero point
-    has_groups: bool = True  # columns of a row share scales by the GROUP; else each row has one
+    has_groups: bool = True  # columns of a row share scales by the group; else each row has one
+    group: int = PACKED_GROUP  # columns of a group
 
     @property
     def bits(self) -> int:
@@ -36,7 +38,9 @@ class Quantization:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of a weight in a GPU's memory, with its part of the scales."""
+        """Bytes of a weight in a GPU's memory, with its part of the scales; in groups of other sizes it has 16 bits."""
+        if self.group != PACKED_GROUP:
+            return 2
         return self.bits / 8 + (_GROUP_BYTES if self.has_groups else 0)
 
     @property

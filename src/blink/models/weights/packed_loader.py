@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blink.errors import ConfigError
 from blink.kernels.experts import ExpertFormat, Fp8Experts, PackedExperts
-from blink.kernels.quantized import FP8, Format, PackedWeight, QuantizedMatrix, can_pack, pack
+from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, can_pack, pack
 from blink.models.quantization import Quantization
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
@@ -41,6 +41,8 @@ def load_packed(
         matrix = checkpoint.read_matrix(f"{name}.weight", (rows, columns), target.device)
         if matrix is None or not can_pack(columns, Format.FP8 if matrix.values.dtype == FP8 else Format.INT4):
             return None
+        if matrix.zeros is not None and matrix.group != GROUP:
+            return None
         found.append(matrix)
     if any(_kind(matrix) != _kind(found[0]) for matrix in found):
         return None
@@ -69,7 +71,7 @@ def load_quantized_experts(
     experts = _allocate_experts(scheme, size, target)
     for expert, names in enumerate(parts):
         for place, name in enumerate(names):
-            if checkpoint.find_scheme(name) is None:
+            if checkpoint.find_scheme(name) != scheme:
                 raise ConfigError(f"'{name}' is not quantized like the other experts; use another model.")
             matrix = checkpoint.read_matrix(name, shape, target.device)
             assert matrix is not None

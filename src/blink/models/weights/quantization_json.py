@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from blink.models.quantization import Quantization
+from collections.abc import Mapping
+from typing import Any
+
+from blink.models.quantization import PACKED_GROUP, Quantization
 from blink.models.weights.fields import Fields, show
 
 _KNOWN = "Blink runs fp8, compressed-tensors (FP8, 4 bits), awq, gptq and mxfp4"
-_GROUP = 128
+_INT4_GROUPS = (32, 64, PACKED_GROUP)
 
 
 def read_quantization(config: Fields) -> Quantization | None:
@@ -35,55 +38,66 @@ def read_quantization(config: Fields) -> Quantization | None:
 def _read_fp8(values: Fields) -> Quantization:
     values.require(values.text("fmt", "e4m3") == "e4m3", f"FP8 of the format {show(values.text('fmt', 'e4m3'))}")
     blocks = values.integers("weight_block_size", [])
-    values.require(blocks in ([], [_GROUP, _GROUP]), f"FP8 in blocks of {blocks}, not 128 x 128,")
+    values.require(blocks in ([], [PACKED_GROUP, PACKED_GROUP]), f"FP8 in blocks of {blocks}, not 128 x 128,")
     return Quantization("fp8", has_groups=bool(blocks))
 
 
 def _read_awq(values: Fields) -> Quantization:
-    _check_int4(values)
+    group = _read_int4_group(values)
     version = values.text("version", "gemm").lower()
     values.require(version == "gemm", f"AWQ of the version {show(version)}")
     values.require(values.flag("zero_point", True), "AWQ without zero points")
-    return Quantization("awq")
+    return Quantization("awq", group=group)
 
 
 def _read_gptq(values: Fields) -> Quantization:
-    _check_int4(values)
+    group = _read_int4_group(values)
     values.require(not values.flag("desc_act"), "GPTQ with desc_act (columns in another order)")
     # Files of the first version store zero points less 1.
     form = values.text("checkpoint_format", "gptq")
     values.require(form in ("gptq", "gptq_v2"), f"GPTQ of the checkpoint format {show(form)}")
-    return Quantization("gptq", zero_offset=1 if form == "gptq" else 0)
+    return Quantization("gptq", zero_offset=1 if form == "gptq" else 0, group=group)
 
 
-def _check_int4(values: Fields) -> None:
-    bits, group = values.integer("bits", 4), values.integer("group_size", _GROUP, low=-1)
+def _read_int4_group(values: Fields) -> int:
+    bits = values.integer("bits", 4)
     values.require(bits == 4, f"{values.text('quant_method')} of {bits} bits, not 4,")
-    _check_group(values, group)
+    return _check_group(values, values.integer("group_size", PACKED_GROUP, low=-1))
 
 
-def _check_group(values: Fields, group: int) -> None:
-    values.require(group == _GROUP, f"a group_size of {group}, not {_GROUP},")
+def _check_group(values: Fields, group: int) -> int:
+    values.require(group in _INT4_GROUPS, f"a group_size of {group}, not {' or '.join(map(str, _INT4_GROUPS))},")
+    return group
 
 
 def _read_compressed(values: Fields) -> Quantization:
     groups = values.mapping("config_groups")
+    form = values.text("format", "")
+    if form == "mixed-precision":
+        found = [_read_scheme(values, groups, name, "") for name in groups]
+        kinds = sorted((one.storage, one.storage == "fp8" and one.has_groups) for one in found)
+        values.require(kinds == [("fp8", False), ("packed", False)], "a mix other than FP8 per channel and 4 bits")
+        return next(one for one in found if one.storage == "packed")
     values.require(len(groups) == 1, f"compressed-tensors with {len(groups)} config_groups, not one,")
-    scheme = Fields(Fields(groups, values.place).mapping(next(iter(groups))), f"{values.place}.config_groups")
+    return _read_scheme(values, groups, next(iter(groups)), form)
+
+
+def _read_scheme(values: Fields, groups: Mapping[str, Any], name: str, form: str) -> Quantization:
+    """Read one of the config_groups; form: the format of all, where each has none of its own."""
+    scheme = Fields(Fields(groups, values.place).mapping(name), f"{values.place}.config_groups")
     weights = Fields(scheme.mapping("weights"), f"{scheme.place}.weights")
+    form = scheme.text("format", form)
     kind, bits = weights.text("type", "int"), weights.integer("num_bits")
     strategy = weights.text("strategy", "tensor")
-    form = values.text("format", "")
     if kind == "float" and bits == 8 and form in ("float-quantized", "naive-quantized", ""):
         weights.require(strategy in ("tensor", "channel", "block"), f"FP8 by {show(strategy)}")
         if strategy == "block":
             blocks = weights.integers("block_structure")
-            weights.require(blocks == [_GROUP, _GROUP], f"FP8 in blocks of {blocks}, not 128 x 128,")
+            weights.require(blocks == [PACKED_GROUP, PACKED_GROUP], f"FP8 in blocks of {blocks}, not 128 x 128,")
         return Quantization("fp8", has_groups=strategy == "block")
     is_packed = kind == "int" and bits == 4 and form == "pack-quantized"
     weights.require(is_packed, f"compressed-tensors with {show(kind)} weights of {bits} bits ({show(form)}; {_KNOWN})")
     scheme.require(not scheme.has("input_activations"), "4 bits with quantized activations")
     weights.require(strategy == "group", f"4 bits by {show(strategy)}")
     weights.require(weights.text("actorder", "") in ("", "weight", "static"), "4 bits with actorder group")
-    _check_group(weights, weights.integer("group_size", low=-1))
-    return Quantization("packed")
+    return Quantization("packed", group=_check_group(weights, weights.integer("group_size", low=-1)))

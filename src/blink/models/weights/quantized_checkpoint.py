@@ -20,9 +20,14 @@ from blink.models.quantization import FP8_ROWS, Quantization
 from blink.models.weights.checkpoint import Checkpoint, SafetensorsCheckpoint
 from blink.models.weights.int4_tensors import unpack_awq, unpack_columns, unpack_rows
 
-# Of all matrices these are quantized: no embeddings, no routers.
+# No embeddings, no routers.
 _MATRIX = re.compile(r".*(_proj|\.w[123]|lm_head)\.weight")
 _ALL_EXPERTS = re.compile(r".*\.experts\.(gate_up|down)_proj")  # of gpt-oss, one tensor for all
+
+
+def is_matrix(name: str) -> bool:
+    """Tell whether a tensor is one of the matrices that are quantized."""
+    return _MATRIX.fullmatch(name) is not None
 
 
 class QuantizedCheckpoint:
@@ -70,16 +75,21 @@ class QuantizedCheckpoint:
         return self._read_blocks(name, expert, device)
 
     def find_scheme(self, name: str) -> Quantization | None:
-        """Return how a matrix, or a tensor of all experts', is quantized; None if it is not."""
-        return self._quantization if self._is_quantized(name) else None
+        """Return how a matrix, or a tensor of all experts', is quantized; None if it is not.
+
+        Beside matrices of 4 bits some may be FP8.
+        """
+        quantization, stem = self._quantization, name.removesuffix(".weight")
+        if quantization.storage == "fp8":
+            return quantization if self._files.has(self._scale_name(stem)) else None
+        if quantization.storage == "mxfp4":
+            return quantization if self._files.has(f"{name}_blocks") else None
+        if self._files.has(f"{stem}.{'weight_packed' if quantization.storage == 'packed' else 'qweight'}"):
+            return quantization
+        return FP8_ROWS if self._files.has(f"{stem}.weight_scale") else None
 
     def _is_quantized(self, name: str) -> bool:
-        stem = name.removesuffix(".weight")
-        if self._quantization.storage == "fp8":
-            return self._files.has(self._scale_name(stem))
-        if self._quantization.storage == "mxfp4":
-            return self._files.has(f"{name}_blocks")
-        return self._files.has(f"{stem}.{'weight_packed' if self._quantization.storage == 'packed' else 'qweight'}")
+        return self.find_scheme(name) is not None
 
     def _scale_name(self, stem: str) -> str:
         inverse = f"{stem}.weight_scale_inv"
@@ -94,14 +104,16 @@ class QuantizedCheckpoint:
             size = (experts, rows, columns // mxfp4.GROUP)
             return {f"{name}_blocks": [(*size, mxfp4.GROUP // 2)], f"{name}_scales": [size]}
         stem, (rows, columns) = name.removesuffix(".weight"), shape
-        groups = -(-columns // GROUP)
-        if self._quantization.storage == "fp8":
+        group = self._quantization.group
+        groups = -(-columns // group)
+        quantization = self.find_scheme(name)
+        if quantization is not None and quantization.storage == "fp8":
             scales: list[tuple[int, ...]] = [(rows, 1), (rows,), (1,), (), (1, 1)]
-            if self._quantization.has_groups:
+            if quantization.has_groups:
                 scales = [(-(-rows // GROUP), groups)]
             return {name: [(rows, columns)], self._scale_name(stem): scales}
-        if columns % GROUP or rows % 8:
-            raise self._uneven(stem, GROUP)
+        if columns % group or rows % 8:
+            raise self._uneven(stem, group)
         if self._quantization.storage == "packed":
             found = {f"{stem}.weight_packed": [(rows, columns // 8)], f"{stem}.weight_scale": [(rows, groups)]}
             zeros = f"{stem}.weight_zero_point"
@@ -118,8 +130,9 @@ class QuantizedCheckpoint:
 
     def _read(self, name: str, device: torch.device | None = None) -> QuantizedMatrix:
         stem = name.removesuffix(".weight")
-        if self._quantization.storage == "fp8":
-            return self._read_fp8(name, stem, device)
+        quantization = self.find_scheme(name)
+        if quantization is not None and quantization.storage == "fp8":
+            return self._read_fp8(name, quantization, device)
 
         def read(ending: str, *types: torch.dtype) -> Tensor:
             return self._files.read(f"{stem}.{ending}", types).to(device or "cpu")
@@ -140,12 +153,13 @@ class QuantizedCheckpoint:
         zeros = unpack_columns(points).T.contiguous() + self._quantization.zero_offset
         return QuantizedMatrix(unpack_rows(weights).T.contiguous(), _half(scales), zeros)
 
-    def _read_fp8(self, name: str, stem: str, device: torch.device | None) -> QuantizedMatrix:
+    def _read_fp8(self, name: str, quantization: Quantization, device: torch.device | None) -> QuantizedMatrix:
+        stem = name.removesuffix(".weight")
         values = self._files.read(name, (FP8,)).to(device or "cpu")
         floats = (torch.float32, torch.bfloat16, torch.float16)
         scales = self._files.read(self._scale_name(stem), floats).to(values.device, torch.float32)
         rows = values.shape[0]
-        if self._quantization.has_groups:
+        if quantization.has_groups:
             return QuantizedMatrix(values, scales.repeat_interleave(GROUP, 0)[:rows].contiguous())
         return QuantizedMatrix(values, scales.reshape(-1, 1).expand(rows, 1).contiguous())
 
@@ -158,7 +172,7 @@ class QuantizedCheckpoint:
         if not self._files.has(name):
             return
         order = self._files.read(name, (torch.int32, torch.int64))
-        if not torch.equal(order.long(), torch.arange(len(order)) // GROUP):
+        if not torch.equal(order.long(), torch.arange(len(order)) // self._quantization.group):
             raise ConfigError(f"{self._files.place}: '{name}' reorders columns (desc_act), which is not supported.")
 
 
@@ -176,7 +190,7 @@ class Fp8Checkpoint:
     def fill(self, name: str, target: Tensor) -> None:
         """Write a tensor; a matrix as FP8 rounds it."""
         self._source.fill(name, target)
-        if target.ndim == 2 and _MATRIX.fullmatch(name):
+        if target.ndim == 2 and is_matrix(name):
             target.copy_(quantize_fp8(target).dequantize(target.dtype))
 
     def read_quantized(self, names: Sequence[str]) -> None:
@@ -184,7 +198,7 @@ class Fp8Checkpoint:
 
     def read_matrix(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedMatrix | None:
         """Return a matrix in FP8; None for what stays as it is."""
-        if not _MATRIX.fullmatch(name):
+        if not is_matrix(name):
             return None
         whole = torch.empty(shape, dtype=torch.bfloat16, device=device)
         self._source.fill(name, whole)
@@ -192,7 +206,7 @@ class Fp8Checkpoint:
 
     def find_scheme(self, name: str) -> Quantization | None:
         """Return how a matrix is rounded; None for what stays as it is."""
-        return FP8_ROWS if _MATRIX.fullmatch(name) else None
+        return FP8_ROWS if is_matrix(name) else None
 
 
 class DummyMatrices:
@@ -220,7 +234,7 @@ class DummyMatrices:
         whole = torch.empty(shape, dtype=torch.bfloat16, device=device)
         self._source.fill(name, whole)
         rounded = quantize_fp8(whole)
-        groups = shape[1] // GROUP
+        groups = shape[1] // self._quantization.group
         if self._quantization.bits == 8:
             scales = rounded.scales.expand(-1, groups).contiguous() if self._quantization.has_groups else rounded.scales
             return QuantizedMatrix(rounded.values, scales)
@@ -239,7 +253,7 @@ class DummyMatrices:
         """Return how a matrix, or a tensor of all experts', is quantized; None if it is not."""
         if self._quantization.experts_only:
             return self._quantization if _ALL_EXPERTS.fullmatch(name) else None
-        return self._quantization if _MATRIX.fullmatch(name) and name != "lm_head.weight" else None
+        return self._quantization if is_matrix(name) and name != "lm_head.weight" else None
 
 
 def _half(scales: Tensor) -> Tensor:

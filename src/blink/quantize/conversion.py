@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`blink quantize`: read a model, round its matrices for a text, write it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import resource
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from blink.errors import ConfigError
+from blink.kernels.quantized import QuantizedMatrix
+from blink.models.spec import ModelSpec
+from blink.models.weights.decoder_loader import DecoderLoader
+from blink.models.weights.target import WeightTarget
+from blink.models.weights.text_files import read_text
+from blink.quantize.calibration import CalibratedCheckpoint, feed, takes_rounding
+from blink.quantize.config import GROUP_SIZES, QuantizeConfig
+from blink.quantize.directory import ModelDirectory, describe_quantization
+from blink.quantize.rounding import Fp8Grid, Grid, Int4Grid
+from blink.quantize.source import SourceModel
+from blink.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("blink.quantize")
+
+_TEXT = Path(__file__).with_name("calibration.txt")
+_MAX_TEXT_BYTES = 64 << 20
+_WINDOW = 1024
+_SHORTEST = 128  # tokens
+_CPU = torch.device("cpu")
+
+
+def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
+    """Quantize a model into a new directory and return that.
+
+    Raises:
+        ConfigError: the model, the text or the directory are not to be used; the message says why.
+    """
+    start = time.monotonic()
+    source = SourceModel(model)
+    length = min(_WINDOW, source.spec.max_model_len)
+    spec = dataclasses.replace(source.spec, max_model_len=length, rope=source.spec.rope.fit(length))
+    group = _choose_group(config, spec)
+    windows = read_windows(source.load_assets().tokenizer, config, length)
+    directory = ModelDirectory(Path(output).expanduser())
+    with tqdm(
+        total=spec.num_matrix_weights, desc="rounding", unit=" weights", unit_scale=True, disable=None
+    ) as progress:
+
+        def keep(name: str, matrix: QuantizedMatrix) -> None:
+            directory.add_matrix(name, matrix)
+            progress.update(matrix.values.numel())
+
+        checkpoint = CalibratedCheckpoint(source.checkpoint, partial(_choose_grid, config, group), keep, windows)
+        decoder = DecoderLoader(checkpoint, spec, WeightTarget(_CPU, torch.float32, lambda count: count)).load()
+        _check_names(config.fp8_matrices, checkpoint.waiting)
+        feed(decoder, windows)
+        checkpoint.round_rest()
+    others = {name: shape for name, shape in checkpoint.shapes.items() if not takes_rounding(name)}
+    for name, shape in others.items():
+        directory.add(name, source.read(name, shape))
+    ignored = ["lm_head", *(name.removesuffix(".weight") for name in others if name.endswith(".gate.weight"))]
+    source.write_files(directory, describe_quantization(config, group, ignored))
+    size = directory.finish()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    logger.info(
+        "%s: %s, %.3f GB of weights, %d tokens of calibration, %.0f s, at most %.1f GB of memory",
+        directory.path, config.format, size / 1e9, windows.numel(), time.monotonic() - start, peak / 1e9,
+    )  # fmt: skip
+    return directory.path
+
+
+def read_windows(tokenizer: Tokenizer, config: QuantizeConfig, length: int) -> Tensor:
+    """Return the text's tokens in windows [number, tokens], each beginning as the model's texts do."""
+    path = Path(config.calibration).expanduser() if config.calibration else _TEXT
+    begin = tokenizer.encode("", add_special_tokens=True)[:1]
+    tokens = tokenizer.encode(read_text(path, _MAX_TEXT_BYTES), add_special_tokens=False)
+    tokens = tokens[: config.num_calibration_tokens]
+    if len(tokens) < _SHORTEST:
+        raise ConfigError(f"--calibration {path} has {len(tokens)} tokens; give a text of {_SHORTEST} or more.")
+    size = min(length - len(begin), len(tokens))
+    return torch.tensor([begin + tokens[at : at + size] for at in range(0, len(tokens) - size + 1, size)])
+
+
+def _choose_grid(config: QuantizeConfig, group: int, name: str) -> Grid:
+    """Return what a matrix is rounded to."""
+    is_int4 = config.format == "int4" and not name.removesuffix(".weight").endswith(config.fp8_matrices)
+    return Int4Grid(group) if is_int4 else Fp8Grid()
+
+
+def _check_names(ends: Sequence[str], names: Iterable[str]) -> None:
+    stems = [name.removesuffix(".weight") for name in names]
+    for end in ends:
+        if not end or not any(stem.endswith(end) for stem in stems):
+            raise ConfigError(f"--fp8-matrix {end} is the end of no matrix' name; give one such as {stems[0]}.")
+
+
+def _choose_group(config: QuantizeConfig, spec: ModelSpec) -> int:
+    """Return the columns of a group of 4 bits, all matrices having whole ones; 0 for FP8."""
+    if config.format != "int4":
+        if config.group_size:
+            raise ConfigError("--group-size is for --format int4: FP8 has a scale for each row.")
+        return 0
+    inner = spec.moe_intermediate_size if spec.num_experts else spec.intermediate_size
+    sizes = [config.group_size] if config.group_size else GROUP_SIZES
+    for size in sizes:
+        if all(columns % size == 0 for columns in (spec.hidden_size, spec.q_size, inner)):
+            return size
+    raise ConfigError(
+        f"Rows of {spec.hidden_size}, {spec.q_size} and {inner} columns have no whole groups of {sizes[-1]}:"
+        f" use --format fp8{' or another --group-size' if config.group_size else ''}."
+    )

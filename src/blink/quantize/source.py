@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model that is to be quantized: what its directory or GGUF file holds beside the matrices."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blink.config import FrontendConfig, ModelConfig
+from blink.errors import ConfigError
+from blink.models.spec import PLAIN, ModelSpec
+from blink.models.weights.checkpoint import Checkpoint, GgufCheckpoint, SafetensorsCheckpoint
+from blink.models.weights.files import resolve_model
+from blink.models.weights.gguf_header import read_gguf_metadata
+from blink.models.weights.source import find_format, read_spec
+from blink.models.weights.text_files import read_json
+from blink.quantize.directory import ModelDirectory
+from blink.text.assets import ModelAssets, load_assets
+from blink.text.gguf_tokenizer import build_tokenizer
+
+_WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+# Those of which a GGUF file says all that a config.json must.
+_GGUF_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+class SourceModel:
+    """A model in 16 or more bits, or in a GGUF file."""
+
+    def __init__(self, model: str) -> None:
+        """Open it.
+
+        Raises:
+            ConfigError: there is none, or it cannot be quantized.
+        """
+        self.path = resolve_model(model)
+        self.spec = read_spec(self.path)
+        if self.spec.quantization is not None:
+            raise ConfigError(
+                f"{self.path} has matrices of {self.spec.quantization.title} already; take one of 16 bits."
+            )
+        if self.spec.options.expert_biases:
+            raise ConfigError(f"{self.path}: experts that share a tensor ({self.spec.architecture}) are not quantized.")
+        if find_format(self.path) == "gguf":
+            self._config = _describe_gguf(self.path, self.spec)
+            self.checkpoint: Checkpoint = GgufCheckpoint(self.path, self.spec)
+        else:
+            self._config = read_json(self.path / "config.json")
+            if "text_config" in self._config:
+                raise ConfigError(f"{self.path} has more than a text model; only those are quantized.")
+            self.checkpoint = SafetensorsCheckpoint(self.path)
+
+    def load_assets(self) -> ModelAssets:
+        """Load the tokenizer and what goes with it."""
+        return load_assets(FrontendConfig(model=ModelConfig(model=str(self.path))))
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor as it is to be written: in its own type, from a GGUF file in bfloat16."""
+        if isinstance(self.checkpoint, SafetensorsCheckpoint):
+            return self.checkpoint.read(name, _WIDE_TYPES)
+        values = torch.empty(shape, dtype=torch.bfloat16)
+        self.checkpoint.fill(name, values)
+        return values
+
+    def write_files(self, output: ModelDirectory, quantization: Mapping[str, Any]) -> None:
+        """Write config.json, and the tokenizer with what belongs to it."""
+        output.write_json("config.json", {**self._config, "quantization_config": dict(quantization)})
+        if self.path.is_file():
+            _write_gguf_tokenizer(self.path, self.load_assets(), output)
+            return
+        for name in _TOKENIZER_FILES:
+            if (self.path / name).is_file():
+                shutil.copyfile(self.path / name, output.path / name)
+
+
+def _describe_gguf(path: Path, spec: ModelSpec) -> dict[str, Any]:
+    """Return the config.json of a GGUF file's model."""
+    rope, head_dim = spec.rope, spec.head_dim
+    is_plain = spec.options == PLAIN and not any((spec.windows, rope.scaling, rope.divisors, rope.long_divisors))
+    if spec.architecture not in _GGUF_CLASSES or not is_plain or rope.rotary_dim != head_dim or spec.output_bias:
+        raise ConfigError(f"{path}: such a model is quantized from its Hugging Face directory only, not from GGUF.")
+    return {
+        "architectures": [_GGUF_CLASSES[spec.architecture]],
+        "model_type": spec.architecture,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": spec.max_model_len,
+        "rms_norm_eps": spec.rms_norm_eps,
+        "rope_theta": rope.theta,
+        "tie_word_embeddings": spec.tie_embeddings,
+        "attention_bias": spec.attention_bias and spec.architecture != "qwen2",
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _write_gguf_tokenizer(path: Path, assets: ModelAssets, output: ModelDirectory) -> None:
+    metadata = read_gguf_metadata(path)
+    build_tokenizer(metadata).save(str(output.path / "tokenizer.json"))
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if template := metadata.get("tokenizer.chat_template"):
+        config["chat_template"] = template
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        token = metadata.get(
+            f"tokenizer.ggml.{name.replace('unk', 'unknown').replace('pad_token', 'padding_token')}_id"
+        )
+        if token is not None:
+            config[name] = assets.tokenizer.token_name(token)
+    output.write_json("tokenizer_config.json", config)
+    output.write_json("generation_config.json", {"eos_token_id": list(assets.eos_token_ids)})
