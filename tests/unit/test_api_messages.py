@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from blink.api.encoding import open_body, open_encoder
+from blink.api.encoding import open_encoder
 from blink.api.logprobs import LogprobFormat
 from blink.api.reply import Reply
 from blink.api.session import Session
@@ -29,6 +29,7 @@ from blink.text.generation import Generation
 from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS
 from blink.text.message.parser import MessageForm
 from blink.text.tokenizer import Tokenizer
+from played_generation import PlayedGeneration
 
 TEXT = (
     '<think>Two sums.</think>\n\nLet me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
@@ -44,7 +45,7 @@ def tokenizer() -> Tokenizer:
     return load_assets(FrontendConfig()).tokenizer
 
 
-class Play:
+class Play(PlayedGeneration):
     """A session in which a model writes a text, a character per token."""
 
     def __init__(
@@ -70,19 +71,6 @@ class Play:
         else:
             self.generation.add_token(self._tokens[-1], -0.5, self._reason)
         yield
-
-    def stream(self) -> list[dict[str, Any]]:
-        """The JSON of all events."""
-        encoder = open_encoder(self._reply, self._session)
-        data = b"".join([encoder.encode(self.generation) for _ in self._steps()]) + encoder.encode_end(None)
-        lines = [line[6:] for line in data.splitlines() if line.startswith(b"data: ") and line != b"data: [DONE]"]
-        return [json.loads(line) for line in lines]
-
-    def whole(self) -> dict[str, Any]:
-        body = open_body(self._reply, self._session)
-        for _ in self._steps():
-            body.take(self.generation)
-        return json.loads(body.encode())
 
 
 def test_deltas_are_openais(tokenizer: Tokenizer) -> None:

@@ -215,3 +215,14 @@ def test_a_step_of_the_cpu_engine_is_short_unless_it_is_told_otherwise(
     assert geometry["graphs"][int(geometry["num_graphs"]) - 1].tolist()[0] == num_tokens
     engine.stop()
     running.join()
+
+
+def test_a_step_holds_no_more_than_all_sequences_together(tmp_path: Path, region: str) -> None:
+    running = Running(engine := boot(CpuEngine, tmp_path, region, max_num_seqs=1, max_num_batched_tokens=512))
+    client = submit(region)
+    assert len(wait_for_end(client)) == 3
+    geometry = open_region(region).geometry
+    assert int(geometry["max_num_batched_tokens"]) == int(geometry["max_model_len"]) < 512
+    client.close()
+    engine.stop()
+    running.join()

@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automata import PlainAutomaton
-from blink.api.encoding import open_body, open_encoder
 from blink.api.message_form import constrain_message, message_form
 from blink.api.reading import Read
 from blink.api.reply import Reply
@@ -43,6 +42,7 @@ from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning, merge
 from blink.text.vocabulary import list_vocabulary
 from harmony_model import SPECIAL_TOKENS, build_tokenizer, write_harmony_model
+from played_generation import PlayedGeneration
 
 START, CHANNEL, MESSAGE, END, RETURN, CALL_END = (
     MARKS[f"<|{name}|>"] for name in ("start", "channel", "message", "end", "return", "call")
@@ -177,7 +177,7 @@ def load(folder: Path, **flags: Any) -> ModelAssets:
     return load_assets(FrontendConfig(model=ModelConfig(model=str(folder)), **flags))
 
 
-class Play:
+class Play(PlayedGeneration):
     """A session in which a model writes tokens, the special ones among them where the text names them."""
 
     def __init__(self, assets: ModelAssets, tokens: Sequence[int], form: MessageForm = FORM, **fields: Any) -> None:
@@ -197,18 +197,6 @@ class Play:
         if self.generation.finish_reason is None:
             self.generation.finish("length")
             yield
-
-    def stream(self) -> list[dict[str, Any]]:
-        encoder = open_encoder(self._reply, self._session)
-        data = b"".join([encoder.encode(self.generation) for _ in self._steps()]) + encoder.encode_end(None)
-        lines = [line[6:] for line in data.splitlines() if line.startswith(b"data: ") and line != b"data: [DONE]"]
-        return [json.loads(line) for line in lines]
-
-    def whole(self) -> dict[str, Any]:
-        body = open_body(self._reply, self._session)
-        for _ in self._steps():
-            body.take(self.generation)
-        return json.loads(body.encode())
 
 
 def tokens_of(assets: ModelAssets, text: str) -> list[int]:

@@ -55,6 +55,8 @@ class Engine(ABC):
         self._listener = open_listener(config)
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
         spec = self._model.spec
+        most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
+        config = self._config = replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
         vocabulary = _read_vocabulary(config, spec.vocab_size)
         num_blocks = self._size_kv_cache()
         self._check_memory(num_blocks)

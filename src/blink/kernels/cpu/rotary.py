@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
-from blink.kernels.quantized import FP8
+from blink.kernels.quantized import FP8, FP8_MAX
 from blink.region.native import lib
 
 
@@ -92,5 +92,4 @@ def store(keys: Tensor, values: Tensor, kv_slots: Tensor, kv_cache: Tensor, kv_s
 
 def round_cells(cells: Tensor, scale: float) -> Tensor:
     """Return keys or values as an FP8 cache holds them, as bytes; what is too large becomes its largest number."""
-    most = torch.finfo(FP8).max
-    return (cells.float() * (1 / scale)).clamp_(-most, most).to(FP8).view(torch.uint8)
+    return (cells.float() * (1 / scale)).clamp_(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)

@@ -11,10 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
-from blink.kernels.quantized import FP8
+from blink.kernels.quantized import FP8, FP8_MAX
 
 _HEADS_PER_PROGRAM = 8
-_FP8_MAX = tl.constexpr(torch.finfo(FP8).max)
+_FP8_MAX = tl.constexpr(FP8_MAX)
 
 
 def rotate_and_store(

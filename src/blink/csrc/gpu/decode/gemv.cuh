@@ -97,6 +97,16 @@ struct Activations {  // a warp's part of them, as the matrix instruction takes 
   Vec16 values[S::steps][S::parts];
 };
 
+// Add up a warp's squares of each row, and leave them for exchange().
+template <class S>
+__device__ inline void keep_squares(float squares, int warp, GemvShared<S>& shared) {
+  const int lane = threadIdx.x % 32, row = lane / 4;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2)
+    if (step < 4 || step >= 4 * S::slots) squares += __shfl_xor_sync(~0u, squares, step);
+  if (lane % 4 == 0 && row < S::slots && row < S::rows) shared.squares[warp][row] = squares;
+}
+
 // Load a warp's activations, times the norm's weights. Lanes whose row is beyond the last one take that again: what
 // they compute, nobody reads. Leaves each row's sum of squares.
 template <class S>
@@ -120,10 +130,7 @@ __device__ inline void load_activations(const GemvArgs& args, int first_k, int w
       squares += square_sum(v);
       v = multiply(v, *reinterpret_cast<const Vec16*>(args.norm + k + step * S::span + part * (8 / S::slots * 32)));
     }
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2)
-    if (step < 4 || step >= 4 * S::slots) squares += __shfl_xor_sync(~0u, squares, step);
-  if (lane % 4 == 0 && row < S::slots && row < S::rows) shared.squares[warp][row] = squares;
+  keep_squares<S>(squares, warp, shared);
 }
 
 // Multiply one group of a stage's weight rows; what counts of the results goes to the warp's sums.
@@ -159,21 +166,29 @@ __device__ inline void multiply_group(const Bf16* weights, const Activations<S>&
   }
 }
 
-template <class S>
-__device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp, GemvShared<S>& shared) {
-  const int warp_k = warp * S::steps * S::span;
-  Activations<S> x;
-  load_activations<S>(args, rank * S::block_k + warp_k, warp, x, shared);
+// Call multiply(weights, in_tile) with each group of weight rows, and the first one's place in the tile, as the ring
+// has them.
+template <class S, class Multiply>
+__device__ inline void walk_ring(GemvShared<S>& shared, Multiply multiply) {
 #pragma unroll 1
   for (int turn = 0; turn < S::turns; turn++) {
     const int slot = turn % S::stages;
     wait(shared.full[slot], turn / S::stages % 2);
 #pragma unroll
     for (int row = 0; row < S::stage_rows; row += S::group)
-      multiply_group<S>(shared.ring[slot][row] + warp_k, x, warp, turn * S::stage_rows + row, shared);
+      multiply(shared.ring[slot][row], turn * S::stage_rows + row);
     __syncwarp();
     if (threadIdx.x % 32 == 0 && turn + S::stages < S::turns) arrive(shared.empty[slot]);
   }
+}
+
+template <class S>
+__device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp, GemvShared<S>& shared) {
+  const int warp_k = warp * S::steps * S::span;
+  Activations<S> x;
+  load_activations<S>(args, rank * S::block_k + warp_k, warp, x, shared);
+  walk_ring<S>(
+      shared, [&](const Bf16* weights, int in_tile) { multiply_group<S>(weights + warp_k, x, warp, in_tile, shared); });
 }
 
 // Add up the block's sums of a weight row; four neighbouring lanes do it together.

@@ -91,10 +91,7 @@ __device__ inline void load_whole(const GemvArgs& args, int first_k, int warp, I
         squares += square_sum(pair);
         pair = multiply_pairs(pair, *reinterpret_cast<const unsigned*>(args.norm + place(chunk, i)));
       }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2)
-      if (step < 4 || step >= 4 * S::slots) squares += __shfl_xor_sync(~0u, squares, step);
-    if (lane % 4 == 0 && row < S::slots && row < S::rows) shared.squares[warp][row] = squares;
+    keep_squares<S>(squares, warp, shared);
   }
 #pragma unroll
   for (int chunk = 0; chunk < S::chunks; chunk++) cut_group<S>(pairs[chunk], chunk, to);
@@ -145,16 +142,9 @@ __device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp
   const int warp_k = warp * S::steps * S::span, warp_bytes = S::block_bytes / S::warps;
   Int4Activations<S> x;
   load_whole<S>(args, rank * S::block_k + warp_k, warp, x, shared);
-#pragma unroll 1
-  for (int turn = 0; turn < S::turns; turn++) {
-    const int slot = turn % S::stages;
-    wait(shared.full[slot], turn / S::stages % 2);
-#pragma unroll
-    for (int row = 0; row < S::stage_rows; row += S::group)
-      multiply_units<S>(shared.ring[slot][row] + warp * (warp_bytes / 2), x, warp, turn * S::stage_rows + row, shared);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0 && turn + S::stages < S::turns) arrive(shared.empty[slot]);
-  }
+  walk_ring<S>(shared, [&](const Bf16* weights, int in_tile) {
+    multiply_units<S>(weights + warp * (warp_bytes / 2), x, warp, in_tile, shared);
+  });
 }
 
 // Blocks of a multiprocessor for which registers are kept.

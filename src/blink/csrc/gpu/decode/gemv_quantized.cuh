@@ -81,12 +81,7 @@ __device__ inline void load_words(const GemvArgs& args, int first_k, int warp, Q
           value = multiply_pairs(value, *reinterpret_cast<const unsigned*>(args.norm + place));
         }
       }
-  if constexpr (S::norm) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2)
-      if (step < 4 || step >= 4 * S::slots) squares += __shfl_xor_sync(~0u, squares, step);
-    if (lane % 4 == 0 && row < S::slots && row < S::rows) shared.squares[warp][row] = squares;
-  }
+  if constexpr (S::norm) keep_squares<S>(squares, warp, shared);
 }
 
 // Make f16 of a lane's activations, times the power of 2 that brings their row's largest to 2^14; return its inverse.
@@ -173,17 +168,9 @@ __device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp
   QuantizedActivations<S> x;
   load_words<S>(args, rank * S::block_k + warp_k, warp, x, shared);
   const float scale = scale_words<S>(x);
-#pragma unroll 1
-  for (int turn = 0; turn < S::turns; turn++) {
-    const int slot = turn % S::stages;
-    wait(shared.full[slot], turn / S::stages % 2);
-#pragma unroll
-    for (int row = 0; row < S::stage_rows; row += S::group)
-      multiply_units<S>(shared.ring[slot][row] + warp * (warp_bytes / 2), x, scale, warp, turn * S::stage_rows + row,
-                        shared);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0 && turn + S::stages < S::turns) arrive(shared.empty[slot]);
-  }
+  walk_ring<S>(shared, [&](const Bf16* weights, int in_tile) {
+    multiply_units<S>(weights + warp * (warp_bytes / 2), x, scale, warp, in_tile, shared);
+  });
 }
 
 template <bool kGrouped, int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, int kStageRows,
