@@ -14,7 +14,7 @@ from blink.cli import model_fit
 from blink.cli.torch_probe import Gpu, TorchReport
 from blink.kernels.cpu.gguf_weight import GgufRows
 from blink.models.layer import MoeMlp
-from blink.models.weights import gguf_file, loader
+from blink.models.weights import loader
 from blink.models.weights.checkpoint import GgufCheckpoint, KeepBlocks
 from blink.models.weights.decoder_loader import DecoderLoader
 from blink.models.weights.gguf_file import GgufTensor
@@ -84,20 +84,18 @@ def test_a_gpu_gets_planes_of_all_but_experts(mixtral: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "switch", "is_kept"),
+    ("capability", "dtype", "is_kept"),
     [
-        ((9, 0), torch.bfloat16, True, True),
-        ((8, 0), torch.float16, True, True),
-        ((7, 5), torch.float16, True, False),
-        ((9, 0), torch.float32, True, False),
-        ((9, 0), torch.bfloat16, False, False),
+        ((9, 0), torch.bfloat16, True),
+        ((8, 0), torch.float16, True),
+        ((7, 5), torch.float16, False),
+        ((9, 0), torch.float32, False),
     ],
 )
 def test_gpus_that_multiply_bfloat16_keep_matrices_quantised(
-    capability: tuple[int, int], dtype: torch.dtype, switch: bool, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+    capability: tuple[int, int], dtype: torch.dtype, is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(gguf_file, "KEEPS_ON_GPU", switch)
     keep = loader._keep_blocks(GPU, dtype)
     assert (keep is not None) == is_kept
     assert keep is None or not keep.takes_experts
@@ -109,6 +107,5 @@ def test_doctor_counts_what_a_gpu_keeps(
 ) -> None:
     report = TorchReport("2.11", (Gpu("a GPU", 80 << 30, 3e12, *capability),))
     monkeypatch.setattr(model_fit, "probe_torch", lambda: report)
-    monkeypatch.setattr(gguf_file, "KEEPS_ON_GPU", True)
     found = {finding.subject: finding.text for finding in model_fit.examine_given_model(str(mixtral))}
     assert ("stay as they are stored" in found["precision"]) == (capability >= (8, 0))

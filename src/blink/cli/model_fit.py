@@ -114,9 +114,9 @@ def _count_shard(shard: Path) -> Counter[str]:
 
 def _keeps_blocks(gpus: tuple[Gpu, ...]) -> bool:
     """Tell whether an engine keeps a GGUF file's matrices quantised."""
-    from blink.models.weights.gguf_file import KEEPING_GPU, KEEPS_ON_GPU
+    from blink.models.weights.gguf_file import KEEPING_GPU
 
-    return not gpus or (KEEPS_ON_GPU and (gpus[0].major, gpus[0].minor) >= KEEPING_GPU)
+    return not gpus or (gpus[0].major, gpus[0].minor) >= KEEPING_GPU
 
 
 def _count_gguf(path: Path, spec: ModelSpec, plain_size: int) -> WeightBytes:

@@ -18,8 +18,6 @@ from blink.region.native import lib
 
 _PLAIN_KINDS = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
 _MAX_ALIGNMENT = 1 << 20
-# Whether matrices stay quantised on a GPU too. Off until the kernels for that (kernels/gpu/gguf.py) have run on one.
-KEEPS_ON_GPU = False
 KEEPING_GPU = (8, 0)  # compute capability from which on a GPU multiplies bfloat16
 # What kernels/gguf.py makes of a block: K-quants get whole bytes for scales of 6 bits, and words for those of 16.
 _GPU_BLOCK_BYTES = {gguf.GGMLQuantizationType.Q4_K: 148, gguf.GGMLQuantizationType.Q6_K: 212}

@@ -110,7 +110,7 @@ def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:
     """Return how a GGUF file's matrices stay quantised; None: the device has no kernels for that type."""
     if device.type == "cpu":
         return KEEP_ON_CPU if dtype == torch.float32 else None
-    if not gguf_file.KEEPS_ON_GPU or dtype == torch.float32:
+    if dtype == torch.float32:
         return None
     if torch.cuda.get_device_capability(device) < gguf_file.KEEPING_GPU:
         return None
