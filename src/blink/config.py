@@ -36,7 +36,7 @@ class ModelConfig:
     load_format: str = option("auto", "where weights come from", choices=("auto", "safetensors", "gguf", "dummy"))
     dtype: str = option(
         "auto",
-        "compute type; auto: bfloat16 on GPU, on CPU float32 with a GGUF file's matrices as they are stored",
+        "compute type; auto: bfloat16 on GPU, float32 on CPU, with a GGUF file's matrices as they are stored",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str = option(

@@ -22,6 +22,7 @@ _MODULES = (
     "activation",
     "attention",
     "constrained_sampling",
+    "gguf_products",
     "moe",
     "quantized",
     "rms_norm",

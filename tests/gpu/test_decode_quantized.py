@@ -92,6 +92,25 @@ def test_any_split_of_few_rows_gives_the_same_products(
     check_few(kind, 2, 100, 4096)
 
 
+@pytest.mark.parametrize(("rows", "n", "k"), [(4, 100, 14336), (8, 72, 4096), (7, 1000, 512)])
+def test_products_of_few_rows_with_4_bits_take_up_to_8(rows: int, n: int, k: int) -> None:
+    torch.manual_seed(2)
+    check_few("int4", rows, n, k)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_of_few_rows_what_is_not_finite_stays_so_in_its_row_alone(value: float) -> None:
+    torch.manual_seed(8)
+    x = draw(2, 1024)
+    weight, _ = draw_weight("int4", 128, 1024)
+    expected, found = torch.zeros(2, 2, 128, dtype=torch.bfloat16, device="cuda")
+    gemv.add_linear(x, weight, expected)
+    x[1, 300] = value
+    gemv.add_linear(x, weight, found)
+    assert not found[1].isfinite().any()
+    assert torch.equal(found[0], expected[0])
+
+
 def norm_of(x: Tensor, weight: Tensor) -> gemm.Normed:
     squares = torch.full((1, splits.pad_rows(x.shape[0])), torch.nan, device="cuda")
     squares[:, : x.shape[0]] = x.float().square().sum(1)

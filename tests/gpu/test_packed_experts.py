@@ -39,22 +39,22 @@ SIZE = {ExpertFormat.FP8: 208, ExpertFormat.INT4: 128, ExpertFormat.MXFP4: 96}
 LIMIT = 1e-2
 
 
-def draw_matrix(form: ExpertFormat, rows: int, columns: int) -> QuantizedMatrix | Mxfp4Matrix:
+def draw_matrix(form: ExpertFormat, rows: int, columns: int, scale: float = 1.0) -> QuantizedMatrix | Mxfp4Matrix:
     if form is ExpertFormat.MXFP4:
         exponents = torch.randint(119, 124, (rows, columns // 32), dtype=torch.uint8, device="cuda")
         return Mxfp4Matrix(torch.randint(16, (rows, columns), dtype=torch.uint8, device="cuda"), exponents)
     size = (rows, -(-columns // GROUP))
-    scales = ((torch.rand(size, device="cuda") + 0.5) * columns**-0.5 / 4).half().float()
+    scales = ((torch.rand(size, device="cuda") + 0.5) * scale * columns**-0.5 / 4).half().float()
     if form is ExpertFormat.FP8:
         return QuantizedMatrix(torch.randn(rows, columns, device="cuda").to(FP8), 4 * scales)
     zeros = torch.randint(5, 12, size, dtype=torch.uint8, device="cuda")
     return QuantizedMatrix(torch.randint(16, (rows, columns), dtype=torch.uint8, device="cuda"), scales, zeros)
 
 
-def draw_experts(form: ExpertFormat, count: int, rows: int, columns: int) -> PackedExperts:
+def draw_experts(form: ExpertFormat, count: int, rows: int, columns: int, scale: float = 1.0) -> PackedExperts:
     packed = PackedExperts.allocate(form, (count, rows, columns)).to(torch.device("cuda"))
     for expert in range(count):
-        packed.store(expert, slice(None), draw_matrix(form, rows, columns))
+        packed.store(expert, slice(None), draw_matrix(form, rows, columns, scale))
     return packed
 
 

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import gguf
-import numpy as np
 import pytest
 import torch
 
@@ -14,44 +11,17 @@ from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight, Isa, row_bytes
 from blink.kernels.experts import QuantizedExperts
 from blink.kernels.linear import linear
 from blink.kernels.moe import moe
+from gguf_blocks import KINDS, Bytes, check_product, dequantize, make_blocks
 
 Kind = gguf.GGMLQuantizationType
-KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K)
-HALVES = {Kind.Q4_0: (0,), Kind.Q4_1: (0, 2), Kind.Q8_0: (0,), Kind.Q4_K: (0, 2), Kind.Q6_K: (208,)}  # where scales are
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 isas = pytest.mark.parametrize(
     "isa", [pytest.param(isa, marks=[] if isa.is_here else pytest.mark.skip("not here")) for isa in list(Isa)[1:]]
 )
 
 
-def make_blocks(kind: Kind, rows: int, columns: int, seed: int = 0) -> Bytes:
-    """Return rows of random quants with scales of all sizes: zero, negative, subnormal."""
-    rng = np.random.default_rng(seed)
-    values, size = gguf.GGML_QUANT_SIZES[kind]
-    blocks = rng.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
-    for place in HALVES[kind]:
-        scales = (rng.standard_normal((rows, columns // values)) * 10.0 ** rng.integers(-7, 1)).astype(np.float16)
-        scales[rng.random(scales.shape) < 0.1] = 0
-        blocks[:, :, place : place + 2] = scales[..., None].view(np.uint8)
-    return blocks.reshape(rows, -1)
-
-
-def dequantize(blocks: Bytes, kind: Kind) -> torch.Tensor:
-    """The oracle."""
-    return torch.from_numpy(gguf.quants.dequantize(blocks, kind))
-
-
 def make_weight(blocks: Bytes, kind: Kind, columns: int, isa: Isa = Isa.BEST) -> GgufWeight:
     return GgufWeight([GgufRows(int(kind), torch.from_numpy(blocks))], columns, isa)
-
-
-def check_product(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
-    """Hold a product against float64, within what float32 may round over a sum of such terms."""
-    exact = x.double() @ weight.double().T
-    terms = x.double().abs() @ weight.double().abs().T
-    assert found.shape == exact.shape
-    assert bool(((found - exact).abs() <= terms * 2e-6 + 1e-30).all())
 
 
 @isas

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from blink.config import ModelConfig
 from blink.errors import ConfigError
-from blink.models.rope import LinearScaling
-from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
+from gguf_conversion import convert
 from model_driver import Driver
 
 Kind = gguf.GGMLQuantizationType
@@ -104,94 +100,6 @@ MODELS: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {
         },
     ),
 }
-INTERLEAVED = {gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE}
-EXPERT_PARTS = {"mixtral": ("block_sparse_moe", ("w1", "w2", "w3"))}
-
-
-def interleave(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Reorder a head's rows as llama.cpp's converter does for llama: 0, half, 1, half + 1, ..."""
-    size = weight.shape[0] // num_heads
-    order = [row for i in range(size // 2) for row in (i, i + size // 2)]
-    return torch.cat([head[order] for head in weight.split(size)])
-
-
-def convert(
-    directory: Path, path: Path, arch: gguf.MODEL_ARCH, spec: ModelSpec, kinds: Sequence[Kind] = (Kind.F32,)
-) -> None:
-    """Write a safetensors directory as GGUF, with the gguf package's own table of names.
-
-    kinds: types of the matrices, in turn; what has no whole blocks stays float32.
-    """
-    weights = {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
-    names = gguf.get_tensor_name_map(arch, spec.num_layers)
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
-    writer.add_block_count(spec.num_layers)
-    writer.add_context_length(spec.max_model_len)
-    writer.add_embedding_length(spec.hidden_size)
-    writer.add_feed_forward_length(spec.intermediate_size)
-    writer.add_head_count(spec.num_heads)
-    writer.add_head_count_kv(spec.num_kv_heads)
-    writer.add_key_length(spec.head_dim)
-    writer.add_layer_norm_rms_eps(spec.rms_norm_eps)
-    writer.add_rope_freq_base(spec.rope.theta)
-    writer.add_rope_dimension_count(spec.rope.rotary_dim)
-    writer.add_token_list([f"token {i}" for i in range(spec.vocab_size)])
-    writer.add_eos_token_id(7)
-    add_options(writer, spec)
-    if spec.num_experts:
-        place, parts = EXPERT_PARTS.get(spec.architecture, ("mlp", ("gate_proj", "up_proj", "down_proj")))
-        writer.add_expert_count(spec.num_experts)
-        writer.add_expert_used_count(spec.experts_per_token)
-        writer.add_expert_feed_forward_length(spec.moe_intermediate_size)
-        for layer in range(spec.num_layers):
-            for part in parts:
-                prefix = f"model.layers.{layer}.{place}.experts"
-                stacked = [weights.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(spec.num_experts)]
-                weights[f"{prefix}.{part}.weight"] = torch.stack(stacked)
-    turns = itertools.cycle(kinds)
-    for name, value in weights.items():
-        if spec.options.shifted_norms and name.endswith("norm.weight"):
-            value = value + 1
-        if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
-            value = interleave(value, spec.num_heads if "q_proj" in name else spec.num_kv_heads)
-        stored = names.get_name(name, (".weight", ".bias"))
-        assert stored is not None
-        kind = next(turns)
-        if value.ndim == 1 or "gate_inp" in stored or value.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
-            kind = Kind.F32
-        writer.add_tensor(stored, gguf.quants.quantize(value.numpy(), kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def add_options(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
-    """Write what a family adds, under the names that llama.cpp's converter uses."""
-    options, rope = spec.options, spec.rope
-    if spec.windows:
-        writer.add_sliding_window(max(spec.windows))
-    if options.shifted_norms and options.attention_softcap:
-        writer.add_attn_logit_softcapping(options.attention_softcap)
-        writer.add_final_logit_softcapping(options.logits_softcap)
-    if spec.architecture == "granite":
-        assert options.attention_scale is not None
-        writer.add_attention_scale(options.attention_scale)
-        writer.add_embedding_scale(options.embedding_scale)
-        writer.add_residual_scale(options.residual_scale)
-        writer.add_logit_scale(options.logits_divisor)
-    if rope.long_divisors:
-        writer.add_rope_scaling_orig_ctx_len(rope.original_max_len)
-        writer.add_rope_scaling_attn_factors(rope.magnitude)
-        writer.add_tensor("rope_factors_short.weight", np.array(rope.divisors, np.float32))
-        writer.add_tensor("rope_factors_long.weight", np.array(rope.long_divisors, np.float32))
-    elif rope.divisors:
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(4.0)
-        writer.add_rope_scaling_orig_ctx_len(32)
-    if isinstance(rope.scaling, LinearScaling):
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope.scaling.factor)
 
 
 @pytest.mark.parametrize("model_type", MODELS)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from blink.cli.finding import Finding
-from blink.cli.torch_probe import probe_torch
+from blink.cli.torch_probe import Gpu, probe_torch
 from blink.config import EngineConfig
 from blink.errors import BlinkError, ConfigError
 from blink.host.extras import how_to_install
@@ -60,8 +60,8 @@ def examine_given_model(model: str) -> Iterator[Finding]:
     name, size = ("bfloat16", 2) if gpus else ("float32", 4)
     weights = _count_weights(spec, size, stays_quantized=bool(gpus))
     text = f"stored as {stored}, computed in {name} unless --dtype says otherwise"
-    if path.is_file() and not gpus:
-        weights = _count_gguf(path, spec)
+    if path.is_file() and _keeps_blocks(gpus):
+        weights = _count_gguf(path, spec, size)
         text += "; without it quantised matrices stay as they are stored"
     yield Finding("ok", "precision", text)
     share = EngineConfig().gpu_memory_utilization
@@ -112,13 +112,25 @@ def _count_shard(shard: Path) -> Counter[str]:
     return kinds
 
 
-def _count_gguf(path: Path, spec: ModelSpec) -> WeightBytes:
-    """Count what the CPU engine keeps of a GGUF file, and what it reads of that for one token."""
+def _keeps_blocks(gpus: tuple[Gpu, ...]) -> bool:
+    """Tell whether an engine keeps a GGUF file's matrices quantised."""
+    from blink.models.weights.gguf_file import KEEPING_GPU
+
+    return not gpus or (gpus[0].major, gpus[0].minor) >= KEEPING_GPU
+
+
+def _count_gguf(path: Path, spec: ModelSpec, plain_size: int) -> WeightBytes:
+    """Count what an engine keeps of a GGUF file, and what it reads of that for one token.
+
+    plain_size: bytes of a number that does not stay quantised; 4 on a CPU, whose experts do.
+    """
     from blink.models.weights.gguf_file import GgufFile
 
-    total, read = 0, 0.0
+    total, read, on_gpu = 0, 0.0, plain_size < 4
     for name, tensor in GgufFile(path).tensors.items():
-        size = tensor.num_bytes if tensor.can_stay_quantized else math.prod(tensor.shape) * 4
+        size = math.prod(tensor.shape) * plain_size
+        if tensor.can_stay_quantized and not (on_gpu and "_exps." in name):
+            size = tensor.gpu_bytes if on_gpu else tensor.num_bytes
         total += size
         if "_exps." in name:
             read += size * spec.experts_per_token / max(spec.num_experts, 1)

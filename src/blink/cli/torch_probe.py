@@ -15,7 +15,8 @@ import json, torch
 gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
 # Two transfers a clock; kHz and bits.
 speeds = [2e3 * getattr(gpu, "memory_clock_rate", 0) * getattr(gpu, "memory_bus_width", 0) / 8 for gpu in gpus]
-print(json.dumps([torch.__version__, [[gpu.name, gpu.total_memory, speed] for gpu, speed in zip(gpus, speeds)]]))
+found = [[gpu.name, gpu.total_memory, speed, gpu.major, gpu.minor] for gpu, speed in zip(gpus, speeds)]
+print(json.dumps([torch.__version__, found]))
 """
 
 
@@ -26,6 +27,8 @@ class Gpu:
     name: str
     memory: int  # bytes
     bandwidth: float  # bytes per second, by its data sheet; 0: not known
+    major: int = 0  # of its compute capability
+    minor: int = 0
 
 
 @dataclass(frozen=True, slots=True)

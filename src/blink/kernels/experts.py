@@ -79,7 +79,7 @@ class ExpertFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """The matrices of all experts in 8 or 4 bits, scales by the GROUP of columns, as the grouped products read them.
+    """The matrices of all experts in 8 or 4 bits, scales by the GROUP of columns, as a GPU's products read them.
 
     Rows are filled up with zeros to whole groups. FP8: a byte for each column, in order. Of 4 bits 32 bytes hold 64
     columns, of which the first 32 lie in the low halves. A group's word: FP8 a float32 scale; INT4 as

@@ -14,22 +14,24 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
-from blink.kernels.experts import Fp8Experts, PackedExperts
+from blink.kernels.experts import PackedExperts
 from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.gpu.decode.splits import pad_rows
-from blink.kernels.quantized import PackedWeight
+from blink.kernels.quantized import Format, PackedWeight
 from blink.kernels.weight import Weight
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
 MAX_GEMV_ROWS = 2
+MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
 MAX_DECODE_ROWS = gemm.MAX_ROWS
 MAX_EXPERTS_ROWS = 64
-MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/decode_moe_layer.py
+MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/few_experts.py
+MAX_UNGROUPED_PACKED_ROWS = 2  # in blocks or 4 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,6 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
 def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
     """Tell whether the kernels take those weights that are quantized, layers being alike."""
     packed = _list_packed(layer, lm_head)
-    if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.down, Fp8Experts) and rows <= MAX_UNGROUPED_ROWS:
-        num_experts, hidden, size = layer.mlp.down.shape
-        if not moe.can_add_experts(rows, hidden, size, num_experts, 1, fp8=True):
-            return False
     if _takes_few(layer, packed, rows):
         return True
     if _has_planes(layer, rows):
@@ -81,10 +79,8 @@ def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
 
 def _has_planes(layer: Layer, rows: int) -> bool:
     """Tell whether the activations of a layer's products are planes: gemm.py."""
-    mlp = layer.mlp
-    if not isinstance(mlp, DenseMlp):
-        return False
-    return all(_takes_planes(weight, rows) for weight in (layer.qkv, layer.output, mlp.gate_up, mlp.down))
+    weights = _list_dense(layer)
+    return bool(weights) and all(_takes_planes(weight, rows) for weight in weights)
 
 
 def _takes_planes(weight: Weight, rows: int) -> bool:
@@ -92,24 +88,37 @@ def _takes_planes(weight: Weight, rows: int) -> bool:
 
 
 def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
-    weights = [layer.qkv, layer.output, lm_head]
-    if isinstance(layer.mlp, DenseMlp):
-        weights += [layer.mlp.gate_up, layer.mlp.down]
+    weights = [*(_list_dense(layer) or (layer.qkv, layer.output)), lm_head]
     return [weight for weight in weights if isinstance(weight, PackedWeight)]
 
 
 def _takes_few(layer: Layer, packed: Sequence[PackedWeight], rows: int) -> bool:
     """Tell whether the kernels for few rows are there and the faster ones: planes are faster still."""
-    few = rows <= MAX_GEMV_ROWS and not _is_grouped(layer, rows) and not _has_planes(layer, rows)
+    most = MAX_INT4_GEMV_ROWS if _is_int4(layer) else MAX_GEMV_ROWS
+    few = rows <= most and not _is_grouped(layer, rows) and not _has_planes(layer, rows)
     return few and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
 
 
+def _is_int4(layer: Layer) -> bool:
+    """Tell whether all of a dense layer's matrices have 4 bits."""
+    weights = _list_dense(layer)
+    is_int4 = (isinstance(weight, PackedWeight) and weight.format is Format.INT4 for weight in weights)
+    return bool(weights) and all(is_int4)
+
+
+def _list_dense(layer: Layer) -> tuple[Weight, ...]:
+    """Return the matrices of a layer without experts."""
+    mlp = layer.mlp
+    return (layer.qkv, layer.output, mlp.gate_up, mlp.down) if isinstance(mlp, DenseMlp) else ()
+
+
 def _is_grouped(layer: Layer, rows: int) -> bool:
-    """Tell whether a layer's experts take the grouped products: with more rows, and those in 4 bits or blocks."""
-    if not isinstance(layer.mlp, MoeMlp):
+    """Tell whether a layer's experts take the grouped products: with more rows, or if others do not take them."""
+    mlp = layer.mlp
+    if not isinstance(mlp, MoeMlp):
         return False
-    parts = (layer.mlp.gate_up, layer.mlp.down)
-    return rows > MAX_UNGROUPED_ROWS or any(isinstance(part, PackedExperts) for part in parts)
+    most = MAX_UNGROUPED_PACKED_ROWS if isinstance(mlp.down, PackedExperts) else MAX_UNGROUPED_ROWS
+    return rows > most or not moe.can_add(rows, mlp.gate_up, mlp.down)
 
 
 def can_attend_rows(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> bool:

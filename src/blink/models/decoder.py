@@ -19,7 +19,7 @@ from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
 from blink.kernels.scoring import score_prompts
 from blink.kernels.weight import QuantizedEmbedding, Weight, plain
-from blink.models.layer import DenseMlp, Layer, MoeMlp, count_bytes
+from blink.models.layer import DenseMlp, Layer, MoeMlp, count_bytes, list_weights
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
@@ -58,6 +58,10 @@ class Decoder:
         self._layers = layers
         self._norm = norm
         self._lm_head = lm_head
+        # A GGUF file's: kernels made for decoding know none in its formats, and any layer may have some.
+        self._has_gguf_weights = any(
+            isinstance(weight, QuantizedEmbedding) for weight in list_weights([embedding, *layers, lm_head])
+        )
         self._rotary_table = self._make_rotary_table(spec.rope)
         self._local_table = None if spec.local_rope is None else self._make_rotary_table(spec.local_rope)
 
@@ -208,7 +212,7 @@ class Decoder:
         return attend
 
     def _has_decode_kernels(self, num_rows: int, kv_cache: Tensor) -> bool:
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or self._has_gguf_weights:
             return False
         from blink.models.decode_step import can_decode, can_multiply_packed
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 
 from torch import Tensor
@@ -52,10 +53,16 @@ class Layer:
 
 def count_bytes(part: object) -> int:
     """Return the bytes of all weights in a layer, or in a part of one."""
+    return sum(weight.nbytes for weight in list_weights(part))
+
+
+def list_weights(part: object) -> Iterator[Weight]:
+    """List all weights in a layer, or in a part of one."""
     if isinstance(part, Tensor | QuantizedWeight):
-        return part.nbytes
-    if isinstance(part, tuple | list):
-        return sum(count_bytes(item) for item in part)
-    if is_dataclass(part):
-        return sum(count_bytes(getattr(part, field.name)) for field in fields(part))
-    return 0
+        yield part
+    elif isinstance(part, tuple | list):
+        for item in part:
+            yield from list_weights(item)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from list_weights(getattr(part, field.name))

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -57,15 +58,26 @@ class Checkpoint(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class KeepBlocks:
+    """How matrices stay quantised: what makes a weight of rows as a file holds them, and of a number of columns."""
+
+    make: Callable[[Sequence[GgufRows], int], QuantizedEmbedding]
+    takes_experts: bool
+
+
+KEEP_ON_CPU = KeepBlocks(GgufWeight, takes_experts=True)
+
+
 class GgufCheckpoint:
     """Weights of a GGUF file, dequantised or as they are stored."""
 
     norm_shift = 0.0  # converters add it
 
-    def __init__(self, path: Path, spec: ModelSpec, *, keeps_blocks: bool = False) -> None:
-        """Open a file; keeps_blocks: whether matrices stay as stored where there are kernels, those of the CPU."""
+    def __init__(self, path: Path, spec: ModelSpec, keep: KeepBlocks | None = None) -> None:
+        """Open a file; keep: makes weights of matrices that stay quantised where there are kernels; None: none do."""
         self._file = GgufFile(path)
-        self._keeps_blocks = keeps_blocks
+        self._keep = keep
         self._spec = spec
         self._is_interleaved = FAMILIES[spec.architecture].interleaved
         self._names = gguf.get_tensor_name_map(find_gguf_arch(self._file), spec.num_layers)
@@ -89,14 +101,16 @@ class GgufCheckpoint:
     def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
         places = [self._find_name(name) for name in names]
         tensors = [self._file.tensors[stored] for stored, _ in places]
-        if not (self._keeps_blocks and all(tensor.can_stay_quantized for tensor in tensors)):
+        if self._keep is None or not all(tensor.can_stay_quantized for tensor in tensors):
+            return None
+        if not self._keep.takes_experts and any(expert is not None for _, expert in places):
             return None
         parts: list[GgufRows] = []
         for (stored, expert), tensor in zip(places, tensors, strict=True):
             # A copy: a file that is mapped may shrink, which would end the process.
             rows = torch.from_numpy(self._file.read_rows(stored, expert).copy())
             parts.append(GgufRows(int(tensor.kind), self._restore_order(stored, rows)))
-        return GgufWeight(parts, tensors[0].shape[-1])
+        return self._keep.make(parts, tensors[0].shape[-1])
 
     def _restore_order(self, stored: str, values: Tensor) -> Tensor:
         """Undo llama.cpp's interleaving of each head's two halves, which its rotary kernel for llama wants."""

@@ -18,6 +18,9 @@ from blink.region.native import lib
 
 _PLAIN_KINDS = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
 _MAX_ALIGNMENT = 1 << 20
+KEEPING_GPU = (8, 0)  # compute capability from which on a GPU multiplies bfloat16
+# What kernels/gguf.py makes of a block: K-quants get whole bytes for scales of 6 bits, and words for those of 16.
+_GPU_BLOCK_BYTES = {gguf.GGMLQuantizationType.Q4_K: 148, gguf.GGMLQuantizationType.Q6_K: 212}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,15 @@ class GgufTensor:
 
     @property
     def can_stay_quantized(self) -> bool:
-        """Whether the CPU's kernels multiply with a matrix of this type as it is stored."""
+        """Whether there are kernels that multiply with a matrix of this type as it is stored."""
         return len(self.shape) > 1 and bool(lib.blink_gguf_block_bytes(self.kind))
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Bytes of a matrix that stays quantised on a GPU, where a row has a whole number of units of 64 columns."""
+        values, num_bytes = gguf.GGML_QUANT_SIZES[self.kind]
+        blocks = -(-self.shape[-1] // 64) * 64 // values
+        return math.prod(self.shape[:-1]) * blocks * _GPU_BLOCK_BYTES.get(self.kind, num_bytes)
 
 
 class GgufFile:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import torch
@@ -14,7 +15,15 @@ from blink.errors import ConfigError
 from blink.kernels.operands import KvScales
 from blink.models.decoder import Decoder
 from blink.models.spec import ModelSpec
-from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint, SafetensorsCheckpoint
+from blink.models.weights import gguf_file
+from blink.models.weights.checkpoint import (
+    KEEP_ON_CPU,
+    Checkpoint,
+    DummyCheckpoint,
+    GgufCheckpoint,
+    KeepBlocks,
+    SafetensorsCheckpoint,
+)
 from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
 from blink.models.weights.files import resolve_model
 from blink.models.weights.kv_scales import read_kv_scales
@@ -43,7 +52,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
     """Load the model that the configuration names, with its weights on `device` in `dtype`.
 
-    Matrices of a GGUF file stay as they are stored where its kernels take them: on a CPU, unless a type was asked for.
+    Matrices of a GGUF file stay as they are stored where the device's kernels take them, unless a type was asked for.
 
     Raises:
         ConfigError: the model is missing, incomplete or not supported; the message says what to do.
@@ -97,6 +106,19 @@ def _limit_length(spec: ModelSpec, max_model_len: int) -> ModelSpec:
     return dataclasses.replace(spec, max_model_len=length, rope=spec.rope.fit(length))
 
 
+def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:
+    """Return how a GGUF file's matrices stay quantised; None: the device has no kernels for that type."""
+    if device.type == "cpu":
+        return KEEP_ON_CPU if dtype == torch.float32 else None
+    if dtype == torch.float32:
+        return None
+    if torch.cuda.get_device_capability(device) < gguf_file.KEEPING_GPU:
+        return None
+    from blink.kernels.gpu.gguf_weight import pack_gguf
+
+    return KeepBlocks(functools.partial(pack_gguf, device=device, dtype=dtype), takes_experts=False)
+
+
 def _open_checkpoint(
     path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Checkpoint:
@@ -109,8 +131,7 @@ def _open_checkpoint(
             return DummyMatrices(checkpoint, quantization)
     elif load_format == "gguf":
         is_asked = config.dtype != "auto" or config.quantization != "auto"
-        keeps_blocks = not is_asked and device.type == "cpu" and dtype == torch.float32
-        checkpoint = GgufCheckpoint(path, spec, keeps_blocks=keeps_blocks)
+        checkpoint = GgufCheckpoint(path, spec, None if is_asked else _keep_blocks(device, dtype))
     else:
         checkpoint = SafetensorsCheckpoint(path)
         if quantization is not None:

@@ -36,6 +36,7 @@ struct GemvShape {
   static constexpr bool folded = rows * slices <= 8;
   static constexpr int slots = (folded ? 8 : 16) / slices;  // rows of one slice
   static constexpr int group = 8 / slices;                  // weight rows of a load
+  static constexpr int walk = group;                        // weight rows that are multiplied at once
   static constexpr int span = 32 * slices;                  // k of a load
   static constexpr int block_k = k / cluster;
   static constexpr int steps = block_k / (span * warps);
@@ -175,8 +176,7 @@ __device__ inline void walk_ring(GemvShared<S>& shared, Multiply multiply) {
     const int slot = turn % S::stages;
     wait(shared.full[slot], turn / S::stages % 2);
 #pragma unroll
-    for (int row = 0; row < S::stage_rows; row += S::group)
-      multiply(shared.ring[slot][row], turn * S::stage_rows + row);
+    for (int row = 0; row < S::stage_rows; row += S::walk) multiply(shared.ring[slot][row], turn * S::stage_rows + row);
     __syncwarp();
     if (threadIdx.x % 32 == 0 && turn + S::stages < S::turns) arrive(shared.empty[slot]);
   }

@@ -18,7 +18,7 @@ struct QuantizedGemvShape {
   static constexpr Output output = kOutput_;
   static constexpr bool norm = kNorm_, grouped = kGrouped_, scaled = !grouped;
   static constexpr bool folded = rows * slices <= 8;  // few rows leave half of the instruction's rows free
-  static constexpr int slots = (folded ? 8 : 16) / slices, group = 8 / slices;
+  static constexpr int slots = (folded ? 8 : 16) / slices, group = 8 / slices, walk = group;
   static constexpr int unit = kUnit<kFormat_>, span = unit * slices;
   static constexpr int block_k = k / cluster, steps = block_k / (span * warps), parts = folded ? 1 : 2;
   static constexpr int row_bytes = k / unit * kUnitBytes, block_bytes = row_bytes / cluster;

@@ -12,6 +12,25 @@ namespace blink {
 
 constexpr int kMaxMoeRows = 8;
 
+// Weights of experts, as kernels/experts.py has them. kFp8: each row has a scale; kFp8Groups and kInt4Groups: so has
+// each kGroup of k, as a word that quantized.cuh describes. 32 bytes of 4 bits hold 64 k, the first 32 in the low
+// halves.
+enum class Experts { kBf16, kFp8, kFp8Groups, kInt4Groups };
+
+template <Experts kForm>
+constexpr int kBits = kForm == Experts::kBf16         ? 16
+                      : kForm == Experts::kInt4Groups ? 4
+                                                      : 8;
+
+template <Experts kForm>
+constexpr Format kFormat = kForm == Experts::kInt4Groups ? Format::kInt4 : Format::kFp8;
+
+// Words of a weight row of kK.
+template <Experts kForm, int kK>
+constexpr int kRowWords = kForm == Experts::kBf16  ? 0
+                          : kForm == Experts::kFp8 ? 1
+                                                   : kK / kGroup;
+
 // A ring of stages, each of kRows rows of kK.
 template <int kRows, int kK, int kStages>
 struct Ring {
@@ -75,27 +94,47 @@ __device__ inline void multiply_rows(const Bf16* weights, int pitch, const Vec16
   sums[1] = first[1] + second[3];
 }
 
-// The same with weights in FP8, in their usual order, and x in f16. Of each 64 k a lane has 16, two vectors of x.
-template <int kSteps>
-__device__ inline void multiply_fp8_rows(const Bf16* weights, int pitch, const Vec16 (&x)[kSteps], float (&sums)[2]) {
-  static_assert(kSteps % 2 == 0);
-  const int lane = threadIdx.x % 32;
-  const Bf16* from = weights + lane / 4 * pitch + lane % 4 * 8;
-  float parts[2][4] = {};
+// Multiply 16 bytes of a lane with as many of its k: sums of even and odd words, the first those of the instruction's
+// rows 0 to 7, the others those of its rows 8 to 15.
+template <Experts kForm>
+__device__ inline void multiply_vector(Vec16 weights, const Vec16* x, unsigned group, float (&sums)[2][4]) {
+  const unsigned words[4] = {weights.x, weights.y, weights.z, weights.w};
 #pragma unroll
-  for (int step = 0; step < kSteps; step += 2) {
-    const Vec16 b = *reinterpret_cast<const Vec16*>(from + step / 2 * 32);
-    const unsigned words[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const Vec16 a = x[step + i / 2];
-      unsigned pairs[1][2];
-      unpack_half<Format::kFp8>(words[i], 0, pairs);
-      multiply_add_halves(parts[i % 2], a.x, a.z, a.y, a.w, pairs[0][0], pairs[0][1]);
+  for (int i = 0; i < 4; i++) {
+    unsigned pairs[kWordSteps<kFormat<kForm>>][2];
+    unpack_half<kFormat<kForm>>(words[i], group, pairs);
+    const Vec16 a = x[i / 2];
+    if constexpr (kForm == Experts::kInt4Groups) {  // all low halves come before the high ones
+      const Vec16 c = x[2 + i / 2];
+      multiply_add_halves(sums[i % 2], a.x, a.z, a.y, a.w, pairs[0][0], pairs[1][0]);
+      multiply_add_halves(sums[i % 2], c.x, c.z, c.y, c.w, pairs[0][1], pairs[1][1]);
+    } else {
+      multiply_add_halves(sums[i % 2], a.x, a.z, a.y, a.w, pairs[0][0], pairs[0][1]);
     }
   }
-  sums[0] = parts[0][0] + parts[1][2];
-  sums[1] = parts[0][1] + parts[1][3];
+}
+
+// The same with quantized weights and x in f16. words: the groups', of which kPitch rows lie side by side.
+template <Experts kForm, int kPitch, int kSteps>
+__device__ inline void multiply_quantized_rows(const Bf16* weights, int pitch, const Vec16 (&x)[kSteps],
+                                               const unsigned* words, float (&sums)[2]) {
+  constexpr int vector = 16 / kBits<kForm>;  // of x, for which a lane has one of weights
+  constexpr int group = kForm == Experts::kFp8 ? kSteps : kGroup / 32;
+  static_assert(kSteps % group == 0 && group % vector == 0);
+  const int lane = threadIdx.x % 32;
+  const Bf16* from = weights + lane / 4 * pitch + lane % 4 * 8;
+  sums[0] = sums[1] = 0;
+#pragma unroll
+  for (int first = 0; first < kSteps; first += group, words += kPitch) {
+    float parts[2][4] = {};
+    const unsigned zero = kForm == Experts::kInt4Groups ? words[lane / 4] : 0;
+#pragma unroll
+    for (int step = first; step < first + group; step += vector)
+      multiply_vector<kForm>(*reinterpret_cast<const Vec16*>(from + step / vector * 32), x + step, zero, parts);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      sums[i] += (parts[0][i] + parts[1][i + 2]) * group_scale<kFormat<kForm>>(words[lane % 4 * 2 + i]);
+  }
 }
 
 // Make f16 of the activations that four lanes have of a row, times the power of 2 that brings the largest of them to
@@ -116,10 +155,21 @@ __device__ inline float scale_vectors(Vec16 (&x)[kSteps]) {
 }
 
 // A lane's k of its vector i of x, from the warp's first on.
-template <bool kFp8>
+template <Experts kForm>
 __device__ inline int vector_k(int i) {
   const int part = threadIdx.x % 4;
-  return kFp8 ? i / 2 * 64 + part * 16 + i % 2 * 8 : i * 32 + part * 8;
+  if constexpr (kForm == Experts::kBf16) return i * 32 + part * 8;
+  if constexpr (kForm == Experts::kInt4Groups)
+    return i / 4 * 128 + part / 2 * 64 + part % 2 * 16 + i % 4 / 2 * 32 + i % 2 * 8;
+  return i / 2 * 64 + part * 16 + i % 2 * 8;
+}
+
+// Bring a lane's k into the order in which those of the weights leave their words.
+template <Experts kForm>
+__device__ inline Vec16 arrange(Vec16 x) {
+  if constexpr (kForm != Experts::kInt4Groups) return x;
+  return {__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x5410),
+          __byte_perm(x.z, x.w, 0x7632)};
 }
 
 }  // namespace blink

@@ -16,20 +16,22 @@ struct MoeDownArgs {
   const Bf16* next_norm;  // [n]
   Bf16* next_x;           // [rows, n]
   float* next_squares;    // [blocks, kMaxMoeRows]
-  const float* scales;    // [kExperts, n], with kFp8
+  const unsigned* words;  // [kExperts, S::words, n], of quantized weights
   int n;
 };
 
-template <int kRows_, int kExperts_, int kTopK_, int kSize_, int kWarps_, int kTile_, int kStages_, bool kFp8_>
+template <int kRows_, int kExperts_, int kTopK_, int kSize_, int kWarps_, int kTile_, int kStages_, Experts kForm_>
 struct MoeDownShape {
-  static constexpr bool fp8 = kFp8_;
-  static constexpr int bytes = fp8 ? 1 : 2;  // of a weight; a row of activations takes as many of the ring's rows
-  static constexpr int halves = 2 / bytes, row = kSize_ / halves, scale_bytes = fp8 ? kTile_ * 4 : 0;
+  static constexpr Experts form = kForm_;
+  static constexpr bool quantized = form != Experts::kBf16;
+  static constexpr int pieces = 16 / kBits<form>;  // of the ring's rows, that one of activations takes
+  static constexpr int row = kSize_ / pieces, words = kRowWords<form, kSize_>;
   static constexpr int rows = kRows_, size = kSize_, warps = kWarps_, tile = kTile_;
   static constexpr int warp_k = size / warps, steps = warp_k / 32, groups = tile / 8;
-  using Stages = Ring<kTile_ + kRows_ * halves, row, kStages_>;  // behind the weights the rows' activations
+  using Stages = Ring<kTile_ + kRows_ * pieces, row, kStages_>;  // behind the weights the rows' activations
   using Routes = Routing<kRows_, kExperts_, kTopK_>;
   static_assert(rows <= kMaxMoeRows && steps * 32 * warps == size && rows * tile <= 32 * (warps + 1));
+  static_assert(form == Experts::kBf16 || form == Experts::kFp8 || warp_k % kGroup == 0);
 };
 
 template <class S>
@@ -37,7 +39,8 @@ struct MoeDownShared {
   typename S::Stages ring;
   typename S::Routes routes;
   float sums[S::warps][S::rows][S::tile + 1];
-  alignas(16) float scales[S::fp8 ? S::Stages::stages : 1][S::fp8 ? S::tile : 1];
+  alignas(
+      16) unsigned words[S::quantized ? S::Stages::stages : 1][S::quantized ? S::words : 1][S::quantized ? S::tile : 1];
 };
 
 // Begin to fill a stage with an expert's weights; its inputs are counted already.
@@ -45,14 +48,17 @@ template <class S>
 __device__ inline void copy_weights(const MoeDownArgs& args, int index, MoeDownShared<S>& shared) {
   const int lane = threadIdx.x % 32, expert = shared.routes.list[index];
   const bool chosen = lane < S::rows && shared.routes.has(min(lane, S::rows - 1), expert);
-  const int num_rows = S::tile + __popc(__ballot_sync(~0u, chosen)) * S::halves;
-  if (lane == 0) shared.ring.begin(index, num_rows, S::scale_bytes);
+  const int num_rows = S::tile + __popc(__ballot_sync(~0u, chosen)) * S::pieces;
+  if (lane == 0) shared.ring.begin(index, num_rows, S::words * S::tile * 4);
   __syncwarp();
-  const long first = long(expert) * args.n + blockIdx.x * S::tile;
-  for (int i = lane; i < S::tile; i += 32) shared.ring.copy_weight(index, i, args.weight + (first + i) * S::row);
+  const long first = blockIdx.x * S::tile;
+  for (int i = lane; i < S::tile; i += 32)
+    shared.ring.copy_weight(index, i, args.weight + (long(expert) * args.n + first + i) * S::row);
   const int slot = index % S::Stages::stages;
-  if (S::fp8 && lane == 0)
-    copy_once(shared.scales[S::fp8 ? slot : 0], args.scales + first, S::scale_bytes, shared.ring.full[slot]);
+  if constexpr (S::quantized)
+    for (int group = lane; group < S::words; group += 32)
+      copy_once(shared.words[slot][group], args.words + (long(expert) * S::words + group) * args.n + first, S::tile * 4,
+                shared.ring.full[slot]);
 }
 
 template <class S>
@@ -60,8 +66,8 @@ __device__ inline void copy_inputs(const MoeDownArgs& args, int index, MoeDownSh
   const int row = threadIdx.x % 32, expert = shared.routes.list[index];
   if (row >= S::rows || !shared.routes.has(row, expert)) return;
   const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
-  for (int i = 0; i < S::halves; i++)
-    shared.ring.copy_input(index, S::tile + row * S::halves + i, args.x + pair * S::size + i * S::row);
+  for (int i = 0; i < S::pieces; i++)
+    shared.ring.copy_input(index, S::tile + row * S::pieces + i, args.x + pair * S::size + i * S::row);
 }
 
 // What the copying warp does, a lane for each copy: one thread would take longer than the memory. Inputs it may copy
@@ -88,21 +94,23 @@ __device__ inline void multiply_experts(int warp, MoeDownShared<S>& shared) {
     const bool chosen = row < S::rows && shared.routes.has(min(row, S::rows - 1), shared.routes.list[index]);
     const float weight = chosen ? shared.routes.weights[row][count++] : 0;
     shared.ring.wait_full(index);
-    const auto& stage = shared.ring.rows[index % S::Stages::stages];
+    const int slot = index % S::Stages::stages;
+    const auto& stage = shared.ring.rows[slot];
     Vec16 x[S::steps];
 #pragma unroll
     for (int i = 0; i < S::steps; i++) {
-      const int place = k + vector_k<S::fp8>(i), half = place / S::row;
-      const Bf16* from = stage[S::tile + row * S::halves + half] + place % S::row;
-      x[i] = chosen ? *reinterpret_cast<const Vec16*>(from) : Vec16{};
+      const int place = k + vector_k<S::form>(i), piece = place / S::row;
+      const Bf16* from = stage[S::tile + row * S::pieces + piece] + place % S::row;
+      x[i] = chosen ? arrange<S::form>(*reinterpret_cast<const Vec16*>(from)) : Vec16{};
     }
 #pragma unroll
     for (int group = 0; group < S::groups; group++) {
       float products[2];
-      if constexpr (S::fp8) {
-        multiply_fp8_rows(stage[group * 8] + k / 2, S::Stages::pitch, x, products);
-        const float* scales = shared.scales[index % S::Stages::stages] + group * 8 + lane % 4 * 2;
-        products[0] *= scales[0] * kActivationDivisor, products[1] *= scales[1] * kActivationDivisor;
+      if constexpr (S::quantized) {
+        const unsigned* words = shared.words[slot][warp * S::words / S::warps] + group * 8;
+        multiply_quantized_rows<S::form, S::tile>(stage[group * 8] + warp * S::row / S::warps, S::Stages::pitch, x,
+                                                  words, products);
+        products[0] *= kActivationDivisor, products[1] *= kActivationDivisor;
       } else {
         multiply_rows(stage[group * 8] + k, S::Stages::pitch, x, products);
       }
@@ -129,9 +137,10 @@ __device__ inline void write_next(const MoeDownArgs& args, int row, int output, 
   if (threadIdx.x % S::tile == 0) args.next_squares[blockIdx.x * kMaxMoeRows + row] = squares;
 }
 
-template <int kRows, int kExperts, int kTopK, int kSize, int kWarps, int kTile, int kStages, bool kFp8 = false>
+template <int kRows, int kExperts, int kTopK, int kSize, int kWarps, int kTile, int kStages,
+          Experts kForm = Experts::kBf16>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_down(const MoeDownArgs args) {
-  using S = MoeDownShape<kRows, kExperts, kTopK, kSize, kWarps, kTile, kStages, kFp8>;
+  using S = MoeDownShape<kRows, kExperts, kTopK, kSize, kWarps, kTile, kStages, kForm>;
   extern __shared__ __align__(128) char memory[];
   auto& shared = *reinterpret_cast<MoeDownShared<S>*>(memory);
   const int warp = threadIdx.x / 32;

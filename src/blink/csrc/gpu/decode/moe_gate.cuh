@@ -12,21 +12,23 @@ struct MoeGateArgs {
   const Bf16* weight;  // [kExperts, 2 * kSize, kK], gates first
   const Bf16* x;       // [rows, kK]
   const Bf16* norm;    // [kK]
-  Bf16* out;           // [rows * kTopK, kSize]; a row's chosen experts in order; with kFp8 f16, over kActivationDivisor
-  const float* scales;  // [kExperts, 2 * kSize], with kFp8
+  Bf16* out;           // [rows * kTopK, kSize]; a row's chosen experts in order; quantized f16, over kActivationDivisor
+  const unsigned* words;  // [kExperts, S::words, 2 * kSize], of quantized weights
   float eps;
 };
 
 template <int kRows_, int kExperts_, int kTopK_, int kK_, int kSize_, int kWarps_, int kOutputs_, int kStages_,
-          bool kFp8_>
+          Experts kForm_>
 struct MoeGateShape {
-  static constexpr bool fp8 = kFp8_;
-  static constexpr int bytes = fp8 ? 1 : 2;  // of a weight
+  static constexpr Experts form = kForm_;
+  static constexpr bool quantized = form != Experts::kBf16;
+  static constexpr int row = kK_ * kBits<form> / 16, words = kRowWords<form, kK_>;  // of a weight row
   static constexpr int rows = kRows_, k = kK_, size = kSize_, warps = kWarps_, outputs = kOutputs_;
   static constexpr int warp_k = k / warps, steps = warp_k / 32, turns = 2 * outputs / 8, parts = size / outputs;
-  using Stages = Ring<8, kK_ * bytes / 2, kStages_>;
+  using Stages = Ring<8, row, kStages_>;
   using Routes = Routing<kRows_, kExperts_, kTopK_>;
   static_assert(rows <= kMaxMoeRows && steps * 32 * warps == k && size % outputs == 0 && turns * 8 == 2 * outputs);
+  static_assert(form == Experts::kBf16 || form == Experts::kFp8 || warp_k % kGroup == 0);
 };
 
 template <class S>
@@ -35,6 +37,7 @@ struct MoeGateShared {
   typename S::Routes routes;
   float sums[2][S::warps][S::rows][2 * S::outputs + 1];  // of an expert and the one before
   float squares[S::warps][S::rows];
+  alignas(16) unsigned words[S::quantized ? S::Stages::stages : 1][S::quantized ? S::words : 1][S::quantized ? 8 : 1];
 };
 
 // Load a warp's activations, times the norm's weights. Leaves the sums of squares.
@@ -43,12 +46,12 @@ __device__ inline void load_inputs(const MoeGateArgs& args, int warp, Vec16 (&x)
   const int lane = threadIdx.x % 32, row = lane / 4, k = warp * S::warp_k;
 #pragma unroll
   for (int i = 0; i < S::steps; i++)
-    x[i] = row < S::rows ? load(args.x + long(row) * S::k + k + vector_k<S::fp8>(i)) : Vec16{};
+    x[i] = row < S::rows ? load(args.x + long(row) * S::k + k + vector_k<S::form>(i)) : Vec16{};
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < S::steps; i++) {
     squares += square_sum(x[i]);
-    x[i] = multiply(x[i], load(args.norm + k + vector_k<S::fp8>(i)));
+    x[i] = arrange<S::form>(multiply(x[i], load(args.norm + k + vector_k<S::form>(i))));
   }
   squares += __shfl_xor_sync(~0u, squares, 1);
   squares += __shfl_xor_sync(~0u, squares, 2);
@@ -58,7 +61,7 @@ __device__ inline void load_inputs(const MoeGateArgs& args, int warp, Vec16 (&x)
 // Write an expert's activations for the rows that chose it; the others' sums nobody needs.
 template <class S>
 __device__ inline void write_gated(const MoeGateArgs& args, int work, const MoeGateShared<S>& shared,
-                                   const float (&sums)[S::warps][S::rows][2 * S::outputs + 1], float2 scales) {
+                                   const float (&sums)[S::warps][S::rows][2 * S::outputs + 1]) {
   const int expert = shared.routes.list[work / S::parts];
   for (int at = threadIdx.x; at < S::rows * S::outputs; at += 32 * S::warps) {
     const int row = at / S::outputs, output = at % S::outputs;
@@ -71,23 +74,12 @@ __device__ inline void write_gated(const MoeGateArgs& args, int work, const MoeG
       squares += shared.squares[warp][row];
     }
     const float rate = rsqrtf(squares / S::k + args.eps);
-    if constexpr (S::fp8) gate *= scales.x, up *= scales.y;
     gate *= rate;
     const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
     const float value = gate / (1 + __expf(-gate)) * up * rate;
     args.out[pair * S::size + work % S::parts * S::outputs + output] =
-        S::fp8 ? Bf16{static_cast<unsigned short>(to_half_pair(value / kActivationDivisor, 0))} : to_bf16(value);
+        S::quantized ? Bf16{static_cast<unsigned short>(to_half_pair(value / kActivationDivisor, 0))} : to_bf16(value);
   }
-}
-
-// The scales of the outputs that the thread writes: loaded long before.
-template <class S>
-__device__ inline float2 load_scales(const MoeGateArgs& args, int work, const MoeGateShared<S>& shared) {
-  if constexpr (!S::fp8) return {};
-  static_assert(!S::fp8 || S::rows * S::outputs <= 32 * S::warps);
-  const int output = work % S::parts * S::outputs + threadIdx.x % S::outputs;
-  const float* from = args.scales + long(shared.routes.list[work / S::parts]) * 2 * S::size + output;
-  return {from[0], from[S::size]};
 }
 
 template <class S>
@@ -96,18 +88,19 @@ __device__ inline void multiply_gates(const MoeGateArgs& args, int warp, MoeGate
   Vec16 x[S::steps];
   load_inputs(args, warp, x, shared);
   float inverse = 1;
-  if constexpr (S::fp8) inverse = scale_vectors(x);
+  if constexpr (S::quantized) inverse = scale_vectors(x);
   int turn = 0, buffer = 0;
   for (int work = blockIdx.x; work < shared.routes.count * S::parts; work += gridDim.x) {
     auto& sums = shared.sums[buffer];
-    const float2 scales = load_scales<S>(args, work, shared);
 #pragma unroll 1
     for (int first = 0; first < 2 * S::outputs; first += 8) {
       shared.ring.wait_full(turn);
       float products[2];
-      const Bf16* weights = shared.ring.rows[turn % S::Stages::stages][0] + warp * S::warp_k * S::bytes / 2;
-      if constexpr (S::fp8)
-        multiply_fp8_rows(weights, S::Stages::pitch, x, products);
+      const int slot = turn % S::Stages::stages;
+      const Bf16* weights = shared.ring.rows[slot][0] + warp * S::row / S::warps;
+      if constexpr (S::quantized)
+        multiply_quantized_rows<S::form, 8>(weights, S::Stages::pitch, x,
+                                            shared.words[slot][warp * S::words / S::warps], products);
       else
         multiply_rows(weights, S::Stages::pitch, x, products);
       if (row < S::rows)
@@ -115,8 +108,27 @@ __device__ inline void multiply_gates(const MoeGateArgs& args, int warp, MoeGate
       shared.ring.leave(turn++);
     }
     asm volatile("bar.sync 1, %0;" ::"n"(32 * S::warps) : "memory");  // of the warps that multiply
-    write_gated<S>(args, work, shared, sums, scales);
+    write_gated<S>(args, work, shared, sums);
     buffer ^= 1;
+  }
+}
+
+// The weight row of one of a part's outputs, gates first, from that of its first gate on.
+template <class S>
+__device__ inline long row_of(int output) {
+  return output < S::outputs ? output : output - S::outputs + S::size;
+}
+
+// Copy the words of a stage's weight rows, of which always four are neighbours.
+template <class S>
+__device__ inline void copy_words(const MoeGateArgs& args, int work, int turn, int first, MoeGateShared<S>& shared) {
+  const int slot = turn % S::Stages::stages;
+  const long expert = shared.routes.list[work / S::parts], from = work % S::parts * S::outputs;
+  for (int i = threadIdx.x % 32; i < S::words * 2; i += 32) {
+    const int group = i / 2, four = i % 2 * 4;
+    const long row = from + row_of<S>(first + four);
+    copy_once(&shared.words[slot][group][four], args.words + (expert * S::words + group) * 2 * S::size + row, 16,
+              shared.ring.full[slot]);
   }
 }
 
@@ -129,20 +141,19 @@ __device__ inline void copy_gates(const MoeGateArgs& args, MoeGateShared<S>& sha
     const long expert = shared.routes.list[work / S::parts];
     const long first_row = expert * 2 * S::size + work % S::parts * S::outputs;
     for (int first = 0; first < 2 * S::outputs; first += 8, turn++) {
-      if (lane == 0) shared.ring.begin(turn, 8);
+      if (lane == 0) shared.ring.begin(turn, 8, S::words * 32);
       __syncwarp();
-      const int output = first + lane;
-      const long row = output < S::outputs ? output : output - S::outputs + S::size;
-      if (lane < 8) shared.ring.copy_weight(turn, lane, args.weight + (first_row + row) * S::k * S::bytes / 2);
+      if (lane < 8) shared.ring.copy_weight(turn, lane, args.weight + (first_row + row_of<S>(first + lane)) * S::row);
+      if constexpr (S::quantized) copy_words<S>(args, work, turn, first, shared);
       __syncwarp();
     }
   }
 }
 
 template <int kRows, int kExperts, int kTopK, int kK, int kSize, int kWarps, int kOutputs, int kStages, int kBlocks,
-          bool kFp8 = false>
+          Experts kForm = Experts::kBf16>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kBlocks) moe_gate(const MoeGateArgs args) {
-  using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages, kFp8>;
+  using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages, kForm>;
   extern __shared__ __align__(128) char memory[];
   auto& shared = *reinterpret_cast<MoeGateShared<S>*>(memory);
   const int warp = threadIdx.x / 32;

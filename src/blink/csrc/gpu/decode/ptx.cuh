@@ -123,6 +123,22 @@ __device__ inline void copy_once(void* to, const void* from, unsigned bytes, Bar
 #endif
 }
 
+// Copy what an earlier kernel of the step does not write to shared memory, which this thread can read behind
+// wait_for_copies(). kBytes: 16, 8 or 4.
+template <int kBytes>
+__device__ inline void start_copy(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes)
+               : "memory");
+}
+
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// As __syncthreads(), of the block's first warps alone.
+template <int kWarps>
+__device__ inline void sync_warps() {
+  asm volatile("bar.sync 1, %0;" ::"n"(32 * kWarps) : "memory");
+}
+
 __device__ inline void prefetch_line(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 __device__ inline float low_float(unsigned pair) { return __uint_as_float(pair << 16); }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from blink.kernels.quantized import GROUP, UNIT_BYTES, Format, PackedWeight
 # With which a lane's part of the activations takes 80 registers at most, or 64 where rows fill the instruction.
 _MOST_STEPS = {Format.FP8: (5, 2), Format.INT4: (2, 0)}
 _STAGE_BYTES = 8 << 10
+_INT4_STAGE_BYTES = 17 << 10
+_INT4_RING_BYTES = 40 << 10  # which keep the memory busy
 _MAX_STAGES = 16
 
 
@@ -63,10 +66,11 @@ def choose_split(shape: Shape) -> QuantizedSplit | None:
 def list_splits(shape: Shape) -> Iterator[QuantizedSplit]:
     """Yield the splits that are worth a measurement."""
     found: set[QuantizedSplit] = set()
-    slices = _list_slices(shape)[: 2 if shape.format is Format.INT4 else 1]
-    for shares in itertools.product((1, 2, 4), range(8, 0, -1), slices):
+    is_int4 = shape.format is Format.INT4
+    slices = _list_slices(shape)[: 3 if is_int4 else 1]
+    for shares in itertools.product((1, 2) if is_int4 else (1, 2, 4), range(8, 3 if is_int4 else 0, -1), slices):
         if _divides(shape, *shares):
-            for split in _list_tiles(shape, *shares):
+            for split in (_list_int4_tiles if is_int4 else _list_tiles)(shape, *shares):
                 if split not in found:
                     found.add(split)
                     yield split
@@ -81,6 +85,26 @@ def _list_tiles(shape: Shape, cluster: int, warps: int, slices: int) -> Iterator
             split = _fill_stages(shape, QuantizedSplit(warps, cluster, slices, tile, stage_rows, 0), blocks)
             if split is not None:
                 yield split
+
+
+def _list_int4_tiles(shape: Shape, cluster: int, warps: int, slices: int) -> Iterator[QuantizedSplit]:
+    """Yield splits of one or two blocks for each multiprocessor, which leave room for the next kernel's or do not."""
+    row_bytes = shape.k // shape.format.unit * UNIT_BYTES // cluster
+    for waves, groups in itertools.product((1, 2), (1, 2, 4)):
+        tile, stage_rows = _spread(shape, cluster, waves), groups * 8 // slices
+        if tile % stage_rows or not _STAGE_BYTES // 2 < stage_rows * row_bytes <= _INT4_STAGE_BYTES:
+            continue
+        shares = QuantizedSplit(warps, cluster, slices, tile, stage_rows, 0)
+        for blocks in (2, 1.6, 1):
+            split = _fill_stages(shape, shares, blocks * waves)
+            if split is not None and split.stages > 1:
+                yield split
+
+
+def _spread(shape: Shape, cluster: int, waves: int) -> int:
+    """Return the weight rows of a block if each multiprocessor is to have so many blocks."""
+    processors = torch.cuda.get_device_properties().multi_processor_count
+    return _round_up(math.ceil(shape.n * cluster / (processors * waves)), 16)
 
 
 def _leave_room_for_groups(shape: Shape, split: QuantizedSplit) -> QuantizedSplit:
@@ -101,6 +125,8 @@ def _guess_split(shape: Shape) -> QuantizedSplit | None:
     if not found:
         return None
     # Conversions want some warps, and each block of a cluster waits for the others.
+    if shape.format is Format.INT4:
+        return _fill_int4(shape, *min(found, key=functools.partial(_rank_int4, shape)))
     cluster, warps, slices = min(found, key=lambda option: (option[0], option[1] < 4, -option[2], -option[1]))
     return _fill(shape, warps, cluster, slices)
 
@@ -137,7 +163,29 @@ def _fill(shape: Shape, warps: int, cluster: int, slices: int) -> QuantizedSplit
     )
 
 
-def _fill_stages(shape: Shape, split: QuantizedSplit, blocks: int) -> QuantizedSplit | None:
+def _rank_int4(shape: Shape, option: tuple[int, int, int]) -> tuple[bool, int, int, int]:
+    """Rank the blocks of a cluster, warps and slices of a product; of several rows, two steps take many registers."""
+    cluster, warps, slices = option
+    is_large = shape.k // (shape.format.unit * cluster * warps * slices) > 1 and shape.rows > 1
+    return is_large, cluster, -warps, -slices
+
+
+def _fill_int4(shape: Shape, cluster: int, warps: int, slices: int) -> QuantizedSplit | None:
+    """Return the split with a block for each multiprocessor, or as few as leave room for the next kernel's."""
+    row_bytes = shape.k // shape.format.unit * UNIT_BYTES // cluster
+    for waves in itertools.count(1):
+        tile, stage_rows = _spread(shape, cluster, waves), min(16 // slices, 16)
+        while tile % (2 * stage_rows) == 0 and 2 * stage_rows * row_bytes <= _INT4_STAGE_BYTES:
+            stage_rows *= 2
+        split = _fill_stages(shape, QuantizedSplit(warps, cluster, slices, tile, stage_rows, 0), 2)
+        if tile == 16 or (
+            split is not None and split.stages * stage_rows * row_bytes >= min(_INT4_RING_BYTES, tile * row_bytes)
+        ):
+            return split
+    return None
+
+
+def _fill_stages(shape: Shape, split: QuantizedSplit, blocks: float) -> QuantizedSplit | None:
     """Return the split with as many stages as let so many blocks fit a multiprocessor; None if none does."""
     for stages in range(min(_MAX_STAGES, split.tile // split.stage_rows), 0, -1):
         filled = dataclasses.replace(split, stages=stages)
@@ -147,14 +195,23 @@ def _fill_stages(shape: Shape, split: QuantizedSplit, blocks: int) -> QuantizedS
 
 
 def shared_bytes(shape: Shape, split: QuantizedSplit) -> int:
-    """Return the size of QuantizedGemvShared."""
-    pitch = shape.k // shape.format.unit * UNIT_BYTES // split.cluster + (64 if split.slices < 8 else 0)
+    """Return the size of QuantizedGemvShared or Int4GemvShared."""
+    is_int4, block_k = shape.format is Format.INT4, shape.k // split.cluster
+    pad = 16 if is_int4 else 64
+    pitch = block_k // shape.format.unit * UNIT_BYTES + (pad if split.slices < 8 else 0)
     ring = split.stages * split.stage_rows * pitch
     sums = split.warps * split.slices * shape.rows * (split.tile + 1) + split.warps * shape.rows
     exchanged = split.cluster * shape.rows * (split.tile // split.cluster + 1) + split.cluster * shape.rows
-    base = _round_up(_round_up(ring + (sums + exchanged) * 4, 8) + 16 * split.stages, 128)
-    groups = split.tile * (shape.k // split.cluster // GROUP) if shape.grouped else 1
-    return _round_up(base + groups * 4, 128)
+    base = _round_up(_round_up(_round_up(ring, 128) + (sums + exchanged) * 4, 8) + 16 * split.stages, 128)
+    groups = split.tile * (block_k // GROUP) if shape.grouped else 1
+    size = _round_up(base + groups * 4, 128)
+    return size + _activation_bytes(shape, split) if is_int4 else size
+
+
+def _activation_bytes(shape: Shape, split: QuantizedSplit) -> int:
+    """Return the size of what Int4GemvShared has of the activations."""
+    block_k = shape.k // split.cluster
+    return _round_up((block_k // 32 + split.warps) * 64 + block_k // GROUP * 8, 128)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
 
-from blink.kernels.experts import ExpertWeights, Fp8Experts, split_experts
+from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts, split_experts
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
-from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
+from blink.kernels.quantized import GROUP
 
 MAX_ROWS = 8
-_UNIT, _FP8_UNIT = 32, 64  # k of one step of a warp
+_RING_BYTES, _MOST_BYTES = 96 << 10, 200 << 10  # of which two blocks fit a multiprocessor; of which one does
 _MOST_K = 512  # of a warp: a lane keeps as many bytes of the activations in registers
 
 
@@ -32,7 +34,7 @@ class _GateArguments(ctypes.Structure):  # csrc/gpu/decode/moe_gate.cuh's MoeGat
         ("x", ctypes.c_void_p),
         ("norm", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
+        ("words", ctypes.c_void_p),
         ("eps", ctypes.c_float),
     ]
 
@@ -46,9 +48,44 @@ class _DownArguments(ctypes.Structure):  # csrc/gpu/decode/moe_down.cuh's MoeDow
         ("next_norm", ctypes.c_void_p),
         ("next_x", ctypes.c_void_p),
         ("next_squares", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
+        ("words", ctypes.c_void_p),
         ("n", ctypes.c_int),
     ]
+
+
+class Form(Enum):
+    """How the weights lie: csrc/gpu/decode/moe.cuh's Experts."""
+
+    BF16 = "blink::Experts::kBf16"
+    FP8 = "blink::Experts::kFp8"
+    FP8_GROUPS = "blink::Experts::kFp8Groups"
+    INT4_GROUPS = "blink::Experts::kInt4Groups"
+
+    @property
+    def bits(self) -> int:
+        """Bits of a weight."""
+        return {Form.BF16: 16, Form.INT4_GROUPS: 4}.get(self, 8)
+
+    @property
+    def unit(self) -> int:
+        """Of how many k a warp takes a multiple."""
+        return {Form.BF16: 32, Form.FP8: 64}.get(self, GROUP)
+
+    def count_words(self, k: int) -> int:
+        """Return how many words of scales a weight row of k has."""
+        return {Form.BF16: 0, Form.FP8: 1}.get(self, k // GROUP)
+
+
+_GROUPS = (Form.FP8_GROUPS, Form.INT4_GROUPS)
+
+
+def find_form(weight: ExpertWeights) -> Form | None:
+    """Return how weights lie that the kernels can read; None of others."""
+    if isinstance(weight, PackedExperts):
+        return {ExpertFormat.FP8: Form.FP8_GROUPS, ExpertFormat.INT4: Form.INT4_GROUPS}.get(weight.format)
+    if isinstance(weight, Fp8Experts):
+        return Form.FP8
+    return Form.BF16 if isinstance(weight, Tensor) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,58 +122,80 @@ class DownSplit:
     stages: int  # of a block's ring of weight rows
 
 
-def choose_gate_split(rows: int, hidden: int, size: int, *, fp8: bool = False) -> GateSplit | None:
+def choose_gate_split(rows: int, hidden: int, size: int, form: Form = Form.BF16) -> GateSplit | None:
     """Return the split of the product with gates and ups; None if there is none.
 
     The preferences here and below are those of Qwen3-30B-A3B on an H200.
     """
-    warps = _choose_warps(hidden, (8, 4) if rows == 1 else (4, 8), fp8=fp8)
-    return GateSplit(warps, 4, 2, 3 if warps <= 4 else 2) if warps and size % 4 == 0 else None
+    warps = _choose_warps(hidden, (8, 4) if rows == 1 and form not in _GROUPS else (4, 8), form)
+    stages = _fit_stages(4 if form in _GROUPS else 2, 8 * hidden * form.bits // 8)
+    fits = warps and stages and size % 4 == 0
+    blocks = 2 if warps > 4 else 4 if form is Form.INT4_GROUPS else 3
+    return GateSplit(warps, 4, stages, blocks) if fits else None
 
 
-def choose_down_split(rows: int, size: int, hidden: int, *, fp8: bool = False) -> DownSplit | None:
+def choose_down_split(rows: int, size: int, hidden: int, form: Form = Form.BF16) -> DownSplit | None:
     """Return the split of the product that leads back to the residual; None if there is none."""
-    warps = _choose_warps(size, (2, 3, 4) if rows == 1 else (3, 4), fp8=fp8)
-    stages = 3 if rows == 1 else 4
-    return DownSplit(warps, 8, stages) if warps and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1) else None
+    warps = _choose_warps(size, (2, 3, 4) if rows == 1 and form not in _GROUPS else (3, 4), form)
+    stages = _fit_stages(_prefer_stages(rows, form), size * (8 * form.bits // 8 + 2 * rows))
+    fits = warps and stages and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1)
+    return DownSplit(warps, 8, stages) if fits else None
 
 
-def _choose_warps(k: int, preferred: tuple[int, ...], *, fp8: bool) -> int:
-    unit = _FP8_UNIT if fp8 else _UNIT
+def _prefer_stages(rows: int, form: Form) -> int:
+    if form in _GROUPS:
+        return 6 if form is Form.FP8_GROUPS else 8
+    if rows > 1:
+        return 4
+    return 6 if form is Form.FP8 else 3
+
+
+def _choose_warps(k: int, preferred: tuple[int, ...], form: Form) -> int:
     for warps in (*preferred, 4, 8, 6, 5, 3, 7, 2, 1):
-        if k % (unit * warps) == 0 and k // warps <= _MOST_K:
+        if k % (form.unit * warps) == 0 and k // warps <= _MOST_K:
             return warps
     return 0
 
 
-def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int, *, fp8: bool = False) -> bool:
-    """Tell whether the kernels take these sizes; weights are bfloat16, or FP8."""
-    splits = choose_gate_split(rows, hidden, size, fp8=fp8), choose_down_split(rows, size, hidden, fp8=fp8)
+def _fit_stages(preferred: int, stage_bytes: int) -> int:
+    stages = max(2, min(preferred, _RING_BYTES // stage_bytes))
+    return stages if stages * stage_bytes <= _MOST_BYTES else 0
+
+
+def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int, form: Form = Form.BF16) -> bool:
+    """Tell whether the kernels take these sizes."""
+    splits = choose_gate_split(rows, hidden, size, form), choose_down_split(rows, size, hidden, form)
     return rows <= MAX_ROWS and num_experts % 32 == 0 and top_k <= num_experts and None not in splits
+
+
+def can_add(rows: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
+    """Tell whether the kernels take these weights, as gate_experts and down_experts describe them."""
+    form, (num_experts, hidden, size) = find_form(down), down.shape
+    return form is not None and form == find_form(gate_up) and can_add_experts(rows, hidden, size, num_experts, 1, form)
 
 
 def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeights, routes: Routes) -> Tensor:
     """Return silu(gate) * up of each row's experts, in their order, for rms_norm(x): [rows * top_k, size].
 
-    gate_up: [experts, 2 * size, hidden], gates first; with FP8 the results are such as down_experts wants
+    gate_up: [experts, 2 * size, hidden], gates first; if quantized, the results are such as down_experts wants
     them. No kernel of the same step may write the routes' context_lens.
     """
     rows, hidden = x.shape
     num_experts, size = gate_up.shape[0], gate_up.shape[1] // 2
-    split = choose_gate_split(rows, hidden, size, fp8=isinstance(gate_up, Fp8Experts))
+    form, values, words = _split(gate_up)
+    split = choose_gate_split(rows, hidden, size, form)
     assert split is not None and gate_up.shape == (num_experts, 2 * size, hidden)
-    values, scales = split_experts(gate_up)
     assert x.is_contiguous() and x.dtype == torch.bfloat16
     out = x.new_empty(rows * routes.top_k, size)
     sizes = (rows, num_experts, routes.top_k, hidden, size)
-    numbers = (*sizes, split.warps, split.outputs, split.stages, split.blocks, _flag(gate_up))
+    numbers = (*sizes, split.warps, split.outputs, split.stages, split.blocks, form.value)
     arguments = _GateArguments(
         _routing(routes, x),
         values.data_ptr(),
         x.data_ptr(),
         norm_weight.data_ptr(),
         out.data_ptr(),
-        None if scales is None else scales.data_ptr(),
+        address(words),
         eps,
     )
     # One multiprocessor belongs to the resident scheduler.
@@ -147,7 +206,10 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeig
         32 * (split.warps + 1),
         arguments,
         shared_bytes=_shared_bytes(
-            routes, split, 8, hidden * values.itemsize, rows * split.warps * (2 * (2 * split.outputs + 1) + 1)
+            routes,
+            split.stages,
+            (8, hidden * form.bits // 8, 8 * form.count_words(hidden)),
+            rows * split.warps * (2 * (2 * split.outputs + 1) + 1),
         ),
     )
     return out
@@ -163,7 +225,7 @@ def down_experts(x: Tensor, down: ExpertWeights, routes: Routes, residual: Tenso
 
 def down_normed_experts(x: Tensor, down: ExpertWeights, routes: Routes, residual: Tensor, next_norm: Tensor) -> Normed:
     """Do the same and return the norm of the residual."""
-    split = choose_down_split(residual.shape[0], down.shape[2], residual.shape[1], fp8=isinstance(down, Fp8Experts))
+    split = choose_down_split(residual.shape[0], down.shape[2], residual.shape[1], _split(down)[0])
     assert split is not None
     normed = Normed(torch.empty_like(residual), new_squares(residual, residual.shape[1] // split.outputs))
     _launch_down(x, down, routes, residual, next_norm, normed)
@@ -180,37 +242,45 @@ def _launch_down(
 ) -> None:
     rows, hidden = residual.shape
     num_experts, size = down.shape[0], down.shape[2]
-    split = choose_down_split(rows, size, hidden, fp8=isinstance(down, Fp8Experts))
+    form, values, words = _split(down)
+    split = choose_down_split(rows, size, hidden, form)
     assert split is not None and down.shape == (num_experts, hidden, size) and x.shape == (rows * routes.top_k, size)
-    values, scales = split_experts(down)
     assert x.is_contiguous() and residual.is_contiguous() and residual.dtype == torch.bfloat16
-    numbers = (rows, num_experts, routes.top_k, size, split.warps, split.outputs, split.stages, _flag(down))
+    numbers = (rows, num_experts, routes.top_k, size, split.warps, split.outputs, split.stages, form.value)
     arguments = _DownArguments(
         _routing(routes, x),
         values.data_ptr(),
         x.data_ptr(),
         residual.data_ptr(),
-        None if next_norm is None else next_norm.data_ptr(),
+        address(next_norm),
         None if normed is None else normed.x.data_ptr(),
         None if normed is None else normed.squares.data_ptr(),
-        None if scales is None else scales.data_ptr(),
+        address(words),
         hidden,
     )
-    halves = 2 // values.itemsize  # rows of the ring that one of activations takes
-    stage_rows = split.outputs + halves * rows
+    stage_rows = split.outputs + 16 // form.bits * rows  # so many of the ring's rows has one of activations
     launch(
         compile_kernel(f"blink::moe_down<{', '.join(map(str, numbers))}>"),
         (hidden // split.outputs, 1),
         32 * (split.warps + 1),
         arguments,
         shared_bytes=_shared_bytes(
-            routes, split, stage_rows, size * values.itemsize, rows * split.warps * (split.outputs + 1)
+            routes,
+            split.stages,
+            (stage_rows, size * form.bits // 8, split.outputs * form.count_words(size)),
+            rows * split.warps * (split.outputs + 1),
         ),
     )
 
 
-def _flag(weight: ExpertWeights) -> str:
-    return str(isinstance(weight, Fp8Experts)).lower()
+def _split(weight: ExpertWeights) -> tuple[Form, Tensor, Tensor | None]:
+    """Return how weights lie, their values, and their words of scales."""
+    form = find_form(weight)
+    assert form is not None
+    if not isinstance(weight, PackedExperts):
+        return form, *split_experts(weight)
+    assert weight.values.is_contiguous() and weight.groups.is_contiguous()
+    return form, weight.values, weight.groups
 
 
 def _routing(routes: Routes, x: Tensor) -> _Routing:
@@ -219,13 +289,16 @@ def _routing(routes: Routes, x: Tensor) -> _Routing:
     return _Routing(routes.logits.data_ptr(), routes.context_lens.data_ptr(), routes.renormalize)
 
 
-def _shared_bytes(routes: Routes, split: GateSplit | DownSplit, stage_rows: int, row_bytes: int, sums: int) -> int:
-    """Return the size of what a kernel keeps in shared memory: ring, routing, float sums and scales."""
+def _shared_bytes(routes: Routes, num_stages: int, stage: tuple[int, int, int], sums: int) -> int:
+    """Return the size of what a kernel keeps in shared memory: ring, routing, float sums and words.
+
+    stage: rows, bytes of a row, words.
+    """
     rows, num_experts = routes.logits.shape
-    ring = split.stages * (stage_rows * (row_bytes + 64) + 16)
-    sums += split.stages * split.outputs + 4
+    stage_rows, row_bytes, words = stage
+    ring = num_stages * (stage_rows * (row_bytes + 64) + 16)
     routing = rows * num_experts // 32 + rows * routes.top_k + routes.most_experts() + 1
-    return _round_up(_round_up(ring, 128) + (routing + sums) * 4, 128)
+    return _round_up(_round_up(ring, 128) + (routing + sums + num_stages * words + 4) * 4, 128)
 
 
 def _round_up(value: int, multiple: int) -> int:

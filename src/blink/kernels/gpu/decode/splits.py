@@ -34,9 +34,9 @@ class Output(Enum):
     GATE = "blink::Output::kGate"
 
 
-def shared_bytes_of(blocks: int) -> int:
+def shared_bytes_of(blocks: float) -> int:
     """Return the shared memory that each block may take if a multiprocessor is to hold so many."""
-    return _SM_BYTES // blocks - _RESERVED_BYTES
+    return int(_SM_BYTES / blocks) - _RESERVED_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time the experts of a few decoding rows with weights of each kind, in the shape of Qwen3-30B-A3B.
+
+Both ways, the kernels of few rows and the grouped products, as chains over several layers' weights, from the residual
+to the next norm; medians of replays.
+
+Run with: python benchmarks/kernels/few_experts.py [--rows 1 2 4 8] [--formats bf16 fp8 fp8-block int4] [--layers 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from decode_layer import Run, draw, time_graph
+
+from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
+from blink.kernels.gpu.decode import moe
+from blink.kernels.gpu.decode.gemm import Normed, new_squares
+from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.quantized import FP8
+
+NUM_EXPERTS, TOP_K, HIDDEN, SIZE = 128, 8, 2048, 768
+EPS = 1e-6
+Matrices = Callable[[int, int], ExpertWeights]  # of so many rows and columns
+Layer = tuple[ExpertWeights, ExpertWeights]
+
+
+def draw_fp8(rows: int, columns: int) -> Fp8Experts:
+    scales = torch.full((NUM_EXPERTS, rows), 0.01, device="cuda")
+    return Fp8Experts(draw(NUM_EXPERTS, rows, columns).to(FP8), scales)
+
+
+def draw_packed(form: ExpertFormat) -> Matrices:
+    def draw_matrices(rows: int, columns: int) -> PackedExperts:
+        experts = PackedExperts.allocate(form, (NUM_EXPERTS, rows, columns)).to(torch.device("cuda"))
+        experts.values.random_(0, 96)
+        experts.groups.fill_(0x3C23D70A if form is ExpertFormat.FP8 else -0x3CF7E2E1)  # 0.01; 0.005, zero point 8
+        return experts
+
+    return draw_matrices
+
+
+FORMATS: dict[str, Matrices] = {
+    "bf16": lambda rows, columns: draw(NUM_EXPERTS, rows, columns),
+    "fp8": draw_fp8,
+    "fp8-block": draw_packed(ExpertFormat.FP8),
+    "int4": draw_packed(ExpertFormat.INT4),
+}
+
+
+class Case:
+    """Rows with their routers' logits, and both ways to add a layer's experts to them."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.norm = rows, 1 + draw(HIDDEN)
+        self.residual, self.logits = draw(rows, HIDDEN), torch.randn(rows, NUM_EXPERTS, device="cuda").bfloat16()
+        self.context_lens = torch.ones(rows, dtype=torch.int32, device="cuda")
+        self.num_tokens = torch.tensor([rows], dtype=torch.int32, device="cuda")
+        self.normed = Normed(self.residual.clone(), new_squares(self.residual, 1).fill_(1))
+        self.routes = moe.Routes(self.logits, self.context_lens, TOP_K, True)
+
+    @property
+    def num_chosen(self) -> int:
+        return self.logits.topk(TOP_K).indices.unique().numel()
+
+    def add_few(self, layers: list[Layer]) -> None:
+        for gate_up, down in layers:
+            gated = moe.gate_experts(self.residual, self.norm, EPS, gate_up, self.routes)
+            moe.down_normed_experts(gated, down, self.routes, self.residual, self.norm)
+
+    def add_grouped(self, layers: list[Layer]) -> None:
+        normed = self.normed
+        for gate_up, down in layers:
+            normed = add_grouped_experts(
+                self.residual, normed, EPS, self.logits, gate_up, down, self.num_tokens, self.norm,
+                top_k=TOP_K, renormalize=True,
+            )  # fmt: skip
+
+
+def compile_kernels(run: Run) -> None:
+    """Compile what a chain launches from CUDA sources, on all cores."""
+    names: set[str] = set()
+    moe.compile_kernel, moe.launch = names.add, lambda *_, **__: None
+    try:
+        run()
+    finally:
+        moe.compile_kernel, moe.launch = compile_kernel, launch
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_kernel, names))
+
+
+def main() -> None:
+    """Print a table of microseconds a layer."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--layers", type=int, default=8)
+    options = parser.parse_args()
+    cases = [Case(rows) for rows in options.rows]
+    print(f"{'us a layer':12} {'rows':>4} {'experts':>7} {'MB':>6} {'few':>7} {'grouped':>7}", flush=True)
+    for form in options.formats:
+        draw_matrices = FORMATS[form]
+        layers = [(draw_matrices(2 * SIZE, HIDDEN), draw_matrices(HIDDEN, SIZE)) for _ in range(options.layers)]
+        num_bytes = {"bf16": 2, "int4": 0.5}.get(form, 1) * 3 * HIDDEN * SIZE
+        compile_kernels(lambda layers=layers: [case.add_few(layers[:1]) for case in cases])
+        for case in cases:
+            few, grouped = (
+                time_graph(lambda add=add, layers=layers: add(layers)) / options.layers
+                for add in (case.add_few, case.add_grouped)
+            )
+            size = case.num_chosen * num_bytes / 1e6
+            print(f"{form:12} {case.rows:4} {case.num_chosen:7} {size:6.1f} {few:7.2f} {grouped:7.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in GGUF's formats as a GPU reads them: blocks are taken apart into planes, which kernels/gpu/gguf.py reads.
+
+Planes hold UNIT columns of one row after the other, all rows of a unit together: what the rows of a tile need at a time
+lies side by side. Every number is kept; scales of 6 bits get a byte each, and numbers of Q8_0 have 128 added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+UNIT = 64  # columns that lie together
+BLOCK = 256  # columns that share a word of `tops`
+_ROWS_AT_ONCE = 8192  # taken apart at a time, so that loading needs little more memory than the planes
+
+
+class GgufFormat(IntEnum):
+    """Formats that can be taken apart, with ggml's numbers (gguf.GGMLQuantizationType)."""
+
+    Q4_0 = 2
+    Q4_1 = 3
+    Q8_0 = 8
+    Q4_K = 12
+    Q6_K = 14
+
+    @property
+    def columns(self) -> int:
+        """Columns of a block."""
+        return BLOCK if self.has_tops else 32
+
+    @property
+    def has_tops(self) -> bool:
+        """Whether blocks have a scale of their groups' scales."""
+        return self in (GgufFormat.Q4_K, GgufFormat.Q6_K)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufPlanes:
+    """Rows of a weight in one format.
+
+    Numbers of 4 bits, and the low ones of 6: a byte holds two that lie half a unit apart, with Q6_K a quarter.
+    """
+
+    format: GgufFormat
+    codes: Tensor  # uint8 [units, rows, 32, or of Q8_0 64]
+    words: Tensor  # int32 [units, rows], of Q4_1 [2 * units, rows]: scales, or scales and offsets, of a unit's groups
+    tops: Tensor | None = None  # int32 [blocks, rows]: what these are multiplied by, as float16, the scales' half first
+    high: Tensor | None = None  # uint8 [units, rows, 16]: of Q6_K, two more bits for numbers 16, 32 and 48 apart
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the weight."""
+        return self.codes.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all planes."""
+        return sum(plane.nbytes for plane in self._list() if plane is not None)
+
+    def store(self, start: int, rows: GgufPlanes) -> None:
+        """Write some rows from `start` on."""
+        for plane, part in zip(self._list(), rows._list(), strict=True):
+            if plane is not None and part is not None:
+                plane[:, start : start + rows.num_rows] = part
+
+    def allocate(self, num_rows: int) -> GgufPlanes:
+        """Return planes like these for so many rows."""
+        wide = [None if plane is None else _resize(plane, num_rows) for plane in self._list()]
+        codes, words, tops, high = wide
+        assert codes is not None and words is not None
+        return GgufPlanes(self.format, codes, words, tops, high)
+
+    def _list(self) -> tuple[Tensor | None, ...]:
+        return self.codes, self.words, self.tops, self.high
+
+
+def pack_rows(format: GgufFormat, parts: Sequence[Tensor], device: torch.device) -> GgufPlanes:
+    """Take rows of blocks apart on a device; parts: uint8 [rows, bytes of a row], one below the other."""
+    num_rows, start = sum(map(len, parts)), 0
+    planes: GgufPlanes | None = None
+    for blocks in parts:
+        for some in blocks.split(_ROWS_AT_ONCE):
+            found = _PACKERS[format](some.to(device))
+            planes = planes or found.allocate(num_rows)
+            planes.store(start, found)
+            start += len(some)
+    assert planes is not None
+    return planes
+
+
+def _resize(plane: Tensor, num_rows: int) -> Tensor:
+    return plane.new_empty(len(plane), num_rows, *plane.shape[2:])
+
+
+def _pack_q4_0(rows: Tensor) -> GgufPlanes:
+    blocks = _split(rows, 18)
+    return GgufPlanes(GgufFormat.Q4_0, _transpose(_pair(_nibbles(blocks[..., 2:])), 32), _words(blocks[..., :2]))
+
+
+def _pack_q4_1(rows: Tensor) -> GgufPlanes:
+    blocks = _split(rows, 20)
+    return GgufPlanes(GgufFormat.Q4_1, _transpose(_pair(_nibbles(blocks[..., 4:])), 32), _words(blocks[..., :4]))
+
+
+def _pack_q8_0(rows: Tensor) -> GgufPlanes:
+    blocks = _split(rows, 34)
+    return GgufPlanes(GgufFormat.Q8_0, _transpose(blocks[..., 2:] ^ 128, UNIT), _words(blocks[..., :2]))
+
+
+def _pack_q4_k(rows: Tensor) -> GgufPlanes:
+    blocks = rows.view(len(rows), -1, 144)
+    low, middle, high = blocks[..., 4:16].split(4, -1)
+    scales = torch.cat([low & 63, high & 15 | low >> 6 << 4], -1)
+    offsets = torch.cat([middle & 63, high >> 4 | middle >> 6 << 4], -1)
+    words = _words(torch.stack([scales, offsets], -1))
+    # In the file a byte's halves are numbers of neighbouring groups already.
+    return GgufPlanes(GgufFormat.Q4_K, _transpose(blocks[..., 16:], 32), words, _words(blocks[..., :4]))
+
+
+def _pack_q6_k(rows: Tensor) -> GgufPlanes:
+    blocks = rows.view(len(rows), -1, 210)
+    low, high = blocks[..., :128].unflatten(-1, (2, 1, 64)), blocks[..., 128:192].unflatten(-1, (2, 1, 32))
+    low = torch.cat([low & 15, low >> 4], -2).reshape(len(rows), -1, 2, 16)
+    high = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], -2).reshape(len(rows), -1, 4, 16)
+    joined = high[..., 0, :] | high[..., 1, :] << 2 | high[..., 2, :] << 4 | high[..., 3, :] << 6
+    tops = functional.pad(blocks[..., 208:], (0, 2))
+    return GgufPlanes(
+        GgufFormat.Q6_K, _transpose(_pair(low), 32), _words(blocks[..., 192:208]), _words(tops), _transpose(joined, 16)
+    )
+
+
+_PACKERS = {
+    GgufFormat.Q4_0: _pack_q4_0,
+    GgufFormat.Q4_1: _pack_q4_1,
+    GgufFormat.Q8_0: _pack_q8_0,
+    GgufFormat.Q4_K: _pack_q4_k,
+    GgufFormat.Q6_K: _pack_q6_k,
+}
+
+
+def _split(rows: Tensor, block_bytes: int) -> Tensor:
+    """Return blocks of 32 columns [rows, blocks, bytes]; with a last one of zeros where that fills a unit."""
+    blocks = rows.view(len(rows), -1, block_bytes)
+    return functional.pad(blocks, (0, 0, 0, blocks.shape[1] % 2))
+
+
+def _nibbles(quants: Tensor) -> Tensor:
+    """Return the numbers of blocks of 32 columns [rows, units, 2, 32], from bytes that hold two 16 columns apart."""
+    return torch.cat([quants & 15, quants >> 4], -1).unflatten(1, (-1, 2))
+
+
+def _pair(numbers: Tensor) -> Tensor:
+    return numbers[..., 0, :] | numbers[..., 1, :] << 4
+
+
+def _transpose(values: Tensor, size: int) -> Tensor:
+    """Return [bytes of a row / size, rows, size]."""
+    return values.reshape(len(values), -1, size).transpose(0, 1)
+
+
+def _words(values: Tensor) -> Tensor:
+    """Return int32 [bytes of a row / 4, rows]."""
+    # A copy, whose rows begin at whole words.
+    return values.reshape(len(values), -1).clone(memory_format=torch.contiguous_format).view(torch.int32).T

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of GGUF files that stay quantised on a GPU: kernels/gguf.py says how they lie there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from blink.kernels.cpu.gguf_weight import GgufRows
+from blink.kernels.gguf import UNIT, GgufFormat, GgufPlanes, pack_rows
+from blink.kernels.gpu import gguf
+from blink.kernels.weight import QuantizedEmbedding
+
+
+class PlanarGgufWeight(QuantizedEmbedding):
+    """A weight in planes: parts of one number of columns, one below the other, each in a format of its own."""
+
+    def __init__(self, parts: Sequence[GgufPlanes], columns: int, dtype: torch.dtype) -> None:
+        """Take the parts; dtype: that it computes in."""
+        assert all(part.codes.shape[0] == -(-columns // UNIT) for part in parts)
+        self._parts = tuple(parts)
+        self.shape = (sum(part.num_rows for part in parts), columns)
+        self.dtype = dtype
+        self.device = parts[0].codes.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the planes."""
+        return sum(part.nbytes for part in self._parts)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T."""
+        assert x.dtype == self.dtype
+        return gguf.multiply(x, self._parts)
+
+    def dequantize(self) -> Tensor:
+        """Return the weight as a tensor."""
+        return self.take_rows(torch.arange(self.shape[0], dtype=torch.int32, device=self.device))
+
+    def take_rows(self, rows: Tensor) -> Tensor:
+        """Return some rows; what stands for one that the weight has not is undefined: a GPU raises nothing."""
+        return gguf.take_rows(self._parts, rows, self.shape[1], self.dtype)
+
+
+def pack_gguf(parts: Sequence[GgufRows], columns: int, device: torch.device, dtype: torch.dtype) -> PlanarGgufWeight:
+    """Take the parts of a weight apart on a device; those in one format that follow each other become one."""
+    joined: list[tuple[GgufFormat, list[Tensor]]] = []
+    for part in parts:
+        if not joined or joined[-1][0] != part.format:
+            joined.append((GgufFormat(part.format), []))
+        joined[-1][1].append(part.blocks)
+    return PlanarGgufWeight([pack_rows(format, blocks, device) for format, blocks in joined], columns, dtype)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the kernels of few rows split experts: what they choose, their kernels can run; others are left to others."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
+from blink.kernels.gpu.decode import moe
+from blink.kernels.quantized import FP8
+
+_MAX_SHARED_BYTES = 227 << 10
+
+
+@pytest.mark.parametrize("form", moe.Form)
+def test_chosen_splits_fit_their_kernels(form: moe.Form) -> None:
+    units = {moe.Form.BF16: 32, moe.Form.FP8: 64}
+    for rows, hidden, size in itertools.product((1, 2, 4, 8), (256, 640, 2048, 4096), (128, 768, 1536, 2048, 4096)):
+        gate, down = (
+            moe.choose_gate_split(rows, hidden, size, form),
+            moe.choose_down_split(rows, size, hidden, form),
+        )
+        assert gate is not None and (down is not None or rows * size > 4 * 4096)
+        splits = [(gate, hidden, 8)] + ([(down, size, down.outputs + 16 // form.bits * rows)] if down else [])
+        for split, k, stage_rows in splits:
+            assert k % (split.warps * units.get(form, 128)) == 0
+            assert split.stages >= 2
+            assert split.stages * stage_rows * (k * form.bits // 8 + 64) < _MAX_SHARED_BYTES - (16 << 10)
+
+
+def make_packed(form: ExpertFormat, rows: int, columns: int) -> PackedExperts:
+    return PackedExperts.allocate(form, (32, rows, columns))
+
+
+def make_fp8(rows: int, columns: int) -> Fp8Experts:
+    return Fp8Experts(torch.empty(32, rows, columns, dtype=FP8), torch.empty(32, rows))
+
+
+@pytest.mark.parametrize(
+    ("gate_up", "down", "fits"),
+    [
+        (make_packed(ExpertFormat.FP8, 256, 256), make_packed(ExpertFormat.FP8, 256, 128), True),
+        (make_packed(ExpertFormat.INT4, 256, 256), make_packed(ExpertFormat.INT4, 256, 128), True),
+        (make_packed(ExpertFormat.FP8, 416, 272), make_packed(ExpertFormat.FP8, 272, 208), False),  # filled up
+        (make_packed(ExpertFormat.MXFP4, 256, 256), make_packed(ExpertFormat.MXFP4, 256, 128), False),
+        (make_packed(ExpertFormat.INT4, 256, 256), make_packed(ExpertFormat.FP8, 256, 128), False),
+        (make_fp8(256, 256), torch.empty(32, 256, 128), False),
+        (make_fp8(192, 256), make_fp8(256, 96), False),
+        (torch.empty(32, 192, 256), torch.empty(32, 256, 96), True),
+    ],
+)
+def test_what_weights_the_kernels_read(gate_up: ExpertWeights, down: ExpertWeights, fits: bool) -> None:
+    assert moe.can_add(2, gate_up, down) == fits
