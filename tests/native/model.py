@@ -163,7 +163,9 @@ class StepJudge:
         decoding = (after["status"] == RUNNING) & (after["num_tokens"] - after["num_computed"] == 1) & ours
         assert set(np.flatnonzero(decoding)) <= {index for index, _ in rows}, "a decoding sequence was left out"
         may_start = (after["status"] == WAITING) & ours & (after["cancelled"] == 0)
-        may_start &= (after["slot"] != _NO_SLOT) | np.isin(after["queue_pair"], self._takers(after, attached))
+        # A slot that was taken in this pass may have been out of reach until others had started.
+        had_slot = (before["status"] == WAITING) & (before["slot"] != _NO_SLOT)
+        may_start &= had_slot | np.isin(after["queue_pair"], self._takers(after, attached))
         kept_waiting = (before["status"] == WAITING) & (before["num_blocks"] <= after["num_blocks"])
         may_start &= kept_waiting | (arrivals_seen & (before["status"] == FREE))
         left = [int(index) for index in np.flatnonzero(may_start)]

@@ -16,7 +16,7 @@ from blink.link.queue_pair import NO_HASH_ROOT, QueuePair
 from blink.region.layout import EngineState, ErrorCode, StepResult
 from blink.sampling_params import SamplingParams
 from harness import MILLISECOND, Harness, small_config, submission
-from model import FREE, Deliveries, Request, Rules, StepJudge, answer_of
+from model import FREE, RUNNING, Deliveries, Request, Rules, StepJudge, answer_of
 
 PAIRS, TAGS, VOCAB, MAX_MODEL_LEN, BLOCK = 3, 5, 23, 48, 8
 LEASE_MS, AGE_MS = 5000, 30000
@@ -288,3 +288,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
+
+
+def test_who_takes_a_slot_late_was_not_passed_by_those_before() -> None:
+    """The first pair has its share of the slots until the second one has its own too; then blocks are missing."""
+    machine = SchedulerMachine()
+    machine.boot(policy="fcfs", prefix_caching=False, num_blocks=6, max_num_seqs=2, budget=13, segments=0, target_ms=0)
+    machine._submit(0, [0], SamplingParams(max_tokens=9, best_effort=True), frozenset(), 0, False)
+    machine._step(1, False)
+    for i, prompt, max_tokens in ((0, [0] * 33, 1), (1, [0, 1, 0], 1), (1, [0] * 9, 9)):
+        machine._submit(i, prompt, SamplingParams(max_tokens=max_tokens), frozenset(), 0, False)
+    for _ in range(3):
+        machine._step(1, True)
+    sequences = machine.harness.sequences
+    assert sequences["status"][TAGS + 1] == RUNNING
+    assert sequences["slot"][1] < machine.judge.rules.num_slots
+    machine.teardown()
