@@ -10,18 +10,16 @@ Run with: python benchmarks/kernels/few_experts.py [--rows 1 2 4 8] [--formats b
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from decode_layer import Run, draw, time_graph
+from decode_layer import draw, time_graph
 
 from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
 from blink.kernels.gpu.decode import moe
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
-from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.quantized import FP8
 
 NUM_EXPERTS, TOP_K, HIDDEN, SIZE = 128, 8, 2048, 768
@@ -82,18 +80,6 @@ class Case:
             )  # fmt: skip
 
 
-def compile_kernels(run: Run) -> None:
-    """Compile what a chain launches from CUDA sources, on all cores."""
-    names: set[str] = set()
-    moe.compile_kernel, moe.launch = names.add, lambda *_, **__: None
-    try:
-        run()
-    finally:
-        moe.compile_kernel, moe.launch = compile_kernel, launch
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_kernel, names))
-
-
 def main() -> None:
     """Print a table of microseconds a layer."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -107,7 +93,7 @@ def main() -> None:
         draw_matrices = FORMATS[form]
         layers = [(draw_matrices(2 * SIZE, HIDDEN), draw_matrices(HIDDEN, SIZE)) for _ in range(options.layers)]
         num_bytes = {"bf16": 2, "int4": 0.5}.get(form, 1) * 3 * HIDDEN * SIZE
-        compile_kernels(lambda layers=layers: [case.add_few(layers[:1]) for case in cases])
+        compile_ahead(lambda layers=layers: [case.add_few(layers[:1]) for case in cases])
         for case in cases:
             few, grouped = (
                 time_graph(lambda add=add, layers=layers: add(layers)) / options.layers

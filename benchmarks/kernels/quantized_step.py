@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -21,8 +19,7 @@ from decode_layer import BLOCK_SIZE, Run, make_batch, time_graph
 import blink.models
 from blink.config import ModelConfig
 from blink.kernels.batch import Batch, Header
-from blink.kernels.gpu.decode import attention, gemm, gemv, moe
-from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
 
@@ -77,27 +74,11 @@ def main() -> None:
             decoder = load(options.model, form, Path(folder))
         runs = [make_decoding(decoder, rows, options.context) for rows in options.rows]
         runs += [make_prompt(decoder, tokens) for tokens in options.prompts]
-        compile_kernels(runs)
+        compile_ahead(lambda runs=runs: [run() for run in runs])
         times = [time_graph(run) for run in runs]
         print(f"{form:>12}" + "".join(f"{time / 1e3:>12.3f}" for time in times), flush=True)
         del decoder, runs
         torch.cuda.empty_cache()
-
-
-def compile_kernels(runs: list[Run]) -> None:
-    """Compile what the steps launch, on all cores."""
-    names: set[str] = set()
-    modules = (gemm, gemv, moe, attention)
-    for module in modules:
-        module.compile_kernel, module.launch = names.add, lambda *_, **__: None
-    try:
-        for run in runs:
-            run()
-    finally:
-        for module in modules:
-            module.compile_kernel, module.launch = compile_kernel, launch
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_kernel, names))
 
 
 def make_decoding(decoder: Decoder, rows: int, context: int) -> Run:

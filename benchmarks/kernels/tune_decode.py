@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -25,9 +23,9 @@ from decode_layer import Case, Model, time_graph
 from torch import Tensor
 
 import blink.models
-from blink.kernels.gpu.decode import attention, gemm, gemm_fp8, gemm_planes, gemv, gemv_quantized, moe, splits
+from blink.kernels.gpu.decode import gemm_fp8, gemm_planes, gemv_quantized, splits
 from blink.kernels.gpu.decode.gemm_quantized import Shape
-from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import GROUP, Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
 from blink.kernels.weight import Weight, plain
@@ -96,22 +94,18 @@ def to_list(split: Split) -> list[int]:
 def compile_candidates(case: Case, candidates: Candidates) -> None:
     """Compile what tune() will try, on all cores."""
     table = splits.read_table()
-    names: set[str] = set()
-    modules = (gemm, gemv, moe, attention)
     kept = dict(table)
-    for module in modules:
-        module.compile_kernel, module.launch = names.add, lambda *_, **__: None
-    try:
+
+    def run() -> None:
         for key, options in candidates.items():
             for table[key] in options:
                 case.run_after()
+
+    try:
+        compile_ahead(run)
     finally:
-        for module in modules:
-            module.compile_kernel, module.launch = compile_kernel, launch
         table.clear()
         table.update(kept)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_kernel, names))
 
 
 def tune(case: Case, candidates: Candidates, passes: int) -> Iterator[str]:

@@ -59,7 +59,7 @@ def test_texts_of_all_forms_are_valid_while_sequences_preempt_each_other(llm: LL
         for name in names
     ]
     before = llm.stats()
-    outputs = llm.generate([f"{name}: {PROMPT * 12}" for name in names], params, use_tqdm=False)
+    outputs = llm.generate([f"{name}: {PROMPT * 20}" for name in names], params, use_tqdm=False)
     after = llm.stats()
     num_ended = 0
     assert {each.finish_reason for output in outputs for each in output.outputs} <= {"stop", "length"}

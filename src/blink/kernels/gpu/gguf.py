@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as functional
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,7 +23,6 @@ from blink.kernels.gguf import BLOCK, UNIT, GgufFormat, GgufPlanes
 _UNIT = tl.constexpr(UNIT)
 _BLOCK = tl.constexpr(BLOCK)
 _MIN_PROGRAMS = 256  # about two for each multiprocessor; of large tiles half as many, of small ones twice
-_MOST_ROWS = 384  # of more it is faster to unpack the whole weight first
 _SUM_BLOCK = 1024
 _TAKEN_UNITS = 8
 # With its last bits an integer below 2^22: the float32 that is so much larger than 2^23.
@@ -46,16 +44,15 @@ class GgufTiling:
 
 def choose_gguf_tiling(rows: int, columns: int, depth: int) -> GgufTiling:
     """Choose a tile for x [rows, depth] and a result of so many columns."""
-    if rows > 64:
-        tiling, wanted, share = GgufTiling(128, 128, 1, 8, 3), _MIN_PROGRAMS // 2, 1024
+    if rows <= 16:
+        tiling, wanted = GgufTiling(16, 32, 4, 2, 3), 2 * _MIN_PROGRAMS
+    elif rows <= 32:
+        tiling, wanted = GgufTiling(32, 128, 2, 4, 3), _MIN_PROGRAMS
+    elif rows <= 64:
+        tiling, wanted = GgufTiling(64, 64, 2, 4, 3), _MIN_PROGRAMS
     else:
-        if rows <= 16:
-            tiling, wanted = GgufTiling(16, 32, 4, 2, 3), 2 * _MIN_PROGRAMS
-        elif rows <= 32:
-            tiling, wanted = GgufTiling(32, 128, 2, 4, 3), _MIN_PROGRAMS
-        else:
-            tiling, wanted = GgufTiling(64, 64, 2, 4, 3), _MIN_PROGRAMS
-        share = 4 * tiling.units * UNIT  # for loads to run ahead of products
+        tiling, wanted = GgufTiling(128, 128, 1, 8, 3), _MIN_PROGRAMS // 2
+    share = 4 * tiling.units * UNIT if rows <= 64 else 1024  # for loads to run ahead of products
     programs = triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns)
     return replace(tiling, splits=max(1, min(round(wanted / programs), depth // share)))
 
@@ -64,9 +61,6 @@ def multiply(x: Tensor, parts: Sequence[GgufPlanes], tiling: GgufTiling | None =
     """Return x @ weight.T of a weight's parts, one below the other; x: contiguous [rows, in]."""
     (rows, depth), columns = x.shape, sum(part.num_rows for part in parts)
     assert x.is_contiguous()
-    if rows > _MOST_ROWS and tiling is None:
-        all_rows = torch.arange(columns, dtype=torch.int32, device=x.device)
-        return functional.linear(x, take_rows(parts, all_rows, depth, x.dtype))
     tiling = tiling or choose_gguf_tiling(rows, columns, depth)
     result = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     is_split = tiling.splits > 1

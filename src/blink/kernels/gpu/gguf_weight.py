@@ -6,12 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.cpu.gguf_weight import GgufRows
 from blink.kernels.gguf import UNIT, GgufFormat, GgufPlanes, pack_rows
 from blink.kernels.gpu import gguf
 from blink.kernels.weight import QuantizedEmbedding
+
+_MOST_ROWS = 384  # of more it is faster to dequantise the weight first
 
 
 class PlanarGgufWeight(QuantizedEmbedding):
@@ -33,6 +36,8 @@ class PlanarGgufWeight(QuantizedEmbedding):
     def multiply(self, x: Tensor) -> Tensor:
         """Return x @ weight.T."""
         assert x.dtype == self.dtype
+        if x.shape[0] > _MOST_ROWS:
+            return functional.linear(x, self.dequantize())
         return gguf.multiply(x, self._parts)
 
     def dequantize(self) -> Tensor:

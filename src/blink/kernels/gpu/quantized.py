@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight
 
-_FEW_ROWS = 256  # in passes of some, rather than unpack a weight
+_FEW_ROWS = 64  # in passes of some, rather than unpack a weight
 _BLOCK = 1024
 _FP8_MAX = tl.constexpr(448.0)
 

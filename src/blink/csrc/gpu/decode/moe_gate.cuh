@@ -107,7 +107,7 @@ __device__ inline void multiply_gates(const MoeGateArgs& args, int warp, MoeGate
         for (int i = 0; i < 2; i++) sums[warp][row][first + lane % 4 * 2 + i] = products[i] * inverse;
       shared.ring.leave(turn++);
     }
-    asm volatile("bar.sync 1, %0;" ::"n"(32 * S::warps) : "memory");  // of the warps that multiply
+    sync_warps<S::warps>();  // that multiply
     write_gated<S>(args, work, shared, sums);
     buffer ^= 1;
   }
