@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import secrets
 import statistics
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from engine_client import connect
+from dummy_engine import run_engine
 from step_bytes import kv_bytes, weight_bytes
 
-from blink.config import EngineConfig, ModelConfig
-from blink.engine.boot import create_engine
+from blink.config import ModelConfig
 from blink.link.client import EngineClient
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
@@ -133,7 +129,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     spec = read_spec(options.model)
     model = ModelConfig(
         model=str(options.model),
@@ -142,23 +137,9 @@ def main() -> None:
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
     )
-    engine = create_engine(
-        EngineConfig(
-            region=region,
-            model=model,
-            device=options.device,
-            num_gpu_blocks_override=options.num_blocks,
-            enable_prefix_caching=False,
-        )
-    )
-    thread = threading.Thread(target=engine.run, daemon=True)
-    thread.start()
-    client = connect(region)
-    run_batch(client, 1, options)
-    results = {rows: measure(client, region, spec, rows, options) for rows in options.rows}
-    client.close()
-    engine.stop()
-    thread.join(10)
+    with run_engine(model, device=options.device, num_blocks=options.num_blocks) as (client, region):
+        run_batch(client, 1, options)
+        results = {rows: measure(client, region, spec, rows, options) for rows in options.rows}
     report(results, options.output)
 
 

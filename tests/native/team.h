@@ -64,6 +64,9 @@ struct ThreadEnv {
     return uint64_t(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
   }
 
+  bool any(bool value) const { return sum(uint32_t(value)) > 0; }
+  Outcome outcome(const StepOutput& output, uint64_t step) const { return read_outcome(output, step); }
+
   template <class T>
   T share(T value) const {
     if (index == 0) team->put(0, value);

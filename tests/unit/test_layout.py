@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x935C52CF5499F85E
+GOLDEN_DIGEST = 0x83AEE723F5B00486
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -38,6 +38,8 @@ struct SoloEnv {
     total = value;
     return 0;
   }
+  bool any(bool value) const { return value; }
+  Outcome outcome(const StepOutput& output, uint64_t step) const { return read_outcome(output, step); }
   bool launch(uint32_t, uint32_t) const { return true; }
   uint64_t now() const {
     if (clock_ns != 0) return clock_ns;

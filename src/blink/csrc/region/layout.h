@@ -165,7 +165,7 @@ struct TraceEntry {
   FIELD(uint64_t, predicted_ns);  // what the cost table expected of this launch; 0: there is no table
 };
 
-// writer: frontend
+// writer: frontend. The scheduler reads all four at once (intake.h).
 struct FrontendWords {
   FIELDS_OF(FrontendWords);
   alignas(64) FIELD(uint32_t, sq_tail);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only file that knows the compiler: integer types, the function markers and the ordered accesses to shared words.
-// BLINK_RARE_FN is for templates whose registers a caller on the GPU should not have to find.
+// BLINK_RARE_FN is for what stays one piece of code that all callers call: a step's end finds the instruction caches
+// filled by the model, so what is copied into every caller is fetched anew for each.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
@@ -18,7 +19,7 @@ using size_t = decltype(sizeof(0));
 #include <cstddef>
 #include <cstdint>
 #define BLINK_FN inline
-#define BLINK_RARE_FN __attribute__((noinline))
+#define BLINK_RARE_FN inline __attribute__((noinline))
 #endif
 
 namespace blink {
@@ -34,6 +35,13 @@ BLINK_FN uint64_t load_acquire(const uint64_t& word) {
   uint64_t value;
   asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(value) : "l"(&word) : "memory");
   return value;
+}
+// Four words side by side, in one access: where they are far away, one after the other would take four times as long.
+BLINK_FN void load_acquire(const uint32_t* words, uint32_t (&values)[4]) {
+  asm volatile("ld.acquire.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+               : "l"(words)
+               : "memory");
 }
 BLINK_FN void store_release(uint32_t& word, uint32_t value) {
   asm volatile("st.release.sys.global.b32 [%0], %1;" ::"l"(&word), "r"(value) : "memory");
@@ -56,6 +64,9 @@ BLINK_FN void store_relaxed(uint64_t& word, uint64_t value) {
 template <class T>
 BLINK_FN T load_acquire(const T& word) {
   return std::atomic_ref<T>(const_cast<T&>(word)).load(std::memory_order_acquire);
+}
+BLINK_FN void load_acquire(const uint32_t* words, uint32_t (&values)[4]) {
+  for (uint32_t i = 0; i < 4; i++) values[i] = load_acquire(words[i]);
 }
 template <class T>
 BLINK_FN void store_release(T& word, T value) {

@@ -28,7 +28,7 @@ BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num
 }
 
 template <class Env>
-BLINK_FN Tally tally(Env& env, const State& s) {
+BLINK_RARE_FN Tally tally(Env& env, const State& s) {
   Tally t{};
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     const Sequence& q = s.sequences[s.running[i]];
@@ -47,7 +47,7 @@ BLINK_FN Tally tally(Env& env, const State& s) {
 // Take a running sequence off the chip: parked with its blocks, or to be recomputed. What takes part in a suspended
 // step may be parked: its row goes on.
 template <class Env>
-BLINK_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint64_t now) {
+BLINK_RARE_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint64_t now) {
   Sequence& q = s.sequences[index];
   if (!keep_blocks) release_blocks(env, s, q.slot, q.num_blocks);
   env.sync();
@@ -92,7 +92,7 @@ BLINK_FN bool yields(const State& s, const Sequence& running, const Sequence& wa
 // Free the blocks of one sequence that is stalled or ranks behind `rank`: of a parked one first, then of a running one,
 // the last in rank first.
 template <class Env>
-BLINK_FN bool make_room(Env& env, State& s, Rank rank, Victims victims, uint64_t now) {
+BLINK_RARE_FN bool make_room(Env& env, State& s, Rank rank, Victims victims, uint64_t now) {
   const auto behind = [&](const Sequence& q) {
     const uint32_t index = uint32_t(&q - s.sequences);
     const bool is_free = q.num_blocks > 0 && q.suspended == 0;  // no suspended step still writes them
@@ -128,7 +128,7 @@ BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
 
 // Give a running sequence the next chunk of its prompt, or a longer one, as far as tokens, blocks and its share last.
 template <class Env>
-BLINK_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
+BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
   const uint32_t start = q.num_computed + q.scheduled;
   const Victims victims = q.scheduled == 0 ? Victims::kRunning : Victims::kParked;
@@ -157,7 +157,7 @@ BLINK_FN uint32_t cacheable_blocks(const State& s, const Sequence& q) {
 }
 
 // Make the sequence run: the prefix that was found is its own, the rest it computes. Runs on: one lane.
-BLINK_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t now) {
+BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t now) {
   Sequence& q = s.sequences[index];
   const uint32_t found = hit.blocks * s.geometry.block_size;
   if (q.num_blocks == 0) {
@@ -181,7 +181,7 @@ BLINK_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t no
 
 // Let the first waiting sequence run, if a place and blocks for all of its tokens can be had.
 template <class Env>
-BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
+BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
   if (s.num_running == s.geometry.max_num_seqs) {
     const Rank victim =
@@ -208,14 +208,14 @@ BLINK_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   return true;
 }
 
-BLINK_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
+BLINK_RARE_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
   // Without a slot it would only keep those from running that have one.
   return q.skipped_pass != s.pass && can_start(s, q) && (q.slot != kNone || s.qps[q.queue_pair].may_take) &&
          has_turn(s, q, now) && has_automaton_room(s, q);
 }
 
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.
-BLINK_FN bool wants_chunk(const State& s, const Sequence& q, uint64_t now) {
+BLINK_RARE_FN bool wants_chunk(const State& s, const Sequence& q, uint64_t now) {
   return q.status == SequenceStatus::kRunning && q.scheduled == 0 && q.num_tokens - q.num_computed > 1 &&
          s.qps[q.queue_pair].open && q.skipped_pass != s.pass && has_turn(s, q, now);
 }
@@ -228,7 +228,7 @@ BLINK_FN bool wants_prompt_tokens(const State& s, const Sequence& q, uint64_t no
 // Decide how many tokens the step takes, from who decodes in it (`t`) and the prompts that wait. While urgent
 // sequences decode, best-effort prompts do not make it longer than its target.
 template <class Env>
-BLINK_FN void set_step_tokens(Env& env, State& s, Tally t, uint64_t now) {
+BLINK_RARE_FN void set_step_tokens(Env& env, State& s, Tally t, uint64_t now) {
   uint32_t waiting = 0;
   const bool is_urgent = t.decode_rows > t.best_effort_rows;
   if (has_costs(s) && t.tokens > 0) {
@@ -245,7 +245,7 @@ BLINK_FN void set_step_tokens(Env& env, State& s, Tally t, uint64_t now) {
 
 // Give what other flows have left of the step's tokens to prompts whose share was too small for them.
 template <class Env>
-BLINK_FN Tally use_leftovers(Env& env, State& s, Tally t, uint64_t now) {
+BLINK_RARE_FN Tally use_leftovers(Env& env, State& s, Tally t, uint64_t now) {
   while (!s.failed && s.prompt_share != kNone && t.tokens < s.step_tokens) {
     const Rank next = first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
       const uint32_t rest = q.num_tokens - q.num_computed;

@@ -20,7 +20,7 @@ BLINK_FN bool is_automaton(const State& s, const AutomatonEntry& entry, const Se
 constexpr uint32_t kAutomatonBytesOfPass = 128 << 10;
 
 // Whether a waiting sequence's automaton is here, or has a place to go to and may be copied now.
-BLINK_FN bool has_automaton_room(const State& s, const Sequence& q) {
+BLINK_RARE_FN bool has_automaton_room(const State& s, const Sequence& q) {
   const uint32_t bytes = q.sqe.automaton_bytes;
   if (bytes == 0 || q.slot != kNone) return true;
   const bool has_time = s.automaton_bytes_copied == 0 || s.automaton_bytes_copied + bytes <= kAutomatonBytesOfPass;
@@ -116,7 +116,7 @@ BLINK_FN uint32_t find_automaton(Env& env, const State& s, const Sequence& q, bo
 
 // Let a sequence with a slot use its automaton. False if that is broken.
 template <class Env>
-BLINK_FN bool take_automaton(Env& env, State& s, Sequence& q) {
+BLINK_RARE_FN bool take_automaton(Env& env, State& s, Sequence& q) {
   if (env.lane() == 0) {
     q.automaton = kNone;
     for (uint32_t i = 0; i < 2; i++) s.automaton_places[q.slot * 2 + i].num_generated = kNoPlace;

@@ -63,7 +63,7 @@ class SipHash {
 };
 
 // Hash `count` tokens, an even number, behind a block whose hash is `before`.
-BLINK_FN Hash hash_block(Hash key, Hash before, const int32_t* tokens, uint32_t count) {
+BLINK_RARE_FN Hash hash_block(Hash key, Hash before, const int32_t* tokens, uint32_t count) {
   SipHash hash(key);
   hash.add(before.low);
   hash.add(before.high);

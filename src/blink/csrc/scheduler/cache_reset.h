@@ -8,7 +8,7 @@ namespace blink {
 
 // Done behind a launch or when idle, so that no step waits for it. Runs on: the whole block, which ends in step.
 template <class Env>
-BLINK_FN void reset_prefix_cache(Env& env, State& s) {
+BLINK_RARE_FN void reset_prefix_cache(Env& env, State& s) {
   for (uint32_t at = env.lane(); at < s.geometry.hash_entries; at += env.lanes()) s.hash_table[at] = 0;
   uint32_t freed = 0;
   for (uint32_t tile = 0; tile < s.geometry.num_blocks; tile += env.lanes()) {

@@ -9,7 +9,7 @@ namespace blink {
 
 // How many completions each queue pair may need in this step, and whether that has room.
 template <class Env>
-BLINK_FN void open_queue_pairs(Env& env, State& s) {
+BLINK_RARE_FN void open_queue_pairs(Env& env, State& s) {
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) s.qps[qp].cq_need = 0;
   env.sync();
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
@@ -45,7 +45,7 @@ BLINK_FN void write_token(const State& s, const StepArrays& a, uint32_t at, cons
 
 // Write the rows of one token, each with the block that it may need. Returns their number.
 template <class Env>
-BLINK_FN uint32_t write_decode_rows(Env& env, State& s, const StepArrays& a, uint32_t needed_blocks) {
+BLINK_RARE_FN uint32_t write_decode_rows(Env& env, State& s, const StepArrays& a, uint32_t needed_blocks) {
   if (s.num_free_blocks < needed_blocks) evict(env, s, needed_blocks - s.num_free_blocks);
   uint32_t rows = 0, taken = 0;
   for (uint32_t tile = 0; tile < s.num_running; tile += env.lanes()) {
@@ -79,7 +79,7 @@ BLINK_FN uint32_t write_decode_rows(Env& env, State& s, const StepArrays& a, uin
 
 // Write the chunks of prompts behind the rows of one token; the batch grows by them.
 template <class Env>
-BLINK_FN void write_prompt_rows(Env& env, State& s, const StepArrays& a, BatchHeader& batch) {
+BLINK_RARE_FN void write_prompt_rows(Env& env, State& s, const StepArrays& a, BatchHeader& batch) {
   const uint32_t chunks =
       compact(env, s.running, s.num_running, s.scratch, [&](uint32_t i) { return s.sequences[i].scheduled > 1; });
   for (uint32_t n = 0; n < chunks; n++) {
@@ -95,7 +95,7 @@ BLINK_FN void write_prompt_rows(Env& env, State& s, const StepArrays& a, BatchHe
 
 // Make the rest of the bucket harmless: tokens that write no KV, rows without context.
 template <class Env>
-BLINK_FN void write_padding(Env& env, const State& s, const StepArrays& a, const BatchHeader& b) {
+BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepArrays& a, const BatchHeader& b) {
   const auto [tokens, rows] = s.geometry.graphs[b.graph];
   for (uint32_t i = b.num_tokens + env.lane(); i < tokens; i += env.lanes()) {
     a.input_ids[i] = 0;
@@ -128,7 +128,7 @@ BLINK_FN bool takes_segments(const State& s, uint32_t graph, const Tally& total)
 
 // Let the step that was just composed be the one that is launched in segments.
 template <class Env>
-BLINK_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
+BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
   for (uint32_t row = env.lane(); row < batch.num_rows; row += env.lanes()) {
     Sequence& q = s.sequences[s.segmented_row_sequences[row]];
     q.suspended = q.scheduled;
@@ -163,7 +163,7 @@ BLINK_FN void open_account(State& s, uint32_t graph, const Tally& total, bool se
 
 // Plan the next step and write its batch. Returns the number of rows; 0 if there is nothing to do.
 template <class Env>
-BLINK_FN uint32_t compose(Env& env, State& s, Turn turn, uint64_t now) {
+BLINK_RARE_FN uint32_t compose(Env& env, State& s, Turn turn, uint64_t now) {
   env.sync();
   if (env.lane() == 0) {
     settle_account(s);

@@ -17,7 +17,7 @@ constexpr uint64_t kLeastCost = 1000;
 BLINK_FN bool has_costs(const State& s) { return s.costs[0].num_segments > 0; }
 
 // What a step of one graph takes that reads so many tokens of the KV cache.
-BLINK_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_tokens) {
+BLINK_RARE_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_tokens) {
   return s.costs[graph].base_ns + kv_tokens * s.costs[graph].kv_ps / 1000;
 }
 
@@ -27,7 +27,7 @@ enum class GraphKind { kDecoding, kMixed, kScoring };
 BLINK_FN bool is_scoring(const Geometry& g, uint32_t graph) { return graph >= g.first_scoring_graph; }
 
 // Index of the smallest graph of a kind for so many tokens.
-BLINK_FN uint32_t graph_for(const Geometry& g, uint32_t tokens, GraphKind kind) {
+BLINK_RARE_FN uint32_t graph_for(const Geometry& g, uint32_t tokens, GraphKind kind) {
   const uint32_t ends[] = {0, g.num_decode_graphs, g.first_scoring_graph, g.num_graphs};
   uint32_t graph = ends[uint32_t(kind)];
   while (graph + 1 < ends[uint32_t(kind) + 1] && g.graphs[graph].tokens < tokens) graph++;
@@ -40,7 +40,7 @@ BLINK_FN uint64_t predict_decode_ns(const State& s, uint32_t rows, uint64_t kv_t
 
 // Correct a graph's cost by what one of its steps took. No error counts for more than was expected: it may be a pause
 // of the machine.
-BLINK_FN void learn(State& s, uint32_t graph, uint64_t predicted, uint64_t spent) {
+BLINK_RARE_FN void learn(State& s, uint32_t graph, uint64_t predicted, uint64_t spent) {
   GraphCost& cost = s.costs[graph];
   const int64_t expected = int64_t(most(predicted, kLeastCost));
   const int64_t error = least((int64_t(spent) - expected) * kUnit / expected, kUnit);
@@ -66,7 +66,7 @@ BLINK_FN void end_account(State& s, uint64_t now) {
 }
 
 // Take over what the launch that is over took, once. Runs on: one lane.
-BLINK_FN void settle_account(State& s) {
+BLINK_RARE_FN void settle_account(State& s) {
   Account& a = s.account;
   if (a.spent_ns == 0) return;
   if (has_costs(s) && !a.segmented) learn(s, a.graph, a.predicted_ns, a.spent_ns);

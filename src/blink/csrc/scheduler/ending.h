@@ -12,7 +12,7 @@ namespace blink {
 
 // Free everything that a sequence holds. The caller has posted its last completion and compacts its list.
 template <class Env>
-BLINK_FN void free_sequence(Env& env, State& s, uint32_t index) {
+BLINK_RARE_FN void free_sequence(Env& env, State& s, uint32_t index) {
   Sequence& q = s.sequences[index];
   if (q.num_blocks > 0) release_blocks(env, s, q.slot, q.num_blocks);
   env.sync();
@@ -45,7 +45,7 @@ BLINK_FN uint32_t collect(Env& env, State& s, SequenceStatus status, Chosen chos
 
 // End the sequences of one list whose last token was delivered.
 template <class Env>
-BLINK_FN void end_finished(Env& env, State& s, SequenceStatus status) {
+BLINK_RARE_FN void end_finished(Env& env, State& s, SequenceStatus status) {
   const uint32_t ended = collect(env, s, status, [](const Sequence& q) { return q.finish != FinishReason::kNone; });
   for (uint32_t n = 0; n < ended; n++) free_sequence(env, s, s.scratch[n]);
   if (ended > 0) keep_only(env, s, status);
@@ -54,7 +54,7 @@ BLINK_FN void end_finished(Env& env, State& s, SequenceStatus status) {
 // End the cancelled sequences of one list and those of closing queue pairs. A cancellation without room for its
 // completion waits, and so does all that takes part in a suspended step.
 template <class Env>
-BLINK_FN void reap_list(Env& env, State& s, SequenceStatus status, uint64_t now) {
+BLINK_RARE_FN void reap_list(Env& env, State& s, SequenceStatus status, uint64_t now) {
   const uint32_t doomed = collect(env, s, status, [&](const Sequence& q) {
     return (q.cancelled || s.qps[q.queue_pair].closing) && q.suspended == 0;
   });

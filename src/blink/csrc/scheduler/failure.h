@@ -32,7 +32,7 @@ BLINK_FN consteval uint32_t place_of(const char* path, uint32_t line) {
 }
 #define BLINK_HERE ::blink::place_of(__FILE__, __LINE__)
 
-BLINK_FN void fail(State& s, ErrorCode code, uint32_t place, uint32_t detail) {
+BLINK_RARE_FN void fail(State& s, ErrorCode code, uint32_t place, uint32_t detail) {
   if (s.failed) return;
   s.failed = 1;
   s.engine_state = uint32_t(EngineState::kFailed);

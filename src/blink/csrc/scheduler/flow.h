@@ -20,7 +20,7 @@ BLINK_FN void join_flow(State& s, const Sequence& q) {
 
 // Charge the sequences that take one token in this step; prompts are charged as they are chosen.
 template <class Env>
-BLINK_FN void charge_decoders(Env& env, State& s) {
+BLINK_RARE_FN void charge_decoders(Env& env, State& s) {
   for (uint32_t tile = 0; tile < s.num_running; tile += env.lanes()) {
     const uint32_t i = tile + env.lane();
     const Sequence& q = s.sequences[s.running[i < s.num_running ? i : 0]];
@@ -37,7 +37,7 @@ BLINK_FN void charge_decoders(Env& env, State& s) {
 
 // Let the floor rise to the least counter that this step serves, and flows that wait for their own frontend with it.
 template <class Env>
-BLINK_FN void raise_floor(Env& env, State& s) {
+BLINK_RARE_FN void raise_floor(Env& env, State& s) {
   uint64_t served = ~0ull;
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     const Sequence& q = s.sequences[s.running[i]];

@@ -10,7 +10,7 @@ namespace blink {
 BLINK_FN uint32_t hash_home(const State& s, Hash h) { return uint32_t(h.low) & (s.geometry.hash_entries - 1); }
 
 // Position of the hash, or of the empty entry where it would go.
-BLINK_FN uint32_t hash_find(const State& s, Hash h) {
+BLINK_RARE_FN uint32_t hash_find(const State& s, Hash h) {
   const uint32_t mask = s.geometry.hash_entries - 1;
   uint32_t at = hash_home(s, h);
   while (s.hash_table[at] != 0 && !(s.block_hashes[s.hash_table[at] - 1] == h)) at = (at + 1) & mask;
@@ -18,14 +18,14 @@ BLINK_FN uint32_t hash_find(const State& s, Hash h) {
 }
 
 // Make a block findable by a hash that no other has. Runs on: one lane.
-BLINK_FN void hash_insert(State& s, Hash h, uint32_t block) {
+BLINK_RARE_FN void hash_insert(State& s, Hash h, uint32_t block) {
   s.hash_table[hash_find(s, h)] = block + 1;
   s.block_hashes[block] = h;
   s.block_hashed[block] = 1;
 }
 
 // Runs on: one lane. Fails: stops the scheduler if the block is not in the table.
-BLINK_FN void hash_remove(State& s, uint32_t block) {
+BLINK_RARE_FN void hash_remove(State& s, uint32_t block) {
   const uint32_t mask = s.geometry.hash_entries - 1;
   uint32_t hole = hash_find(s, s.block_hashes[block]);
   s.block_hashed[block] = 0;

@@ -22,7 +22,7 @@ BLINK_FN bool lru_live(const State& s, LruEntry e) {
 
 // Move up to `wanted` cached blocks, least recently used first, to the free list.
 template <class Env>
-BLINK_FN void evict(Env& env, State& s, uint32_t wanted) {
+BLINK_RARE_FN void evict(Env& env, State& s, uint32_t wanted) {
   const uint32_t mask = s.geometry.lru_entries - 1;
   while (wanted > 0 && s.lru_count > 0) {
     const uint32_t lane = env.lane();
@@ -54,7 +54,7 @@ BLINK_FN void evict(Env& env, State& s, uint32_t wanted) {
 
 // Drop the dead entries of the LRU ring, keeping the order of the live ones.
 template <class Env>
-BLINK_FN void compact_lru(Env& env, State& s) {
+BLINK_RARE_FN void compact_lru(Env& env, State& s) {
   const uint32_t mask = s.geometry.lru_entries - 1;
   const uint32_t head = s.lru_head, count = s.lru_count;
   uint32_t kept = 0;
@@ -76,7 +76,7 @@ BLINK_FN void compact_lru(Env& env, State& s) {
 // Give back the slot's first `count` blocks, the last first, so that the ends of prompts are evicted before their
 // starts.
 template <class Env>
-BLINK_FN void release_blocks(Env& env, State& s, uint32_t slot, uint32_t count) {
+BLINK_RARE_FN void release_blocks(Env& env, State& s, uint32_t slot, uint32_t count) {
   const uint32_t mask = s.geometry.lru_entries - 1;
   if (s.lru_count + count > s.geometry.lru_entries) compact_lru(env, s);
   for (uint32_t tile = 0; tile < count; tile += env.lanes()) {
@@ -109,7 +109,7 @@ BLINK_FN void release_blocks(Env& env, State& s, uint32_t slot, uint32_t count) 
 
 // Append `extra` fresh blocks to the slot's table. The caller has checked available_blocks().
 template <class Env>
-BLINK_FN void allocate_blocks(Env& env, State& s, uint32_t slot, uint32_t have, uint32_t extra) {
+BLINK_RARE_FN void allocate_blocks(Env& env, State& s, uint32_t slot, uint32_t have, uint32_t extra) {
   if (s.num_free_blocks < extra) evict(env, s, extra - s.num_free_blocks);
   if (s.num_free_blocks < extra) {
     env.sync();

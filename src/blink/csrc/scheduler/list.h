@@ -31,7 +31,7 @@ BLINK_FN void set_word(Env& env, uint32_t& word, uint32_t value) {
 }
 
 template <class Env>
-BLINK_FN void keep_only(Env& env, State& s, SequenceStatus status) {
+BLINK_RARE_FN void keep_only(Env& env, State& s, SequenceStatus status) {
   const bool running = status == SequenceStatus::kRunning;
   uint32_t* list = running ? s.running : s.waiting;
   uint32_t& count = running ? s.num_running : s.num_waiting;

@@ -39,7 +39,7 @@ BLINK_FN bool has_its_places(const State& s, const Sequence& q) {
 
 // Class after ageing: a request that has waited longer than the cap counts as latency-sensitive, until it ends. Not
 // where its flow has its places: else all that a deep queue holds would be old, and go before a modest flow's requests.
-BLINK_FN bool is_aged(const State& s, const Sequence& q, uint64_t now) {
+BLINK_RARE_FN bool is_aged(const State& s, const Sequence& q, uint64_t now) {
   return waited_ns(q, now) > s.geometry.max_queue_age_ns && !has_its_places(s, q);
 }
 BLINK_FN bool is_best_effort(const State& s, const Sequence& q, uint64_t now) {
@@ -47,12 +47,12 @@ BLINK_FN bool is_best_effort(const State& s, const Sequence& q, uint64_t now) {
 }
 
 // Whether a sequence may take part in the step that is being composed.
-BLINK_FN bool has_turn(const State& s, const Sequence& q, uint64_t now) {
+BLINK_RARE_FN bool has_turn(const State& s, const Sequence& q, uint64_t now) {
   if (q.suspended > 0) return false;
   return Turn(s.turn) == Turn::kAll || is_best_effort(s, q, now) == (Turn(s.turn) == Turn::kBestEffort);
 }
 
-BLINK_FN Rank rank_of(const State& s, uint32_t index, uint64_t now) {
+BLINK_RARE_FN Rank rank_of(const State& s, uint32_t index, uint64_t now) {
   const Sequence& q = s.sequences[index];
   const uint64_t priority = s.geometry.priority_policy ? uint32_t(q.sqe.priority) ^ 0x80000000u : 0;
   const uint64_t order = 1 + (uint64_t(q.sqe.service_class) << 33) + priority;

@@ -36,7 +36,7 @@ BLINK_FN bool continues(const State& s, uint32_t block, Registration parent, uin
 // Find the longest cached prefix among the slot's first `num_hashes` blocks. Changes nothing but the slot's block
 // table. Each block is compared with the one found before it, all at once: the chain holds as far as every link does.
 template <class Env>
-BLINK_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t num_hashes) {
+BLINK_RARE_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t num_hashes) {
   PrefixHit hit{0, 0};
   int32_t* table = block_table(s, slot);
   for (uint32_t tile = 0; tile < num_hashes; tile += env.lanes()) {
@@ -120,7 +120,7 @@ BLINK_FN void hash_up_to(State& s, Sequence& q, uint32_t end) {
 
 // Register the blocks that the launch in flight fills, the last of its step. Nobody looks them up before it is over.
 template <class Env>
-BLINK_FN void register_blocks(Env& env, State& s, const StepArrays& a) {
+BLINK_RARE_FN void register_blocks(Env& env, State& s, const StepArrays& a) {
   if (!s.geometry.prefix_caching) return;
   const uint32_t size = s.geometry.block_size;
   const uint32_t rows = compact(env, a.row_sequences, a.batch->num_rows, s.scratch, [&](uint32_t i) {

@@ -41,8 +41,8 @@ BLINK_FN uint32_t completions_per_token(const Sequence& q) {
 
 // Store one completion at a position that the caller owns.
 // Orders: the payload before the tag (release); the frontend acquires the tag.
-BLINK_FN void post_at(const State& s, uint32_t qp, uint32_t position, const Cqe& entry, CqeKind kind,
-                      FinishReason finish, uint32_t rank) {
+BLINK_RARE_FN void post_at(const State& s, uint32_t qp, uint32_t position, const Cqe& entry, CqeKind kind,
+                           FinishReason finish, uint32_t rank) {
   Cqe& slot = cq_entry(s, qp, position);
   slot.sequence = entry.sequence;
   slot.time_ns = entry.time_ns;
@@ -82,7 +82,7 @@ BLINK_FN bool valid_automaton_span(const Geometry& g, const Sqe& e) {
 }
 
 // Check every word of a submission that can be checked without its arena.
-BLINK_FN RejectCode validate(const Geometry& g, const Sqe& e) {
+BLINK_RARE_FN RejectCode validate(const Geometry& g, const Sqe& e) {
   if (e.num_prompt_tokens == 0 || e.num_prompt_tokens >= g.max_model_len) return RejectCode::kPromptLength;
   if (!in_arena(g, e.prompt_offset, uint64_t(e.num_prompt_tokens) * 4)) return RejectCode::kPromptRange;
   if (e.num_stop_tokens > kMaxStopTokens) return RejectCode::kStopTokens;

@@ -15,7 +15,8 @@ BLINK_FN void prepare_repeat(Env& env, State& s) {
   const Geometry& g = s.geometry;
   const uint32_t rows = s.batch->num_rows;
   const bool is_alone = track_in_flight(s) == Track::kWhole && !is_segmented(s);
-  uint32_t stuck = !is_alone || rows != s.num_running || rows != s.batch->num_tokens, taken = 0;
+  const bool has_prompts = rows != s.batch->num_tokens;
+  uint32_t stuck = !is_alone || rows != s.num_running || has_prompts, taken = 0;
   for (uint32_t tile = 0; tile < rows && !stuck; tile += env.lanes()) {
     const uint32_t row = tile + env.lane();
     const Sequence& q = s.sequences[s.row_sequences[row < rows ? row : 0]];
@@ -33,10 +34,13 @@ BLINK_FN void prepare_repeat(Env& env, State& s) {
     next.token_place = uint64_t(q.slot) * g.max_model_len + position;
     next.table_place = uint64_t(q.slot) * g.max_blocks + position / g.block_size;
     next.position = int32_t(position);
-    next.kv_slot = s.block_tables[next.table_place] * int32_t(g.block_size) + int32_t(position % g.block_size);
-    next.block_rank = grows ? rank : kNone;
+    next.block = grows && rank < s.num_free_blocks ? s.free_blocks[s.num_free_blocks - 1 - rank] : kNone;
+    const int32_t block = grows ? int32_t(next.block) : s.block_tables[next.table_place];
+    next.kv_slot = block * int32_t(g.block_size) + int32_t(position % g.block_size);
     next.stops_at = q.slot * kMaxStopTokens;
     next.num_stops = q.num_generated + 1 > q.sqe.sampling.min_tokens ? q.sqe.num_stop_tokens : 0;
+    for (uint32_t i = 0; i < kNearStopTokens; i++)
+      next.stops[i] = i < next.num_stops ? s.stop_tokens[next.stops_at + i] : kNoToken;
   }
   env.sync();
   if (env.lane() == 0) {
@@ -49,12 +53,14 @@ BLINK_FN void prepare_repeat(Env& env, State& s) {
 // Whether the row's sampled token lets it go on; keeps what was sampled.
 BLINK_FN bool goes_on(State& s, uint32_t row) {
   NextRow& next = s.next_rows[row];
-  next.token = s.sampled_tokens[row];
-  next.logprob = s.sampled_logprobs[row];
-  if (next.token < 0 || uint32_t(next.token) >= s.geometry.vocab_size) return false;
-  for (uint32_t i = 0; i < next.num_stops; i++)
-    if (s.stop_tokens[next.stops_at + i] == next.token) return false;
-  return true;
+  const int32_t token = s.sampled_tokens[row];
+  const float logprob = s.sampled_logprobs[row];  // on its way beside the token
+  bool ends = token < 0 || uint32_t(token) >= s.geometry.vocab_size;
+  for (const int32_t stop : next.stops) ends |= token == stop;
+  for (uint32_t i = kNearStopTokens; i < next.num_stops; i++) ends |= s.stop_tokens[next.stops_at + i] == token;
+  next.token = token;
+  next.logprob = logprob;
+  return !ends;
 }
 
 // Whether the queue pair's sequences may run, and its completions of two steps have room.
@@ -64,12 +70,8 @@ BLINK_FN bool is_open(const State& s, const QueuePairState& pair) {
 
 // Move a row of the batch on by one token.
 BLINK_FN void write_next_row(State& s, uint32_t row) {
-  NextRow& next = s.next_rows[row];
-  if (next.block_rank != kNone) {
-    const uint32_t block = s.free_blocks[s.num_free_blocks - 1 - next.block_rank];
-    s.block_tables[next.table_place] = int32_t(block);
-    next.kv_slot = int32_t(block * s.geometry.block_size);
-  }
+  const NextRow next = s.next_rows[row];
+  if (next.block != kNone) s.block_tables[next.table_place] = int32_t(next.block);
   s.tokens[next.token_place] = next.token;
   s.input_ids[row] = next.token;
   s.positions[row] = next.position;
@@ -77,16 +79,17 @@ BLINK_FN void write_next_row(State& s, uint32_t row) {
   s.context_lens[row] = next.position + 1;
 }
 
-// Write the next batch from the step that has ended, which is not retired; false if compose() has to decide.
+// Write the next batch from the step that has ended, which is not retired; false if compose() has to decide. The blocks
+// are still those that were free: nothing takes or gives any while a step runs.
 template <class Env>
 BLINK_FN bool repeat(Env& env, State& s) {
   if (!s.may_repeat || s.num_waiting + s.num_cancels > 0 || s.next_blocks > s.num_free_blocks) return false;
-  const uint32_t rows = s.batch->num_rows;
-  uint32_t obstacles = 0;
-  for (uint32_t row = env.lane(); row < rows; row += env.lanes()) obstacles += !goes_on(s, row);
+  const uint32_t rows = s.num_running;
+  bool is_blocked = false;
+  for (uint32_t row = env.lane(); row < rows; row += env.lanes()) is_blocked |= !goes_on(s, row);
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes())
-    obstacles += !is_open(s, s.qps[qp]);
-  if (env.sum(obstacles) > 0) return false;
+    is_blocked |= !is_open(s, s.qps[qp]);
+  if (env.any(is_blocked)) return false;
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) write_next_row(s, row);
   if (env.lane() == 0) {
     s.pass++;
@@ -102,7 +105,7 @@ BLINK_FN void repeat_account(State& s, uint64_t now) {
   end_account(s, now);
   settle_account(s);
   s.urgent_ns = now;
-  s.account.kv_tokens += s.batch->num_rows;
+  s.account.kv_tokens += s.num_running;
   s.account.predicted_ns = predict_ns(s, s.account.graph, s.account.kv_tokens);
 }
 
@@ -110,12 +113,12 @@ BLINK_FN void repeat_account(State& s, uint64_t now) {
 // in this step as in that one, so each queue pair's need of room stays.
 template <class Env>
 BLINK_FN void settle(Env& env, State& s, uint64_t now) {
-  const uint32_t rows = s.batch->num_rows;
+  const uint32_t rows = s.num_running;
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
     const NextRow& next = s.next_rows[row];
     Sequence& q = s.sequences[s.row_sequences[row]];
-    if (next.block_rank != kNone) {
-      s.ref_counts[s.block_tables[next.table_place]] = 1;
+    if (next.block != kNone) {
+      s.ref_counts[next.block] = 1;
       q.num_blocks++;
     }
     q.num_computed++;

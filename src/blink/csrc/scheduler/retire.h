@@ -77,7 +77,7 @@ BLINK_FN Harvest operator+(Harvest a, Harvest b) {
 }
 
 template <class Env>
-BLINK_FN void retire(Env& env, State& s, Track track, uint64_t now) {
+BLINK_RARE_FN void retire(Env& env, State& s, Track track, uint64_t now) {
   const StepArrays a = arrays_of(s, track);
   const uint32_t rows = a.batch->num_rows;
   if (is_scoring(s.geometry, a.batch->graph)) deliver_scores(env, s, a, now);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One bounded pass of the scheduler. The endless loop around it belongs to the host thread or the resident kernel.
 //
-// Env: lane() lanes() sync() now() launch(graph, segment) fetch_add(word, n), and collectives over the lanes: share(x)
-// of lane 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
+// Env: lane() lanes() sync() now() outcome(output, step) launch(graph, segment) fetch_add(word, n), and collectives
+// over the lanes: share(x) of lane 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x), any(x).
 #pragma once
 
 #include "scheduler/cache_reset.h"
@@ -13,7 +13,7 @@ namespace blink {
 
 // Set the initial state of arrays that are not zero at the start, then say that the engine is ready.
 template <class Env>
-BLINK_FN void boot(Env& env, State& s) {
+BLINK_RARE_FN void boot(Env& env, State& s) {
   const Geometry& g = s.geometry;
   for (uint32_t i = env.lane(); i < g.num_blocks; i += env.lanes()) s.free_blocks[i] = g.num_blocks - 1 - i;
   for (uint32_t i = env.lane(); i < g.num_slots; i += env.lanes()) s.free_slots[i] = g.num_slots - 1 - i;
@@ -98,7 +98,7 @@ BLINK_FN uint32_t count_best_effort(Env& env, const State& s, const uint32_t* li
 
 // Copy the counters to the region, where frontends read them.
 template <class Env>
-BLINK_FN void publish_statistics(Env& env, State& s) {
+BLINK_RARE_FN void publish_statistics(Env& env, State& s) {
   const uint32_t best_effort_running = count_best_effort(env, s, s.running, s.num_running);
   const uint32_t best_effort_waiting = count_best_effort(env, s, s.waiting, s.num_waiting);
   if (env.lane() == 0) {
@@ -143,7 +143,7 @@ BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_befo
 
 // Let the next segment of the suspended step be what is launched.
 template <class Env>
-BLINK_FN void resume(Env& env, State& s) {
+BLINK_RARE_FN void resume(Env& env, State& s) {
   env.sync();
   if (env.lane() == 0) {
     settle_account(s);
@@ -160,7 +160,7 @@ BLINK_FN void resume(Env& env, State& s) {
 
 // Prepare what runs next: a step, or a segment of the suspended one. False if there is nothing to do.
 template <class Env>
-BLINK_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
+BLINK_RARE_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
   const Choice choice = choose_turn(env, s, now);
   if (!choice.resumes && compose(env, s, choice.turn, now) > 0) return true;
   if (s.failed) return false;
@@ -172,15 +172,15 @@ BLINK_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
 // Launch what is prepared. Runs on: one lane.
 template <class Env>
 BLINK_FN void launch(Env& env, State& s, Track track) {
-  const BatchHeader& batch = track == Track::kWhole ? *s.batch : *s.segmented_batch;
   s.in_flight = 1;
-  if (!env.launch(batch.graph, track == Track::kWhole ? kNone : batch.segment))
-    fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, batch.graph);
+  if (!env.launch(s.account.graph, track == Track::kWhole ? kNone : s.segment))
+    fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, s.account.graph);
 }
 
 struct Glance {
   uint64_t now;
-  uint32_t done, failed, is_segment;
+  Outcome outcome;
+  uint32_t is_segment;
 };
 
 // Run one pass: while a step is in flight, poll; when it is over, retire it, compose the next, launch it and poll.
@@ -192,23 +192,23 @@ BLINK_FN StepResult step(Env& env, State& s) {
   if (env.lane() == 0) {
     glance.now = env.now();
     stay_awake(s, glance.now);
-    glance.done = !s.in_flight || load_acquire(output_in_flight(s).done_step) == s.step;
-    glance.failed = s.in_flight && glance.done && output_in_flight(s).failed;
+    glance.outcome = s.in_flight ? env.outcome(output_in_flight(s), s.step) : Outcome::kDone;
     glance.is_segment = track_in_flight(s) == Track::kSegmented;
   }
   glance = env.share(glance);
-  const bool was_in_flight = s.in_flight;
+  const bool was_in_flight = s.in_flight, is_over = glance.outcome != Outcome::kRuns;
   // While a step is in flight the queues are read all the time, so its end is followed by the next launch at once. A
   // segment may be too short for that, and at its end who has come decides.
-  if (!was_in_flight || !glance.done || glance.is_segment) poll(env, s, glance.now);
+  if (!was_in_flight || !is_over || glance.is_segment) poll(env, s, glance.now);
   if (s.engine_state == uint32_t(EngineState::kStopped)) return StepResult::kStopped;
-  if (!glance.done) return StepResult::kBusy;
-  if (env.lane() == 0) {
-    s.retired_ns = glance.now;
-    if (glance.failed) fail(s, ErrorCode::kStepFailed, BLINK_HERE, uint32_t(s.step));
+  if (!is_over) return StepResult::kBusy;
+  if (env.lane() == 0) s.retired_ns = glance.now;
+  if (glance.outcome == Outcome::kFailed) {
+    env.sync();
+    if (env.lane() == 0) fail(s, ErrorCode::kStepFailed, BLINK_HERE, uint32_t(s.step));
+    env.sync();
+    return StepResult::kFailed;
   }
-  env.sync();
-  if (s.failed) return StepResult::kFailed;
   const bool repeats = was_in_flight && repeat(env, s);
   if (!repeats) {
     if (was_in_flight) end_launch(env, s, glance.now);

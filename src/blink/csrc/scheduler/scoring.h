@@ -63,7 +63,7 @@ BLINK_FN void deliver_row(Env& env, State& s, Sequence& q, ScoreSpan span, uint3
 // Post the logprobs that a step of a scoring graph gave, in the order of positions. Before retire() counts its tokens
 // as computed.
 template <class Env>
-BLINK_FN void deliver_scores(Env& env, State& s, const StepArrays& a, uint64_t now) {
+BLINK_RARE_FN void deliver_scores(Env& env, State& s, const StepArrays& a, uint64_t now) {
   const uint32_t num_rows = a.batch->num_rows;
   for (uint32_t row = 0; row < num_rows; row++) {
     Sequence& q = s.sequences[a.row_sequences[row]];

@@ -26,7 +26,7 @@ BLINK_FN uint32_t kept_slots(const State& s, const QueuePairState& q) {
 
 // Decide which queue pairs may take a slot now.
 template <class Env>
-BLINK_FN void offer_slots(Env& env, State& s) {
+BLINK_RARE_FN void offer_slots(Env& env, State& s) {
   uint32_t kept = 0, asking = 0;
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) {
     kept += kept_slots(s, s.qps[qp]);

@@ -12,7 +12,7 @@ constexpr uint32_t kPatientUrgentSteps = 32;  // the same beside urgent sequence
 // Tokens for a step in which `rows` sequences decode and read `kv_tokens`, while `waiting` prompt tokens are to be
 // computed; `is_urgent` says that urgent ones decode. As many as keep the step at its target; more where the prompts
 // would take too many such steps. With nobody decoding: all.
-BLINK_FN uint32_t size_step(const State& s, uint32_t rows, uint64_t kv_tokens, uint32_t waiting, bool is_urgent) {
+BLINK_RARE_FN uint32_t size_step(const State& s, uint32_t rows, uint64_t kv_tokens, uint32_t waiting, bool is_urgent) {
   const Geometry& g = s.geometry;
   if (!has_costs(s) || rows == 0) return g.max_num_batched_tokens;
   const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0;

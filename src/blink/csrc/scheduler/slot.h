@@ -17,7 +17,7 @@ BLINK_FN Faults operator+(Faults a, Faults b) { return {a.tokens + b.tokens, a.b
 
 // Copy what the arena holds of a request into its slot. Each word is read once: its frontend may still change it.
 template <class Env>
-BLINK_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
+BLINK_RARE_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
   const Geometry& g = s.geometry;
   const Sqe& e = q.sqe;
   const uint8_t* from = arena(s, q.queue_pair);
@@ -47,7 +47,9 @@ BLINK_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
     bad.biases += !within(bias, -most_bias, most_bias);
   }
   auto* slot_words = reinterpret_cast<uint32_t*>(slot_hashes(s, q.slot));
-  for (uint32_t i = env.lane(); i < e.num_hashes * (kBlockHashBytes / 4); i += env.lanes()) slot_words[i] = hashes[i];
+  // By the last lanes first, so that a short prompt's hashes are on their way beside its tokens.
+  for (uint32_t i = env.lanes() - 1 - env.lane(); i < e.num_hashes * (kBlockHashBytes / 4); i += env.lanes())
+    slot_words[i] = hashes[i];
   if (!take_automaton(env, s, q)) return RejectCode::kAutomaton;
   if (env.lane() == 0)
     s.params[q.slot] = SlotParams{e.sampling, e.num_prompt_tokens, e.num_stop_tokens, e.num_biases, q.automaton + 1};

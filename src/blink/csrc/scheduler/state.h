@@ -116,6 +116,9 @@ struct QueuePairState {
   FIELD(uint32_t, num_asking);     // its sequences that wait for a slot and could have one, as the pass began
 };
 
+// Stop tokens of a row that are at hand as it ends; of others only the rest are looked up.
+constexpr uint32_t kNearStopTokens = 4;
+
 // What a decoding row needs to go on in the next step, and what it sampled in this one.
 struct NextRow {
   FIELDS_OF(NextRow);
@@ -123,9 +126,10 @@ struct NextRow {
   FIELD(uint64_t, table_place);  // in `block_tables`
   FIELD(int32_t, position);
   FIELD(int32_t, kv_slot);
-  FIELD(uint32_t, block_rank);  // among the free blocks, from their end, of the one that it starts; kNone: none
-  FIELD(uint32_t, stops_at);    // in `stop_tokens`
-  FIELD(uint32_t, num_stops);   // that may end it already
+  FIELD(uint32_t, block);                        // that it starts; kNone: none
+  FIELD(uint32_t, stops_at);                     // in `stop_tokens`
+  FIELD(uint32_t, num_stops);                    // that may end it already
+  FIELD_ARRAY(int32_t, stops, kNearStopTokens);  // the first of them, and kNoToken
   FIELD(int32_t, token);
   FIELD(float, logprob);
 };
@@ -146,6 +150,13 @@ struct StepOutput {
   FIELD(uint64_t, done_step);  // the step that finished, stored with release
   FIELD(uint32_t, failed);
 };
+
+// How a launch stands.
+enum class Outcome : uint32_t { kRuns, kDone, kFailed };
+BLINK_FN Outcome read_outcome(const StepOutput& output, uint64_t step) {
+  if (load_acquire(output.done_step) != step) return Outcome::kRuns;
+  return output.failed ? Outcome::kFailed : Outcome::kDone;
+}
 
 // What a step of one graph takes: of its whole size, and beyond it for each token of the KV cache that it reads.
 // writer: engine at boot, then the scheduler.
@@ -271,7 +282,7 @@ struct State {
   FIELD(uint32_t, in_flight);
   FIELD(uint32_t, failed);
   FIELD(uint32_t, may_repeat);   // the next step may be as this one, see repeat.h
-  FIELD(uint32_t, next_blocks);  // that it takes then
+  FIELD(uint32_t, next_blocks);  // that it takes then, the last free ones
   FIELD(uint32_t, stats_dirty);
   FIELD(uint32_t, num_running);
   FIELD(uint32_t, num_waiting);

@@ -37,7 +37,7 @@ BLINK_FN void add_demand(const State& s, const Sequence& q, uint64_t now, Demand
 }
 
 template <class Env>
-BLINK_FN Demand measure_demand(Env& env, const State& s, uint64_t now) {
+BLINK_RARE_FN Demand measure_demand(Env& env, const State& s, uint64_t now) {
   Demand d{};
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) add_demand(s, s.sequences[s.running[i]], now, d);
   for (uint32_t i = env.lane(); i < s.num_waiting; i += env.lanes()) add_demand(s, s.sequences[s.waiting[i]], now, d);
