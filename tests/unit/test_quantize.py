@@ -86,6 +86,25 @@ def test_a_model_is_written_rounded_and_loads_with_near_outputs(
     assert (found / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.long
+def test_a_tuned_model_loads_with_codes_and_norms_of_its_own(tmp_path: Path) -> None:
+    plain = write_model(tmp_path)
+    options: dict[str, Any] = {"format": "int4", "fp8_matrices": ("down_proj",), **FEW}
+    stored: list[dict[str, Tensor]] = []
+    for steps in (0, 12):
+        found = quantize(str(plain), str(tmp_path / f"found-{steps}"), QuantizeConfig(**options, tune=steps))
+        stored.append(load_file(found / "model.safetensors"))
+    tokenizer = Tokenizer.from_file(str(found / "tokenizer.json"))
+    exact, tuned = logits(load(plain), tokenizer), logits(load(found), tokenizer)
+    assert 1e-4 < (tuned - exact).norm() / exact.norm() < 0.22
+    before, after = stored
+    assert [(name, tensor.dtype, tensor.shape) for name, tensor in sorted(before.items())] == [
+        (name, tensor.dtype, tensor.shape) for name, tensor in sorted(after.items())
+    ]
+    changed = {name.rsplit(".", 2)[1] for name in before if not torch.equal(before[name], after[name])}
+    assert changed >= {"q_proj", "o_proj", "up_proj"} and not changed & {"down_proj", "embed_tokens", "lm_head"}
+
+
 def test_what_is_not_rounded_is_copied_as_it_is(tmp_path: Path) -> None:
     plain = write_model(tmp_path, **EXPERTS)
     found = quantize(str(plain), str(tmp_path / "found"), QuantizeConfig(**FEW))
@@ -156,6 +175,8 @@ def test_what_cannot_be_quantized_is_refused_before_anything_is_written(tmp_path
         (plain, new, {"calibration": str(tmp_path / "none.txt")}, "is missing"),
         (plain, new, {"group_size": 64}, "--group-size is for --format int4"),
         (plain, new, {"format": "int4", "fp8_matrices": ("q_prj",)}, "--fp8-matrix q_prj is the end of no"),
+        (write_model(tmp_path / "experts", **EXPERTS), new, {"format": "int4", "tune": 1}, "--tune is for models like"),
+        (plain, new, {"format": "int4", "tune": 1, "fp8_matrices": ("proj",)}, "--tune needs matrices of 4 bits"),
         (write_model(tmp_path / "odd", hidden_size=240, head_dim=60), new, {"format": "int4"}, "no whole groups of 32"),
     ]
     for model, output, options, message in cases:
@@ -164,6 +185,8 @@ def test_what_cannot_be_quantized_is_refused_before_anything_is_written(tmp_path
     assert not list((tmp_path / "new").glob("*"))
     with pytest.raises(ConfigError, match="--fp8-matrix is for --format int4"):
         QuantizeConfig(fp8_matrices=("q_proj",))
+    with pytest.raises(ConfigError, match="--tune is for --format int4"):
+        QuantizeConfig(tune=1)
     with pytest.raises(ConfigError, match="--num-calibration-tokens must be"):
         QuantizeConfig(num_calibration_tokens=1)
 

@@ -34,7 +34,17 @@ class QuantizeConfig:
         flag="fp8_matrix", metavar="NAME",
     )  # fmt: skip
 
+    tune: int = option(
+        0,
+        "with int4: steps of training to predict what the model did before, by texts that it writes itself; on a GPU"
+        " if there is one",
+        metavar="STEPS",
+    )
+
     def __post_init__(self) -> None:
         require(self, "num_calibration_tokens", 128, 1 << 20)
+        require(self, "tune", 0, 1 << 20)
+        if self.tune and self.format != "int4":
+            raise ConfigError("--tune is for --format int4.")
         if self.fp8_matrices and self.format != "int4":
             raise ConfigError("--fp8-matrix is for --format int4: with fp8 all matrices have 8 bits.")

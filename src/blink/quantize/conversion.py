@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import resource
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +23,12 @@ from blink.models.weights.target import WeightTarget
 from blink.models.weights.text_files import read_text
 from blink.quantize.calibration import CalibratedCheckpoint, feed, takes_rounding
 from blink.quantize.config import GROUP_SIZES, QuantizeConfig
+from blink.quantize.differentiable import check_differentiable
 from blink.quantize.directory import ModelDirectory, describe_quantization
+from blink.quantize.own_text import write_texts
 from blink.quantize.rounding import Fp8Grid, Grid, Int4Grid
 from blink.quantize.source import SourceModel
+from blink.quantize.tuning import Recipe, Rounded, tune
 from blink.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("blink.quantize")
@@ -34,6 +37,8 @@ _TEXT = Path(__file__).with_name("calibration.txt")
 _MAX_TEXT_BYTES = 64 << 20
 _WINDOW = 1024
 _SHORTEST = 128  # tokens
+_TEXT_LENGTH = 512  # tokens of a text to tune by
+_MAX_TEXTS = 1024
 _CPU = torch.device("cpu")
 
 
@@ -48,24 +53,37 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
     length = min(_WINDOW, source.spec.max_model_len)
     spec = dataclasses.replace(source.spec, max_model_len=length, rope=source.spec.rope.fit(length))
     group = _choose_group(config, spec)
-    windows = read_windows(source.load_assets().tokenizer, config, length)
+    tokenizer = source.load_assets().tokenizer
+    windows = read_windows(tokenizer, config, length)
+    if config.tune:
+        check_differentiable(spec)
     directory = ModelDirectory(Path(output).expanduser())
+    rounded: dict[str, QuantizedMatrix] = {}
+    take = rounded.__setitem__ if config.tune else directory.add_matrix
     with tqdm(
         total=spec.num_matrix_weights, desc="rounding", unit=" weights", unit_scale=True, disable=None
     ) as progress:
 
         def keep(name: str, matrix: QuantizedMatrix) -> None:
-            directory.add_matrix(name, matrix)
+            take(name, matrix)
             progress.update(matrix.values.numel())
 
         checkpoint = CalibratedCheckpoint(source.checkpoint, partial(_choose_grid, config, group), keep, windows)
         decoder = DecoderLoader(checkpoint, spec, WeightTarget(_CPU, torch.float32, lambda count: count)).load()
-        _check_names(config.fp8_matrices, checkpoint.waiting)
+        _check_names(config, checkpoint.waiting)
         feed(decoder, windows)
         checkpoint.round_rest()
-    others = {name: shape for name, shape in checkpoint.shapes.items() if not takes_rounding(name)}
-    for name, shape in others.items():
-        directory.add(name, source.read(name, shape))
+    others = {name: source.read(name, shape) for name, shape in checkpoint.shapes.items() if not takes_rounding(name)}
+    if config.tune:
+        before = Rounded({name: checkpoint.read([name]) for name in rounded}, others, rounded)
+        recipe = Recipe(steps=config.tune)
+        texts = _write_texts(source, recipe, begin_text(tokenizer), windows)
+        rounded, norms = tune(spec, before, texts, recipe)
+        others |= norms
+    for name, matrix in rounded.items():
+        directory.add_matrix(name, matrix)
+    for name, tensor in others.items():
+        directory.add(name, tensor)
     ignored = ["lm_head", *(name.removesuffix(".weight") for name in others if name.endswith(".gate.weight"))]
     source.write_files(directory, describe_quantization(config, group, ignored))
     size = directory.finish()
@@ -80,7 +98,7 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
 def read_windows(tokenizer: Tokenizer, config: QuantizeConfig, length: int) -> Tensor:
     """Return the text's tokens in windows [number, tokens], each beginning as the model's texts do."""
     path = Path(config.calibration).expanduser() if config.calibration else _TEXT
-    begin = tokenizer.encode("", add_special_tokens=True)[:1]
+    begin = begin_text(tokenizer)
     tokens = tokenizer.encode(read_text(path, _MAX_TEXT_BYTES), add_special_tokens=False)
     tokens = tokens[: config.num_calibration_tokens]
     if len(tokens) < _SHORTEST:
@@ -89,17 +107,31 @@ def read_windows(tokenizer: Tokenizer, config: QuantizeConfig, length: int) -> T
     return torch.tensor([begin + tokens[at : at + size] for at in range(0, len(tokens) - size + 1, size)])
 
 
+def begin_text(tokenizer: Tokenizer) -> list[int]:
+    """Return what the model's texts begin with: one token, or none."""
+    return tokenizer.encode("", add_special_tokens=True)[:1]
+
+
+def _write_texts(source: SourceModel, recipe: Recipe, begin: list[int], windows: Tensor) -> Tensor:
+    """Return texts [number, tokens] by the model itself, enough for all steps or for a few rounds of them."""
+    count = min(recipe.steps * recipe.texts, _MAX_TEXTS)
+    return write_texts(str(source.path), begin, windows, (count, min(_TEXT_LENGTH, source.spec.max_model_len)))
+
+
 def _choose_grid(config: QuantizeConfig, group: int, name: str) -> Grid:
     """Return what a matrix is rounded to."""
     is_int4 = config.format == "int4" and not name.removesuffix(".weight").endswith(config.fp8_matrices)
     return Int4Grid(group) if is_int4 else Fp8Grid()
 
 
-def _check_names(ends: Sequence[str], names: Iterable[str]) -> None:
+def _check_names(config: QuantizeConfig, names: Iterable[str]) -> None:
+    ends = config.fp8_matrices
     stems = [name.removesuffix(".weight") for name in names]
     for end in ends:
         if not end or not any(stem.endswith(end) for stem in stems):
             raise ConfigError(f"--fp8-matrix {end} is the end of no matrix' name; give one such as {stems[0]}.")
+    if config.tune and all(stem.endswith(ends) for stem in stems):
+        raise ConfigError("--tune needs matrices of 4 bits, and --fp8-matrix names them all.")
 
 
 def _choose_group(config: QuantizeConfig, spec: ModelSpec) -> int:

@@ -18,7 +18,7 @@ from blink.kernels.quantized import FP8, FP8_MAX, QuantizedMatrix
 
 _BLOCK = 128  # columns between two updates of all that are behind them
 _DAMPING = 0.01  # of the Hessian's mean diagonal, added to it
-_INT4_MAX = 15
+INT4_MAX = 15
 _CUT_BITS = 20  # of float32's mantissa, all but e4m3's 3
 _SMALLEST_NORMAL = 2.0**-6  # of e4m3
 _SHIFTER = 1.5 * 2.0**14  # what is added to it has e4m3's smallest number, 2**-9, as its last bit
@@ -84,14 +84,14 @@ class Int4Grid:
         low, high = weights.amin(1, keepdim=True).clamp_(max=0), weights.amax(1, keepdim=True).clamp_(min=0)
         for step in range(self.num_ranges):
             part = 1 - (1 - self.narrowest) * step / self.num_ranges
-            scales = _storable((high - low) * (part / _INT4_MAX))
+            scales = make_storable((high - low) * (part / INT4_MAX))
             middle = (-low * part / scales).round_()
             for shift in (0, -1, 1):
-                yield scales, (middle + shift).clamp_(0, _INT4_MAX)
+                yield scales, (middle + shift).clamp_(0, INT4_MAX)
 
     def encode(self, weights: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         """Round to whole numbers."""
-        return (weights / scales).round_().add_(zeros).clamp_(0, _INT4_MAX)
+        return (weights / scales).round_().add_(zeros).clamp_(0, INT4_MAX)
 
     def pack(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> QuantizedMatrix:
         """Return a matrix of 4 bits."""
@@ -179,6 +179,6 @@ def _factor_inverse(hessian: Tensor) -> Tensor:
     return torch.linalg.cholesky(inverse, upper=True)
 
 
-def _storable(scales: Tensor) -> Tensor:
+def make_storable(scales: Tensor) -> Tensor:
     """Round scales to what checkpoints and packed weights both keep: bfloat16 and float16."""
     return scales.to(torch.bfloat16).to(torch.float16).float().clamp_(min=_SMALLEST_SCALE)
