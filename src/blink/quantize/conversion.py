@@ -38,7 +38,7 @@ _MAX_TEXT_BYTES = 64 << 20
 _WINDOW = 1024
 _SHORTEST = 128  # tokens
 _TEXT_LENGTH = 512  # tokens of a text to tune by
-_MAX_TEXTS = 1024
+_MAX_TEXTS = 8192
 _CPU = torch.device("cpu")
 
 

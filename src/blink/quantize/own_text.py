@@ -11,7 +11,7 @@ from blink.sampling_params import SamplingParams
 
 _PROMPT = 32  # tokens
 _UNPROMPTED = 4  # one text in so many goes on from a single token
-_SEQUENCES = 32  # at a time
+_SEQUENCES = 128  # at a time
 
 
 def write_texts(model: str, begin: list[int], windows: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -23,7 +23,7 @@ from blink.quantize.rounding import INT4_MAX, make_storable
 
 logger = logging.getLogger("blink.quantize")
 
-_REST = 0.49  # how far a code may lie from its whole number at first, towards the weight before rounding
+_REST = 0.25  # how far a code may lie from its whole number at first, towards the weight before rounding
 _WARMUP = 0.05  # of the steps
 _KEPT = 32  # one text in so many is not learnt from
 
@@ -34,8 +34,8 @@ class Recipe:
 
     steps: int
     texts: int = 8  # of a step
-    code_rate: float = 3e-3  # what Adam moves at most in a step: in codes
-    gain_rate: float = 3e-4  # in parts of a scale or of a norm's weight
+    code_rate: float = 5e-3  # what Adam moves at most in a step: in codes
+    gain_rate: float = 2e-3  # in parts of a scale or of a norm's weight
     seed: int = 0
 
 
