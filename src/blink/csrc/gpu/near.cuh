@@ -26,6 +26,7 @@ struct Near {
 };
 __shared__ Near near;
 static_assert(sizeof(Near) <= 48 << 10, "static shared memory ends there");
+static_assert(sizeof(NextRow) % 16 == 8, "rows that lanes read at once lie in different banks");
 
 // Copy structs with all lanes, which are then in step.
 template <class T>

@@ -117,7 +117,7 @@ struct QueuePairState {
 };
 
 // Stop tokens of a row that are at hand as it ends; of others only the rest are looked up.
-constexpr uint32_t kNearStopTokens = 4;
+constexpr uint32_t kNearStopTokens = 6;
 
 // What a decoding row needs to go on in the next step, and what it sampled in this one.
 struct NextRow {
