@@ -37,7 +37,10 @@ __device__ void keep_sequences(const State& s, uint32_t first) {
 // wait at the barrier, which costs no issue slots.
 __device__ void watch_step(const State& s) {
   volatile uint32_t &is_over = near.is_over, &wants_pass = near.wants_pass;
-  if (threadIdx.x == 0) is_over = wants_pass = 0;
+  if (threadIdx.x == 0) {
+    is_over = 0;
+    wants_pass = 0;
+  }
   __syncthreads();
   if (threadIdx.x == 0) {
     const uint64_t& done = output_in_flight(s).done_step;
