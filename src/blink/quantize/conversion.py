@@ -77,8 +77,7 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
     if config.tune:
         before = Rounded({name: checkpoint.read([name]) for name in rounded}, others, rounded)
         recipe = Recipe(steps=config.tune)
-        texts = _write_texts(source, recipe, begin_text(tokenizer), windows)
-        rounded, norms = tune(spec, before, texts, recipe)
+        rounded, norms = tune(spec, before, _write_texts(source, recipe, begin_text(tokenizer), windows), recipe)
         others |= norms
     for name, matrix in rounded.items():
         directory.add_matrix(name, matrix)
