@@ -20,6 +20,7 @@ from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_packed import multiply_packed
 from blink.kernels.gpu.moe_routing import Routes, find_tile, route
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
+from blink.kernels.gpu.unpacking import unpack_fp8
 from blink.kernels.operands import Activation
 
 
@@ -138,6 +139,7 @@ def multiply_grouped(
         DEPTH_BLOCK=tiling.depth,
         EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        FAST=x.is_cuda and x.dtype == torch.bfloat16,
         PROGRAMMATIC=programmatic,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
@@ -151,7 +153,7 @@ def _multiply_tile(
     PAIRS_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, ACTIVATION: tl.constexpr,
     HAS_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, SIZE: tl.constexpr, DEPTH: tl.constexpr,
     ROWS_BLOCK: tl.constexpr, COLUMNS_BLOCK: tl.constexpr, DEPTH_BLOCK: tl.constexpr, EXPERTS_BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of one expert's product; gated weights are [2 * SIZE, DEPTH], gate first."""
     if PROGRAMMATIC:
@@ -171,10 +173,10 @@ def _multiply_tile(
     gated = tl.zeros((ROWS_BLOCK, COLUMNS_BLOCK), tl.float32)
     for start in range(0, DEPTH, DEPTH_BLOCK):
         values = tl.load(left + start, mask=inside, other=0.0)
-        weights = tl.load(right + start).to(values.dtype)
+        weights = _load_weights(right + start, values.dtype, HAS_SCALES, FAST)
         total = tl.dot(values, weights, total, input_precision=PRECISION)
         if IS_GATED:
-            weights = tl.load(right + SIZE * DEPTH + start).to(values.dtype)
+            weights = _load_weights(right + SIZE * DEPTH + start, values.dtype, HAS_SCALES, FAST)
             gated = tl.dot(values, weights, gated, input_precision=PRECISION)
     if HAS_SCALES:
         scales += expert.to(tl.int64) * HEIGHT + column
@@ -189,6 +191,12 @@ def _multiply_tile(
     if IS_GATED:
         total = multiply(total, gated, ACTIVATION)
     tl.store(result + pair.to(tl.int64)[:, None] * SIZE + column[None, :], total, mask=inside)
+
+
+@triton.jit
+def _load_weights(places, DTYPE: tl.constexpr, IS_FP8: tl.constexpr, FAST: tl.constexpr):
+    weights = tl.load(places)
+    return unpack_fp8(weights, DTYPE, FAST) if IS_FP8 else weights.to(DTYPE)
 
 
 @triton.jit

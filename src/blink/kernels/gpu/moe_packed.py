@@ -20,6 +20,7 @@ from blink.kernels.experts import PackedExperts
 from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_routing import Routes, find_tile
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
+from blink.kernels.gpu.unpacking import unpack_fp8
 from blink.kernels.operands import Activation
 from blink.kernels.quantized import GROUP
 
@@ -174,8 +175,8 @@ def _multiply_packed_tile(
         from_group = left + group * GROUP_BYTES
         if FORMAT == "fp8":
             inputs = _load_inputs(right, inside, group * _GROUP, PIECE, DEPTH)
-            total = _add_fp8(total, inputs, from_group, word, PRECISION)
-            gated = _add_fp8(gated, inputs, from_group + UP, word_up, PRECISION) if IS_GATED else gated
+            total = _add_fp8(total, inputs, from_group, word, PRECISION, FAST)
+            gated = _add_fp8(gated, inputs, from_group + UP, word_up, PRECISION, FAST) if IS_GATED else gated
         else:
             total, gated = _add_group(
                 total, gated, right, inside, group * _GROUP, from_group, word, word_up,
@@ -206,11 +207,10 @@ def _finish(total, row_scales, bias, FORMAT: tl.constexpr, HAS_BIAS: tl.constexp
 
 
 @triton.jit
-def _add_fp8(total, inputs, values, scales, PRECISION: tl.constexpr):
+def _add_fp8(total, inputs, values, scales, PRECISION: tl.constexpr, FAST: tl.constexpr):
     """Add the product with FP8 weights at pointers [columns, k]; scales: float32 [columns], as bits."""
-    weights = tl.load(values).to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    weights *= scales.to(tl.float32, bitcast=True)[:, None]
-    return tl.dot(weights.to(inputs.dtype), inputs, total, input_precision=PRECISION)
+    part = tl.dot(unpack_fp8(tl.load(values), inputs.dtype, FAST), inputs, input_precision=PRECISION)
+    return total + part * scales.to(tl.float32, bitcast=True)[:, None]
 
 
 @triton.jit
