@@ -85,6 +85,26 @@ def test_under_a_long_queue_the_target_gives_way() -> None:
         assert run_step(h, pair, inbox) == 320
 
 
+def test_a_burst_is_taken_as_a_whole_eight_times_and_then_once_in_128_steps() -> None:
+    """Twice the 4 ms of decoding are 252 tokens beside it; six times as many are less than the 1,560 that wait."""
+    with running(CONFIG, **SIZES) as h:
+        fill(h)
+        pair, inbox, _ = start_decoding(h)
+
+        def largest_step() -> int:
+            burst = [submit(h, pair, prompt_of(520, i), max_tokens=1, cached=False) for i in range(3)]
+            sizes = [run_step(h, pair, inbox)]
+            while any(inbox.finish(sequence) is None for sequence in burst):
+                sizes.append(run_step(h, pair, inbox))
+            assert sum(size > 256 for size in sizes) == 1
+            return max(sizes)
+
+        assert [largest_step() for _ in range(9)] == [512] * 8 + [320]
+        for _ in range(128):
+            run_step(h, pair, inbox)
+        assert [largest_step() for _ in range(2)] == [512, 320]
+
+
 @pytest.mark.parametrize(("prompts", "tokens"), [(3, 64), (32, 256)])
 def test_an_urgent_target_gives_way_later(prompts: int, tokens: int) -> None:
     config = small_config(max_num_batched_tokens=512, max_num_seqs=8, max_sequences_per_worker=64)
