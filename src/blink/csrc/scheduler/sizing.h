@@ -6,6 +6,7 @@
 
 namespace blink {
 
+constexpr uint32_t kBurstSteps = 5;           // of the usual size: prompts that would take more are a burst
 constexpr uint32_t kPatientSteps = 6;         // in which the prompts that wait should be computed
 constexpr uint32_t kPatientUrgentSteps = 32;  // the same beside urgent sequences that have a target
 constexpr uint64_t kStepsPerBurst = 128;      // of which one may take all that waits
@@ -36,12 +37,13 @@ BLINK_RARE_FN uint32_t size_step(State& s, uint32_t rows, uint64_t kv_tokens, ui
   const Geometry& g = s.geometry;
   if (!has_costs(s) || rows == 0) return g.max_num_batched_tokens;
   const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0, is_automatic = g.step_target_ns == 0 && !is_bound;
-  uint64_t target = g.step_target_ns > 0 ? g.step_target_ns : 2 * predict_decode_ns(s, rows, kv_tokens);
+  uint64_t target = g.step_target_ns > 0 ? g.step_target_ns : predict_decode_ns(s, rows, kv_tokens) * 15 / 8;
   if (is_bound) target = least(target, g.urgent_tpot_target_ns);
   const uint32_t size = fit_graph(s, rows + g.block_size, kv_tokens, target);  // prompts always get ahead
+  if (is_automatic && rows + ceil_div(waiting, kBurstSteps) > size && take_burst(s))
+    return fit_graph(s, rows + waiting, kv_tokens, target);
   const uint32_t share = ceil_div(waiting, is_bound ? kPatientUrgentSteps : kPatientSteps);
-  if (rows + share <= size) return size;
-  return fit_graph(s, rows + (is_automatic && take_burst(s) ? waiting : share), kv_tokens, target);
+  return fit_graph(s, rows + most(g.block_size, share), kv_tokens, target);
 }
 
 }  // namespace blink
