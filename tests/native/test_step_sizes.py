@@ -40,9 +40,9 @@ def start_decoding(h: Harness, count: int = 4) -> tuple[QueuePair, Inbox, list[i
     return pair, inbox, sequences
 
 
-@pytest.mark.parametrize(("target_ms", "graph"), [(0, 256), (5.2, 128), (9, 320), (100, 512), (1, 16)])
+@pytest.mark.parametrize(("target_ms", "graph"), [(0, 192), (5.2, 128), (9, 320), (100, 512), (1, 16)])
 def test_a_prompt_takes_what_its_graph_holds_within_the_target(target_ms: float, graph: int) -> None:
-    """Four rows decode in 4 ms, so twice that is the automatic target; one block of the prompt always gets ahead."""
+    """Four rows decode in 4 ms, so 7.5 ms is the automatic target; one block of the prompt always gets ahead."""
     with running(CONFIG, **SIZES, step_target_ns=int(target_ms * MILLISECOND)) as h:
         fill(h)
         pair, inbox, _ = start_decoding(h)
@@ -83,6 +83,26 @@ def test_under_a_long_queue_the_target_gives_way() -> None:
             submit(h, pair, prompt_of(520, i), max_tokens=2, cached=False)
         run_step(h, pair, inbox)
         assert run_step(h, pair, inbox) == 320
+
+
+def test_a_burst_is_taken_as_a_whole_eight_times_and_then_once_in_128_steps() -> None:
+    """The usual step has 188 tokens beside those that decode; five times as many are less than the 1,040 that wait."""
+    with running(CONFIG, **SIZES) as h:
+        fill(h)
+        pair, inbox, _ = start_decoding(h)
+
+        def largest_step() -> int:
+            burst = [submit(h, pair, prompt_of(520, i), max_tokens=1, cached=False) for i in range(2)]
+            sizes = [run_step(h, pair, inbox)]
+            while any(inbox.finish(sequence) is None for sequence in burst):
+                sizes.append(run_step(h, pair, inbox))
+            assert sum(size > 192 for size in sizes) <= 1
+            return max(sizes)
+
+        assert [largest_step() for _ in range(9)] == [512] * 8 + [192]
+        for _ in range(128):
+            run_step(h, pair, inbox)
+        assert [largest_step() for _ in range(2)] == [512, 192]
 
 
 @pytest.mark.parametrize(("prompts", "tokens"), [(3, 64), (32, 256)])

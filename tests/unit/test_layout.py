@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x83AEE723F5B00486
+GOLDEN_DIGEST = 0xD79A45196D479AE1
 
 
 def test_the_digest_is_the_recorded_one() -> None:

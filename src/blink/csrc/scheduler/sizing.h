@@ -6,24 +6,44 @@
 
 namespace blink {
 
+constexpr uint32_t kBurstSteps = 5;           // of the usual size: prompts that would take more are a burst
 constexpr uint32_t kPatientSteps = 6;         // in which the prompts that wait should be computed
 constexpr uint32_t kPatientUrgentSteps = 32;  // the same beside urgent sequences that have a target
+constexpr uint64_t kStepsPerBurst = 128;      // of which one may take all that waits
+constexpr uint64_t kBurstsAtOnce = 8;         // that may have been saved up
 
-// Tokens for a step in which `rows` sequences decode and read `kv_tokens`, while `waiting` prompt tokens are to be
-// computed; `is_urgent` says that urgent ones decode. As many as keep the step at its target; more where the prompts
-// would take too many such steps. With nobody decoding: all.
-BLINK_RARE_FN uint32_t size_step(const State& s, uint32_t rows, uint64_t kv_tokens, uint32_t waiting, bool is_urgent) {
+// Whether the step may take a burst of prompts as a whole, which is counted: so few do that gaps between tokens are as
+// they were at the 99th percentile, and the tokens cost no more than in small steps. Runs on: one lane.
+BLINK_FN bool take_burst(State& s) {
+  const uint64_t due = most(s.burst_due, s.step);
+  if (due > s.step + (kBurstsAtOnce - 1) * kStepsPerBurst) return false;
+  s.burst_due = due + kStepsPerBurst;
+  return true;
+}
+
+// Tokens of the largest mixed graph within a time, or of the smallest that holds `wanted` where that is larger.
+BLINK_RARE_FN uint32_t fit_graph(const State& s, uint32_t wanted, uint64_t kv_tokens, uint64_t target) {
   const Geometry& g = s.geometry;
-  if (!has_costs(s) || rows == 0) return g.max_num_batched_tokens;
-  const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0;
-  uint64_t target = g.step_target_ns > 0 ? g.step_target_ns : 2 * predict_decode_ns(s, rows, kv_tokens);
-  if (is_bound) target = least(target, g.urgent_tpot_target_ns);
-  const uint32_t share = ceil_div(waiting, is_bound ? kPatientUrgentSteps : kPatientSteps);
-  const uint32_t wanted = rows + most(g.block_size, share);  // prompts always get ahead
   uint32_t size = 0;
   for (uint32_t graph = g.num_decode_graphs; graph < g.first_scoring_graph; graph++)
     if (size < wanted || predict_ns(s, graph, kv_tokens) <= target) size = g.graphs[graph].tokens;
   return size;
+}
+
+// Tokens for a step in which `rows` sequences decode and read `kv_tokens`, while `waiting` prompt tokens are to be
+// computed; `is_urgent` says that urgent ones decode. As many as keep the step at its target; where the prompts would
+// take too many such steps, more, and now and then all. With nobody decoding: all. Runs on: one lane.
+BLINK_RARE_FN uint32_t size_step(State& s, uint32_t rows, uint64_t kv_tokens, uint32_t waiting, bool is_urgent) {
+  const Geometry& g = s.geometry;
+  if (!has_costs(s) || rows == 0) return g.max_num_batched_tokens;
+  const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0, is_automatic = g.step_target_ns == 0 && !is_bound;
+  uint64_t target = g.step_target_ns > 0 ? g.step_target_ns : predict_decode_ns(s, rows, kv_tokens) * 15 / 8;
+  if (is_bound) target = least(target, g.urgent_tpot_target_ns);
+  const uint32_t size = fit_graph(s, rows + g.block_size, kv_tokens, target);  // prompts always get ahead
+  if (is_automatic && rows + ceil_div(waiting, kBurstSteps) > size && take_burst(s))
+    return fit_graph(s, rows + waiting, kv_tokens, target);
+  const uint32_t share = ceil_div(waiting, is_bound ? kPatientUrgentSteps : kPatientSteps);
+  return fit_graph(s, rows + most(g.block_size, share), kv_tokens, target);
 }
 
 }  // namespace blink
