@@ -20,7 +20,6 @@ from blink.kernels.experts import PackedExperts
 from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_routing import Routes, find_tile
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
-from blink.kernels.gpu.unpacking import unpack_fp8
 from blink.kernels.operands import Activation
 from blink.kernels.quantized import GROUP
 
@@ -175,8 +174,8 @@ def _multiply_packed_tile(
         from_group = left + group * GROUP_BYTES
         if FORMAT == "fp8":
             inputs = _load_inputs(right, inside, group * _GROUP, PIECE, DEPTH)
-            total = _add_fp8(total, inputs, from_group, word, PRECISION, FAST)
-            gated = _add_fp8(gated, inputs, from_group + UP, word_up, PRECISION, FAST) if IS_GATED else gated
+            total = _add_fp8(total, inputs, from_group, word, PRECISION)
+            gated = _add_fp8(gated, inputs, from_group + UP, word_up, PRECISION) if IS_GATED else gated
         else:
             total, gated = _add_group(
                 total, gated, right, inside, group * _GROUP, from_group, word, word_up,
@@ -207,10 +206,11 @@ def _finish(total, row_scales, bias, FORMAT: tl.constexpr, HAS_BIAS: tl.constexp
 
 
 @triton.jit
-def _add_fp8(total, inputs, values, scales, PRECISION: tl.constexpr, FAST: tl.constexpr):
+def _add_fp8(total, inputs, values, scales, PRECISION: tl.constexpr):
     """Add the product with FP8 weights at pointers [columns, k]; scales: float32 [columns], as bits."""
-    part = tl.dot(unpack_fp8(tl.load(values), inputs.dtype, FAST), inputs, input_precision=PRECISION)
-    return total + part * scales.to(tl.float32, bitcast=True)[:, None]
+    weights = tl.load(values).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    weights *= scales.to(tl.float32, bitcast=True)[:, None]
+    return tl.dot(weights.to(inputs.dtype), inputs, total, input_precision=PRECISION)
 
 
 @triton.jit
