@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -60,29 +60,18 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
     directory = ModelDirectory(Path(output).expanduser())
     rounded: dict[str, QuantizedMatrix] = {}
     take = rounded.__setitem__ if config.tune else directory.add_matrix
-    with tqdm(
-        total=spec.num_matrix_weights, desc="rounding", unit=" weights", unit_scale=True, disable=None
-    ) as progress:
-
-        def keep(name: str, matrix: QuantizedMatrix) -> None:
-            take(name, matrix)
-            progress.update(matrix.values.numel())
-
-        checkpoint = CalibratedCheckpoint(source.checkpoint, partial(_choose_grid, config, group), keep, windows)
-        decoder = DecoderLoader(checkpoint, spec, WeightTarget(_CPU, torch.float32, lambda count: count)).load()
-        _check_names(config, checkpoint.waiting)
-        feed(decoder, windows)
-        checkpoint.round_rest()
-    others = {name: source.read(name, shape) for name, shape in checkpoint.shapes.items() if not takes_rounding(name)}
+    checkpoint = _round_matrices(source, spec, config, partial(_choose_grid, config, group), take, windows)
+    others = {name: shape for name, shape in checkpoint.shapes.items() if not takes_rounding(name)}
+    norms: dict[str, Tensor] = {}
     if config.tune:
-        before = Rounded({name: checkpoint.read([name]) for name in rounded}, others, rounded)
+        kept = {name: source.read(name, shape) for name, shape in others.items()}
+        before = Rounded({name: checkpoint.read([name]) for name in rounded}, kept, rounded)
         recipe = Recipe(steps=config.tune)
         rounded, norms = tune(spec, before, _write_texts(source, recipe, begin_text(tokenizer), windows), recipe)
-        others |= norms
-    for name, matrix in rounded.items():
-        directory.add_matrix(name, matrix)
-    for name, tensor in others.items():
-        directory.add(name, tensor)
+        for name, matrix in rounded.items():
+            directory.add_matrix(name, matrix)
+    for name, shape in others.items():
+        directory.add(name, norms[name] if name in norms else source.read(name, shape))
     ignored = ["lm_head", *(name.removesuffix(".weight") for name in others if name.endswith(".gate.weight"))]
     source.write_files(directory, describe_quantization(config, group, ignored))
     size = directory.finish()
@@ -92,6 +81,31 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
         directory.path, config.format, size / 1e9, windows.numel(), time.monotonic() - start, peak / 1e9,
     )  # fmt: skip
     return directory.path
+
+
+def _round_matrices(
+    source: SourceModel,
+    spec: ModelSpec,
+    config: QuantizeConfig,
+    choose_grid: Callable[[str], Grid],
+    take: Callable[[str, QuantizedMatrix], None],
+    windows: Tensor,
+) -> CalibratedCheckpoint:
+    """Round the model's matrices by what the text's windows make of them, and hand over each that is finished."""
+    with tqdm(
+        total=spec.num_matrix_weights, desc="rounding", unit=" weights", unit_scale=True, disable=None
+    ) as progress:
+
+        def keep(name: str, matrix: QuantizedMatrix) -> None:
+            take(name, matrix)
+            progress.update(matrix.values.numel())
+
+        checkpoint = CalibratedCheckpoint(source.checkpoint, choose_grid, keep, windows)
+        decoder = DecoderLoader(checkpoint, spec, WeightTarget(_CPU, torch.float32, lambda count: count)).load()
+        _check_names(config, checkpoint.waiting)
+        feed(decoder, windows)
+        checkpoint.round_rest()
+    return checkpoint
 
 
 def read_windows(tokenizer: Tokenizer, config: QuantizeConfig, length: int) -> Tensor:
@@ -112,7 +126,7 @@ def begin_text(tokenizer: Tokenizer) -> list[int]:
 
 
 def _write_texts(source: SourceModel, recipe: Recipe, begin: list[int], windows: Tensor) -> Tensor:
-    """Return texts [number, tokens] by the model itself, enough for all steps or for a few rounds of them."""
+    """Return texts [number, tokens] by the model itself, a new one for each place of a step, up to a number."""
     count = min(recipe.steps * recipe.texts, _MAX_TEXTS)
     return write_texts(str(source.path), begin, windows, (count, min(_TEXT_LENGTH, source.spec.max_model_len)))
 

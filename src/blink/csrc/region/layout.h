@@ -67,7 +67,7 @@ struct Geometry {
   FIELD(uint64_t, lease_timeout_ns);
   FIELD(uint64_t, max_queue_age_ns);
   FIELD(uint64_t, stall_timeout_ns);
-  FIELD(uint64_t, step_target_ns);         // of steps in which sequences decode; 0: 15/8 of what decoding takes
+  FIELD(uint64_t, step_target_ns);         // of steps in which sequences decode; 0: chosen by size_step()
   FIELD(uint64_t, urgent_tpot_target_ns);  // 0: none
   FIELD(uint64_t, segment_ns);             // about the longest segment of a step
   // Graphs of decoding rows alone (a token each), then graphs of any rows, then those of the same sizes that keep every

@@ -39,11 +39,11 @@ BLINK_RARE_FN uint32_t size_step(State& s, uint32_t rows, uint64_t kv_tokens, ui
   const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0, is_automatic = g.step_target_ns == 0 && !is_bound;
   uint64_t target = g.step_target_ns > 0 ? g.step_target_ns : predict_decode_ns(s, rows, kv_tokens) * 15 / 8;
   if (is_bound) target = least(target, g.urgent_tpot_target_ns);
-  const uint32_t size = fit_graph(s, rows + g.block_size, kv_tokens, target);  // prompts always get ahead
-  if (is_automatic && rows + ceil_div(waiting, kBurstSteps) > size && take_burst(s))
-    return fit_graph(s, rows + waiting, kv_tokens, target);
-  const uint32_t share = ceil_div(waiting, is_bound ? kPatientUrgentSteps : kPatientSteps);
-  return fit_graph(s, rows + most(g.block_size, share), kv_tokens, target);
+  const uint32_t usual = fit_graph(s, rows + g.block_size, kv_tokens, target);
+  const bool is_burst = is_automatic && rows + ceil_div(waiting, kBurstSteps) > usual;
+  const uint32_t patience = is_bound ? kPatientUrgentSteps : kPatientSteps;
+  const uint32_t share = is_burst && take_burst(s) ? waiting : ceil_div(waiting, patience);
+  return fit_graph(s, rows + most(g.block_size, share), kv_tokens, target);  // prompts always get ahead
 }
 
 }  // namespace blink
