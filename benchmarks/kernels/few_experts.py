@@ -18,7 +18,7 @@ from decode_layer import draw, time_graph
 from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
 from blink.kernels.gpu.decode import moe
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
-from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
+from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.quantized import FP8
 
@@ -75,8 +75,8 @@ class Case:
         normed = self.normed
         for gate_up, down in layers:
             normed = add_grouped_experts(
-                self.residual, normed, EPS, self.logits, gate_up, down, self.num_tokens, self.norm,
-                top_k=TOP_K, renormalize=True,
+                self.residual, normed, EPS, self.logits, Mixture(gate_up, down, TOP_K, renormalize=True),
+                self.num_tokens, self.norm,
             )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from decode_layer import Case, Model, time_graph
 from torch import Tensor
 
 import blink.models
-from blink.kernels.gpu.decode import gemm_fp8, gemm_planes, gemv_quantized, splits
+from blink.kernels.gpu.decode import gemm_planes, gemv_quantized, splits
 from blink.kernels.gpu.decode.gemm_quantized import Shape
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.gpu.decode.splits import Output
@@ -42,8 +42,7 @@ _CONTEXT = 500
 _TOLERANCE = 5e-2  # sums in another order, through some layers
 
 Candidates = dict[str, list[list[int]]]
-Fp8Split = gemm_fp8.Fp8GemmSplit | gemm_planes.PlanesGemmSplit | gemv_quantized.QuantizedSplit
-Split = splits.GemmSplit | splits.AttentionSplit | Fp8Split
+Split = splits.GemmSplit | splits.AttentionSplit | gemm_planes.PlanesGemmSplit | gemv_quantized.QuantizedSplit
 
 
 def list_products(spec: ModelSpec) -> list[tuple[Output, int, int]]:
@@ -77,14 +76,13 @@ def list_quantized_candidates(spec: ModelSpec, rows: int, format: Format) -> Can
     products = list_products(spec)[1 if spec.num_experts else 0 :]  # routers have 16 bits
     if format is Format.INT4:
         products = products[:-1]  # as the output has
-    if rows <= MAX_GEMV_ROWS:
-        few = [gemv_quantized.Shape(format, format is Format.INT4, rows, k, n) for _, n, k in products]
+    if format is Format.INT4 and rows <= MAX_GEMV_ROWS:
+        few = [gemv_quantized.Shape(format, True, rows, k, n) for _, n, k in products]
         return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_splits(shape))) for shape in few}
     if format is Format.INT4:
         raise SystemExit("products of more than two rows with weights of 4 bits have no measured splits")
     shapes = [Shape(Format.FP8, False, output, splits.pad_rows(rows), k, n) for output, n, k in products]
-    module = gemm_fp8 if spec.num_experts else gemm_planes
-    return {module.key(shape): list(map(to_list, module.list_splits(shape))) for shape in shapes}
+    return {gemm_planes.key(shape): list(map(to_list, gemm_planes.list_splits(shape))) for shape in shapes}
 
 
 def to_list(split: Split) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from triton_interpreter import IS_INTERPRETED
+from triton_interpreter import IS_INTERPRETED, convert_float
 
 _launched: set[str] = set()
 
@@ -48,3 +48,4 @@ def _record_launches(monkeypatch: pytest.MonkeyPatch) -> None:
             run(kernel, *arguments, **options)
 
         monkeypatch.setattr(InterpretedFunction, "run", record)
+        monkeypatch.setattr("triton.runtime.interpreter._convert_float", convert_float)

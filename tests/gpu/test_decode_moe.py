@@ -36,6 +36,7 @@ from test_decode_kernels import (
 from blink.kernels.gpu.decode import gemm, moe
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
+from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch, launch
 from blink.models.decode_step import can_decode
@@ -213,12 +214,9 @@ class Chain:
             normed,
             EPS,
             logits,
-            mixture.gate_up,
-            mixture.down,
+            GroupedMixture(mixture.gate_up, mixture.down, mixture.top_k, renormalize=True),
             self.batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
             mixture.norm,
-            top_k=mixture.top_k,
-            renormalize=True,
         )
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from activation_planes import join, split
 from blink.kernels.cpu import moe as cpu_moe
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
@@ -25,8 +26,9 @@ if not torch.cuda.is_available():
 
 from blink.kernels.gpu import quantized
 from blink.kernels.gpu.decode import gemm, gemm_fp8, gemm_quantized, gemv, gemv_quantized, moe, splits
+from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
-from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups
+from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups, compile_kernel
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
 
@@ -311,32 +313,54 @@ def test_experts_of_few_rows_equal_those_of_the_dequantised_weights(
     assert torch.equal(following.x, residual * mixture.next_norm)
 
 
+def add_experts(mixture: Mixture, residual: Tensor, *, planes: bool = False) -> gemm.Normed:
+    return add_grouped_experts(
+        residual,
+        norm_of(residual, mixture.norm),
+        EPS,
+        mixture.logits,
+        GroupedMixture(mixture.gate_up, mixture.down, mixture.top_k, renormalize=True),
+        torch.tensor([len(residual)], dtype=torch.int32, device="cuda"),
+        mixture.next_norm,
+        planes=planes,
+    )
+
+
 @groups_only
 @pytest.mark.parametrize("rows", [5, 33])
 def test_experts_of_many_rows_equal_those_of_the_dequantised_weights(rows: int) -> None:
     mixture = Mixture(rows, (128, 8, 512, 256))
     residual, added = mixture.residual.clone(), mixture.added()
-    add_grouped_experts(
-        residual,
-        norm_of(mixture.residual, mixture.norm),
-        EPS,
-        mixture.logits,
-        mixture.gate_up,
-        mixture.down,
-        torch.tensor([rows], dtype=torch.int32, device="cuda"),
-        mixture.next_norm,
-        top_k=mixture.top_k,
-        renormalize=True,
-    )
+    add_experts(mixture, residual)
     assert float((residual.float() - mixture.residual.float() - added).norm() / added.norm()) < 2e-2
 
 
 @groups_only
-def test_experts_of_a_model_are_fp8(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [1, 4, 33])
+def test_experts_write_the_next_norm_as_planes(rows: int) -> None:
+    mixture = Mixture(rows, (128, 8, 512, 256))
+    residual, twin = mixture.residual.clone(), mixture.residual.clone()
+    plain, found = add_experts(mixture, residual), add_experts(mixture, twin, planes=True)
+    assert torch.equal(residual, twin) and torch.equal(plain.squares[:, :rows], found.squares[:, :rows])
+    assert torch.equal(join(found.x), plain.x.double())
+    if rows > moe.MAX_ROWS:
+        return
+    routes = moe.Routes(mixture.logits, mixture.context_lens, mixture.top_k, True)
+    gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes)
+    found = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.next_norm, planes=True)
+    assert torch.equal(found.x, split(residual * mixture.next_norm))
+
+
+@groups_only
+def test_experts_of_a_model_are_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experts = {"model_type": "qwen3_moe", "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
     path, plain = write_checkpoints(tmp_path, "fp8-channel", **experts)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
     mlp = found._layers[0].mlp
     assert isinstance(mlp, MoeMlp) and isinstance(mlp.down, Fp8Experts)
-    for rows in (1, 6):
+    names: list[str] = []
+    monkeypatch.setattr(gemm, "compile_kernel", lambda name: (names.append(name), compile_kernel(name))[1])
+    for rows in (1, 6, 33):
+        names.clear()
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 0.1
+        assert sum("gemm_planes" in name for name in names) == 2 * len(found._layers)

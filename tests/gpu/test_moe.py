@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from activation_planes import join
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.experts import ExpertFormat, Fp8Experts, PackedExperts
@@ -172,13 +173,24 @@ def test_of_equal_router_logits_the_first_experts_are_chosen(device: torch.devic
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_between_two_norms_equal_the_reference(dtype: torch.dtype, device: torch.device) -> None:
-    pytest.importorskip("cuda.core")
-    from blink.kernels.gpu.decode.gemm import Normed
-    from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
-
     if device.type == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies the bit patterns of bfloat16")
-    num_tokens, num_experts, hidden, size, padding, eps = 9, 4, 544, 32, 3, 1e-5
+    check_experts_between_norms((544, 32), dtype, device)
+
+
+def test_the_norm_behind_experts_is_written_as_planes(device: torch.device) -> None:
+    check_experts_between_norms((640, 32), torch.float32, device, planes=True)
+
+
+def check_experts_between_norms(
+    sizes: tuple[int, int], dtype: torch.dtype, device: torch.device, *, planes: bool = False
+) -> None:
+    """sizes: hidden and the experts'."""
+    pytest.importorskip("cuda.core")
+    from blink.kernels.gpu.decode.gemm import Normed
+    from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
+
+    num_tokens, num_experts, (hidden, size), padding, eps = 9, 4, sizes, 3, 1e-5
     generator = torch.Generator().manual_seed(8)
     rows = num_tokens + padding
     residual, gate_up, down, norm, next_norm = (
@@ -207,15 +219,14 @@ def test_experts_between_two_norms_equal_the_reference(dtype: torch.dtype, devic
         Normed(residual * norm.to(device), squares.to(device)),
         eps,
         logits.to(device),
-        gate_up.to(device),
-        down.to(device),
+        Mixture(gate_up.to(device), down.to(device), 3, renormalize=True),
         torch.tensor([num_tokens], dtype=torch.int32, device=device),
         next_norm.to(device),
-        top_k=3,
-        renormalize=True,
+        planes=planes,
     )
     tolerance = TOLERANCE[dtype] * (2 if dtype == torch.bfloat16 else 1)
     torch.testing.assert_close(residual.float().cpu(), expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(residual[num_tokens:].float().cpu(), expected[num_tokens:])
-    torch.testing.assert_close(found.x.float(), (residual * next_norm.to(device)).float(), rtol=1e-2, atol=1e-2)
+    next_x = join(found.x).float() if planes else found.x.float()
+    torch.testing.assert_close(next_x, (residual * next_norm.to(device)).float(), rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(found.squares.sum(0)[:rows], residual.float().square().sum(-1), rtol=1e-4, atol=1e-4)

@@ -27,7 +27,7 @@ from test_decode_kernels import norm_of, normed
 from test_decode_quantized import EPS, draw, error
 
 from blink.kernels.gpu import moe as gpu_moe
-from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
+from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
@@ -141,8 +141,8 @@ def test_experts_between_two_norms_equal_the_dequantised(form: ExpertFormat, row
     before = residual.float().clone()
     num_tokens = torch.tensor([rows], dtype=torch.int32, device="cuda")
     add_grouped_experts(
-        residual, norm_of(residual, norm), EPS, logits, gate_up, down, num_tokens, next_norm,
-        top_k=top_k, renormalize=True,
+        residual, norm_of(residual, norm), EPS, logits, Mixture(gate_up, down, top_k, renormalize=True),
+        num_tokens, next_norm,
     )  # fmt: skip
     rounding = (residual.float() * 2**-9).norm() / added.norm()
     assert float((residual.float() - before - added).norm() / added.norm()) < 2e-2 + float(rounding)

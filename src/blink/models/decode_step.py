@@ -17,7 +17,7 @@ from blink.kernels.batch import Batch, Header
 from blink.kernels.experts import PackedExperts
 from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
-from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
+from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.gpu.decode.splits import pad_rows
 from blink.kernels.quantized import Format, PackedWeight
@@ -79,8 +79,7 @@ def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
 
 def _has_planes(layer: Layer, rows: int) -> bool:
     """Tell whether the activations of a layer's products are planes: gemm.py."""
-    weights = _list_dense(layer)
-    return bool(weights) and all(_takes_planes(weight, rows) for weight in weights)
+    return all(_takes_planes(weight, rows) for weight in _list_dense(layer) or (layer.qkv, layer.output))
 
 
 def _takes_planes(weight: Weight, rows: int) -> bool:
@@ -173,8 +172,9 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
         attended = decode_attention(
             qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=planes
         )
+        in_mlp = planes and isinstance(mlp, DenseMlp)  # routers and experts read bfloat16
         normed = gemm.add_linear(
-            attended, layer.output, residual, mlp_norm, layer.output_bias, planes=planes, tokens=tokens
+            attended, layer.output, residual, mlp_norm, layer.output_bias, planes=in_mlp, tokens=tokens
         )
         if isinstance(mlp, DenseMlp):
             gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=planes)
@@ -182,19 +182,17 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
         elif not _is_grouped(layer, len(ids)):
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)
             gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)
-            normed = moe.down_normed_experts(gated, mlp.down, routes, residual, next_norm)
+            normed = moe.down_normed_experts(gated, mlp.down, routes, residual, next_norm, planes=in_planes)
         else:
             normed = add_grouped_experts(
                 residual,
                 normed,
                 eps,
                 gemm.normed_linear(normed, eps, mlp.router),
-                mlp.gate_up,
-                mlp.down,
+                Mixture(mlp.gate_up, mlp.down, spec.experts_per_token, spec.norm_topk_prob),
                 batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
                 next_norm,
-                top_k=spec.experts_per_token,
-                renormalize=spec.norm_topk_prob,
+                planes=in_planes,
             )
     return gemm.normed_linear(normed, eps, weights.lm_head)
 

@@ -76,14 +76,18 @@ def moe(
 
 
 def choose_tiling(
-    num_pairs: int, num_experts: int, columns: int, depth: int, *, is_gated: bool, itemsize: int
+    num_pairs: int, num_experts: int, columns: int, depth: int, itemsizes: tuple[int, int], *, is_gated: bool
 ) -> Tiling:
-    """Choose a tile that suits the mean number of pairs per expert; columns and depth divide the product's."""
+    """Choose a tile that suits the mean number of pairs per expert; columns and depth divide the product's.
+
+    itemsizes: of activations and weights.
+    """
     mean = num_pairs / num_experts
-    if itemsize > 2:
+    if itemsizes[0] > 2:
         rows, wide, deep, num_warps, num_stages = 32, 32, 32, 4, 2
     elif mean <= 8:
-        rows, wide, deep, num_warps, num_stages = 16, 32 if is_gated else 64, 128, 4, 4
+        deep, num_stages = (256, 2) if itemsizes[1] == 1 and mean < 1 else (128, 4)
+        rows, wide, num_warps = 16, 32 if is_gated else 64, 4
     elif mean <= 48:
         rows, wide, deep, num_warps, num_stages = 32, 64 if is_gated else 128, 128, 4, 3
     else:
@@ -120,8 +124,8 @@ def multiply_grouped(
         return
     num_experts, max_tokens = routes.pairs.shape
     (num_pairs, columns), depth, is_gated = result.shape, x.shape[1], activation is not None
-    tiling = choose_tiling(num_pairs, num_experts, columns, depth, is_gated=is_gated, itemsize=x.itemsize)
     values, scales = split_experts(weight)
+    tiling = choose_tiling(num_pairs, num_experts, columns, depth, (x.itemsize, values.itemsize), is_gated=is_gated)
     # Every expert in use may leave one tile partly filled.
     max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
     _multiply_tile[(max_tiles, columns // tiling.columns)](

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "moe.cuh"
+#include "planes.cuh"
 
 namespace blink {
 
@@ -14,10 +15,11 @@ struct MoeDownArgs {
   Bf16* residual;      // [rows, n]
   // With more rows the inputs of the next norm, as output.cuh leaves them; next_norm is null with few.
   const Bf16* next_norm;  // [n]
-  Bf16* next_x;           // [rows, n]
+  Bf16* next_x;           // [rows, n], or planes
   float* next_squares;    // [blocks, kMaxMoeRows]
   const unsigned* words;  // [kExperts, S::words, n], of quantized weights
   int n;
+  int planes;  // whether next_x is planes
 };
 
 template <int kRows_, int kExperts_, int kTopK_, int kSize_, int kWarps_, int kTile_, int kStages_, Experts kForm_>
@@ -132,8 +134,13 @@ __device__ inline void write_next(const MoeDownArgs& args, int row, int output, 
   float squares = rounded * rounded;
 #pragma unroll
   for (int step = 1; step < S::tile; step *= 2) squares += __shfl_xor_sync(~0u, squares, step);
+  const float next = rounded * to_float(args.next_norm[output]), neighbour = __shfl_down_sync(~0u, next, 1);
   if (row >= S::rows) return;
-  args.next_x[long(row) * args.n + output] = to_bf16(rounded * to_float(args.next_norm[output]));
+  const long place = long(row) * args.n;
+  if (!args.planes)
+    args.next_x[place + output] = to_bf16(next);
+  else if (output % 2 == 0)
+    write_planes(args.next_x, long(S::rows) * args.n, place + packed_place(output), to_bf16_pair(next, neighbour));
   if (threadIdx.x % S::tile == 0) args.next_squares[blockIdx.x * kMaxMoeRows + row] = squares;
 }
 

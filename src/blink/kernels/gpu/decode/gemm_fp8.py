@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blink.kernels.gpu.decode.gemm_quantized import RingSplit, Shape, choose_cluster, is_wide, processors
@@ -56,17 +54,6 @@ class Fp8GemmSplit(RingSplit):
 def key(shape: Shape) -> str:
     """Return a product's key in the table of measured splits."""
     return f"fp8 {gemm_key(shape.output, shape.tokens, shape.n, shape.k)}"
-
-
-def list_splits(shape: Shape) -> Iterator[Fp8GemmSplit]:
-    """Yield the splits that are worth a measurement."""
-    found: set[Fp8GemmSplit] = set()
-    for groups, cluster in itertools.product((1, 2), (1, 2, 4, 8)):
-        for blocks in range(1, _most_blocks(shape, groups) + 1):
-            split = _fill(shape, groups, cluster, blocks)
-            if split is not None and split not in found:
-                found.add(split)
-                yield split
 
 
 def choose_split(shape: Shape) -> Fp8GemmSplit | None:

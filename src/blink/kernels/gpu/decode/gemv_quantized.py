@@ -64,30 +64,17 @@ def choose_split(shape: Shape) -> QuantizedSplit | None:
 
 
 def list_splits(shape: Shape) -> Iterator[QuantizedSplit]:
-    """Yield the splits that are worth a measurement."""
+    """Yield the splits of weights of 4 bits that are worth a measurement."""
     found: set[QuantizedSplit] = set()
-    is_int4 = shape.format is Format.INT4
-    slices = _list_slices(shape)[: 3 if is_int4 else 1]
-    for shares in itertools.product((1, 2) if is_int4 else (1, 2, 4), range(8, 3 if is_int4 else 0, -1), slices):
+    for shares in itertools.product((1, 2), range(8, 3, -1), _list_slices(shape)[:3]):
         if _divides(shape, *shares):
-            for split in (_list_int4_tiles if is_int4 else _list_tiles)(shape, *shares):
+            for split in _list_tiles(shape, *shares):
                 if split not in found:
                     found.add(split)
                     yield split
 
 
 def _list_tiles(shape: Shape, cluster: int, warps: int, slices: int) -> Iterator[QuantizedSplit]:
-    row_bytes = shape.k // shape.format.unit * UNIT_BYTES // cluster
-    most = _most_blocks(shape.format, warps)
-    for tile, rows, blocks in itertools.product((16, 32, 64), (8, 16, 32), {most, most // 2}):
-        stage_rows = rows // slices
-        if stage_rows <= tile and stage_rows * row_bytes <= 2 * _STAGE_BYTES:
-            split = _fill_stages(shape, QuantizedSplit(warps, cluster, slices, tile, stage_rows, 0), blocks)
-            if split is not None:
-                yield split
-
-
-def _list_int4_tiles(shape: Shape, cluster: int, warps: int, slices: int) -> Iterator[QuantizedSplit]:
     """Yield splits of one or two blocks for each multiprocessor, which leave room for the next kernel's or do not."""
     row_bytes = shape.k // shape.format.unit * UNIT_BYTES // cluster
     for waves, groups in itertools.product((1, 2), (1, 2, 4)):

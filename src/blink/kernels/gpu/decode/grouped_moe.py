@@ -8,6 +8,8 @@ Its launches are programmatic like those of its neighbours, so nothing may be re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from blink.kernels.experts import ExpertWeights
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
+from blink.kernels.gpu.decode.gemm_planes import new_planes
+from blink.kernels.gpu.decode.planes import store_planes
 from blink.kernels.gpu.moe import multiply_grouped, sum_found
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
@@ -22,47 +26,57 @@ from blink.kernels.gpu.programmatic import launch_options, start_programmatic
 _COLUMNS = 512  # of a row, that a program adds up
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A layer's experts, whose weights are those of blink.kernels.moe, and how a row's results are weighed."""
+
+    gate_up: ExpertWeights
+    down: ExpertWeights
+    top_k: int
+    renormalize: bool
+
+
 def add_grouped_experts(
     residual: Tensor,
     normed: Normed,
     eps: float,
     logits: Tensor,
-    gate_up: ExpertWeights,
-    down: ExpertWeights,
+    mixture: Mixture,
     num_tokens: Tensor,
     next_norm: Tensor,
     *,
-    top_k: int,
-    renormalize: bool,
+    planes: bool = False,
 ) -> Normed:
     """Add the mixture of experts of a norm to residual [rows, hidden] in place; return the next norm of it.
 
-    normed: the norm of residual; logits: the router's, of that norm; the weights are those of blink.kernels.moe;
-    num_tokens: int32 [1], of which rows beyond it keep their residual.
+    normed: the norm of residual; logits: the router's, of that norm; num_tokens: int32 [1], of which rows beyond it
+    keep their residual; planes: whether the next norm is written as planes.
     """
     assert logits.is_contiguous() and residual.is_contiguous()
     rows, hidden = residual.shape
-    size = down.shape[2]
+    top_k, programmatic = mixture.top_k, residual.is_cuda
+    gate_up, down = mixture.gate_up, mixture.down
     x, routes = _route(logits, normed, eps, num_tokens, top_k)
-    inner = x.new_empty(rows * top_k, size)
-    found = x.new_empty(rows * top_k, hidden)
-    programmatic = residual.is_cuda
+    inner, found = x.new_empty(rows * top_k, down.shape[2]), x.new_empty(rows * top_k, hidden)
     multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation="silu", programmatic=programmatic)
     multiply_grouped(inner, down, routes, found, pairs_per_row=1, activation=None, programmatic=programmatic)
     parts = triton.cdiv(hidden, _COLUMNS)
-    result = Normed(torch.empty_like(residual), new_squares(residual, parts))
+    next_x = new_planes(rows, hidden, residual.device) if planes else torch.empty_like(residual)
+    result = Normed(next_x, new_squares(residual, parts))
     _add_found[(rows, parts)](
         found,
         routes.weights,
         num_tokens,
         residual,
         next_norm,
-        result.x,
+        next_x,
         result.squares,
         hidden,
         result.squares.shape[1],
+        next_x[0].numel(),
         TOP_K=top_k,
-        RENORMALIZE=renormalize,
+        RENORMALIZE=mixture.renormalize,
+        PLANES=planes,
         BLOCK=_COLUMNS,
         PROGRAMMATIC=programmatic,
         num_warps=4,
@@ -127,8 +141,9 @@ def _route_and_normalize(
 
 @triton.jit
 def _add_found(
-    found, weights, num_tokens, residual, next_norm, next_x, next_squares, hidden, places,
-    TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+    found, weights, num_tokens, residual, next_norm, next_x, next_squares, hidden, places, plane_size,
+    TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """Add weighted results to some columns of one row's residual and prepare the next norm."""
     if PROGRAMMATIC:
@@ -145,5 +160,10 @@ def _add_found(
     tl.store(residual + place, value, mask=inside)
     rounded = value.to(tl.float32)
     scale = tl.load(next_norm + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(next_x + place, rounded * scale, mask=inside)
+    if PLANES:
+        store_planes(
+            next_x + row * hidden, plane_size, column, (rounded * scale).to(next_norm.dtype.element_ty), inside
+        )
+    else:
+        tl.store(next_x + place, rounded * scale, mask=inside)
     tl.store(next_squares + tl.program_id(1) * places + row, tl.sum(rounded * rounded, axis=0))

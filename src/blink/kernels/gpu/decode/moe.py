@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts, split_experts
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
+from blink.kernels.gpu.decode.gemm_planes import new_planes
 from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
 from blink.kernels.quantized import GROUP
 
@@ -50,6 +51,7 @@ class _DownArguments(ctypes.Structure):  # csrc/gpu/decode/moe_down.cuh's MoeDow
         ("next_squares", ctypes.c_void_p),
         ("words", ctypes.c_void_p),
         ("n", ctypes.c_int),
+        ("planes", ctypes.c_int),
     ]
 
 
@@ -223,11 +225,15 @@ def down_experts(x: Tensor, down: ExpertWeights, routes: Routes, residual: Tenso
     _launch_down(x, down, routes, residual)
 
 
-def down_normed_experts(x: Tensor, down: ExpertWeights, routes: Routes, residual: Tensor, next_norm: Tensor) -> Normed:
-    """Do the same and return the norm of the residual."""
-    split = choose_down_split(residual.shape[0], down.shape[2], residual.shape[1], _split(down)[0])
+def down_normed_experts(
+    x: Tensor, down: ExpertWeights, routes: Routes, residual: Tensor, next_norm: Tensor, *, planes: bool = False
+) -> Normed:
+    """Do the same and return the norm of the residual; planes: as planes."""
+    rows, hidden = residual.shape
+    split = choose_down_split(rows, down.shape[2], hidden, _split(down)[0])
     assert split is not None
-    normed = Normed(torch.empty_like(residual), new_squares(residual, residual.shape[1] // split.outputs))
+    next_x = new_planes(rows, hidden, residual.device) if planes else torch.empty_like(residual)
+    normed = Normed(next_x, new_squares(residual, hidden // split.outputs))
     _launch_down(x, down, routes, residual, next_norm, normed)
     return normed
 
@@ -257,6 +263,7 @@ def _launch_down(
         None if normed is None else normed.squares.data_ptr(),
         address(words),
         hidden,
+        normed is not None and normed.x.dtype == torch.uint8,
     )
     stage_rows = split.outputs + 16 // form.bits * rows  # so many of the ring's rows has one of activations
     launch(
