@@ -24,6 +24,7 @@ struct DeviceEnv {
 
   template <class T>
   __device__ static T share(T value) {
+    static_assert(alignof(T) <= kBoxAlignment && sizeof(T) <= sizeof(near.boxes));
     auto* box = reinterpret_cast<T*>(near.boxes);
     if (threadIdx.x == 0) *box = value;
     __syncthreads();

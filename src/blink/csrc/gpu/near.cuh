@@ -10,6 +10,7 @@ namespace blink {
 constexpr uint32_t kLanes = kDeviceLanes;
 constexpr uint32_t kNearQueuePairs = 32;  // how many of them, and of rows, have a place in shared memory
 constexpr uint32_t kNearRows = 256;
+constexpr uint32_t kBoxAlignment = 16;
 
 // Between two steps the model's weights drive everything else out of every cache, but not out of here. This is the only
 // copy that is kept up to date; program and state take it back before the kernel ends.
@@ -19,10 +20,11 @@ struct Near {
   StepGraphs graphs[kMaxGraphs];
   QueuePairState qps[kNearQueuePairs];
   NextRow next_rows[kNearRows];
-  uint64_t boxes[kLanes];  // for collectives
-  uint64_t seen_step;      // whose end watch_step() saw last
-  uint32_t is_over;        // watch_step(): the end was seen, or a pass is wanted; writer: the thread that watches
-  uint32_t wants_pass;     // writer, but for the reset: the warp that looks
+  alignas(kBoxAlignment) uint64_t boxes[kLanes];  // for collectives
+  uint64_t seen_step;                             // whose end watch_step() saw last
+  // watch_step(): the end was seen, or a pass is wanted; writer: the thread that watches.
+  uint32_t is_over;
+  uint32_t wants_pass;  // writer, but for the reset: the warp that looks
 };
 __shared__ Near near;
 static_assert(sizeof(Near) <= 48 << 10, "static shared memory ends there");
