@@ -83,6 +83,7 @@ class Engine(ABC):
             self._region.remove()
             raise
         self._has_lost_region = False
+        self.is_dead = False  # whether the scheduler gives no sign of life any more, so that nothing may wait for it
         logger.info("weights: %.2f GB", self._model.num_weight_bytes / 1e9)
         dtype = str(self._model.kv_dtype).removeprefix("torch.")
         logger.info("KV cache: %d blocks of %d tokens, %s", num_blocks, config.block_size, dtype)
@@ -126,7 +127,7 @@ class Engine(ABC):
         finally:
             self._end()
             self._region.remove_spare()
-        if self._has_lost_region:
+        if self._has_lost_region or self.is_dead:
             self._region.remove()
             return 1
         return conclude(self._region)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 from types import FrameType
 
@@ -44,7 +45,11 @@ def run_engine(config: EngineConfig) -> int:
     signalled = False
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    return engine.run()
+    status = engine.run()
+    if engine.is_dead:
+        logging.shutdown()
+        os._exit(status)  # an orderly end would wait for the device
+    return status
 
 
 def create_engine(config: EngineConfig) -> Engine:

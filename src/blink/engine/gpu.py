@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -17,12 +18,16 @@ from blink.engine.base import Engine
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.geometry import graph_sizes
 from blink.errors import ConfigError
+from blink.host.heartbeat import Silence
 from blink.kernels.batch import Batch
 from blink.kernels.gpu import cublas
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.region.layout import EngineState
 
+logger = logging.getLogger("blink.engine")
+
 _WATCH_SECONDS = 0.25
+_MAX_SILENCE = 10.0  # seconds without a heartbeat; a step may take as long, but the scheduler beats meanwhile
 _GRAPH_RESERVE_BYTES = 1 << 30  # executables of all graphs and the workspaces that capture adds
 _ENDED = (EngineState.STOPPED, EngineState.FAILED)
 
@@ -39,6 +44,7 @@ class GpuEngine(Engine):
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
         self._scheduler = DeviceScheduler(self._state)
+        self._silence, self._heartbeat = Silence(), 0
         self._capture()
         self._fill_costs()
         self._capture_segments()
@@ -131,7 +137,13 @@ class GpuEngine(Engine):
         if self.state in _ENDED:
             return False
         time.sleep(_WATCH_SECONDS)
-        return True
+        heartbeat = self._region.control_word("heartbeat")
+        silent = self._silence.look(time.monotonic(), heard=heartbeat != self._heartbeat)
+        self._heartbeat = heartbeat
+        if silent > _MAX_SILENCE:
+            logger.error("the GPU has given no sign of life for %.0f s; the kernel's log (dmesg) may say why", silent)
+            self.is_dead = True
+        return not self.is_dead
 
     def _end(self) -> None:
         if self.state in _ENDED:  # else an error of the host came first, and nothing may wait for the device
