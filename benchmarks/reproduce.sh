@@ -7,15 +7,14 @@
 #   classes     urgent requests beside a flood, by the target of their pace
 #   steps       where the time of single steps goes
 #
-# Without PART all of them, which takes about half an hour of an H200. PYTHON names the interpreter (python3), CONFIGS the
-# folder of the models' shapes.
+# Without PART all of them. PYTHON names the interpreter (python3), CONFIGS the folder of the models' shapes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3} CONFIGS=${CONFIGS:-src/blink/models/configs} RESULTS=$(mktemp -d)
 LAST=$(($(nproc) - 1)) # the client gets the last four cores, the server the others
 SERVER_CPUS=0-$((LAST > 4 ? LAST - 4 : LAST)) CLIENT_CPUS=$((LAST > 4 ? LAST - 3 : 0))-$LAST PORT=${PORT:-8100}
 
-bench() { "$PYTHON" -m blink bench --port "$PORT" --client-cpus "$CLIENT_CPUS" "$@" 2>/dev/null; }
+bench() { "$PYTHON" -m blink bench --port "$PORT" --client-cpus "$CLIENT_CPUS" "$@" 2>>"$RESULTS/bench.log"; }
 
 http() {
   taskset -c "$SERVER_CPUS" "$PYTHON" -m blink serve $CONFIGS/llama-3-8b --load-format dummy --dtype bfloat16 \
@@ -53,7 +52,7 @@ quantized() {
 }
 
 classes() {
-  for target in 0 4 5 6 8 12 16; do
+  for target in 0 5 8 12; do
     echo "--urgent-tpot-target-ms $target"
     "$PYTHON" benchmarks/two_classes.py $CONFIGS/qwen3-30b-a3b --seconds 6 --repeats 3 --runs flex \
       --urgent-tpot-target-ms $target | tail -n 2
@@ -66,6 +65,7 @@ steps() {
   "$PYTHON" benchmarks/kernels/profile_step.py --model qwen3-30b-a3b --formats bf16 fp8 --rows 1 8 32
 }
 
+echo "logs: $RESULTS"
 export PYTHONPATH=src:benchmarks:benchmarks/kernels:${PYTHONPATH:-}
 for part in "${@:-http decode quantized classes steps}"; do
   for name in $part; do

@@ -79,7 +79,7 @@ def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
 
 def _has_planes(layer: Layer, rows: int) -> bool:
     """Tell whether the activations of a layer's products are planes: gemm.py."""
-    return all(_takes_planes(weight, rows) for weight in _list_dense(layer) or (layer.qkv, layer.output))
+    return all(_takes_planes(weight, rows) for weight in _list_matrices(layer))
 
 
 def _takes_planes(weight: Weight, rows: int) -> bool:
@@ -87,7 +87,7 @@ def _takes_planes(weight: Weight, rows: int) -> bool:
 
 
 def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
-    weights = [*(_list_dense(layer) or (layer.qkv, layer.output)), lm_head]
+    weights = [*_list_matrices(layer), lm_head]
     return [weight for weight in weights if isinstance(weight, PackedWeight)]
 
 
@@ -103,6 +103,11 @@ def _is_int4(layer: Layer) -> bool:
     weights = _list_dense(layer)
     is_int4 = (isinstance(weight, PackedWeight) and weight.format is Format.INT4 for weight in weights)
     return bool(weights) and all(is_int4)
+
+
+def _list_matrices(layer: Layer) -> tuple[Weight, ...]:
+    """Return the matrices of a layer but for experts and their router."""
+    return _list_dense(layer) or (layer.qkv, layer.output)
 
 
 def _list_dense(layer: Layer) -> tuple[Weight, ...]:

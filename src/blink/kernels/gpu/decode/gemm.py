@@ -76,7 +76,7 @@ def embed(
     rows, hidden = ids.shape[0], embedding.shape[1]
     assert ids.dtype == torch.int32 and ids.is_contiguous() and embedding.is_contiguous() and hidden % 8 == 0
     residual = embedding.new_empty(rows, hidden)
-    normed = Normed(_new(residual, hidden, planes=planes), new_squares(residual, 1, tokens))
+    normed = Normed(gemm_planes.new_inputs(residual, planes=planes), new_squares(residual, 1, tokens))
     arguments = _EmbedArguments(
         ids.data_ptr(),
         embedding.data_ptr(),
@@ -115,7 +115,7 @@ def add_linear(
     tokens: int | None = None,
 ) -> Normed:
     """Add x @ weight.T + bias to residual in place; return the norm of it. tokens: rows padded as the step's."""
-    next_x = _new(residual, residual.shape[1], planes=planes)
+    next_x = gemm_planes.new_inputs(residual, planes=planes)
     squares = _launch(Output.ADD, x, weight, residual, bias=bias, next_norm=next_norm, next_x=next_x, tokens=tokens)
     return Normed(next_x, squares)
 
@@ -156,10 +156,6 @@ def _new(x: Tensor, columns: int, *, planes: bool = False) -> Tensor:
     if planes:
         return gemm_planes.new_planes(rows, columns, x.device)
     return torch.empty(rows, columns, dtype=torch.bfloat16, device=x.device)
-
-
-def _are_planes(x: Tensor) -> bool:
-    return x.dtype == torch.uint8
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +201,8 @@ def _launch(
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[-2] == rows
     tokens = squares.shape[1] if squares is not None else tokens or pad_rows(rows)
     assert rows <= tokens
-    writes = _are_planes(out if next_x is None else next_x)
-    assert (x.dtype == torch.bfloat16 and not writes) or _are_planes(x)
+    writes = gemm_planes.are_planes(out if next_x is None else next_x)
+    assert (x.dtype == torch.bfloat16 and not writes) or gemm_planes.are_planes(x)
     kernel = _choose(output, x, weight, tokens, norm=squares is not None, writes=writes)
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     blocks = -(-n // outputs) * kernel.cluster
@@ -214,7 +210,7 @@ def _launch(
     packed = weight if isinstance(weight, PackedWeight) else None
     arguments = _Arguments(
         encode_matrix(plain(weight), outputs) if packed is None else encode_bytes(packed.values, outputs),
-        encode_planes(x, tokens) if _are_planes(x) else encode_matrix(x, tokens),
+        encode_planes(x, tokens) if gemm_planes.are_planes(x) else encode_matrix(x, tokens),
         address(bias),
         out.data_ptr(),
         address(squares),
@@ -241,7 +237,9 @@ def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: boo
         assert tokens == pad_rows(tokens)
         shape = gemm_quantized.Shape.of(weight, output, tokens)
         return (
-            _choose_planes(shape, norm=norm, writes=writes) if _are_planes(x) else _choose_quantized(shape, norm=norm)
+            _choose_planes(shape, norm=norm, writes=writes)
+            if gemm_planes.are_planes(x)
+            else _choose_quantized(shape, norm=norm)
         )
     n, k = weight.shape
     values = plain(weight)

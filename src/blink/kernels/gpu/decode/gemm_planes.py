@@ -68,6 +68,17 @@ def new_planes(rows: int, columns: int, device: torch.device) -> Tensor:
     return torch.empty(PLANES, rows, columns, dtype=torch.uint8, device=device)
 
 
+def are_planes(x: Tensor) -> bool:
+    """Tell whether activations are planes."""
+    return x.dtype == torch.uint8
+
+
+def new_inputs(residual: Tensor, *, planes: bool) -> Tensor:
+    """Allocate what the product behind a residual's norm reads: rows like the residual's, or planes of them."""
+    rows, hidden = residual.shape
+    return new_planes(rows, hidden, residual.device) if planes else torch.empty_like(residual)
+
+
 def can_multiply(weight: PackedWeight, rows: int) -> bool:
     """Tell whether the kernels take so many rows and this weight."""
     if rows > MAX_ROWS or weight.format is not Format.FP8 or weight.shape[0] % 8 or not can_multiply_groups():

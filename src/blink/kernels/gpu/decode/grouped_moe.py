@@ -17,7 +17,7 @@ from torch import Tensor
 
 from blink.kernels.experts import ExpertWeights
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
-from blink.kernels.gpu.decode.gemm_planes import new_planes
+from blink.kernels.gpu.decode.gemm_planes import new_inputs
 from blink.kernels.gpu.decode.planes import store_planes
 from blink.kernels.gpu.moe import multiply_grouped, sum_found
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
@@ -61,19 +61,18 @@ def add_grouped_experts(
     multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation="silu", programmatic=programmatic)
     multiply_grouped(inner, down, routes, found, pairs_per_row=1, activation=None, programmatic=programmatic)
     parts = triton.cdiv(hidden, _COLUMNS)
-    next_x = new_planes(rows, hidden, residual.device) if planes else torch.empty_like(residual)
-    result = Normed(next_x, new_squares(residual, parts))
+    result = Normed(new_inputs(residual, planes=planes), new_squares(residual, parts))
     _add_found[(rows, parts)](
         found,
         routes.weights,
         num_tokens,
         residual,
         next_norm,
-        next_x,
+        result.x,
         result.squares,
         hidden,
         result.squares.shape[1],
-        next_x[0].numel(),
+        result.x[0].numel(),
         TOP_K=top_k,
         RENORMALIZE=mixture.renormalize,
         PLANES=planes,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts, split_experts
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
-from blink.kernels.gpu.decode.gemm_planes import new_planes
+from blink.kernels.gpu.decode.gemm_planes import are_planes, new_inputs
 from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
 from blink.kernels.quantized import GROUP
 
@@ -232,8 +232,7 @@ def down_normed_experts(
     rows, hidden = residual.shape
     split = choose_down_split(rows, down.shape[2], hidden, _split(down)[0])
     assert split is not None
-    next_x = new_planes(rows, hidden, residual.device) if planes else torch.empty_like(residual)
-    normed = Normed(next_x, new_squares(residual, hidden // split.outputs))
+    normed = Normed(new_inputs(residual, planes=planes), new_squares(residual, hidden // split.outputs))
     _launch_down(x, down, routes, residual, next_norm, normed)
     return normed
 
@@ -263,7 +262,7 @@ def _launch_down(
         None if normed is None else normed.squares.data_ptr(),
         address(words),
         hidden,
-        normed is not None and normed.x.dtype == torch.uint8,
+        normed is not None and are_planes(normed.x),
     )
     stage_rows = split.outputs + 16 // form.bits * rows  # so many of the ring's rows has one of activations
     launch(

@@ -7,6 +7,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from blink.kernels.gpu.decode.gemm_planes import PLANES
+
+_PLANES = tl.constexpr(PLANES)
 _LARGEST = tl.constexpr(57344.0)  # of e5m2
 _DIVISOR, _SECOND_FACTOR, _THIRD_FACTOR = tl.constexpr(16.0), tl.constexpr(8.0), tl.constexpr(16.0)
 
@@ -17,7 +20,7 @@ def store_planes(row, size, column, values, inside):
     rest = values.to(tl.float32) / _DIVISOR
     not_finite = rest - rest
     place = row + column // 128 * 128 + column % 8 // 2 * 32 + column % 128 // 16 * 4 + column // 8 % 2 * 2 + column % 2
-    for plane in tl.static_range(3):
+    for plane in tl.static_range(_PLANES):
         part = tl.minimum(tl.maximum(rest, -_LARGEST), _LARGEST).to(tl.float8e5)
         tl.store(place + plane * size, part.to(tl.uint8, bitcast=True), mask=inside)
         rest = (rest - part.to(tl.float32)) * (_SECOND_FACTOR if plane == 0 else _THIRD_FACTOR) + not_finite
