@@ -112,6 +112,12 @@ def _flows_of(sequences: Any) -> Any:
     return sequences["queue_pair"] * CONSTANTS["flows"] + sequences["sqe"]["flow"] % CONSTANTS["flows"]
 
 
+def _put_back(before: Any, after: Any) -> Any:
+    """Tell which sequences were started in a pass and then lost their blocks to one that goes before them."""
+    anew = (before["status"] != RUNNING) & (after["queued_ns"] != before["queued_ns"])
+    return (after["status"] == WAITING) & (after["admitted"] != 0) & anew
+
+
 @dataclass(frozen=True)
 class Rules:
     """The sizes that bound a step."""
@@ -168,6 +174,7 @@ class StepJudge:
         may_start &= had_slot | np.isin(after["queue_pair"], self._takers(after, attached))
         kept_waiting = (before["status"] == WAITING) & (before["num_blocks"] <= after["num_blocks"])
         may_start &= kept_waiting | (arrivals_seen & (before["status"] == FREE))
+        may_start &= ~_put_back(before, after)
         left = [int(index) for index in np.flatnonzero(may_start)]
         self._entitled = self._entitled_flows(before, after)
         self._judge_order(before, after, left, now, counters)
@@ -200,7 +207,8 @@ class StepJudge:
     def _judge_order(self, before: Any, after: Any, left: list[int], now: int, counters: tuple[Any, Any]) -> None:
         """Counters only grow in a pass: who started had at least its flow's first, who was left at most its last."""
         flows = _flows_of(after).tolist()
-        for started in np.flatnonzero((after["status"] == RUNNING) & (before["status"] != RUNNING)).tolist():
+        runs = (after["status"] == RUNNING) & (before["status"] != RUNNING)
+        for started in np.flatnonzero(runs | _put_back(before, after)).tolist():
             *tier, arrival = self.rank(after, started, now)
             for index in left:
                 *other_tier, other_arrival = self.rank(after, index, now, surely=True)
