@@ -9,9 +9,12 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.batch import Header
+from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.activation import activate
 from blink.kernels.operands import HeadNorm
+from blink.kernels.quantized import quantize_fp8
 from blink.kernels.rotary import make_rotary_table
+from blink.kernels.weight import plain
 from blink.models.decoder import Decoder
 from blink.models.layer import Layer, MoeMlp
 from blink.models.rope import Rope
@@ -33,9 +36,11 @@ from test_decode_kernels import (
     produce_late,
 )
 
-from blink.kernels.gpu.decode import gemm, moe
+from blink.kernels.experts import ExpertWeights, Fp8Experts
+from blink.kernels.gpu.decode import gemm, grouped_gemm, moe
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
+from blink.kernels.gpu.decode.grouped_gemm import GroupedSplit
 from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch, launch
@@ -171,6 +176,109 @@ def test_a_row_of_nan_spoils_no_other_row() -> None:
     assert torch.equal(found[[0, 2, 3]], expected[[0, 2, 3]])
 
 
+def to_fp8(weight: Tensor) -> Fp8Experts:
+    parts = [quantize_fp8(expert) for expert in weight]
+    values, scales = (torch.stack([getattr(part, name) for part in parts]) for name in ("values", "scales"))
+    return Fp8Experts(values, scales[..., 0].contiguous())
+
+
+def draw_logits(rows: int, num_experts: int) -> Tensor:
+    """Draw logits of which no two of a row are equal."""
+    order = torch.rand(rows, num_experts, device="cuda").argsort(-1)
+    return ((order - num_experts / 2) / 16).to(torch.bfloat16)
+
+
+def in_float(weight: ExpertWeights) -> Tensor:
+    return weight.dequantize(torch.float32) if isinstance(weight, Fp8Experts) else plain(weight).float()
+
+
+def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: ExpertWeights, num_tokens: int) -> Tensor:
+    """Compare add_grouped_experts with the plain reference; return the residual."""
+    hidden, top_k = down.shape[1], 8
+    assert grouped_gemm.can_multiply(rows, top_k, gate_up, down)
+    residual, norm, next_norm = draw(rows, hidden), draw(hidden), draw(hidden)
+    expected, x = residual.float().clone(), normed(residual, norm)
+    expected[:num_tokens] += cpu.moe(
+        x[:num_tokens], logits[:num_tokens], in_float(gate_up), in_float(down), top_k=top_k, renormalize=True
+    )
+    before = residual.float().clone()
+    squares = residual.float().square().sum(-1)[None].contiguous()
+    squares = functional.pad(squares, (0, 64 - rows), value=torch.nan)
+    found = add_grouped_experts(
+        residual,
+        gemm.Normed(residual * norm, squares),
+        EPS,
+        logits,
+        GroupedMixture(gate_up, down, top_k, renormalize=True),
+        torch.tensor([num_tokens], dtype=torch.int32, device="cuda"),
+        next_norm,
+    )
+    assert float((residual.float() - expected).norm() / (expected - before).norm()) < 1e-2
+    assert torch.equal(residual[num_tokens:].float(), before[num_tokens:])
+    assert torch.equal(found.x, residual * next_norm)
+    return residual
+
+
+@pytest.mark.parametrize("in_fp8", [False, True])
+@pytest.mark.parametrize(
+    "split",
+    [
+        None,
+        *(GroupedSplit(*sizes) for sizes in ((8, 1, 1, 2), (8, 1, 2, 1), (8, 2, 1, 1), (16, 1, 1, 3), (16, 2, 1, 1))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("rows", "num_tokens"), [(5, 5), (8, 7), (13, 13), (32, 30), (64, 64)])
+def test_grouped_products_equal_the_reference_however_they_are_split(
+    rows: int, num_tokens: int, split: GroupedSplit | None, in_fp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(rows)
+    if split is not None:
+        if rows <= 8 and split.tokens > 8:
+            pytest.skip("an expert has places for 8 rows")
+        monkeypatch.setattr(grouped_gemm, "choose_split", lambda *_, **__: split)
+    gate_up, down = draw(40, 2 * 256, 768, scale=768**-0.5), draw(40, 768, 256, scale=8 * 256**-0.5)
+    logits = draw_logits(rows, 40)
+    logits[:, 7] = 9  # an expert of all rows
+    logits[: rows // 2, 39] = 8
+    if in_fp8:
+        check_grouped(rows, logits, to_fp8(gate_up), to_fp8(down), num_tokens)
+    else:
+        check_grouped(rows, logits, gate_up, down, num_tokens)
+
+
+@pytest.mark.parametrize("in_fp8", [False, True])
+@pytest.mark.parametrize("rows", [8, 64])
+def test_grouped_products_of_a_large_model(rows: int, in_fp8: bool) -> None:
+    torch.manual_seed(rows)
+    gate_up, down = draw(128, 2 * 768, 2048, scale=2048**-0.5), draw(128, 2048, 768, scale=8 * 768**-0.5)
+    logits = draw_logits(rows, 128)
+    if in_fp8:
+        check_grouped(rows, logits, to_fp8(gate_up), to_fp8(down), rows)
+    else:
+        check_grouped(rows, logits, gate_up, down, rows)
+
+
+def test_a_row_of_nan_spoils_no_row_that_its_experts_treat_beside() -> None:
+    torch.manual_seed(3)
+    gate_up, down = draw(16, 2 * 128, 256, scale=256**-0.5), draw(16, 256, 128, scale=8 * 128**-0.5)
+    logits, norm, residual = draw(9, 16), draw(256), draw(9, 256)
+    num_tokens = torch.tensor([9], dtype=torch.int32, device="cuda")
+
+    def run(residual: Tensor) -> Tensor:
+        x = gemm.Normed(residual * norm, functional.pad(residual.float().square().sum(-1)[None], (0, 7)).contiguous())
+        add_grouped_experts(
+            residual, x, EPS, logits, GroupedMixture(gate_up, down, 8, renormalize=True), num_tokens, norm
+        )
+        return residual
+
+    expected = run(residual.clone())
+    residual[4] = torch.nan
+    found = run(residual)
+    assert found[4].isnan().all()
+    assert torch.equal(found[[0, 1, 2, 3, 5, 6, 7, 8]], expected[[0, 1, 2, 3, 5, 6, 7, 8]])
+
+
 class Chain:
     """Three small layers with experts over one residual, as a step runs them."""
 
@@ -228,7 +336,7 @@ def check_replays(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
             launch(*args, **options, programmatic=False)  # pyright: ignore[reportArgumentType]
             torch.cuda.synchronize()
 
-        for module in ("gemv", "gemm", "attention", "moe"):
+        for module in ("gemv", "gemm", "attention", "moe", "grouped_gemm"):
             patch.setattr(f"blink.kernels.gpu.decode.{module}.launch", launch_alone)
         for module in ("moe", "decode.grouped_moe"):
             patch.setattr(f"blink.kernels.gpu.{module}.launch_options", lambda **_: {})

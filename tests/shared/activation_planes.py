@@ -22,9 +22,12 @@ def split(x: Tensor) -> Tensor:
     return torch.stack(planes)
 
 
-def join(planes: Tensor) -> Tensor:
-    """Return the activations of planes, float64 [rows, columns]."""
-    parts = [_unpack(planes[i]).view(torch.float8_e5m2).double() / factor for i, factor in enumerate(FACTORS)]
+def join(planes: Tensor, *, packed: bool = True) -> Tensor:
+    """Return the activations of planes, float64 [rows, columns]; packed: their columns lie as those of weights do."""
+    parts = [
+        (_unpack(planes[i]) if packed else planes[i]).view(torch.float8_e5m2).double() / factor
+        for i, factor in enumerate(FACTORS)
+    ]
     return (parts[0] + parts[1] + parts[2]) * DIVISOR
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
-from blink.kernels.experts import PackedExperts
+from blink.kernels.experts import Fp8Experts, PackedExperts
 from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
@@ -32,6 +32,7 @@ MAX_DECODE_ROWS = gemm.MAX_ROWS
 MAX_EXPERTS_ROWS = 64
 MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/few_experts.py
 MAX_UNGROUPED_PACKED_ROWS = 2  # in blocks or 4 bits
+MAX_UNGROUPED_FP8_ROWS = 1  # with a scale for each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ def _is_grouped(layer: Layer, rows: int) -> bool:
     mlp = layer.mlp
     if not isinstance(mlp, MoeMlp):
         return False
-    most = MAX_UNGROUPED_PACKED_ROWS if isinstance(mlp.down, PackedExperts) else MAX_UNGROUPED_ROWS
+    special = {PackedExperts: MAX_UNGROUPED_PACKED_ROWS, Fp8Experts: MAX_UNGROUPED_FP8_ROWS}
+    most = special.get(type(mlp.down), MAX_UNGROUPED_ROWS)
     return rows > most or not moe.can_add(rows, mlp.gate_up, mlp.down)
 
 

@@ -42,12 +42,12 @@ def route(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
     return routes
 
 
-def allocate_routes(router_logits: Tensor, top_k: int) -> Routes:
-    """Allocate what collect_pairs() fills."""
+def allocate_routes(router_logits: Tensor, top_k: int, places: int | None = None) -> Routes:
+    """Allocate what collect_pairs() fills; places: for pairs of an expert, if not just as many as tokens."""
     max_tokens, num_experts = router_logits.shape
     return Routes(
         weights=router_logits.new_empty(max_tokens * top_k, dtype=torch.float32),
-        pairs=router_logits.new_empty(num_experts, max_tokens, dtype=torch.int32),
+        pairs=router_logits.new_empty(num_experts, places or max_tokens, dtype=torch.int32),
         counts=router_logits.new_empty(num_experts, dtype=torch.int32),
     )
 
@@ -81,26 +81,47 @@ def collect_pairs(
     TOKENS_BLOCK: tl.constexpr,
 ):
     """Collect one expert's pairs and store their weights."""
-    other = tl.arange(0, EXPERTS_BLOCK)[None, :]
     limit = tl.minimum(tl.load(num_tokens), max_tokens)
     count = 0
     for start in range(0, limit, TOKENS_BLOCK):
-        token = start + tl.arange(0, TOKENS_BLOCK)
-        inside = (token[:, None] < limit) & (other < num_experts)
-        place = token[:, None] * num_experts + other
-        logits = tl.load(router_logits + place, mask=inside, other=float("-inf")).to(tl.float32)
-        mine = tl.load(router_logits + token * num_experts + expert, mask=token < limit, other=0.0).to(tl.float32)
-        ahead = (logits > mine[:, None]) | ((logits == mine[:, None]) & (other < expert))
-        rank = tl.sum(ahead.to(tl.int32), axis=1)
-        largest = tl.where(token < limit, tl.max(logits, axis=1), 0.0)
-        mass = tl.sum(tl.exp(logits - largest[:, None]), axis=1)
-        chosen = (rank < TOP_K) & (token < limit)
-        pair = token * TOP_K + rank
-        tl.store(routes.weights + pair, tl.math.div_rn(tl.exp(mine - largest), mass), mask=chosen)
+        _, pair, weight, chosen = choose_tokens(
+            expert, start, limit, router_logits, max_tokens, num_experts, TOP_K, EXPERTS_BLOCK, TOKENS_BLOCK
+        )
+        tl.store(routes.weights + pair, weight, mask=chosen)
         found = chosen.to(tl.int32)
         tl.store(routes.pairs + expert * max_tokens + count + tl.cumsum(found, axis=0) - 1, pair, mask=chosen)
         count += tl.sum(found, axis=0)
     tl.store(routes.counts + expert, count)
+
+
+@triton.jit
+def choose_tokens(
+    expert,
+    start,
+    limit,
+    router_logits,
+    max_tokens,
+    num_experts,
+    TOP_K: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    TOKENS_BLOCK: tl.constexpr,
+):
+    """Return some tokens from start on, their pairs with an expert and weights, and which below limit chose it.
+
+    What is loaded does not hang on limit, so nothing waits for it.
+    """
+    other = tl.arange(0, EXPERTS_BLOCK)[None, :]
+    token = start + tl.arange(0, TOKENS_BLOCK)
+    inside = (token[:, None] < max_tokens) & (other < num_experts)
+    place = token[:, None] * num_experts + other
+    logits = tl.load(router_logits + place, mask=inside, other=float("-inf")).to(tl.float32)
+    mine = tl.load(router_logits + token * num_experts + expert, mask=token < max_tokens, other=0.0).to(tl.float32)
+    ahead = (logits > mine[:, None]) | ((logits == mine[:, None]) & (other < expert))
+    rank = tl.sum(ahead.to(tl.int32), axis=1)
+    largest = tl.where(token < limit, tl.max(logits, axis=1), 0.0)
+    mass = tl.sum(tl.exp(logits - largest[:, None]), axis=1)
+    chosen = (rank < TOP_K) & (token < limit)
+    return token, token * TOP_K + rank, tl.math.div_rn(tl.exp(mine - largest), mass), chosen
 
 
 @triton.jit

@@ -7,6 +7,7 @@
 #include "gemm_quantized.cuh"
 #include "gemv_int4.cuh"
 #include "gemv_quantized.cuh"
+#include "grouped_gemm.cuh"
 #include "moe_down.cuh"
 #include "moe_gate.cuh"
 #include "truncation.cuh"

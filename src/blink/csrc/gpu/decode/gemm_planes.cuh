@@ -49,7 +49,7 @@ __device__ inline void copy_planes(const GemmArgs& args, const GemmPlace& at, in
   Bf16* to = shared.ring[slot] + S::weight_tile * S::weight_boxes;
 #pragma unroll
   for (int part = 0; part < S::weight_boxes; part++, to += S::token_tile)
-    copy_box_3d(to, args.x, (at.stage(turn) * S::weight_boxes + part) * S::unit, shared.full[slot],
+    copy_box_3d(to, args.x, (at.stage(turn) * S::weight_boxes + part) * S::unit, 0, shared.full[slot],
                 read_often_policy());
 }
 

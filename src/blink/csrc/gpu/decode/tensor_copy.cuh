@@ -45,14 +45,14 @@ __device__ inline void copy_box(void* to, const TensorMap& map, int column, int 
 #endif
 }
 
-// The same of three dimensions, at a column.
-__device__ inline void copy_box_3d(void* to, const TensorMap& map, int column, Barrier& barrier,
+// The same of three dimensions, at a column and a row.
+__device__ inline void copy_box_3d(void* to, const TensorMap& map, int column, int row, Barrier& barrier,
                                    unsigned long long policy) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
-      "%3, %3}], [%4], %5;" ::"r"(shared_address(to)),
-      "l"(&map), "r"(column), "r"(0), "r"(shared_address(&barrier)), "l"(policy)
+      "%3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(column), "r"(row), "r"(0), "r"(shared_address(&barrier)), "l"(policy)
       : "memory");
 #endif
 }

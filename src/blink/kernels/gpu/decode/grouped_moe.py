@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
-"""The mixture-of-experts MLP of more rows that decode, from the router's logits on: the grouped products of
-kernels/gpu/moe.py, with the norms on both sides as the products of gemm.py leave and take them.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportMissingParameterType=false
+"""The mixture-of-experts MLP of more rows that decode, from the router's logits on: grouped products, with the norms on
+both sides as the products of gemm.py leave and take them.
+
+On Hopper, experts in 16 bits and those in FP8 with a scale for each row take the products of grouped_gemm.py; others
+those of kernels/gpu/moe.py.
 
 Its launches are programmatic like those of its neighbours, so nothing may be read or written before the wait.
 """
@@ -15,9 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.experts import ExpertWeights
+from blink.kernels.experts import ExpertWeights, Fp8Experts
+from blink.kernels.gpu.decode import grouped_gemm
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.gemm_planes import new_inputs
+from blink.kernels.gpu.decode.placement import place
 from blink.kernels.gpu.decode.planes import store_planes
 from blink.kernels.gpu.moe import multiply_grouped, sum_found
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
@@ -55,16 +61,14 @@ def add_grouped_experts(
     assert logits.is_contiguous() and residual.is_contiguous()
     rows, hidden = residual.shape
     top_k, programmatic = mixture.top_k, residual.is_cuda
-    gate_up, down = mixture.gate_up, mixture.down
-    x, routes = _route(logits, normed, eps, num_tokens, top_k)
-    inner, found = x.new_empty(rows * top_k, down.shape[2]), x.new_empty(rows * top_k, hidden)
-    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation="silu", programmatic=programmatic)
-    multiply_grouped(inner, down, routes, found, pairs_per_row=1, activation=None, programmatic=programmatic)
+    is_placed = grouped_gemm.can_multiply(rows, top_k, mixture.gate_up, mixture.down)
+    multiply = _multiply_placed if is_placed else _multiply_gathered
+    found, weights = multiply(logits, normed, eps, num_tokens, mixture)
     parts = triton.cdiv(hidden, _COLUMNS)
     result = Normed(new_inputs(residual, planes=planes), new_squares(residual, parts))
     _add_found[(rows, parts)](
         found,
-        routes.weights,
+        weights,
         num_tokens,
         residual,
         next_norm,
@@ -82,6 +86,33 @@ def add_grouped_experts(
         **launch_options(programmatic=programmatic),
     )
     return result
+
+
+def _multiply_placed(
+    logits: Tensor, normed: Normed, eps: float, num_tokens: Tensor, mixture: Mixture
+) -> tuple[Tensor, Tensor]:
+    """Return each pair's result [rows * top_k, hidden] and its expert's probability; rows are copied to experts."""
+    planes = isinstance(mixture.down, Fp8Experts)
+    x, routes = place(logits, normed, eps, num_tokens, mixture.top_k, planes=planes)
+    inner = grouped_gemm.gate(x, mixture.gate_up, routes)
+    found = logits.new_empty(len(routes.weights), mixture.down.shape[1])
+    grouped_gemm.multiply(inner, mixture.down, routes, found)
+    return found, routes.weights
+
+
+def _multiply_gathered(
+    logits: Tensor, normed: Normed, eps: float, num_tokens: Tensor, mixture: Mixture
+) -> tuple[Tensor, Tensor]:
+    """Return the same; the products gather their rows."""
+    top_k, programmatic = mixture.top_k, logits.is_cuda
+    hidden, size = mixture.down.shape[1:]
+    x, routes = _route(logits, normed, eps, num_tokens, top_k)
+    inner, found = x.new_empty(len(x) * top_k, size), x.new_empty(len(x) * top_k, hidden)
+    multiply_grouped(
+        x, mixture.gate_up, routes, inner, pairs_per_row=top_k, activation="silu", programmatic=programmatic
+    )
+    multiply_grouped(inner, mixture.down, routes, found, pairs_per_row=1, activation=None, programmatic=programmatic)
+    return found, routes.weights
 
 
 def _route(logits: Tensor, normed: Normed, eps: float, num_tokens: Tensor, top_k: int) -> tuple[Tensor, Routes]:
@@ -160,9 +191,8 @@ def _add_found(
     rounded = value.to(tl.float32)
     scale = tl.load(next_norm + column, mask=inside, other=0.0).to(tl.float32)
     if PLANES:
-        store_planes(
-            next_x + row * hidden, plane_size, column, (rounded * scale).to(next_norm.dtype.element_ty), inside
-        )
+        values = (rounded * scale).to(next_norm.dtype.element_ty)
+        store_planes(next_x + row * hidden, plane_size, column, values, inside, PACKED=True)
     else:
         tl.store(next_x + place, rounded * scale, mask=inside)
     tl.store(next_squares + tl.program_id(1) * places + row, tl.sum(rounded * rounded, axis=0))

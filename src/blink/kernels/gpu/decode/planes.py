@@ -15,11 +15,17 @@ _DIVISOR, _SECOND_FACTOR, _THIRD_FACTOR = tl.constexpr(16.0), tl.constexpr(8.0),
 
 
 @triton.jit
-def store_planes(row, size, column, values, inside):
-    """Store some columns' values in the planes of a row, a pointer to bytes; size: bytes of a plane."""
+def store_planes(row, size, column, values, inside, PACKED: tl.constexpr):
+    """Store some columns' values in the planes of a row, a pointer to bytes; size: bytes of a plane.
+
+    PACKED: columns lie as those of packed weights, not in their order.
+    """
     rest = values.to(tl.float32) / _DIVISOR
     not_finite = rest - rest
-    place = row + column // 128 * 128 + column % 8 // 2 * 32 + column % 128 // 16 * 4 + column // 8 % 2 * 2 + column % 2
+    place = row + column
+    if PACKED:
+        place = row + column // 128 * 128 + column % 8 // 2 * 32
+        place += column % 128 // 16 * 4 + column // 8 % 2 * 2 + column % 2
     for plane in tl.static_range(_PLANES):
         part = tl.minimum(tl.maximum(rest, -_LARGEST), _LARGEST).to(tl.float8e5)
         tl.store(place + plane * size, part.to(tl.uint8, bitcast=True), mask=inside)

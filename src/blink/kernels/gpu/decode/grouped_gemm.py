@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of up to 64 decoding rows with the experts that they chose: csrc/gpu/decode/grouped_gemm.cuh.
+
+What rows an expert treats lie behind one another: expert e's from row e * places on. For experts in FP8 activations are
+planes (planes.cuh), in the columns' usual order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blink.kernels.experts import ExpertWeights, Fp8Experts, split_experts
+from blink.kernels.gpu.decode.gemm_planes import PLANES, are_planes, new_planes
+from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode.splits import Output
+from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
+from blink.kernels.gpu.moe_routing import Routes
+from blink.kernels.quantized import FP8
+
+MAX_ROWS = 64
+_MIN_TOKENS, _MAX_TOKENS = 8, 16  # of a tile
+_MAX_EXPERTS, _MAX_CHUNKS = 256, 512  # grouped_gemm.cuh's
+_BOX_BYTES = 128
+_SHARED_BYTES = 224 << 10  # of a multiprocessor, that blocks share
+
+
+class _Arguments(ctypes.Structure):  # grouped_gemm.cuh's GroupedArgs
+    _fields_ = [
+        ("weight", TensorMap),
+        ("x", TensorMap),
+        ("counts", ctypes.c_void_p),
+        ("pairs", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("experts", ctypes.c_int),
+        ("places", ctypes.c_int),
+        ("n", ctypes.c_int),
+        ("stages", ctypes.c_int),
+        ("padding", ctypes.c_char * 16),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedSplit:
+    """How a product is split."""
+
+    tokens: int  # of an expert's rows, that are multiplied together: 8 or 16
+    groups: int  # of 64 weight rows, of a tile
+    boxes: int  # of 128 bytes of a weight row, in a stage
+    blocks: int  # of a multiprocessor
+
+    def stage_k(self, itemsize: int) -> int:
+        """Return the columns of a stage, of weights of so many bytes."""
+        return self.boxes * _BOX_BYTES // itemsize
+
+    def stage_bytes(self, *, planes: bool) -> int:
+        """Return the size of a stage of the ring."""
+        return (64 * self.groups + self.tokens * (PLANES if planes else 1)) * self.boxes * _BOX_BYTES
+
+    def other_bytes(self) -> int:
+        """Return what a block needs beside the ring, and a little more."""
+        return 2 * self.tokens * (64 * self.groups + 4) * 4 + _MAX_CHUNKS * 8 + 1024
+
+    def stages(self, *, planes: bool) -> int:
+        """Return how many stages the ring has."""
+        return (_SHARED_BYTES // self.blocks - self.other_bytes()) // self.stage_bytes(planes=planes)
+
+
+def choose_split(rows: int, k: int, *, planes: bool) -> GroupedSplit:
+    """Return the split of a product. An expert's weights are read again for every so many rows as a tile has.
+
+    The preferences are those of Qwen3-30B-A3B on an H200.
+    """
+    tokens = 16 if rows > 32 and not planes else 8
+    return GroupedSplit(tokens, 1, 2 if k % (256 if planes else 128) == 0 else 1, 2)
+
+
+def can_multiply(rows: int, top_k: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
+    """Tell whether the kernels take so many rows and these experts; needs a current GPU."""
+    alike = any(all(isinstance(weight, kind) for weight in (gate_up, down)) for kind in (Tensor, Fp8Experts))
+    if rows > MAX_ROWS or not alike:
+        return False
+    values, _ = split_experts(down)
+    num_experts, hidden, size = values.shape
+    most_chunks = min(num_experts, rows * top_k) + rows * top_k // _MIN_TOKENS
+    fits = hidden % 128 == 0 and size % 128 == 0 and num_experts <= _MAX_EXPERTS and most_chunks <= _MAX_CHUNKS
+    return fits and values.is_cuda and values.dtype in (torch.bfloat16, FP8) and can_multiply_groups()
+
+
+def new_rows(rows: int, num_experts: int, columns: int, like: Tensor, *, planes: bool) -> Tensor:
+    """Allocate room for as many rows of each expert as a batch has, and to fill tiles."""
+    places = _MIN_TOKENS if rows <= _MIN_TOKENS else -(-rows // _MAX_TOKENS) * _MAX_TOKENS
+    return _new_rows(num_experts * places, columns, like.device, planes=planes, dtype=like.dtype)
+
+
+def _new_rows(rows: int, columns: int, device: torch.device, *, planes: bool, dtype: torch.dtype) -> Tensor:
+    return new_planes(rows, columns, device) if planes else torch.empty(rows, columns, dtype=dtype, device=device)
+
+
+def gate(x: Tensor, gate_up: ExpertWeights, routes: Routes) -> Tensor:
+    """Return silu(gate) * up of all experts' rows x [experts * places, k], or of planes of them, which are returned.
+
+    gate_up: [experts, 2 * n, k], gates first; routes.pairs: [experts, places].
+    """
+    out = _new_rows(x.shape[-2], gate_up.shape[1] // 2, x.device, planes=are_planes(x), dtype=x.dtype)
+    _launch(Output.GATE, x, gate_up, routes, out)
+    return out
+
+
+def multiply(x: Tensor, weight: ExpertWeights, routes: Routes, out: Tensor) -> None:
+    """Write each pair's row times its expert's weight [experts, n, k] to out [pairs, n]; the rest as in gate()."""
+    _launch(Output.STORE, x, weight, routes, out)
+
+
+def _launch(output: Output, x: Tensor, weight: ExpertWeights, routes: Routes, out: Tensor) -> None:
+    values, scales = split_experts(weight)
+    num_experts, weight_rows, k = values.shape
+    places, planes = routes.pairs.shape[1], are_planes(x)
+    split = choose_split(places, k, planes=planes)
+    outputs, stage_k = 64 * split.groups * out.shape[-1] // weight_rows, split.stage_k(values.itemsize)
+    assert weight_rows % (64 * split.groups) == 0 and k % stage_k == 0 and planes == (scales is not None)
+    assert x.is_contiguous() and x.shape[-2] == num_experts * places and places % split.tokens == 0
+    matrix = values.view(-1, k)
+    arguments = _Arguments(
+        encode_bytes(matrix, outputs) if planes else encode_matrix(matrix, outputs),
+        encode_planes(x, split.tokens) if planes else encode_matrix(x, split.tokens),
+        routes.counts.data_ptr(),
+        routes.pairs.data_ptr(),
+        address(scales),
+        out.data_ptr(),
+        num_experts,
+        places,
+        out.shape[-1],
+        k // stage_k,
+    )
+    stages = split.stages(planes=planes)
+    sizes = (str(planes).lower(), split.tokens, split.groups, split.boxes, stages, split.blocks, output.value)
+    # One multiprocessor belongs to the resident scheduler.
+    blocks = split.blocks * (torch.cuda.get_device_properties().multi_processor_count - 1)
+    launch(
+        compile_kernel(f"blink::grouped_gemm<{', '.join(map(str, sizes))}>"),
+        (blocks, 1),
+        128 * split.groups + 32,
+        arguments,
+        shared_bytes=stages * split.stage_bytes(planes=planes) + split.other_bytes(),
+    )
