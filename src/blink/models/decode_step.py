@@ -122,8 +122,11 @@ def _is_grouped(layer: Layer, rows: int) -> bool:
     mlp = layer.mlp
     if not isinstance(mlp, MoeMlp):
         return False
-    special = {PackedExperts: MAX_UNGROUPED_PACKED_ROWS, Fp8Experts: MAX_UNGROUPED_FP8_ROWS}
-    most = special.get(type(mlp.down), MAX_UNGROUPED_ROWS)
+    most = MAX_UNGROUPED_ROWS
+    if isinstance(mlp.down, PackedExperts):
+        most = MAX_UNGROUPED_PACKED_ROWS
+    elif isinstance(mlp.down, Fp8Experts):
+        most = MAX_UNGROUPED_FP8_ROWS
     return rows > most or not moe.can_add(rows, mlp.gate_up, mlp.down)
 
 
