@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
 from blink.kernels.experts import Fp8Experts, PackedExperts
-from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, moe
+from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, grouped_gemm, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
@@ -125,7 +125,7 @@ def _is_grouped(layer: Layer, rows: int) -> bool:
     most = MAX_UNGROUPED_ROWS
     if isinstance(mlp.down, PackedExperts):
         most = MAX_UNGROUPED_PACKED_ROWS
-    elif isinstance(mlp.down, Fp8Experts):
+    elif isinstance(mlp.down, Fp8Experts) and grouped_gemm.can_multiply(rows, 1, mlp.gate_up, mlp.down):
         most = MAX_UNGROUPED_FP8_ROWS
     return rows > most or not moe.can_add(rows, mlp.gate_up, mlp.down)
 
