@@ -12,7 +12,6 @@ from blink.kernels.batch import Header
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.activation import activate
 from blink.kernels.operands import HeadNorm
-from blink.kernels.quantized import quantize_fp8
 from blink.kernels.rotary import make_rotary_table
 from blink.kernels.weight import plain
 from blink.models.decoder import Decoder
@@ -31,10 +30,12 @@ from test_decode_kernels import (
     error,
     launch_device_graph,
     make_batch,
+    norm_of,
     normed,
     on_gpu,
     produce_late,
 )
+from test_moe import to_fp8
 
 from blink.kernels.experts import ExpertWeights, Fp8Experts
 from blink.kernels.gpu.decode import gemm, grouped_gemm, moe
@@ -176,12 +177,6 @@ def test_a_row_of_nan_spoils_no_other_row() -> None:
     assert torch.equal(found[[0, 2, 3]], expected[[0, 2, 3]])
 
 
-def to_fp8(weight: Tensor) -> Fp8Experts:
-    parts = [quantize_fp8(expert) for expert in weight]
-    values, scales = (torch.stack([getattr(part, name) for part in parts]) for name in ("values", "scales"))
-    return Fp8Experts(values, scales[..., 0].contiguous())
-
-
 def draw_logits(rows: int, num_experts: int) -> Tensor:
     """Draw logits of which no two of a row are equal."""
     order = torch.rand(rows, num_experts, device="cuda").argsort(-1)
@@ -192,8 +187,8 @@ def in_float(weight: ExpertWeights) -> Tensor:
     return weight.dequantize(torch.float32) if isinstance(weight, Fp8Experts) else plain(weight).float()
 
 
-def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: ExpertWeights, num_tokens: int) -> Tensor:
-    """Compare add_grouped_experts with the plain reference; return the residual."""
+def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: ExpertWeights, num_tokens: int) -> None:
+    """Compare add_grouped_experts with the plain reference."""
     hidden, top_k = down.shape[1], 8
     assert grouped_gemm.can_multiply(rows, top_k, gate_up, down)
     residual, norm, next_norm = draw(rows, hidden), draw(hidden), draw(hidden)
@@ -202,11 +197,9 @@ def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: Exper
         x[:num_tokens], logits[:num_tokens], in_float(gate_up), in_float(down), top_k=top_k, renormalize=True
     )
     before = residual.float().clone()
-    squares = residual.float().square().sum(-1)[None].contiguous()
-    squares = functional.pad(squares, (0, 64 - rows), value=torch.nan)
     found = add_grouped_experts(
         residual,
-        gemm.Normed(residual * norm, squares),
+        norm_of(residual, norm),
         EPS,
         logits,
         GroupedMixture(gate_up, down, top_k, renormalize=True),
@@ -216,7 +209,6 @@ def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: Exper
     assert float((residual.float() - expected).norm() / (expected - before).norm()) < 1e-2
     assert torch.equal(residual[num_tokens:].float(), before[num_tokens:])
     assert torch.equal(found.x, residual * next_norm)
-    return residual
 
 
 @pytest.mark.parametrize("in_fp8", [False, True])
@@ -263,13 +255,12 @@ def test_a_row_of_nan_spoils_no_row_that_its_experts_treat_beside() -> None:
     torch.manual_seed(3)
     gate_up, down = draw(16, 2 * 128, 256, scale=256**-0.5), draw(16, 256, 128, scale=8 * 128**-0.5)
     logits, norm, residual = draw(9, 16), draw(256), draw(9, 256)
+    mixture = GroupedMixture(gate_up, down, 8, renormalize=True)
     num_tokens = torch.tensor([9], dtype=torch.int32, device="cuda")
 
     def run(residual: Tensor) -> Tensor:
-        x = gemm.Normed(residual * norm, functional.pad(residual.float().square().sum(-1)[None], (0, 7)).contiguous())
-        add_grouped_experts(
-            residual, x, EPS, logits, GroupedMixture(gate_up, down, 8, renormalize=True), num_tokens, norm
-        )
+        x = norm_of(residual, norm, parts=1)
+        add_grouped_experts(residual, x, EPS, logits, mixture, num_tokens, norm)
         return residual
 
     expected = run(residual.clone())

@@ -100,8 +100,7 @@ __device__ inline void add_stage(const GemmPlace& at, int turn, PlanesGemmShared
   if (lane == 0 && turn + S::stages < at.turns) arrive(shared.empty[turn % S::stages]);
 #pragma unroll
   for (int i = 0; i < count; i++) {
-    const float rest = parts[i + count] + parts[i + 2 * count] * (1 / kThirdFactor);
-    const float part = parts[i] + rest * (1 / kSecondFactor);
+    const float part = join_planes(parts[i], parts[i + count], parts[i + 2 * count]);
     sums[i] = S::grouped ? sums[i] + part * scales[i / 2 % 2] : sums[i] + part;
   }
 }

@@ -173,10 +173,8 @@ __device__ inline void multiply_stage(const char* stage, float (&sums)[S::tokens
     constexpr int count = S::tokens / 2;
     keep(parts);
 #pragma unroll
-    for (int i = 0; i < count; i++) {  // of one plane behind the other
-      const float rest = parts[i + count] + parts[i + 2 * count] * (1 / kThirdFactor);
-      sums[i] += parts[i] + rest * (1 / kSecondFactor);
-    }
+    for (int i = 0; i < count; i++)  // of one plane behind the other
+      sums[i] += join_planes(parts[i], parts[i + count], parts[i + 2 * count]);
   }
 }
 

@@ -44,6 +44,12 @@ __device__ inline void split_pair(unsigned pair, unsigned short (&planes)[kPlane
   }
 }
 
+// Add up the products of a number's planes.
+__device__ inline float join_planes(float first, float second, float third) {
+  const float rest = second + third * (1 / kThirdFactor);
+  return first + rest * (1 / kSecondFactor);
+}
+
 // Where a column lies in a row.
 __device__ inline int packed_place(int column) {
   return column / 128 * 128 + column % 8 / 2 * 32 + column % 128 / 16 * 4 + column / 8 % 2 * 2 + column % 2;

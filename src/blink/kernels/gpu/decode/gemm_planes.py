@@ -75,8 +75,12 @@ def are_planes(x: Tensor) -> bool:
 
 def new_inputs(residual: Tensor, *, planes: bool) -> Tensor:
     """Allocate what the product behind a residual's norm reads: rows like the residual's, or planes of them."""
-    rows, hidden = residual.shape
-    return new_planes(rows, hidden, residual.device) if planes else torch.empty_like(residual)
+    return new_rows(residual, *residual.shape, planes=planes)
+
+
+def new_rows(like: Tensor, rows: int, columns: int, *, planes: bool) -> Tensor:
+    """Allocate activations beside others, or planes of such."""
+    return new_planes(rows, columns, like.device) if planes else like.new_empty(rows, columns)
 
 
 def can_multiply(weight: PackedWeight, rows: int) -> bool:

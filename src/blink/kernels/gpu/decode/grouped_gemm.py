@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.experts import ExpertWeights, Fp8Experts, split_experts
-from blink.kernels.gpu.decode.gemm_planes import PLANES, are_planes, new_planes
+from blink.kernels.gpu.decode.gemm_planes import PLANES, are_planes, new_rows
 from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
@@ -91,14 +91,9 @@ def can_multiply(rows: int, top_k: int, gate_up: ExpertWeights, down: ExpertWeig
     return fits and values.is_cuda and values.dtype in (torch.bfloat16, FP8) and can_multiply_groups()
 
 
-def new_rows(rows: int, num_experts: int, columns: int, like: Tensor, *, planes: bool) -> Tensor:
-    """Allocate room for as many rows of each expert as a batch has, and to fill tiles."""
-    places = _MIN_TOKENS if rows <= _MIN_TOKENS else -(-rows // _MAX_TOKENS) * _MAX_TOKENS
-    return _new_rows(num_experts * places, columns, like.device, planes=planes, dtype=like.dtype)
-
-
-def _new_rows(rows: int, columns: int, device: torch.device, *, planes: bool, dtype: torch.dtype) -> Tensor:
-    return new_planes(rows, columns, device) if planes else torch.empty(rows, columns, dtype=dtype, device=device)
+def count_places(rows: int) -> int:
+    """Return how many rows are kept for each expert where a batch has so many: as many, rounded up to whole tiles."""
+    return _MIN_TOKENS if rows <= _MIN_TOKENS else -(-rows // _MAX_TOKENS) * _MAX_TOKENS
 
 
 def gate(x: Tensor, gate_up: ExpertWeights, routes: Routes) -> Tensor:
@@ -106,7 +101,7 @@ def gate(x: Tensor, gate_up: ExpertWeights, routes: Routes) -> Tensor:
 
     gate_up: [experts, 2 * n, k], gates first; routes.pairs: [experts, places].
     """
-    out = _new_rows(x.shape[-2], gate_up.shape[1] // 2, x.device, planes=are_planes(x), dtype=x.dtype)
+    out = new_rows(x, x.shape[-2], gate_up.shape[1] // 2, planes=are_planes(x))
     _launch(Output.GATE, x, gate_up, routes, out)
     return out
 

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.gpu.decode.gemm import Normed
-from blink.kernels.gpu.decode.grouped_gemm import new_rows
+from blink.kernels.gpu.decode.gemm_planes import new_rows
+from blink.kernels.gpu.decode.grouped_gemm import count_places
 from blink.kernels.gpu.decode.planes import store_planes
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, choose_tokens
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
@@ -23,8 +24,8 @@ def place(
 ) -> tuple[Tensor, Routes]:
     """Return the normalised rows, or planes of them, by the experts they choose: [experts * places, hidden]."""
     (rows, num_experts), hidden = logits.shape, normed.x.shape[1]
-    x = new_rows(rows, num_experts, hidden, logits, planes=planes)
-    places = x.shape[-2] // num_experts
+    places = count_places(rows)
+    x = new_rows(normed.x, num_experts * places, hidden, planes=planes)
     routes = allocate_routes(logits, top_k, places)
     parts, squares_pitch = normed.squares.shape
     _route_and_place[(num_experts, triton.cdiv(hidden, _COLUMNS))](
