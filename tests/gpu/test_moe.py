@@ -171,6 +171,16 @@ def test_of_equal_router_logits_the_first_experts_are_chosen(device: torch.devic
     torch.testing.assert_close(routes.weights.cpu(), torch.full((6,), 0.2))
 
 
+@pytest.mark.parametrize("num_nan", [5, 3])
+def test_a_row_with_nan_chooses_as_many_experts_as_others(num_nan: int, device: torch.device) -> None:
+    logits = make_logits(4, 5, torch.float32).to(device)
+    logits[1, :num_nan] = torch.nan
+    routes = gpu_moe.route(logits, torch.tensor([4], dtype=torch.int32, device=device), top_k=2)
+    chosen = [routes.pairs[expert, : int(routes.counts[expert])].tolist() for expert in range(5)]
+    assert sorted(pair for pairs in chosen for pair in pairs) == list(range(8))
+    assert routes.weights.view(4, 2).isnan().any(1).tolist() == [False, True, False, False]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_between_two_norms_equal_the_reference(dtype: torch.dtype, device: torch.device) -> None:
     if device.type == "cpu" and dtype == torch.bfloat16:

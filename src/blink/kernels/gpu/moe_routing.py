@@ -116,7 +116,10 @@ def choose_tokens(
     place = token[:, None] * num_experts + other
     logits = tl.load(router_logits + place, mask=inside, other=float("-inf")).to(tl.float32)
     mine = tl.load(router_logits + token * num_experts + expert, mask=token < max_tokens, other=0.0).to(tl.float32)
-    ahead = (logits > mine[:, None]) | ((logits == mine[:, None]) & (other < expert))
+    # NaN ranks last: a row of it would else choose all experts, which is more than there is room for.
+    others = tl.where(logits == logits, logits, float("-inf"))
+    own = tl.where(mine == mine, mine, float("-inf"))[:, None]
+    ahead = (others > own) | ((others == own) & (other < expert))
     rank = tl.sum(ahead.to(tl.int32), axis=1)
     largest = tl.where(token < limit, tl.max(logits, axis=1), 0.0)
     mass = tl.sum(tl.exp(logits - largest[:, None]), axis=1)
