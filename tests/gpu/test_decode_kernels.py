@@ -25,6 +25,7 @@ from blink.models.decoder import Decoder
 from blink.models.layer import DenseMlp, Layer
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
+from model_driver import Driver
 
 pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
@@ -38,7 +39,8 @@ from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, gated_linear, normed_linear
 from blink.kernels.gpu.decode.launch import can_launch, check, launch
 from blink.kernels.gpu.decode.splits import AttentionSplit, Output
-from blink.models.decode_step import MAX_DECODE_ROWS, MAX_GEMV_ROWS, can_decode
+from blink.models import decode_step
+from blink.models.decode_step import MAX_DECODE_ROWS, MAX_GEMV_ROWS, can_decode, can_mix
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
 
@@ -515,7 +517,7 @@ def make_decoder(*, qk_norm: bool, bias: bool) -> Decoder:
 )  # fmt: skip
 @pytest.mark.parametrize(("qk_norm", "bias"), [(False, False), (True, False), (False, True)])
 def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
-    lengths: list[int], qk_norm: bool, bias: bool
+    lengths: list[int], qk_norm: bool, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(9)
     decoder = make_decoder(qk_norm=qk_norm, bias=bias)
@@ -528,8 +530,31 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     cache = decoder.allocate_kv_cache(num_blocks, BLOCK_SIZE).normal_()
     twin = cache.clone()
     active = sum(length > 0 for length in lengths)
+    monkeypatch.setattr(decode_step, "MAX_MIXED_TOKENS", 0)
     expected = decoder.compute_logits(batch, twin, rows, rows)[:active]
     found = decoder.compute_logits(batch, cache, rows, rows, decoding=True)[:active]
     assert error(found, expected) < 3e-2
     assert error(cache, twin) < 1e-2
     assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize(("prompts", "computed"), [([1, 70, 1, 5], [40, 0, 17, 0]), ([33], [0]), ([9, 12], [100, 3])])
+@pytest.mark.parametrize(("qk_norm", "bias"), [(False, True), (True, False)])
+def test_a_short_step_with_prompts_gives_the_logits_of_the_general_one(
+    prompts: list[int], computed: list[int], qk_norm: bool, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(10)
+    decoder = make_decoder(qk_norm=qk_norm, bias=bias)
+    assert can_mix(decoder.spec, torch.bfloat16, sum(prompts), decoder._layers[0], BLOCK_SIZE)
+    logits: list[Tensor] = []
+    for most in (decode_step.MAX_MIXED_TOKENS, 0):
+        monkeypatch.setattr(decode_step, "MAX_MIXED_TOKENS", most)
+        driver = Driver(decoder)
+        for before, tokens in zip(computed, prompts, strict=True):
+            driver.add(torch.arange(before + tokens).tolist(), 1)
+        driver.kv_cache.normal_(generator=torch.Generator("cuda").manual_seed(3))
+        for sequence, before in zip(driver.sequences, computed, strict=True):
+            sequence.num_computed = before
+        logits.append(driver.compute_logits())
+    assert error(*logits) < 3e-2
+    assert torch.isfinite(logits[0]).all()

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from blink.host.heartbeat import Silence
 from blink.kernels.batch import Batch
 from blink.kernels.gpu import cublas
 from blink.kernels.gpu.decode.launch import compile_ahead
+from blink.models.decode_step import MAX_MIXED_TOKENS
 from blink.region.layout import EngineState
 
 logger = logging.getLogger("blink.engine")
@@ -96,7 +97,7 @@ class GpuEngine(Engine):
         graphs = list(enumerate(graph_sizes(self._geometry)))
         graphs.sort(key=lambda graph: graph[1], reverse=True)
         num_decode_graphs = int(self._geometry["num_decode_graphs"])
-        self._compile_ahead(graph_sizes(self._geometry)[:num_decode_graphs])
+        self._compile_ahead(num_decode_graphs)
         for index, size in tqdm(graphs, desc="capturing graphs", unit="graph"):
             is_scoring = index >= int(self._geometry["first_scoring_graph"])
             run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs, scoring=is_scoring)
@@ -104,12 +105,15 @@ class GpuEngine(Engine):
             torch.cuda.synchronize()
             self._scheduler.capture(index, run)
 
-    def _compile_ahead(self, decode_sizes: Sequence[tuple[int, int]]) -> None:
+    def _compile_ahead(self, num_decode_graphs: int) -> None:
         """Compile the kernels of decoding rows, of which each size has its own, on all cores."""
+        sizes = list(enumerate(graph_sizes(self._geometry)))
 
         def run() -> None:
-            for size in reversed(decode_sizes):
-                self._model.compute_logits(self._batch, self._kv_cache, *size, decoding=True)
+            for index, (tokens, rows) in reversed(sizes):
+                decoding = index < num_decode_graphs
+                if decoding or tokens <= MAX_MIXED_TOKENS:
+                    self._model.compute_logits(self._batch, self._kv_cache, tokens, rows, decoding=decoding)
 
         compile_ahead(run)
         torch.cuda.synchronize()

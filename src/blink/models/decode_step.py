@@ -3,11 +3,12 @@
 
 Each overlaps its neighbours. The residual is kept in one tensor, to which a layer's products add. With few rows norms
 are computed by who reads it; with more, who writes it prepares them. Experts of more than 4 rows take two kernels more.
+Short steps with prompts take the same products, for which a row is a token, and another attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,10 +30,14 @@ from blink.models.spec import ModelSpec
 MAX_GEMV_ROWS = 2
 MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
 MAX_DECODE_ROWS = gemm.MAX_ROWS
+MAX_MIXED_TOKENS = 80  # of steps with prompts: of more, cuBLAS and kernels of their own are as fast
 MAX_EXPERTS_ROWS = 64
 MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/few_experts.py
 MAX_UNGROUPED_PACKED_ROWS = 2  # in blocks or 4 bits
 MAX_UNGROUPED_FP8_ROWS = 1  # with a scale for each row
+
+
+Attend = Callable[[Tensor, Tensor, Layer], Tensor]  # from QKV [tokens, ...] and the layer's KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,14 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
         weights += [(2 * size, hidden), (hidden, size)]
     can_multiply = gemv.can_multiply if few else gemm.can_multiply
     return all(can_multiply(rows, n, k, dtype) for n, k in weights)
+
+
+def can_mix(spec: ModelSpec, dtype: torch.dtype, tokens: int, layer: Layer, block_size: int) -> bool:
+    """Tell whether steps of so many tokens, with prompts, run on these kernels' products: those of dense models in 16
+    bits; needs a current GPU."""
+    if tokens > MAX_MIXED_TOKENS or spec.num_experts or _list_packed(layer, layer.qkv):
+        return False
+    return can_decode(spec, dtype, max(tokens, MAX_GEMV_ROWS + 1), block_size)
 
 
 def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
@@ -145,12 +158,12 @@ def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
     packed = _list_packed(weights.layers[0], weights.lm_head)
     run = _decode_few if _takes_few(weights.layers[0], packed, rows) else _decode_many
-    return run(weights, batch, kv_cache, batch.input_ids[:rows])
+    return run(weights, batch, kv_cache, rows)
 
 
-def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Tensor) -> Tensor:
+def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     spec, eps = weights.spec, weights.spec.rms_norm_eps
-    residual = weights.embedding.index_select(0, ids)
+    residual = weights.embedding.index_select(0, batch.input_ids[:rows])
     for layer, cache in zip(weights.layers, kv_cache, strict=True):
         mlp = layer.mlp
         attention_norm, mlp_norm = _norms(layer)
@@ -167,21 +180,40 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Ten
     return gemv.normed_linear(residual, weights.norm, eps, weights.lm_head)
 
 
-def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Tensor) -> Tensor:
+def compute_mixed_states(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, tokens: int, attend: Attend) -> Tensor:
+    """Return what the last norm reads of so many tokens [tokens, hidden]; can_mix() tells whether it can."""
+    states, _ = _run_many(weights, batch, kv_cache, tokens, attend)
+    return states
+
+
+def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
+    planes = _has_planes(weights.layers[0], rows)
+
+    def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
+        scales = layer.attention.kv_scales
+        return decode_attention(
+            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=planes
+        )
+
+    _, normed = _run_many(weights, batch, kv_cache, rows, attend)
+    return gemm.normed_linear(normed, weights.spec.rms_norm_eps, weights.lm_head)
+
+
+def _run_many(
+    weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int, attend: Attend
+) -> tuple[Tensor, gemm.Normed]:
+    """Run the layers; return the residual [rows, hidden] and the last norm of it."""
     spec, eps, layers = weights.spec, weights.spec.rms_norm_eps, weights.layers
     next_norms = [*(_norms(layer)[0] for layer in layers[1:]), weights.norm]
-    planes = _has_planes(layers[0], len(ids))
-    next_planes = [*(planes for _ in layers[1:]), planes and _takes_planes(weights.lm_head, len(ids))]
+    planes = _has_planes(layers[0], rows)
+    next_planes = [*(planes for _ in layers[1:]), planes and _takes_planes(weights.lm_head, rows)]
     packed = _list_packed(layers[0], weights.lm_head)
-    tokens = pad_rows(len(ids), fine=not packed and not spec.num_experts)
+    tokens = pad_rows(rows, fine=not packed and not spec.num_experts)
+    ids = batch.input_ids[:rows]
     residual, normed = gemm.embed(ids, weights.embedding, _norms(layers[0])[0], planes=planes, tokens=tokens)
     for layer, cache, next_norm, in_planes in zip(layers, kv_cache, next_norms, next_planes, strict=True):
         mlp, mlp_norm = layer.mlp, _norms(layer)[1]
-        qkv = gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias)
-        scales = layer.attention.kv_scales
-        attended = decode_attention(
-            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=planes
-        )
+        attended = attend(gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias), cache, layer)
         in_mlp = planes and isinstance(mlp, DenseMlp)  # routers and experts read bfloat16
         normed = gemm.add_linear(
             attended, layer.output, residual, mlp_norm, layer.output_bias, planes=in_mlp, tokens=tokens
@@ -189,7 +221,7 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
         if isinstance(mlp, DenseMlp):
             gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=planes)
             normed = gemm.add_linear(gated, mlp.down, residual, next_norm, planes=in_planes, tokens=tokens)
-        elif not _is_grouped(layer, len(ids)):
+        elif not _is_grouped(layer, rows):
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)
             gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)
             normed = moe.down_normed_experts(gated, mlp.down, routes, residual, next_norm, planes=in_planes)
@@ -204,7 +236,7 @@ def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, ids: Te
                 next_norm,
                 planes=in_planes,
             )
-    return gemm.normed_linear(normed, eps, weights.lm_head)
+    return residual, normed
 
 
 def _choose(spec: ModelSpec, logits: Tensor, batch: Batch) -> moe.Routes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from blink.kernels.weight import QuantizedEmbedding, Weight, plain
 from blink.models.layer import DenseMlp, Layer, MoeMlp, count_bytes, list_weights
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from blink.models.decode_step import DecodeWeights
 
 Attend = Callable[[Tensor, Tensor, Layer], Tensor]  # from QKV [tokens, ...] and the layer's KV cache
 
@@ -113,6 +117,8 @@ class Decoder:
         if decoding and self._has_decode_kernels(num_rows, kv_cache):
             return self._decode(batch, kv_cache, num_rows)
         attend = self._make_attention(batch, kv_cache, num_tokens, num_rows, decoding=decoding)
+        if not decoding and self._has_mixed_kernels(num_tokens, kv_cache):
+            return self._mix(batch, kv_cache, (num_tokens, num_rows), attend)
         residual = self._embed(batch, num_tokens)
         update = self._run_layers(range(len(self._layers)), residual, batch, kv_cache, attend)
         return self._sampled_logits(update, residual, batch, num_rows)
@@ -219,13 +225,32 @@ class Decoder:
         fits = can_decode(self.spec, self.dtype, num_rows, kv_cache.shape[3])
         return fits and can_multiply_packed(self._layers[0], self._lm_head, num_rows)
 
-    def _decode(self, batch: Batch, kv_cache: Tensor, num_rows: int) -> Tensor:
-        from blink.models.decode_step import DecodeWeights, compute_decode_logits
+    def _has_mixed_kernels(self, num_tokens: int, kv_cache: Tensor) -> bool:
+        if self.device.type != "cuda" or self._has_gguf_weights:
+            return False
+        from blink.models.decode_step import can_mix
 
-        weights = DecodeWeights(
+        return can_mix(self.spec, self.dtype, num_tokens, self._layers[0], kv_cache.shape[3])
+
+    def _decode(self, batch: Batch, kv_cache: Tensor, num_rows: int) -> Tensor:
+        from blink.models.decode_step import compute_decode_logits
+
+        return compute_decode_logits(self._list_decode_weights(), batch, kv_cache, num_rows)
+
+    def _mix(self, batch: Batch, kv_cache: Tensor, size: tuple[int, int], attend: Attend) -> Tensor:
+        from blink.models.decode_step import compute_mixed_states
+
+        num_tokens, num_rows = size
+        states = compute_mixed_states(self._list_decode_weights(), batch, kv_cache, num_tokens, attend)
+        last = (batch.query_starts[1 : num_rows + 1] - 1).clamp_(min=0)
+        return self._compute_head(rms_norm(states.index_select(0, last), self._norm, self.spec.rms_norm_eps))
+
+    def _list_decode_weights(self) -> DecodeWeights:
+        from blink.models.decode_step import DecodeWeights
+
+        return DecodeWeights(
             self.spec, plain(self._embedding), self._layers, self._norm, self._lm_head, self._rotary_table
         )
-        return compute_decode_logits(weights, batch, kv_cache, num_rows)
 
     def _run_layer(
         self, layer: Layer, residual: Tensor, update: Tensor | None, kv_cache: Tensor, step: StepInputs
