@@ -105,7 +105,7 @@ def test_a_burst_is_taken_as_a_whole_eight_times_and_then_once_in_128_steps() ->
         assert [largest_step() for _ in range(2)] == [512, 224]
 
 
-@pytest.mark.parametrize(("prompts", "tokens"), [(3, 64), (32, 224)])
+@pytest.mark.parametrize(("prompts", "tokens"), [(3, 80), (32, 224)])
 def test_an_urgent_target_gives_way_later(prompts: int, tokens: int) -> None:
     config = small_config(max_num_batched_tokens=512, max_num_seqs=8, max_sequences_per_worker=64)
     options = {"step_target_ns": 5 * MILLISECOND, "urgent_tpot_target_ns": 4_100_000}
