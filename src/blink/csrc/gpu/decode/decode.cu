@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of decoding steps on Hopper; instantiated by name for the sizes of each model.
+// The kernels of decoding steps on Hopper; instantiated by name for the sizes of each model. All are templates: what is
+// not would be compiled with each of them.
 #include "attention.cuh"
 #include "embedding.cuh"
 #include "gemm_fp8.cuh"
@@ -10,4 +11,3 @@
 #include "grouped_gemm.cuh"
 #include "moe_down.cuh"
 #include "moe_gate.cuh"
-#include "truncation.cuh"

@@ -11,7 +11,8 @@ from blink.kernels.batch import Batch
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.sampling_rows import Parts
 
-_THREADS, _CLUSTER = 256, 8  # csrc/gpu/decode/truncation.cuh's kTruncationThreads and kTruncationCluster
+_SOURCE = "decode/truncation.cu"
+_THREADS, _CLUSTER = 256, 8  # csrc/gpu/decode/truncation.cu's kTruncationThreads and kTruncationCluster
 _SUMS_BYTES = 4 * 16 * (_THREADS // 32 + 2 * _CLUSTER)  # its TruncationShared, without the values
 
 
@@ -51,7 +52,7 @@ def find_thresholds(parts: Parts, batch: Batch, thresholds: Tensor, arrivals: Te
     )
     values_bytes = -(-width // 4 // _CLUSTER) * 16
     launch(
-        compile_kernel("blink::find_thresholds"),
+        compile_kernel("blink::find_thresholds", _SOURCE),
         (_CLUSTER, num_rows),
         _THREADS,
         arguments,

@@ -3,8 +3,6 @@
 // sorting it. Top-k and top-p ask for the largest t such that the logits >= t reach a target: k of them, or a mass of
 // p. Each pass measures 16 parts of the interval that t is in: first equal ones of values, which few logits share, then
 // equal ones of bit patterns, which end exactly. Sums are taken in a fixed order.
-#pragma once
-
 #include "ptx.cuh"
 #include "scheduler/state.h"
 
