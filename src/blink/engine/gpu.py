@@ -107,7 +107,7 @@ class GpuEngine(Engine):
 
     def _compile_ahead(self, num_decode_graphs: int) -> None:
         """Compile the kernels of decoding rows, of which each size has its own, on all cores."""
-        sizes = list(enumerate(graph_sizes(self._geometry)))
+        sizes = list(enumerate(graph_sizes(self._geometry)))[: int(self._geometry["first_scoring_graph"])]
 
         def run() -> None:
             for index, (tokens, rows) in reversed(sizes):

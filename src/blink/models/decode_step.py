@@ -8,7 +8,7 @@ Short steps with prompts take the same products, for which a row is a token, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.gpu.decode.splits import pad_rows
 from blink.kernels.quantized import Format, PackedWeight
 from blink.kernels.weight import Weight
-from blink.models.layer import DenseMlp, Layer, MoeMlp
+from blink.models.layer import Attend, DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
@@ -35,9 +35,6 @@ MAX_EXPERTS_ROWS = 64
 MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/few_experts.py
 MAX_UNGROUPED_PACKED_ROWS = 2  # in blocks or 4 bits
 MAX_UNGROUPED_FP8_ROWS = 1  # with a scale for each row
-
-
-Attend = Callable[[Tensor, Tensor, Layer], Tensor]  # from QKV [tokens, ...] and the layer's KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,9 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
 def can_mix(spec: ModelSpec, dtype: torch.dtype, tokens: int, layer: Layer, block_size: int) -> bool:
     """Tell whether steps of so many tokens, with prompts, run on these kernels' products: those of dense models in 16
     bits; needs a current GPU."""
-    if tokens > MAX_MIXED_TOKENS or spec.num_experts or _list_packed(layer, layer.qkv):
+    if tokens > MAX_MIXED_TOKENS or spec.num_experts:
+        return False
+    if any(isinstance(weight, PackedWeight) for weight in _list_matrices(layer)):
         return False
     return can_decode(spec, dtype, max(tokens, MAX_GEMV_ROWS + 1), block_size)
 

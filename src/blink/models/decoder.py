@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,14 +19,12 @@ from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
 from blink.kernels.scoring import score_prompts
 from blink.kernels.weight import QuantizedEmbedding, Weight, plain
-from blink.models.layer import DenseMlp, Layer, MoeMlp, count_bytes, list_weights
+from blink.models.layer import Attend, DenseMlp, Layer, MoeMlp, count_bytes, list_weights
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from blink.models.decode_step import DecodeWeights
-
-Attend = Callable[[Tensor, Tensor, Layer], Tensor]  # from QKV [tokens, ...] and the layer's KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +101,7 @@ class Decoder:
         if scoring:
             hidden = self._compute_all(batch, kv_cache, num_tokens, num_rows)
             score_prompts(hidden, self._compute_head, batch)
-            last = batch.query_starts[1 : num_rows + 1] - 1
-            sample(self._compute_head(hidden.index_select(0, last.clamp_(min=0))), batch, num_rows)
+            sample(self._compute_head(_take_last_tokens(hidden, batch, num_rows)), batch, num_rows)
             return
         sample(self.compute_logits(batch, kv_cache, num_tokens, num_rows, decoding=decoding), batch, num_rows)
 
@@ -217,8 +213,13 @@ class Decoder:
 
         return attend
 
+    @property
+    def _may_have_kernels(self) -> bool:
+        """Whether steps may run on kernels made for few tokens."""
+        return self.device.type == "cuda" and not self._has_gguf_weights
+
     def _has_decode_kernels(self, num_rows: int, kv_cache: Tensor) -> bool:
-        if self.device.type != "cuda" or self._has_gguf_weights:
+        if not self._may_have_kernels:
             return False
         from blink.models.decode_step import can_decode, can_multiply_packed
 
@@ -226,7 +227,7 @@ class Decoder:
         return fits and can_multiply_packed(self._layers[0], self._lm_head, num_rows)
 
     def _has_mixed_kernels(self, num_tokens: int, kv_cache: Tensor) -> bool:
-        if self.device.type != "cuda" or self._has_gguf_weights:
+        if not self._may_have_kernels:
             return False
         from blink.models.decode_step import can_mix
 
@@ -242,8 +243,8 @@ class Decoder:
 
         num_tokens, num_rows = size
         states = compute_mixed_states(self._list_decode_weights(), batch, kv_cache, num_tokens, attend)
-        last = (batch.query_starts[1 : num_rows + 1] - 1).clamp_(min=0)
-        return self._compute_head(rms_norm(states.index_select(0, last), self._norm, self.spec.rms_norm_eps))
+        last = _take_last_tokens(states, batch, num_rows)
+        return self._compute_head(rms_norm(last, self._norm, self.spec.rms_norm_eps))
 
     def _list_decode_weights(self) -> DecodeWeights:
         from blink.models.decode_step import DecodeWeights
@@ -298,3 +299,8 @@ class Decoder:
             activation=activation,
             biases=mlp.biases,
         )
+
+
+def _take_last_tokens(hidden: Tensor, batch: Batch, num_rows: int) -> Tensor:
+    """Return the rows of hidden [tokens, hidden] that belong to each row's last token [num_rows, hidden]."""
+    return hidden.index_select(0, (batch.query_starts[1 : num_rows + 1] - 1).clamp_(min=0))

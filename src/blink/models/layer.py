@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 
 from torch import Tensor
@@ -49,6 +49,9 @@ class Layer:
     wide_norm: HeadNorm | None = None  # over all query heads, over all key heads
     attention: AttentionOptions = PLAIN_ATTENTION
     uses_local_rope: bool = False
+
+
+Attend = Callable[[Tensor, Tensor, Layer], Tensor]  # from QKV [tokens, ...] and the layer's KV cache
 
 
 def count_bytes(part: object) -> int:
