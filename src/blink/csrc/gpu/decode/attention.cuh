@@ -147,8 +147,10 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
 
   const int block = load_block(at, at.lane);
   if (at.lane < kStages) initialize(shared.full[at.warp][at.lane], 1);
+  if (kCluster > 1 && threadIdx.x == 0) expect_parts(at, shared);
   publish_barriers();
   __syncwarp();
+  if (kCluster > 1) cluster_arrive_relaxed();  // all blocks have started once all have waited, below
   if (at.lane < kStages && at.lane < at.count) copy_tile(args, at, at.lane, block, shared);
   if (kNorm && at.warp == 0)
     prefetch_line((at.lane % 2 ? args.key_norm : args.query_norm) + at.lane / 2 * 8 % kHeadDim);
@@ -162,18 +164,13 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   attend_tiles(args, at, block, shared, running);
   leave_part(at, shared, running);
   __syncthreads();
-  combine_block(shared);
-  if (kCluster > 1) {
-    cluster_arrive();
-    cluster_wait();
-  } else {
+  if (kCluster > 1) cluster_wait();
+  combine_block(at, shared);
+  if (kCluster > 1)
+    wait(shared.exchanged, 0);
+  else
     __syncthreads();
-  }
   combine_cluster<S, kWrites>(args, at, shared);
-  if (kCluster > 1) {  // nobody may leave while others read its shared memory
-    cluster_arrive();
-    cluster_wait();
-  }
 }
 
 }  // namespace blink

@@ -32,10 +32,32 @@ __device__ inline void leave_part(const Place<S>& at, AttentionShared<S>& shared
   }
 }
 
-// Add up the block's parts.
+// The outputs that a block of the cluster writes end there.
 template <class S>
-__device__ inline void combine_block(AttentionShared<S>& shared) {
-  for (int i = threadIdx.x; i < S::group * S::head_dim; i += 32 * S::warps) {
+__device__ inline int end_of_share(const Place<S>& at) {
+  return min((at.rank + 1) * S::share, S::outputs);
+}
+
+// Say what all blocks will send.
+template <class S>
+__device__ inline void expect_parts(const Place<S>& at, AttentionShared<S>& shared) {
+  initialize(shared.exchanged, 1);
+  expect(shared.exchanged, S::cluster * (max(end_of_share(at) - at.rank * S::share, 0) + 2 * S::group) * 4);
+}
+
+// Send a number to the same place of a block.
+template <class S>
+__device__ inline void send(int to, float value, float& place, AttentionShared<S>& shared) {
+  if constexpr (S::cluster > 1)
+    store_counted(address_in(to, &place), address_in(to, &shared.exchanged), value);
+  else
+    place = value;
+}
+
+// Add up the block's parts, and send each output's to the block that writes it.
+template <class S>
+__device__ inline void combine_block(const Place<S>& at, AttentionShared<S>& shared) {
+  for (int i = threadIdx.x; i < S::outputs; i += 32 * S::warps) {
     const int head = i / S::head_dim, dim = i % S::head_dim;
     float best = kLowest, total = 0, attended = 0;
     for (int warp = 0; warp < S::warps; warp++) best = fmaxf(best, shared.best[warp][head]);
@@ -44,8 +66,12 @@ __device__ inline void combine_block(AttentionShared<S>& shared) {
       total += weight * shared.total[warp][head];
       attended += weight * shared.parts[warp][head * (S::head_dim + 4) + dim];
     }
-    shared.block_part[head][dim] = attended;
-    if (dim == 0) shared.block_best[head] = best, shared.block_total[head] = total;
+    send<S>(i / S::share, attended, shared.from_part[at.rank][i % S::share], shared);
+    if (dim != 0) continue;
+    for (int to = 0; to < S::cluster; to++) {
+      send<S>(to, best, shared.from_best[at.rank][head], shared);
+      send<S>(to, total, shared.from_total[at.rank][head], shared);
+    }
   }
 }
 
@@ -70,25 +96,16 @@ __device__ inline void write_attended(const AttentionArgs& args, const Place<S>&
 // Add up the cluster's parts, each block some of the outputs, and write them. Without keys they are zero.
 template <class S, bool kWrites>
 __device__ inline void combine_cluster(const AttentionArgs& args, const Place<S>& at, AttentionShared<S>& shared) {
-  constexpr int share = (S::group * S::head_dim + S::cluster - 1) / S::cluster;
-  const int end = min((at.rank + 1) * share, S::group * S::head_dim);
-  for (int i = at.rank * share + int(threadIdx.x); i < end; i += 32 * S::warps) {
-    const int head = i / S::head_dim, dim = i % S::head_dim;
-    float bests[S::cluster], totals[S::cluster], parts[S::cluster];
-#pragma unroll
-    for (int rank = 0; rank < S::cluster; rank++) {
-      bests[rank] = load_in_cluster(address_in(rank, &shared.block_best[head]));
-      totals[rank] = load_in_cluster(address_in(rank, &shared.block_total[head]));
-      parts[rank] = load_in_cluster(address_in(rank, &shared.block_part[head][dim]));
-    }
+  for (int i = at.rank * S::share + int(threadIdx.x); i < end_of_share(at); i += 32 * S::warps) {
+    const int head = i / S::head_dim;
     float best = kLowest, total = 0, attended = 0;
 #pragma unroll
-    for (int rank = 0; rank < S::cluster; rank++) best = fmaxf(best, bests[rank]);
+    for (int rank = 0; rank < S::cluster; rank++) best = fmaxf(best, shared.from_best[rank][head]);
 #pragma unroll
     for (int rank = 0; rank < S::cluster; rank++) {
-      const float weight = exp2f(bests[rank] - best);
-      total += weight * totals[rank];
-      attended += weight * parts[rank];
+      const float weight = exp2f(shared.from_best[rank][head] - best);
+      total += weight * shared.from_total[rank][head];
+      attended += weight * shared.from_part[rank][i % S::share];
     }
     write_attended<S, kWrites>(args, at, i, to_bf16(total > 0 ? attended * args.value_scale / total : 0));
   }

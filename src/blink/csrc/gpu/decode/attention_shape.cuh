@@ -61,6 +61,7 @@ struct AttentionShape {
   static constexpr int box_row = head_dim / parts;                                      // elements
   static constexpr int dims = head_dim / 32;         // of each lane, where a warp holds one head
   static constexpr int token = kv_heads * head_dim;  // elements between tokens of the cache
+  static constexpr int outputs = group * head_dim, share = (outputs + cluster - 1) / cluster;  // of a block
   static_assert(group <= 8 && dims % 2 == 0 && rotary_dim / 2 % dims == 0 && rotary_dim <= head_dim);
   static_assert(block_size % kTileKeys == 0 && head_dim % kBoxRow == 0 && stages <= 32);
   // What warps leave in place of their tiles must fit there.
@@ -89,9 +90,9 @@ struct AttentionShared {
   alignas(16) typename S::Cell new_key[S::head_dim];
   alignas(16) typename S::Cell new_value[S::head_dim];
   float best[S::warps][S::group], total[S::warps][S::group];
-  alignas(16) float block_part[S::group][S::head_dim];
-  float block_best[S::group], block_total[S::group];
-  alignas(8) Barrier full[S::warps][S::stages];
+  float from_part[S::cluster][S::share];  // from each block of the cluster, for the outputs that this one writes
+  float from_best[S::cluster][S::group], from_total[S::cluster][S::group];
+  alignas(8) Barrier full[S::warps][S::stages], exchanged;
 };
 
 // Where one row's attention happens.

@@ -43,7 +43,7 @@ struct GemmShared {
   alignas(1024) Bf16 ring[S::stages][S::stage];
   alignas(16) char own_parts[S::reuse ? 16 : sizeof(Parts<typename S::Outputs>)];
   alignas(16) float squares[S::cluster][S::tokens];  // from each block of the cluster
-  alignas(8) Barrier full[S::stages], empty[S::stages];
+  alignas(8) Barrier full[S::stages], empty[S::stages], exchanged;
 
   __device__ Parts<typename S::Outputs>& parts() {
     return *reinterpret_cast<Parts<typename S::Outputs>*>(S::reuse ? reinterpret_cast<char*>(ring) : own_parts);
@@ -139,6 +139,7 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
 
   if (threadIdx.x == 32 * warps) {
     for (int i = 0; i < S::stages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], warps);
+    if (S::cluster > 1) initialize(shared.exchanged, 1), expect(shared.exchanged, Outputs::exchanged);
     initialize_others<S>(shared);
     publish_barriers();
     prefetch_map(args.x);
@@ -147,7 +148,7 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
   launch_dependents();
   prepare<S>(args, at, shared);
   __syncthreads();
-  if (S::cluster > 1 && !S::reuse) cluster_arrive();  // all blocks have started once all have waited, below
+  if (S::cluster > 1 && !S::reuse) cluster_arrive_relaxed();  // all have started once all have waited, below
   Addends<Outputs> addends = {};
   float sums[S::tokens / 2] = {};
   float4 squares = {};
@@ -164,19 +165,18 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
     convert_stages<S>(args, at, shared);
   }
   if (S::cluster > 1) {
-    if (S::reuse) cluster_arrive();
+    if (S::reuse) cluster_arrive_relaxed();  // products have read the ring
     cluster_wait();
   } else if (S::reuse) {
     __syncthreads();
   }
-  if (warp < warps) send_sums<Outputs>(at.rank, sums, shared.parts());
-  if (S::norm && warp == warps + S::other_warps - 1) send_squares<Outputs>(at.rank, squares, shared.squares);
-  if (S::cluster > 1) {
-    cluster_arrive();
-    cluster_wait();
-  } else {
+  if (warp < warps) send_sums<Outputs>(at.rank, sums, shared.parts(), shared.exchanged);
+  if (S::norm && warp == warps + S::other_warps - 1)
+    send_squares<Outputs>(at.rank, squares, shared.squares, shared.exchanged);
+  if (S::cluster == 1)
     __syncthreads();
-  }
+  else if (warp < warps)
+    wait(shared.exchanged, 0);
   if (warp < warps) write_outputs<Outputs>(args.output, at.tile, at.rank, shared.parts(), shared.squares, addends);
 }
 

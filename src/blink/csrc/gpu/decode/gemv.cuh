@@ -54,13 +54,16 @@ struct GemvShape {
 };
 
 template <class S>
+constexpr int kExchanged = S::rows * (S::tile + S::norm * S::cluster) * 4;  // bytes that a block gets
+
+template <class S>
 struct GemvShared {
   alignas(128) Bf16 ring[S::stages][S::stage_rows][S::pitch];
   float sums[S::partials][S::rows][S::tile + 1];
   float squares[S::warps][S::rows];
   // Of the cluster's blocks, for the outputs that this one writes.
   float from_blocks[S::cluster][S::rows][S::tile / S::cluster + 1], squares_from[S::cluster][S::rows];
-  alignas(8) Barrier full[S::stages], empty[S::stages];
+  alignas(8) Barrier full[S::stages], empty[S::stages], exchanged;
 };
 
 // Copy a stage of weight rows. The last tile ends with the last output, some of which two tiles then compute.
@@ -201,6 +204,15 @@ __device__ inline float add_up(const GemvShared<S>& shared, int row, int in_tile
   return sum + __shfl_xor_sync(~0u, sum, 2);
 }
 
+// Send a number to the same place of a block.
+template <class S>
+__device__ inline void send(int to, float value, float& place, GemvShared<S>& shared) {
+  if constexpr (S::cluster > 1)
+    store_counted(address_in(to, &place), address_in(to, &shared.exchanged), value);
+  else
+    place = value;
+}
+
 // Send the block's sums to those that write the outputs: each block of a cluster a part of them.
 template <class S>
 __device__ inline void exchange(int rank, GemvShared<S>& shared) {
@@ -208,14 +220,13 @@ __device__ inline void exchange(int rank, GemvShared<S>& shared) {
     const int row = at / S::tile, in_tile = at % S::tile, output = in_tile % S::outputs;
     const float sum = add_up<S>(shared, row, in_tile);
     const int place = output % S::share + in_tile / S::outputs * S::share;
-    if (threadIdx.x % 4 == 0)
-      store_in_cluster(address_in(output / S::share, &shared.from_blocks[rank][row][place]), sum);
+    if (threadIdx.x % 4 == 0) send<S>(output / S::share, sum, shared.from_blocks[rank][row][place], shared);
   }
   if (S::norm && threadIdx.x < S::rows * S::cluster) {
     const int row = threadIdx.x % S::rows;
     float sum = 0;
     for (int warp = 0; warp < S::warps; warp++) sum += shared.squares[warp][row];
-    store_in_cluster(address_in(threadIdx.x / S::rows, &shared.squares_from[rank][row]), sum);
+    send<S>(threadIdx.x / S::rows, sum, shared.squares_from[rank][row], shared);
   }
 }
 
@@ -271,16 +282,6 @@ __device__ inline void write_outputs(const GemvArgs& args, const GemvShared<S>& 
   }
 }
 
-template <class S>
-__device__ inline void sync_cluster() {
-  if (S::cluster > 1) {
-    cluster_arrive();
-    cluster_wait();
-  } else {
-    __syncthreads();
-  }
-}
-
 // What a block does before its first __syncthreads() beside copying.
 template <class S>
 __device__ inline void prepare(const GemvArgs&, int, int, GemvShared<S>&) {}
@@ -292,13 +293,14 @@ __device__ inline void compute_gemv(const Args& args, Shared& shared) {
 
   if (threadIdx.x == 32 * S::warps) {
     for (int i = 0; i < S::stages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], S::warps);
+    if (S::cluster > 1) initialize(shared.exchanged, 1), expect(shared.exchanged, kExchanged<S>);
     publish_barriers();
     for (int turn = 0; turn < S::stages && turn < S::turns; turn++) copy_stage<S>(args, tile, rank, turn, shared);
   }
   launch_dependents();
   prepare<S>(args, tile, rank, shared);
   __syncthreads();
-  if (S::cluster > 1) cluster_arrive();  // all blocks have started once all have waited, below
+  if (S::cluster > 1) cluster_arrive_relaxed();  // all blocks have started once all have waited, below
   Outputs<S> to = {};
   if (warp == S::warps) {
     if (threadIdx.x % 32 == 0) copy_weights<S>(args, tile, rank, shared);
@@ -312,7 +314,10 @@ __device__ inline void compute_gemv(const Args& args, Shared& shared) {
   __syncthreads();
   if (S::cluster > 1) cluster_wait();
   exchange<S>(rank, shared);
-  sync_cluster<S>();
+  if (S::cluster > 1)
+    wait(shared.exchanged, 0);
+  else
+    __syncthreads();
   write_outputs<S>(args, shared, to);
 }
 

@@ -32,29 +32,39 @@ struct OutputShape {
   static constexpr int share = outputs / cluster;  // that one block of a cluster writes
   static constexpr int pairs = share / 2;
   static constexpr int pairs_per_thread = (tokens * pairs + threads - 1) / threads;
-  static_assert(tokens % 8 == 0 && pairs >= 4 && threads % pairs == 0);
+  static constexpr int exchanged = cluster * tokens * (halves * share + norm) * 4;  // bytes that a block gets
+  static_assert(tokens % 8 == 0 && share % 16 == 0 && threads % pairs == 0);
   static_assert((output != Output::kAdd || pairs <= 32) && (output != Output::kStore || !planes));
 };
 
+// Sums from each block of the cluster, for the outputs that this one writes: of 8 tokens and 16 weight rows four that a
+// lane has together, the lanes of a token's neighbours side by side, and one place left free, against conflicts.
 template <class S>
-struct Parts {  // sums from each block of the cluster, for the outputs that this one writes; padded against conflicts
-  float sums[S::cluster][S::tokens][S::halves * S::share + 4];
+struct Parts {
+  float4 sums[S::cluster][S::tokens / 8][S::halves * S::share / 16][33];
+
+  // What a block has of a weight row and the next.
+  __device__ float2 pair(int block, int token, int row) const {
+    const float4& lane = sums[block][token / 8][row / 16][token % 8 / 2 * 8 + row % 8];
+    const float* sum = &lane.x + row % 16 / 8 * 2 + token % 2;
+    return {sum[0], sum[4]};
+  }
 };
 
 // Send a warpgroup's sums, in multiply_boxes()' order, to the blocks that write the outputs.
 template <class S>
-__device__ inline void send_sums(int rank, const float (&sums)[S::tokens / 2], Parts<S>& parts) {
-  const int lane = threadIdx.x % 32;
+__device__ inline void send_sums(int rank, const float (&sums)[S::tokens / 2], Parts<S>& parts, Barrier& exchanged) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16, output = row % S::outputs;
+  const int rows = output % S::share / 16 + row / S::outputs * (S::share / 16);
+  float4& own = parts.sums[rank][0][rows][lane % 4 * 8 + lane / 4];
+  const unsigned to = address_in(output / S::share, &own), barrier = address_in(output / S::share, &exchanged);
 #pragma unroll
-  for (int high = 0; high < 2; high++) {
-    const int row = threadIdx.x / 32 * 16 + high * 8 + lane / 4, output = row % S::outputs;
-    const int place = output % S::share + row / S::outputs * S::share;
-    const unsigned to = address_in(output / S::share, &parts.sums[rank][lane % 4 * 2][place]);
-#pragma unroll
-    for (int i = 0; i < S::tokens / 8 * 2; i++) {
-      const unsigned token = i / 2 * 8 + i % 2;
-      store_in_cluster(to + token * sizeof(parts.sums[0][0]), sums[i / 2 * 4 + high * 2 + i % 2]);
-    }
+  for (int i = 0; i < S::tokens / 8; i++) {
+    const float4 values = {sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]};
+    if constexpr (S::cluster > 1)
+      store_counted(to + i * sizeof(parts.sums[0][0]), barrier, values);
+    else
+      (&own)[i * sizeof(parts.sums[0][0]) / sizeof(own)] = values;
   }
 }
 
@@ -90,16 +100,15 @@ __device__ inline float4 sum_squares(const OutputArgs& args, int rank) {
 }
 
 template <class S>
-__device__ inline void send_squares(int rank, float4 sums, float (&squares)[S::cluster][S::tokens]) {
+__device__ inline void send_squares(int rank, float4 sums, float (&squares)[S::cluster][S::tokens],
+                                    Barrier& exchanged) {
   const int lane = threadIdx.x % 32;
   if (lane >= S::tokens / 4) return;
-  for (int to = 0; to < S::cluster; to++) {
-    const unsigned address = address_in(to, &squares[rank][lane * 4]);
-    store_in_cluster(address, sums.x);
-    store_in_cluster(address + 4, sums.y);
-    store_in_cluster(address + 8, sums.z);
-    store_in_cluster(address + 12, sums.w);
-  }
+  float4& own = reinterpret_cast<float4&>(squares[rank][lane * 4]);
+  if constexpr (S::cluster > 1)
+    for (int to = 0; to < S::cluster; to++) store_counted(address_in(to, &own), address_in(to, &exchanged), sums);
+  else
+    own = sums;
 }
 
 // What a thread's outputs are added to, loaded long before. The thread has the same two outputs of several tokens.
@@ -158,9 +167,12 @@ __device__ inline void write_outputs(const OutputArgs& args, int tile, int rank,
     float values[2] = {}, ups[2] = {}, square = 0;
 #pragma unroll
     for (int block = 0; block < S::cluster; block++) {
-      const float* sums = &parts.sums[block][token][in_share];
-      values[0] += sums[0], values[1] += sums[1];
-      if (S::output == Output::kGate) ups[0] += sums[S::share], ups[1] += sums[S::share + 1];
+      const float2 sums = parts.pair(block, token, in_share);
+      values[0] += sums.x, values[1] += sums.y;
+      if constexpr (S::output == Output::kGate) {
+        const float2 of_up = parts.pair(block, token, in_share + S::share);
+        ups[0] += of_up.x, ups[1] += of_up.y;
+      }
       if (S::norm) square += squares[block][token];
     }
     const float rate = S::norm ? rsqrtf(square * args.per_k + args.eps) : 1;

@@ -210,6 +210,13 @@ __device__ inline void cluster_arrive() {
 #endif
 }
 
+// The same of a thread that has nothing to show: what it has read and written before may come later.
+__device__ inline void cluster_arrive_relaxed() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
 __device__ inline void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -233,14 +240,23 @@ __device__ inline void store_in_cluster(unsigned address, float value) {
 #endif
 }
 
-__device__ inline float load_in_cluster(unsigned address) {
-  float value;
+// Store to a block's shared memory, whose barrier counts the bytes. Who waits for that sees them, and no fence has to
+// wait for all that the thread has under way, as a cluster's barrier would.
+__device__ inline void store_counted(unsigned address, unsigned barrier, float value) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-#else
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address),
+               "f"(value), "r"(barrier)
+               : "memory");
 #endif
-  return value;
+}
+
+__device__ inline void store_counted(unsigned address, unsigned barrier, float4 values) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(values.x), "f"(values.y), "f"(values.z), "f"(values.w), "r"(barrier)
+      : "memory");
+#endif
 }
 
 }  // namespace blink

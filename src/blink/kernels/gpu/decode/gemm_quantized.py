@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, shared_bytes_of
+from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, parts_bytes, shared_bytes_of
 from blink.kernels.quantized import GROUP, Format, PackedWeight
 
 MAX_ROWS = 64
@@ -73,22 +73,19 @@ class RingSplit(ABC):
         """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
         outputs = self.tile // (2 if shape.output is Output.GATE else 1)
         share = outputs // self.cluster
-        if share < 8 or (shape.output is Output.ADD and share > 64) or self.stages < 2:
+        if share % 16 or (shape.output is Output.ADD and share > 64) or self.stages < 2:
             return False
-        parts = self._parts_bytes(shape)
+        parts = parts_bytes(shape.tokens, self.tile)
         if parts > REUSE_BYTES and self.ring_bytes(shape) < parts:
             return False
         return self.shared_bytes(shape) <= shared_bytes_of(blocks)
 
     def gemm_bytes(self, shape: Shape) -> int:
         """Return the size of csrc/gpu/decode/gemm.cuh's GemmShared."""
-        parts = self._parts_bytes(shape)
+        parts = parts_bytes(shape.tokens, self.tile)
         own = 16 if parts > REUSE_BYTES else parts
-        size = self.ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16
+        size = self.ring_bytes(shape) + own + self.cluster * shape.tokens * 4 + self.stages * 16 + 8
         return -(-size // 1024) * 1024
-
-    def _parts_bytes(self, shape: Shape) -> int:
-        return self.cluster * shape.tokens * (self.tile // self.cluster + 4) * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +152,10 @@ def choose_cluster(shape: Shape, groups: int) -> int:
         each = shape.n / (64 * groups) * cluster / processors()
         return math.ceil(each) / each
 
-    # Of ADD the larger first: more warps of a multiprocessor then convert weights.
+    # Of ADD the larger first: more warps of a multiprocessor then convert weights. A block writes 16 outputs at least.
     options = (4, 2) if shape.output is Output.ADD else (1, 2, 4)
+    if shape.output is Output.GATE and groups == 1:
+        options = (1, 2)
     return min(options, key=lambda cluster: round(idle(cluster), 1))
 
 

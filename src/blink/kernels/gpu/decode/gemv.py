@@ -88,7 +88,7 @@ def _shared_bytes(rows: int, k: int, split: Split) -> int:
     ring = split.stages * split.stage_rows * pitch * 2
     sums = split.warps * split.slices * rows * (split.tile + 1) + split.warps * rows
     exchanged = split.cluster * rows * (split.tile // split.cluster + 1) + split.cluster * rows
-    barriers = 2 * split.stages * 8
+    barriers = (2 * split.stages + 1) * 8
     return _round_up(_round_up(ring + (sums + exchanged) * 4, 8) + barriers, 128)
 
 

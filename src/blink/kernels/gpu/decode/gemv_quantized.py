@@ -189,7 +189,7 @@ def shared_bytes(shape: Shape, split: QuantizedSplit) -> int:
     ring = split.stages * split.stage_rows * pitch
     sums = split.warps * split.slices * shape.rows * (split.tile + 1) + split.warps * shape.rows
     exchanged = split.cluster * shape.rows * (split.tile // split.cluster + 1) + split.cluster * shape.rows
-    base = _round_up(_round_up(_round_up(ring, 128) + (sums + exchanged) * 4, 8) + 16 * split.stages, 128)
+    base = _round_up(_round_up(_round_up(ring, 128) + (sums + exchanged) * 4, 8) + 16 * split.stages + 8, 128)
     groups = split.tile * (block_k // GROUP) if shape.grouped else 1
     size = _round_up(base + groups * 4, 128)
     return size + _activation_bytes(shape, split) if is_int4 else size

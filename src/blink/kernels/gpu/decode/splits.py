@@ -34,6 +34,11 @@ class Output(Enum):
     GATE = "blink::Output::kGate"
 
 
+def parts_bytes(tokens: int, tile: int) -> int:
+    """Return the size of csrc/gpu/decode/output.cuh's Parts; tile: weight rows of a block."""
+    return tokens // 8 * (tile // 16) * 33 * 16
+
+
 def shared_bytes_of(blocks: float) -> int:
     """Return the shared memory that each block may take if a multiprocessor is to hold so many."""
     return int(_SM_BYTES / blocks) - _RESERVED_BYTES
@@ -57,19 +62,19 @@ class GemmSplit:
         """Return the size of GemmShared."""
         ring = self.stages * (self.tile + tokens) * self.stage_k * 2
         halves = 2 if output is Output.GATE else 1
-        parts = self.cluster * tokens * (self.tile // self.cluster + 4) * 4
+        parts = parts_bytes(tokens, self.tile)
         assert halves * (self.tile // halves // self.cluster) == self.tile // self.cluster
         own = 16 if parts > REUSE_BYTES else parts
-        size = ring + own + self.cluster * tokens * 4 + self.stages * 16
+        size = ring + own + self.cluster * tokens * 4 + self.stages * 16 + 8
         return -(-size // 1024) * 1024
 
     def fits(self, output: Output, tokens: int) -> bool:
         """Tell whether there is such a kernel."""
         outputs = self.tile // (2 if output is Output.GATE else 1)
         share = outputs // self.cluster
-        if share < 8 or (output is Output.ADD and share > 64) or self.groups > (2 if tokens <= _WIDE else 4):
+        if share % 16 or (output is Output.ADD and share > 64) or self.groups > (2 if tokens <= _WIDE else 4):
             return False
-        parts = self.cluster * tokens * (self.tile // self.cluster + 4) * 4
+        parts = parts_bytes(tokens, self.tile)
         ring = self.stages * (self.tile + tokens) * self.stage_k * 2
         return (parts <= REUSE_BYTES or ring >= parts) and self.shared_bytes(output, tokens) <= shared_bytes_of(1)
 
@@ -90,7 +95,7 @@ class AttentionSplit:
         """Return the size of AttentionShared, at most; itemsize: of the cache."""
         tiles = self.warps * self.stages * TILE_KEYS * head_dim * 2 * itemsize
         heads = group * (head_dim + 32) * 2 + 4 * head_dim + group * head_dim * 4
-        size = tiles + heads + 8 * group * (self.warps + 1) + 8 * self.warps * self.stages + 64
+        size = tiles + heads + (8 * group + 4) * (self.warps + self.cluster) + 8 * self.warps * self.stages + 72
         return -(-size // 1024) * 1024
 
 
