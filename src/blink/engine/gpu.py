@@ -20,9 +20,10 @@ from blink.engine.geometry import graph_sizes
 from blink.errors import ConfigError
 from blink.host.heartbeat import Silence
 from blink.kernels.batch import Batch
-from blink.kernels.gpu import cublas
+from blink.kernels.gpu import cublas, products
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.models.decode_step import MAX_MIXED_TOKENS
+from blink.models.weights.files import cache_folder
 from blink.region.layout import EngineState
 
 logger = logging.getLogger("blink.engine")
@@ -98,12 +99,13 @@ class GpuEngine(Engine):
         graphs.sort(key=lambda graph: graph[1], reverse=True)
         num_decode_graphs = int(self._geometry["num_decode_graphs"])
         self._compile_ahead(num_decode_graphs)
-        for index, size in tqdm(graphs, desc="capturing graphs", unit="graph"):
-            is_scoring = index >= int(self._geometry["first_scoring_graph"])
-            run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs, scoring=is_scoring)
-            run()  # compiles and loads the kernels
-            torch.cuda.synchronize()
-            self._scheduler.capture(index, run)
+        with products.choosing(cache_folder() / "products.json"):
+            for index, size in tqdm(graphs, desc="capturing graphs", unit="graph"):
+                is_scoring = index >= int(self._geometry["first_scoring_graph"])
+                run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs, scoring=is_scoring)
+                run()  # compiles and loads the kernels, and chooses among those of cuBLAS
+                torch.cuda.synchronize()
+                self._scheduler.capture(index, run)
 
     def _compile_ahead(self, num_decode_graphs: int) -> None:
         """Compile the kernels of decoding rows, of which each size has its own, on all cores."""

@@ -33,6 +33,10 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         return result if bias is None else result.add_(bias)
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    if weight.is_cuda:
+        from blink.kernels.gpu import products
+
+        return products.multiply(x, weight, bias)
     return functional.linear(x, weight, bias)
 
 

@@ -43,11 +43,15 @@ def resolve_model(model: str) -> Path:
     return _find_in_hub_cache(model)
 
 
+def cache_folder() -> Path:
+    """Return where files lie that can be had again."""
+    root = os.environ.get("BLINK_CACHE")
+    return Path(root).expanduser() if root else Path.home() / ".cache" / "blink"
+
+
 def default_model_path() -> Path:
     """Return where the default model lies once it is downloaded."""
-    root = os.environ.get("BLINK_CACHE")
-    cache = Path(root).expanduser() if root else Path.home() / ".cache" / "blink"
-    return cache / "models" / _GGUF_NAME
+    return cache_folder() / "models" / _GGUF_NAME
 
 
 def fetch_default_model() -> Path:

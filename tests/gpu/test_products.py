@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products by algorithms that are chosen by time, against those that PyTorch computes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from blink.kernels.gpu import products
+from blink.kernels.gpu.cublas_lt import Product, can_compute
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_chosen", {})
+    monkeypatch.setattr(products, "_kept", {})
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 4096, 1024), (67, 1000, 2056), (224, 4096, 4096), (512, 96, 14336)])
+def test_every_algorithm_gives_the_product(dtype: torch.dtype, with_bias: bool, rows: int, n: int, k: int) -> None:
+    torch.manual_seed(1)
+    x, weight, bias = draw(rows, k, dtype=dtype), draw(n, k, dtype=dtype), draw(n, dtype=dtype) * 50
+    product = Product(x, weight, bias if with_bias else None)
+    expected = functional.linear(x.double(), weight.double(), bias.double() if with_bias else None)
+    algorithms = product.list_algorithms()
+    assert algorithms
+    for algorithm in algorithms:
+        assert product.accepts(algorithm)
+        found = product.compute(algorithm)
+        assert found.dtype == dtype and error(found, expected) < 5e-3
+        assert torch.equal(product.compute(algorithm), found)
+
+
+def test_what_is_chosen_is_used_in_graphs_and_kept_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(2)
+    path = tmp_path / "blink" / "products.json"
+    x, weight = draw(224, 4096), draw(6144, 4096)
+    name = products.name_product(x, weight)
+    monkeypatch.setattr(products, "_MIN_GAIN", -1.0)  # any algorithm is chosen, so that one is
+    with products.choosing(path):
+        found = products.multiply(x, weight)
+    assert error(found, functional.linear(x, weight)) < 5e-3
+    chosen = products._chosen[name]
+    assert chosen is not None
+    assert json.loads(path.read_text())[products.name_machine()] == {name: chosen.hex()}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = products.multiply(x, weight)
+    graph.replay()
+    assert torch.equal(captured, Product(x, weight).compute(chosen))
+    before = path.stat().st_mtime_ns
+    monkeypatch.setattr(products, "_chosen", {})
+    monkeypatch.setattr(products, "_time", None)  # a start that measured anew would fail
+    with products.choosing(path):
+        assert torch.equal(products.multiply(x, weight), captured)
+    assert path.stat().st_mtime_ns == before
+
+
+def test_words_that_are_no_algorithm_are_chosen_anew(tmp_path: Path) -> None:
+    path = tmp_path / "products.json"
+    x, weight = draw(100, 4096), draw(4096, 4096)
+    name = products.name_product(x, weight)
+    path.write_text(json.dumps({products.name_machine(): {name: "ff" * 64}}))
+    with products.choosing(path):
+        found = products.multiply(x, weight)
+    assert error(found, functional.linear(x, weight)) < 5e-3
+    assert json.loads(path.read_text())[products.name_machine()][name] != "ff" * 64
+
+
+def test_what_no_algorithm_is_made_for_is_left_to_pytorch(tmp_path: Path) -> None:
+    weight = draw(4096, 4096)
+    with products.choosing(tmp_path / "products.json"):
+        misaligned = draw(101, 4096).flatten()[1 : 1 + 100 * 4096].view(100, 4096)
+        for x in (draw(100, 4096).float(), draw(4096, 100).T, misaligned):
+            assert not can_compute(x)
+            assert torch.equal(products.multiply(x, weight.to(x.dtype)), functional.linear(x, weight.to(x.dtype)))
+    assert not products._chosen
