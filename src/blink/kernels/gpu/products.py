@@ -26,9 +26,9 @@ from blink.kernels.gpu.cublas_lt import Algorithm, Product
 logger = logging.getLogger("blink.engine")
 
 _MIN_WEIGHT_BYTES = 4 << 20
-_MAX_ROWS = 1024  # of more, each choice is near what the tensor cores can do
+_MAX_ROWS = 384  # of more, power is the limit, and what is fastest alone need not be in a step
 _ROUNDS = 5
-_MIN_GAIN = 0.02
+_MIN_GAIN = 0.03
 _COLD_CACHES = 3  # their size in what is read to evict a weight
 _HEAD_START = 50  # such reads, so that the host is never what is timed
 
