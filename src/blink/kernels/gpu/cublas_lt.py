@@ -24,10 +24,8 @@ _ADD_BIAS = 4  # cublasLtEpilogue_t
 _MAX_WORKSPACE, _REDUCTIONS = 1, 3  # cublasLtMatmulPreferenceAttributes_t
 _IN_FLOAT32 = 2  # cublasLtReductionScheme_t: sums in an order that is always the same
 
-
 Algorithm = bytes  # how to compute a product: opaque, the same for all processes with the same version of the library
 ALGORITHM_BYTES = 64
-
 
 _Number = ctypes.c_int32 | ctypes.c_uint32 | ctypes.c_int64 | ctypes.c_uint64 | ctypes.c_size_t | ctypes.c_void_p
 
@@ -72,12 +70,9 @@ class Product:
 
     def accepts(self, algorithm: Algorithm) -> bool:
         """Tell whether the algorithm, perhaps of another process, computes this product."""
-        found = _Found()
-        arguments = (*self._operands, _words(algorithm), ctypes.byref(found))
-        return (
-            library().cublasLtMatmulAlgoCheck(cublas.handle(), *arguments) == 0
-            and found.workspace_bytes <= _WORKSPACE_BYTES
-        )
+        found, check = _Found(), library().cublasLtMatmulAlgoCheck
+        status = check(cublas.handle(), *self._operands, _words(algorithm), ctypes.byref(found))
+        return status == 0 and found.workspace_bytes <= _WORKSPACE_BYTES
 
     def compute(self, algorithm: Algorithm) -> Tensor:
         """Return the product, computed on torch's stream."""

@@ -41,11 +41,8 @@ _evictor: Tensor | None = None  # within choosing()
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias; x: [rows, in]; weight: [out, in]; both on the GPU."""
-    name = name_product(x, weight, bias)
-    if name not in _chosen and _evictor is not None and _may_choose(x, weight, bias):
-        _chosen[name] = _choose(name, Product(x, weight, bias), _evictor)
-    algorithm = _chosen.get(name)
-    if algorithm is None or not cublas_lt.can_compute(x):
+    algorithm = _find_algorithm(x, weight, bias) if _may_choose(x, weight, bias) else None
+    if algorithm is None:
         return functional.linear(x, weight, bias)
     return Product(x, weight, bias).compute(algorithm)
 
@@ -91,10 +88,18 @@ def name_machine() -> str:
 
 
 def _may_choose(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    if x.dim() != 2 or len(x) > _MAX_ROWS or torch.cuda.is_current_stream_capturing():
+    if x.dim() != 2 or len(x) > _MAX_ROWS or weight.nbytes < _MIN_WEIGHT_BYTES:
         return False
     operands = (x, weight) if bias is None else (x, weight, bias)
-    return weight.nbytes >= _MIN_WEIGHT_BYTES and x.dtype == weight.dtype and cublas_lt.can_compute(*operands)
+    return all(operand.dtype == x.dtype for operand in operands) and cublas_lt.can_compute(*operands)
+
+
+def _find_algorithm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Algorithm | None:
+    """Return what was chosen for such products; None if it was PyTorch's way, or nothing yet."""
+    name = name_product(x, weight, bias)
+    if name not in _chosen and _evictor is not None and not torch.cuda.is_current_stream_capturing():
+        _chosen[name] = _choose(name, Product(x, weight, bias), _evictor)
+    return _chosen.get(name)
 
 
 def _choose(name: str, product: Product, evictor: Tensor) -> Algorithm | None:
