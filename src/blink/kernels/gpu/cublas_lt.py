@@ -78,10 +78,10 @@ class Product:
         """Return the product, computed on torch's stream."""
         x, weight = self._x, self._weight
         out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-        of_weight, of_x, of_out = (layout.handle for layout in self._layouts)
+        description, of_weight, of_x, of_out, _ = self._operands
         _call(
             "Matmul",
-            self._description.handle,
+            description,
             ctypes.byref(ctypes.c_float(1)),
             ctypes.c_void_p(weight.data_ptr()),
             of_weight,

@@ -36,7 +36,7 @@ Algorithms = dict[str, Algorithm | None]  # by what name_product() says; None: a
 
 _chosen: Algorithms = {}
 _kept: Algorithms = {}  # what the file says
-_evictor: Tensor | None = None  # within choosing()
+_is_choosing = False
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -59,19 +59,18 @@ def choosing(path: Path) -> Iterator[None]:
 
     A file that cannot be read or written costs a warning, and the choices are made anew at the next start.
     """
-    global _evictor
+    global _is_choosing
     try:
         machine = name_machine()
     except OSError:
         yield  # leave_room() has said that there is no such library
         return
     _kept.update(_read(path, machine))
-    cache_bytes = torch.cuda.get_device_properties().L2_cache_size
-    _evictor = torch.zeros(_COLD_CACHES * cache_bytes // 4, device="cuda")
+    _is_choosing = True
     try:
         yield
     finally:
-        _evictor = None
+        _is_choosing = False
     if not _chosen.items() <= _kept.items():
         _kept.update(_chosen)
         _write(path, machine, _kept)
@@ -97,12 +96,12 @@ def _may_choose(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def _find_algorithm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Algorithm | None:
     """Return what was chosen for such products; None if it was PyTorch's way, or nothing yet."""
     name = name_product(x, weight, bias)
-    if name not in _chosen and _evictor is not None and not torch.cuda.is_current_stream_capturing():
-        _chosen[name] = _choose(name, Product(x, weight, bias), _evictor)
+    if name not in _chosen and _is_choosing and not torch.cuda.is_current_stream_capturing():
+        _chosen[name] = _choose(name, Product(x, weight, bias))
     return _chosen.get(name)
 
 
-def _choose(name: str, product: Product, evictor: Tensor) -> Algorithm | None:
+def _choose(name: str, product: Product) -> Algorithm | None:
     """Return what the file says or else the fastest algorithm; None if the first choice is about as fast."""
     if name in _kept:
         kept = _kept[name]
@@ -111,15 +110,16 @@ def _choose(name: str, product: Product, evictor: Tensor) -> Algorithm | None:
     algorithms = product.list_algorithms()
     if not algorithms:
         return None
-    times = _time(product, algorithms, evictor)
+    times = _time(product, algorithms)
     best = min(times)
     return algorithms[times.index(best)] if best < times[0] * (1 - _MIN_GAIN) else None
 
 
-def _time(product: Product, algorithms: list[Algorithm], evictor: Tensor) -> list[float]:
+def _time(product: Product, algorithms: list[Algorithm]) -> list[float]:
     """Return the milliseconds that each algorithm takes with a weight that no cache holds, medians of some rounds."""
     for algorithm in algorithms:
         product.compute(algorithm)  # loads its code
+    evictor = torch.zeros(_COLD_CACHES * torch.cuda.get_device_properties().L2_cache_size // 4, device="cuda")
     for _ in range(_HEAD_START):
         evictor.sum()
     pairs: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in algorithms]

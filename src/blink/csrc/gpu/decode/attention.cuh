@@ -166,10 +166,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   __syncthreads();
   if (kCluster > 1) cluster_wait();
   combine_block(at, shared);
-  if (kCluster > 1)
-    wait(shared.exchanged, 0);
-  else
-    __syncthreads();
+  receive<kCluster>(shared.exchanged);
   combine_cluster<S, kWrites>(args, at, shared);
 }
 

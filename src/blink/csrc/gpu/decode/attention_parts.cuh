@@ -45,15 +45,6 @@ __device__ inline void expect_parts(const Place<S>& at, AttentionShared<S>& shar
   expect(shared.exchanged, S::cluster * (max(end_of_share(at) - at.rank * S::share, 0) + 2 * S::group) * 4);
 }
 
-// Send a number to the same place of a block.
-template <class S>
-__device__ inline void send(int to, float value, float& place, AttentionShared<S>& shared) {
-  if constexpr (S::cluster > 1)
-    store_counted(address_in(to, &place), address_in(to, &shared.exchanged), value);
-  else
-    place = value;
-}
-
 // Add up the block's parts, and send each output's to the block that writes it.
 template <class S>
 __device__ inline void combine_block(const Place<S>& at, AttentionShared<S>& shared) {
@@ -66,11 +57,11 @@ __device__ inline void combine_block(const Place<S>& at, AttentionShared<S>& sha
       total += weight * shared.total[warp][head];
       attended += weight * shared.parts[warp][head * (S::head_dim + 4) + dim];
     }
-    send<S>(i / S::share, attended, shared.from_part[at.rank][i % S::share], shared);
+    send<S::cluster>(i / S::share, attended, shared.from_part[at.rank][i % S::share], shared.exchanged);
     if (dim != 0) continue;
     for (int to = 0; to < S::cluster; to++) {
-      send<S>(to, best, shared.from_best[at.rank][head], shared);
-      send<S>(to, total, shared.from_total[at.rank][head], shared);
+      send<S::cluster>(to, best, shared.from_best[at.rank][head], shared.exchanged);
+      send<S::cluster>(to, total, shared.from_total[at.rank][head], shared.exchanged);
     }
   }
 }

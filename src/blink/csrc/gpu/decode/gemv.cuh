@@ -204,15 +204,6 @@ __device__ inline float add_up(const GemvShared<S>& shared, int row, int in_tile
   return sum + __shfl_xor_sync(~0u, sum, 2);
 }
 
-// Send a number to the same place of a block.
-template <class S>
-__device__ inline void send(int to, float value, float& place, GemvShared<S>& shared) {
-  if constexpr (S::cluster > 1)
-    store_counted(address_in(to, &place), address_in(to, &shared.exchanged), value);
-  else
-    place = value;
-}
-
 // Send the block's sums to those that write the outputs: each block of a cluster a part of them.
 template <class S>
 __device__ inline void exchange(int rank, GemvShared<S>& shared) {
@@ -220,13 +211,14 @@ __device__ inline void exchange(int rank, GemvShared<S>& shared) {
     const int row = at / S::tile, in_tile = at % S::tile, output = in_tile % S::outputs;
     const float sum = add_up<S>(shared, row, in_tile);
     const int place = output % S::share + in_tile / S::outputs * S::share;
-    if (threadIdx.x % 4 == 0) send<S>(output / S::share, sum, shared.from_blocks[rank][row][place], shared);
+    if (threadIdx.x % 4 == 0)
+      send<S::cluster>(output / S::share, sum, shared.from_blocks[rank][row][place], shared.exchanged);
   }
   if (S::norm && threadIdx.x < S::rows * S::cluster) {
     const int row = threadIdx.x % S::rows;
     float sum = 0;
     for (int warp = 0; warp < S::warps; warp++) sum += shared.squares[warp][row];
-    send<S>(threadIdx.x / S::rows, sum, shared.squares_from[rank][row], shared);
+    send<S::cluster>(threadIdx.x / S::rows, sum, shared.squares_from[rank][row], shared.exchanged);
   }
 }
 
@@ -314,10 +306,7 @@ __device__ inline void compute_gemv(const Args& args, Shared& shared) {
   __syncthreads();
   if (S::cluster > 1) cluster_wait();
   exchange<S>(rank, shared);
-  if (S::cluster > 1)
-    wait(shared.exchanged, 0);
-  else
-    __syncthreads();
+  receive<S::cluster>(shared.exchanged);
   write_outputs<S>(args, shared, to);
 }
 

@@ -105,10 +105,7 @@ __device__ inline void send_squares(int rank, float4 sums, float (&squares)[S::c
   const int lane = threadIdx.x % 32;
   if (lane >= S::tokens / 4) return;
   float4& own = reinterpret_cast<float4&>(squares[rank][lane * 4]);
-  if constexpr (S::cluster > 1)
-    for (int to = 0; to < S::cluster; to++) store_counted(address_in(to, &own), address_in(to, &exchanged), sums);
-  else
-    own = sums;
+  for (int to = 0; to < S::cluster; to++) send<S::cluster>(to, sums, own, exchanged);
 }
 
 // What a thread's outputs are added to, loaded long before. The thread has the same two outputs of several tokens.

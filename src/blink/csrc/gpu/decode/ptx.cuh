@@ -259,4 +259,22 @@ __device__ inline void store_counted(unsigned address, unsigned barrier, float4 
 #endif
 }
 
+// Send a value to the same place of a block of the cluster, whose barrier counts it; without a cluster, put it there.
+template <int kCluster, class T>
+__device__ inline void send(int to, T value, T& place, Barrier& counter) {
+  if constexpr (kCluster > 1)
+    store_counted(address_in(to, &place), address_in(to, &counter), value);
+  else
+    place = value;
+}
+
+// Wait for all that was sent here; without a cluster, for what the block's threads have put there.
+template <int kCluster>
+__device__ inline void receive(Barrier& counter) {
+  if constexpr (kCluster > 1)
+    wait(counter, 0);
+  else
+    __syncthreads();
+}
+
 }  // namespace blink

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, parts_bytes, shared_bytes_of
+from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, can_share, parts_bytes, shared_bytes_of
 from blink.kernels.quantized import GROUP, Format, PackedWeight
 
 MAX_ROWS = 64
@@ -71,9 +71,7 @@ class RingSplit(ABC):
 
     def fits(self, shape: Shape, blocks: int) -> bool:
         """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
-        outputs = self.tile // (2 if shape.output is Output.GATE else 1)
-        share = outputs // self.cluster
-        if share % 16 or (shape.output is Output.ADD and share > 64) or self.stages < 2:
+        if not can_share(shape.output, self.tile, self.cluster) or self.stages < 2:
             return False
         parts = parts_bytes(shape.tokens, self.tile)
         if parts > REUSE_BYTES and self.ring_bytes(shape) < parts:
@@ -152,11 +150,10 @@ def choose_cluster(shape: Shape, groups: int) -> int:
         each = shape.n / (64 * groups) * cluster / processors()
         return math.ceil(each) / each
 
-    # Of ADD the larger first: more warps of a multiprocessor then convert weights. A block writes 16 outputs at least.
+    # Of ADD the larger first: more warps of a multiprocessor then convert weights.
     options = (4, 2) if shape.output is Output.ADD else (1, 2, 4)
-    if shape.output is Output.GATE and groups == 1:
-        options = (1, 2)
-    return min(options, key=lambda cluster: round(idle(cluster), 1))
+    shared = [cluster for cluster in options if can_share(shape.output, 64 * groups, cluster)]
+    return min(shared, key=lambda cluster: round(idle(cluster), 1))
 
 
 def is_wide(shape: Shape) -> bool:

@@ -39,6 +39,13 @@ def parts_bytes(tokens: int, tile: int) -> int:
     return tokens // 8 * (tile // 16) * 33 * 16
 
 
+def can_share(output: Output, tile: int, cluster: int) -> bool:
+    """Tell whether blocks of a cluster can divide a tile's outputs: Parts holds them in sixteens, and of ADD a block
+    writes 64 at most."""
+    share = tile // (2 if output is Output.GATE else 1) // cluster
+    return share % 16 == 0 and (output is not Output.ADD or share <= 64)
+
+
 def shared_bytes_of(blocks: float) -> int:
     """Return the shared memory that each block may take if a multiprocessor is to hold so many."""
     return int(_SM_BYTES / blocks) - _RESERVED_BYTES
@@ -70,9 +77,7 @@ class GemmSplit:
 
     def fits(self, output: Output, tokens: int) -> bool:
         """Tell whether there is such a kernel."""
-        outputs = self.tile // (2 if output is Output.GATE else 1)
-        share = outputs // self.cluster
-        if share % 16 or (output is Output.ADD and share > 64) or self.groups > (2 if tokens <= _WIDE else 4):
+        if not can_share(output, self.tile, self.cluster) or self.groups > (2 if tokens <= _WIDE else 4):
             return False
         parts = parts_bytes(tokens, self.tile)
         ring = self.stages * (self.tile + tokens) * self.stage_k * 2
