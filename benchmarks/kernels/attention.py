@@ -38,7 +38,13 @@ CASES: dict[str, Rows] = {
     "256 x 400": [(1, 400)] * 256,
     "1 x 32768": [(1, 32768)],
     "255 x 400 + 32768": [(1, 400)] * 255 + [(1, 32768)],
+    "64 prompt": [(64, 64)],
+    "256 prompt": [(256, 256)],
+    "512 prompt": [(512, 512)],
+    "1024 prompt": [(1024, 1024)],
     "2048 prompt": [(2048, 2048)],
+    "32 x 400 + 224 prompt": [(1, 400)] * 32 + [(224, 224)],
+    "64 x 400 + 448 prompt": [(1, 400)] * 64 + [(448, 448)],
     "64 x 400 + 1984 prompt": [(1, 400)] * 64 + [(1984, 1984)],
     "64 x 400 + 8 x 248 of 2000": [(1, 400)] * 64 + [(248, 2000)] * 8,
     "50 after 16384": [(50, 16434)],
@@ -140,21 +146,22 @@ def report(dtype: torch.dtype) -> None:
 
 def candidates() -> Iterator[tuple[str, Tile, Tile]]:
     """Yield tiles worth comparing: one family of each kind at a time."""
-    narrow, wide = attention_plan.choose_tiles(torch.bfloat16, HEADS // KV_HEADS)
+    narrow, wide = attention_plan.choose_tiles(torch.bfloat16, HEADS // KV_HEADS, HEADS * 512)
     for (block_n, chunk), programs, stages in itertools.product(((32, 64), (64, 64), (64, 128)), (264, 396), (2, 3, 4)):
         tile = dataclasses.replace(narrow, block_n=block_n, min_chunk=chunk, num_programs=programs, num_stages=stages)
         yield f"narrow n{block_n} c{chunk} p{programs} s{stages}", tile, wide
-    for sizes in ((128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 2), (128, 32, 4, 3), (128, 128, 8, 2)):
-        block_m, block_n, warps, stages = sizes
-        tile = dataclasses.replace(wide, block_m=block_m, block_n=block_n, num_warps=warps, num_stages=stages)
-        yield f"wide m{block_m} n{block_n} w{warps} s{stages}", narrow, tile
+    for sizes in itertools.product((32, 64, 128), (32, 64), (256, 512), (4, 8), (2, 3)):
+        block_m, block_n, chunk, warps, stages = sizes
+        tile = dataclasses.replace(
+            wide, block_m=block_m, block_n=block_n, min_chunk=chunk, num_warps=warps, num_stages=stages
+        )
+        yield f"wide m{block_m} n{block_n} c{chunk} w{warps} s{stages}", narrow, tile
 
 
 def sweep() -> None:
-    names = ("1 x 400", "32 x 400", "64 x 400", "256 x 400", "1 x 32768", "2048 prompt", "64 x 400 + 8 x 248 of 2000")
-    cases = {name: Case(CASES[name]) for name in names}
+    cases = {name: Case(rows) for name, rows in CASES.items()}
     for label, narrow, wide in candidates():
-        attention_plan.choose_tiles = lambda dtype, group, tiles=(narrow, wide): tiles  # noqa: ARG005
+        attention_plan.choose_tiles = lambda *step, tiles=(narrow, wide): tiles  # noqa: ARG005
         is_wide = label.startswith("wide")
         found = [
             f"{name}: {case.time_attention():.2f}"

@@ -33,7 +33,7 @@ def _few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(
             gpu_plan,
             "choose_tiles",
-            lambda dtype, group: tuple(dataclasses.replace(tile, num_programs=24) for tile in choose(dtype, group)),
+            lambda *step: tuple(dataclasses.replace(tile, num_programs=24) for tile in choose(*step)),
         )
 
 
@@ -133,10 +133,21 @@ def test_attention_equals_the_reference_for_each_shape_of_heads(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [DECODE, MIXED], ids=["decode", "mixed"])
-def test_half_precision_is_close_to_the_reference(device: torch.device, rows: Rows, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_half_precision_is_close_to_the_reference(
+    device: torch.device, rows: Rows, dtype: torch.dtype, head_dim: int
+) -> None:
     if device.type == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies bfloat16 matrices wrongly")
-    check(device, rows, heads=(8, 2), head_dim=128, dtype=dtype)
+    check(device, rows, heads=(8, 2), head_dim=head_dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_tiles_of_long_steps_are_close_to_the_reference_too(
+    device: torch.device, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_plan, "_SHORT_PAIRS", 0)
+    check(device, MIXED, heads=(8, 2), head_dim=head_dim, dtype=torch.float16, padding=(3, 2))
 
 
 FEW: Rows = [(1, 1), (1, 17), (1, 200)]
@@ -184,6 +195,14 @@ def test_a_cache_in_fp8_is_attended_as_the_reference_does(
 @pytest.mark.parametrize("rows", [DECODE[:3], MIXED[:4]], ids=["decode", "mixed"])
 def test_padding_gives_zeros_and_reads_nothing(device: torch.device, rows: Rows, padding: tuple[int, int]) -> None:
     check(device, rows, padding=padding)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kilobytes", "stages"), [(128, 228, [3, 3]), (256, 228, [3, 2]), (128, 100, [3, 2])]
+)
+def test_tiles_have_as_many_stages_as_shared_memory_holds(head_dim: int, kilobytes: int, stages: list[int]) -> None:
+    tiles = gpu_plan.choose_tiles(torch.bfloat16, 4, 512 * 32)
+    assert [gpu_plan.fit_stages(tile, head_dim * 2, kilobytes << 10).num_stages for tile in tiles] == stages
 
 
 def test_longer_rows_in_a_bucket_of_as_many_rows_as_tokens_are_attended(device: torch.device) -> None:

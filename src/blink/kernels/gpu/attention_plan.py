@@ -9,6 +9,7 @@ bucket alone, so that a captured graph serves every batch.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,9 @@ FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, FIRST_KEY, END_KEY, ROW_SLOT, PARTIAL,
 )
 
 _ITEMS_PER_PROGRAM = 16
+_SHORT_PAIRS = 32768  # of query and query head: up to here, larger tiles are too few to keep a GPU busy
+_MOST_STAGES = 3
+_SPARE_BYTES = 16 << 10  # of shared memory, beside a tile's queries, keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,13 @@ def plan_attention(
     dtype: of the queries, None: the cache's.
     """
     group = num_heads // kv_cache.shape[3]
-    narrow, wide = choose_tiles(dtype or kv_cache.dtype, group)
+    dtype = dtype or kv_cache.dtype
+    tiles = choose_tiles(dtype, group, num_tokens * num_heads)
+    if kv_cache.is_cuda:
+        gpu = torch.cuda.get_device_properties(kv_cache.device)
+        row_bytes = kv_cache.shape[4] * dtype.itemsize
+        tiles = [fit_stages(tile, row_bytes, gpu.shared_memory_per_multiprocessor) for tile in tiles]
+    narrow, wide = tiles
     if num_tokens == num_rows:
         # Nearly always all rows decode, but narrow tiles serve longer rows as well.
         spans = [(narrow, 0, num_tokens)]
@@ -81,11 +91,28 @@ def plan_attention(
     return GpuAttentionPlan(num_tokens, batch.block_tables, work_lists)
 
 
-def choose_tiles(dtype: torch.dtype, group: int) -> tuple[Tile, Tile]:
-    """Return the tiles of decode rows and of longer rows for `group` query heads per KV head."""
+def choose_tiles(dtype: torch.dtype, group: int, num_pairs: int) -> tuple[Tile, Tile]:
+    """Return the tiles of decode rows and of longer rows, as benchmarks/kernels/attention.py found them on an H200.
+
+    group: query heads per KV head; num_pairs: pairs of query and query head in the step.
+    """
     heads = triton.next_power_of_2(group)
-    wide = 32 if dtype == torch.float32 else 128
-    return Tile(max(16, heads), 32, heads, 64, 264, 4, 3), Tile(max(wide, heads), 32, 16, 256, 264, 4, 3)
+    narrow = Tile(max(16, heads), 32, heads, 64, 264, 4, _MOST_STAGES)
+    if dtype == torch.float32:
+        return narrow, Tile(max(32, heads), 32, 16, 256, 264, 4, _MOST_STAGES)
+    if num_pairs <= _SHORT_PAIRS:
+        return narrow, Tile(max(64, heads), 64, 16, 512, 264, 4, _MOST_STAGES)
+    return narrow, Tile(max(128, heads), 32, 16, 256, 264, 4, _MOST_STAGES)
+
+
+def fit_stages(tile: Tile, row_bytes: int, shared_memory: int) -> Tile:
+    """Return the tile with as many stages, of those that it asks for, as fit.
+
+    row_bytes: of a head's query, key or value; shared_memory: bytes of a multiprocessor.
+    """
+    left = shared_memory - _SPARE_BYTES - tile.block_m * row_bytes
+    stages = left // (2 * tile.block_n * row_bytes)
+    return dataclasses.replace(tile, num_stages=max(1, min(tile.num_stages, stages)))
 
 
 def _plan_span(
