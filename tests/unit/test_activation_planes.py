@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three numbers of FP8 hold one of bfloat16; planes lie as packed weights do, and every product of them has a split."""
+"""Two numbers of FP8 hold most of one of bfloat16; planes lie as packed weights do; every product has a split."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from activation_planes import join, split
+from activation_planes import DIVISOR, join, split
 from blink.kernels.gpu.decode import gemm_planes, gemm_quantized, splits
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import FP8, Format, QuantizedMatrix, pack
@@ -22,21 +22,24 @@ def all_finite() -> torch.Tensor:
     return numbers[numbers.isfinite()].view(-1, 128)
 
 
-def test_planes_keep_every_bit_of_what_is_not_tiny() -> None:
+def test_planes_keep_six_bits_of_what_is_neither_tiny_nor_huge() -> None:
     x = all_finite()
     found, exact = join(split(x)), x.double()
-    inside = (exact.abs() >= 2**-12) & (exact.abs() < 2**19)
-    assert torch.equal(found[inside], exact[inside]) and int(inside.sum()) == 2 * 31 * 128
+    inside = (exact.abs() >= 2**-12) & (exact.abs() < 2**16)
+    error = (found - exact)[inside] / exact[inside]
+    assert float(error.abs().max()) <= 2**-7 and float(error.square().mean().sqrt()) < 0.003
     tiny = exact.abs() < 2**-12
-    assert float((found - exact)[tiny].abs().max()) <= 2**-20
-    huge = exact.abs() > 2.0**21
-    assert torch.equal(found[huge].sign(), exact[huge].sign()) and float(found[huge].abs().min()) > 2.0**19
+    assert float((found - exact)[tiny].abs().max()) <= 2**-19
+    large = (exact.abs() >= 2**16) & (exact.abs() < 2**17)
+    assert float(((found - exact)[large] / exact[large]).abs().max()) <= 2**-3
+    huge = exact.abs() > 2.0**19
+    assert torch.equal(found[huge].sign(), exact[huge].sign()) and float(found[huge].abs().min()) > 2.0**17
 
 
 def test_one_row_may_have_numbers_of_any_size() -> None:
     x = torch.logspace(-6, 4.477, 1280, dtype=torch.float64).to(torch.bfloat16)[None]
     error = (join(split(x)) - x.double()).abs()
-    assert float(error.max()) <= 2**-20 and float(error[x.abs() >= 2**-12].max()) == 0
+    assert bool((error <= (x.double() * 2**-7).clamp(min=2**-19)).all())
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -50,7 +53,7 @@ def test_what_is_not_finite_is_nan(value: float) -> None:
 def test_planes_lie_as_packed_weights_do() -> None:
     values = torch.arange(256).remainder(127).view(1, 256)
     packed = pack([QuantizedMatrix(values.to(torch.uint8).view(FP8), torch.ones(1, 1))])
-    numbers = values.to(torch.uint8).view(torch.float8_e5m2).double() * 16
+    numbers = values.to(torch.uint8).view(torch.float8_e5m2).double() * DIVISOR
     kept = numbers.isfinite()
     assert torch.equal(split(numbers)[0][packed_mask(kept)], packed.values[packed_mask(kept)])
 

@@ -27,7 +27,7 @@ struct PlanesGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kN
   static constexpr int most = Outputs::tokens == 8 ? 4 - kGroups_ : Outputs::tokens == 64 ? 3 - kGroups_ : 2;
   static constexpr int blocks = kGroups_ == 4 || most < 1 ? 1 : most;
   // Sums of a stage are added up while the next is multiplied, where registers are enough for both.
-  static constexpr bool overlap = Outputs::tokens <= 16 && kGroups_ <= 2;
+  static constexpr bool overlap = Outputs::tokens <= 16 ? kGroups_ <= 2 : Outputs::tokens == 32 && kGroups_ == 1;
   static_assert(kGroups_ <= 2 || Outputs::tokens <= 32);
   static_assert(!kGrouped_ || kBoxes_ == 1);  // scales of groups are applied once for each stage
   static_assert(!reuse || ring_bytes >= int(sizeof(Parts<Outputs>)));
@@ -100,7 +100,7 @@ __device__ inline void add_stage(const GemmPlace& at, int turn, PlanesGemmShared
   if (lane == 0 && turn + S::stages < at.turns) arrive(shared.empty[turn % S::stages]);
 #pragma unroll
   for (int i = 0; i < count; i++) {
-    const float part = join_planes(parts[i], parts[i + count], parts[i + 2 * count]);
+    const float part = join_planes(parts[i], parts[i + count]);
     sums[i] = S::grouped ? sums[i] + part * scales[i / 2 % 2] : sums[i] + part;
   }
 }

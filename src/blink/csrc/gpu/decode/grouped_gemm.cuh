@@ -174,7 +174,7 @@ __device__ inline void multiply_stage(const char* stage, float (&sums)[S::tokens
     keep(parts);
 #pragma unroll
     for (int i = 0; i < count; i++)  // of one plane behind the other
-      sums[i] += join_planes(parts[i], parts[i + count], parts[i + 2 * count]);
+      sums[i] += join_planes(parts[i], parts[i + count]);
   }
 }
 

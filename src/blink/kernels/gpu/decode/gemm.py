@@ -3,7 +3,7 @@
 
 A norm is split in two: who writes a residual also writes it times the norm's weight, with its squares (`Normed`), and
 the product that reads these applies the rate. Activations are bfloat16 [rows, k] or, for weights in FP8, planes of
-them, uint8 [3, rows, k] (csrc/gpu/decode/planes.cuh); who writes activations is told which.
+them, uint8 [2, rows, k] (csrc/gpu/decode/planes.cuh); who writes activations is told which.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from blink.kernels.gpu.decode.launch import can_multiply_groups
 from blink.kernels.gpu.decode.splits import Output, gemm_key, pad_rows, read_table
 from blink.kernels.quantized import UNIT_BYTES, Format, PackedWeight
 
-PLANES = 3  # csrc/gpu/decode/planes.cuh's kPlanes
+PLANES = 2  # csrc/gpu/decode/planes.cuh's kPlanes
 MAX_ROWS = 64
 _MAX_STAGES = 24
 

@@ -11,7 +11,7 @@ from blink.kernels.gpu.decode.gemm_planes import PLANES
 
 _PLANES = tl.constexpr(PLANES)
 _LARGEST = tl.constexpr(57344.0)  # of e5m2
-_DIVISOR, _SECOND_FACTOR, _THIRD_FACTOR = tl.constexpr(16.0), tl.constexpr(8.0), tl.constexpr(16.0)
+_DIVISOR, _SECOND_FACTOR = tl.constexpr(4.0), tl.constexpr(16.0)
 
 
 @triton.jit
@@ -29,4 +29,4 @@ def store_planes(row, size, column, values, inside, PACKED: tl.constexpr):
     for plane in tl.static_range(_PLANES):
         part = tl.minimum(tl.maximum(rest, -_LARGEST), _LARGEST).to(tl.float8e5)
         tl.store(place + plane * size, part.to(tl.uint8, bitcast=True), mask=inside)
-        rest = (rest - part.to(tl.float32)) * (_SECOND_FACTOR if plane == 0 else _THIRD_FACTOR) + not_finite
+        rest = (rest - part.to(tl.float32)) * _SECOND_FACTOR + not_finite
