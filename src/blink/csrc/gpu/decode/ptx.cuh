@@ -123,6 +123,13 @@ __device__ inline void copy_once(void* to, const void* from, unsigned bytes, Bar
 #endif
 }
 
+// Bring consecutive memory to L2. Address and size are multiples of 16 bytes.
+__device__ inline void prefetch_bytes(const void* from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 // Copy what an earlier kernel of the step does not write to shared memory, which this thread can read behind
 // wait_for_copies(). kBytes: 16, 8 or 4.
 template <int kBytes>

@@ -18,7 +18,7 @@ from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
 from blink.kernels.quantized import FP8
 
 
-class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's AttentionArgs
+class Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's AttentionArgs
     _fields_ = [
         ("cells", TensorMap),
         ("qkv", ctypes.c_void_p),
@@ -87,23 +87,23 @@ def decode_attention(
         compile_kernel(f"blink::attend<{', '.join(str(value).lower() for value in values)}>"),
         (kv_heads * split.cluster, rows),
         32 * split.warps,
-        _make_arguments(qkv, kv_cache, batch, rotary_table, (head_norm, kv_scales), out),
+        make_arguments(qkv, kv_cache, batch, rotary_table, (head_norm, kv_scales), out),
         cluster=split.cluster,
         shared_bytes=split.shared_bytes(group, head_dim, kv_cache.itemsize),
     )
     return out
 
 
-def _make_arguments(
+def make_arguments(
     qkv: Tensor,
     kv_cache: Tensor,
     batch: Batch,
     rotary_table: Tensor,
     heads: tuple[HeadNorm | None, KvScales],
     out: Tensor,
-) -> _Arguments:
+) -> Arguments:
     norm, scales = heads
-    return _Arguments(
+    return Arguments(
         encode_cells(kv_cache, TILE_KEYS),
         qkv.data_ptr(),
         kv_cache.data_ptr(),

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// All layers of a step of one row by one kernel, a block for each multiprocessor. One warp of a block copies its
+// weights of all layers, one after the other, to a ring of stages: it waits for room alone, so that the memory is busy
+// while the others hand over activations. These go through L2 as words with a tag, which says by itself that a word is
+// there (NCCL's protocol LL): no fence, no counter, no end of a kernel is waited for.
+//
+// Every block computes some outputs of every product but the router's, and none before it has read all of its inputs.
+// So nobody writes a word anew that another has yet to read.
+#pragma once
+
+#include "row_step_attention.cuh"
+#include "row_step_experts.cuh"
+
+namespace blink {
+
+template <class S>
+__device__ inline void give_qkv(const RowStepArgs& args, const LayerArgs& layer, GroupShare share, unsigned tag,
+                                const RowStepShared<S>& shared) {
+  const float rate = norm_rate<S>(0, args.eps, shared);
+  for (int pair = threadIdx.x; pair < share.count() * 4; pair += kStepThreads) {
+    const int place = share.first * 4 + pair;
+    const float2 sums = add_warps<S, S::form>(pair / 4, pair % 4 * 2, 0, shared);
+    const unsigned bias = layer.qkv_bias ? load_pair(layer.qkv_bias + place * 2) : 0;
+    give(args.words + S::of_qkv + place,
+         to_bf16_pair(sums.x * rate + low_float(bias), sums.y * rate + high_float(bias)), tag);
+  }
+}
+
+template <class S>
+__device__ inline void give_routes(const RowStepArgs& args, GroupShare share, unsigned tag,
+                                   const RowStepShared<S>& shared) {
+  const float rate = norm_rate<S>(0, args.eps, shared);
+  for (int pair = threadIdx.x; pair < share.count() * 4; pair += kStepThreads) {
+    const float2 sums = add_warps<S, Form::kBf16>(pair / 4, pair % 4 * 2, 0, shared);
+    give(args.words + S::of_logits + share.first * 4 + pair, to_bf16_pair(sums.x * rate, sums.y * rate), tag);
+  }
+}
+
+// Of each group of weight rows the first half are gates.
+template <class S>
+__device__ inline void give_gated(const RowStepArgs& args, GroupShare share, unsigned tag,
+                                  const RowStepShared<S>& shared) {
+  const float rate = norm_rate<S>(0, args.eps, shared);
+  for (int pair = threadIdx.x; pair < share.count() * 2; pair += kStepThreads) {
+    float2 gate = add_warps<S, S::mlp_form>(pair / 2, pair % 2 * 2, 0, shared);
+    const float2 up = add_warps<S, S::mlp_form>(pair / 2, 4 + pair % 2 * 2, 0, shared);
+    gate.x *= rate, gate.y *= rate;
+    give(args.words + S::of_gated + share.first * 2 + pair,
+         to_bf16_pair(gate.x / (1 + __expf(-gate.x)) * up.x * rate, gate.y / (1 + __expf(-gate.y)) * up.y * rate), tag);
+  }
+}
+
+template <class S>
+__device__ inline void write_logits(const RowStepArgs& args, GroupShare share, const RowStepShared<S>& shared) {
+  const float rate = norm_rate<S>(0, args.eps, shared);
+  for (int pair = threadIdx.x; pair < share.count() * 4; pair += kStepThreads) {
+    const float2 sums = add_warps<S, S::head_form>(pair / 4, pair % 4 * 2, 0, shared);
+    *reinterpret_cast<unsigned*>(args.logits + share.first * 8l + pair * 2) =
+        to_bf16_pair(sums.x * rate, sums.y * rate);
+  }
+}
+
+// The pair of the residual that a thread keeps.
+template <class S>
+struct Residual {
+  unsigned pair;
+  int place;
+  bool mine;
+
+  __device__ explicit Residual(const Bf16* from) {
+    const GroupShare share(S::hidden / kStageRows);
+    place = share.first * 4 + threadIdx.x;
+    mine = threadIdx.x < share.count() * 4;
+    pair = mine ? load_pair(from + place * 2) : 0;
+  }
+
+  // Add a product, and give the sum to all.
+  template <Form kForm>
+  __device__ void add(Word* to, unsigned tag, const RowStepShared<S>& shared) {
+    if (!mine) return;
+    const float2 sums = add_warps<S, kForm>(threadIdx.x / 4, threadIdx.x % 4 * 2, 1, shared);
+    pair = to_bf16_pair(low_float(pair) + sums.x, high_float(pair) + sums.y);
+    give(to + place, pair, tag);
+  }
+};
+
+// A layer without experts, from the residual behind attention on.
+template <class S>
+__device__ inline void compute_mlp(const RowStepArgs& args, const LayerArgs& layer, unsigned tag, Residual<S>& residual,
+                                   Cursor<S::slots>& at, RowStepShared<S>& shared) {
+  Word* words = args.words;
+  take_input<S, S::form, S::hidden, true>(words + S::of_middle, tag, nullptr, layer.mlp_norm, 0, shared);
+  run_product(
+      GroupShare(S::mlp / 4), [&](GroupShare some) { multiply_groups<S, S::form>(some, S::hidden, at, shared); },
+      [&](GroupShare some) { give_gated<S>(args, some, tag, shared); });
+  take_input<S, S::form, S::mlp, false>(words + S::of_gated, tag, nullptr, nullptr, 1, shared);
+  run_product(
+      GroupShare(S::hidden / kStageRows),
+      [&](GroupShare some) { multiply_groups<S, S::form>(some, S::mlp, at, shared); },
+      [&](GroupShare) { residual.template add<S::form>(words + S::of_residual, tag, shared); });
+}
+
+// The same with experts.
+template <class S>
+__device__ inline void compute_experts(const RowStepArgs& args, const LayerArgs& layer, unsigned tag,
+                                       Residual<S>& residual, Cursor<S::slots>& at, RowStepShared<S>& shared) {
+  Word* words = args.words;
+  const GroupShare of_router(S::experts / kStageRows);
+  if (S::mlp_form == Form::kBf16 || of_router.count() > 0)
+    take_input<S, Form::kBf16, S::hidden, true>(words + S::of_middle, tag, nullptr, layer.mlp_norm, 0, shared);
+  run_product(
+      of_router, [&](GroupShare some) { multiply_groups<S, Form::kBf16>(some, S::hidden, at, shared); },
+      [&](GroupShare some) { give_routes<S>(args, some, tag, shared); });
+  if (S::mlp_form != Form::kBf16)
+    take_input<S, S::mlp_form, S::hidden, true>(words + S::of_middle, tag, nullptr, layer.mlp_norm, 0, shared);
+  if (threadIdx.x < 32) choose(args, tag, shared);
+  run_product(
+      GroupShare(S::mlp / 4), [&](GroupShare some) { multiply_groups<S, S::mlp_form>(some, S::hidden, at, shared); },
+      [&](GroupShare some) { give_gated<S>(args, some, tag, shared); });
+  take_input<S, S::mlp_form, S::mlp, false>(words + S::of_gated, tag, nullptr, nullptr, 1, shared);
+  run_product(
+      GroupShare(S::hidden / kStageRows), [&](GroupShare some) { multiply_downs<S>(some, at, shared); },
+      [&](GroupShare) { residual.template add<S::mlp_form>(words + S::of_residual, tag, shared); });
+}
+
+// What the computing warps do.
+template <class S>
+__device__ inline void compute_step(const RowStepArgs& args, RowStepShared<S>& shared) {
+  const Attending<S> here(args.layers[0].attention);
+  here.copy_first(args.layers[0].attention, shared);
+  wait_for_prerequisites();
+  Cursor<S::slots> at;
+  Word* words = args.words;
+  unsigned tag = *reinterpret_cast<volatile unsigned*>(args.tags);
+  Residual<S> residual(args.residual);
+#pragma unroll 1
+  for (int i = 0; i < args.num_layers; i++) {
+    const LayerArgs& layer = args.layers[i];
+    take_input<S, S::form, S::hidden, true>(i == 0 ? nullptr : words + S::of_residual, tag, args.residual,
+                                            layer.attention_norm, 0, shared);
+    tag++;
+    run_product(
+        GroupShare(S::qkv / kStageRows),
+        [&](GroupShare some) { multiply_groups<S, S::form>(some, S::hidden, at, shared); },
+        [&](GroupShare some) { give_qkv<S>(args, layer, some, tag, shared); });
+    attend_all<S>(layer.attention, here, i, words, tag, shared);
+    take_input<S, S::form, S::attended, false>(words + S::of_attended, tag, nullptr, nullptr, 1, shared);
+    run_product(
+        GroupShare(S::hidden / kStageRows),
+        [&](GroupShare some) { multiply_groups<S, S::form>(some, S::attended, at, shared); },
+        [&](GroupShare) { residual.template add<S::form>(words + S::of_middle, tag, shared); });
+    if (i + 1 < args.num_layers) here.copy_first(args.layers[i + 1].attention, shared);
+    if constexpr (S::experts)
+      compute_experts<S>(args, layer, tag, residual, at, shared);
+    else
+      compute_mlp<S>(args, layer, tag, residual, at, shared);
+  }
+  launch_dependents();
+  take_input<S, S::head_form, S::hidden, true>(words + S::of_residual, tag, nullptr, args.norm, 0, shared);
+  run_product(
+      GroupShare(args.vocab / kStageRows),
+      [&](GroupShare some) { multiply_groups<S, S::head_form>(some, S::hidden, at, shared); },
+      [&](GroupShare some) { write_logits<S>(args, some, shared); });
+  // All others have read it: this block has had something of each of them.
+  if (blockIdx.x == 0 && threadIdx.x == 0) *args.tags = tag;
+}
+
+// What the copying warp does.
+template <class S>
+__device__ inline void copy_step(const RowStepArgs& args, RowStepShared<S>& shared) {
+  Cursor<S::slots> at;
+#pragma unroll 1
+  for (int i = 0; i < args.num_layers; i++) {
+    const LayerArgs& layer = args.layers[i];
+    copy_product<S, S::form, false>(layer.qkv, S::qkv / kStageRows, S::hidden, at, shared);
+    copy_product<S, S::form, false>(layer.output, S::hidden / kStageRows, S::attended, at, shared);
+    if constexpr (S::experts) {
+      copy_experts<S>(layer, i + 1 < args.num_layers ? &layer + 1 : nullptr, i, at, shared);
+    } else {
+      copy_product<S, S::form, true>(layer.gate_up, S::mlp / 4, S::hidden, at, shared);
+      copy_product<S, S::form, false>(layer.down, S::hidden / kStageRows, S::mlp, at, shared);
+    }
+  }
+  copy_product<S, S::head_form, false>(args.lm_head, args.vocab / kStageRows, S::hidden, at, shared);
+}
+
+template <Form kForm, Form kExpertForm, Form kHeadForm, int kHidden, int kMlp, int kExperts, int kTopK, int kQueries,
+          int kKvHeads, int kHeadDim, int kRotaryDim, int kBlockSize, int kParts, int kSlots, bool kHeadNorm>
+__global__ void __launch_bounds__(kStepThreads + 32, 1) row_step(const __grid_constant__ RowStepArgs args) {
+  using S = RowStepShape<kForm, kExpertForm, kHeadForm, kHidden, kMlp, kExperts, kTopK, kQueries, kKvHeads, kHeadDim,
+                         kRotaryDim, kBlockSize, kParts, kSlots, kHeadNorm>;
+  extern __shared__ __align__(1024) char memory[];
+  auto& shared = *reinterpret_cast<RowStepShared<S>*>(memory);
+  if (threadIdx.x == kStepThreads) {
+    for (int i = 0; i < kSlots; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], kStepWarps);
+    for (int i = 0; i < kAttendWarps; i++) initialize(shared.attention.full[i][0], 1);
+    initialize(shared.routed, 1);
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < kStepThreads)
+    compute_step<S>(args, shared);
+  else
+    copy_step<S>(args, shared);
+}
+
+}  // namespace blink

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of row_step.cuh: blocks that share a KV head's keys exchange their parts, and each adds up some outputs.
+#pragma once
+
+#include "row_step_shape.cuh"
+
+namespace blink {
+
+// Where a block attends.
+template <class S>
+struct Attending {
+  using A = typename S::Attention;
+  Place<A> at;
+  bool active, owner;
+  Angles<A> angles;
+
+  __device__ Attending(const AttentionArgs& args) {
+    at.row = 0;
+    at.head = blockIdx.x / S::parts;
+    at.rank = blockIdx.x % S::parts;
+    at.warp = threadIdx.x / 32;
+    at.lane = threadIdx.x % 32;
+    active = at.head < S::kv_heads;
+    at.length = args.context_lens[0];
+    at.table = args.block_tables + long(args.row_slots[0]) * args.table_stride;
+    at.first = at.warp * S::parts + at.rank;
+    const int tiles = (at.length + kTileKeys - 1) / kTileKeys;
+    at.count = active && at.warp < kAttendWarps
+                   ? max(tiles - at.first + S::parts * kAttendWarps - 1, 0) / (S::parts * kAttendWarps)
+                   : 0;
+    owner = active && tiles > 0 && (tiles - 1) % S::parts == at.rank;
+    angles = load_angles(args, at);
+  }
+
+  // Start to copy a layer's first tile.
+  __device__ void copy_first(const AttentionArgs& args, RowStepShared<S>& shared) const {
+    if (at.lane == 0 && at.count > 0)
+      copy_tile(args, at, 0, at.table[at.tile(0) * kTileKeys / A::block_size], shared.attention);
+  }
+};
+
+// As prepare_head(), of a head that the lane has taken already.
+template <class A>
+__device__ inline void turn_head(const Bf16* norm, float eps, const Angles<A>& angles, int lane,
+                                 unsigned (&pairs)[A::dims / 2]) {
+  constexpr int half = A::rotary_dim / 2 / A::dims;  // in lanes
+  float values[A::dims], rotated[A::dims], squares = 0;
+#pragma unroll
+  for (int i = 0; i < A::dims; i += 2) {
+    values[i] = low_float(pairs[i / 2]), values[i + 1] = high_float(pairs[i / 2]);
+    squares += values[i] * values[i] + values[i + 1] * values[i + 1];
+  }
+  if (A::norm) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
+    const float rate = rsqrtf(squares / A::head_dim + eps);
+#pragma unroll
+    for (int i = 0; i < A::dims; i++)
+      values[i] = to_float(to_bf16(values[i] * rate * to_float(norm[lane * A::dims + i])));
+  }
+#pragma unroll
+  for (int i = 0; i < A::dims; i++) {
+    const float other = __shfl_sync(~0u, values[i], lane < half ? lane + half : lane - half);
+    rotated[i] = values[i] * angles.cosines[i] + (lane < 2 * half ? other * angles.sines[i] : 0);
+  }
+#pragma unroll
+  for (int i = 0; i < A::dims / 2; i++) pairs[i] = to_bf16_pair(rotated[2 * i], rotated[2 * i + 1]);
+}
+
+// Take the block's heads from the QKV product: queries, and of the newest token key and value, which go to the cache.
+template <class S>
+__device__ inline void take_heads(const AttentionArgs& args, const Attending<S>& here, const Word* words, unsigned tag,
+                                  RowStepShared<S>& shared) {
+  using A = typename S::Attention;
+  constexpr int words_each = A::dims / 2;
+  const Place<A>& at = here.at;
+  const long slot = args.kv_slots[0];
+  Bf16* cell = slot < 0 ? nullptr : static_cast<Bf16*>(args.cache) + slot * A::token + at.head * A::head_dim;
+  for (int head = at.warp; head < A::group + 2 * here.owner; head += kStepWarps) {
+    const int kind = max(head - A::group + 1, 0);  // query, key, value
+    const int of_all = kind == 0 ? at.head * A::group + head : (A::group + kind - 1) * A::kv_heads + at.head;
+    const Word* from = words + S::of_qkv + of_all * (A::head_dim / 2) + at.lane * words_each;
+    Word found[words_each];
+    load_words(from, found);
+    await_words(from, tag, found);
+    unsigned pairs[words_each];
+#pragma unroll
+    for (int i = 0; i < words_each; i++) pairs[i] = unsigned(found[i]);
+    if (kind < 2) turn_head<A>(kind ? args.key_norm : args.query_norm, args.eps, here.angles, at.lane, pairs);
+    Bf16* to = kind == 0   ? shared.attention.queries[head]
+               : kind == 1 ? shared.attention.new_key
+                           : shared.attention.new_value;
+    keep_head<A>(pairs, at.lane, to, kind == 0 || !cell ? nullptr : cell + (kind == 2 ? args.values : 0));
+  }
+}
+
+// As attend_tiles(), with barriers that have come round `turns` times before.
+template <class S>
+__device__ inline void attend_layer(const AttentionArgs& args, const Place<typename S::Attention>& at, int turns,
+                                    RowStepShared<S>& shared) {
+  using A = typename S::Attention;
+  Running<A> running;
+  const Query<A> query(shared.attention.queries[min(at.lane / 4, A::group - 1)], at.lane);
+  const int last = (at.length - 1) / kTileKeys;
+  Tile<A>& tile = shared.attention.ring[at.warp][0];
+#pragma unroll 1
+  for (int turn = 0; turn < at.count; turn++) {
+    wait(shared.attention.full[at.warp][0], (turns + turn) % 2);
+    if (at.tile(turn) == last) complete_tile(at, shared.attention, tile);
+    unsigned weights[2];
+    weigh(args, at, turn, query, tile, running, weights);
+    add_values(at, tile, weights, running);
+    __syncwarp();
+    if (turn + 1 < at.count && at.lane == 0)
+      copy_tile(args, at, turn + 1, at.table[at.tile(turn + 1) * kTileKeys / A::block_size], shared.attention);
+  }
+  running.total += __shfl_xor_sync(~0u, running.total, 1);
+  running.total += __shfl_xor_sync(~0u, running.total, 2);
+  leave_part(at, shared.attention, running);
+  fence_shared_writes();  // the next layer's first tile comes there
+}
+
+// Add up the block's parts, and give each block of the KV head the outputs that it writes.
+template <class S>
+__device__ inline void give_parts(const Place<typename S::Attention>& at, Word* words, unsigned tag,
+                                  RowStepShared<S>& shared) {
+  using A = typename S::Attention;
+  auto& own = shared.attention;
+  for (int i = threadIdx.x * 4; i < A::outputs; i += kStepThreads * 4) {
+    const int head = i / A::head_dim, dim = i % A::head_dim;
+    float best = kLowest, total = 0;
+    float4 attended = {};
+#pragma unroll
+    for (int warp = 0; warp < A::warps; warp++) best = fmaxf(best, own.best[warp][head]);
+#pragma unroll
+    for (int warp = 0; warp < A::warps; warp++) {
+      const float weight = exp2f(own.best[warp][head] - best);
+      const float4 part = *reinterpret_cast<const float4*>(&own.parts[warp][head * (A::head_dim + 4) + dim]);
+      total += weight * own.total[warp][head];
+      attended.x += weight * part.x, attended.y += weight * part.y;
+      attended.z += weight * part.z, attended.w += weight * part.w;
+    }
+    Word* to =
+        words + S::of_parts + ((at.head * S::parts + i / A::share) * S::parts + at.rank) * A::share + i % A::share;
+    give_pair(to, __float_as_uint(attended.x), __float_as_uint(attended.y), tag);
+    give_pair(to + 2, __float_as_uint(attended.z), __float_as_uint(attended.w), tag);
+    if (dim == 0)
+      give_pair(words + S::of_weights + ((at.head * S::parts + at.rank) * A::group + head) * 2, __float_as_uint(best),
+                __float_as_uint(total), tag);
+  }
+}
+
+// Add up what all blocks of the KV head have of this block's outputs, and give these to all.
+template <class S>
+__device__ inline void give_attended(const AttentionArgs& args, const Place<typename S::Attention>& at, Word* words,
+                                     unsigned tag) {
+  using A = typename S::Attention;
+  const int i = threadIdx.x, output = at.rank * A::share + i;
+  static_assert(A::share <= kStepThreads);
+  if (i / 32 * 32 >= A::share) return;
+  Word parts[S::parts][1], weights[S::parts][2];
+  const int mine = min(i, A::share - 1), head = min(output, A::outputs - 1) / A::head_dim;
+  const Word* from = words + S::of_parts + (at.head * S::parts + at.rank) * S::parts * A::share + mine;
+  const Word* of_weights = words + S::of_weights + (at.head * S::parts * A::group + head) * 2;
+#pragma unroll
+  for (int rank = 0; rank < S::parts; rank++) {
+    load_words(from + rank * A::share, parts[rank]);
+    load_words(of_weights + rank * A::group * 2, weights[rank]);
+  }
+  float best = kLowest, total = 0, attended = 0;
+#pragma unroll
+  for (int rank = 0; rank < S::parts; rank++) {
+    await_words(from + rank * A::share, tag, parts[rank]);
+    await_words(of_weights + rank * A::group * 2, tag, weights[rank]);
+    best = fmaxf(best, __uint_as_float(unsigned(weights[rank][0])));
+  }
+#pragma unroll
+  for (int rank = 0; rank < S::parts; rank++) {
+    const float weight = exp2f(__uint_as_float(unsigned(weights[rank][0])) - best);
+    total += weight * __uint_as_float(unsigned(weights[rank][1]));
+    attended += weight * __uint_as_float(unsigned(parts[rank][0]));
+  }
+  const float value = total > 0 ? attended * args.value_scale / total : 0, next = __shfl_down_sync(~0u, value, 1);
+  if (i % 2 == 0 && i < A::share)
+    give(words + S::of_attended + (at.head * A::outputs + output) / 2, to_bf16_pair(value, next), tag);
+}
+
+template <class S>
+__device__ inline void attend_all(const AttentionArgs& args, const Attending<S>& here, int layer, Word* words,
+                                  unsigned tag, RowStepShared<S>& shared) {
+  if (!here.active) return;
+  take_heads(args, here, words, tag, shared);
+  sync_warps<kStepWarps>();
+  if (here.at.warp < kAttendWarps) attend_layer<S>(args, here.at, layer * here.at.count, shared);
+  sync_warps<kStepWarps>();
+  give_parts<S>(here.at, words, tag, shared);
+  give_attended<S>(args, here.at, words, tag);
+}
+
+}  // namespace blink
