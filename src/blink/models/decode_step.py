@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of a decoder for rows of one token each: five kernels a layer, six with a mixture of experts.
+"""One step of a decoder for rows of one token each: of one row a single kernel, where there is one.
+
+More rows take five kernels a layer, six with a mixture of experts.
 
 Each overlaps its neighbours. The residual is kept in one tensor, to which a layer's products add. With few rows norms
 are computed by who reads it; with more, who writes it prepares them. Experts of more than 4 rows take two kernels more.
@@ -9,7 +11,7 @@ Short steps with prompts take the same products, for which a row is a token, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,9 +26,11 @@ from blink.kernels.gpu.decode.splits import pad_rows
 from blink.kernels.quantized import Format, PackedWeight
 from blink.kernels.weight import Weight
 from blink.models.layer import Attend, DenseMlp, Layer, MoeMlp
+from blink.models.row_steps import RowWeights, Steps, find_step
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
+MAX_ROW_STEP_ROWS = 1
 MAX_GEMV_ROWS = 2
 MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
 MAX_DECODE_ROWS = gemm.MAX_ROWS
@@ -47,6 +51,7 @@ class DecodeWeights:
     norm: Tensor  # [hidden]
     lm_head: Weight  # [vocab, hidden]
     rotary_table: Tensor  # float32 [positions, rotary_dim]
+    row_steps: Steps = field(default_factory=dict)  # those made so far
 
 
 def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) -> bool:
@@ -155,6 +160,11 @@ def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
 
 def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
+    if rows <= MAX_ROW_STEP_ROWS:
+        parts = RowWeights(weights.layers, weights.norm, weights.lm_head, weights.rotary_table)
+        step = find_step(weights.row_steps, weights.spec, parts, batch, kv_cache)
+        if step is not None:
+            return step.run(weights.embedding.index_select(0, batch.input_ids[:rows]))
     packed = _list_packed(weights.layers[0], weights.lm_head)
     run = _decode_few if _takes_few(weights.layers[0], packed, rows) else _decode_many
     return run(weights, batch, kv_cache, rows)
