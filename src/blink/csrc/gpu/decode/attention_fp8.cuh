@@ -83,12 +83,7 @@ __device__ inline void keep_cells(const unsigned (&pairs)[S::dims / 2], float ra
                                   unsigned char* also_to) {
 #pragma unroll
   for (int i = 0; i < S::dims / 2; i++) {
-    unsigned short cells = 0;
-#if __CUDA_ARCH__ >= 890
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
-        : "=h"(cells)
-        : "f"(high_float(pairs[i]) * rate), "f"(low_float(pairs[i]) * rate));
-#endif
+    const unsigned short cells = to_e4m3_pair(low_float(pairs[i]) * rate, high_float(pairs[i]) * rate);
     reinterpret_cast<unsigned short*>(to)[lane * S::dims / 2 + i] = cells;
     if (also_to) reinterpret_cast<unsigned short*>(also_to)[lane * S::dims / 2 + i] = cells;
   }

@@ -35,8 +35,7 @@ __device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float ep
   float values[S::dims], squares = 0;
 #pragma unroll
   for (int i = 0; i < S::dims; i += 2) {
-    unsigned pair;
-    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(pair) : "l"(from + lane * S::dims + i) : "memory");
+    const unsigned pair = load_pair_from_l2(from + lane * S::dims + i);
     values[i] = low_float(pair);
     values[i + 1] = high_float(pair);
     squares += values[i] * values[i] + values[i + 1] * values[i + 1];

@@ -40,17 +40,6 @@ struct Fp8GemmShared : QuantizedGemmShared<S> {};
 // What is left of a number after its first part is multiplied by this, for as much range as the first part has.
 constexpr float kRestFactor = 32;
 
-__device__ inline unsigned to_fp8_quad(unsigned first, unsigned second) {
-  unsigned quad = 0;
-#if __CUDA_ARCH__ >= 890
-  asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f16x2 low, %1; cvt.rn.satfinite.e4m3x2.f16x2 high, %2; "
-      "mov.b32 %0, {low, high}; }"
-      : "=r"(quad)
-      : "r"(first), "r"(second));
-#endif
-  return quad;
-}
-
 // (pair - part) * kRestFactor, of f16: exact.
 __device__ inline unsigned rest_of(unsigned pair, unsigned part) {
   constexpr unsigned factor = 0x50005000, minus_one = 0xbc00bc00, minus_zero = 0x80008000;

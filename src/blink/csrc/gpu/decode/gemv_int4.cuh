@@ -202,12 +202,6 @@ __device__ inline void load_whole(const GemvArgs& args, int first_k, int warp, I
   }
 }
 
-__device__ inline void multiply_add_bytes(int (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Where a lane finds and leaves what belongs to its columns of the products, in the first group of weight rows.
 template <class S>
 struct Int4Places {

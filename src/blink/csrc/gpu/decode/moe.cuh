@@ -59,12 +59,7 @@ struct Ring {
 
   // Copy what other blocks read as well.
   __device__ void copy_input(int turn, int row, const Bf16* from) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(rows[turn % kStages][row])),
-                 "l"(from), "r"(kK * 2), "r"(shared_address(&full[turn % kStages]))
-                 : "memory");
-#endif
+    copy(rows[turn % kStages][row], from, kK * 2, full[turn % kStages]);
   }
 
   __device__ void wait_full(int turn) { wait(full[turn % kStages], turn / kStages % 2); }

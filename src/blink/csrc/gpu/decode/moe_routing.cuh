@@ -83,10 +83,8 @@ __device__ inline void choose_rows(const RoutingArgs& args, R& to) {
   for (int j = 0; j < at_once; j++)
 #pragma unroll
     for (int i = 0; i < R::words && first + j * kWarps < R::rows; i++) {
-      unsigned short logit;
-      const Bf16* from = args.logits + (first + j * kWarps) * R::experts + i * 32 + lane;
-      asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(logit) : "l"(from) : "memory");
-      keys[j][i] = routing_key(logit, i * 32 + lane);
+      const Bf16 logit = load_from_l2(args.logits + (first + j * kWarps) * R::experts + i * 32 + lane);
+      keys[j][i] = routing_key(logit.bits, i * 32 + lane);
     }
 #pragma unroll
   for (int rank = 0; rank < R::top_k; rank++)

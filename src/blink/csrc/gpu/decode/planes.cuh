@@ -15,21 +15,6 @@ constexpr int kPlanes = 2;
 constexpr float kPlanesDivisor = 4;  // of both: activations before a norm's rate may be large
 constexpr float kSecondFactor = 16;  // what three bits leave is 2^-3 of it or less: small ones gain, huge ones lose
 
-__device__ inline unsigned short to_e5m2_pair(float low, float high) {
-  unsigned short pair = 0;
-#if __CUDA_ARCH__ >= 890
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-#endif
-  return pair;
-}
-
-// An e5m2 is the first byte of an f16.
-__device__ inline float from_e5m2(unsigned byte) {
-  float value;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(value) : "r"(byte << 8));
-  return value;
-}
-
 // Two bf16 as two numbers of each plane.
 __device__ inline void split_pair(unsigned pair, unsigned short (&planes)[kPlanes]) {
   float values[2] = {low_float(pair) * (1 / kPlanesDivisor), high_float(pair) * (1 / kPlanesDivisor)};

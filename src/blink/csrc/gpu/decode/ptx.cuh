@@ -3,15 +3,9 @@
 // uses them compiles there and must not run.
 #pragma once
 
+#include "numbers.cuh"
+
 namespace blink {
-
-struct Bf16 {
-  unsigned short bits;
-};
-
-struct Vec16 {  // 16 bytes: eight bf16
-  unsigned x, y, z, w;
-};
 
 // Of a product: out = product + bias; out += product + bias; silu(gate) * up.
 enum class Output { kStore, kAdd, kGate };
@@ -55,6 +49,19 @@ __device__ inline unsigned load_pair(const Bf16* from) {
   unsigned pair;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(pair) : "l"(from) : "memory");
   return pair;
+}
+
+// Load what another multiprocessor may have written lately.
+__device__ inline unsigned load_pair_from_l2(const Bf16* from) {
+  unsigned pair;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(pair) : "l"(from) : "memory");
+  return pair;
+}
+
+__device__ inline Bf16 load_from_l2(const Bf16* from) {
+  Bf16 value;
+  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value.bits) : "l"(from) : "memory");
+  return value;
 }
 
 // A barrier in shared memory that counts arrivals and copied bytes; its phases alternate between parity 0 and 1.
@@ -108,8 +115,17 @@ __device__ inline void expect(Barrier& barrier, unsigned bytes) {
 #endif
 }
 
-// Copy consecutive memory to shared memory, counted by the barrier; L2 shall forget it first, as nobody reads it again.
-// Addresses and size are multiples of 16 bytes.
+// Copy consecutive memory to shared memory, counted by the barrier. Addresses and size are multiples of 16 bytes.
+__device__ inline void copy(void* to, const void* from, unsigned bytes, Barrier& barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+               : "memory");
+#endif
+}
+
+// The same of what nobody reads again: L2 shall forget it first.
 __device__ inline void copy_once(void* to, const void* from, unsigned bytes, Barrier& barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -147,49 +163,6 @@ __device__ inline void sync_warps() {
 }
 
 __device__ inline void prefetch_line(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
-
-__device__ inline float low_float(unsigned pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high_float(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
-__device__ inline float to_float(Bf16 value) { return __uint_as_float(unsigned(value.bits) << 16); }
-
-__device__ inline unsigned to_bf16_pair(float low, float high) {
-  unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-__device__ inline Bf16 to_bf16(float value) { return {static_cast<unsigned short>(to_bf16_pair(value, 0.0f))}; }
-
-// Products of two pairs of bf16, rounded once.
-__device__ inline unsigned multiply_pairs(unsigned a, unsigned b) {
-  unsigned product;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
-  return product;
-}
-
-__device__ inline Vec16 multiply(Vec16 a, Vec16 b) {
-  return {multiply_pairs(a.x, b.x), multiply_pairs(a.y, b.y), multiply_pairs(a.z, b.z), multiply_pairs(a.w, b.w)};
-}
-
-__device__ inline float square_sum(unsigned pair) {
-  return low_float(pair) * low_float(pair) + high_float(pair) * high_float(pair);
-}
-
-__device__ inline float square_sum(Vec16 v) {
-  return square_sum(v.x) + square_sum(v.y) + square_sum(v.z) + square_sum(v.w);
-}
-
-// Sums of products over 16 k of 16 rows (a) and 8 columns (b). Which k a lane's registers hold is free, as long as a
-// and b agree: each lane takes 8 consecutive k, 16 bytes, for two of these. Lane l has a's rows l / 4 (a0, a2) and 8 +
-// l / 4 (a1, a3), b's column l / 4, and of the sums row l / 4 (0, 1) and 8 + l / 4 (2, 3), columns l % 4 * 2 and the
-// next.
-__device__ inline void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                                    unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 // Load four matrices of 8 x 8 bf16 and transpose each; lane l has the address of row l % 8 of matrix l / 8. A lane gets
 // of each matrix rows l % 4 * 2 and the next, of column l / 4.
@@ -282,6 +255,25 @@ __device__ inline void receive(Barrier& counter) {
     wait(counter, 0);
   else
     __syncthreads();
+}
+
+using Word = unsigned long long;
+
+// Store and load words of 64 bits as wholes, which other multiprocessors see without a fence.
+__device__ inline void store_words(Word* to, Word first, Word second) {
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
+}
+
+__device__ inline void store_word(Word* to, Word word) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
+__device__ inline void load_words(const Word* from, Word (&words)[1]) {
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(words[0]) : "l"(from) : "memory");
+}
+
+__device__ inline void load_words(const Word* from, Word (&words)[2]) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(words[0]), "=l"(words[1]) : "l"(from) : "memory");
 }
 
 }  // namespace blink

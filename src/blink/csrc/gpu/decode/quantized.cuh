@@ -19,21 +19,7 @@ constexpr int kUnitBytes = 128, kGroup = 128;               // k that share a sc
 template <Format kFormat>
 __device__ inline float group_scale(unsigned word) {
   if constexpr (kFormat == Format::kFp8) return __uint_as_float(word);
-  float scale;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(scale) : "r"(word));
-  return scale;
-}
-
-__device__ inline unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
-  unsigned sum;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
-  return sum;
-}
-
-__device__ inline unsigned to_half_pair(float low, float high) {
-  unsigned pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
+  return low_half(word);
 }
 
 // Activations become f16, which must not overflow: those before a norm's rate may be large. Where their largest is not
@@ -56,15 +42,6 @@ struct HalfScale {
   }
 };
 
-// As multiply_add() of ptx.cuh, with f16.
-__device__ inline void multiply_add_halves(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                                           unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 // The steps of which a word has weights: two registers for each, k 2 * q and the next, and these 8 further.
 template <Format kFormat>
 constexpr int kWordSteps = kFormat == Format::kFp8 ? 1 : 2;
@@ -73,11 +50,7 @@ constexpr int kWordSteps = kFormat == Format::kFp8 ? 1 : 2;
 template <Format kFormat>
 __device__ inline void unpack_half(unsigned word, unsigned group, unsigned (&pairs)[kWordSteps<kFormat>][2]) {
   if constexpr (kFormat == Format::kFp8) {
-#if __CUDA_ARCH__ >= 890
-    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }"
-        : "=r"(pairs[0][0]), "=r"(pairs[0][1])
-        : "r"(word));
-#endif
+    to_half_pairs(word, pairs[0][0], pairs[0][1]);
   } else {
     // As the mantissa of 1024: the number, or 16 times that. The word's bf16 has the zero point in its last bits.
     const unsigned zero = __byte_perm(group, 0, 0x3232) & 0x007f007fu;

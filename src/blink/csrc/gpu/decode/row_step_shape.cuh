@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of row_step.cuh share: arguments, sizes, shared memory, and the words by which blocks hand over.
+// What the parts of row_step.cuh share: arguments, sizes and shared memory.
 #pragma once
 
 #include "attention.cuh"
 #include "gemv_int4.cuh"
+#include "words.cuh"
 
 namespace blink {
 
@@ -48,9 +49,9 @@ struct RowStepArgs {
   const Bf16* residual;  // [hidden], the embedding
   const Bf16* norm;      // [hidden]
   Matrix lm_head;
-  Bf16* logits;               // [vocab]
-  unsigned long long* words;  // RowStepShape::words of them, zero before the first step
-  unsigned* tags;             // one, the last tag of the step before
+  Bf16* logits;    // [vocab]
+  Word* words;     // RowStepShape::words of them, zero before the first step
+  unsigned* tags;  // one, the last tag of the step before
   float eps;
   int num_layers, vocab;
   int renormalize;  // of experts: whether the chosen ones' weights add up to 1
@@ -151,40 +152,5 @@ struct GroupShare {
 
   __device__ int count() const { return last - first; }
 };
-
-using Word = unsigned long long;  // two bf16, or a float, below the tag
-
-constexpr unsigned kMostSpins = 1 << 24;
-
-__device__ inline void give_pair(Word* to, unsigned low, unsigned high, unsigned tag) {
-  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(Word(tag) << 32 | low),
-               "l"(Word(tag) << 32 | high)
-               : "memory");
-}
-
-__device__ inline void give(Word* to, unsigned value, unsigned tag) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(Word(tag) << 32 | value) : "memory");
-}
-
-__device__ inline void load_words(const Word* from, Word (&words)[1]) {
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(words[0]) : "l"(from) : "memory");
-}
-
-__device__ inline void load_words(const Word* from, Word (&words)[2]) {
-  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(words[0]), "=l"(words[1]) : "l"(from) : "memory");
-}
-
-// Wait until words have their tag. A step that goes wrong ends.
-template <int kCount>
-__device__ inline void await_words(const Word* from, unsigned tag, Word (&words)[kCount]) {
-  for (unsigned spins = 0;; spins++) {
-    bool there = true;
-#pragma unroll
-    for (const Word word : words) there &= unsigned(word >> 32) == tag;
-    if (there) return;
-    if (spins == kMostSpins) __trap();
-    load_words(from, words);
-  }
-}
 
 }  // namespace blink
