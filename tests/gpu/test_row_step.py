@@ -29,6 +29,12 @@ from blink.models import decode_step
 
 pytestmark = pytest.mark.skipif(not can_launch() or not can_multiply_groups(), reason="needs Hopper")
 
+
+@pytest.fixture(autouse=True)
+def _one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_step, "MAX_ROW_STEP_ROWS", 1)
+
+
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 1024, 8, 2, 128, 1000
 FORMS = ["bf16", "fp8", "int4"]
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of a decoder for rows of one token each: of one row a single kernel, where there is one.
-
-More rows take five kernels a layer, six with a mixture of experts.
+"""One step of a decoder for rows of one token each: five kernels a layer, six with a mixture of experts.
 
 Each overlaps its neighbours. The residual is kept in one tensor, to which a layer's products add. With few rows norms
 are computed by who reads it; with more, who writes it prepares them. Experts of more than 4 rows take two kernels more.
-Short steps with prompts take the same products, for which a row is a token, and another attention.
+Short steps with prompts take the same products, for which a row is a token, and another attention. A single kernel for
+all layers of one row is in row_steps.py.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from blink.models.row_steps import RowWeights, Steps, find_step
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
-MAX_ROW_STEP_ROWS = 1
+MAX_ROW_STEP_ROWS = 0  # 1: rows that a single kernel takes; it has run on emulated threads only, see tests/native/gpu
 MAX_GEMV_ROWS = 2
 MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
 MAX_DECODE_ROWS = gemm.MAX_ROWS

@@ -184,15 +184,10 @@ __device__ inline void copy_step(const RowStepArgs& args, RowStepShared<S>& shar
   copy_product<S, S::head_form, false>(args.lm_head, args.vocab / kStageRows, S::hidden, at, shared);
 }
 
-template <Form kForm, Form kExpertForm, Form kHeadForm, int kHidden, int kMlp, int kExperts, int kTopK, int kQueries,
-          int kKvHeads, int kHeadDim, int kRotaryDim, int kBlockSize, int kParts, int kSlots, bool kHeadNorm>
-__global__ void __launch_bounds__(kStepThreads + 32, 1) row_step(const __grid_constant__ RowStepArgs args) {
-  using S = RowStepShape<kForm, kExpertForm, kHeadForm, kHidden, kMlp, kExperts, kTopK, kQueries, kKvHeads, kHeadDim,
-                         kRotaryDim, kBlockSize, kParts, kSlots, kHeadNorm>;
-  extern __shared__ __align__(1024) char memory[];
-  auto& shared = *reinterpret_cast<RowStepShared<S>*>(memory);
+template <class S>
+__device__ inline void run_row_step(const RowStepArgs& args, RowStepShared<S>& shared) {
   if (threadIdx.x == kStepThreads) {
-    for (int i = 0; i < kSlots; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], kStepWarps);
+    for (int i = 0; i < S::slots; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], kStepWarps);
     for (int i = 0; i < kAttendWarps; i++) initialize(shared.attention.full[i][0], 1);
     initialize(shared.routed, 1);
     publish_barriers();
@@ -202,6 +197,15 @@ __global__ void __launch_bounds__(kStepThreads + 32, 1) row_step(const __grid_co
     compute_step<S>(args, shared);
   else
     copy_step<S>(args, shared);
+}
+
+template <Form kForm, Form kExpertForm, Form kHeadForm, int kHidden, int kMlp, int kExperts, int kTopK, int kQueries,
+          int kKvHeads, int kHeadDim, int kRotaryDim, int kBlockSize, int kParts, int kSlots, bool kHeadNorm>
+__global__ void __launch_bounds__(kStepThreads + 32, 1) row_step(const __grid_constant__ RowStepArgs args) {
+  using S = RowStepShape<kForm, kExpertForm, kHeadForm, kHidden, kMlp, kExperts, kTopK, kQueries, kKvHeads, kHeadDim,
+                         kRotaryDim, kBlockSize, kParts, kSlots, kHeadNorm>;
+  extern __shared__ __align__(1024) char memory[];
+  run_row_step<S>(args, *reinterpret_cast<RowStepShared<S>*>(memory));
 }
 
 }  // namespace blink
