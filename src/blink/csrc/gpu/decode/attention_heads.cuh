@@ -29,15 +29,14 @@ __device__ inline Angles<S> load_angles(const AttentionArgs& args, const Place<S
 // Normalise, if the model does, and rotate one head; a warp's lanes hold its dims. Rounds where single operations
 // would.
 template <class S>
-__device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float eps, const Angles<S>& angles, int lane,
-                                    unsigned (&pairs)[S::dims / 2]) {
+__device__ inline void turn_head(const Bf16* norm, float eps, const Angles<S>& angles, int lane,
+                                 unsigned (&pairs)[S::dims / 2]) {
   constexpr int half = S::rotary_dim / 2 / S::dims;  // in lanes
   float values[S::dims], squares = 0;
 #pragma unroll
   for (int i = 0; i < S::dims; i += 2) {
-    const unsigned pair = load_pair_from_l2(from + lane * S::dims + i);
-    values[i] = low_float(pair);
-    values[i + 1] = high_float(pair);
+    values[i] = low_float(pairs[i / 2]);
+    values[i + 1] = high_float(pairs[i / 2]);
     squares += values[i] * values[i] + values[i + 1] * values[i + 1];
   }
   if (S::norm) {
@@ -56,6 +55,14 @@ __device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float ep
   }
 #pragma unroll
   for (int i = 0; i < S::dims / 2; i++) pairs[i] = to_bf16_pair(rotated[2 * i], rotated[2 * i + 1]);
+}
+
+template <class S>
+__device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float eps, const Angles<S>& angles, int lane,
+                                    unsigned (&pairs)[S::dims / 2]) {
+#pragma unroll
+  for (int i = 0; i < S::dims; i += 2) pairs[i / 2] = load_pair_from_l2(from + lane * S::dims + i);
+  turn_head<S>(norm, eps, angles, lane, pairs);
 }
 
 // Keep a lane's part of a query, key or value in shared memory, and in the cache where also_to is given.

@@ -39,34 +39,6 @@ struct Attending {
   }
 };
 
-// As prepare_head(), of a head that the lane has taken already.
-template <class A>
-__device__ inline void turn_head(const Bf16* norm, float eps, const Angles<A>& angles, int lane,
-                                 unsigned (&pairs)[A::dims / 2]) {
-  constexpr int half = A::rotary_dim / 2 / A::dims;  // in lanes
-  float values[A::dims], rotated[A::dims], squares = 0;
-#pragma unroll
-  for (int i = 0; i < A::dims; i += 2) {
-    values[i] = low_float(pairs[i / 2]), values[i + 1] = high_float(pairs[i / 2]);
-    squares += values[i] * values[i] + values[i + 1] * values[i + 1];
-  }
-  if (A::norm) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-    const float rate = rsqrtf(squares / A::head_dim + eps);
-#pragma unroll
-    for (int i = 0; i < A::dims; i++)
-      values[i] = to_float(to_bf16(values[i] * rate * to_float(norm[lane * A::dims + i])));
-  }
-#pragma unroll
-  for (int i = 0; i < A::dims; i++) {
-    const float other = __shfl_sync(~0u, values[i], lane < half ? lane + half : lane - half);
-    rotated[i] = values[i] * angles.cosines[i] + (lane < 2 * half ? other * angles.sines[i] : 0);
-  }
-#pragma unroll
-  for (int i = 0; i < A::dims / 2; i++) pairs[i] = to_bf16_pair(rotated[2 * i], rotated[2 * i + 1]);
-}
-
 // Take the block's heads from the QKV product: queries, and of the newest token key and value, which go to the cache.
 template <class S>
 __device__ inline void take_heads(const AttentionArgs& args, const Attending<S>& here, const Word* words, unsigned tag,

@@ -85,27 +85,12 @@ struct Pieces {
   }
 };
 
-// As cut_piece() of gemv_int4.cuh. Eight lanes have the pieces of a group.
 template <int kMostK>
 __device__ inline void keep_cut(const unsigned (&pairs)[8], int piece, Input<kMostK>& x) {
-  unsigned largest = 0, sum = 0;
-#pragma unroll
-  for (const unsigned pair : pairs) largest = __vmaxu2(largest, pair & 0x7fff7fffu);
-#pragma unroll
-  for (int step = 1; step < 8; step *= 2) largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, step));
-  largest = max(largest >> 16, largest & 0xffff);
-  const float most = fmaxf(__uint_as_float(largest << 16), 1e-30f), factor = __fdividef(kLargestWhole, most);
-#pragma unroll
-  for (int lane = 0; lane < 4; lane++) {
-    uint2 halves;
-    cut(pairs[lane], pairs[4 + lane], factor, halves.x, halves.y, sum);
+  const Int4Group group = cut_group(pairs, [&](int lane, uint2 halves) {
     reinterpret_cast<uint2*>(&x.cut.whole[piece / 2][lane])[piece % 2] = halves;
-  }
-  int whole = int(sum - 16 * __float_as_uint(kWhole));
-#pragma unroll
-  for (int step = 1; step < 8; step *= 2) whole += __shfl_xor_sync(~0u, whole, step);
-  const float scale = largest < 0x7f80 ? most * (1 / kLargestWhole) : __uint_as_float(0x7fc00000);
-  if (piece % 8 == 0) x.cut.groups[piece / 8] = {scale, whole};
+  });
+  if (piece % 8 == 0) x.cut.groups[piece / 8] = group;
 }
 
 // Find the scale of all the block's f16.
