@@ -293,5 +293,6 @@ int main(int count, char** arguments) {
     lost += std::pow(to_float(first[i]) - expected[i], 2);
     norm += expected[i] * expected[i];
   }
-  std::printf("error %d changed %d\n", int(std::sqrt(lost / norm) * 1e6), changed);
+  std::printf("error %d changed %d bytes %d words %d\n", int(std::sqrt(lost / norm) * 1e6), changed,
+              int(sizeof(RowStepShared<S>)), S::words);
 }

@@ -5,20 +5,25 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from blink.kernels.gpu.decode import row_step
+from blink.kernels.gpu.decode.row_step import Form, RowShape
 from conftest import Compile
 from test_native_programs import run
 
 _HERE = Path(__file__).parent
 _SOURCES = _HERE.parents[1] / "src" / "blink" / "csrc" / "gpu" / "decode"
+# The forms of layers, experts and output, how many experts, and whether heads have a norm.
 MODELS = {
-    "bf16": ("kBf16", "kBf16", "kBf16", 0, False),
-    "fp8": ("kFp8", "kFp8", "kFp8", 0, True),
-    "int4": ("kInt4", "kInt4", "kBf16", 0, False),
-    "experts": ("kBf16", "kBf16", "kBf16", 64, True),
-    "experts-fp8": ("kFp8", "kFp8Rows", "kFp8", 64, False),
+    "bf16": (Form.BF16, Form.BF16, Form.BF16, 0, False),
+    "fp8": (Form.FP8, Form.FP8, Form.FP8, 0, True),
+    "int4": (Form.INT4, Form.INT4, Form.BF16, 0, False),
+    "experts": (Form.BF16, Form.BF16, Form.BF16, 64, True),
+    "experts-fp8": (Form.FP8, Form.FP8_ROWS, Form.FP8, 64, False),
 }
 
 
@@ -36,20 +41,26 @@ def device_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_are_right_in_any_order_of_threads(
-    compile_native: Compile, device_code: Path, model: str, context: int
+    compile_native: Compile, device_code: Path, model: str, context: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    form, expert_form, head_form, experts, head_norm = MODELS[model]
+    *forms, experts, head_norm = MODELS[model]
+    names = [form.value.rpartition(":")[2] for form in forms]
     program = compile_native(
         "row_step.cpp",
         "-O1",
         "-w",
         "-fno-strict-aliasing",
         f"-I{device_code}",
-        f"-DFORM={form}",
-        f"-DEXPERT_FORM={expert_form}",
-        f"-DHEAD_FORM={head_form}",
+        *(f"-D{part}={name}" for part, name in zip(("FORM", "EXPERT_FORM", "HEAD_FORM"), names, strict=True)),
         f"-DEXPERTS={experts}",
         f"-DHEAD_NORM={str(head_norm).lower()}",
     )
     counts = run(program, context, 2, 3)
     assert counts["error"] < 10_000 and counts["changed"] == 0
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(multi_processor_count=1 + 6))
+    monkeypatch.setattr(row_step, "_MOST_PARTS", 2)
+    shape = RowShape(
+        *forms, 512, 256 if experts else 1024, experts, 4 if experts else 0, 8, 2, 64, 64, 16, head_norm=head_norm
+    )
+    assert shape.words == counts["words"]
+    assert counts["bytes"] <= shape.count_bytes(5) < counts["bytes"] + 8192

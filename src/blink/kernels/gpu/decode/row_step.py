@@ -22,7 +22,8 @@ from blink.kernels.quantized import Format, PackedWeight
 from blink.kernels.weight import Weight
 
 _ROWS = 8  # of weights, that a block copies and multiplies together
-_STAGE_BYTES, _GROUP_BYTES = _ROWS * (2048 + 64) + 32, _ROWS * 128
+_ROW_BYTES = 2048  # of a stage
+_STAGE_BYTES, _GROUP_BYTES = _ROWS * (_ROW_BYTES + 64) + 32, _ROWS * _ROW_BYTES // 16
 _SHARED_BYTES = 227 << 10
 _SUM_BYTES = 32 * 8 * _ROWS * 4
 _THREADS = 288
@@ -78,6 +79,11 @@ class Form(Enum):
     def chunk_k(self) -> int:
         """Of how many k a product's are a multiple."""
         return {Form.BF16: 32, Form.FP8_ROWS: 64, Form.FP8: 128}.get(self, 512)
+
+    @property
+    def stage_k(self) -> int:
+        """Columns of a row of weights in a stage."""
+        return _ROW_BYTES * {Form.BF16: 1, Form.INT4: 4}.get(self, 2) // 2
 
 
 def find_form(weight: Weight | ExpertWeights) -> Form | None:
@@ -162,10 +168,14 @@ class RowShape:
     @property
     def slots(self) -> int:
         """Stages of a block's ring."""
+        return (_SHARED_BYTES - self.count_bytes(0)) // (self.count_bytes(1) - self.count_bytes(0))
+
+    def count_bytes(self, slots: int) -> int:
+        """Return the size of row_step_shape.cuh's RowStepShared with so many stages, at most."""
         most_k = max(self.hidden, self.mlp, self.attended)
-        other = self._attention_bytes() + most_k * 2 + most_k // 16 + _SUM_BYTES + 2048
         groups = _GROUP_BYTES if Form.INT4 in (self.form, self.head_form) else 0
-        return (_SHARED_BYTES - other) // (_STAGE_BYTES + groups + 16)
+        other = self._attention_bytes() + most_k * 2 + most_k // 16 + _SUM_BYTES + 2048
+        return other + slots * (_STAGE_BYTES + groups + 16)
 
     @property
     def words(self) -> int:
@@ -182,12 +192,16 @@ class RowShape:
 
     def fits(self, dtype: torch.dtype) -> bool:
         """Tell whether there is such a kernel; needs a current GPU."""
-        if not can_multiply_groups() or self.blocks < self.kv_heads:
+        if not can_multiply_groups() or self.blocks < self.kv_heads or not self._can_choose():
             return False
         heads = (self.head_dim, self.rotary_dim, self.num_heads, self.kv_heads, self.block_size, dtype)
         inputs = [(self.hidden, self.form), (self.attended, self.form), (self.hidden, self.mlp_form)]
         inputs += [(self.width, self.mlp_form), (self.hidden, self.head_form)]
         return can_attend(*heads) and all(k % form.chunk_k == 0 for k, form in inputs) and self.slots >= _MIN_SLOTS
+
+    def _can_choose(self) -> bool:
+        """Tell whether a lane has pairs of experts, and a stage a row of an expert's way back."""
+        return not self.num_experts or (self.num_experts % 64 == 0 and self.width <= self.mlp_form.stage_k)
 
     def kernel(self) -> str:
         """Return the kernel's name."""
