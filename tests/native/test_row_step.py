@@ -43,8 +43,8 @@ def device_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_logits_are_right_in_any_order_of_threads(
     compile_native: Compile, device_code: Path, model: str, context: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *forms, experts, head_norm = MODELS[model]
-    names = [form.value.rpartition(":")[2] for form in forms]
+    form, expert_form, head_form, experts, head_norm = MODELS[model]
+    names = [part.value.rpartition(":")[2] for part in (form, expert_form, head_form)]
     program = compile_native(
         "row_step.cpp",
         "-O1",
@@ -60,7 +60,19 @@ def test_logits_are_right_in_any_order_of_threads(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(multi_processor_count=1 + 6))
     monkeypatch.setattr(row_step, "_MOST_PARTS", 2)
     shape = RowShape(
-        *forms, 512, 256 if experts else 1024, experts, 4 if experts else 0, 8, 2, 64, 64, 16, head_norm=head_norm
+        form=form,
+        mlp_form=expert_form,
+        head_form=head_form,
+        hidden=512,
+        width=256 if experts else 1024,
+        num_experts=experts,
+        top_k=4 if experts else 0,
+        num_heads=8,
+        kv_heads=2,
+        head_dim=64,
+        rotary_dim=64,
+        block_size=16,
+        head_norm=head_norm,
     )
     assert shape.words == counts["words"]
     assert counts["bytes"] <= shape.count_bytes(5) < counts["bytes"] + 8192
