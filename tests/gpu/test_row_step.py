@@ -22,6 +22,7 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+from test_decode_kernels import error
 from test_moe import to_fp8
 
 from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups
@@ -133,10 +134,6 @@ class Row:
     def num_kernels(self) -> int:
         """Return how many steps of one kernel were made."""
         return sum(step is not None for step in self.decoder._row_steps.values())
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 300, 900])

@@ -25,7 +25,7 @@ from blink.kernels.gpu.decode.splits import pad_rows
 from blink.kernels.quantized import Format, PackedWeight
 from blink.kernels.weight import Weight
 from blink.models.layer import Attend, DenseMlp, Layer, MoeMlp
-from blink.models.row_steps import RowWeights, Steps, find_step
+from blink.models.row_steps import Steps, find_step
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
@@ -160,8 +160,7 @@ def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
 def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
     if rows <= MAX_ROW_STEP_ROWS:
-        parts = RowWeights(weights.layers, weights.norm, weights.lm_head, weights.rotary_table)
-        step = find_step(weights.row_steps, weights.spec, parts, batch, kv_cache)
+        step = find_step(weights, batch, kv_cache)
         if step is not None:
             return step.run(weights.embedding.index_select(0, batch.input_ids[:rows]))
     packed = _list_packed(weights.layers[0], weights.lm_head)

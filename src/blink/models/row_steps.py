@@ -3,45 +3,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.decode.row_step import Form, RowLayer, RowModel, RowShape, RowStep, find_form
-from blink.kernels.weight import Weight
 from blink.models.layer import Layer, MoeMlp
-from blink.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from blink.models.decode_step import DecodeWeights
 
 Steps = dict[tuple[int, int], RowStep | None]  # by where the batch and the KV cache lie
 
 
-@dataclass(frozen=True, slots=True)
-class RowWeights:
-    """A decoder's weights but for its embedding."""
-
-    layers: Sequence[Layer]
-    norm: Tensor
-    lm_head: Weight
-    rotary_table: Tensor
-
-
-def find_step(steps: Steps, spec: ModelSpec, weights: RowWeights, batch: Batch, kv_cache: Tensor) -> RowStep | None:
+def find_step(weights: DecodeWeights, batch: Batch, kv_cache: Tensor) -> RowStep | None:
     """Return the step's kernel, which is made when it is first asked for; None if there is none.
 
     What is given must stay where it is.
     """
-    key = batch.header.data_ptr(), kv_cache.data_ptr()
+    steps, key = weights.row_steps, (batch.header.data_ptr(), kv_cache.data_ptr())
     if key not in steps:
-        model = _describe(spec, weights, kv_cache)
+        model = _describe(weights, kv_cache)
         steps[key] = None if model is None else RowStep(model, batch, kv_cache)
     return steps[key]
 
 
-def _describe(spec: ModelSpec, weights: RowWeights, kv_cache: Tensor) -> RowModel | None:
-    layers, norm, lm_head = weights.layers, weights.norm, weights.lm_head
+def _describe(weights: DecodeWeights, kv_cache: Tensor) -> RowModel | None:
+    spec, layers, norm, lm_head = weights.spec, weights.layers, weights.norm, weights.lm_head
     forms = {_find_forms(layer) for layer in layers}
     head_form = find_form(lm_head)
     if len(forms) > 1 or head_form is None or kv_cache.dtype != torch.bfloat16 or spec.vocab_size % 8:

@@ -100,16 +100,17 @@ __device__ inline void add_values(const Place<S>& at, Tile<S>& tile, const unsig
   }
 }
 
-// Work through this warp's tiles, the first of which are being copied. block: of tile `lane`.
+// Work through this warp's tiles, the first of which are being copied. block: of tile `lane`; rounds: how often the
+// ring's barriers have come round before.
 template <class S>
-__device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& at, int block,
+__device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& at, int block, int rounds,
                                     AttentionShared<S>& shared, Running<S>& running) {
   const Query<S> query(shared.queries[min(at.lane / 4, S::group - 1)], at.lane);
   const int last = (at.length - 1) / kTileKeys;
 #pragma unroll 1
   for (int turn = 0; turn < at.count; turn++) {
     Tile<S>& tile = shared.ring[at.warp][turn % S::stages];
-    wait(shared.full[at.warp][turn % S::stages], turn / S::stages % 2);
+    wait(shared.full[at.warp][turn % S::stages], (rounds + turn / S::stages) % 2);
     if (at.tile(turn) == last) complete_tile(at, shared, tile);
     unsigned weights[2];
     weigh(args, at, turn, query, tile, running, weights);
@@ -133,17 +134,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<AttentionShared<S>*>(memory);
   launch_dependents();
-  Place<S> at;
-  at.row = blockIdx.y;
-  at.head = blockIdx.x / kCluster;
-  at.rank = kCluster > 1 ? int(cluster_rank()) : 0;
-  at.warp = threadIdx.x / 32;
-  at.lane = threadIdx.x % 32;
-  at.length = args.context_lens[at.row];
-  at.table = args.block_tables + long(args.row_slots[at.row]) * args.table_stride;
-  at.first = at.warp * kCluster + at.rank;
-  const int num_tiles = (at.length + kTileKeys - 1) / kTileKeys;
-  at.count = max(num_tiles - at.first + kCluster * kWarps - 1, 0) / (kCluster * kWarps);
+  const Place<S> at = find_place<S>(args, blockIdx.y, blockIdx.x / kCluster, kCluster > 1 ? int(cluster_rank()) : 0);
 
   const int block = load_block(at, at.lane);
   if (at.lane < kStages) initialize(shared.full[at.warp][at.lane], 1);
@@ -157,11 +148,10 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   const Angles<S> angles = load_angles(args, at);
   wait_for_prerequisites();
 
-  const bool owner = num_tiles > 0 && (num_tiles - 1) % kCluster == at.rank;
-  prepare_heads(args, at, angles, owner, shared);
+  prepare_heads(args, at, angles, at.owns_newest(), shared);
   __syncthreads();
   Running<S> running;
-  attend_tiles(args, at, block, shared, running);
+  attend_tiles(args, at, block, 0, shared, running);
   leave_part(at, shared, running);
   __syncthreads();
   if (kCluster > 1) cluster_wait();

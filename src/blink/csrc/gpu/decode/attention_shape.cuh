@@ -104,6 +104,24 @@ struct Place {
   const int* table;  // the row's blocks
 
   __device__ int tile(int turn) const { return first + turn * S::cluster * S::warps; }
+  __device__ int num_tiles() const { return (length + kTileKeys - 1) / kTileKeys; }
+  // Whether the newest key is in one of this block's tiles.
+  __device__ bool owns_newest() const { return length > 0 && (num_tiles() - 1) % S::cluster == rank; }
 };
+
+template <class S>
+__device__ inline Place<S> find_place(const AttentionArgs& args, int row, int head, int rank) {
+  Place<S> at;
+  at.row = row;
+  at.head = head;
+  at.rank = rank;
+  at.warp = threadIdx.x / 32;
+  at.lane = threadIdx.x % 32;
+  at.length = args.context_lens[row];
+  at.table = args.block_tables + long(args.row_slots[row]) * args.table_stride;
+  at.first = at.warp * S::cluster + rank;
+  at.count = max(at.num_tiles() - at.first + S::cluster * S::warps - 1, 0) / (S::cluster * S::warps);
+  return at;
+}
 
 }  // namespace blink

@@ -13,26 +13,13 @@
 
 namespace blink {
 
-template <class S>
-__device__ inline void give_qkv(const RowStepArgs& args, const LayerArgs& layer, GroupShare share, unsigned tag,
-                                const RowStepShared<S>& shared) {
-  const float rate = norm_rate<S>(0, args.eps, shared);
+// Write the outputs of a product with a norm in front, in pairs.
+template <class S, Form kForm, class Write>
+__device__ inline void finish_pairs(float eps, GroupShare share, const RowStepShared<S>& shared, Write write) {
+  const float rate = norm_rate(eps, shared);
   for (int pair = threadIdx.x; pair < share.count() * 4; pair += kStepThreads) {
-    const int place = share.first * 4 + pair;
-    const float2 sums = add_warps<S, S::form>(pair / 4, pair % 4 * 2, 0, shared);
-    const unsigned bias = layer.qkv_bias ? load_pair(layer.qkv_bias + place * 2) : 0;
-    give(args.words + S::of_qkv + place,
-         to_bf16_pair(sums.x * rate + low_float(bias), sums.y * rate + high_float(bias)), tag);
-  }
-}
-
-template <class S>
-__device__ inline void give_routes(const RowStepArgs& args, GroupShare share, unsigned tag,
-                                   const RowStepShared<S>& shared) {
-  const float rate = norm_rate<S>(0, args.eps, shared);
-  for (int pair = threadIdx.x; pair < share.count() * 4; pair += kStepThreads) {
-    const float2 sums = add_warps<S, Form::kBf16>(pair / 4, pair % 4 * 2, 0, shared);
-    give(args.words + S::of_logits + share.first * 4 + pair, to_bf16_pair(sums.x * rate, sums.y * rate), tag);
+    const float2 sums = add_warps<S, kForm, true>(pair / 4, pair % 4 * 2, shared);
+    write(share.first * 4 + pair, float2{sums.x * rate, sums.y * rate});
   }
 }
 
@@ -40,23 +27,13 @@ __device__ inline void give_routes(const RowStepArgs& args, GroupShare share, un
 template <class S>
 __device__ inline void give_gated(const RowStepArgs& args, GroupShare share, unsigned tag,
                                   const RowStepShared<S>& shared) {
-  const float rate = norm_rate<S>(0, args.eps, shared);
+  const float rate = norm_rate(args.eps, shared);
   for (int pair = threadIdx.x; pair < share.count() * 2; pair += kStepThreads) {
-    float2 gate = add_warps<S, S::mlp_form>(pair / 2, pair % 2 * 2, 0, shared);
-    const float2 up = add_warps<S, S::mlp_form>(pair / 2, 4 + pair % 2 * 2, 0, shared);
+    float2 gate = add_warps<S, S::mlp_form, true>(pair / 2, pair % 2 * 2, shared);
+    const float2 up = add_warps<S, S::mlp_form, true>(pair / 2, 4 + pair % 2 * 2, shared);
     gate.x *= rate, gate.y *= rate;
     give(args.words + S::of_gated + share.first * 2 + pair,
          to_bf16_pair(gate.x / (1 + __expf(-gate.x)) * up.x * rate, gate.y / (1 + __expf(-gate.y)) * up.y * rate), tag);
-  }
-}
-
-template <class S>
-__device__ inline void write_logits(const RowStepArgs& args, GroupShare share, const RowStepShared<S>& shared) {
-  const float rate = norm_rate<S>(0, args.eps, shared);
-  for (int pair = threadIdx.x; pair < share.count() * 4; pair += kStepThreads) {
-    const float2 sums = add_warps<S, S::head_form>(pair / 4, pair % 4 * 2, 0, shared);
-    *reinterpret_cast<unsigned*>(args.logits + share.first * 8l + pair * 2) =
-        to_bf16_pair(sums.x * rate, sums.y * rate);
   }
 }
 
@@ -74,13 +51,17 @@ struct Residual {
     pair = mine ? load_pair(from + place * 2) : 0;
   }
 
+  __device__ void give_all(Word* to, unsigned tag) const {
+    if (mine) give(to + place, pair, tag);
+  }
+
   // Add a product, and give the sum to all.
   template <Form kForm>
   __device__ void add(Word* to, unsigned tag, const RowStepShared<S>& shared) {
     if (!mine) return;
-    const float2 sums = add_warps<S, kForm>(threadIdx.x / 4, threadIdx.x % 4 * 2, 1, shared);
+    const float2 sums = add_warps<S, kForm, false>(threadIdx.x / 4, threadIdx.x % 4 * 2, shared);
     pair = to_bf16_pair(low_float(pair) + sums.x, high_float(pair) + sums.y);
-    give(to + place, pair, tag);
+    give_all(to, tag);
   }
 };
 
@@ -89,11 +70,11 @@ template <class S>
 __device__ inline void compute_mlp(const RowStepArgs& args, const LayerArgs& layer, unsigned tag, Residual<S>& residual,
                                    Cursor<S::slots>& at, RowStepShared<S>& shared) {
   Word* words = args.words;
-  take_input<S, S::form, S::hidden, true>(words + S::of_middle, tag, nullptr, layer.mlp_norm, 0, shared);
+  take_input<S, S::form, S::hidden, true>(words + S::of_middle, tag, layer.mlp_norm, shared);
   run_product(
       GroupShare(S::mlp / 4), [&](GroupShare some) { multiply_groups<S, S::form>(some, S::hidden, at, shared); },
       [&](GroupShare some) { give_gated<S>(args, some, tag, shared); });
-  take_input<S, S::form, S::mlp, false>(words + S::of_gated, tag, nullptr, nullptr, 1, shared);
+  take_input<S, S::form, S::mlp, false>(words + S::of_gated, tag, nullptr, shared);
   run_product(
       GroupShare(S::hidden / kStageRows),
       [&](GroupShare some) { multiply_groups<S, S::form>(some, S::mlp, at, shared); },
@@ -107,17 +88,21 @@ __device__ inline void compute_experts(const RowStepArgs& args, const LayerArgs&
   Word* words = args.words;
   const GroupShare of_router(S::experts / kStageRows);
   if (S::mlp_form == Form::kBf16 || of_router.count() > 0)
-    take_input<S, Form::kBf16, S::hidden, true>(words + S::of_middle, tag, nullptr, layer.mlp_norm, 0, shared);
+    take_input<S, Form::kBf16, S::hidden, true>(words + S::of_middle, tag, layer.mlp_norm, shared);
   run_product(
       of_router, [&](GroupShare some) { multiply_groups<S, Form::kBf16>(some, S::hidden, at, shared); },
-      [&](GroupShare some) { give_routes<S>(args, some, tag, shared); });
+      [&](GroupShare some) {
+        finish_pairs<S, Form::kBf16>(args.eps, some, shared, [&](int place, float2 pair) {
+          give(words + S::of_logits + place, to_bf16_pair(pair.x, pair.y), tag);
+        });
+      });
   if (S::mlp_form != Form::kBf16)
-    take_input<S, S::mlp_form, S::hidden, true>(words + S::of_middle, tag, nullptr, layer.mlp_norm, 0, shared);
+    take_input<S, S::mlp_form, S::hidden, true>(words + S::of_middle, tag, layer.mlp_norm, shared);
   if (threadIdx.x < 32) choose(args, tag, shared);
   run_product(
       GroupShare(S::mlp / 4), [&](GroupShare some) { multiply_groups<S, S::mlp_form>(some, S::hidden, at, shared); },
       [&](GroupShare some) { give_gated<S>(args, some, tag, shared); });
-  take_input<S, S::mlp_form, S::mlp, false>(words + S::of_gated, tag, nullptr, nullptr, 1, shared);
+  take_input<S, S::mlp_form, S::mlp, false>(words + S::of_gated, tag, nullptr, shared);
   run_product(
       GroupShare(S::hidden / kStageRows), [&](GroupShare some) { multiply_downs<S>(some, at, shared); },
       [&](GroupShare) { residual.template add<S::mlp_form>(words + S::of_residual, tag, shared); });
@@ -131,20 +116,25 @@ __device__ inline void compute_step(const RowStepArgs& args, RowStepShared<S>& s
   wait_for_prerequisites();
   Cursor<S::slots> at;
   Word* words = args.words;
-  unsigned tag = *reinterpret_cast<volatile unsigned*>(args.tags);
+  unsigned tag = *reinterpret_cast<volatile unsigned*>(args.tags) + 1;
   Residual<S> residual(args.residual);
+  residual.give_all(words + S::of_residual, tag);
 #pragma unroll 1
   for (int i = 0; i < args.num_layers; i++) {
     const LayerArgs& layer = args.layers[i];
-    take_input<S, S::form, S::hidden, true>(i == 0 ? nullptr : words + S::of_residual, tag, args.residual,
-                                            layer.attention_norm, 0, shared);
+    take_input<S, S::form, S::hidden, true>(words + S::of_residual, tag, layer.attention_norm, shared);
     tag++;
     run_product(
         GroupShare(S::qkv / kStageRows),
         [&](GroupShare some) { multiply_groups<S, S::form>(some, S::hidden, at, shared); },
-        [&](GroupShare some) { give_qkv<S>(args, layer, some, tag, shared); });
+        [&](GroupShare some) {
+          finish_pairs<S, S::form>(args.eps, some, shared, [&](int place, float2 pair) {
+            const unsigned bias = layer.qkv_bias ? load_pair(layer.qkv_bias + place * 2) : 0;
+            give(words + S::of_qkv + place, to_bf16_pair(pair.x + low_float(bias), pair.y + high_float(bias)), tag);
+          });
+        });
     attend_all<S>(layer.attention, here, i, words, tag, shared);
-    take_input<S, S::form, S::attended, false>(words + S::of_attended, tag, nullptr, nullptr, 1, shared);
+    take_input<S, S::form, S::attended, false>(words + S::of_attended, tag, nullptr, shared);
     run_product(
         GroupShare(S::hidden / kStageRows),
         [&](GroupShare some) { multiply_groups<S, S::form>(some, S::attended, at, shared); },
@@ -156,11 +146,15 @@ __device__ inline void compute_step(const RowStepArgs& args, RowStepShared<S>& s
       compute_mlp<S>(args, layer, tag, residual, at, shared);
   }
   launch_dependents();
-  take_input<S, S::head_form, S::hidden, true>(words + S::of_residual, tag, nullptr, args.norm, 0, shared);
+  take_input<S, S::head_form, S::hidden, true>(words + S::of_residual, tag, args.norm, shared);
   run_product(
       GroupShare(args.vocab / kStageRows),
       [&](GroupShare some) { multiply_groups<S, S::head_form>(some, S::hidden, at, shared); },
-      [&](GroupShare some) { write_logits<S>(args, some, shared); });
+      [&](GroupShare some) {
+        finish_pairs<S, S::head_form>(args.eps, some, shared, [&](int place, float2 pair) {
+          reinterpret_cast<unsigned*>(args.logits)[place] = to_bf16_pair(pair.x, pair.y);
+        });
+      });
   // All others have read it: this block has had something of each of them.
   if (blockIdx.x == 0 && threadIdx.x == 0) *args.tags = tag;
 }

@@ -13,29 +13,20 @@ struct Attending {
   Place<A> at;
   bool active, owner;
   Angles<A> angles;
+  int block;  // of tile `lane`
 
-  __device__ Attending(const AttentionArgs& args) {
-    at.row = 0;
-    at.head = blockIdx.x / S::parts;
-    at.rank = blockIdx.x % S::parts;
-    at.warp = threadIdx.x / 32;
-    at.lane = threadIdx.x % 32;
-    active = at.head < S::kv_heads;
-    at.length = args.context_lens[0];
-    at.table = args.block_tables + long(args.row_slots[0]) * args.table_stride;
-    at.first = at.warp * S::parts + at.rank;
-    const int tiles = (at.length + kTileKeys - 1) / kTileKeys;
-    at.count = active && at.warp < kAttendWarps
-                   ? max(tiles - at.first + S::parts * kAttendWarps - 1, 0) / (S::parts * kAttendWarps)
-                   : 0;
-    owner = active && tiles > 0 && (tiles - 1) % S::parts == at.rank;
-    angles = load_angles(args, at);
+  __device__ explicit Attending(const AttentionArgs& args)
+      : at(find_place<A>(args, 0, blockIdx.x / S::parts, blockIdx.x % S::parts)),
+        active(at.head < S::kv_heads),
+        owner(active && at.owns_newest()),
+        angles(load_angles(args, at)) {
+    if (!active || at.warp >= A::warps) at.count = 0;
+    block = load_block(at, at.lane);
   }
 
   // Start to copy a layer's first tile.
   __device__ void copy_first(const AttentionArgs& args, RowStepShared<S>& shared) const {
-    if (at.lane == 0 && at.count > 0)
-      copy_tile(args, at, 0, at.table[at.tile(0) * kTileKeys / A::block_size], shared.attention);
+    if (at.lane == 0 && at.count > 0) copy_tile(args, at, 0, block, shared.attention);
   }
 };
 
@@ -64,32 +55,6 @@ __device__ inline void take_heads(const AttentionArgs& args, const Attending<S>&
                            : shared.attention.new_value;
     keep_head<A>(pairs, at.lane, to, kind == 0 || !cell ? nullptr : cell + (kind == 2 ? args.values : 0));
   }
-}
-
-// As attend_tiles(), with barriers that have come round `turns` times before.
-template <class S>
-__device__ inline void attend_layer(const AttentionArgs& args, const Place<typename S::Attention>& at, int turns,
-                                    RowStepShared<S>& shared) {
-  using A = typename S::Attention;
-  Running<A> running;
-  const Query<A> query(shared.attention.queries[min(at.lane / 4, A::group - 1)], at.lane);
-  const int last = (at.length - 1) / kTileKeys;
-  Tile<A>& tile = shared.attention.ring[at.warp][0];
-#pragma unroll 1
-  for (int turn = 0; turn < at.count; turn++) {
-    wait(shared.attention.full[at.warp][0], (turns + turn) % 2);
-    if (at.tile(turn) == last) complete_tile(at, shared.attention, tile);
-    unsigned weights[2];
-    weigh(args, at, turn, query, tile, running, weights);
-    add_values(at, tile, weights, running);
-    __syncwarp();
-    if (turn + 1 < at.count && at.lane == 0)
-      copy_tile(args, at, turn + 1, at.table[at.tile(turn + 1) * kTileKeys / A::block_size], shared.attention);
-  }
-  running.total += __shfl_xor_sync(~0u, running.total, 1);
-  running.total += __shfl_xor_sync(~0u, running.total, 2);
-  leave_part(at, shared.attention, running);
-  fence_shared_writes();  // the next layer's first tile comes there
 }
 
 // Add up the block's parts, and give each block of the KV head the outputs that it writes.
@@ -163,7 +128,12 @@ __device__ inline void attend_all(const AttentionArgs& args, const Attending<S>&
   if (!here.active) return;
   take_heads(args, here, words, tag, shared);
   sync_warps<kStepWarps>();
-  if (here.at.warp < kAttendWarps) attend_layer<S>(args, here.at, layer * here.at.count, shared);
+  if (here.at.warp < kAttendWarps) {
+    Running<typename S::Attention> running;
+    attend_tiles(args, here.at, here.block, layer * here.at.count, shared.attention, running);
+    leave_part(here.at, shared.attention, running);
+    fence_shared_writes();  // the next layer's first tile comes there
+  }
   sync_warps<kStepWarps>();
   give_parts<S>(here.at, words, tag, shared);
   give_attended<S>(args, here.at, words, tag);

@@ -8,18 +8,18 @@
 namespace blink {
 
 template <class S>
-__device__ inline float norm_rate(int buffer, float eps, const RowStepShared<S>& shared) {
+__device__ inline float norm_rate(float eps, const RowStepShared<S>& shared) {
   float squares = 0;
 #pragma unroll
-  for (int warp = 0; warp < kStepWarps; warp++) squares += shared.squares[buffer][warp];
+  for (int warp = 0; warp < kStepWarps; warp++) squares += shared.squares[warp];
   return rsqrtf(squares / S::hidden + eps);
 }
 
 template <class S>
-__device__ inline void keep_squares(float squares, int buffer, RowStepShared<S>& shared) {
+__device__ inline void keep_squares(float squares, RowStepShared<S>& shared) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-  if (threadIdx.x % 32 == 0) shared.squares[buffer][threadIdx.x / 32] = squares;
+  if (threadIdx.x % 32 == 0) shared.squares[threadIdx.x / 32] = squares;
 }
 
 // Some pieces of a product's input: a thread's i-th has 8 consecutive k and those 16 further on.
@@ -30,10 +30,9 @@ struct Pieces {
   __device__ static int piece(int i) { return i * kStepThreads + int(threadIdx.x); }
   __device__ static int place(int piece) { return piece / 2 * 32 + piece % 2 * 8; }
 
-  // Take them, times the norm's weights if there are any; return the sum of squares before. from: words with a tag, or
-  // null for plain.
+  // Take them from words, times the norm's weights if there are any; return the sum of squares before.
   template <bool kNorm>
-  __device__ float take(const Word* from, unsigned tag, const Bf16* plain, const Bf16* norm) {
+  __device__ float take(const Word* from, unsigned tag, const Bf16* norm) {
     constexpr int at_once = kTurns < 4 ? kTurns : 4;
     float squares = 0;
 #pragma unroll
@@ -45,9 +44,8 @@ struct Pieces {
         const int at = place(min(piece(first + i), kPieces - 1));
         if (kNorm)
           for (int j = 0; j < 2; j++) weights[i][j] = *reinterpret_cast<const Vec16*>(norm + at + j * 16);
-        if (from)
 #pragma unroll
-          for (int j = 0; j < 4; j++) load_words(from + at / 2 + j / 2 * 8 + j % 2 * 2, words[i][j]);
+        for (int j = 0; j < 4; j++) load_words(from + at / 2 + j / 2 * 8 + j % 2 * 2, words[i][j]);
       }
 #pragma unroll
       for (int i = 0; i < at_once && first + i < kTurns; i++) {
@@ -55,13 +53,8 @@ struct Pieces {
         unsigned (&own)[8] = pairs[first + i];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-          if (from) {
-            await_words(from + at / 2 + j / 2 * 8 + j % 2 * 2, tag, words[i][j]);
-            own[j * 2] = unsigned(words[i][j][0]), own[j * 2 + 1] = unsigned(words[i][j][1]);
-          } else {
-            own[j * 2] = load_pair(plain + at + j / 2 * 16 + j % 2 * 4);
-            own[j * 2 + 1] = load_pair(plain + at + j / 2 * 16 + j % 2 * 4 + 2);
-          }
+          await_words(from + at / 2 + j / 2 * 8 + j % 2 * 2, tag, words[i][j]);
+          own[j * 2] = unsigned(words[i][j][0]), own[j * 2 + 1] = unsigned(words[i][j][1]);
         }
         if (kNorm) squares += normalize(own, weights[i], piece(first + i) < kPieces);
       }
@@ -95,7 +88,7 @@ __device__ inline void keep_cut(const unsigned (&pairs)[8], int piece, Input<kMo
 
 // Find the scale of all the block's f16.
 template <class S, int kPieces, int kTurns>
-__device__ inline HalfScale scale_pieces(const Pieces<kPieces, kTurns>& pieces, int buffer, RowStepShared<S>& shared) {
+__device__ inline HalfScale scale_pieces(const Pieces<kPieces, kTurns>& pieces, RowStepShared<S>& shared) {
   unsigned largest = 0;
 #pragma unroll
   for (int i = 0; i < kTurns; i++)
@@ -107,22 +100,22 @@ __device__ inline HalfScale scale_pieces(const Pieces<kPieces, kTurns>& pieces, 
   sync_warps<kStepWarps>();
 #pragma unroll
   for (int warp = 0; warp < kStepWarps; warp++) largest = __vmaxu2(largest, shared.largest[warp]);
-  const HalfScale scale(largest);
-  if (threadIdx.x == 0) shared.inverse[buffer] = scale.inverse;
-  return scale;
+  return HalfScale(largest);
 }
 
-// Take a product's input, times the norm's weights if there are any. from: words with a tag, or null for plain.
+// Take a product's input from words, times the norm's weights if there are any.
 template <class S, Form kForm, int kK, bool kNorm>
-__device__ inline void take_input(const Word* from, unsigned tag, const Bf16* plain, const Bf16* norm, int buffer,
-                                  RowStepShared<S>& shared) {
+__device__ inline void take_input(const Word* from, unsigned tag, const Bf16* norm, RowStepShared<S>& shared) {
   static_assert(kForm != Form::kInt4 || kK % 512 == 0);  // eight lanes cut a group, and all lanes take part
   constexpr int count = kK / 16, turns = (count + kStepThreads - 1) / kStepThreads;
   Pieces<count, turns> pieces;
-  const float squares = pieces.template take<kNorm>(from, tag, plain, norm);
-  if (kNorm) keep_squares(squares, buffer, shared);
+  const float squares = pieces.template take<kNorm>(from, tag, norm);
+  if (kNorm) keep_squares(squares, shared);
   HalfScale scale(0);
-  if constexpr (kHasScales<kForm>) scale = scale_pieces(pieces, buffer, shared);
+  if constexpr (kHasScales<kForm>) {
+    scale = scale_pieces(pieces, shared);
+    if (threadIdx.x == 0) shared.inverse[kNorm] = scale.inverse;
+  }
 #pragma unroll
   for (int i = 0; i < turns; i++) {
     const int piece = pieces.piece(i);

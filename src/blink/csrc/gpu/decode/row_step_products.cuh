@@ -192,16 +192,16 @@ __device__ inline void run_product(GroupShare share, Multiply multiply, Finish f
   }
 }
 
-// Add up the warps' sums of a weight row of a group and the next.
-template <class S, Form kForm>
-__device__ inline float2 add_warps(int group, int row, int buffer, const RowStepShared<S>& shared) {
+// Add up the warps' sums of a weight row of a group and the next. kNorm: whether the input had a norm.
+template <class S, Form kForm, bool kNorm>
+__device__ inline float2 add_warps(int group, int row, const RowStepShared<S>& shared) {
   float2 total = {};
 #pragma unroll
   for (int warp = 0; warp < kStepWarps; warp++) {
     const float2 sums = *reinterpret_cast<const float2*>(&shared.sums[group][warp][row]);
     total.x += sums.x, total.y += sums.y;
   }
-  if (kHasScales<kForm>) total.x *= shared.inverse[buffer], total.y *= shared.inverse[buffer];
+  if (kHasScales<kForm>) total.x *= shared.inverse[kNorm], total.y *= shared.inverse[kNorm];
   return total;
 }
 

@@ -121,8 +121,8 @@ struct RowStepShared {
   alignas(128) Stage<S::has_groups> ring[S::slots];
   alignas(16) Input<S::most_k> x;
   float sums[kMostGroups][kStepWarps][kStageRows];
-  float squares[2][kStepWarps];  // of this product's input and of the one before
-  float inverse[2];              // of what f16 were multiplied by
+  float squares[kStepWarps];
+  float inverse[2];  // of what f16 were multiplied by, of an input without and of one with a norm: they alternate
   unsigned largest[kStepWarps];
   Chosen<S::top_k> chosen;
   alignas(8) Barrier full[S::slots], empty[S::slots], routed;
