@@ -15,7 +15,7 @@ namespace {
 
 constexpr bool kMixture = EXPERTS > 0;
 constexpr int kHidden = 512, kHeadDim = 64, kQueries = 4, kKvHeads = 2, kBlockSize = 16, kLayers = 2, kVocab = 96;
-constexpr int kWidth = kMixture ? 256 : 1024, kTopK = kMixture ? 4 : 0, kParts = 2, kSlots = 5, kBlocks = 6;
+constexpr int kWidth = kMixture ? 256 : 1024, kTopK = kMixture ? 4 : 0, kParts = 2, kSlots = 4, kBlocks = 6;
 constexpr int kToken = kKvHeads * kHeadDim;
 constexpr Form kForm = Form::FORM, kExpertForm = Form::EXPERT_FORM, kHeadForm = Form::HEAD_FORM;
 using S = RowStepShape<kForm, kExpertForm, kHeadForm, kHidden, kWidth, EXPERTS, kTopK, kQueries, kKvHeads, kHeadDim,
@@ -267,7 +267,8 @@ void run_step(const RowStepArgs& args, unsigned seed) {
     memory = allocate<RowStepShared<S>>(1);
     std::memset(static_cast<void*>(memory), 0xff, sizeof *memory);
   }
-  emulated::run({kBlocks, 1, 1}, kStepThreads + 32, [&] { run_row_step<S>(args, *shared[blockIdx.x]); }, seed);
+  emulated::run(
+      {kBlocks, 1, 1}, kStepThreads + 32 * kCopyWarps, [&] { run_row_step<S>(args, *shared[blockIdx.x]); }, seed);
   for (auto* memory : shared) std::free(memory);
 }
 
@@ -278,7 +279,7 @@ int main(int count, char** arguments) {
   RowStepArgs args = {};
   args.layers = model.args, args.residual = model.embedding, args.norm = model.norm;
   args.lm_head = model.lm_head.matrix, args.logits = allocate<Bf16>(kVocab);
-  args.words = allocate<Word>(S::words), args.tags = allocate<unsigned>(1);
+  args.words = allocate<Word>(S::words), args.handovers = allocate<Handovers>(1);
   args.eps = 1e-5f, args.num_layers = kLayers, args.vocab = kVocab, args.renormalize = 1;
   const Numbers expected = Reference(model).compute();
   std::vector<Bf16> first;

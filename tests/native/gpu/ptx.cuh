@@ -11,6 +11,13 @@ enum class Output { kStore, kAdd, kGate };
 inline void launch_dependents() {}
 inline void wait_for_prerequisites() {}
 
+template <int kCount>
+void take_registers() {}
+template <int kCount>
+void give_up_registers() {}
+
+inline int fresh_thread() { return threadIdx.x; }
+
 inline Vec16 load(const void* from) { return *static_cast<const Vec16*>(from); }
 inline unsigned load_pair(const Bf16* from) { return *reinterpret_cast<const unsigned*>(from); }
 inline unsigned load_pair_from_l2(const Bf16* from) { return load_pair(from); }
@@ -125,6 +132,11 @@ inline void store_words(Word* to, Word first, Word second) {
   if (uintptr_t(to) % 16) emulated::fail("words that are not aligned");
   to[0] = first, to[1] = second;
 }
+inline unsigned load_count(const unsigned* from) {
+  emulated::yield();
+  return *from;
+}
+inline void add_one(unsigned* to) { ++*to; }
 inline void load_words(const Word* from, Word (&words)[1]) {
   emulated::yield();
   words[0] = from[0];

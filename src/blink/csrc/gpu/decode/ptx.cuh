@@ -25,6 +25,29 @@ __device__ inline void wait_for_prerequisites() {
 #endif
 }
 
+// From here on each of the warpgroup's threads has so many registers, more or fewer than the launch gave it.
+template <int kCount>
+__device__ inline void take_registers() {
+#if __CUDA_ARCH__ == 900 && __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
+
+template <int kCount>
+__device__ inline void give_up_registers() {
+#if __CUDA_ARCH__ == 900 && __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
+
+// The thread's index, as one of which the compiler knows nothing: what follows from it is computed where it is used,
+// once more in each turn of a loop, and takes no registers meanwhile.
+__device__ inline int fresh_thread() {
+  int thread = int(threadIdx.x);
+  asm volatile("" : "+r"(thread));
+  return thread;
+}
+
 // Load what no kernel of the step writes and nobody reads twice. Not as read-only data, which the compiler would be
 // free to load behind wait_for_prerequisites().
 __device__ inline Vec16 load_once(const void* from) {
@@ -266,6 +289,16 @@ __device__ inline void store_words(Word* to, Word first, Word second) {
 
 __device__ inline void store_word(Word* to, Word word) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
+__device__ inline unsigned load_count(const unsigned* from) {
+  unsigned count;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(from) : "memory");
+  return count;
+}
+
+__device__ inline void add_one(unsigned* to) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
 }
 
 __device__ inline void load_words(const Word* from, Word (&words)[1]) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// All layers of a step of one row by one kernel, a block for each multiprocessor. One warp of a block copies its
-// weights of all layers, one after the other, to a ring of stages: it waits for room alone, so that the memory is busy
+// All layers of a step of one row by one kernel, a block for each multiprocessor. Some warps of a block copy its
+// weights of all layers, one after the other, to a ring of stages: they wait for room alone, so that the memory is busy
 // while the others hand over activations. These go through L2 as words with a tag, which says by itself that a word is
-// there (NCCL's protocol LL): no fence, no counter, no end of a kernel is waited for.
+// there (NCCL's protocol LL): no fence, no end of a kernel is waited for.
 //
 // Every block computes some outputs of every product but the router's, and none before it has read all of its inputs.
 // So nobody writes a word anew that another has yet to read.
@@ -17,7 +17,8 @@ namespace blink {
 template <class S, Form kForm, class Write>
 __device__ inline void finish_pairs(float eps, GroupShare share, const RowStepShared<S>& shared, Write write) {
   const float rate = norm_rate(eps, shared);
-  for (int pair = threadIdx.x; pair < share.count() * 4; pair += kStepThreads) {
+#pragma unroll 1
+  for (int pair = fresh_thread(); pair < share.count() * 4; pair += kStepThreads) {
     const float2 sums = add_warps<S, kForm, true>(pair / 4, pair % 4 * 2, shared);
     write(share.first * 4 + pair, float2{sums.x * rate, sums.y * rate});
   }
@@ -28,7 +29,8 @@ template <class S>
 __device__ inline void give_gated(const RowStepArgs& args, GroupShare share, unsigned tag,
                                   const RowStepShared<S>& shared) {
   const float rate = norm_rate(args.eps, shared);
-  for (int pair = threadIdx.x; pair < share.count() * 2; pair += kStepThreads) {
+#pragma unroll 1
+  for (int pair = fresh_thread(); pair < share.count() * 2; pair += kStepThreads) {
     float2 gate = add_warps<S, S::mlp_form, true>(pair / 2, pair % 2 * 2, shared);
     const float2 up = add_warps<S, S::mlp_form, true>(pair / 2, 4 + pair % 2 * 2, shared);
     gate.x *= rate, gate.y *= rate;
@@ -67,45 +69,49 @@ struct Residual {
 
 // A layer without experts, from the residual behind attention on.
 template <class S>
-__device__ inline void compute_mlp(const RowStepArgs& args, const LayerArgs& layer, unsigned tag, Residual<S>& residual,
-                                   Cursor<S::slots>& at, RowStepShared<S>& shared) {
+__device__ inline void compute_mlp(const RowStepArgs& args, const LayerArgs& layer, Handover& handover, unsigned tag,
+                                   Residual<S>& residual, unsigned& done, RowStepShared<S>& shared) {
   Word* words = args.words;
-  take_input<S, S::form, S::hidden, true>(words + S::of_middle, tag, layer.mlp_norm, shared);
+  take_input<S, S::form, S::hidden, true>(handover, words + S::of_middle, tag, layer.mlp_norm, shared);
   run_product(
-      GroupShare(S::mlp / 4), [&](GroupShare some) { multiply_groups<S, S::form>(some, S::hidden, at, shared); },
+      GroupShare(S::mlp / 4), [&](GroupShare some) { multiply_groups<S, S::form, S::hidden>(some, done, shared); },
       [&](GroupShare some) { give_gated<S>(args, some, tag, shared); });
-  take_input<S, S::form, S::mlp, false>(words + S::of_gated, tag, nullptr, shared);
+  handover.finish();
+  take_input<S, S::form, S::mlp, false>(handover, words + S::of_gated, tag, nullptr, shared);
   run_product(
       GroupShare(S::hidden / kStageRows),
-      [&](GroupShare some) { multiply_groups<S, S::form>(some, S::mlp, at, shared); },
+      [&](GroupShare some) { multiply_groups<S, S::form, S::mlp>(some, done, shared); },
       [&](GroupShare) { residual.template add<S::form>(words + S::of_residual, tag, shared); });
+  handover.finish();
 }
 
 // The same with experts.
 template <class S>
-__device__ inline void compute_experts(const RowStepArgs& args, const LayerArgs& layer, unsigned tag,
-                                       Residual<S>& residual, Cursor<S::slots>& at, RowStepShared<S>& shared) {
+__device__ inline void compute_experts(const RowStepArgs& args, const LayerArgs& layer, Handover& handover,
+                                       unsigned tag, Residual<S>& residual, unsigned& done, RowStepShared<S>& shared) {
   Word* words = args.words;
   const GroupShare of_router(S::experts / kStageRows);
   if (S::mlp_form == Form::kBf16 || of_router.count() > 0)
-    take_input<S, Form::kBf16, S::hidden, true>(words + S::of_middle, tag, layer.mlp_norm, shared);
+    take_input<S, Form::kBf16, S::hidden, true>(handover, words + S::of_middle, tag, layer.mlp_norm, shared);
   run_product(
-      of_router, [&](GroupShare some) { multiply_groups<S, Form::kBf16>(some, S::hidden, at, shared); },
+      of_router, [&](GroupShare some) { multiply_groups<S, Form::kBf16, S::hidden>(some, done, shared); },
       [&](GroupShare some) {
         finish_pairs<S, Form::kBf16>(args.eps, some, shared, [&](int place, float2 pair) {
           give(words + S::of_logits + place, to_bf16_pair(pair.x, pair.y), tag);
         });
       });
   if (S::mlp_form != Form::kBf16)
-    take_input<S, S::mlp_form, S::hidden, true>(words + S::of_middle, tag, layer.mlp_norm, shared);
+    take_input<S, S::mlp_form, S::hidden, true>(handover, words + S::of_middle, tag, layer.mlp_norm, shared);
   if (threadIdx.x < 32) choose(args, tag, shared);
   run_product(
-      GroupShare(S::mlp / 4), [&](GroupShare some) { multiply_groups<S, S::mlp_form>(some, S::hidden, at, shared); },
+      GroupShare(S::mlp / 4), [&](GroupShare some) { multiply_groups<S, S::mlp_form, S::hidden>(some, done, shared); },
       [&](GroupShare some) { give_gated<S>(args, some, tag, shared); });
-  take_input<S, S::mlp_form, S::mlp, false>(words + S::of_gated, tag, nullptr, shared);
+  handover.finish();
+  take_input<S, S::mlp_form, S::mlp, false>(handover, words + S::of_gated, tag, nullptr, shared);
   run_product(
-      GroupShare(S::hidden / kStageRows), [&](GroupShare some) { multiply_downs<S>(some, at, shared); },
+      GroupShare(S::hidden / kStageRows), [&](GroupShare some) { multiply_downs<S>(some, done, shared); },
       [&](GroupShare) { residual.template add<S::mlp_form>(words + S::of_residual, tag, shared); });
+  handover.finish();
 }
 
 // What the computing warps do.
@@ -114,19 +120,21 @@ __device__ inline void compute_step(const RowStepArgs& args, RowStepShared<S>& s
   const Attending<S> here(args.layers[0].attention);
   here.copy_first(args.layers[0].attention, shared);
   wait_for_prerequisites();
-  Cursor<S::slots> at;
+  unsigned done = 0;  // stages
   Word* words = args.words;
-  unsigned tag = *reinterpret_cast<volatile unsigned*>(args.tags) + 1;
+  unsigned tag = reinterpret_cast<volatile Handovers*>(args.handovers)->tag + 1;
+  Handover handover(args.handovers);
   Residual<S> residual(args.residual);
   residual.give_all(words + S::of_residual, tag);
+  handover.finish();
 #pragma unroll 1
   for (int i = 0; i < args.num_layers; i++) {
     const LayerArgs& layer = args.layers[i];
-    take_input<S, S::form, S::hidden, true>(words + S::of_residual, tag, layer.attention_norm, shared);
+    take_input<S, S::form, S::hidden, true>(handover, words + S::of_residual, tag, layer.attention_norm, shared);
     tag++;
     run_product(
         GroupShare(S::qkv / kStageRows),
-        [&](GroupShare some) { multiply_groups<S, S::form>(some, S::hidden, at, shared); },
+        [&](GroupShare some) { multiply_groups<S, S::form, S::hidden>(some, done, shared); },
         [&](GroupShare some) {
           finish_pairs<S, S::form>(args.eps, some, shared, [&](int place, float2 pair) {
             const unsigned bias = layer.qkv_bias ? load_pair(layer.qkv_bias + place * 2) : 0;
@@ -134,48 +142,74 @@ __device__ inline void compute_step(const RowStepArgs& args, RowStepShared<S>& s
           });
         });
     attend_all<S>(layer.attention, here, i, words, tag, shared);
-    take_input<S, S::form, S::attended, false>(words + S::of_attended, tag, nullptr, shared);
+    handover.finish();
+    take_input<S, S::form, S::attended, false>(handover, words + S::of_attended, tag, nullptr, shared);
     run_product(
         GroupShare(S::hidden / kStageRows),
-        [&](GroupShare some) { multiply_groups<S, S::form>(some, S::attended, at, shared); },
+        [&](GroupShare some) { multiply_groups<S, S::form, S::attended>(some, done, shared); },
         [&](GroupShare) { residual.template add<S::form>(words + S::of_middle, tag, shared); });
+    handover.finish();
     if (i + 1 < args.num_layers) here.copy_first(args.layers[i + 1].attention, shared);
     if constexpr (S::experts)
-      compute_experts<S>(args, layer, tag, residual, at, shared);
+      compute_experts<S>(args, layer, handover, tag, residual, done, shared);
     else
-      compute_mlp<S>(args, layer, tag, residual, at, shared);
+      compute_mlp<S>(args, layer, handover, tag, residual, done, shared);
   }
   launch_dependents();
-  take_input<S, S::head_form, S::hidden, true>(words + S::of_residual, tag, args.norm, shared);
+  take_input<S, S::head_form, S::hidden, true>(handover, words + S::of_residual, tag, args.norm, shared);
   run_product(
       GroupShare(args.vocab / kStageRows),
-      [&](GroupShare some) { multiply_groups<S, S::head_form>(some, S::hidden, at, shared); },
+      [&](GroupShare some) { multiply_groups<S, S::head_form, S::hidden>(some, done, shared); },
       [&](GroupShare some) {
         finish_pairs<S, S::head_form>(args.eps, some, shared, [&](int place, float2 pair) {
           reinterpret_cast<unsigned*>(args.logits)[place] = to_bf16_pair(pair.x, pair.y);
         });
       });
   // All others have read it: this block has had something of each of them.
-  if (blockIdx.x == 0 && threadIdx.x == 0) *args.tags = tag;
+  if (blockIdx.x == 0 && threadIdx.x == 0) args.handovers->tag = tag, args.handovers->count = handover.count;
 }
 
-// What the copying warp does.
+// Bring near what the layer after the next says, and the norms of the next: all wait where these come from afar.
+template <class S>
+__device__ inline void bring_near(const RowStepArgs& args, int layer, RowStepShared<S>& shared) {
+  const int thread = threadIdx.x - kStepThreads;
+  constexpr int norm_lines = S::hidden * 2 / 128;
+  const auto bring = [&](const void* first, int line) {
+    start_copy<4>(&shared.near[thread / 32][thread % 32], static_cast<const char*>(first) + line * 128);
+  };
+  if (layer + 2 < args.num_layers && thread < int(sizeof(LayerArgs) / 128)) bring(args.layers + layer + 2, thread);
+  if (layer + 1 == args.num_layers) return;
+  for (int i = thread; i < 2 * norm_lines; i += kCopyWarps * 32) {
+    const LayerArgs& next = args.layers[layer + 1];
+    bring(i < norm_lines ? next.attention_norm : next.mlp_norm, i % norm_lines);
+  }
+}
+
+// What the copying warps do.
 template <class S>
 __device__ inline void copy_step(const RowStepArgs& args, RowStepShared<S>& shared) {
-  Cursor<S::slots> at;
+  unsigned done = 0;  // stages
 #pragma unroll 1
   for (int i = 0; i < args.num_layers; i++) {
     const LayerArgs& layer = args.layers[i];
-    copy_product<S, S::form, false>(layer.qkv, S::qkv / kStageRows, S::hidden, at, shared);
-    copy_product<S, S::form, false>(layer.output, S::hidden / kStageRows, S::attended, at, shared);
+    bring_near<S>(args, i, shared);
+    copy_product<S, S::form, S::hidden, false>(layer.qkv, S::qkv / kStageRows, done, shared);
+    if constexpr (!S::experts) {
+      prefetch_stages<S::form, S::attended, false>(layer.output, S::hidden / kStageRows, S::slots, kAheadOutput);
+      prefetch_stages<S::form, S::hidden, true>(layer.gate_up, S::mlp / 4, 0, kAheadGate);
+    }
+    copy_product<S, S::form, S::attended, false>(layer.output, S::hidden / kStageRows, done, shared);
     if constexpr (S::experts) {
-      copy_experts<S>(layer, i + 1 < args.num_layers ? &layer + 1 : nullptr, i, at, shared);
+      copy_experts<S>(layer, i + 1 < args.num_layers ? &layer + 1 : nullptr, i, done, shared);
     } else {
-      copy_product<S, S::form, true>(layer.gate_up, S::mlp / 4, S::hidden, at, shared);
-      copy_product<S, S::form, false>(layer.down, S::hidden / kStageRows, S::mlp, at, shared);
+      copy_product<S, S::form, S::hidden, true>(layer.gate_up, S::mlp / 4, done, shared);
+      prefetch_stages<S::form, S::mlp, false>(layer.down, S::hidden / kStageRows, S::slots, kAheadDown);
+      copy_product<S, S::form, S::mlp, false>(layer.down, S::hidden / kStageRows, done, shared);
+      if (i + 1 < args.num_layers)
+        prefetch_stages<S::form, S::hidden, false>((&layer)[1].qkv, S::qkv / kStageRows, S::slots, kAheadQkv);
     }
   }
-  copy_product<S, S::head_form, false>(args.lm_head, args.vocab / kStageRows, S::hidden, at, shared);
+  copy_product<S, S::head_form, S::hidden, false>(args.lm_head, args.vocab / kStageRows, done, shared);
 }
 
 template <class S>
@@ -187,15 +221,19 @@ __device__ inline void run_row_step(const RowStepArgs& args, RowStepShared<S>& s
     publish_barriers();
   }
   __syncthreads();
-  if (threadIdx.x < kStepThreads)
+  if (threadIdx.x < kStepThreads) {
+    take_registers<kStepRegisters>();
     compute_step<S>(args, shared);
-  else
+  } else {
+    give_up_registers<kCopyRegisters>();
     copy_step<S>(args, shared);
+  }
 }
 
 template <Form kForm, Form kExpertForm, Form kHeadForm, int kHidden, int kMlp, int kExperts, int kTopK, int kQueries,
           int kKvHeads, int kHeadDim, int kRotaryDim, int kBlockSize, int kParts, int kSlots, bool kHeadNorm>
-__global__ void __launch_bounds__(kStepThreads + 32, 1) row_step(const __grid_constant__ RowStepArgs args) {
+__global__ void __launch_bounds__(kStepThreads + 32 * kCopyWarps, 1)
+    row_step(const __grid_constant__ RowStepArgs args) {
   using S = RowStepShape<kForm, kExpertForm, kHeadForm, kHidden, kMlp, kExperts, kTopK, kQueries, kKvHeads, kHeadDim,
                          kRotaryDim, kBlockSize, kParts, kSlots, kHeadNorm>;
   extern __shared__ __align__(1024) char memory[];

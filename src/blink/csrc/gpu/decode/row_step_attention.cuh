@@ -12,14 +12,12 @@ struct Attending {
   using A = typename S::Attention;
   Place<A> at;
   bool active, owner;
-  Angles<A> angles;
   int block;  // of tile `lane`
 
   __device__ explicit Attending(const AttentionArgs& args)
       : at(find_place<A>(args, 0, blockIdx.x / S::parts, blockIdx.x % S::parts)),
         active(at.head < S::kv_heads),
-        owner(active && at.owns_newest()),
-        angles(load_angles(args, at)) {
+        owner(active && at.owns_newest()) {
     if (!active || at.warp >= A::warps) at.count = 0;
     block = load_block(at, at.lane);
   }
@@ -37,19 +35,19 @@ __device__ inline void take_heads(const AttentionArgs& args, const Attending<S>&
   using A = typename S::Attention;
   constexpr int words_each = A::dims / 2;
   const Place<A>& at = here.at;
+  const Angles<A> angles = load_angles(args, at);
   const long slot = args.kv_slots[0];
   Bf16* cell = slot < 0 ? nullptr : static_cast<Bf16*>(args.cache) + slot * A::token + at.head * A::head_dim;
   for (int head = at.warp; head < A::group + 2 * here.owner; head += kStepWarps) {
     const int kind = max(head - A::group + 1, 0);  // query, key, value
     const int of_all = kind == 0 ? at.head * A::group + head : (A::group + kind - 1) * A::kv_heads + at.head;
     const Word* from = words + S::of_qkv + of_all * (A::head_dim / 2) + at.lane * words_each;
-    Word found[words_each];
-    load_words(from, found);
-    await_words(from, tag, found);
+    Word found[1][words_each];
+    await_words(found, tag, [&](int) { return from; });
     unsigned pairs[words_each];
 #pragma unroll
-    for (int i = 0; i < words_each; i++) pairs[i] = unsigned(found[i]);
-    if (kind < 2) turn_head<A>(kind ? args.key_norm : args.query_norm, args.eps, here.angles, at.lane, pairs);
+    for (int i = 0; i < words_each; i++) pairs[i] = unsigned(found[0][i]);
+    if (kind < 2) turn_head<A>(kind ? args.key_norm : args.query_norm, args.eps, angles, at.lane, pairs);
     Bf16* to = kind == 0   ? shared.attention.queries[head]
                : kind == 1 ? shared.attention.new_key
                            : shared.attention.new_value;
@@ -63,7 +61,7 @@ __device__ inline void give_parts(const Place<typename S::Attention>& at, Word* 
                                   RowStepShared<S>& shared) {
   using A = typename S::Attention;
   auto& own = shared.attention;
-  for (int i = threadIdx.x * 4; i < A::outputs; i += kStepThreads * 4) {
+  for (int i = fresh_thread() * 4; i < A::outputs; i += kStepThreads * 4) {
     const int head = i / A::head_dim, dim = i % A::head_dim;
     float best = kLowest, total = 0;
     float4 attended = {};
@@ -92,25 +90,22 @@ template <class S>
 __device__ inline void give_attended(const AttentionArgs& args, const Place<typename S::Attention>& at, Word* words,
                                      unsigned tag) {
   using A = typename S::Attention;
-  const int i = threadIdx.x, output = at.rank * A::share + i;
+  const int i = fresh_thread(), output = at.rank * A::share + i;
   static_assert(A::share <= kStepThreads);
   if (i / 32 * 32 >= A::share) return;
   Word parts[S::parts][1], weights[S::parts][2];
   const int mine = min(i, A::share - 1), head = min(output, A::outputs - 1) / A::head_dim;
   const Word* from = words + S::of_parts + (at.head * S::parts + at.rank) * S::parts * A::share + mine;
   const Word* of_weights = words + S::of_weights + (at.head * S::parts * A::group + head) * 2;
-#pragma unroll
-  for (int rank = 0; rank < S::parts; rank++) {
-    load_words(from + rank * A::share, parts[rank]);
-    load_words(of_weights + rank * A::group * 2, weights[rank]);
-  }
+  const auto of_part = [&](int rank) { return from + rank * A::share; };
+  const auto of_weight = [&](int rank) { return of_weights + rank * A::group * 2; };
+  load_all(parts, of_part);
+  load_all(weights, of_weight);
+  await_loaded(parts, tag, of_part);
+  await_loaded(weights, tag, of_weight);
   float best = kLowest, total = 0, attended = 0;
 #pragma unroll
-  for (int rank = 0; rank < S::parts; rank++) {
-    await_words(from + rank * A::share, tag, parts[rank]);
-    await_words(of_weights + rank * A::group * 2, tag, weights[rank]);
-    best = fmaxf(best, __uint_as_float(unsigned(weights[rank][0])));
-  }
+  for (int rank = 0; rank < S::parts; rank++) best = fmaxf(best, __uint_as_float(unsigned(weights[rank][0])));
 #pragma unroll
   for (int rank = 0; rank < S::parts; rank++) {
     const float weight = exp2f(__uint_as_float(unsigned(weights[rank][0])) - best);

@@ -16,14 +16,12 @@ __device__ inline void choose(const RowStepArgs& args, unsigned tag, RowStepShar
   static_assert(each % 2 == 0);
   const int lane = threadIdx.x % 32;
   unsigned keys[each], largest = 0, before = 0, mine = 0;
-  const Word* from = args.words + S::of_logits + lane * pairs;
+  Word words[pairs][1];
+  await_words(words, tag, [&](int i) { return args.words + S::of_logits + lane * pairs + i; });
 #pragma unroll
   for (int i = 0; i < pairs; i++) {
-    Word words[1];
-    load_words(from + i, words);
-    await_words(from + i, tag, words);
-    keys[i * 2] = routing_key(unsigned(words[0]) & 0xffff, lane * each + i * 2);
-    keys[i * 2 + 1] = routing_key(unsigned(words[0]) >> 16, lane * each + i * 2 + 1);
+    keys[i * 2] = routing_key(unsigned(words[i][0]) & 0xffff, lane * each + i * 2);
+    keys[i * 2 + 1] = routing_key(unsigned(words[i][0]) >> 16, lane * each + i * 2 + 1);
   }
   bool taken[each] = {};
 #pragma unroll
@@ -57,57 +55,49 @@ __device__ inline void choose(const RowStepArgs& args, unsigned tag, RowStepShar
 
 // Copy the block's part of the chosen experts' gates and ups.
 template <class S>
-__device__ inline void copy_gates(const Matrix& matrix, Cursor<S::slots>& at, RowStepShared<S>& shared) {
-  constexpr int each = S::width / 4, turns = (S::hidden + kStageK<S::mlp_form> - 1) / kStageK<S::mlp_form>;
-  const GroupShare share(S::top_k * each);
-  for (int group = share.first; group < share.last; group++)
-    for (int turn = 0; turn < turns; turn++) {
+__device__ inline void copy_gates(const Matrix& matrix, unsigned& done, RowStepShared<S>& shared) {
+  constexpr int each = S::width / 4, stage_k = kStageK<S::mlp_form>;
+  GroupShare(S::top_k * each).take_parts([&](GroupShare some) {
+    copy_turns(some, kTurns<S::mlp_form, S::hidden>, done, [&](int turn, int group, unsigned number) {
       const long expert = shared.chosen.experts[group / each];
-      const int from = turn_k<S::mlp_form>(group, turn, turns);
-      copy_stage<S, S::mlp_form>(matrix, expert * 2 * S::width + group % each * 4, S::width, S::hidden, from,
-                                 min(kStageK<S::mlp_form>, S::hidden - from), at, shared);
-    }
+      copy_stage<S, S::mlp_form>(matrix, expert * 2 * S::width + group % each * 4, S::width, S::hidden, turn * stage_k,
+                                 min(stage_k, S::hidden - turn * stage_k), number, shared);
+    });
+  });
 }
 
-// The same of their way back, an expert's part in each stage.
+// The same of their way back, where a turn is an expert's.
 template <class S>
-__device__ inline void copy_downs(const Matrix& matrix, Cursor<S::slots>& at, RowStepShared<S>& shared) {
-  const GroupShare share(S::hidden / kStageRows);
-  for (int group = share.first; group < share.last; group++)
-    for (int i = 0; i < S::top_k; i++)
-      copy_stage<S, S::mlp_form>(matrix, long(shared.chosen.experts[i]) * S::hidden + group * kStageRows, 4, S::width,
-                                 0, S::width, at, shared);
+__device__ inline void copy_downs(const Matrix& matrix, unsigned& done, RowStepShared<S>& shared) {
+  GroupShare(S::hidden / kStageRows).take_parts([&](GroupShare some) {
+    copy_turns(some, S::top_k, done, [&](int turn, int group, unsigned number) {
+      const long expert = shared.chosen.experts[turn];
+      copy_stage<S, S::mlp_form>(matrix, expert * S::hidden + group * kStageRows, 4, S::width, 0, S::width, number,
+                                 shared);
+    });
+  });
 }
 
 template <class S>
-__device__ inline void copy_experts(const LayerArgs& layer, const LayerArgs* next, int index, Cursor<S::slots>& at,
+__device__ inline void copy_experts(const LayerArgs& layer, const LayerArgs* next, int index, unsigned& done,
                                     RowStepShared<S>& shared) {
-  copy_product<S, Form::kBf16, false>(layer.router, S::experts / kStageRows, S::hidden, at, shared);
+  copy_product<S, Form::kBf16, S::hidden, false>(layer.router, S::experts / kStageRows, done, shared);
   if (next) {
     prefetch_product<S::form>(next->qkv, S::qkv / kStageRows, S::hidden);
     prefetch_product<S::form>(next->output, S::hidden / kStageRows, S::attended);
   }
   wait(shared.routed, index % 2);
-  copy_gates<S>(layer.gate_up, at, shared);
-  copy_downs<S>(layer.down, at, shared);
+  copy_gates<S>(layer.gate_up, done, shared);
+  copy_downs<S>(layer.down, done, shared);
 }
 
-// Multiply all experts' activations with groups of their weight rows, and add them up as the row weighs them.
+// Multiply all experts' activations with groups of their weight rows, as the row weighs them.
 template <class S>
-__device__ inline void multiply_downs(GroupShare share, Cursor<S::slots>& at, RowStepShared<S>& shared) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int group = share.first; group < share.last; group++) {
-    float2 total = {};
-    for (int i = 0; i < S::top_k; i++) {
-      GroupSums<S::mlp_form> sums;
-      // The input's k are those of all experts, the stage's those of one.
-      multiply_stage<S, S::mlp_form>(sums, i * S::width, S::width, at, shared);
-      const float weight = shared.chosen.weights[i];
-      const float2 found = sums.total();
-      total.x += weight * found.x, total.y += weight * found.y;
-    }
-    if (lane < 4) *reinterpret_cast<float2*>(&shared.sums[group - share.first][warp][lane * 2]) = total;
-  }
+__device__ inline void multiply_downs(GroupShare share, unsigned& done, RowStepShared<S>& shared) {
+  clear_sums(share.count(), shared);
+#pragma unroll 1
+  for (int i = 0; i < S::top_k; i++)
+    multiply_turn<S, S::mlp_form, S::width>(share.count(), i * S::width, shared.chosen.weights[i], done, shared);
 }
 
 }  // namespace blink

@@ -1,59 +1,74 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of row_step.cuh: 8 weight rows at a time go through a ring of stages, and all warps multiply their part of
-// each row with the input.
+// each row with the input. Of all the block's rows the same k comes first, so that a warp keeps the input's in
+// registers.
 #pragma once
 
 #include "row_step_shape.cuh"
 
 namespace blink {
 
-// Where in k a group's turn is. Groups start at different places: those that go through k in step want the same memory
-// channels at the same time.
-template <Form kForm>
-__device__ inline int turn_k(int group, int turn, int turns) {
-  return (group * 7 + turn) % turns * kStageK<kForm>;
-}
+__device__ inline unsigned copy_warp() { return threadIdx.x / 32 - kStepWarps; }
 
-template <Form kForm>
-__device__ inline int count_turns(int k) {
-  return (k + kStageK<kForm> - 1) / kStageK<kForm>;
-}
-
-// Copy some k of 8 weight rows, a lane each: four from `first` on and four from `half` further on.
+// Copy some k of 8 weight rows, a lane each: four from `first` on and four from `half` further on. k: of all; number:
+// the stage's.
 template <class S, Form kForm>
-__device__ inline void copy_stage(const Matrix& matrix, long first, long half, int k, int from, int stage_k,
-                                  Cursor<S::slots>& at, RowStepShared<S>& shared) {
-  const int lane = threadIdx.x % 32;
+__device__ inline void copy_stage(const Matrix& matrix, long first, long half, int k, int from, int count,
+                                  unsigned number, RowStepShared<S>& shared) {
+  const int lane = threadIdx.x % 32, slot = number % S::slots;
   const long row = first + lane % 4 + lane / 4 % 2 * half;
-  const unsigned bytes = stage_k / kChunkK<kForm> * kChunkBytes<kForm>;
-  const unsigned others = kForm == Form::kInt4 ? stage_k / kGroup * 4 : kHasScales<kForm> ? 4 : 0;  // of each row
-  auto& stage = shared.ring[at.slot];
-  Barrier& full = shared.full[at.slot];
-  if (at.wrapped) wait(shared.empty[at.slot], at.parity ^ 1);
+  const unsigned bytes = count / kChunkK<kForm> * kChunkBytes<kForm>;
+  const unsigned others = kForm == Form::kInt4 ? count / kGroup * 4 : kHasScales<kForm> ? 4 : 0;  // of each row
+  auto& stage = shared.ring[slot];
+  Barrier& full = shared.full[slot];
+  if (number >= S::slots) wait(shared.empty[slot], number / S::slots % 2 ^ 1);
   if (lane == 0) expect(full, kStageRows * (bytes + others));
   __syncwarp();
   if (lane < kStageRows)
-    copy_once(stage.rows[lane], matrix.values + (row * k + from) / kChunkK<kForm> * kChunkBytes<kForm>, bytes, full);
+    copy_once(stage.rows + lane * kPitch<kForm>, matrix.values + (row * k + from) / kChunkK<kForm> * kChunkBytes<kForm>,
+              bytes, full);
   if constexpr (kForm == Form::kInt4)
     if (lane / kStageRows == 1)
       copy_once(stage.groups[lane - kStageRows], matrix.groups + (row * k + from) / kGroup, others, full);
   if constexpr (kHasScales<kForm>)
     if (lane / 2 == 4) copy_once(stage.scales + lane % 2 * 4, matrix.scales + first + lane % 2 * half, 16, full);
-  at.advance();
+}
+
+// Copy this warp's of the next stages: of all groups of weight rows those of a turn's k, then those of the next. done:
+// stages so far; copy(turn, group, number of the stage).
+template <class Copy>
+__device__ inline void copy_turns(GroupShare share, int turns, unsigned& done, Copy copy) {
+#pragma unroll 1
+  for (int turn = 0; turn < turns; turn++, done += share.count())
+#pragma unroll 1
+    for (int i = int((copy_warp() - done) % kCopyWarps); i < share.count(); i += kCopyWarps)
+      copy(turn, share.first + i, done + i);
 }
 
 // Copy the block's part of a product's weights.
-template <class S, Form kForm, bool kGate>
-__device__ inline void copy_product(const Matrix& matrix, int groups, int k, Cursor<S::slots>& at,
-                                    RowStepShared<S>& shared) {
-  const int turns = count_turns<kForm>(k);
+template <class S, Form kForm, int kK, bool kGate>
+__device__ inline void copy_product(const Matrix& matrix, int groups, unsigned& done, RowStepShared<S>& shared) {
+  GroupShare(groups).take_parts([&](GroupShare some) {
+    copy_turns(some, kTurns<kForm, kK>, done, [&](int turn, int group, unsigned number) {
+      const int from = turn * kStageK<kForm>;
+      copy_stage<S, kForm>(matrix, group * (kGate ? 4l : 8l), kGate ? groups * 4l : 4, kK, from,
+                           min(kStageK<kForm>, kK - from), number, shared);
+    });
+  });
+}
+
+// Bring some stages of a product, in the order of copies, to L2: the memory has them ready while nobody makes room.
+template <Form kForm, int kK, bool kGate>
+__device__ inline void prefetch_stages(const Matrix& matrix, int groups, int first, int last) {
   const GroupShare share(groups);
-  for (int group = share.first; group < share.last; group++)
-    for (int turn = 0; turn < turns; turn++) {
-      const int from = turn_k<kForm>(group, turn, turns);
-      copy_stage<S, kForm>(matrix, group * (kGate ? 4l : 8l), kGate ? groups * 4l : 4, k, from,
-                           min(kStageK<kForm>, k - from), at, shared);
-    }
+  const int lane = threadIdx.x % 32, count = min(share.count(), kMostGroups);
+  for (int stage = first + copy_warp(); stage < min(last, count * kTurns<kForm, kK>); stage += kCopyWarps) {
+    const int group = share.first + stage % count, from = stage / count * kStageK<kForm>;
+    const long row = group * (kGate ? 4l : 8l) + lane % 4 + lane / 4 % 2 * (kGate ? groups * 4l : 4);
+    if (lane < kStageRows)
+      prefetch_bytes(matrix.values + (row * kK + from) / kChunkK<kForm> * kChunkBytes<kForm>,
+                     min(kStageK<kForm>, kK - from) / kChunkK<kForm> * kChunkBytes<kForm>);
+  }
 }
 
 // Bring the block's part of a product's weights to L2.
@@ -62,134 +77,220 @@ __device__ inline void prefetch_product(const Matrix& matrix, int groups, int k)
   const GroupShare share(groups);
   const long row_bytes = long(k) / kChunkK<kForm> * kChunkBytes<kForm>;
   const int pieces = int(share.count() * kStageRows * row_bytes / kStageBytes);
-  for (int i = threadIdx.x % 32; i < pieces; i += 32)
+  for (int i = threadIdx.x - kStepThreads; i < pieces; i += kCopyWarps * 32)
     prefetch_bytes(matrix.values + share.first * kStageRows * row_bytes + long(i) * kStageBytes, kStageBytes);
 }
 
-// A warp's sums of the products of 8 weight rows with the input. To the matrix instruction the input is each of its
-// first 8 rows, and its others take every second pair of k, or the second halves of 4 bits' whole numbers.
+// A chunk of the input in a lane's registers. To the matrix instruction the input is each of its first 8 rows, and its
+// others take every second pair of k, or the second halves of 4 bits' whole numbers.
+template <Form kForm>
+struct ChunkInput {
+  unsigned values[kChunkK<kForm> / 32][4];
+
+  template <int kMostK>
+  __device__ void load(const Input<kMostK>& x, int from) {
+    const int part = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < kChunkK<kForm> / 32; i++)
+      if constexpr (kForm == Form::kBf16)
+        to_words(x.plain[from / 8 + part], values[i]);
+      else if constexpr (kForm == Form::kFp8Rows)
+        to_words(x.plain[from / 8 + part * 2 + i], values[i]);
+      else
+        to_words(x.halves[from / 32 + i][part], values[i]);
+  }
+};
+
+template <>
+struct ChunkInput<Form::kInt4> {
+  static constexpr int count = kUnit<Format::kInt4> / kGroup;
+  unsigned whole[count][4][4];  // of each group's words
+  Int4Group groups[count];
+
+  template <int kMostK>
+  __device__ void load(const Input<kMostK>& x, int from) {
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+#pragma unroll
+      for (int word = 0; word < 4; word++)
+        to_words(x.cut.whole[from / 32 + i * 4 + word][threadIdx.x % 4], whole[i][word]);
+      groups[i] = x.cut.groups[from / kGroup + i];
+    }
+  }
+};
+
+// A lane's part of a chunk of weights, and of 4 bits the words of its groups.
+template <Form kForm>
+struct ChunkWeights {
+  static constexpr int count = kChunkBytes<kForm> / 64;
+  unsigned words[count][4];
+  unsigned groups[kForm == Form::kInt4 ? 2 : 1][count];  // of two rows
+
+  // lanes: of the lane's row, the lane's part; k: the chunk's in the stage.
+  template <class Stage>
+  __device__ void load(const char* lanes, const Stage& stage, int k) {
+#pragma unroll
+    for (int i = 0; i < count; i++) to_words(reinterpret_cast<const Vec16*>(lanes)[i], words[i]);
+    if constexpr (kForm == Form::kInt4)
+#pragma unroll
+      for (int row = 0; row < 2; row++)
+#pragma unroll
+        for (int i = 0; i < count; i++) groups[row][i] = stage.groups[threadIdx.x % 4 * 2 + row][k / kGroup + i];
+  }
+};
+
+// A warp's sums of the products of 8 weight rows with the input.
 template <Form kForm>
 struct GroupSums {  // of e4m3 and bf16
   float even[4] = {}, odd[4] = {};
-  float scales[2] = {1, 1};
 
-  // Add a chunk. weights: of this lane's row; from: the chunk's k, in the input and in the stage.
-  template <class Stage, int kMostK>
-  __device__ void add(const char* weights, const Stage&, const Input<kMostK>& x, int from, int) {
-    const int part = threadIdx.x % 4;
-    if constexpr (kForm == Form::kBf16) {
-      const Vec16 a = x.plain[from / 8 + part], b = *reinterpret_cast<const Vec16*>(weights + part * 16);
-      multiply_add(even, a.x, a.z, a.y, a.w, b.x, b.y);
-      multiply_add(odd, a.x, a.z, a.y, a.w, b.z, b.w);
-    } else if constexpr (kForm == Form::kFp8Rows) {  // a lane has 16 k
-      multiply_words(weights + part * 16, x.plain + from / 8 + part * 2, 1);
-    } else {
+  __device__ void add(const ChunkWeights<kForm>& weights, const ChunkInput<kForm>& x) {
 #pragma unroll
-      for (int half = 0; half < 2; half++)
-        multiply_words(weights + part * 32 + half * 16, &x.halves[from / 32 + half * 2][part], 4);
+    for (int i = 0; i < ChunkWeights<kForm>::count; i++) {
+      const unsigned (&b)[4] = weights.words[i];
+      if constexpr (kForm == Form::kBf16) {
+        const unsigned (&a)[4] = x.values[0];
+        multiply_add(even, a[0], a[1], a[2], a[3], b[0], b[1]);
+        multiply_add(odd, a[0], a[1], a[2], a[3], b[2], b[3]);
+      } else {
+#pragma unroll
+        for (int word = 0; word < 4; word++) {
+          const unsigned (&a)[4] = x.values[i * 2 + word / 2];
+          unsigned pairs[1][2];
+          unpack_half<Format::kFp8>(b[word], 0, pairs);
+          multiply_add_halves(word % 2 ? odd : even, a[0], a[1], a[2], a[3], pairs[0][0], pairs[0][1]);
+        }
+      }
     }
   }
 
-  // Multiply four words of e4m3, every two of them with a vector; vectors are so far apart.
-  __device__ void multiply_words(const char* from, const Vec16* x, int stride) {
-    unsigned words[4], pairs[1][2];
-    to_words(*reinterpret_cast<const Vec16*>(from), words);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const Vec16 a = x[i / 2 * stride];
-      unpack_half<Format::kFp8>(words[i], 0, pairs);
-      multiply_add_halves(i % 2 ? odd : even, a.x, a.z, a.y, a.w, pairs[0][0], pairs[0][1]);
-    }
-  }
-
-  // Take the rows' scales.
-  template <class Stage>
-  __device__ void take_scales(const Stage& stage) {
-    if constexpr (kHasScales<kForm>)
-      for (int i = 0; i < 2; i++) scales[i] = stage.scales[threadIdx.x % 4 * 2 + i];
-  }
-
-  __device__ float2 total() const { return {(even[0] + odd[2]) * scales[0], (even[1] + odd[3]) * scales[1]}; }
+  __device__ float2 total() const { return {even[0] + odd[2], even[1] + odd[3]}; }
 };
 
 template <>
 struct GroupSums<Form::kInt4> {
   float totals[2] = {};
 
-  template <class Stage, int kMostK>
-  __device__ void add(const char* weights, const Stage& stage, const Input<kMostK>& x, int from, int in_stage) {
-    const int part = threadIdx.x % 4;
+  __device__ void add(const ChunkWeights<Form::kInt4>& weights, const ChunkInput<Form::kInt4>& x) {
 #pragma unroll
-    for (int i = 0; i < kUnit<Format::kInt4> / kGroup; i++) {
-      int sums[4] = {};
-      unsigned words[4];
-      to_words(*reinterpret_cast<const Vec16*>(weights + part * 32 + i * 16), words);
+    for (int i = 0; i < ChunkWeights<Form::kInt4>::count; i++) {
+      int sums[2][4] = {};  // two chains of instructions
 #pragma unroll
       for (int word = 0; word < 4; word++) {
-        unsigned a[4];
-        to_words(x.cut.whole[from / 32 + i * 4 + word][part], a);
-        multiply_add_bytes(sums, a, words[word] & 0x0f0f0f0fu, words[word] >> 4 & 0x0f0f0f0fu);
+        const unsigned b = weights.words[i][word];
+        multiply_add_bytes(sums[word % 2], x.whole[i][word], b & 0x0f0f0f0fu, b >> 4 & 0x0f0f0f0fu);
       }
-      const Int4Group group = x.cut.groups[from / kGroup + i];
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const unsigned word = stage.groups[part * 2 + j][in_stage / kGroup + i];
+      for (int row = 0; row < 2; row++) {
+        const unsigned word = weights.groups[row][i];
         const int zero = word >> 16 & 0x7f;  // the bf16's last bits
-        totals[j] +=
-            float(sums[j] * 256 + sums[j + 2] - zero * group.sum) * (group_scale<Format::kInt4>(word) * group.scale);
+        const int first = sums[0][row] + sums[1][row], second = sums[0][row + 2] + sums[1][row + 2];
+        totals[row] += float(first * 256 + second - zero * x.groups[i].sum) *
+                       (group_scale<Format::kInt4>(word) * x.groups[i].scale);
       }
     }
   }
-
-  template <class Stage>
-  __device__ void take_scales(const Stage&) {}
 
   __device__ float2 total() const { return {totals[0], totals[1]}; }
 };
 
-// Add a warp's part of a stage to its sums: every kStepWarps-th chunk. from: the stage's k.
-template <class S, Form kForm>
-__device__ inline void multiply_stage(GroupSums<kForm>& sums, int from, int stage_k, Cursor<S::slots>& at,
-                                      RowStepShared<S>& shared) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  constexpr int chunks = kStageK<kForm> / kChunkK<kForm> / kStepWarps;
-  const auto& stage = shared.ring[at.slot];
-  wait(shared.full[at.slot], at.parity);
+// What a warp has of a turn's kTurnK: every kStepWarps-th chunk.
+template <class S, Form kForm, int kTurnK>
+struct TurnPart {
+  static constexpr int all = kTurnK / kChunkK<kForm>, chunks = (all + kStepWarps - 1) / kStepWarps;
+  ChunkInput<kForm> x[chunks];
+
+  // Of a stage: what it multiplies.
+  struct Weights {
+    ChunkWeights<kForm> of[chunks];
+    float2 scales = {1, 1};
+  };
+
+  __device__ static int chunk(int i) { return i * kStepWarps + threadIdx.x / 32; }
+  __device__ static bool has(int i) { return (i + 1) * kStepWarps <= all || chunk(i) < all; }
+
+  // first: the turn's k in the input.
+  __device__ TurnPart(int first, const RowStepShared<S>& shared) {
 #pragma unroll
-  for (int i = 0; i < chunks; i++) {
-    const int chunk = i * kStepWarps + warp, k = chunk * kChunkK<kForm>;
-    if (k < stage_k) sums.add(stage.rows[lane / 4] + chunk * kChunkBytes<kForm>, stage, shared.x, from + k, k);
+    for (int i = 0; i < chunks; i++)
+      if (has(i)) x[i].load(shared.x, first + chunk(i) * kChunkK<kForm>);
   }
-  sums.take_scales(stage);
+
+  // Take a stage's weights and make room for others.
+  __device__ static void take(unsigned number, Weights& weights, RowStepShared<S>& shared) {
+    const int lane = threadIdx.x % 32, slot = number % S::slots;
+    const auto& stage = shared.ring[slot];
+    const char* lanes = stage.rows + lane / 4 * kPitch<kForm> + lane % 4 * (kChunkBytes<kForm> / 4);
+    wait(shared.full[slot], number / S::slots % 2);
+#pragma unroll
+    for (int i = 0; i < chunks; i++)
+      if (has(i)) weights.of[i].load(lanes + chunk(i) * kChunkBytes<kForm>, stage, chunk(i) * kChunkK<kForm>);
+    if constexpr (kHasScales<kForm>) weights.scales = *reinterpret_cast<const float2*>(stage.scales + lane % 4 * 2);
+    __syncwarp();
+    if (lane == 0) arrive(shared.empty[slot]);
+  }
+
+  // Multiply it; of two sums the chains of instructions overlap.
+  __device__ float2 multiply(const Weights& weights) const {
+    GroupSums<kForm> sums[2];
+#pragma unroll
+    for (int i = 0; i < chunks; i++)
+      if (has(i)) sums[i % 2].add(weights.of[i], x[i]);
+    const float2 one = sums[0].total(), other = sums[1].total();
+    return {(one.x + other.x) * weights.scales.x, (one.y + other.y) * weights.scales.y};
+  }
+};
+
+// Clear a warp's sums of groups of weight rows.
+template <class S>
+__device__ inline void clear_sums(int groups, RowStepShared<S>& shared) {
+  const int thread = fresh_thread();
+  for (int i = thread % 32; i < groups * kStageRows; i += 32)
+    shared.sums[i / kStageRows][thread / 32][i % kStageRows] = 0;
   __syncwarp();
-  if (lane == 0) arrive(shared.empty[at.slot]);
-  at.advance();
 }
 
-// Multiply groups of weight rows with the input; leaves each warp's sums.
-template <class S, Form kForm>
-__device__ inline void multiply_groups(GroupShare share, int k, Cursor<S::slots>& at, RowStepShared<S>& shared) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turns = count_turns<kForm>(k);
-  for (int group = share.first; group < share.last; group++) {
-    GroupSums<kForm> sums;
-    for (int turn = 0; turn < turns; turn++) {
-      const int from = turn_k<kForm>(group, turn, turns);
-      multiply_stage<S, kForm>(sums, from, min(kStageK<kForm>, k - from), at, shared);
-    }
-    if (lane < 4) *reinterpret_cast<float2*>(&shared.sums[group - share.first][warp][lane * 2]) = sums.total();
+// Multiply a stage of each group with a turn's input, and add that, times a factor, to the warp's sums. first: the
+// turn's k in the input; done: stages so far.
+template <class S, Form kForm, int kTurnK>
+__device__ inline void multiply_turn(int groups, int first, float factor, unsigned& done, RowStepShared<S>& shared) {
+  using Part = TurnPart<S, kForm, kTurnK>;
+  const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32;
+  const Part part(first, shared);
+  if (groups == 0) return;
+  typename Part::Weights weights, next;
+  Part::take(done, weights, shared);
+#pragma unroll 1
+  for (int group = 0; group < groups; group++) {
+    if (group + 1 < groups) Part::take(done + group + 1, next, shared);
+    const float2 sums = part.multiply(weights);
+    float2& total = *reinterpret_cast<float2*>(&shared.sums[group][warp][lane % 4 * 2]);
+    if (lane < 4) total.x += sums.x * factor, total.y += sums.y * factor;
+    weights = next;
   }
+  done += groups;
+}
+
+// Multiply groups of weight rows with the input; leaves each warp's sums. done: stages so far.
+template <class S, Form kForm, int kK>
+__device__ inline void multiply_groups(GroupShare share, unsigned& done, RowStepShared<S>& shared) {
+  constexpr int full = kStageK<kForm>, rest = kK % full;
+  clear_sums(share.count(), shared);
+#pragma unroll 1
+  for (int first = 0; first < kK - rest; first += full)
+    multiply_turn<S, kForm, full>(share.count(), first, 1, done, shared);
+  if constexpr (rest) multiply_turn<S, kForm, rest>(share.count(), kK - rest, 1, done, shared);
 }
 
 // Let a function multiply groups of weight rows, and all threads finish some of them together.
 template <class Multiply, class Finish>
 __device__ inline void run_product(GroupShare share, Multiply multiply, Finish finish) {
-  for (int first = share.first; first < share.last; first += kMostGroups) {
-    const GroupShare some(first, min(first + kMostGroups, share.last));
+  share.take_parts([&](GroupShare some) {
     sync_warps<kStepWarps>();
     multiply(some);
     sync_warps<kStepWarps>();
     finish(some);
-  }
+  });
 }
 
 // Add up the warps' sums of a weight row of a group and the next. kNorm: whether the input had a norm.

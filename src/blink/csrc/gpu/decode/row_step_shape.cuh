@@ -9,10 +9,14 @@
 namespace blink {
 
 constexpr int kStepWarps = 8, kStepThreads = 32 * kStepWarps;  // that compute
-constexpr int kStageRows = 8, kStageBytes = 2048;              // of each row
-constexpr int kStagePitch = kStageBytes + 64;  // against bank conflicts: 64 bytes of 8 rows are read at once
-constexpr int kMostGroups = 32;                // of weight rows, that are added up together
+// They fill the ring's slots in turn; one alone starts copies at a lower rate than the memory brings them. A slot is
+// always the same warp's, so that nobody waits for a phase of it before the one in front has begun.
+constexpr int kCopyWarps = 4;
+constexpr int kStageRows = 8, kStageBytes = 2048;  // of each row
+constexpr int kMostGroups = 32;                    // of weight rows, that are multiplied and added up together
 constexpr int kAttendWarps = 4;
+constexpr int kAheadOutput = 16, kAheadGate = 16, kAheadDown = 16, kAheadQkv = 24;  // stages that are brought to L2
+constexpr int kStepRegisters = 224, kCopyRegisters = 56;                            // of a thread
 
 // How weights lie: rows of bf16, or of e4m3; packed as quantized.cuh says, of e4m3 or 4 bits. Those of e4m3 have a
 // scale for each row.
@@ -27,6 +31,14 @@ constexpr int kChunkK = kForm == Form::kBf16   ? kChunkBytes<kForm> / 2
                                                : kChunkBytes<kForm>;
 template <Form kForm>
 constexpr int kStageK = kStageBytes / kChunkBytes<kForm> * kChunkK<kForm>;
+// From one row of a stage to the next, against bank conflicts: two rows' 16 bytes of four lanes each are read at once,
+// of packed rows every second 16 bytes.
+constexpr int kMostPitch = kStageBytes + 64;
+template <Form kForm>
+constexpr int kPitch = kForm == Form::kBf16 || kForm == Form::kFp8Rows ? kMostPitch : kStageBytes + 16;
+// Stages that rows of kK take.
+template <Form kForm, int kK>
+constexpr int kTurns = (kK + kStageK<kForm> - 1) / kStageK<kForm>;
 template <Form kForm>
 constexpr bool kHasScales = kForm == Form::kFp8 || kForm == Form::kFp8Rows;
 
@@ -49,9 +61,9 @@ struct RowStepArgs {
   const Bf16* residual;  // [hidden], the embedding
   const Bf16* norm;      // [hidden]
   Matrix lm_head;
-  Bf16* logits;    // [vocab]
-  Word* words;     // RowStepShape::words of them, zero before the first step
-  unsigned* tags;  // one, the last tag of the step before
+  Bf16* logits;          // [vocab]
+  Word* words;           // RowStepShape::words of them, zero before the first step
+  Handovers* handovers;  // zero before the first step
   float eps;
   int num_layers, vocab;
   int renormalize;  // of experts: whether the chosen ones' weights add up to 1
@@ -83,18 +95,19 @@ struct RowStepShape {
   static_assert(kMlp % kChunkK<mlp_form> == 0 && attended % kChunkK<kForm> == 0 && qkv % kStageRows == 0);
   static_assert(kHidden % kStageRows == 0 && kMlp % 4 == 0 && kExperts % 32 == 0);
   static_assert(Attention::share * kParts == Attention::outputs && Attention::share % 4 == 0);
+  static_assert(kSlots % kCopyWarps == 0);
   static_assert(!kExperts || kMlp <= kStageK<mlp_form>);
 };
 
 template <bool kHasGroups>
 struct Stage {
-  alignas(16) char rows[kStageRows][kStagePitch];
+  alignas(16) char rows[kStageRows * kMostPitch];
   alignas(16) float scales[kStageRows];
 };
 
 template <>
 struct Stage<true> : Stage<false> {
-  alignas(16) unsigned groups[kStageRows][kStageK<Form::kInt4> / kGroup];
+  alignas(16) unsigned groups[kStageRows][kStageK<Form::kInt4> / kGroup + 4];  // padded like rows
 };
 
 // A product's input, as the matrix instruction takes it. A lane of four reads vectors.
@@ -125,19 +138,8 @@ struct RowStepShared {
   float inverse[2];  // of what f16 were multiplied by, of an input without and of one with a norm: they alternate
   unsigned largest[kStepWarps];
   Chosen<S::top_k> chosen;
+  unsigned near[kCopyWarps][32];  // nobody reads it
   alignas(8) Barrier full[S::slots], empty[S::slots], routed;
-};
-
-// Where a block is in its ring.
-template <int kSlots>
-struct Cursor {
-  int slot = 0;
-  unsigned parity = 0;
-  bool wrapped = false;
-
-  __device__ void advance() {
-    if (++slot == kSlots) slot = 0, parity ^= 1, wrapped = true;
-  }
 };
 
 // The groups of weight rows, of so many, that are this block's.
@@ -151,6 +153,12 @@ struct GroupShare {
   __device__ GroupShare(int first, int last) : first(first), last(last) {}
 
   __device__ int count() const { return last - first; }
+
+  // Let a function take them, no more than kMostGroups at a time.
+  template <class Take>
+  __device__ void take_parts(Take take) const {
+    for (int from = first; from < last; from += kMostGroups) take(GroupShare(from, min(from + kMostGroups, last)));
+  }
 };
 
 }  // namespace blink

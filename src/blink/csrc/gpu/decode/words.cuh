@@ -16,17 +16,72 @@ __device__ inline void give_pair(Word* to, unsigned low, unsigned high, unsigned
   store_words(to, tagged(low, tag), tagged(high, tag));
 }
 
-// Wait until words have their tag. A step that goes wrong ends.
 template <int kCount>
-__device__ inline void await_words(const Word* from, unsigned tag, Word (&words)[kCount]) {
+__device__ inline bool have_tag(const Word (&words)[kCount], unsigned tag) {
+  bool have = true;
+#pragma unroll
+  for (const Word word : words) have &= unsigned(word >> 32) == tag;
+  return have;
+}
+
+// Load words. place: where the i-th ones are.
+template <int kLoads, int kCount, class Place>
+__device__ inline void load_all(Word (&words)[kLoads][kCount], Place place) {
+#pragma unroll
+  for (int i = 0; i < kLoads; i++) load_words(place(i), words[i]);
+}
+
+// Load once more, all at once, those of the loaded words that do not have their tag, until all have it. A step that
+// goes wrong ends.
+template <int kLoads, int kCount, class Place>
+__device__ inline void await_loaded(Word (&words)[kLoads][kCount], unsigned tag, Place place) {
   for (unsigned spins = 0;; spins++) {
     bool there = true;
 #pragma unroll
-    for (const Word word : words) there &= unsigned(word >> 32) == tag;
+    for (int i = 0; i < kLoads; i++) there &= have_tag(words[i], tag);
     if (there) return;
     if (spins == kMostSpins) __trap();
-    load_words(from, words);
+#pragma unroll
+    for (int i = 0; i < kLoads; i++)
+      if (!have_tag(words[i], tag)) load_words(place(i), words[i]);
   }
 }
+
+template <int kLoads, int kCount, class Place>
+__device__ inline void await_words(Word (&words)[kLoads][kCount], unsigned tag, Place place) {
+  load_all(words, place);
+  await_loaded(words, tag, place);
+}
+
+// Where a step goes on where the last one ended.
+struct Handovers {
+  unsigned tag, count;
+  char padding[120];  // blocks look at what follows, and write it
+  unsigned given;     // by how many blocks, of all handovers so far
+};
+
+// Hand-overs of words from all blocks to all.
+struct Handover {
+  Handovers& all;
+  unsigned count;  // so far
+
+  __device__ explicit Handover(Handovers* all) : all(*all), count(reinterpret_cast<volatile Handovers*>(all)->count) {}
+
+  // Say that this block has given its words.
+  __device__ void finish() {
+    if (threadIdx.x == 0) add_one(&all.given);
+    count++;
+  }
+
+  // Wait until about all blocks have. It spares the memory looks at words that are not there yet, by all threads of all
+  // blocks; that a word is there, it does not mean.
+  template <int kWarps>
+  __device__ void await() const {
+    if (threadIdx.x == 0)
+      for (unsigned spins = 0; spins < kMostSpins && int(load_count(&all.given) - count * gridDim.x) < 0; spins++) {
+      }
+    sync_warps<kWarps>();
+  }
+};
 
 }  // namespace blink

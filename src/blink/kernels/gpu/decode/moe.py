@@ -138,7 +138,7 @@ def choose_gate_split(rows: int, hidden: int, size: int, form: Form = Form.BF16)
 
 def choose_down_split(rows: int, size: int, hidden: int, form: Form = Form.BF16) -> DownSplit | None:
     """Return the split of the product that leads back to the residual; None if there is none."""
-    warps = _choose_warps(size, (2, 3, 4) if rows == 1 and form not in _GROUPS else (3, 4), form)
+    warps = _choose_warps(size, (3, 2, 4) if rows == 1 and form not in _GROUPS else (3, 4), form)
     stages = _fit_stages(_prefer_stages(rows, form), size * (8 * form.bits // 8 + 2 * rows))
     fits = warps and stages and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1)
     return DownSplit(warps, 8, stages) if fits else None
@@ -147,9 +147,7 @@ def choose_down_split(rows: int, size: int, hidden: int, form: Form = Form.BF16)
 def _prefer_stages(rows: int, form: Form) -> int:
     if form in _GROUPS:
         return 6 if form is Form.FP8_GROUPS else 8
-    if rows > 1:
-        return 4
-    return 6 if form is Form.FP8 else 3
+    return 6 if rows == 1 and form is Form.FP8 else 4
 
 
 def _choose_warps(k: int, preferred: tuple[int, ...], form: Form) -> int:

@@ -23,10 +23,12 @@ from blink.kernels.weight import Weight
 
 _ROWS = 8  # of weights, that a block copies and multiplies together
 _ROW_BYTES = 2048  # of a stage
-_STAGE_BYTES, _GROUP_BYTES = _ROWS * (_ROW_BYTES + 64) + 32, _ROWS * _ROW_BYTES // 16
+_STAGE_BYTES, _GROUP_BYTES = _ROWS * (_ROW_BYTES + 64) + 32, _ROWS * (_ROW_BYTES // 16 + 16)
 _SHARED_BYTES = 227 << 10
 _SUM_BYTES = 32 * 8 * _ROWS * 4
-_THREADS = 288
+_THREADS = 384
+_COPY_WARPS = 4  # each fills the same slots of the ring
+_HANDOVER_WORDS = 33  # of words.cuh's Handovers
 _ATTEND_WARPS = 4
 _MOST_PARTS = 16  # which a thread adds up
 _MIN_SLOTS = 4
@@ -59,7 +61,7 @@ class _Arguments(ctypes.Structure):  # row_step_shape.cuh's RowStepArgs
         ("lm_head", _Matrix),
         ("logits", ctypes.c_void_p),
         ("words", ctypes.c_void_p),
-        ("tags", ctypes.c_void_p),
+        ("handovers", ctypes.c_void_p),
         ("eps", ctypes.c_float),
         ("num_layers", ctypes.c_int),
         ("vocab", ctypes.c_int),
@@ -168,7 +170,8 @@ class RowShape:
     @property
     def slots(self) -> int:
         """Stages of a block's ring."""
-        return (_SHARED_BYTES - self.count_bytes(0)) // (self.count_bytes(1) - self.count_bytes(0))
+        slots = (_SHARED_BYTES - self.count_bytes(0)) // (self.count_bytes(1) - self.count_bytes(0))
+        return slots // _COPY_WARPS * _COPY_WARPS
 
     def count_bytes(self, slots: int) -> int:
         """Return the size of row_step_shape.cuh's RowStepShared with so many stages, at most."""
@@ -241,7 +244,7 @@ class RowStep:
                 setattr(entry, name, address(getattr(layer, name)))
         self._layers = torch.frombuffer(bytearray(table), dtype=torch.uint8).to(model.norm.device)
         self._words = torch.zeros(model.shape.words, dtype=torch.int64, device=model.norm.device)
-        self._tags = torch.zeros(1, dtype=torch.int32, device=model.norm.device)
+        self._handovers = torch.zeros(_HANDOVER_WORDS, dtype=torch.int32, device=model.norm.device)
 
     def run(self, residual: Tensor) -> Tensor:
         """Return the logits [1, vocab] of the embedding [1, hidden] of the batch's row."""
@@ -255,7 +258,7 @@ class RowStep:
             _describe(model.lm_head),
             logits.data_ptr(),
             self._words.data_ptr(),
-            self._tags.data_ptr(),
+            self._handovers.data_ptr(),
             model.eps,
             len(model.layers),
             vocab,
