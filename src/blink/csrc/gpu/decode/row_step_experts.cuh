@@ -60,8 +60,9 @@ __device__ inline void copy_gates(const Matrix& matrix, unsigned& done, RowStepS
   GroupShare(S::top_k * each).take_parts([&](GroupShare some) {
     copy_turns(some, kTurns<S::mlp_form, S::hidden>, done, [&](int turn, int group, unsigned number) {
       const long expert = shared.chosen.experts[group / each];
-      copy_stage<S, S::mlp_form>(matrix, expert * 2 * S::width + group % each * 4, S::width, S::hidden, turn * stage_k,
-                                 min(stage_k, S::hidden - turn * stage_k), number, shared);
+      const int from = turn_start<S::mlp_form, S::hidden>(turn);
+      copy_stage<S, S::mlp_form>(matrix, expert * 2 * S::width + group % each * 4, S::width, S::hidden, from,
+                                 min(stage_k, S::hidden - from), number, shared);
     });
   });
 }

@@ -10,6 +10,16 @@ namespace blink {
 
 __device__ inline unsigned copy_warp() { return threadIdx.x / 32 - kStepWarps; }
 
+// Where a turn's k begin. Blocks begin with different ones: those that go through k in step want the same memory
+// channels at the same time.
+template <Form kForm, int kK>
+__device__ inline int turn_start(int turn) {
+  constexpr int full = kK / kStageK<kForm>;
+  if constexpr (full > 0)
+    if (turn < full) turn = (turn + blockIdx.x) % full;
+  return turn * kStageK<kForm>;
+}
+
 // Copy some k of 8 weight rows, a lane each: four from `first` on and four from `half` further on. k: of all; number:
 // the stage's.
 template <class S, Form kForm>
@@ -50,7 +60,7 @@ template <class S, Form kForm, int kK, bool kGate>
 __device__ inline void copy_product(const Matrix& matrix, int groups, unsigned& done, RowStepShared<S>& shared) {
   GroupShare(groups).take_parts([&](GroupShare some) {
     copy_turns(some, kTurns<kForm, kK>, done, [&](int turn, int group, unsigned number) {
-      const int from = turn * kStageK<kForm>;
+      const int from = turn_start<kForm, kK>(turn);
       copy_stage<S, kForm>(matrix, group * (kGate ? 4l : 8l), kGate ? groups * 4l : 4, kK, from,
                            min(kStageK<kForm>, kK - from), number, shared);
     });
@@ -63,7 +73,7 @@ __device__ inline void prefetch_stages(const Matrix& matrix, int groups, int fir
   const GroupShare share(groups);
   const int lane = threadIdx.x % 32, count = min(share.count(), kMostGroups);
   for (int stage = first + copy_warp(); stage < min(last, count * kTurns<kForm, kK>); stage += kCopyWarps) {
-    const int group = share.first + stage % count, from = stage / count * kStageK<kForm>;
+    const int group = share.first + stage % count, from = turn_start<kForm, kK>(stage / count);
     const long row = group * (kGate ? 4l : 8l) + lane % 4 + lane / 4 % 2 * (kGate ? groups * 4l : 4);
     if (lane < kStageRows)
       prefetch_bytes(matrix.values + (row * kK + from) / kChunkK<kForm> * kChunkBytes<kForm>,
@@ -277,8 +287,8 @@ __device__ inline void multiply_groups(GroupShare share, unsigned& done, RowStep
   constexpr int full = kStageK<kForm>, rest = kK % full;
   clear_sums(share.count(), shared);
 #pragma unroll 1
-  for (int first = 0; first < kK - rest; first += full)
-    multiply_turn<S, kForm, full>(share.count(), first, 1, done, shared);
+  for (int turn = 0; turn < kK / full; turn++)
+    multiply_turn<S, kForm, full>(share.count(), turn_start<kForm, kK>(turn), 1, done, shared);
   if constexpr (rest) multiply_turn<S, kForm, rest>(share.count(), kK - rest, 1, done, shared);
 }
 
