@@ -28,14 +28,14 @@ __device__ inline void wait_for_prerequisites() {
 // From here on each of the warpgroup's threads has so many registers, more or fewer than the launch gave it.
 template <int kCount>
 __device__ inline void take_registers() {
-#if __CUDA_ARCH__ == 900 && __CUDA_ARCH_FEAT_SM90_ALL
+#if __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 #endif
 }
 
 template <int kCount>
 __device__ inline void give_up_registers() {
-#if __CUDA_ARCH__ == 900 && __CUDA_ARCH_FEAT_SM90_ALL
+#if __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 #endif
 }

@@ -69,48 +69,48 @@ struct Residual {
 
 // A layer without experts, from the residual behind attention on.
 template <class S>
-__device__ inline void compute_mlp(const RowStepArgs& args, const LayerArgs& layer, Handover& handover, unsigned tag,
+__device__ inline void compute_mlp(const RowStepArgs& args, const LayerArgs& layer, Handover& handover,
                                    Residual<S>& residual, unsigned& done, RowStepShared<S>& shared) {
   Word* words = args.words;
-  take_input<S, S::form, S::hidden, true>(handover, words + S::of_middle, tag, layer.mlp_norm, shared);
+  take_input<S, S::form, S::hidden, true>(handover, words + S::of_middle, layer.mlp_norm, shared);
   run_product(
       GroupShare(S::mlp / 4), [&](GroupShare some) { multiply_groups<S, S::form, S::hidden>(some, done, shared); },
-      [&](GroupShare some) { give_gated<S>(args, some, tag, shared); });
+      [&](GroupShare some) { give_gated<S>(args, some, handover.next_tag(), shared); });
   handover.finish();
-  take_input<S, S::form, S::mlp, false>(handover, words + S::of_gated, tag, nullptr, shared);
+  take_input<S, S::form, S::mlp, false>(handover, words + S::of_gated, nullptr, shared);
   run_product(
       GroupShare(S::hidden / kStageRows),
       [&](GroupShare some) { multiply_groups<S, S::form, S::mlp>(some, done, shared); },
-      [&](GroupShare) { residual.template add<S::form>(words + S::of_residual, tag, shared); });
+      [&](GroupShare) { residual.template add<S::form>(words + S::of_residual, handover.next_tag(), shared); });
   handover.finish();
 }
 
 // The same with experts.
 template <class S>
 __device__ inline void compute_experts(const RowStepArgs& args, const LayerArgs& layer, Handover& handover,
-                                       unsigned tag, Residual<S>& residual, unsigned& done, RowStepShared<S>& shared) {
+                                       Residual<S>& residual, unsigned& done, RowStepShared<S>& shared) {
   Word* words = args.words;
   const GroupShare of_router(S::experts / kStageRows);
   if (S::mlp_form == Form::kBf16 || of_router.count() > 0)
-    take_input<S, Form::kBf16, S::hidden, true>(handover, words + S::of_middle, tag, layer.mlp_norm, shared);
+    take_input<S, Form::kBf16, S::hidden, true>(handover, words + S::of_middle, layer.mlp_norm, shared);
   run_product(
       of_router, [&](GroupShare some) { multiply_groups<S, Form::kBf16, S::hidden>(some, done, shared); },
       [&](GroupShare some) {
         finish_pairs<S, Form::kBf16>(args.eps, some, shared, [&](int place, float2 pair) {
-          give(words + S::of_logits + place, to_bf16_pair(pair.x, pair.y), tag);
+          give(words + S::of_logits + place, to_bf16_pair(pair.x, pair.y), handover.next_tag());
         });
       });
   if (S::mlp_form != Form::kBf16)
-    take_input<S, S::mlp_form, S::hidden, true>(handover, words + S::of_middle, tag, layer.mlp_norm, shared);
-  if (threadIdx.x < 32) choose(args, tag, shared);
+    take_input<S, S::mlp_form, S::hidden, true>(handover, words + S::of_middle, layer.mlp_norm, shared);
+  if (threadIdx.x < 32) choose(args, handover.next_tag(), shared);
   run_product(
       GroupShare(S::mlp / 4), [&](GroupShare some) { multiply_groups<S, S::mlp_form, S::hidden>(some, done, shared); },
-      [&](GroupShare some) { give_gated<S>(args, some, tag, shared); });
+      [&](GroupShare some) { give_gated<S>(args, some, handover.next_tag(), shared); });
   handover.finish();
-  take_input<S, S::mlp_form, S::mlp, false>(handover, words + S::of_gated, tag, nullptr, shared);
+  take_input<S, S::mlp_form, S::mlp, false>(handover, words + S::of_gated, nullptr, shared);
   run_product(
       GroupShare(S::hidden / kStageRows), [&](GroupShare some) { multiply_downs<S>(some, done, shared); },
-      [&](GroupShare) { residual.template add<S::mlp_form>(words + S::of_residual, tag, shared); });
+      [&](GroupShare) { residual.template add<S::mlp_form>(words + S::of_residual, handover.next_tag(), shared); });
   handover.finish();
 }
 
@@ -122,41 +122,40 @@ __device__ inline void compute_step(const RowStepArgs& args, RowStepShared<S>& s
   wait_for_prerequisites();
   unsigned done = 0;  // stages
   Word* words = args.words;
-  unsigned tag = reinterpret_cast<volatile Handovers*>(args.handovers)->tag + 1;
   Handover handover(args.handovers);
   Residual<S> residual(args.residual);
-  residual.give_all(words + S::of_residual, tag);
+  residual.give_all(words + S::of_residual, handover.next_tag());
   handover.finish();
 #pragma unroll 1
   for (int i = 0; i < args.num_layers; i++) {
     const LayerArgs& layer = args.layers[i];
-    take_input<S, S::form, S::hidden, true>(handover, words + S::of_residual, tag, layer.attention_norm, shared);
-    tag++;
+    take_input<S, S::form, S::hidden, true>(handover, words + S::of_residual, layer.attention_norm, shared);
     run_product(
         GroupShare(S::qkv / kStageRows),
         [&](GroupShare some) { multiply_groups<S, S::form, S::hidden>(some, done, shared); },
         [&](GroupShare some) {
           finish_pairs<S, S::form>(args.eps, some, shared, [&](int place, float2 pair) {
             const unsigned bias = layer.qkv_bias ? load_pair(layer.qkv_bias + place * 2) : 0;
-            give(words + S::of_qkv + place, to_bf16_pair(pair.x + low_float(bias), pair.y + high_float(bias)), tag);
+            give(words + S::of_qkv + place, to_bf16_pair(pair.x + low_float(bias), pair.y + high_float(bias)),
+                 handover.next_tag());
           });
         });
-    attend_all<S>(layer.attention, here, i, words, tag, shared);
+    attend_all<S>(layer.attention, here, i, words, handover.next_tag(), shared);
     handover.finish();
-    take_input<S, S::form, S::attended, false>(handover, words + S::of_attended, tag, nullptr, shared);
+    take_input<S, S::form, S::attended, false>(handover, words + S::of_attended, nullptr, shared);
     run_product(
         GroupShare(S::hidden / kStageRows),
         [&](GroupShare some) { multiply_groups<S, S::form, S::attended>(some, done, shared); },
-        [&](GroupShare) { residual.template add<S::form>(words + S::of_middle, tag, shared); });
+        [&](GroupShare) { residual.template add<S::form>(words + S::of_middle, handover.next_tag(), shared); });
     handover.finish();
     if (i + 1 < args.num_layers) here.copy_first(args.layers[i + 1].attention, shared);
     if constexpr (S::experts)
-      compute_experts<S>(args, layer, handover, tag, residual, done, shared);
+      compute_experts<S>(args, layer, handover, residual, done, shared);
     else
-      compute_mlp<S>(args, layer, handover, tag, residual, done, shared);
+      compute_mlp<S>(args, layer, handover, residual, done, shared);
   }
   launch_dependents();
-  take_input<S, S::head_form, S::hidden, true>(handover, words + S::of_residual, tag, args.norm, shared);
+  take_input<S, S::head_form, S::hidden, true>(handover, words + S::of_residual, args.norm, shared);
   run_product(
       GroupShare(args.vocab / kStageRows),
       [&](GroupShare some) { multiply_groups<S, S::head_form, S::hidden>(some, done, shared); },
@@ -166,23 +165,7 @@ __device__ inline void compute_step(const RowStepArgs& args, RowStepShared<S>& s
         });
       });
   // All others have read it: this block has had something of each of them.
-  if (blockIdx.x == 0 && threadIdx.x == 0) args.handovers->tag = tag, args.handovers->count = handover.count;
-}
-
-// Bring near what the layer after the next says, and the norms of the next: all wait where these come from afar.
-template <class S>
-__device__ inline void bring_near(const RowStepArgs& args, int layer, RowStepShared<S>& shared) {
-  const int thread = threadIdx.x - kStepThreads;
-  constexpr int norm_lines = S::hidden * 2 / 128;
-  const auto bring = [&](const void* first, int line) {
-    start_copy<4>(&shared.near[thread / 32][thread % 32], static_cast<const char*>(first) + line * 128);
-  };
-  if (layer + 2 < args.num_layers && thread < int(sizeof(LayerArgs) / 128)) bring(args.layers + layer + 2, thread);
-  if (layer + 1 == args.num_layers) return;
-  for (int i = thread; i < 2 * norm_lines; i += kCopyWarps * 32) {
-    const LayerArgs& next = args.layers[layer + 1];
-    bring(i < norm_lines ? next.attention_norm : next.mlp_norm, i % norm_lines);
-  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) args.handovers->count = handover.count;
 }
 
 // What the copying warps do.
@@ -192,7 +175,6 @@ __device__ inline void copy_step(const RowStepArgs& args, RowStepShared<S>& shar
 #pragma unroll 1
   for (int i = 0; i < args.num_layers; i++) {
     const LayerArgs& layer = args.layers[i];
-    bring_near<S>(args, i, shared);
     copy_product<S, S::form, S::hidden, false>(layer.qkv, S::qkv / kStageRows, done, shared);
     if constexpr (!S::experts) {
       prefetch_stages<S::form, S::attended, false>(layer.output, S::hidden / kStageRows, S::slots, kAheadOutput);

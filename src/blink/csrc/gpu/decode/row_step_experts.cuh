@@ -56,13 +56,12 @@ __device__ inline void choose(const RowStepArgs& args, unsigned tag, RowStepShar
 // Copy the block's part of the chosen experts' gates and ups.
 template <class S>
 __device__ inline void copy_gates(const Matrix& matrix, unsigned& done, RowStepShared<S>& shared) {
-  constexpr int each = S::width / 4, stage_k = kStageK<S::mlp_form>;
+  constexpr int each = S::width / 4;
   GroupShare(S::top_k * each).take_parts([&](GroupShare some) {
     copy_turns(some, kTurns<S::mlp_form, S::hidden>, done, [&](int turn, int group, unsigned number) {
       const long expert = shared.chosen.experts[group / each];
-      const int from = turn_start<S::mlp_form, S::hidden>(turn);
-      copy_stage<S, S::mlp_form>(matrix, expert * 2 * S::width + group % each * 4, S::width, S::hidden, from,
-                                 min(stage_k, S::hidden - from), number, shared);
+      copy_stage<S, S::mlp_form, S::hidden>(matrix, {expert * 2 * S::width + group % each * 4, S::width},
+                                            turn_start<S::mlp_form, S::hidden>(turn), number, shared);
     });
   });
 }
@@ -73,8 +72,7 @@ __device__ inline void copy_downs(const Matrix& matrix, unsigned& done, RowStepS
   GroupShare(S::hidden / kStageRows).take_parts([&](GroupShare some) {
     copy_turns(some, S::top_k, done, [&](int turn, int group, unsigned number) {
       const long expert = shared.chosen.experts[turn];
-      copy_stage<S, S::mlp_form>(matrix, expert * S::hidden + group * kStageRows, 4, S::width, 0, S::width, number,
-                                 shared);
+      copy_stage<S, S::mlp_form, S::width>(matrix, {expert * S::hidden + group * kStageRows, 4}, 0, number, shared);
     });
   });
 }
@@ -84,8 +82,9 @@ __device__ inline void copy_experts(const LayerArgs& layer, const LayerArgs* nex
                                     RowStepShared<S>& shared) {
   copy_product<S, Form::kBf16, S::hidden, false>(layer.router, S::experts / kStageRows, done, shared);
   if (next) {
-    prefetch_product<S::form>(next->qkv, S::qkv / kStageRows, S::hidden);
-    prefetch_product<S::form>(next->output, S::hidden / kStageRows, S::attended);
+    constexpr int all = kMostGroups * kTurns<S::form, S::most_k>;
+    prefetch_stages<S::form, S::hidden, false>(next->qkv, S::qkv / kStageRows, 0, all);
+    prefetch_stages<S::form, S::attended, false>(next->output, S::hidden / kStageRows, 0, all);
   }
   wait(shared.routed, index % 2);
   copy_gates<S>(layer.gate_up, done, shared);

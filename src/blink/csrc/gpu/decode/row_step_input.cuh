@@ -126,12 +126,12 @@ __device__ inline void convert_piece(bool mine, int piece, int at, HalfScale sca
 
 // Take a product's input from words, times the norm's weights if there are any.
 template <class S, Form kForm, int kK, bool kNorm>
-__device__ inline void take_input(const Handover& handover, const Word* from, unsigned tag, const Bf16* norm,
+__device__ inline void take_input(const Handover& handover, const Word* from, const Bf16* norm,
                                   RowStepShared<S>& shared) {
   static_assert(kK % 32 == 0 && (kForm != Form::kInt4 || kK % 512 == 0));  // all lanes cut groups, by eights
   using Pieces = InputPieces<kK / 16>;
   handover.await<kStepWarps>();
-  const auto found = Pieces::template bring<kForm, kNorm>(from, tag, norm, shared.x.plain);
+  const auto found = Pieces::template bring<kForm, kNorm>(from, handover.count, norm, shared.x.plain);
   if (kNorm) keep_squares(found.squares, shared);
   if constexpr (kForm == Form::kBf16) return;
   HalfScale scale(0);

@@ -20,28 +20,48 @@ __device__ inline int turn_start(int turn) {
   return turn * kStageK<kForm>;
 }
 
-// Copy some k of 8 weight rows, a lane each: four from `first` on and four from `half` further on. k: of all; number:
-// the stage's.
-template <class S, Form kForm>
-__device__ inline void copy_stage(const Matrix& matrix, long first, long half, int k, int from, int count,
-                                  unsigned number, RowStepShared<S>& shared) {
-  const int lane = threadIdx.x % 32, slot = number % S::slots;
-  const long row = first + lane % 4 + lane / 4 % 2 * half;
-  const unsigned bytes = count / kChunkK<kForm> * kChunkBytes<kForm>;
+// Of rows of kK, the k of a stage from `from` on.
+template <Form kForm, int kK>
+__device__ inline int stage_k(int from) {
+  return min(kStageK<kForm>, kK - from);
+}
+
+// So many k as bytes.
+template <Form kForm>
+__device__ inline long k_bytes(long k) {
+  return k / kChunkK<kForm> * kChunkBytes<kForm>;
+}
+
+// The 8 rows of a group of weight rows: four from `first` on and four from `half` further on.
+struct GroupRows {
+  long first, half;
+
+  template <bool kGate>
+  __device__ static GroupRows of(int group, int groups) {
+    return kGate ? GroupRows{group * 4l, groups * 4l} : GroupRows{group * 8l, 4};
+  }
+
+  __device__ long row(int i) const { return first + i % 4 + i / 4 % 2 * half; }
+};
+
+// Copy a stage of rows of kK, a lane each row. number: the stage's.
+template <class S, Form kForm, int kK>
+__device__ inline void copy_stage(const Matrix& matrix, GroupRows rows, int from, unsigned number,
+                                  RowStepShared<S>& shared) {
+  const int lane = threadIdx.x % 32, slot = number % S::slots, count = stage_k<kForm, kK>(from);
+  const long at = rows.row(lane) * kK + from;
+  const unsigned bytes = k_bytes<kForm>(count);
   const unsigned others = kForm == Form::kInt4 ? count / kGroup * 4 : kHasScales<kForm> ? 4 : 0;  // of each row
   auto& stage = shared.ring[slot];
   Barrier& full = shared.full[slot];
   if (number >= S::slots) wait(shared.empty[slot], number / S::slots % 2 ^ 1);
   if (lane == 0) expect(full, kStageRows * (bytes + others));
   __syncwarp();
-  if (lane < kStageRows)
-    copy_once(stage.rows + lane * kPitch<kForm>, matrix.values + (row * k + from) / kChunkK<kForm> * kChunkBytes<kForm>,
-              bytes, full);
+  if (lane < kStageRows) copy_once(stage.rows + lane * kPitch<kForm>, matrix.values + k_bytes<kForm>(at), bytes, full);
   if constexpr (kForm == Form::kInt4)
-    if (lane / kStageRows == 1)
-      copy_once(stage.groups[lane - kStageRows], matrix.groups + (row * k + from) / kGroup, others, full);
+    if (lane / kStageRows == 1) copy_once(stage.groups[lane - kStageRows], matrix.groups + at / kGroup, others, full);
   if constexpr (kHasScales<kForm>)
-    if (lane / 2 == 4) copy_once(stage.scales + lane % 2 * 4, matrix.scales + first + lane % 2 * half, 16, full);
+    if (lane / 2 == 4) copy_once(stage.scales + lane % 2 * 4, matrix.scales + rows.row(lane % 2 * 4), 16, full);
 }
 
 // Copy this warp's of the next stages: of all groups of weight rows those of a turn's k, then those of the next. done:
@@ -60,9 +80,8 @@ template <class S, Form kForm, int kK, bool kGate>
 __device__ inline void copy_product(const Matrix& matrix, int groups, unsigned& done, RowStepShared<S>& shared) {
   GroupShare(groups).take_parts([&](GroupShare some) {
     copy_turns(some, kTurns<kForm, kK>, done, [&](int turn, int group, unsigned number) {
-      const int from = turn_start<kForm, kK>(turn);
-      copy_stage<S, kForm>(matrix, group * (kGate ? 4l : 8l), kGate ? groups * 4l : 4, kK, from,
-                           min(kStageK<kForm>, kK - from), number, shared);
+      copy_stage<S, kForm, kK>(matrix, GroupRows::of<kGate>(group, groups), turn_start<kForm, kK>(turn), number,
+                               shared);
     });
   });
 }
@@ -73,22 +92,11 @@ __device__ inline void prefetch_stages(const Matrix& matrix, int groups, int fir
   const GroupShare share(groups);
   const int lane = threadIdx.x % 32, count = min(share.count(), kMostGroups);
   for (int stage = first + copy_warp(); stage < min(last, count * kTurns<kForm, kK>); stage += kCopyWarps) {
-    const int group = share.first + stage % count, from = turn_start<kForm, kK>(stage / count);
-    const long row = group * (kGate ? 4l : 8l) + lane % 4 + lane / 4 % 2 * (kGate ? groups * 4l : 4);
+    const int from = turn_start<kForm, kK>(stage / count);
+    const long row = GroupRows::of<kGate>(share.first + stage % count, groups).row(lane);
     if (lane < kStageRows)
-      prefetch_bytes(matrix.values + (row * kK + from) / kChunkK<kForm> * kChunkBytes<kForm>,
-                     min(kStageK<kForm>, kK - from) / kChunkK<kForm> * kChunkBytes<kForm>);
+      prefetch_bytes(matrix.values + k_bytes<kForm>(row * kK + from), k_bytes<kForm>(stage_k<kForm, kK>(from)));
   }
-}
-
-// Bring the block's part of a product's weights to L2.
-template <Form kForm>
-__device__ inline void prefetch_product(const Matrix& matrix, int groups, int k) {
-  const GroupShare share(groups);
-  const long row_bytes = long(k) / kChunkK<kForm> * kChunkBytes<kForm>;
-  const int pieces = int(share.count() * kStageRows * row_bytes / kStageBytes);
-  for (int i = threadIdx.x - kStepThreads; i < pieces; i += kCopyWarps * 32)
-    prefetch_bytes(matrix.values + share.first * kStageRows * row_bytes + long(i) * kStageBytes, kStageBytes);
 }
 
 // A chunk of the input in a lane's registers. To the matrix instruction the input is each of its first 8 rows, and its

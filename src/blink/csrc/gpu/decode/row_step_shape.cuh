@@ -138,7 +138,6 @@ struct RowStepShared {
   float inverse[2];  // of what f16 were multiplied by, of an input without and of one with a norm: they alternate
   unsigned largest[kStepWarps];
   Chosen<S::top_k> chosen;
-  unsigned near[kCopyWarps][32];  // nobody reads it
   alignas(8) Barrier full[S::slots], empty[S::slots], routed;
 };
 

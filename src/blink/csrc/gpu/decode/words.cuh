@@ -53,19 +53,21 @@ __device__ inline void await_words(Word (&words)[kLoads][kCount], unsigned tag, 
   await_loaded(words, tag, place);
 }
 
-// Where a step goes on where the last one ended.
+// What is kept of hand-overs from one step to the next.
 struct Handovers {
-  unsigned tag, count;
-  char padding[120];  // blocks look at what follows, and write it
-  unsigned given;     // by how many blocks, of all handovers so far
+  unsigned count;  // of all before this step
+  unsigned given;  // by how many blocks, of all so far
 };
 
 // Hand-overs of words from all blocks to all.
 struct Handover {
   Handovers& all;
-  unsigned count;  // so far
+  unsigned count;  // so far; also the tag of the last one's words
 
   __device__ explicit Handover(Handovers* all) : all(*all), count(reinterpret_cast<volatile Handovers*>(all)->count) {}
+
+  // The tag of what is given before this hand-over is finished.
+  __device__ unsigned next_tag() const { return count + 1; }
 
   // Say that this block has given its words.
   __device__ void finish() {
