@@ -3,14 +3,13 @@
 
 Each overlaps its neighbours. The residual is kept in one tensor, to which a layer's products add. With few rows norms
 are computed by who reads it; with more, who writes it prepares them. Experts of more than 4 rows take two kernels more.
-Short steps with prompts take the same products, for which a row is a token, and another attention. A single kernel for
-all layers of one row is in row_steps.py.
+Short steps with prompts take the same products, for which a row is a token, and another attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,11 +24,9 @@ from blink.kernels.gpu.decode.splits import pad_rows
 from blink.kernels.quantized import Format, PackedWeight
 from blink.kernels.weight import Weight
 from blink.models.layer import Attend, DenseMlp, Layer, MoeMlp
-from blink.models.row_steps import Steps, find_step
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
-MAX_ROW_STEP_ROWS = 0  # 1: rows that a single kernel takes; it is right, and still slower than the kernels of few rows
 MAX_GEMV_ROWS = 2
 MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
 MAX_DECODE_ROWS = gemm.MAX_ROWS
@@ -50,7 +47,6 @@ class DecodeWeights:
     norm: Tensor  # [hidden]
     lm_head: Weight  # [vocab, hidden]
     rotary_table: Tensor  # float32 [positions, rotary_dim]
-    row_steps: Steps = field(default_factory=dict)  # those made so far
 
 
 def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) -> bool:
@@ -159,10 +155,6 @@ def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
 
 def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
-    if rows <= MAX_ROW_STEP_ROWS:
-        step = find_step(weights, batch, kv_cache)
-        if step is not None:
-            return step.run(weights.embedding.index_select(0, batch.input_ids[:rows]))
     packed = _list_packed(weights.layers[0], weights.lm_head)
     run = _decode_few if _takes_few(weights.layers[0], packed, rows) else _decode_many
     return run(weights, batch, kv_cache, rows)

@@ -25,7 +25,6 @@ from blink.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from blink.models.decode_step import DecodeWeights
-    from blink.models.row_steps import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,6 @@ class Decoder:
             isinstance(weight, QuantizedEmbedding) for weight in list_weights([embedding, *layers, lm_head])
         )
         self._rotary_table = self._make_rotary_table(spec.rope)
-        self._row_steps: Steps = {}
         self._local_table = None if spec.local_rope is None else self._make_rotary_table(spec.local_rope)
 
     @property
@@ -252,13 +250,7 @@ class Decoder:
         from blink.models.decode_step import DecodeWeights
 
         return DecodeWeights(
-            self.spec,
-            plain(self._embedding),
-            self._layers,
-            self._norm,
-            self._lm_head,
-            self._rotary_table,
-            self._row_steps,
+            self.spec, plain(self._embedding), self._layers, self._norm, self._lm_head, self._rotary_table
         )
 
     def _run_layer(

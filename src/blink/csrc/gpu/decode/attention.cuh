@@ -100,17 +100,16 @@ __device__ inline void add_values(const Place<S>& at, Tile<S>& tile, const unsig
   }
 }
 
-// Work through this warp's tiles, the first of which are being copied. block: of tile `lane`; rounds: how often the
-// ring's barriers have come round before.
+// Work through this warp's tiles, the first of which are being copied. block: of tile `lane`.
 template <class S>
-__device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& at, int block, int rounds,
+__device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& at, int block,
                                     AttentionShared<S>& shared, Running<S>& running) {
   const Query<S> query(shared.queries[min(at.lane / 4, S::group - 1)], at.lane);
   const int last = (at.length - 1) / kTileKeys;
 #pragma unroll 1
   for (int turn = 0; turn < at.count; turn++) {
     Tile<S>& tile = shared.ring[at.warp][turn % S::stages];
-    wait(shared.full[at.warp][turn % S::stages], (rounds + turn / S::stages) % 2);
+    wait(shared.full[at.warp][turn % S::stages], turn / S::stages % 2);
     if (at.tile(turn) == last) complete_tile(at, shared, tile);
     unsigned weights[2];
     weigh(args, at, turn, query, tile, running, weights);
@@ -151,7 +150,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   prepare_heads(args, at, angles, at.owns_newest(), shared);
   __syncthreads();
   Running<S> running;
-  attend_tiles(args, at, block, 0, shared, running);
+  attend_tiles(args, at, block, shared, running);
   leave_part(at, shared, running);
   __syncthreads();
   if (kCluster > 1) cluster_wait();

@@ -29,10 +29,12 @@ __device__ inline Angles<S> load_angles(const AttentionArgs& args, const Place<S
 // Normalise, if the model does, and rotate one head; a warp's lanes hold its dims. Rounds where single operations
 // would.
 template <class S>
-__device__ inline void turn_head(const Bf16* norm, float eps, const Angles<S>& angles, int lane,
-                                 unsigned (&pairs)[S::dims / 2]) {
+__device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float eps, const Angles<S>& angles, int lane,
+                                    unsigned (&pairs)[S::dims / 2]) {
   constexpr int half = S::rotary_dim / 2 / S::dims;  // in lanes
   float values[S::dims], squares = 0;
+#pragma unroll
+  for (int i = 0; i < S::dims / 2; i++) pairs[i] = load_pair_from_l2(from + lane * S::dims + 2 * i);
 #pragma unroll
   for (int i = 0; i < S::dims; i += 2) {
     values[i] = low_float(pairs[i / 2]);
@@ -55,14 +57,6 @@ __device__ inline void turn_head(const Bf16* norm, float eps, const Angles<S>& a
   }
 #pragma unroll
   for (int i = 0; i < S::dims / 2; i++) pairs[i] = to_bf16_pair(rotated[2 * i], rotated[2 * i + 1]);
-}
-
-template <class S>
-__device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float eps, const Angles<S>& angles, int lane,
-                                    unsigned (&pairs)[S::dims / 2]) {
-#pragma unroll
-  for (int i = 0; i < S::dims; i += 2) pairs[i / 2] = load_pair_from_l2(from + lane * S::dims + i);
-  turn_head<S>(norm, eps, angles, lane, pairs);
 }
 
 // Keep a lane's part of a query, key or value in shared memory, and in the cache where also_to is given.

@@ -11,4 +11,3 @@
 #include "grouped_gemm.cuh"
 #include "moe_down.cuh"
 #include "moe_gate.cuh"
-#include "row_step.cuh"

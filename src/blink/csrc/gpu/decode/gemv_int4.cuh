@@ -99,10 +99,9 @@ __device__ inline void cut(unsigned even, unsigned odd, float factor, unsigned& 
   first = __byte_perm(__byte_perm(whole[0], whole[1], 0x51), __byte_perm(whole[2], whole[3], 0x51), 0x5410);
 }
 
-// Make whole numbers of a piece, and put what each of four lanes needs; return its group, which eight lanes share. What
-// is not finite makes the scale so.
-template <class Put>
-__device__ inline Int4Group cut_group(const unsigned (&pairs)[8], Put put) {
+// Make whole numbers of a piece; eight lanes share a group. What is not finite makes the scale so.
+template <class S>
+__device__ inline void cut_piece(const unsigned (&pairs)[8], int piece, int warp, Int4GemvShared<S>& shared) {
   unsigned largest = 0, sum = 0;
 #pragma unroll
   for (const unsigned pair : pairs) largest = __vmaxu2(largest, pair & 0x7fff7fffu);
@@ -114,18 +113,13 @@ __device__ inline Int4Group cut_group(const unsigned (&pairs)[8], Put put) {
   for (int lane = 0; lane < 4; lane++) {
     uint2 halves;
     cut(pairs[lane], pairs[4 + lane], factor, halves.x, halves.y, sum);
-    put(lane, halves);
+    *shared.halves(warp, piece, lane) = halves;
   }
   int whole = int(sum - 16 * __float_as_uint(kWhole));
 #pragma unroll
   for (int step = 1; step < 8; step *= 2) whole += __shfl_xor_sync(~0u, whole, step);
-  return {largest < 0x7f80 ? most * (1 / kLargestWhole) : __uint_as_float(0x7fc00000), whole};
-}
-
-template <class S>
-__device__ inline void cut_piece(const unsigned (&pairs)[8], int piece, int warp, Int4GemvShared<S>& shared) {
-  const Int4Group group = cut_group(pairs, [&](int lane, uint2 halves) { *shared.halves(warp, piece, lane) = halves; });
-  if (piece % 8 == 0) shared.of_row[warp][piece / 8] = group;
+  const float scale = largest < 0x7f80 ? most * (1 / kLargestWhole) : __uint_as_float(0x7fc00000);
+  if (piece % 8 == 0) shared.of_row[warp][piece / 8] = {scale, whole};
 }
 
 __device__ inline void to_words(Vec16 v, unsigned* words) {

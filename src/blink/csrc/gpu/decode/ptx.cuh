@@ -25,39 +25,6 @@ __device__ inline void wait_for_prerequisites() {
 #endif
 }
 
-// From here on each of the warpgroup's threads has so many registers, more or fewer than the launch gave it.
-template <int kCount>
-__device__ inline void take_registers() {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
-#endif
-}
-
-template <int kCount>
-__device__ inline void give_up_registers() {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-#endif
-}
-
-// The thread's index, as one of which the compiler knows nothing: what follows from it is computed where it is used,
-// once more in each turn of a loop, and takes no registers meanwhile.
-__device__ inline int fresh_thread() {
-  int thread = int(threadIdx.x);
-  asm volatile("" : "+r"(thread));
-  return thread;
-}
-
-// Load what no kernel of the step writes and nobody reads twice. Not as read-only data, which the compiler would be
-// free to load behind wait_for_prerequisites().
-__device__ inline Vec16 load_once(const void* from) {
-  Vec16 v;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
-  return v;
-}
-
 // Load what an earlier kernel of the step has written.
 __device__ inline Vec16 load(const void* from) {
   Vec16 v;
@@ -159,13 +126,6 @@ __device__ inline void copy_once(void* to, const void* from, unsigned bytes, Bar
       "}" ::"r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
-#endif
-}
-
-// Bring consecutive memory to L2. Address and size are multiples of 16 bytes.
-__device__ inline void prefetch_bytes(const void* from, unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
 
@@ -278,35 +238,6 @@ __device__ inline void receive(Barrier& counter) {
     wait(counter, 0);
   else
     __syncthreads();
-}
-
-using Word = unsigned long long;
-
-// Store and load words of 64 bits as wholes, which other multiprocessors see without a fence.
-__device__ inline void store_words(Word* to, Word first, Word second) {
-  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
-}
-
-__device__ inline void store_word(Word* to, Word word) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
-}
-
-__device__ inline unsigned load_count(const unsigned* from) {
-  unsigned count;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(from) : "memory");
-  return count;
-}
-
-__device__ inline void add_one(unsigned* to) {
-  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
-}
-
-__device__ inline void load_words(const Word* from, Word (&words)[1]) {
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(words[0]) : "l"(from) : "memory");
-}
-
-__device__ inline void load_words(const Word* from, Word (&words)[2]) {
-  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(words[0]), "=l"(words[1]) : "l"(from) : "memory");
 }
 
 }  // namespace blink

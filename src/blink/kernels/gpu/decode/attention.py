@@ -18,7 +18,7 @@ from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
 from blink.kernels.quantized import FP8
 
 
-class Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's AttentionArgs
+class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's AttentionArgs
     _fields_ = [
         ("cells", TensorMap),
         ("qkv", ctypes.c_void_p),
@@ -87,23 +87,23 @@ def decode_attention(
         compile_kernel(f"blink::attend<{', '.join(str(value).lower() for value in values)}>"),
         (kv_heads * split.cluster, rows),
         32 * split.warps,
-        make_arguments(qkv, kv_cache, batch, rotary_table, (head_norm, kv_scales), out),
+        _make_arguments(qkv, kv_cache, batch, rotary_table, (head_norm, kv_scales), out),
         cluster=split.cluster,
         shared_bytes=split.shared_bytes(group, head_dim, kv_cache.itemsize),
     )
     return out
 
 
-def make_arguments(
+def _make_arguments(
     qkv: Tensor,
     kv_cache: Tensor,
     batch: Batch,
     rotary_table: Tensor,
     heads: tuple[HeadNorm | None, KvScales],
     out: Tensor,
-) -> Arguments:
+) -> _Arguments:
     norm, scales = heads
-    return Arguments(
+    return _Arguments(
         encode_cells(kv_cache, TILE_KEYS),
         qkv.data_ptr(),
         kv_cache.data_ptr(),
