@@ -23,13 +23,13 @@ from decode_layer import Case, Model, time_graph
 from torch import Tensor
 
 import blink.models
-from blink.kernels.gpu.decode import gemm_planes, gemv_quantized, splits
+from blink.kernels.gpu.decode import gemm_planes, gemm_planes_int4, gemv_quantized, splits
 from blink.kernels.gpu.decode.gemm_quantized import Shape
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import GROUP, Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
 from blink.kernels.weight import Weight, plain
-from blink.models.decode_step import MAX_GEMV_ROWS
+from blink.models.decode_step import MAX_INT4_ROWS_BEFORE_PLANES
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
@@ -76,13 +76,13 @@ def list_quantized_candidates(spec: ModelSpec, rows: int, format: Format) -> Can
     products = list_products(spec)[1 if spec.num_experts else 0 :]  # routers have 16 bits
     if format is Format.INT4:
         products = products[:-1]  # as the output has
-    if format is Format.INT4 and rows <= MAX_GEMV_ROWS:
+    if format is Format.INT4 and rows <= MAX_INT4_ROWS_BEFORE_PLANES:
         few = [gemv_quantized.Shape(format, True, rows, k, n) for _, n, k in products]
         return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_splits(shape))) for shape in few}
-    if format is Format.INT4:
-        raise SystemExit("products of more than two rows with weights of 4 bits have no measured splits")
-    shapes = [Shape(Format.FP8, False, output, splits.pad_rows(rows), k, n) for output, n, k in products]
-    return {gemm_planes.key(shape): list(map(to_list, gemm_planes.list_splits(shape))) for shape in shapes}
+    kernels = gemm_planes if format is Format.FP8 else gemm_planes_int4
+    grouped = format is Format.INT4
+    shapes = [Shape(format, grouped, output, splits.pad_rows(rows), k, n) for output, n, k in products]
+    return {kernels.key(shape): list(map(to_list, kernels.list_splits(shape))) for shape in shapes}
 
 
 def to_list(split: Split) -> list[int]:

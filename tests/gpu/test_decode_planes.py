@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of FP8 weights with planes of activations, and the kernels that write planes, beside plain references."""
+"""Products of weights of 8 and 4 bits with planes of activations, and what writes planes, beside plain references."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from activation_planes import join, split
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
-from blink.kernels.quantized import FP8, GROUP, PackedWeight, QuantizedMatrix, pack
+from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, pack
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import write_checkpoints
 
@@ -23,14 +23,15 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from blink.kernels.gpu.decode import gemm, gemm_planes, splits
+from blink.kernels.gpu.decode import gemm, gemm_planes, gemm_planes_int4, splits
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups, compile_kernel
 
 pytestmark = pytest.mark.skipif(not can_launch() or not can_multiply_groups(), reason="needs Hopper")
 
 EPS = 1e-5
-KINDS = ["rows", "groups"]
+KINDS = ["rows", "groups", "int4"]
+FORMATS = [Format.FP8, Format.INT4]
 
 
 def draw(*shape: int) -> Tensor:
@@ -39,8 +40,14 @@ def draw(*shape: int) -> Tensor:
 
 def draw_weight(kind: str, n: int, k: int) -> tuple[PackedWeight, Tensor]:
     """Return a packed weight and what it stands for, in float32."""
-    scales = (torch.rand(n, 1 if kind == "rows" else k // GROUP, device="cuda") + 0.5) * k**-0.5
-    matrix = QuantizedMatrix((torch.randn(n, k, device="cuda") / 2**0.5).to(FP8), scales)
+    sizes = (n, 1 if kind == "rows" else k // GROUP)
+    scales = (torch.rand(sizes, device="cuda") + 0.5) * k**-0.5
+    if kind == "int4":
+        codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda")
+        scales = (scales / 4).to(torch.float16).float()
+        matrix = QuantizedMatrix(codes, scales, torch.randint(0, 17, sizes, dtype=torch.uint8, device="cuda"))
+    else:
+        matrix = QuantizedMatrix((torch.randn(n, k, device="cuda") / 2**0.5).to(FP8), scales)
     return pack([matrix]), matrix.dequantize(torch.float32)
 
 
@@ -52,36 +59,42 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
     return rms_norm_torch(x.float(), weight.float(), EPS)
 
 
-def norm_of(x: Tensor, weight: Tensor) -> gemm.Normed:
+def format_of(kind: str) -> Format:
+    return Format.INT4 if kind == "int4" else Format.FP8
+
+
+def norm_of(x: Tensor, weight: Tensor, format: Format) -> gemm.Normed:
     squares = torch.full((1, splits.pad_rows(x.shape[0])), torch.nan, device="cuda")
     squares[:, : x.shape[0]] = x.float().square().sum(1)
-    return gemm.Normed(split((x.float() * weight.float()).to(torch.bfloat16)), squares)
+    return gemm.Normed(split((x.float() * weight.float()).to(torch.bfloat16), format), squares)
 
 
 def check_products(kind: str, rows: int, n: int, k: int) -> None:
     """Check all outputs; n: a multiple of 128, what planes are written of."""
     x, norm_weight, next_norm, residual = draw(rows, k), draw(k), draw(n), draw(rows, n)
-    bias = draw(n)
+    bias, format = draw(n), format_of(kind)
     weight, plain = draw_weight(kind, n, k)
     expected = functional.linear(normed(x, norm_weight), plain, bias.float())
-    assert error(gemm.normed_linear(norm_of(x, norm_weight), EPS, weight, bias), expected) < 1e-2
+    assert error(gemm.normed_linear(norm_of(x, norm_weight, format), EPS, weight, bias), expected) < 1e-2
     product = functional.linear(x.float(), plain)
-    assert error(gemm.linear(split(x), weight), product) < 1e-2
-    for planes in (False, True):
+    assert error(gemm.linear(split(x, format), weight), product) < 1e-2
+    for planes in (None, *FORMATS):
         found = residual.clone()
-        following = gemm.add_linear(split(x), weight, found, next_norm, planes=planes)
+        following = gemm.add_linear(split(x, format), weight, found, next_norm, planes=planes)
         assert error(found, residual.float() + product) < 1e-2
         next_x = found * next_norm
-        assert torch.equal(following.x, split(next_x) if planes else next_x)
+        assert torch.equal(following.x, next_x if planes is None else split(next_x, planes))
         assert error(following.squares.sum(0)[:rows], found.float().square().sum(1)) < 1e-4
     weight, plain = draw_weight(kind, 2 * n, k)
     expected = activate(functional.linear(normed(x, norm_weight), plain))
-    gated = gemm.gated_linear(norm_of(x, norm_weight), EPS, weight)
+    gated = gemm.gated_linear(norm_of(x, norm_weight, format), EPS, weight)
     assert error(gated, expected) < 1e-2
-    assert torch.equal(gemm.gated_linear(norm_of(x, norm_weight), EPS, weight, planes=True), split(gated))
+    for planes in FORMATS:
+        found = gemm.gated_linear(norm_of(x, norm_weight, format), EPS, weight, planes=planes)
+        assert torch.equal(found, split(gated, planes))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:2])
 @pytest.mark.parametrize(
     ("rows", "n", "k"),
     [(1, 128, 256), (5, 256, 128), (8, 1024, 4096), (13, 384, 14336), (16, 640, 384), (29, 256, 1280), (32, 1152, 2048),
@@ -92,14 +105,24 @@ def test_products_equal_those_of_the_dequantised_weight(kind: str, rows: int, n:
     check_products(kind, rows, n, k)
 
 
+@pytest.mark.parametrize(
+    ("rows", "n", "k"),
+    [(1, 128, 256), (5, 256, 768), (8, 1024, 4096), (13, 384, 14336), (16, 640, 512), (29, 256, 1280), (32, 1152, 2048),
+     (33, 128, 768), (64, 1024, 4096)],
+)  # fmt: skip
+def test_products_of_4_bits_equal_those_of_the_dequantised_weight(rows: int, n: int, k: int) -> None:
+    torch.manual_seed(1)
+    check_products("int4", rows, n, k)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [7, 20])
+@pytest.mark.parametrize("rows", [7, 20, 60])
 def test_rows_of_a_weight_need_not_fill_a_tile(kind: str, rows: int) -> None:
     torch.manual_seed(2)
-    x = draw(rows, 640)
+    x = draw(rows, 768)
     for n in (8, 72, 200):
-        weight, plain = draw_weight(kind, n, 640)
-        assert error(gemm.linear(split(x), weight), functional.linear(x.float(), plain)) < 1e-2
+        weight, plain = draw_weight(kind, n, 768)
+        assert error(gemm.linear(split(x, weight.format), weight), functional.linear(x.float(), plain)) < 1e-2
 
 
 @pytest.mark.parametrize(
@@ -119,11 +142,32 @@ def test_any_split_gives_the_same_products(
     check_products("rows", rows, 256, 2816)
 
 
+@pytest.mark.parametrize(
+    ("rows", "chosen"),
+    [
+        *itertools.product((8,), [(1, 2, 3), (2, 4, 2), (2, 2, 5), (1, 4, 4)]),
+        (12, (2, 8, 3)),
+        *itertools.product((27,), [(1, 2, 2), (4, 4, 3)]),
+        (60, (2, 2, 2)),
+    ],
+    ids=str,
+)
+def test_any_split_gives_the_same_products_of_4_bits(
+    rows: int, chosen: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(3)
+    split = gemm_planes_int4.Int4PlanesSplit(*chosen)
+    fits = {output: splits.can_share(output, split.tile, split.cluster) for output in splits.Output}
+    choose = gemm_planes_int4.choose_split
+    monkeypatch.setattr(gemm_planes_int4, "choose_split", lambda shape: split if fits[shape.output] else choose(shape))
+    check_products("int4", rows, 256, 2816)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [6, 16, 23, 64])
 def test_what_planes_hold_of_activations_is_kept(kind: str, rows: int) -> None:
     torch.manual_seed(4)
-    size = 640
+    size = 768
     x = (1 + 0.99 * torch.rand(rows, size, device="cuda")) * 2.0 ** torch.randint(-12, 15, (rows, size), device="cuda")
     x = x * torch.randint(0, 2, (rows, size), device="cuda").mul(2).sub(1)
     x[2], x[3], x[4] = 0, 1, x[4] * 16
@@ -131,8 +175,9 @@ def test_what_planes_hold_of_activations_is_kept(kind: str, rows: int) -> None:
     x = x.to(torch.bfloat16)
     held = join(split(x)).to(torch.bfloat16)
     scales = torch.ones(size, 1 if kind == "rows" else size // GROUP, device="cuda")
-    identity = pack([QuantizedMatrix(torch.eye(size, device="cuda").to(FP8), scales)])
-    assert torch.equal(gemm.linear(split(x), identity), held)
+    ones, zeros = torch.eye(size, device="cuda"), torch.zeros_like(scales, dtype=torch.uint8)
+    matrix = QuantizedMatrix(ones.byte(), scales, zeros) if kind == "int4" else QuantizedMatrix(ones.to(FP8), scales)
+    assert torch.equal(gemm.linear(split(x, format_of(kind)), pack([matrix])), held)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +186,23 @@ def test_what_planes_hold_of_activations_is_kept(kind: str, rows: int) -> None:
 def test_products_are_about_as_exact_as_their_results_rounding(
     rows: int, boxes: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(5)
     monkeypatch.setattr(gemm_planes, "choose_split", lambda _: gemm_planes.PlanesGemmSplit(1, 2, boxes, 4))
+    check_exactness("rows", rows, k)
+
+
+@pytest.mark.parametrize(("rows", "k"), [(8, 4096), (16, 14336), (32, 14336), (64, 4096)])
+def test_products_of_4_bits_are_about_as_exact_as_their_results_rounding(rows: int, k: int) -> None:
+    check_exactness("int4", rows, k)
+
+
+def check_exactness(kind: str, rows: int, k: int) -> None:
+    torch.manual_seed(5)
     x = draw(rows, k)
     x[1] *= 1e4
     x[2] *= 1e-2
-    weight, plain = draw_weight("rows", 512, k)
+    weight, plain = draw_weight(kind, 512, k)
     expected = functional.linear(x.double(), plain.double())
-    found, rounded = gemm.linear(split(x), weight), expected.to(torch.bfloat16)
+    found, rounded = gemm.linear(split(x, weight.format), weight), expected.to(torch.bfloat16)
     for row in range(3):  # each on its own: magnitudes differ
         lost = (rounded[row].double() - expected[row]).norm()
         assert float((found[row].double() - expected[row]).norm() / lost) < 2.5
@@ -156,20 +210,22 @@ def test_products_are_about_as_exact_as_their_results_rounding(
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("rows", [5, 33])
-def test_what_is_not_finite_stays_so_in_its_row_alone(value: float, rows: int) -> None:
+@pytest.mark.parametrize("kind", ["rows", "int4"])
+def test_what_is_not_finite_stays_so_in_its_row_alone(value: float, rows: int, kind: str) -> None:
     torch.manual_seed(6)
     x = draw(rows, 512)
-    weight, _ = draw_weight("rows", 128, 512)
-    expected = gemm.linear(split(x), weight)
+    weight, _ = draw_weight(kind, 128, 512)
+    expected = gemm.linear(split(x, weight.format), weight)
     x[1, 300] = value
-    found = gemm.linear(split(x), weight)
+    found = gemm.linear(split(x, weight.format), weight)
     assert not found[1].isfinite().any()
     others = [row for row in range(rows) if row != 1]
     assert torch.equal(found[others], expected[others])
 
 
 @pytest.mark.parametrize("rows", [3, 33])
-def test_embeddings_are_written_as_planes(rows: int) -> None:
+@pytest.mark.parametrize("format", FORMATS)
+def test_embeddings_are_written_as_planes(rows: int, format: Format) -> None:
     torch.manual_seed(7)
     table = draw(100, 640) * 2.0 ** torch.randint(-30, 40, (100, 1), device="cuda").bfloat16()
     norm = draw(640)
@@ -177,12 +233,12 @@ def test_embeddings_are_written_as_planes(rows: int) -> None:
     ids = torch.arange(rows, dtype=torch.int32, device="cuda") * 3 % 100
     ids[:2] = torch.tensor([5, 4])
     residual, plain = gemm.embed(ids, table, norm)
-    also, found = gemm.embed(ids, table, norm, planes=True)
+    also, found = gemm.embed(ids, table, norm, planes=format)
     assert torch.equal(also.view(torch.int16), residual.view(torch.int16))
     assert torch.equal(found.squares[0, 2:rows], plain.squares[0, 2:rows])
-    assert torch.equal(join(found.x).isnan(), join(split(plain.x)).isnan())
+    assert torch.equal(join(found.x, format).isnan(), join(split(plain.x)).isnan())
     finite = plain.x.isfinite().all(1)
-    assert int(finite.sum()) >= rows - 2 and torch.equal(found.x[:, finite], split(plain.x)[:, finite])
+    assert int(finite.sum()) >= rows - 2 and torch.equal(found.x[:, finite], split(plain.x, format)[:, finite])
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (6, 2, 64), (10, 2, 128)])
@@ -202,11 +258,14 @@ def test_attention_is_written_as_planes(heads: int, kv_heads: int, head_dim: int
     qkv, table = draw(rows, (heads + 2 * kv_heads) * head_dim), torch.randn(64, head_dim, device="cuda")
     cache = draw(2, rows * 3, block_size, kv_heads, head_dim)
     expected = decode_attention(qkv, cache.clone(), batch, table)
-    assert torch.equal(decode_attention(qkv, cache, batch, table, planes=True), split(expected))
+    for format in FORMATS:
+        found = decode_attention(qkv, cache.clone(), batch, table, planes=format)
+        assert torch.equal(found, split(expected, format))
 
 
 @pytest.mark.parametrize(
-    ("scheme", "quantization"), [("fp8-channel", "auto"), ("fp8-block", "auto"), ("fp8-channel", "fp8")]
+    ("scheme", "quantization"),
+    [("fp8-channel", "auto"), ("fp8-block", "auto"), ("fp8-channel", "fp8"), ("awq", "auto"), ("gptq", "auto")],
 )
 def test_models_give_the_logits_of_their_dequantised_weights(
     tmp_path: Path, scheme: str, quantization: str, monkeypatch: pytest.MonkeyPatch

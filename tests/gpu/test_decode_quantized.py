@@ -15,7 +15,7 @@ from blink.kernels.cpu import moe as cpu_moe
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.experts import Fp8Experts
-from blink.kernels.quantized import FP8, GROUP, PackedWeight, QuantizedMatrix, pack
+from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, pack
 from blink.models.layer import MoeMlp
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import SCHEMES, write_checkpoints
@@ -324,7 +324,7 @@ def test_experts_of_few_rows_equal_those_of_the_dequantised_weights(
     assert torch.equal(following.x, residual * mixture.next_norm)
 
 
-def add_experts(mixture: Mixture, residual: Tensor, *, planes: bool = False) -> gemm.Normed:
+def add_experts(mixture: Mixture, residual: Tensor, *, planes: Format | None = None) -> gemm.Normed:
     return add_grouped_experts(
         residual,
         norm_of(residual, mixture.norm),
@@ -348,18 +348,19 @@ def test_experts_of_many_rows_equal_those_of_the_dequantised_weights(rows: int) 
 
 @groups_only
 @pytest.mark.parametrize("rows", [1, 4, 33])
-def test_experts_write_the_next_norm_as_planes(rows: int) -> None:
+@pytest.mark.parametrize("format", list(Format))
+def test_experts_write_the_next_norm_as_planes(rows: int, format: Format) -> None:
     mixture = Mixture(rows, (128, 8, 512, 256))
     residual, twin = mixture.residual.clone(), mixture.residual.clone()
-    plain, found = add_experts(mixture, residual), add_experts(mixture, twin, planes=True)
+    plain, found = add_experts(mixture, residual), add_experts(mixture, twin, planes=format)
     assert torch.equal(residual, twin) and torch.equal(plain.squares[:, :rows], found.squares[:, :rows])
-    assert torch.equal(found.x, split(plain.x))
+    assert torch.equal(found.x, split(plain.x, format))
     if rows > moe.MAX_ROWS:
         return
     routes = moe.Routes(mixture.logits, mixture.context_lens, mixture.top_k, True)
     gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes)
-    found = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.next_norm, planes=True)
-    assert torch.equal(found.x, split(residual * mixture.next_norm))
+    found = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.next_norm, planes=format)
+    assert torch.equal(found.x, split(residual * mixture.next_norm, format))
 
 
 @groups_only

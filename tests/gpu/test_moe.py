@@ -13,7 +13,7 @@ from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.experts import ExpertFormat, Fp8Experts, PackedExperts
 from blink.kernels.mxfp4 import Mxfp4Matrix
 from blink.kernels.operands import Activation
-from blink.kernels.quantized import GROUP, QuantizedMatrix, quantize_fp8
+from blink.kernels.quantized import GROUP, Format, QuantizedMatrix, quantize_fp8
 
 gpu_moe = pytest.importorskip("blink.kernels.gpu.moe")
 
@@ -188,12 +188,13 @@ def test_experts_between_two_norms_equal_the_reference(dtype: torch.dtype, devic
     check_experts_between_norms((544, 32), dtype, device)
 
 
-def test_the_norm_behind_experts_is_written_as_planes(device: torch.device) -> None:
-    check_experts_between_norms((640, 32), torch.float32, device, planes=True)
+@pytest.mark.parametrize("format", list(Format))
+def test_the_norm_behind_experts_is_written_as_planes(format: Format, device: torch.device) -> None:
+    check_experts_between_norms((640, 32), torch.float32, device, planes=format)
 
 
 def check_experts_between_norms(
-    sizes: tuple[int, int], dtype: torch.dtype, device: torch.device, *, planes: bool = False
+    sizes: tuple[int, int], dtype: torch.dtype, device: torch.device, *, planes: Format | None = None
 ) -> None:
     """sizes: hidden and the experts'."""
     pytest.importorskip("cuda.core")
@@ -239,7 +240,7 @@ def check_experts_between_norms(
     assert torch.equal(residual[num_tokens:].float().cpu(), expected[num_tokens:])
     next_x = (residual * next_norm.to(device)).float()
     tolerance = 0 if planes else 1e-2
-    found_x, next_x = (join(found.x), join(split(next_x))) if planes else (found.x.float(), next_x)
+    found_x, next_x = (join(found.x, planes), join(split(next_x))) if planes else (found.x.float(), next_x)
     torch.testing.assert_close(found_x, next_x, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(found.squares.sum(0)[:rows], residual.float().square().sum(-1), rtol=1e-4, atol=1e-4)
 
@@ -264,7 +265,7 @@ def test_rows_lie_behind_one_another_by_their_experts(
     limit = torch.tensor([num_tokens], dtype=torch.int32, device=device)
     found, routes = place(logits.to(device), normed, eps, limit, top_k, planes=planes)
     expected = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
-    found = (join(found, packed=False) if planes else found).cpu().view(num_experts, -1, hidden)
+    found = (join(found, None) if planes else found).cpu().view(num_experts, -1, hidden)
     weights, experts = (part[:num_tokens, :top_k] for part in logits.softmax(-1).sort(descending=True, stable=True))
     torch.testing.assert_close(routes.weights.cpu().view(rows, top_k)[:num_tokens], weights)
     for expert in range(num_experts):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from activation_planes import DIVISOR, join, split
-from blink.kernels.gpu.decode import gemm_planes, gemm_quantized, splits
+from blink.kernels.gpu.decode import gemm_planes, gemm_planes_int4, gemm_quantized, splits
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import FP8, Format, QuantizedMatrix, pack
 
@@ -58,6 +58,17 @@ def test_planes_lie_as_packed_weights_do() -> None:
     assert torch.equal(split(numbers)[0][packed_mask(kept)], packed.values[packed_mask(kept)])
 
 
+def test_planes_for_4_bits_lie_as_the_operands_made_of_words() -> None:
+    codes = torch.arange(512).remainder(16).view(1, 512)
+    scales, zeros = torch.ones(1, 4), torch.zeros(1, 4, dtype=torch.uint8)
+    packed = pack([QuantizedMatrix(codes.to(torch.uint8), scales, zeros)]).values
+    words = torch.stack([packed & 15, packed >> 4]).view(2, 2, 4, 8, 4)  # odd ones, unit, lane, word, byte
+    operands = words.permute(1, 3, 0, 2, 4).reshape(1, 512)
+    numbers = codes.to(torch.uint8).view(torch.float8_e5m2).double() * DIVISOR
+    assert torch.equal(split(numbers, Format.INT4)[0], operands)
+    assert torch.equal(join(split(numbers, Format.INT4), Format.INT4), numbers)
+
+
 def packed_mask(kept: torch.Tensor) -> torch.Tensor:
     return pack([QuantizedMatrix(kept.to(torch.uint8).view(FP8), torch.ones(1, 1))]).values.bool()
 
@@ -73,6 +84,18 @@ def test_every_product_of_planes_has_a_split_that_fits(grouped: bool, monkeypatc
             for found in (gemm_planes.choose_split(shape), *gemm_planes.list_splits(shape)):
                 assert found is not None and found.fits(shape, 1) and found.shared_bytes(shape) <= _MAX_SHARED_BYTES
     gemm_planes._guess_split.cache_clear()
+
+
+def test_every_product_of_4_bits_has_a_split_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    monkeypatch.setattr(gemm_planes_int4, "read_table", dict)
+    for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 25600)):
+        for tokens, output in itertools.product((8, 16, 32, 64), Output):
+            shape = gemm_quantized.Shape(Format.INT4, True, output, tokens, k, n)
+            for found in (gemm_planes_int4.choose_split(shape), *gemm_planes_int4.list_splits(shape)):
+                assert found is not None and found.fits(shape, 1) and found.shared_bytes(shape) <= _MAX_SHARED_BYTES
+    gemm_planes_int4._guess_split.cache_clear()
 
 
 @pytest.mark.parametrize("chosen", [(1, 2, 2, 8), (2, 4, 1, 5), (2, 2, 2, 5)], ids=str)

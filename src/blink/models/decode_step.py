@@ -8,7 +8,7 @@ Short steps with prompts take the same products, for which a row is a token, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
 from blink.kernels.experts import Fp8Experts, PackedExperts
-from blink.kernels.gpu.decode import gemm, gemm_planes, gemv, gemv_quantized, grouped_gemm, moe
+from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, grouped_gemm, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
@@ -29,6 +29,7 @@ from blink.models.spec import ModelSpec
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
 MAX_GEMV_ROWS = 2
 MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
+MAX_INT4_ROWS_BEFORE_PLANES = 2  # of such
 MAX_DECODE_ROWS = gemm.MAX_ROWS
 MAX_MIXED_TOKENS = 80  # of steps with prompts: of more, cuBLAS and kernels of their own are as fast
 MAX_EXPERTS_ROWS = 64
@@ -95,8 +96,20 @@ def _has_planes(layer: Layer, rows: int) -> bool:
     return all(_takes_planes(weight, rows) for weight in _list_matrices(layer))
 
 
+def _choose_orders(layer: Layer, rows: int) -> Callable[[Weight], Format | None]:
+    """Return what tells for which format a weight's activations are planes; None: they are bfloat16."""
+    has_planes = _has_planes(layer, rows)
+
+    def order(weight: Weight) -> Format | None:
+        if not has_planes or not isinstance(weight, PackedWeight) or not _takes_planes(weight, rows):
+            return None
+        return weight.format
+
+    return order
+
+
 def _takes_planes(weight: Weight, rows: int) -> bool:
-    return isinstance(weight, PackedWeight) and gemm_planes.can_multiply(weight, rows)
+    return isinstance(weight, PackedWeight) and gemm.can_multiply_planes(weight, rows)
 
 
 def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
@@ -105,9 +118,12 @@ def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
 
 
 def _takes_few(layer: Layer, packed: Sequence[PackedWeight], rows: int) -> bool:
-    """Tell whether the kernels for few rows are there and the faster ones: planes are faster still."""
-    most = MAX_INT4_GEMV_ROWS if _is_int4(layer) else MAX_GEMV_ROWS
-    few = rows <= most and not _is_grouped(layer, rows) and not _has_planes(layer, rows)
+    """Tell whether the kernels for few rows are there and the faster ones: planes mostly are."""
+    if _has_planes(layer, rows):
+        most = MAX_INT4_ROWS_BEFORE_PLANES if _is_int4(layer) else 0
+    else:
+        most = MAX_INT4_GEMV_ROWS if _is_int4(layer) else MAX_GEMV_ROWS
+    few = rows <= most and not _is_grouped(layer, rows)
     return few and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
 
 
@@ -186,12 +202,12 @@ def compute_mixed_states(weights: DecodeWeights, batch: Batch, kv_cache: Tensor,
 
 
 def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
-    planes = _has_planes(weights.layers[0], rows)
+    order = _choose_orders(weights.layers[0], rows)
 
     def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
         scales = layer.attention.kv_scales
         return decode_attention(
-            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=planes
+            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=order(layer.output)
         )
 
     _, normed = _run_many(weights, batch, kv_cache, rows, attend)
@@ -204,21 +220,23 @@ def _run_many(
     """Run the layers; return the residual [rows, hidden] and the last norm of it."""
     spec, eps, layers = weights.spec, weights.spec.rms_norm_eps, weights.layers
     next_norms = [*(_norms(layer)[0] for layer in layers[1:]), weights.norm]
-    planes = _has_planes(layers[0], rows)
-    next_planes = [*(planes for _ in layers[1:]), planes and _takes_planes(weights.lm_head, rows)]
+    order = _choose_orders(layers[0], rows)
+    next_planes = [*(order(layer.qkv) for layer in layers[1:]), order(weights.lm_head)]
     packed = _list_packed(layers[0], weights.lm_head)
     tokens = pad_rows(rows, fine=not packed and not spec.num_experts)
     ids = batch.input_ids[:rows]
-    residual, normed = gemm.embed(ids, weights.embedding, _norms(layers[0])[0], planes=planes, tokens=tokens)
+    residual, normed = gemm.embed(
+        ids, weights.embedding, _norms(layers[0])[0], planes=order(layers[0].qkv), tokens=tokens
+    )
     for layer, cache, next_norm, in_planes in zip(layers, kv_cache, next_norms, next_planes, strict=True):
         mlp, mlp_norm = layer.mlp, _norms(layer)[1]
         attended = attend(gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias), cache, layer)
-        in_mlp = planes and isinstance(mlp, DenseMlp)  # routers and experts read bfloat16
+        in_mlp = order(mlp.gate_up) if isinstance(mlp, DenseMlp) else None  # routers and experts read bfloat16
         normed = gemm.add_linear(
             attended, layer.output, residual, mlp_norm, layer.output_bias, planes=in_mlp, tokens=tokens
         )
         if isinstance(mlp, DenseMlp):
-            gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=planes)
+            gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=order(mlp.down))
             normed = gemm.add_linear(gated, mlp.down, residual, next_norm, planes=in_planes, tokens=tokens)
         elif not _is_grouped(layer, rows):
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)

@@ -4,7 +4,7 @@
 #include "attention.cuh"
 #include "embedding.cuh"
 #include "gemm_fp8.cuh"
-#include "gemm_planes.cuh"
+#include "gemm_planes_int4.cuh"
 #include "gemm_quantized.cuh"
 #include "gemv_int4.cuh"
 #include "gemv_quantized.cuh"

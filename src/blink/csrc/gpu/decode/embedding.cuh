@@ -19,21 +19,21 @@ struct EmbedArgs {
 constexpr int kEmbedThreads = 256;
 
 // Write what the next product reads.
-template <bool kWrites>
+template <Planes kWrites>
 __device__ inline void write_normed(const EmbedArgs& args, int row, int column, Vec16 v) {
-  if constexpr (kWrites) {
+  if constexpr (kWrites != Planes::kNone) {
     const unsigned pairs[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      write_planes(args.next_x, long(gridDim.x) * args.hidden, long(row) * args.hidden + packed_place(column + i * 2),
-                   pairs[i]);
+      write_columns<kWrites>(args.next_x, long(gridDim.x) * args.hidden, long(row) * args.hidden, column + i * 2,
+                             pairs[i]);
   } else {
     *reinterpret_cast<Vec16*>(args.next_x + long(row) * args.hidden + column) = v;
   }
 }
 
 // One block for each row.
-template <bool kWrites>
+template <Planes kWrites>
 __global__ void __launch_bounds__(kEmbedThreads) embed(const EmbedArgs args) {
   __shared__ float sums[kEmbedThreads / 32];
   launch_dependents();

@@ -9,23 +9,30 @@
 
 namespace blink {
 
-// As GemmShape; a stage has so many boxes of 128 k. kWrites: what is written are planes, too.
+constexpr int kPlanesBox = 128;  // k of a box of planes
+
+// Blocks of a multiprocessor for which registers are kept.
+__device__ constexpr int planes_blocks(int tokens, int groups) {
+  const int most = tokens == 8 ? 4 - groups : tokens == 64 ? 3 - groups : 2;
+  return groups == 4 || most < 1 ? 1 : most;
+}
+
+// As GemmShape; a stage has so many boxes of 128 k. kWrites: what is written may be planes, too.
 template <bool kGrouped_, int kTokens_, int kGroups_, int kCluster_, int kBoxes_, int kStages_, Output kOutput_,
-          bool kNorm_, bool kWrites_>
+          bool kNorm_, Planes kWrites_>
 struct PlanesGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_> {
   using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_>;
   static constexpr bool grouped = kGrouped_;
-  static constexpr int unit = kUnit<Format::kFp8>, stage_k = kBoxes_ * unit, stages = kStages_;
+  static constexpr int stage_k = kBoxes_ * kUnit<Format::kFp8>, stages = kStages_;
   static constexpr int weight_boxes = kBoxes_, weight_columns = kUnitBytes, other_warps = 2;
+  static constexpr int token_boxes = stage_k / kPlanesBox;
   static constexpr int columns = kPlanes * Outputs::tokens;  // of the products
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = columns * kBoxRow;
   static constexpr int stage = (weight_tile + token_tile) * kBoxes_;  // in two bytes
   static constexpr int ring_bytes = stages * stage * 2;
   static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
   static constexpr int stage_groups = kBoxes_, pitch = Outputs::tile + 1;
-  // Blocks of a multiprocessor for which registers are kept.
-  static constexpr int most = Outputs::tokens == 8 ? 4 - kGroups_ : Outputs::tokens == 64 ? 3 - kGroups_ : 2;
-  static constexpr int blocks = kGroups_ == 4 || most < 1 ? 1 : most;
+  static constexpr int blocks = planes_blocks(Outputs::tokens, kGroups_);
   // Sums of a stage are added up while the next is multiplied, where registers are enough for both.
   static constexpr bool overlap = Outputs::tokens <= 16 ? kGroups_ <= 2 : Outputs::tokens == 32 && kGroups_ == 1;
   static_assert(kGroups_ <= 2 || Outputs::tokens <= 32);
@@ -48,9 +55,8 @@ __device__ inline void copy_planes(const GemmArgs& args, const GemmPlace& at, in
   const int slot = turn % S::stages;
   Bf16* to = shared.ring[slot] + S::weight_tile * S::weight_boxes;
 #pragma unroll
-  for (int part = 0; part < S::weight_boxes; part++, to += S::token_tile)
-    copy_box_3d(to, args.x, (at.stage(turn) * S::weight_boxes + part) * S::unit, 0, shared.full[slot],
-                read_often_policy());
+  for (int part = 0; part < S::token_boxes; part++, to += S::token_tile)
+    copy_box_3d(to, args.x, at.stage(turn) * S::stage_k + part * kPlanesBox, 0, shared.full[slot], read_often_policy());
 }
 
 template <class S>
@@ -128,7 +134,7 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Pla
 }
 
 template <bool kGrouped, int kTokens, int kGroups, int kCluster, int kBoxes, int kStages, Output kOutput, bool kNorm,
-          bool kWrites>
+          Planes kWrites>
 __global__ void __launch_bounds__(
     128 * kGroups + 64,
     PlanesGemmShape<kGrouped, kTokens, kGroups, kCluster, kBoxes, kStages, kOutput, kNorm, kWrites>::blocks)

@@ -122,10 +122,6 @@ __device__ inline void cut_piece(const unsigned (&pairs)[8], int piece, int warp
   if (piece % 8 == 0) shared.of_row[warp][piece / 8] = {scale, whole};
 }
 
-__device__ inline void to_words(Vec16 v, unsigned* words) {
-  words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-}
-
 // A lane's pieces of a row, and of the norm.
 template <class S>
 struct Int4Pieces {

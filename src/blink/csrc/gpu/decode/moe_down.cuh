@@ -19,7 +19,7 @@ struct MoeDownArgs {
   float* next_squares;    // [blocks, kMaxMoeRows]
   const unsigned* words;  // [kExperts, S::words, n], of quantized weights
   int n;
-  int planes;  // whether next_x is planes
+  Planes planes;  // that next_x is
 };
 
 template <int kRows_, int kExperts_, int kTopK_, int kSize_, int kWarps_, int kTile_, int kStages_, Experts kForm_>
@@ -136,11 +136,13 @@ __device__ inline void write_next(const MoeDownArgs& args, int row, int output, 
   for (int step = 1; step < S::tile; step *= 2) squares += __shfl_xor_sync(~0u, squares, step);
   const float next = rounded * to_float(args.next_norm[output]), neighbour = __shfl_down_sync(~0u, next, 1);
   if (row >= S::rows) return;
-  const long place = long(row) * args.n;
-  if (!args.planes)
-    args.next_x[place + output] = to_bf16(next);
+  const long first = long(row) * args.n, size = long(S::rows) * args.n;
+  if (args.planes == Planes::kNone)
+    args.next_x[first + output] = to_bf16(next);
+  else if (output % 2 == 0 && args.planes == Planes::kFp8)
+    write_columns<Planes::kFp8>(args.next_x, size, first, output, to_bf16_pair(next, neighbour));
   else if (output % 2 == 0)
-    write_planes(args.next_x, long(S::rows) * args.n, place + packed_place(output), to_bf16_pair(next, neighbour));
+    write_columns<Planes::kInt4>(args.next_x, size, first, output, to_bf16_pair(next, neighbour));
   if (threadIdx.x % S::tile == 0) args.next_squares[blockIdx.x * kMaxMoeRows + row] = squares;
 }
 

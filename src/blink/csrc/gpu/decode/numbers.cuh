@@ -13,6 +13,10 @@ struct Vec16 {  // 16 bytes: eight bf16
   unsigned x, y, z, w;
 };
 
+__device__ inline void to_words(Vec16 v, unsigned* words) {
+  words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+}
+
 __device__ inline float low_float(unsigned pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high_float(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ inline float to_float(Bf16 value) { return __uint_as_float(unsigned(value.bits) << 16); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hopper's warpgroup products of e4m3 weights with planes of e5m2 activations, both in shared memory.
+// Hopper's warpgroup products of e4m3 weights, in shared memory or in registers, with planes of e5m2 activations in
+// shared memory.
 #pragma once
 
 #include "wgmma.cuh"
@@ -65,5 +66,41 @@ __device__ inline void multiply_planes(float (&d)[64], unsigned long long a, uns
       : "l"(a), "l"(b), "n"(int(kAdd)));
 #endif
 }
+
+// The instruction for so many columns whose first operand lies in registers; the operands behind the sums are named.
+#if __CUDA_ARCH_FEAT_SM90_ALL
+#define BLINK_MULTIPLY_PLANES(columns, sums, a_names, b_name, add_name)                                     \
+  asm volatile("{\n .reg .pred add;\n setp.ne.b32 add, %" #add_name                                         \
+               ", 0;\n wgmma.mma_async.sync.aligned.m64n" #columns "k32.f32.e4m3.e5m2 {" BLINK_NAMES_##sums \
+               "}, {" a_names "}, %" #b_name ", add, 1, 1;\n}"                                              \
+               : BLINK_SUMS_##sums(0)                                                                       \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kAdd)))
+#else
+#define BLINK_MULTIPLY_PLANES(columns, sums, a_names, b_name, add_name)
+#endif
+
+// As above. Of 32 k, warp w and lane l hold k l % 4 * 4 and the next three of rows 16 * w + l / 4 (a[0]) and 8 more
+// (a[1]), and of the same rows 16 k further (a[2], a[3]).
+template <bool kAdd>
+__device__ inline void multiply_planes(float (&d)[8], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_PLANES(16, 8, "%8, %9, %10, %11", 12, 13);
+}
+
+template <bool kAdd>
+__device__ inline void multiply_planes(float (&d)[16], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_PLANES(32, 16, "%16, %17, %18, %19", 20, 21);
+}
+
+template <bool kAdd>
+__device__ inline void multiply_planes(float (&d)[32], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_PLANES(64, 32, "%32, %33, %34, %35", 36, 37);
+}
+
+template <bool kAdd>
+__device__ inline void multiply_planes(float (&d)[64], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_PLANES(128, 64, "%64, %65, %66, %67", 68, 69);
+}
+
+#undef BLINK_MULTIPLY_PLANES
 
 }  // namespace blink

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch
-from blink.kernels.gpu.decode.gemm_planes import new_planes
+from blink.kernels.gpu.decode.gemm_planes import name_order, new_rows
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import TILE_KEYS, choose_attention_split
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_cells
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
-from blink.kernels.quantized import FP8
+from blink.kernels.quantized import FP8, Format
 
 
 class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's AttentionArgs
@@ -60,14 +60,14 @@ def decode_attention(
     head_norm: HeadNorm | None = None,
     *,
     kv_scales: KvScales = UNSCALED,
-    planes: bool = False,
+    planes: Format | None = None,
 ) -> Tensor:
     """Return the attention [rows, heads * head_dim] of rows of one token and write their keys and values to the cache.
 
     qkv: [rows, (heads + 2 * kv_heads) * head_dim], row r of which is the batch's token r; kv_cache: [2, num_blocks,
     block_size, kv_heads, head_dim], of qkv's type, or FP8 with kv_scales; rotary_table: float32 [positions,
-    rotary_dim]; planes: return planes of it, see gemm.py. Rows without context give zeros. No kernel of the same step
-    may write the batch or the cache's older tokens: they are read before the wait.
+    rotary_dim]; planes: return planes of it for such weights, see gemm.py. Rows without context give zeros. No kernel
+    of the same step may write the batch or the cache's older tokens: they are read before the wait.
     """
     rows, width = qkv.shape
     block_size, kv_heads, head_dim = kv_cache.shape[2:]
@@ -81,10 +81,10 @@ def decode_attention(
     split = split.halve_tiles() if is_fp8 else split
     group = num_heads // kv_heads
     sizes = (group, head_dim, rotary_dim, kv_heads, block_size, split.cluster, split.warps, split.stages)
-    values = (*sizes, head_norm is not None, is_fp8, planes)
-    out = new_planes(rows, num_heads * head_dim, qkv.device) if planes else qkv.new_empty(rows, num_heads * head_dim)
+    flags = f"{str(head_norm is not None).lower()}, {str(is_fp8).lower()}, {name_order(planes)}"
+    out = new_rows(qkv, rows, num_heads * head_dim, planes=planes is not None)
     launch(
-        compile_kernel(f"blink::attend<{', '.join(str(value).lower() for value in values)}>"),
+        compile_kernel(f"blink::attend<{', '.join(map(str, sizes))}, {flags}>"),
         (kv_heads * split.cluster, rows),
         32 * split.warps,
         _make_arguments(qkv, kv_cache, batch, rotary_table, (head_norm, kv_scales), out),

@@ -2,8 +2,8 @@
 """Products of up to 128 rows with a weight, for decoding, with what stands before and behind them in a decoder layer.
 
 A norm is split in two: who writes a residual also writes it times the norm's weight, with its squares (`Normed`), and
-the product that reads these applies the rate. Activations are bfloat16 [rows, k] or, for weights in FP8, planes of
-them, uint8 [2, rows, k] (csrc/gpu/decode/planes.cuh); who writes activations is told which.
+the product that reads these applies the rate. Activations are bfloat16 [rows, k] or, for weights in 8 or 4 bits, planes
+of them, uint8 [2, rows, k] (csrc/gpu/decode/planes.cuh); who writes activations is told for which weights' format.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode import gemm_fp8, gemm_planes, gemm_quantized
+from blink.kernels.gpu.decode import gemm_fp8, gemm_planes, gemm_planes_int4, gemm_quantized
 from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
@@ -70,7 +70,7 @@ class Normed:
 
 
 def embed(
-    ids: Tensor, embedding: Tensor, norm_weight: Tensor, *, planes: bool = False, tokens: int | None = None
+    ids: Tensor, embedding: Tensor, norm_weight: Tensor, *, planes: Format | None = None, tokens: int | None = None
 ) -> tuple[Tensor, Normed]:
     """Return the residual [rows, hidden] of token ids [rows], and the norm of it. tokens: rows padded as the step's."""
     rows, hidden = ids.shape[0], embedding.shape[1]
@@ -86,7 +86,7 @@ def embed(
         normed.squares.data_ptr(),
         hidden,
     )
-    launch(compile_kernel(f"blink::embed<{str(planes).lower()}>"), (rows, 1), _EMBED_THREADS, arguments)
+    launch(compile_kernel(f"blink::embed<{gemm_planes.name_order(planes)}>"), (rows, 1), _EMBED_THREADS, arguments)
     return residual, normed
 
 
@@ -97,10 +97,10 @@ def normed_linear(normed: Normed, eps: float, weight: Weight, bias: Tensor | Non
     return out
 
 
-def gated_linear(normed: Normed, eps: float, gate_up: Weight, *, planes: bool = False) -> Tensor:
+def gated_linear(normed: Normed, eps: float, gate_up: Weight, *, planes: Format | None = None) -> Tensor:
     """Return silu(gate) * up of the norm's product with gate_up, whose first half are the gates."""
     out = _new(normed.x, gate_up.shape[0] // 2, planes=planes)
-    _launch(Output.GATE, normed.x, gate_up, out, squares=normed.squares, eps=eps)
+    _launch(Output.GATE, normed.x, gate_up, out, squares=normed.squares, eps=eps, writes=planes)
     return out
 
 
@@ -111,12 +111,14 @@ def add_linear(
     next_norm: Tensor,
     bias: Tensor | None = None,
     *,
-    planes: bool = False,
+    planes: Format | None = None,
     tokens: int | None = None,
 ) -> Normed:
     """Add x @ weight.T + bias to residual in place; return the norm of it. tokens: rows padded as the step's."""
     next_x = gemm_planes.new_inputs(residual, planes=planes)
-    squares = _launch(Output.ADD, x, weight, residual, bias=bias, next_norm=next_norm, next_x=next_x, tokens=tokens)
+    squares = _launch(
+        Output.ADD, x, weight, residual, bias=bias, next_norm=next_norm, next_x=next_x, writes=planes, tokens=tokens
+    )
     return Normed(next_x, squares)
 
 
@@ -150,10 +152,17 @@ def can_multiply_quantized(weight: PackedWeight, rows: int) -> bool:
     return all(_split_quantized(gemm_quantized.Shape.of(weight, output, pad_rows(rows))) for output in Output)
 
 
-def _new(x: Tensor, columns: int, *, planes: bool = False) -> Tensor:
+def can_multiply_planes(weight: PackedWeight, rows: int) -> bool:
+    """Tell whether the kernels take planes of so many rows and this weight."""
+    if rows > gemm_planes.MAX_ROWS or weight.shape[0] % 8 or not can_multiply_groups():
+        return False
+    return all(_split_planes(gemm_quantized.Shape.of(weight, output, pad_rows(rows))) for output in Output)
+
+
+def _new(x: Tensor, columns: int, *, planes: Format | None = None) -> Tensor:
     """Allocate activations of as many rows as some have."""
     rows = x.shape[-2]
-    if planes:
+    if planes is not None:
         return gemm_planes.new_planes(rows, columns, x.device)
     return torch.empty(rows, columns, dtype=torch.bfloat16, device=x.device)
 
@@ -192,17 +201,20 @@ def _launch(
     eps: float = 0.0,
     next_norm: Tensor | None = None,
     next_x: Tensor | None = None,
+    writes: Format | None = None,
     tokens: int | None = None,
 ) -> Tensor:
-    """Launch a product; return the squares of an ADD's rows. tokens: rows padded, where no squares say."""
+    """Launch a product; return the squares of an ADD's rows.
+
+    writes: for which weights what it writes are planes; tokens: rows padded, where no squares say.
+    """
     rows, k = x.shape[-2:]
     n = out.shape[-1]
     assert x.is_contiguous() and out.is_contiguous()
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[-2] == rows
     tokens = squares.shape[1] if squares is not None else tokens or pad_rows(rows)
     assert rows <= tokens
-    writes = gemm_planes.are_planes(out if next_x is None else next_x)
-    assert (x.dtype == torch.bfloat16 and not writes) or gemm_planes.are_planes(x)
+    assert (x.dtype == torch.bfloat16 and writes is None) or gemm_planes.are_planes(x)
     kernel = _choose(output, x, weight, tokens, norm=squares is not None, writes=writes)
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     blocks = -(-n // outputs) * kernel.cluster
@@ -232,7 +244,7 @@ def _launch(
     return next_squares
 
 
-def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: bool, writes: bool) -> _Kernel:
+def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: bool, writes: Format | None) -> _Kernel:
     if isinstance(weight, PackedWeight):
         assert tokens == pad_rows(tokens)
         shape = gemm_quantized.Shape.of(weight, output, tokens)
@@ -257,11 +269,18 @@ def _choose_quantized(shape: gemm_quantized.Shape, *, norm: bool) -> _Kernel:
     return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
 
 
-def _choose_planes(shape: gemm_quantized.Shape, *, norm: bool, writes: bool) -> _Kernel:
-    split = gemm_planes.choose_split(shape)
-    assert can_multiply_groups() and shape.format is Format.FP8 and split is not None
+def _choose_planes(shape: gemm_quantized.Shape, *, norm: bool, writes: Format | None) -> _Kernel:
+    split = _split_planes(shape)
+    assert can_multiply_groups() and split is not None
     name = split.kernel_name(shape, norm=norm, writes=writes)
     return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
+
+
+def _split_planes(
+    shape: gemm_quantized.Shape,
+) -> gemm_planes.PlanesGemmSplit | gemm_planes_int4.Int4PlanesSplit | None:
+    choose = gemm_planes.choose_split if shape.format is Format.FP8 else gemm_planes_int4.choose_split
+    return choose(shape)
 
 
 def _split_quantized(shape: gemm_quantized.Shape) -> gemm_quantized.RingSplit | None:

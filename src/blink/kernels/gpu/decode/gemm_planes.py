@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How products of FP8 weights with planes of activations are split: csrc/gpu/decode/gemm_planes.cuh."""
+"""Planes of activations, and how products of FP8 weights with them are split: csrc/gpu/decode/gemm_planes.cuh.
+
+Planes lie in the order of the weights that they are made for: Format says which.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,8 @@ import torch
 from torch import Tensor
 
 from blink.kernels.gpu.decode.gemm_quantized import RingSplit, Shape, processors
-from blink.kernels.gpu.decode.launch import can_multiply_groups
-from blink.kernels.gpu.decode.splits import Output, gemm_key, pad_rows, read_table
-from blink.kernels.quantized import UNIT_BYTES, Format, PackedWeight
+from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
+from blink.kernels.quantized import UNIT_BYTES, Format
 
 PLANES = 2  # csrc/gpu/decode/planes.cuh's kPlanes
 MAX_ROWS = 64
@@ -50,10 +52,10 @@ class PlanesGemmSplit(RingSplit):
         words = -(-self.total_stages(shape) // self.cluster) * (self.tile + 1) if shape.grouped else 0
         return self.gemm_bytes(shape) + words * 4
 
-    def kernel_name(self, shape: Shape, *, norm: bool, writes: bool = False) -> str:
-        """Return the name of a kernel of csrc/gpu/decode/gemm_planes.cuh; writes: what it writes are planes, too."""
+    def kernel_name(self, shape: Shape, *, norm: bool, writes: Format | None = None) -> str:
+        """Return the name of a kernel of csrc/gpu/decode/gemm_planes.cuh; writes: the order of planes it writes."""
         sizes = (shape.tokens, self.groups, self.cluster, self.boxes, self.stages)
-        flags = f"{shape.output.value}, {str(norm).lower()}, {str(writes).lower()}"
+        flags = f"{shape.output.value}, {str(norm).lower()}, {name_order(writes)}"
         return f"blink::gemm_planes<{str(shape.grouped).lower()}, {', '.join(map(str, sizes))}, {flags}>"
 
     def fits(self, shape: Shape, blocks: int) -> bool:
@@ -73,21 +75,27 @@ def are_planes(x: Tensor) -> bool:
     return x.dtype == torch.uint8
 
 
-def new_inputs(residual: Tensor, *, planes: bool) -> Tensor:
+_ORDERS = {None: "kNone", Format.FP8: "kFp8", Format.INT4: "kInt4"}  # csrc/gpu/decode/planes.cuh's Planes
+
+
+def order_number(planes: Format | None) -> int:
+    """Return the number that stands for planes for such weights; None: no planes."""
+    return list(_ORDERS).index(planes)
+
+
+def name_order(planes: Format | None) -> str:
+    """Return the name of planes for such weights in CUDA C++."""
+    return f"blink::Planes::{_ORDERS[planes]}"
+
+
+def new_inputs(residual: Tensor, *, planes: Format | None) -> Tensor:
     """Allocate what the product behind a residual's norm reads: rows like the residual's, or planes of them."""
-    return new_rows(residual, *residual.shape, planes=planes)
+    return new_rows(residual, *residual.shape, planes=planes is not None)
 
 
 def new_rows(like: Tensor, rows: int, columns: int, *, planes: bool) -> Tensor:
     """Allocate activations beside others, or planes of such."""
     return new_planes(rows, columns, like.device) if planes else like.new_empty(rows, columns)
-
-
-def can_multiply(weight: PackedWeight, rows: int) -> bool:
-    """Tell whether the kernels take so many rows and this weight."""
-    if rows > MAX_ROWS or weight.format is not Format.FP8 or weight.shape[0] % 8 or not can_multiply_groups():
-        return False
-    return all(choose_split(Shape.of(weight, output, pad_rows(rows))) for output in Output)
 
 
 def key(shape: Shape) -> str:
@@ -130,7 +138,7 @@ def _leave_room_for_groups(shape: Shape, split: PlanesGemmSplit) -> PlanesGemmSp
 @functools.cache
 def _guess_split(shape: Shape) -> PlanesGemmSplit | None:
     for groups in reversed(_list_groups(shape)):
-        cluster = _choose_cluster(shape, groups)
+        cluster = choose_cluster(shape, groups)
         each = shape.n / (64 * groups) * cluster / processors()
         for blocks in range(min(math.ceil(each), _most_blocks(shape, groups)), 0, -1):
             split = _fill(shape, groups, cluster, 1, blocks)
@@ -139,7 +147,7 @@ def _guess_split(shape: Shape) -> PlanesGemmSplit | None:
     return None
 
 
-def _choose_cluster(shape: Shape, groups: int) -> int:
+def choose_cluster(shape: Shape, groups: int) -> int:
     """Return the number of blocks that leaves the least idle of the multiprocessors; 1 where tiles are enough."""
     tiles = shape.n / (64 * groups) / processors()
     if shape.output is not Output.ADD and tiles > 0.8:

@@ -22,12 +22,13 @@ from torch import Tensor
 from blink.kernels.experts import ExpertWeights, Fp8Experts
 from blink.kernels.gpu.decode import grouped_gemm
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
-from blink.kernels.gpu.decode.gemm_planes import new_inputs
+from blink.kernels.gpu.decode.gemm_planes import new_inputs, order_number
 from blink.kernels.gpu.decode.placement import place
 from blink.kernels.gpu.decode.planes import store_planes
 from blink.kernels.gpu.moe import multiply_grouped, sum_found
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
+from blink.kernels.quantized import Format
 
 _COLUMNS = 512  # of a row, that a program adds up
 
@@ -51,12 +52,12 @@ def add_grouped_experts(
     num_tokens: Tensor,
     next_norm: Tensor,
     *,
-    planes: bool = False,
+    planes: Format | None = None,
 ) -> Normed:
     """Add the mixture of experts of a norm to residual [rows, hidden] in place; return the next norm of it.
 
     normed: the norm of residual; logits: the router's, of that norm; num_tokens: int32 [1], of which rows beyond it
-    keep their residual; planes: whether the next norm is written as planes.
+    keep their residual; planes: write the next norm as planes for such weights.
     """
     assert logits.is_contiguous() and residual.is_contiguous()
     rows, hidden = residual.shape
@@ -79,7 +80,7 @@ def add_grouped_experts(
         result.x[0].numel(),
         TOP_K=top_k,
         RENORMALIZE=mixture.renormalize,
-        PLANES=planes,
+        ORDER=order_number(planes),
         BLOCK=_COLUMNS,
         PROGRAMMATIC=programmatic,
         num_warps=4,
@@ -172,7 +173,7 @@ def _route_and_normalize(
 @triton.jit
 def _add_found(
     found, weights, num_tokens, residual, next_norm, next_x, next_squares, hidden, places, plane_size,
-    TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, ORDER: tl.constexpr, BLOCK: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """Add weighted results to some columns of one row's residual and prepare the next norm."""
@@ -190,9 +191,9 @@ def _add_found(
     tl.store(residual + place, value, mask=inside)
     rounded = value.to(tl.float32)
     scale = tl.load(next_norm + column, mask=inside, other=0.0).to(tl.float32)
-    if PLANES:
+    if ORDER:
         values = (rounded * scale).to(next_norm.dtype.element_ty)
-        store_planes(next_x + row * hidden, plane_size, column, values, inside, PACKED=True)
+        store_planes(next_x + row * hidden, plane_size, column, values, inside, ORDER=ORDER)
     else:
         tl.store(next_x + place, rounded * scale, mask=inside)
     tl.store(next_squares + tl.program_id(1) * places + row, tl.sum(rounded * rounded, axis=0))

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts, split_experts
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
-from blink.kernels.gpu.decode.gemm_planes import are_planes, new_inputs
+from blink.kernels.gpu.decode.gemm_planes import new_inputs, order_number
 from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
-from blink.kernels.quantized import GROUP
+from blink.kernels.quantized import GROUP, Format
 
 MAX_ROWS = 8
 _RING_BYTES, _MOST_BYTES = 96 << 10, 200 << 10  # of which two blocks fit a multiprocessor; of which one does
@@ -224,14 +224,14 @@ def down_experts(x: Tensor, down: ExpertWeights, routes: Routes, residual: Tenso
 
 
 def down_normed_experts(
-    x: Tensor, down: ExpertWeights, routes: Routes, residual: Tensor, next_norm: Tensor, *, planes: bool = False
+    x: Tensor, down: ExpertWeights, routes: Routes, residual: Tensor, next_norm: Tensor, *, planes: Format | None = None
 ) -> Normed:
-    """Do the same and return the norm of the residual; planes: as planes."""
+    """Do the same and return the norm of the residual; planes: as planes for such weights."""
     rows, hidden = residual.shape
     split = choose_down_split(rows, down.shape[2], hidden, _split(down)[0])
     assert split is not None
     normed = Normed(new_inputs(residual, planes=planes), new_squares(residual, hidden // split.outputs))
-    _launch_down(x, down, routes, residual, next_norm, normed)
+    _launch_down(x, down, routes, residual, next_norm, normed, planes)
     return normed
 
 
@@ -242,6 +242,7 @@ def _launch_down(
     residual: Tensor,
     next_norm: Tensor | None = None,
     normed: Normed | None = None,
+    planes: Format | None = None,
 ) -> None:
     rows, hidden = residual.shape
     num_experts, size = down.shape[0], down.shape[2]
@@ -260,7 +261,7 @@ def _launch_down(
         None if normed is None else normed.squares.data_ptr(),
         address(words),
         hidden,
-        normed is not None and are_planes(normed.x),
+        order_number(planes),
     )
     stage_rows = split.outputs + 16 // form.bits * rows  # so many of the ring's rows has one of activations
     launch(

@@ -89,6 +89,6 @@ def _route_and_place(
         row = (expert.to(tl.int64) * places + place)[:, None] * hidden
         if PLANES:
             plane_size = num_experts.to(tl.int64) * places * hidden
-            store_planes(result + row, plane_size, column, values, inside, PACKED=False)
+            store_planes(result + row, plane_size, column, values, inside, ORDER=0)
         else:
             tl.store(result + row + column, values, mask=inside)

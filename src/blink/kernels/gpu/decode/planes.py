@@ -15,17 +15,20 @@ _DIVISOR, _SECOND_FACTOR = tl.constexpr(4.0), tl.constexpr(16.0)
 
 
 @triton.jit
-def store_planes(row, size, column, values, inside, PACKED: tl.constexpr):
+def store_planes(row, size, column, values, inside, ORDER: tl.constexpr):
     """Store some columns' values in the planes of a row, a pointer to bytes; size: bytes of a plane.
 
-    PACKED: columns lie as those of packed weights, not in their order.
+    ORDER: of gemm_planes.order_number(): columns lie as those of such packed weights; 0: as they come.
     """
     rest = values.to(tl.float32) / _DIVISOR
     not_finite = rest - rest
     place = row + column
-    if PACKED:
+    if ORDER == 1:
         place = row + column // 128 * 128 + column % 8 // 2 * 32
         place += column % 128 // 16 * 4 + column // 8 % 2 * 2 + column % 2
+    elif ORDER == 2:
+        place = row + column // 32 * 32 + column // 8 % 2 * 16
+        place += column % 8 // 2 * 4 + column % 2 * 2 + column // 16 % 2
     for plane in tl.static_range(_PLANES):
         part = tl.minimum(tl.maximum(rest, -_LARGEST), _LARGEST).to(tl.float8e5)
         tl.store(place + plane * size, part.to(tl.uint8, bitcast=True), mask=inside)

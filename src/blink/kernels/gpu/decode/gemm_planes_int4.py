@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How products of weights of 4 bits with planes of activations are split: csrc/gpu/decode/gemm_planes_int4.cuh."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from blink.kernels.gpu.decode.gemm_planes import PLANES, choose_cluster, name_order
+from blink.kernels.gpu.decode.gemm_quantized import RingSplit, Shape, processors
+from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
+from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
+
+_MAX_STAGES = 16
+_STAGE_K = Format.INT4.unit
+_STAGE_GROUPS = _STAGE_K // GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class Int4PlanesSplit(RingSplit):
+    """See csrc/gpu/decode/gemm_planes_int4.cuh."""
+
+    groups: int  # of 64 weight rows
+    cluster: int  # blocks that share k
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: those that multiply, two warps that add, and one each that copies and sums squares."""
+        return 128 * self.groups + 128
+
+    def total_stages(self, shape: Shape) -> int:
+        """Return the stages of all of k."""
+        return shape.k // _STAGE_K
+
+    def ring_bytes(self, shape: Shape) -> int:
+        """Return the size of the ring."""
+        return self.stages * (self.tile * UNIT_BYTES + PLANES * shape.tokens * _STAGE_K)
+
+    def shared_bytes(self, shape: Shape) -> int:
+        """Return the size of Int4PlanesShared with the words of groups behind it."""
+        own = self.stages * (_STAGE_GROUPS * shape.tokens * 4 + 8)
+        words = -(-self.total_stages(shape) // self.cluster) * _STAGE_GROUPS
+        pitch = -(-words // 8) * 8 + 4
+        return self.gemm_bytes(shape) + -(-own // 1024) * 1024 + self.tile * pitch * 4
+
+    def kernel_name(self, shape: Shape, *, norm: bool, writes: Format | None = None) -> str:
+        """Return the name of a kernel of csrc/gpu/decode/gemm_planes_int4.cuh; writes: the order of planes."""
+        sizes = (shape.tokens, self.groups, self.cluster, self.stages)
+        flags = f"{shape.output.value}, {str(norm).lower()}, {name_order(writes)}"
+        return f"blink::gemm_planes_int4<{', '.join(map(str, sizes))}, {flags}>"
+
+    def fits(self, shape: Shape, blocks: int) -> bool:
+        """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
+        # Dataclasses with slots are made anew: super() knows the old one.
+        return self.groups in _list_groups(shape) and RingSplit.fits(self, shape, blocks)
+
+
+def key(shape: Shape) -> str:
+    """Return a product's key in the table of measured splits."""
+    return f"planes int4 {gemm_key(shape.output, shape.tokens, shape.n, shape.k)}"
+
+
+def list_splits(shape: Shape) -> Iterator[Int4PlanesSplit]:
+    """Yield the splits that are worth a measurement."""
+    clusters = (2, 4, 8) if shape.output is Output.ADD else (1, 2, 4)
+    found: set[Int4PlanesSplit] = set()
+    for groups, cluster in itertools.product(_list_groups(shape), clusters):
+        for blocks in range(1, _most_blocks(shape, groups) + 1):
+            split = _fill(shape, groups, cluster, blocks)
+            if split is not None and split not in found:
+                found.add(split)
+                yield split
+
+
+def choose_split(shape: Shape) -> Int4PlanesSplit | None:
+    """Return the split of a product; None if there is none."""
+    found = read_table().get(key(shape))
+    return _guess_split(shape) if found is None else Int4PlanesSplit(*found)
+
+
+@functools.cache
+def _guess_split(shape: Shape) -> Int4PlanesSplit | None:
+    for groups in reversed(_list_groups(shape)):
+        cluster = choose_cluster(shape, groups)
+        each = shape.n / (64 * groups) * cluster / processors()
+        for blocks in range(min(math.ceil(each), _most_blocks(shape, groups)), 0, -1):
+            split = _fill(shape, groups, cluster, blocks)
+            if split is not None and split.stages >= min(3, split.total_stages(shape)):
+                return split
+    return None
+
+
+def _list_groups(shape: Shape) -> tuple[int, ...]:
+    """Return how many groups may share activations, which are as many bytes as the weights of 4 rows each."""
+    return (1, 2, 4) if shape.tokens == 32 else (1, 2)
+
+
+def _most_blocks(shape: Shape, groups: int) -> int:
+    """Return for how many blocks of a multiprocessor the kernel keeps registers."""
+    if groups == 4 or shape.tokens == 64:
+        return 1
+    return {8: 4 - groups, 16: 2, 32: 3 - groups}[shape.tokens]
+
+
+def _fill(shape: Shape, groups: int, cluster: int, blocks: int) -> Int4PlanesSplit | None:
+    """Return the split with as many stages as let so many blocks fit a multiprocessor; None if too few do."""
+    for stages in range(_MAX_STAGES, 1, -1):
+        split = Int4PlanesSplit(groups, cluster, stages)
+        if split.fits(shape, blocks):
+            return split
+    return None
