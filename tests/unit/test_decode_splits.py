@@ -13,9 +13,18 @@ import pytest
 import torch
 
 import blink.models
-from blink.kernels.gpu.decode import gemm, gemm_fp8, gemm_planes, gemm_quantized, gemv_quantized, launch, splits
+from blink.kernels.gpu.decode import (
+    gemm,
+    gemm_fp8,
+    gemm_planes,
+    gemm_planes_int4,
+    gemm_quantized,
+    gemv_quantized,
+    launch,
+    splits,
+)
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
-from blink.kernels.quantized import Format, pack, quantize_fp8
+from blink.kernels.quantized import Format, QuantizedMatrix, pack, quantize_fp8
 from blink.models import decode_step
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
@@ -45,6 +54,10 @@ def test_measured_splits_fit_their_kernels(device: str) -> None:
             tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
             shape = gemm_quantized.Shape(Format.FP8, False, Output[count.upper()], tokens, k, n)
             assert gemm_planes.PlanesGemmSplit(*numbers).fits(shape, 1), key
+        elif kind == "planes4":
+            tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
+            shape = gemm_quantized.Shape(Format.INT4, True, Output[count.upper()], tokens, k, n)
+            assert gemm_planes_int4.Int4PlanesSplit(*numbers).fits(shape, 1), key
         else:
             assert GemmSplit(*numbers).fits(Output[kind.upper()], int(count)), key
 
@@ -137,14 +150,15 @@ def test_steps_of_more_rows_take_the_general_way(model: str, most: int, monkeypa
 
 def test_packed_weights_have_no_products_of_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
-    monkeypatch.setattr(gemm_planes, "can_multiply_groups", lambda: True)
     processors = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card of the future")
     weight = pack([quantize_fp8(torch.randn(64, 256))])
-    assert gemm_planes.can_multiply(weight, 64) and not gemm_planes.can_multiply(weight, 65)
+    codes, zeros = torch.randint(0, 16, (64, 256), dtype=torch.uint8), torch.full((64, 2), 8, dtype=torch.uint8)
+    for one in (weight, pack([QuantizedMatrix(codes, torch.ones(64, 2), zeros)])):
+        assert gemm.can_multiply_planes(one, 64) and not gemm.can_multiply_planes(one, 65)
     assert gemm.can_multiply_quantized(weight, 32) and not gemm.can_multiply_quantized(weight, 65)
-    for cached in (*_CACHED, gemm_planes._guess_split):
+    for cached in (*_CACHED, gemm_planes._guess_split, gemm_planes_int4._guess_split):
         cached.cache_clear()
 
 

@@ -61,7 +61,7 @@ class Int4PlanesSplit(RingSplit):
 
 def key(shape: Shape) -> str:
     """Return a product's key in the table of measured splits."""
-    return f"planes int4 {gemm_key(shape.output, shape.tokens, shape.n, shape.k)}"
+    return f"planes4 {gemm_key(shape.output, shape.tokens, shape.n, shape.k)}"
 
 
 def list_splits(shape: Shape) -> Iterator[Int4PlanesSplit]:
