@@ -208,12 +208,10 @@ def _launch(
 
     writes: for which weights what it writes are planes; tokens: rows padded, where no squares say.
     """
-    rows, k = x.shape[-2:]
-    n = out.shape[-1]
-    assert x.is_contiguous() and out.is_contiguous()
+    (rows, k), n = x.shape[-2:], out.shape[-1]
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[-2] == rows
     tokens = squares.shape[1] if squares is not None else tokens or pad_rows(rows)
-    assert rows <= tokens
+    assert x.is_contiguous() and out.is_contiguous() and rows <= tokens
     assert (x.dtype == torch.bfloat16 and writes is None) or gemm_planes.are_planes(x)
     kernel = _choose(output, x, weight, tokens, norm=squares is not None, writes=writes)
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
