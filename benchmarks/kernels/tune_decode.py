@@ -24,8 +24,8 @@ from torch import Tensor
 
 import blink.models
 from blink.kernels.gpu.decode import gemm_planes, gemm_planes_int4, gemv_quantized, splits
-from blink.kernels.gpu.decode.gemm_quantized import Shape
 from blink.kernels.gpu.decode.launch import compile_ahead
+from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import GROUP, Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
 from blink.kernels.weight import Weight, plain

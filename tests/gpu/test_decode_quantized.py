@@ -25,7 +25,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from blink.kernels.gpu import quantized
-from blink.kernels.gpu.decode import gemm, gemm_fp8, gemm_quantized, gemv, gemv_quantized, moe, splits
+from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe, splits
 from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups, compile_kernel
@@ -119,137 +119,7 @@ def norm_of(x: Tensor, weight: Tensor) -> gemm.Normed:
     return gemm.Normed((x.float() * weight.float()).to(torch.bfloat16), squares)
 
 
-def check_many(kind: str, rows: int, n: int, k: int) -> None:
-    check_sums(kind, rows, n, k)
-    check_gates(kind, rows, n, k)
-
-
-def check_sums(kind: str, rows: int, n: int, k: int) -> None:
-    x, norm_weight, next_norm, residual = draw(rows, k), draw(k), draw(n), draw(rows, n)
-    weight, plain = draw_weight(kind, n, k)
-    expected = functional.linear(normed(x, norm_weight), plain)
-    assert error(gemm.normed_linear(norm_of(x, norm_weight), EPS, weight), expected) < 1e-2
-    product = functional.linear(x.float(), plain)
-    assert error(gemm.linear(x, weight), product) < 1e-2
-    found = residual.clone()
-    following = gemm.add_linear(x, weight, found, next_norm)
-    assert error(found, residual.float() + product) < 1e-2
-    assert error(following.x, found.float() * next_norm.float()) < 1e-2
-    assert error(following.squares.sum(0)[:rows], found.float().square().sum(1)) < 1e-4
-
-
-def check_gates(kind: str, rows: int, n: int, k: int) -> None:
-    x, norm_weight = draw(rows, k), draw(k)
-    weight, plain = draw_weight(kind, 2 * n, k)
-    expected = activate(functional.linear(normed(x, norm_weight), plain))
-    assert error(gemm.gated_linear(norm_of(x, norm_weight), EPS, weight), expected) < 1e-2
-
-
 groups_only = pytest.mark.skipif(not can_launch() or not can_multiply_groups(), reason="needs Hopper")
-
-
-@groups_only
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "n", "k"), [(1, 48, 256), (8, 1000, 4096), (13, 64, 14336), (29, 208, 1280)])
-def test_products_of_many_rows_equal_those_of_the_dequantised_weight(kind: str, rows: int, n: int, k: int) -> None:
-    torch.manual_seed(3)
-    check_many(kind, rows, n, k)
-
-
-@groups_only
-@pytest.mark.parametrize("kind", FP8_KINDS)
-@pytest.mark.parametrize(
-    ("rows", "n", "k"),
-    [(5, 72, 128), (7, 8, 384), (16, 1000, 2048), (17, 136, 3072), (32, 520, 1152), (32, 264, 14336)],
-)
-def test_fp8_products_of_any_size_equal_those_of_the_dequantised_weight(kind: str, rows: int, n: int, k: int) -> None:
-    torch.manual_seed(3)
-    check_many(kind, rows, n, k)
-
-
-@groups_only
-@pytest.mark.parametrize("split", [(1, 2, 2, 3), (2, 4, 1, 4), (2, 2, 1, 3)], ids=str)
-def test_any_split_of_many_rows_gives_the_same_products(
-    split: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(4)
-    chosen = gemm_quantized.QuantizedGemmSplit(*split)
-    monkeypatch.setattr(gemm_quantized, "choose_split", lambda _: chosen)
-    check_many("int4", 27, 200, 2816)
-
-
-@groups_only
-@pytest.mark.parametrize(("rows", "n", "k"), [(33, 208, 1280), (64, 264, 4096)])
-def test_products_of_many_rows_with_4_bits_equal_those_of_the_dequantised_weight(rows: int, n: int, k: int) -> None:
-    torch.manual_seed(3)
-    check_many("int4", rows, n, k)
-
-
-@groups_only
-@pytest.mark.parametrize("kind", FP8_KINDS)
-@pytest.mark.parametrize("rows", [8, 12, 27])
-@pytest.mark.parametrize("split", [(1, 2, 3), (1, 4, 2), (2, 2, 2), (2, 4, 5), (2, 8, 3)], ids=str)
-def test_any_split_of_fp8_gives_the_same_products(
-    kind: str, rows: int, split: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(4)
-    chosen = gemm_fp8.Fp8GemmSplit(*split)
-    monkeypatch.setattr(gemm_fp8, "choose_split", lambda _: chosen)
-    check_sums(kind, rows, 200, 2816)
-    if chosen.tile // 2 // chosen.cluster % 16 == 0:
-        check_gates(kind, rows, 200, 2816)
-
-
-def identity(kind: str, size: int) -> PackedWeight:
-    scales = torch.ones(size, 1 if kind == "rows" else size // GROUP, device="cuda")
-    return pack([QuantizedMatrix(torch.eye(size, device="cuda").to(FP8), scales)])
-
-
-@groups_only
-@pytest.mark.parametrize("kind", FP8_KINDS)
-@pytest.mark.parametrize("rows", [6, 16, 23, 32])
-def test_activations_in_fp8_keep_every_bit(kind: str, rows: int) -> None:
-    """Numbers at most 2^14 times as large as others of a row; rows from 1e-30 to 1e30, and an empty one."""
-    torch.manual_seed(6)
-    size = 640
-    x = (1 + 0.99 * torch.rand(rows, size, device="cuda")) * 2.0 ** torch.randint(-14, 1, (rows, size), device="cuda")
-    x = x * torch.randint(0, 2, (rows, size), device="cuda").mul(2).sub(1)
-    x = x * 2.0 ** torch.randint(-100, 101, (rows, 1), device="cuda")
-    x[2], x[3] = 0, 1
-    x[3, 77] = 3e4
-    x = x.to(torch.bfloat16)
-    assert torch.equal(gemm.linear(x, identity(kind, size)), x)
-
-
-@groups_only
-@pytest.mark.parametrize("kind", FP8_KINDS)
-@pytest.mark.parametrize(("rows", "n", "k"), [(8, 1024, 4096), (32, 512, 14336)])
-def test_fp8_products_are_as_exact_as_their_results_rounding(kind: str, rows: int, n: int, k: int) -> None:
-    torch.manual_seed(7)
-    x = draw(rows, k)
-    x[1] *= 1e4
-    weight, plain = draw_weight(kind, n, k)
-    expected = functional.linear(x.double(), plain.double())
-    found, rounded = gemm.linear(x, weight), expected.to(torch.bfloat16)
-    for row in range(3):  # each on its own: magnitudes differ
-        lost = (rounded[row].double() - expected[row]).norm()
-        assert float((found[row].double() - expected[row]).norm() / lost) < 1.5
-
-
-@groups_only
-@pytest.mark.parametrize("kind", FP8_KINDS)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("rows", [5, 29])
-def test_what_is_not_finite_stays_so_in_its_row_alone(kind: str, value: float, rows: int) -> None:
-    torch.manual_seed(8)
-    x = draw(rows, 512)
-    weight, _ = draw_weight(kind, 128, 512)
-    expected = gemm.linear(x, weight)
-    x[1, 300] = value
-    found = gemm.linear(x, weight)
-    assert not found[1].isfinite().any()
-    others = [row for row in range(rows) if row != 1]
-    assert torch.equal(found[others], expected[others])
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("rows", 5e-2), ("groups", 1e-2), ("int4", 1e-2)])

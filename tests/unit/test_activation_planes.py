@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from activation_planes import DIVISOR, join, split
-from blink.kernels.gpu.decode import gemm_planes, gemm_planes_int4, gemm_quantized, splits
+from blink.kernels.gpu.decode import gemm_planes, gemm_planes_int4, splits
+from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import FP8, Format, QuantizedMatrix, pack
 
@@ -80,7 +81,7 @@ def test_every_product_of_planes_has_a_split_that_fits(grouped: bool, monkeypatc
     monkeypatch.setattr(gemm_planes, "read_table", dict)
     for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 14336)):
         for tokens, output in itertools.product((8, 16, 32, 64), Output):
-            shape = gemm_quantized.Shape(Format.FP8, grouped, output, tokens, k, n)
+            shape = Shape(Format.FP8, grouped, output, tokens, k, n)
             for found in (gemm_planes.choose_split(shape), *gemm_planes.list_splits(shape)):
                 assert found is not None and found.fits(shape, 1) and found.shared_bytes(shape) <= _MAX_SHARED_BYTES
     gemm_planes._guess_split.cache_clear()
@@ -92,7 +93,7 @@ def test_every_product_of_4_bits_has_a_split_that_fits(monkeypatch: pytest.Monke
     monkeypatch.setattr(gemm_planes_int4, "read_table", dict)
     for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 25600)):
         for tokens, output in itertools.product((8, 16, 32, 64), Output):
-            shape = gemm_quantized.Shape(Format.INT4, True, output, tokens, k, n)
+            shape = Shape(Format.INT4, True, output, tokens, k, n)
             for found in (gemm_planes_int4.choose_split(shape), *gemm_planes_int4.list_splits(shape)):
                 assert found is not None and found.fits(shape, 1) and found.shared_bytes(shape) <= _MAX_SHARED_BYTES
     gemm_planes_int4._guess_split.cache_clear()
@@ -102,8 +103,8 @@ def test_every_product_of_4_bits_has_a_split_that_fits(monkeypatch: pytest.Monke
 def test_groups_scales_take_stages_not_blocks(
     chosen: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = gemm_quantized.Shape(Format.FP8, False, Output.ADD, 8, 14336, 4096)
-    grouped = gemm_quantized.Shape(Format.FP8, True, Output.ADD, 8, 14336, 4096)
+    plain = Shape(Format.FP8, False, Output.ADD, 8, 14336, 4096)
+    grouped = Shape(Format.FP8, True, Output.ADD, 8, 14336, 4096)
     monkeypatch.setattr(gemm_planes, "read_table", lambda: {gemm_planes.key(plain): list(chosen)})
     measured, found = gemm_planes.choose_split(plain), gemm_planes.choose_split(grouped)
     assert measured is not None and found is not None and measured == gemm_planes.PlanesGemmSplit(*chosen)
@@ -113,5 +114,5 @@ def test_groups_scales_take_stages_not_blocks(
 
 
 def test_keys_of_planes_are_their_own() -> None:
-    shape = gemm_quantized.Shape(Format.FP8, False, Output.ADD, 8, 14336, 4096)
+    shape = Shape(Format.FP8, False, Output.ADD, 8, 14336, 4096)
     assert gemm_planes.key(shape) == f"planes {splits.gemm_key(Output.ADD, 8, 4096, 14336)}"

@@ -15,14 +15,13 @@ import torch
 import blink.models
 from blink.kernels.gpu.decode import (
     gemm,
-    gemm_fp8,
     gemm_planes,
     gemm_planes_int4,
-    gemm_quantized,
     gemv_quantized,
     launch,
     splits,
 )
+from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
 from blink.kernels.quantized import Format, QuantizedMatrix, pack, quantize_fp8
 from blink.models import decode_step
@@ -32,7 +31,7 @@ from blink.models.weights.source import read_spec
 _TABLES = json.loads(splits.TABLE.read_text())
 _MAX_SHARED_BYTES = 227 << 10
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
-_CACHED = (gemv_quantized._guess_split, gemm_quantized.choose_split, gemm_fp8._guess_split, splits.read_table)
+_CACHED = (gemv_quantized._guess_split, splits.read_table)
 
 
 @pytest.mark.parametrize("device", list(_TABLES))
@@ -46,17 +45,13 @@ def test_measured_splits_fit_their_kernels(device: str) -> None:
             few = gemv_quantized.Shape(Format[count.upper()], count == "int4", rows, k, n)
             split = gemv_quantized.QuantizedSplit(*numbers)
             assert gemv_quantized.shared_bytes(few, split) <= _MAX_SHARED_BYTES, key
-        elif kind == "fp8":
-            tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
-            shape = gemm_quantized.Shape(Format.FP8, False, Output[count.upper()], tokens, k, n)
-            assert gemm_fp8.Fp8GemmSplit(*numbers).fits(shape, 1), key
         elif kind == "planes":
             tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
-            shape = gemm_quantized.Shape(Format.FP8, False, Output[count.upper()], tokens, k, n)
+            shape = Shape(Format.FP8, False, Output[count.upper()], tokens, k, n)
             assert gemm_planes.PlanesGemmSplit(*numbers).fits(shape, 1), key
         elif kind == "planes4":
             tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
-            shape = gemm_quantized.Shape(Format.INT4, True, Output[count.upper()], tokens, k, n)
+            shape = Shape(Format.INT4, True, Output[count.upper()], tokens, k, n)
             assert gemm_planes_int4.Int4PlanesSplit(*numbers).fits(shape, 1), key
         else:
             assert GemmSplit(*numbers).fits(Output[kind.upper()], int(count)), key
@@ -91,24 +86,8 @@ def test_every_quantized_product_has_a_split_that_fits(
             split = gemv_quantized.choose_split(few)
             assert split is not None and gemv_quantized.shared_bytes(few, split) <= _MAX_SHARED_BYTES
             assert k % (format.unit * split.slices * split.warps * split.cluster) == 0
-        for tokens, output in itertools.product((8, 16, 32) if format is Format.FP8 else (8, 16, 32, 64), Output):
-            many = gemm_quantized.Shape(format, grouped, output, tokens, k, n)
-            found = gemm_fp8.choose_split(many) if format is Format.FP8 else gemm_quantized.choose_split(many)
-            assert found is not None and found.fits(many, 1) and found.shared_bytes(many) <= _MAX_SHARED_BYTES
     for cached in _CACHED:
         cached.cache_clear()
-
-
-@pytest.mark.parametrize("split", [(1, 2, 10), (2, 4, 5), (1, 4, 7), (2, 2, 8)], ids=str)
-def test_groups_scales_take_stages_not_blocks(split: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = gemm_quantized.Shape(Format.FP8, False, Output.ADD, 8, 14336, 4096)
-    grouped = gemm_quantized.Shape(Format.FP8, True, Output.ADD, 8, 14336, 4096)
-    monkeypatch.setattr(gemm_fp8, "read_table", lambda: {gemm_fp8.key(plain): list(split)})
-    measured, found = gemm_fp8.choose_split(plain), gemm_fp8.choose_split(grouped)
-    assert measured is not None and found is not None and measured == gemm_fp8.Fp8GemmSplit(*split)
-    assert (found.groups, found.cluster) == split[:2] and found.stages <= measured.stages
-    most = 4 - measured.groups
-    assert found.fits(grouped, max(count for count in range(1, most + 1) if measured.fits(plain, count)))
 
 
 def test_rows_are_rounded_up_to_what_a_product_takes() -> None:
@@ -157,7 +136,6 @@ def test_packed_weights_have_no_products_of_more_rows(monkeypatch: pytest.Monkey
     codes, zeros = torch.randint(0, 16, (64, 256), dtype=torch.uint8), torch.full((64, 2), 8, dtype=torch.uint8)
     for one in (weight, pack([QuantizedMatrix(codes, torch.ones(64, 2), zeros)])):
         assert gemm.can_multiply_planes(one, 64) and not gemm.can_multiply_planes(one, 65)
-    assert gemm.can_multiply_quantized(weight, 32) and not gemm.can_multiply_quantized(weight, 65)
     for cached in (*_CACHED, gemm_planes._guess_split, gemm_planes_int4._guess_split):
         cached.cache_clear()
 

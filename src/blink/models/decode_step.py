@@ -8,7 +8,7 @@ Short steps with prompts take the same products, for which a row is a token, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,26 +86,17 @@ def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
     packed = _list_packed(layer, lm_head)
     if _takes_few(layer, packed, rows):
         return True
-    if _has_planes(layer, rows):
-        packed = [weight for weight in packed if not _takes_planes(weight, rows)]
-    return all(gemm.can_multiply_quantized(weight, rows) for weight in packed)
+    return all(_takes_planes(weight, rows) for weight in packed)
 
 
 def _has_planes(layer: Layer, rows: int) -> bool:
-    """Tell whether the activations of a layer's products are planes: gemm.py."""
+    """Tell whether all of a layer's products take planes: gemm.py."""
     return all(_takes_planes(weight, rows) for weight in _list_matrices(layer))
 
 
-def _choose_orders(layer: Layer, rows: int) -> Callable[[Weight], Format | None]:
-    """Return what tells for which format a weight's activations are planes; None: they are bfloat16."""
-    has_planes = _has_planes(layer, rows)
-
-    def order(weight: Weight) -> Format | None:
-        if not has_planes or not isinstance(weight, PackedWeight) or not _takes_planes(weight, rows):
-            return None
-        return weight.format
-
-    return order
+def _order(weight: Weight) -> Format | None:
+    """Return for which format the activations of a product of many rows are planes; None: they are bfloat16."""
+    return weight.format if isinstance(weight, PackedWeight) else None
 
 
 def _takes_planes(weight: Weight, rows: int) -> bool:
@@ -202,12 +193,10 @@ def compute_mixed_states(weights: DecodeWeights, batch: Batch, kv_cache: Tensor,
 
 
 def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
-    order = _choose_orders(weights.layers[0], rows)
-
     def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
         scales = layer.attention.kv_scales
         return decode_attention(
-            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=order(layer.output)
+            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=_order(layer.output)
         )
 
     _, normed = _run_many(weights, batch, kv_cache, rows, attend)
@@ -220,23 +209,22 @@ def _run_many(
     """Run the layers; return the residual [rows, hidden] and the last norm of it."""
     spec, eps, layers = weights.spec, weights.spec.rms_norm_eps, weights.layers
     next_norms = [*(_norms(layer)[0] for layer in layers[1:]), weights.norm]
-    order = _choose_orders(layers[0], rows)
-    next_planes = [*(order(layer.qkv) for layer in layers[1:]), order(weights.lm_head)]
+    next_planes = [*(_order(layer.qkv) for layer in layers[1:]), _order(weights.lm_head)]
     packed = _list_packed(layers[0], weights.lm_head)
     tokens = pad_rows(rows, fine=not packed and not spec.num_experts)
     ids = batch.input_ids[:rows]
     residual, normed = gemm.embed(
-        ids, weights.embedding, _norms(layers[0])[0], planes=order(layers[0].qkv), tokens=tokens
+        ids, weights.embedding, _norms(layers[0])[0], planes=_order(layers[0].qkv), tokens=tokens
     )
     for layer, cache, next_norm, in_planes in zip(layers, kv_cache, next_norms, next_planes, strict=True):
         mlp, mlp_norm = layer.mlp, _norms(layer)[1]
         attended = attend(gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias), cache, layer)
-        in_mlp = order(mlp.gate_up) if isinstance(mlp, DenseMlp) else None  # routers and experts read bfloat16
+        in_mlp = _order(mlp.gate_up) if isinstance(mlp, DenseMlp) else None  # routers and experts read bfloat16
         normed = gemm.add_linear(
             attended, layer.output, residual, mlp_norm, layer.output_bias, planes=in_mlp, tokens=tokens
         )
         if isinstance(mlp, DenseMlp):
-            gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=order(mlp.down))
+            gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=_order(mlp.down))
             normed = gemm.add_linear(gated, mlp.down, residual, next_norm, planes=in_planes, tokens=tokens)
         elif not _is_grouped(layer, rows):
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)

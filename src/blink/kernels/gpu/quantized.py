@@ -14,7 +14,8 @@ from torch import Tensor
 
 from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight
 
-_FEW_ROWS = 64  # in passes of some, rather than unpack a weight
+_FEW_ROWS = 64  # rather than unpack a weight
+_FEW_FP8_ROWS = 32  # rather than round activations
 _BLOCK = 1024
 _FP8_MAX = tl.constexpr(448.0)
 
@@ -22,13 +23,11 @@ _FP8_MAX = tl.constexpr(448.0)
 def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     """Return x @ weight.T; x: contiguous bfloat16 [rows, in]."""
     from blink.kernels.gpu.decode import gemm
+    from blink.kernels.gpu.decode.planes import split_rows
 
     rows = x.shape[0]
-    most = gemm.max_quantized_rows(weight)
-    passes = rows <= (most if weight.groups is None else _FEW_ROWS)
-    if passes and gemm.can_multiply_quantized(weight, min(rows, most)):
-        parts = [gemm.linear(part, weight) for part in x.split(most)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if rows <= (_FEW_FP8_ROWS if weight.groups is None else _FEW_ROWS) and gemm.can_multiply_planes(weight, rows):
+        return gemm.linear(split_rows(x, weight.format), weight)
     if weight.scales is None:
         return functional.linear(x, dequantize(weight, x.dtype))
     values, scales = quantize_rows(x)

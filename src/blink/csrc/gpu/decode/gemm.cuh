@@ -15,14 +15,16 @@ struct GemmArgs {
   TensorMap x;       // [rows, k]
   OutputArgs output;
   int stages;              // of all of k
-  int num_groups;          // of a row of a quantised weight; gemm_quantized.cuh
+  int num_groups;          // of a row of a quantized weight; gemm_planes.cuh
   const unsigned* groups;  // [weight rows, num_groups]
 };
 
-// Sizes. kGroups warpgroups take 64 weight rows each; kCluster blocks share k; a stage holds kStageK of it.
-template <int kTokens_, int kGroups_, int kCluster_, int kStageK_, int kStages_, Output kOutput_, bool kNorm_>
-struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_> {
-  using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_>;
+// Sizes. kGroups warpgroups take 64 weight rows each; kCluster blocks share k; a stage holds kStageK of it. What is
+// written may be planes, kWrites.
+template <int kTokens_, int kGroups_, int kCluster_, int kStageK_, int kStages_, Output kOutput_, bool kNorm_,
+          Planes kWrites_>
+struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_> {
+  using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_>;
   static constexpr int stage_k = kStageK_, stages = kStages_;
   static constexpr int weight_boxes = stage_k / kBoxRow, weight_columns = kBoxRow;  // of a stage; of a box
   static constexpr int other_warps = 2;                                             // one copies, one sums squares
@@ -115,12 +117,12 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Gem
   }
 }
 
-// What quantised weights need beside: gemm_quantized.cuh.
+// What weights of 4 bits need beside: gemm_planes_int4.cuh.
 template <class S>
 __device__ inline void initialize_others(GemmShared<S>&) {}
 
 template <class S>
-__device__ inline void convert_stages(const GemmArgs&, const GemmPlace&, GemmShared<S>&) {}
+__device__ inline void add_activations(const GemmArgs&, const GemmPlace&, GemmShared<S>&) {}
 
 // What a block does before its first __syncthreads() beside copying.
 template <class S>
@@ -162,7 +164,7 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
   } else if (warp == warps + S::other_warps - 1) {
     if (S::norm) squares = sum_squares<Outputs>(args.output, at.rank);
   } else {
-    convert_stages<S>(args, at, shared);
+    add_activations<S>(args, at, shared);
   }
   if (S::cluster > 1) {
     if (S::reuse) cluster_arrive_relaxed();  // products have read the ring
@@ -180,11 +182,11 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
   if (warp < warps) write_outputs<Outputs>(args.output, at.tile, at.rank, shared.parts(), shared.squares, addends);
 }
 
-template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm>
-__global__ void __launch_bounds__(128 * kGroups + 64,
-                                  GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm>::blocks)
+template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm, Planes kWrites>
+__global__ void __launch_bounds__(
+    128 * kGroups + 64, GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm, kWrites>::blocks)
     gemm(const __grid_constant__ GemmArgs args) {
-  using S = GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm>;
+  using S = GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm, kWrites>;
   extern __shared__ __align__(1024) char memory[];
   compute_gemm<S>(args, *reinterpret_cast<GemmShared<S>*>(memory));
 }

@@ -3,8 +3,8 @@
 // are multiplied as they are, all planes at once.
 #pragma once
 
-#include "gemm_quantized.cuh"
-#include "planes.cuh"
+#include "gemm.cuh"
+#include "quantized.cuh"
 #include "wgmma_planes.cuh"
 
 namespace blink {
@@ -17,7 +17,7 @@ __device__ constexpr int planes_blocks(int tokens, int groups) {
   return groups == 4 || most < 1 ? 1 : most;
 }
 
-// As GemmShape; a stage has so many boxes of 128 k. kWrites: what is written may be planes, too.
+// As GemmShape; a stage has so many boxes of 128 k.
 template <bool kGrouped_, int kTokens_, int kGroups_, int kCluster_, int kBoxes_, int kStages_, Output kOutput_,
           bool kNorm_, Planes kWrites_>
 struct PlanesGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_> {
@@ -45,9 +45,19 @@ struct PlanesGemmShared : GemmShared<S> {
   __device__ unsigned* groups() { return reinterpret_cast<unsigned*>(this + 1); }  // [groups of the block, S::pitch]
 };
 
+// Load the scales of the tile's groups, which no kernel of the step writes.
 template <class S>
 __device__ inline void prepare(const GemmArgs& args, const GemmPlace& at, PlanesGemmShared<S>& shared) {
-  load_groups<S>(args, at, shared.groups());
+  if constexpr (S::grouped) {
+    const int count = at.turns * S::stage_groups, first = at.first_stage * S::stage_groups;
+    for (int i = threadIdx.x; i < S::tile * count; i += S::threads + 32 * S::other_warps) {
+      const int in_tile = i / count, group = i % count, half = in_tile / S::outputs;
+      const int row = min(at.tile * S::outputs + in_tile % S::outputs, args.output.n - 1) + half * args.output.n;
+      const bool exists = first + group < args.num_groups;
+      shared.groups()[group * S::pitch + in_tile] =
+          exists ? args.groups[long(row) * args.num_groups + first + group] : 0;
+    }
+  }
 }
 
 template <class S>

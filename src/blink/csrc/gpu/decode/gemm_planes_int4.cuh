@@ -89,7 +89,7 @@ __device__ inline float add_half_row(const Bf16* box, int row, int half) {
 
 // What warps beside those that multiply do: add up a group of each stage's activations; four lanes a token's.
 template <class S>
-__device__ inline void convert_stages(const GemmArgs& args, const GemmPlace& at, Int4PlanesShared<S>& shared) {
+__device__ inline void add_activations(const GemmArgs& args, const GemmPlace& at, Int4PlanesShared<S>& shared) {
   const int lane = threadIdx.x % 32, group = threadIdx.x / 32 - S::threads / 32 - 1, plane = lane / 16;
   for (int turn = 0; turn < at.turns; turn++) {
     const int slot = turn % S::stages;

@@ -104,18 +104,6 @@ __device__ inline void to_half_pairs(unsigned word, unsigned& low, unsigned& hig
 #endif
 }
 
-// Four f16 as e4m3. What is too large becomes the largest.
-__device__ inline unsigned to_fp8_quad(unsigned first, unsigned second) {
-  unsigned quad = 0;
-#if __CUDA_ARCH__ >= 890
-  asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f16x2 low, %1; cvt.rn.satfinite.e4m3x2.f16x2 high, %2; "
-      "mov.b32 %0, {low, high}; }"
-      : "=r"(quad)
-      : "r"(first), "r"(second));
-#endif
-  return quad;
-}
-
 __device__ inline unsigned short to_e4m3_pair(float low, float high) {
   unsigned short pair = 0;
 #if __CUDA_ARCH__ >= 890

@@ -71,13 +71,6 @@ __device__ inline void publish_barriers() {
 #endif
 }
 
-// What this thread wrote to shared memory may be read by copies and warpgroup products that follow an arrival.
-__device__ inline void fence_shared_writes() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
 __device__ inline void arrive(Barrier& barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&barrier))
                : "memory");

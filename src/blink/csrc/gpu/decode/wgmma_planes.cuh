@@ -79,6 +79,11 @@ __device__ inline void multiply_planes(float (&d)[64], unsigned long long a, uns
 #define BLINK_MULTIPLY_PLANES(columns, sums, a_names, b_name, add_name)
 #endif
 
+// Have these registers written before what follows.
+__device__ inline void keep(unsigned (&a)[4]) {
+  asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
+}
+
 // As above. Of 32 k, warp w and lane l hold k l % 4 * 4 and the next three of rows 16 * w + l / 4 (a[0]) and 8 more
 // (a[1]), and of the same rows 16 k further (a[2], a[3]).
 template <bool kAdd>

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode import gemm_fp8, gemm_planes, gemm_planes_int4, gemm_quantized
+from blink.kernels.gpu.decode import gemm_planes, gemm_planes_int4
 from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
 from blink.kernels.quantized import GROUP, Format, PackedWeight
@@ -140,23 +141,11 @@ def new_squares(x: Tensor, parts: int, tokens: int | None = None) -> Tensor:
     return torch.empty(parts, tokens or pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
 
 
-def max_quantized_rows(weight: PackedWeight) -> int:
-    """Return the most rows of a product with a weight of this format."""
-    return gemm_fp8.MAX_ROWS if weight.format is Format.FP8 else gemm_quantized.MAX_ROWS
-
-
-def can_multiply_quantized(weight: PackedWeight, rows: int) -> bool:
-    """Tell whether the kernels take so many rows and this weight."""
-    if rows > max_quantized_rows(weight) or weight.shape[0] % 8 or not can_multiply_groups():
-        return False
-    return all(_split_quantized(gemm_quantized.Shape.of(weight, output, pad_rows(rows))) for output in Output)
-
-
 def can_multiply_planes(weight: PackedWeight, rows: int) -> bool:
     """Tell whether the kernels take planes of so many rows and this weight."""
     if rows > gemm_planes.MAX_ROWS or weight.shape[0] % 8 or not can_multiply_groups():
         return False
-    return all(_split_planes(gemm_quantized.Shape.of(weight, output, pad_rows(rows))) for output in Output)
+    return all(_split_planes(Shape.of(weight, output, pad_rows(rows))) for output in Output)
 
 
 def _new(x: Tensor, columns: int, *, planes: Format | None = None) -> Tensor:
@@ -212,7 +201,6 @@ def _launch(
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[-2] == rows
     tokens = squares.shape[1] if squares is not None else tokens or pad_rows(rows)
     assert x.is_contiguous() and out.is_contiguous() and rows <= tokens
-    assert (x.dtype == torch.bfloat16 and writes is None) or gemm_planes.are_planes(x)
     kernel = _choose(output, x, weight, tokens, norm=squares is not None, writes=writes)
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     blocks = -(-n // outputs) * kernel.cluster
@@ -244,49 +232,31 @@ def _launch(
 
 def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: bool, writes: Format | None) -> _Kernel:
     if isinstance(weight, PackedWeight):
-        assert tokens == pad_rows(tokens)
-        shape = gemm_quantized.Shape.of(weight, output, tokens)
-        return (
-            _choose_planes(shape, norm=norm, writes=writes)
-            if gemm_planes.are_planes(x)
-            else _choose_quantized(shape, norm=norm)
-        )
+        assert tokens == pad_rows(tokens) and gemm_planes.are_planes(x)
+        return _choose_planes(Shape.of(weight, output, tokens), norm=norm, writes=writes)
     n, k = weight.shape
     values = plain(weight)
     assert can_multiply(tokens, n, k, values.dtype) and values.is_contiguous() and x.dtype == values.dtype
     split = choose_gemm_split(output, tokens, n, k)
-    name = kernel_name(output, tokens, split, norm=norm)
+    name = kernel_name(output, tokens, split, norm=norm, writes=writes)
     stages, shared_bytes = -(-k // split.stage_k), split.shared_bytes(output, tokens)
     return _Kernel(name, split.tile, split.cluster, 128 * split.groups + 64, stages, shared_bytes)
 
 
-def _choose_quantized(shape: gemm_quantized.Shape, *, norm: bool) -> _Kernel:
-    split = _split_quantized(shape)
-    assert split is not None and can_multiply_groups()
-    name = split.kernel_name(shape, norm=norm)
-    return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
-
-
-def _choose_planes(shape: gemm_quantized.Shape, *, norm: bool, writes: Format | None) -> _Kernel:
+def _choose_planes(shape: Shape, *, norm: bool, writes: Format | None) -> _Kernel:
     split = _split_planes(shape)
     assert can_multiply_groups() and split is not None
     name = split.kernel_name(shape, norm=norm, writes=writes)
     return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
 
 
-def _split_planes(
-    shape: gemm_quantized.Shape,
-) -> gemm_planes.PlanesGemmSplit | gemm_planes_int4.Int4PlanesSplit | None:
+def _split_planes(shape: Shape) -> RingSplit | None:
     choose = gemm_planes.choose_split if shape.format is Format.FP8 else gemm_planes_int4.choose_split
     return choose(shape)
 
 
-def _split_quantized(shape: gemm_quantized.Shape) -> gemm_quantized.RingSplit | None:
-    choose = gemm_fp8.choose_split if shape.format is Format.FP8 else gemm_quantized.choose_split
-    return choose(shape)
-
-
-def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool) -> str:
-    """Return the name of a kernel of csrc/gpu/decode/gemm.cuh."""
+def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool, writes: Format | None = None) -> str:
+    """Return the name of a kernel of csrc/gpu/decode/gemm.cuh; writes: the order of planes that it writes."""
     sizes = (tokens, split.groups, split.cluster, split.stage_k, split.stages)
-    return f"blink::gemm<{', '.join(map(str, sizes))}, {output.value}, {'true' if norm else 'false'}>"
+    flags = f"{output.value}, {str(norm).lower()}, {gemm_planes.name_order(writes)}"
+    return f"blink::gemm<{', '.join(map(str, sizes))}, {flags}>"

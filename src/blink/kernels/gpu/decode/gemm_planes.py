@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode.gemm_quantized import RingSplit, Shape, processors
+from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, processors
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
 from blink.kernels.quantized import UNIT_BYTES, Format
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blink.kernels.gpu.decode.gemm_planes import PLANES, choose_cluster, name_order
-from blink.kernels.gpu.decode.gemm_quantized import RingSplit, Shape, processors
+from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, processors
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
 from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
 
