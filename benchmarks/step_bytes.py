@@ -13,17 +13,18 @@ def weight_bytes(spec: ModelSpec, rows: int, itemsize: int, quantization: str = 
     Of a mixture of experts, those of the experts that are chosen at least once: their expected number, if each token
     chooses evenly at random. Trained routers are less even and read fewer. A table of input embeddings is left out.
     """
-    scheme = FP8_ROWS if quantization == "fp8" else spec.quantization
-    num_weights = spec.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
+    scheme, output = spec.quantization, spec.output_quantization
+    if quantization == "fp8":
+        scheme, output = FP8_ROWS, None if spec.tie_embeddings else FP8_ROWS
+    num_weights = spec.num_parameters - (0 if spec.tie_embeddings else spec.num_output_weights)
     num_quantized = spec.num_matrix_weights if scheme else 0
     if spec.num_experts:
         expert = 3 * spec.hidden_size * spec.moe_intermediate_size * spec.num_layers
         unused = expert * (spec.num_experts - distinct_experts(spec, rows))
         num_weights -= unused
         num_quantized -= unused if scheme else 0
-    if quantization == "fp8" and not spec.tie_embeddings:
-        num_quantized += spec.vocab_size * spec.hidden_size  # the output's weights
-    return (num_weights - num_quantized) * itemsize + num_quantized * (scheme.weight_bytes if scheme else 0)
+    found = (num_weights - num_quantized) * itemsize + num_quantized * (scheme.weight_bytes if scheme else 0)
+    return found - (spec.num_output_weights * (itemsize - output.weight_bytes) if output else 0)
 
 
 def distinct_experts(spec: ModelSpec, rows: int) -> float:

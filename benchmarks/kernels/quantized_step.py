@@ -3,7 +3,7 @@
 
 Each step is a graph; medians of replays. FP8 is that of --quantization fp8, the others that of a checkpoint.
 
-Run with: python benchmarks/kernels/quantized_step.py [--model llama-3-8b] [--formats bf16 fp8 fp8-block int4]
+Run with: python benchmarks/kernels/quantized_step.py [--model llama-3-8b] [--formats bf16 fp8 int4 int4-fp8-head]
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ import blink.models
 from blink.config import ModelConfig
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu.decode.launch import compile_ahead
+from blink.kernels.quantized import GROUP
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
+from blink.quantize.config import QuantizeConfig
+from blink.quantize.directory import describe_quantization
 
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
 FORMATS = {
@@ -29,6 +32,7 @@ FORMATS = {
     "fp8": None,
     "fp8-block": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "int4": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    "int4-fp8-head": describe_quantization(QuantizeConfig(format="int4", quantize_lm_head=True), GROUP, []),
     "mxfp4": {"quant_method": "mxfp4"},  # of gpt-oss-20b
 }
 
@@ -68,7 +72,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=300)
     options = parser.parse_args()
     columns = [*(f"{rows} rows" for rows in options.rows), *(f"prompt {tokens}" for tokens in options.prompts)]
-    print("".join(f"{column:>12}" for column in ("ms", *columns)), flush=True)
+    width = max(map(len, FORMATS))
+    print(f"{'ms':>{width}}" + "".join(f"{column:>12}" for column in columns), flush=True)
     for form in options.formats:
         with tempfile.TemporaryDirectory() as folder:
             decoder = load(options.model, form, Path(folder))
@@ -76,7 +81,7 @@ def main() -> None:
         runs += [make_prompt(decoder, tokens) for tokens in options.prompts]
         compile_ahead(lambda runs=runs: [run() for run in runs])
         times = [time_graph(run) for run in runs]
-        print(f"{form:>12}" + "".join(f"{time / 1e3:>12.3f}" for time in times), flush=True)
+        print(f"{form:>{width}}" + "".join(f"{time / 1e3:>12.3f}" for time in times), flush=True)
         del decoder, runs
         torch.cuda.empty_cache()
 

@@ -16,7 +16,7 @@ from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.experts import Fp8Experts
 from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, pack
-from blink.models.layer import MoeMlp
+from blink.models.layer import DenseMlp, MoeMlp
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import SCHEMES, write_checkpoints
 
@@ -29,6 +29,7 @@ from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe, splits
 from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups, compile_kernel
+from blink.models.decode_step import can_multiply_packed
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
 
@@ -137,9 +138,24 @@ def test_prompts_are_multiplied_within_their_rounding(kind: str, tolerance: floa
 def test_models_give_the_logits_of_their_dequantised_weights(tmp_path: Path, scheme: str) -> None:
     path, plain = write_checkpoints(tmp_path, scheme)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
-    has_kernels = scheme.startswith("fp8") or "-" not in scheme  # not for groups of 32 or 64
+    has_kernels = "-32" not in scheme and "-64" not in scheme  # not for such groups
     assert isinstance(found._layers[0].qkv, PackedWeight) == has_kernels
+    assert isinstance(found._lm_head, PackedWeight) == scheme.endswith("-head")
     for rows in (1, 3, 6, 29, 33):
+        assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2
+
+
+@groups_only
+def test_an_output_layer_in_fp8_follows_layers_of_4_bits(tmp_path: Path) -> None:
+    path, plain = write_checkpoints(tmp_path, "packed-fp8-head", vocab_size=1024)
+    exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
+    layer = found._layers[0]
+    assert isinstance(layer.mlp, DenseMlp)
+    for weight in (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down):
+        assert isinstance(weight, PackedWeight) and weight.format is Format.INT4
+    assert isinstance(found._lm_head, PackedWeight) and found._lm_head.format is Format.FP8
+    for rows in (1, 3, 6, 29):
+        assert can_multiply_packed(layer, found._lm_head, rows)  # or other kernels would be tested
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2
 
 

@@ -43,6 +43,16 @@ def compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] |
     }
 
 
+def _mix(scheme: str) -> dict[str, Any]:
+    """Return that of layers of 4 bits and an output layer in FP8."""
+    layers, head = (SCHEMES[one]["config_groups"]["group_0"] for one in (scheme, "fp8-channel"))
+    groups = {
+        "group_0": layers | {"format": "pack-quantized"},
+        "group_1": head | {"format": "float-quantized", "targets": ["re:.*lm_head$"]},
+    }
+    return compressed("mixed-precision", {}, None) | {"ignore": [], "config_groups": groups}
+
+
 _DYNAMIC = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 SCHEMES: dict[str, dict[str, Any]] = {
     "fp8-channel": compressed("float-quantized", {**_FP8_WEIGHTS, "strategy": "channel"}, _DYNAMIC),
@@ -61,6 +71,23 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "gptq-32": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False},
     "packed-64": compressed("pack-quantized", {**_INT4_WEIGHTS, "group_size": 64}, None),
 }
+# The output layer is quantized too: how the layers are, and how it is.
+_WITH_HEAD = {
+    "fp8-head": ("fp8-channel", "fp8-channel"),
+    "awq-head": ("awq", "awq"),
+    "gptq-head": ("gptq", "gptq"),
+    "packed-head": ("packed", "packed"),
+    "packed-fp8-head": ("packed", "fp8-channel"),
+    "packed-64-fp8-head": ("packed-64", "fp8-channel"),
+}
+SCHEMES |= {
+    "fp8-head": {**SCHEMES["fp8-channel"], "ignore": []},
+    "awq-head": SCHEMES["awq"],  # says nothing of it
+    "gptq-head": {**SCHEMES["gptq"], "lm_head": True},
+    "packed-head": {**SCHEMES["packed"], "ignore": []},
+    "packed-fp8-head": _mix("packed"),
+    "packed-64-fp8-head": _mix("packed-64"),
+}
 
 
 def write_checkpoints(folder: Path, scheme: str, **changes: Any) -> tuple[Path, Path]:
@@ -69,13 +96,15 @@ def write_checkpoints(folder: Path, scheme: str, **changes: Any) -> tuple[Path, 
     config = CONFIG | changes
     stored: dict[str, Tensor] = {}
     plain: dict[str, Tensor] = {}
+    of_layers, of_head = _WITH_HEAD.get(scheme, (scheme, ""))
     for name, shape in _list_shapes(config).items():
-        if len(shape) == 1 or "embed" in name or "lm_head" in name or name.endswith("mlp.gate"):
+        chosen = of_head if name == "lm_head" else of_layers
+        if len(shape) == 1 or "embed" in name or not chosen or name.endswith("mlp.gate"):
             scale = 0.1 if len(shape) == 1 else shape[-1] ** -0.5
             values = torch.randn(shape, generator=generator) * scale + (len(shape) == 1)
             stored[f"{name}.weight"] = plain[f"{name}.weight"] = values.to(torch.bfloat16).float()
         else:
-            parts, plain[f"{name}.weight"] = _quantize(scheme, shape, generator)
+            parts, plain[f"{name}.weight"] = _quantize(chosen, shape, generator)
             stored.update({f"{name}.{ending}": value.contiguous() for ending, value in parts.items()})
     for place, tensors, extra in (
         (folder / scheme, stored, {"quantization_config": SCHEMES[scheme]}),

@@ -28,7 +28,7 @@ from blink.cli.finding import Finding
 from blink.cli.model_fit import examine_given_model
 from blink.cli.torch_probe import probe_torch
 from blink.host.isolation import format_cpus
-from blink.models.quantization import Quantization
+from blink.models.quantization import FP8_ROWS, Quantization
 from blink.models.weights.files import default_model_path
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.source import read_spec
@@ -172,3 +172,18 @@ def test_quantized_matrices_count_as_a_gpu_keeps_them() -> None:
     assert matrices == 32 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336)
     assert model_fit._count_weights(stored, 4, stays_quantized=False).total == 4 * spec.num_parameters
     assert "matrices in 4 bits (AWQ)" in model_fit._describe(stored)
+
+
+def test_a_quantized_output_layer_counts_too() -> None:
+    spec = read_spec(Path(blink.models.__path__[0]) / "configs" / "llama-3-8b")
+    stored = replace(spec, quantization=Quantization("packed"))
+    both = replace(spec, quantization=Quantization("packed", output=FP8_ROWS))
+    before, after = (model_fit._count_weights(one, 2, stays_quantized=True) for one in (stored, both))
+    head = 128256 * 4096
+    assert (before.total - after.total, before.read - after.read) == (head, head)
+    assert model_fit._count_weights(both, 4, stays_quantized=False).total == 4 * spec.num_parameters
+    tied = [replace(one, tie_embeddings=True) for one in (stored, both)]
+    counted = [model_fit._count_weights(one, 2, stays_quantized=True) for one in tied]
+    assert counted[0] == counted[1]
+    assert "output layer in FP8 per channel" in model_fit._describe(both)
+    assert "output layer" not in model_fit._describe(tied[1])

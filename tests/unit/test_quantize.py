@@ -9,20 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from blink.cli import main as cli
 from blink.config import ModelConfig
 from blink.errors import ConfigError
+from blink.kernels.linear import linear
 from blink.kernels.quantized import QuantizedMatrix
 from blink.models.decoder import Decoder
+from blink.models.quantization import FP8_ROWS
 from blink.models.weights.loader import load_model
 from blink.quantize.calibration import CalibratedCheckpoint
 from blink.quantize.config import QuantizeConfig
 from blink.quantize.conversion import quantize
-from blink.quantize.directory import pack_columns
+from blink.quantize.directory import describe_quantization, pack_columns
 from blink.quantize.rounding import Int4Grid, round_nearest
 from model_driver import Driver
 from quantized_checkpoints import write_checkpoints
@@ -86,10 +88,63 @@ def test_a_model_is_written_rounded_and_loads_with_near_outputs(
     assert (found / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
 
 
+OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+@pytest.mark.parametrize(("form", "bound"), [("fp8", 0.04), ("int4", 0.22)])
+def test_the_output_layer_becomes_fp8_beside_the_embeddings(
+    tmp_path: Path, form: str, bound: float, tied: bool
+) -> None:
+    plain = write_model(tmp_path, tie_word_embeddings=tied)
+    before = load_file(plain / "model.safetensors")
+    if tied:
+        del before[OUTPUT]
+        save_file(before, plain / "model.safetensors")
+    head = before[EMBEDDING if tied else OUTPUT]
+    found, without = (
+        quantize(str(plain), str(tmp_path / name), QuantizeConfig(format=form, quantize_lm_head=flag, **FEW))
+        for name, flag in (("found", True), ("without", False))
+    )
+    after = load_file(found / "model.safetensors")
+    assert torch.equal(after[EMBEDDING], before[EMBEDDING])
+    assert after[OUTPUT].dtype == torch.float8_e4m3fn
+    stored = after[OUTPUT].float() * after["lm_head.weight_scale"]
+    assert (stored - head).norm() / head.norm() < 0.04  # 0.033; each to the nearest: 0.024
+    check_output_config(found, form)
+    decoder = load(found)
+    assert not decoder.spec.tie_embeddings and decoder.spec.output_quantization == FP8_ROWS
+    torch.testing.assert_close(linear(torch.eye(head.shape[1]), decoder._lm_head).T, stored)
+    tokenizer = Tokenizer.from_file(str(found / "tokenizer.json"))
+    exact, others, rounded = (logits(load(path), tokenizer) for path in (plain, without, found))
+    assert 1e-3 < (rounded - others).norm() / others.norm() < 0.022  # rounding to nearest: 0.0235
+    assert (rounded - exact).norm() / exact.norm() < bound
+
+
+def check_output_config(found: Path, form: str) -> None:
+    config = json.loads((found / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    quantization = config["quantization_config"]
+    assert quantization["ignore"] == []
+    groups = list(quantization["config_groups"].values())
+    assert quantization["format"] == ("float-quantized" if form == "fp8" else "mixed-precision")
+    assert [group["targets"] for group in groups] == [["Linear"], ["re:.*lm_head$"]][: 1 if form == "fp8" else 2]
+    weights = groups[-1]["weights"]
+    assert (weights["type"], weights["num_bits"], weights["strategy"]) == ("float", 8, "channel")
+
+
+def test_matrices_in_fp8_and_the_output_layer_share_a_group() -> None:
+    config = QuantizeConfig(format="int4", fp8_matrices=("down_proj",), quantize_lm_head=True)
+    found = describe_quantization(config, 128, ["model.layers.0.mlp.gate"])
+    assert [*found["config_groups"]] == ["group_0", "group_1"]
+    assert found["config_groups"]["group_1"]["targets"] == ["re:.*down_proj$", "re:.*lm_head$"]
+    assert found["ignore"] == ["model.layers.0.mlp.gate"]
+
+
 @pytest.mark.long
 def test_a_tuned_model_loads_with_codes_and_norms_of_its_own(tmp_path: Path) -> None:
     plain = write_model(tmp_path)
-    options: dict[str, Any] = {"format": "int4", "fp8_matrices": ("down_proj",), **FEW}
+    options: dict[str, Any] = {"format": "int4", "fp8_matrices": ("down_proj",), "quantize_lm_head": True, **FEW}
     stored: list[dict[str, Tensor]] = []
     for steps in (0, 12):
         found = quantize(str(plain), str(tmp_path / f"found-{steps}"), QuantizeConfig(**options, tune=steps))
@@ -98,6 +153,7 @@ def test_a_tuned_model_loads_with_codes_and_norms_of_its_own(tmp_path: Path) -> 
     exact, tuned = logits(load(plain), tokenizer), logits(load(found), tokenizer)
     assert 1e-4 < (tuned - exact).norm() / exact.norm() < 0.22
     before, after = stored
+    assert after[OUTPUT].dtype == torch.float8_e4m3fn
     assert [(name, tensor.dtype, tensor.shape) for name, tensor in sorted(before.items())] == [
         (name, tensor.dtype, tensor.shape) for name, tensor in sorted(after.items())
     ]

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from benchmark_programs import load_benchmark
-from blink.models.quantization import Quantization
+from blink.models.quantization import FP8_ROWS, Quantization
 from blink.models.weights.source import read_spec
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +63,11 @@ def test_a_step_in_fp8_reads_matrices_of_one_byte(step_bytes: ModuleType) -> Non
     assert step_bytes.weight_bytes(spec, 1, 2, "fp8") == matrices + head + 2 * norms
     stored = dataclasses.replace(spec, quantization=Quantization("awq"))
     assert step_bytes.weight_bytes(stored, 8, 2) == matrices * (0.5 + 4 / 128) + 2 * (head + norms)
+    both = dataclasses.replace(spec, quantization=Quantization("packed", output=FP8_ROWS))
+    assert step_bytes.weight_bytes(both, 8, 2) == matrices * (0.5 + 4 / 128) + head + 2 * norms
+    assert step_bytes.weight_bytes(both, 8, 2, "fp8") == matrices + head + 2 * norms
+    tied = dataclasses.replace(both, tie_embeddings=True)
+    assert step_bytes.weight_bytes(tied, 8, 2) == step_bytes.weight_bytes(stored, 8, 2)
     moe = read_spec(CONFIGS / "qwen3-30b-a3b")
     chosen = 48 * 8 * 3 * 2048 * 768
     saved = step_bytes.weight_bytes(moe, 1, 2) - step_bytes.weight_bytes(moe, 1, 2, "fp8")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,12 @@ from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.kernels.quantized import quantize_fp8
 from blink.models.decoder import Decoder
+from blink.models.quantization import FP8_ROWS, Quantization
+from blink.models.weights.checkpoint import DummyCheckpoint
+from blink.models.weights.fields import Fields
 from blink.models.weights.loader import load_model
+from blink.models.weights.quantization_json import read_quantization
+from blink.models.weights.quantized_checkpoint import DummyMatrices
 from model_driver import Driver
 from quantized_checkpoints import SCHEMES, compressed, write_checkpoints
 
@@ -65,10 +71,75 @@ def test_weights_are_rounded_to_fp8_on_request(tmp_path: Path) -> None:
     assert 1e-3 < (found - exact).norm() / exact.norm() < 0.2
 
 
-@pytest.mark.parametrize("scheme", ["awq", "fp8-block"])
+@pytest.mark.parametrize("scheme", ["awq", "fp8-block", "packed-fp8-head"])
 def test_random_weights_need_only_the_config(tmp_path: Path, scheme: str) -> None:
     quantized, _ = write_checkpoints(tmp_path, scheme)
     assert logits(load(quantized, load_format="dummy")).isfinite().all()
+
+
+def test_random_weights_have_the_output_layer_that_the_config_says() -> None:
+    packed = Quantization("packed")
+    kinds: list[tuple[torch.dtype, tuple[int, ...]] | None] = []
+    for output in (None, FP8_ROWS, packed):
+        source = DummyMatrices(DummyCheckpoint(CPU, 0), dataclasses.replace(packed, output=output))
+        head = source.read_matrix("lm_head.weight", (16, 256), CPU)
+        kinds.append(None if head is None else (head.values.dtype, tuple(head.scales.shape)))
+        layer = source.read_matrix("model.layers.0.mlp.up_proj.weight", (16, 256), CPU)
+        assert layer is not None and layer.values.dtype == torch.uint8
+    assert kinds == [None, (torch.float8_e4m3fn, (16, 1)), (torch.uint8, (16, 2))]
+
+
+def ignore(scheme: str, *entries: str) -> dict[str, Any]:
+    return SCHEMES[scheme] | {"ignore": list(entries)}
+
+
+def aim(scheme: str, **targets: list[str]) -> dict[str, Any]:
+    """Return a config whose groups have other targets."""
+    config = copy.deepcopy(SCHEMES[scheme])
+    for group, some in targets.items():
+        config["config_groups"][group]["targets"] = some
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "output"),
+    [
+        (SCHEMES["fp8-channel"], None),
+        (SCHEMES["fp8-head"], "fp8"),
+        ({key: value for key, value in SCHEMES["fp8-head"].items() if key != "ignore"}, "fp8"),
+        (ignore("fp8-head", "model.layers.0.mlp.gate"), "fp8"),
+        (ignore("fp8-head", "re:.*head"), None),
+        (ignore("fp8-head", "re:model.*", "language_model.lm_head"), None),
+        (ignore("fp8-head", "re:(", "re:" + "(" * 5000, "re:x{9999999999}"), "fp8"),  # no patterns at all
+        (aim("fp8-head", group_0=["re:.*_proj$"]), None),
+        (aim("fp8-head", group_0=["re:.*_proj$", "lm_head"]), "fp8"),
+        (SCHEMES["packed-head"], "packed"),
+        (SCHEMES["packed-fp8-head"], "fp8"),
+        (aim("packed-fp8-head", group_1=["re:.*down_proj$"]), "packed"),
+        (aim("packed-fp8-head", group_0=["re:.*lm_head"], group_1=["Linear"]), "packed"),
+        (ignore("packed-fp8-head", "lm_head"), None),
+        (SCHEMES["gptq"], None),
+        (SCHEMES["gptq-head"], "gptq"),
+        (SCHEMES["awq"], None),
+        (SCHEMES["fp8-block"], None),
+        ({"quant_method": "mxfp4"}, None),
+    ],
+)
+def test_a_config_says_how_the_output_layer_is_quantized(config: dict[str, Any], output: str | None) -> None:
+    found = read_quantization(Fields({"quantization_config": config}, "config.json"))
+    assert found is not None
+    assert (None if found.output is None else found.output.storage) == output
+    assert found.output is None or (found.output.output is None and found.output.has_groups == (output != "fp8"))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"), [("packed-fp8-head", "packed"), ("gptq", "gptq-head"), ("gptq-head", "gptq")]
+)
+def test_of_the_output_layer_the_files_decide(tmp_path: Path, scheme: str, said: str) -> None:
+    quantized, plain = write_checkpoints(tmp_path, scheme)
+    config = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps(config | {"quantization_config": SCHEMES[said]}))
+    torch.testing.assert_close(logits(load(quantized)), logits(load(plain)), rtol=1e-5, atol=1e-5)
 
 
 def change(scheme: str, **values: Any) -> dict[str, Any]:

@@ -75,6 +75,8 @@ def _describe(spec: ModelSpec) -> str:
     text = f"{spec.num_parameters / 1e9:.2f} billion parameters, {spec.num_layers} layers"
     if spec.quantization is not None:
         text += f", matrices in {spec.quantization.title}"
+    if spec.output_quantization is not None:
+        text += f", output layer in {spec.output_quantization.title}"
     if spec.num_experts:
         text += f", {spec.experts_per_token} of {spec.num_experts} experts per token"
     return f"{text}, context of {spec.max_model_len} tokens"
@@ -166,13 +168,15 @@ def _examine_speed(weights: WeightBytes, where: str, bandwidth: float) -> Iterat
 def _count_weights(spec: ModelSpec, size: int, *, stays_quantized: bool) -> WeightBytes:
     """Count weights, and those that one token needs: its experts, and of an embedding that is no output a row."""
     active = replace(spec, num_experts=spec.experts_per_token) if spec.num_experts else spec
-    read = active.num_parameters - (0 if spec.tie_embeddings else spec.vocab_size * spec.hidden_size)
-    scheme, saved = spec.quantization, 0.0
+    read = active.num_parameters - (0 if spec.tie_embeddings else spec.num_output_weights)
+    scheme, output, saved, output_saved = spec.quantization, spec.output_quantization, 0.0, 0.0
     if stays_quantized and scheme is not None:  # on a GPU
         saved = size - scheme.weight_bytes
+    if stays_quantized and output is not None:
+        output_saved = spec.num_output_weights * (size - output.weight_bytes)
     return WeightBytes(
-        spec.num_parameters * size - int(spec.num_matrix_weights * saved),
-        read * size - int(active.num_matrix_weights * saved),
+        spec.num_parameters * size - int(spec.num_matrix_weights * saved + output_saved),
+        read * size - int(active.num_matrix_weights * saved + output_saved),
     )
 
 

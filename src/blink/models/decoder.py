@@ -99,7 +99,7 @@ class Decoder:
         logprobs of the prompts' own tokens are wanted beside the samples.
         """
         if scoring:
-            hidden = self._compute_all(batch, kv_cache, num_tokens, num_rows)
+            hidden = self.compute_hidden(batch, kv_cache, num_tokens, num_rows)
             score_prompts(hidden, self._compute_head, batch)
             sample(self._compute_head(_take_last_tokens(hidden, batch, num_rows)), batch, num_rows)
             return
@@ -139,7 +139,8 @@ class Decoder:
         else:
             sample(self._sampled_logits(update, residual, batch, num_rows), batch, num_rows)
 
-    def _compute_all(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> Tensor:
+    @torch.inference_mode()
+    def compute_hidden(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> Tensor:
         """Return what the head reads of every token [num_tokens, hidden]."""
         attend = self._make_attention(batch, kv_cache, num_tokens, num_rows)
         residual = self._embed(batch, num_tokens)

@@ -20,6 +20,7 @@ class Quantization:
     zero_offset: int = 0  # of 4 bits: what is to be added to a stored zero point
     has_groups: bool = True  # columns of a row share scales by the group; else each row has one
     group: int = PACKED_GROUP  # columns of a group; MXFP4's are a part of it
+    output: Quantization | None = None  # of the output layer, where it is not tied; None: it has 16 bits
 
     @property
     def bits(self) -> int:

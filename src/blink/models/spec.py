@@ -121,6 +121,16 @@ class ModelSpec:
         return self.num_layers * (self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + mlp)
 
     @property
+    def num_output_weights(self) -> int:
+        """Number of weights in the output layer, which may be the embedding."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def output_quantization(self) -> Quantization | None:
+        """How the output layer is quantized, by the config; None: it is not, as it never is where it is tied."""
+        return None if self.tie_embeddings or self.quantization is None else self.quantization.output
+
+    @property
     def num_parameters(self) -> int:
         """Number of weights, those of a tied embedding counted once."""
         options = self.options
@@ -134,5 +144,5 @@ class ModelSpec:
             mlp += options.expert_biases * self.num_experts * (2 * self.moe_intermediate_size + self.hidden_size + 1)
         else:
             mlp = 3 * self.hidden_size * self.intermediate_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        embeddings = self.num_output_weights * (1 if self.tie_embeddings else 2)
         return self.num_layers * (attention + mlp) + embeddings + self.hidden_size

@@ -19,13 +19,12 @@ from blink.kernels.quantized import QuantizedMatrix
 from blink.kernels.weight import QuantizedEmbedding
 from blink.models.decoder import Decoder
 from blink.models.weights.checkpoint import Checkpoint
-from blink.models.weights.quantized_checkpoint import is_matrix
+from blink.models.weights.quantized_checkpoint import OUTPUT, is_matrix
 from blink.quantize.rounding import Grid, round_matrix, round_nearest
 
 _BLOCK_SIZE = 16
 # How often the first token of a text counts: all others attend to it, and its activations are like no other's.
 _FIRST_COUNTS = 100
-_OUTPUT = "lm_head.weight"  # stays as it is, as in other converters' files
 
 Keep = Callable[[str, QuantizedMatrix], None]  # takes a matrix by its name
 
@@ -130,8 +129,11 @@ class RoundedWeight(QuantizedEmbedding):
 
 
 @torch.inference_mode()
-def feed(decoder: Decoder, windows: Tensor) -> None:
-    """Run texts of one length [windows, tokens] through a decoder as one batch; they begin at position 0."""
+def feed(decoder: Decoder, windows: Tensor) -> Tensor:
+    """Run texts of one length [windows, tokens] through a decoder as one batch; they begin at position 0.
+
+    Return what the output layer would read of all tokens [windows * tokens, hidden].
+    """
     count, length = windows.shape
     num_blocks = -(-length // _BLOCK_SIZE)
     batch = Batch.allocate(
@@ -154,12 +156,12 @@ def feed(decoder: Decoder, windows: Tensor) -> None:
     # One layer's cache, which each layer overwrites: nothing is decoded.
     shape = decoder.spec.kv_cache_shape(count * num_blocks, _BLOCK_SIZE)
     cache = torch.zeros(1, *shape[1:]).expand(shape)
-    decoder.compute_logits(batch, cache, windows.numel(), count)
+    return decoder.compute_hidden(batch, cache, windows.numel(), count)
 
 
 def takes_rounding(name: str) -> bool:
-    """Tell whether a tensor is one of the matrices that are rounded."""
-    return is_matrix(name) and name != _OUTPUT
+    """Tell whether a tensor is one of the matrices that are rounded while texts run: not the output layer."""
+    return is_matrix(name) and name != OUTPUT
 
 
 def _split_rows(matrix: QuantizedMatrix, rows: list[int]) -> list[QuantizedMatrix]:

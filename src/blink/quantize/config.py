@@ -33,7 +33,9 @@ class QuantizeConfig:
         (), "ends of names of matrices that get FP8 where the others get int4, such as qkv_proj (repeatable)",
         flag="fp8_matrix", metavar="NAME",
     )  # fmt: skip
-
+    quantize_lm_head: bool = option(
+        False, "the output layer gets FP8 too, with int4 as well; one that is tied to the embeddings becomes its own"
+    )
     tune: int = option(
         0,
         "with int4: steps of training to predict what the model did before, by texts that it writes itself; on a GPU"

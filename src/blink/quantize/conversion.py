@@ -19,14 +19,15 @@ from blink.errors import ConfigError
 from blink.kernels.quantized import QuantizedMatrix
 from blink.models.spec import ModelSpec
 from blink.models.weights.decoder_loader import DecoderLoader
+from blink.models.weights.quantized_checkpoint import OUTPUT
 from blink.models.weights.target import WeightTarget
 from blink.models.weights.text_files import read_text
 from blink.quantize.calibration import CalibratedCheckpoint, feed, takes_rounding
 from blink.quantize.config import GROUP_SIZES, QuantizeConfig
-from blink.quantize.differentiable import check_differentiable
+from blink.quantize.differentiable import EMBEDDING, check_differentiable
 from blink.quantize.directory import ModelDirectory, describe_quantization
 from blink.quantize.own_text import write_texts
-from blink.quantize.rounding import Fp8Grid, Grid, Int4Grid
+from blink.quantize.rounding import Fp8Grid, Grid, Int4Grid, round_matrix
 from blink.quantize.source import SourceModel
 from blink.quantize.tuning import Recipe, Rounded, tune
 from blink.text.tokenizer import Tokenizer
@@ -39,6 +40,7 @@ _WINDOW = 1024
 _SHORTEST = 128  # tokens
 _TEXT_LENGTH = 512  # tokens of a text to tune by
 _MAX_TEXTS = 8192
+_OUTPUT_ROWS = 8192  # of the output layer, rounded at once
 _CPU = torch.device("cpu")
 
 
@@ -60,7 +62,9 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
     directory = ModelDirectory(Path(output).expanduser())
     rounded: dict[str, QuantizedMatrix] = {}
     take = rounded.__setitem__ if config.tune else directory.add_matrix
-    checkpoint = _round_matrices(source, spec, config, partial(_choose_grid, config, group), take, windows)
+    checkpoint, hidden = _round_matrices(source, spec, config, partial(_choose_grid, config, group), take, windows)
+    if config.quantize_lm_head:
+        directory.add_matrix(OUTPUT, _round_output(checkpoint, EMBEDDING if spec.tie_embeddings else OUTPUT, hidden))
     others = {name: shape for name, shape in checkpoint.shapes.items() if not takes_rounding(name)}
     norms: dict[str, Tensor] = {}
     if config.tune:
@@ -70,10 +74,13 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
         rounded, norms = tune(spec, before, _write_texts(source, recipe, begin_text(tokenizer), windows), recipe)
         for name, matrix in rounded.items():
             directory.add_matrix(name, matrix)
+    if config.quantize_lm_head:
+        others.pop(OUTPUT, None)
     for name, shape in others.items():
         directory.add(name, norms[name] if name in norms else source.read(name, shape))
-    ignored = ["lm_head", *(name.removesuffix(".weight") for name in others if name.endswith(".gate.weight"))]
-    source.write_files(directory, describe_quantization(config, group, ignored))
+    routers = [name.removesuffix(".weight") for name in others if name.endswith(".gate.weight")]
+    quantization = describe_quantization(config, group, routers)
+    source.write_files(directory, quantization, has_own_output=config.quantize_lm_head)
     size = directory.finish()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     logger.info(
@@ -90,8 +97,11 @@ def _round_matrices(
     choose_grid: Callable[[str], Grid],
     take: Callable[[str, QuantizedMatrix], None],
     windows: Tensor,
-) -> CalibratedCheckpoint:
-    """Round the model's matrices by what the text's windows make of them, and hand over each that is finished."""
+) -> tuple[CalibratedCheckpoint, Tensor]:
+    """Round the model's matrices by what the text's windows make of them, and hand over each that is finished.
+
+    Return what they were read from, and what the output layer would read of the text's tokens [tokens, hidden].
+    """
     with tqdm(
         total=spec.num_matrix_weights, desc="rounding", unit=" weights", unit_scale=True, disable=None
     ) as progress:
@@ -103,9 +113,16 @@ def _round_matrices(
         checkpoint = CalibratedCheckpoint(source.checkpoint, choose_grid, keep, windows)
         decoder = DecoderLoader(checkpoint, spec, WeightTarget(_CPU, torch.float32, lambda count: count)).load()
         _check_names(config, checkpoint.waiting)
-        feed(decoder, windows)
+        hidden = feed(decoder, windows)
         checkpoint.round_rest()
-    return checkpoint
+    return checkpoint, hidden
+
+
+def _round_output(checkpoint: CalibratedCheckpoint, name: str, x: Tensor) -> QuantizedMatrix:
+    """Round the output layer, a matrix of that name, for inputs [tokens, hidden], none of which counts for more."""
+    hessian = x.T @ x
+    parts = [round_matrix(part, hessian, Fp8Grid()) for part in checkpoint.read([name]).split(_OUTPUT_ROWS)]
+    return QuantizedMatrix(torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts]))
 
 
 def read_windows(tokenizer: Tokenizer, config: QuantizeConfig, length: int) -> Tensor:

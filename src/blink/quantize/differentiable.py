@@ -13,10 +13,11 @@ from blink.errors import ConfigError
 from blink.kernels.rotary import make_rotary_table
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
+from blink.models.weights.quantized_checkpoint import OUTPUT
 
 Weights = Mapping[str, Tensor]  # float32
 
-EMBEDDING, OUTPUT, LAST_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+EMBEDDING, LAST_NORM = "model.embed_tokens.weight", "model.norm.weight"
 
 
 def check_differentiable(spec: ModelSpec) -> None:

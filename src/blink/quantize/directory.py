@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blink.errors import ConfigError
 from blink.kernels.quantized import FP8, QuantizedMatrix
+from blink.models.weights.quantized_checkpoint import OUTPUT
 from blink.quantize.config import QuantizeConfig
 
 _MAX_SHARD_BYTES = 4 << 30
@@ -101,8 +102,8 @@ def pack_columns(codes: Tensor) -> Tensor:
     return places.sum(-1).to(torch.int32)
 
 
-def describe_quantization(config: QuantizeConfig, group: int, ignored: Sequence[str]) -> dict[str, Any]:
-    """Return the quantization_config of a config.json; ignored: linear layers that stay as they are."""
+def describe_quantization(config: QuantizeConfig, group: int, routers: Sequence[str]) -> dict[str, Any]:
+    """Return the quantization_config of a config.json; routers: layers that stay as they are."""
     fp8 = _describe_group(
         "float-quantized",
         {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
@@ -114,13 +115,16 @@ def describe_quantization(config: QuantizeConfig, group: int, ignored: Sequence[
         None,
     )
     groups = [fp8 if config.format == "fp8" else int4]
-    if config.fp8_matrices:
-        groups.append(fp8 | {"targets": [f"re:.*{re.escape(end)}$" for end in config.fp8_matrices]})
+    output = [OUTPUT.removesuffix(".weight")]
+    rounded, kept = (output, []) if config.quantize_lm_head else ([], output)
+    ends = [*config.fp8_matrices, *rounded]
+    if config.format == "int4" and ends:
+        groups.append(fp8 | {"targets": [f"re:.*{re.escape(end)}$" for end in ends]})
     return {
         "quant_method": "compressed-tensors",
         "format": groups[0]["format"] if len(groups) == 1 else "mixed-precision",
         "quantization_status": "compressed",
-        "ignore": list(ignored),
+        "ignore": [*kept, *routers],
         "config_groups": {f"group_{index}": one for index, one in enumerate(groups)},
     }
 

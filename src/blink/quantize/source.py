@@ -77,9 +77,13 @@ class SourceModel:
         self.checkpoint.fill(name, values)
         return values
 
-    def write_files(self, output: ModelDirectory, quantization: Mapping[str, Any]) -> None:
-        """Write config.json, and the tokenizer with what belongs to it."""
-        output.write_json("config.json", {**self._config, "quantization_config": dict(quantization)})
+    def write_files(self, output: ModelDirectory, quantization: Mapping[str, Any], *, has_own_output: bool) -> None:
+        """Write config.json, and the tokenizer with what belongs to it.
+
+        has_own_output: the output layer is written too, so that it is not tied to the embeddings even if it was.
+        """
+        untied = {"tie_word_embeddings": False} if has_own_output and self.spec.tie_embeddings else {}
+        output.write_json("config.json", {**self._config, **untied, "quantization_config": dict(quantization)})
         if self.path.is_file():
             _write_gguf_tokenizer(self.path, self.load_assets(), output)
             return

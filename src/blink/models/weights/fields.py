@@ -54,9 +54,9 @@ class Fields:
             raise self._wrong(key, value, "a string")
         return value
 
-    def texts(self, key: str) -> list[str]:
+    def texts(self, key: str, default: list[str] | None = None) -> list[str]:
         """Return a list of strings."""
-        value = self._find(key, None)
+        value = self._find(key, default)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._wrong(key, value, "a list of strings")
         return value

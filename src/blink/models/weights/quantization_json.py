@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +13,7 @@ from blink.models.weights.fields import Fields, show
 
 _KNOWN = "Blink runs fp8, compressed-tensors (FP8, 4 bits), awq, gptq and mxfp4"
 _INT4_GROUPS = (32, 64, PACKED_GROUP)
+_OUTPUT = "lm_head"
 
 
 def read_quantization(config: Fields) -> Quantization | None:
@@ -56,7 +59,8 @@ def _read_gptq(values: Fields) -> Quantization:
     # Files of the first version store zero points less 1.
     form = values.text("checkpoint_format", "gptq")
     values.require(form in ("gptq", "gptq_v2"), f"GPTQ of the checkpoint format {show(form)}")
-    return Quantization("gptq", zero_offset=1 if form == "gptq" else 0, group=group)
+    found = Quantization("gptq", zero_offset=1 if form == "gptq" else 0, group=group)
+    return dataclasses.replace(found, output=found) if values.flag("lm_head") else found
 
 
 def _read_int4_group(values: Fields) -> int:
@@ -73,18 +77,43 @@ def _check_group(values: Fields, group: int) -> int:
 def _read_compressed(values: Fields) -> Quantization:
     groups = values.mapping("config_groups")
     form = values.text("format", "")
-    if form == "mixed-precision":
-        found = [_read_scheme(values, groups, name, "") for name in groups]
+    is_mixed = form == "mixed-precision"
+    if not is_mixed:
+        values.require(len(groups) == 1, f"compressed-tensors with {len(groups)} config_groups, not one,")
+    parts = [_find_group(values, groups, name) for name in groups]
+    found = [_read_scheme(part, "" if is_mixed else form) for part in parts]
+    if is_mixed:
         kinds = sorted((one.storage, one.storage == "fp8" and one.has_groups) for one in found)
         values.require(kinds == [("fp8", False), ("packed", False)], "a mix other than FP8 per channel and 4 bits")
-        return next(one for one in found if one.storage == "packed")
-    values.require(len(groups) == 1, f"compressed-tensors with {len(groups)} config_groups, not one,")
-    return _read_scheme(values, groups, next(iter(groups)), form)
+    main = next((one for one in found if one.storage == "packed"), found[0])
+    return dataclasses.replace(main, output=_find_output(values, dict(zip(found, parts, strict=True))))
 
 
-def _read_scheme(values: Fields, groups: Mapping[str, Any], name: str, form: str) -> Quantization:
+def _find_group(values: Fields, groups: Mapping[str, Any], name: str) -> Fields:
+    return Fields(Fields(groups, values.place).mapping(name), f"{values.place}.config_groups")
+
+
+def _find_output(values: Fields, groups: Mapping[Quantization, Fields]) -> Quantization | None:
+    """Return the scheme of the group that the output layer belongs to; None: to none of them."""
+    if any(map(_names_output, values.texts("ignore", []))):
+        return None
+    targets = {scheme: group.texts("targets", []) for scheme, group in groups.items()}
+    named = (scheme for scheme, some in targets.items() if any(map(_names_output, some)))
+    return next(named, None) or next((scheme for scheme, some in targets.items() if "Linear" in some), None)
+
+
+def _names_output(entry: str) -> bool:
+    """Tell whether an entry, a layer's name or "re:" and a pattern of names, means the output layer."""
+    if not entry.startswith("re:"):
+        return entry.rpartition(".")[2] == _OUTPUT
+    try:
+        return re.match(entry.removeprefix("re:"), _OUTPUT) is not None
+    except (re.error, RecursionError, OverflowError):  # what a stranger's file may hold
+        return False
+
+
+def _read_scheme(scheme: Fields, form: str) -> Quantization:
     """Read one of the config_groups; form: the format of all, where each has none of its own."""
-    scheme = Fields(Fields(groups, values.place).mapping(name), f"{values.place}.config_groups")
     weights = Fields(scheme.mapping("weights"), f"{scheme.place}.weights")
     form = scheme.text("format", form)
     kind, bits = weights.text("type", "int"), weights.integer("num_bits")

@@ -20,6 +20,7 @@ from blink.models.quantization import FP8_ROWS, Quantization
 from blink.models.weights.checkpoint import Checkpoint, SafetensorsCheckpoint
 from blink.models.weights.int4_tensors import unpack_awq, unpack_columns, unpack_rows
 
+OUTPUT = "lm_head.weight"
 # No embeddings, no routers.
 _MATRIX = re.compile(r".*(_proj|\.w[123]|lm_head)\.weight")
 _ALL_EXPERTS = re.compile(r".*\.experts\.(gate_up|down)_proj")  # of gpt-oss, one tensor for all
@@ -229,14 +230,15 @@ class DummyMatrices:
 
     def read_matrix(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedMatrix | None:
         """Return a random matrix; None for what is not quantized in such checkpoints."""
-        if self.find_scheme(name) is None:
+        scheme = self.find_scheme(name)
+        if scheme is None:
             return None
         whole = torch.empty(shape, dtype=torch.bfloat16, device=device)
         self._source.fill(name, whole)
         rounded = quantize_fp8(whole)
-        groups = shape[1] // self._quantization.group
-        if self._quantization.bits == 8:
-            scales = rounded.scales.expand(-1, groups).contiguous() if self._quantization.has_groups else rounded.scales
+        groups = shape[1] // scheme.group
+        if scheme.bits == 8:
+            scales = rounded.scales.expand(-1, groups).contiguous() if scheme.has_groups else rounded.scales
             return QuantizedMatrix(rounded.values, scales)
         values = (whole.float().div_(0.01).round_() + 8).clamp_(0, 15).to(torch.uint8)
         scales = torch.full((shape[0], groups), 0.01, device=device)
@@ -253,7 +255,9 @@ class DummyMatrices:
         """Return how a matrix, or a tensor of all experts', is quantized; None if it is not."""
         if self._quantization.experts_only:
             return self._quantization if _ALL_EXPERTS.fullmatch(name) else None
-        return self._quantization if is_matrix(name) and name != "lm_head.weight" else None
+        if name == OUTPUT:
+            return self._quantization.output
+        return self._quantization if is_matrix(name) else None
 
 
 def _half(scales: Tensor) -> Tensor:
