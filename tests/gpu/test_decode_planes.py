@@ -187,15 +187,15 @@ def test_products_are_about_as_exact_as_their_results_rounding(
     rows: int, boxes: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gemm_planes, "choose_split", lambda _: gemm_planes.PlanesGemmSplit(1, 2, boxes, 4))
-    check_exactness("rows", rows, k)
+    check_exactness("rows", rows, k, 2.5)
 
 
 @pytest.mark.parametrize(("rows", "k"), [(8, 4096), (16, 14336), (32, 14336), (64, 4096)])
 def test_products_of_4_bits_are_about_as_exact_as_their_results_rounding(rows: int, k: int) -> None:
-    check_exactness("int4", rows, k)
+    check_exactness("int4", rows, k, 2.7)  # what activations add up to is rounded, too
 
 
-def check_exactness(kind: str, rows: int, k: int) -> None:
+def check_exactness(kind: str, rows: int, k: int, limit: float) -> None:
     torch.manual_seed(5)
     x = draw(rows, k)
     x[1] *= 1e4
@@ -205,7 +205,7 @@ def check_exactness(kind: str, rows: int, k: int) -> None:
     found, rounded = gemm.linear(split(x, weight.format), weight), expected.to(torch.bfloat16)
     for row in range(3):  # each on its own: magnitudes differ
         lost = (rounded[row].double() - expected[row]).norm()
-        assert float((found[row].double() - expected[row]).norm() / lost) < 2.5
+        assert float((found[row].double() - expected[row]).norm() / lost) < limit
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

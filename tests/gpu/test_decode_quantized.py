@@ -261,4 +261,6 @@ def test_experts_of_a_model_are_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for rows in (1, 6, 33):
         names.clear()
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 0.1
-        assert sum("gemm_planes" in name for name in names) == 2 * len(found._layers)
+        # The prompts' products have neither a norm nor a residual.
+        decoding = [name for name in names if "gemm_planes" in name and "kStore, false" not in name]
+        assert len(decoding) == 2 * len(found._layers)
