@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix, pack
+from activation_planes import split
+from blink.kernels.quantized import FP8, GROUP, Format, QuantizedMatrix, pack
 from triton_interpreter import IS_INTERPRETED
 
 pytest.importorskip("triton")
@@ -56,3 +57,15 @@ def test_rows_are_rounded_to_fp8_in_the_order_of_weights(rows: int, columns: int
     if IS_INTERPRETED:  # where rounding changes the exponent it does not, so powers of two are halved
         different &= values.float() * 2 != wanted
     assert different.sum() <= x.numel() // 1000  # quotients that another rounding lets fall on the other side
+
+
+@pytest.mark.parametrize("format", list(Format))
+@pytest.mark.parametrize(("rows", "columns"), [(1, 256), (5, 768), (3, 5120)])
+def test_rows_are_split_into_planes(rows: int, columns: int, format: Format) -> None:
+    pytest.importorskip("cuda.core")
+    from blink.kernels.gpu.decode.planes import split_rows
+
+    torch.manual_seed(3)
+    x = (torch.randn(rows, columns, device=DEVICE) * 30).to(torch.bfloat16)
+    x[0, :3] = torch.tensor([0.0, 3e4, -1e-3])
+    assert torch.equal(split_rows(x.to(DTYPE), format), split(x, format))
