@@ -35,7 +35,6 @@ pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with progr
 
 EPS = 1e-5
 KINDS = ["rows", "groups", "int4"]
-FP8_KINDS = KINDS[:2]
 
 
 def draw(*shape: int, scale: float = 1.0) -> Tensor:

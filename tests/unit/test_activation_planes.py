@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -74,29 +74,22 @@ def packed_mask(kept: torch.Tensor) -> torch.Tensor:
     return pack([QuantizedMatrix(kept.to(torch.uint8).view(FP8), torch.ones(1, 1))]).values.bool()
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_every_product_of_planes_has_a_split_that_fits(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kernels", "format", "grouped"),
+    [(gemm_planes, Format.FP8, False), (gemm_planes, Format.FP8, True), (gemm_planes_int4, Format.INT4, True)],
+)
+def test_every_product_of_planes_has_a_split_that_fits(
+    kernels: ModuleType, format: Format, grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     processors = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
-    monkeypatch.setattr(gemm_planes, "read_table", dict)
-    for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 14336)):
+    monkeypatch.setattr(kernels, "read_table", dict)
+    for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 14336, 25600)):
         for tokens, output in itertools.product((8, 16, 32, 64), Output):
-            shape = Shape(Format.FP8, grouped, output, tokens, k, n)
-            for found in (gemm_planes.choose_split(shape), *gemm_planes.list_splits(shape)):
+            shape = Shape(format, grouped, output, tokens, k, n)
+            for found in (kernels.choose_split(shape), *kernels.list_splits(shape)):
                 assert found is not None and found.fits(shape, 1) and found.shared_bytes(shape) <= _MAX_SHARED_BYTES
-    gemm_planes._guess_split.cache_clear()
-
-
-def test_every_product_of_4_bits_has_a_split_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    processors = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
-    monkeypatch.setattr(gemm_planes_int4, "read_table", dict)
-    for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 25600)):
-        for tokens, output in itertools.product((8, 16, 32, 64), Output):
-            shape = Shape(Format.INT4, True, output, tokens, k, n)
-            for found in (gemm_planes_int4.choose_split(shape), *gemm_planes_int4.list_splits(shape)):
-                assert found is not None and found.fits(shape, 1) and found.shared_bytes(shape) <= _MAX_SHARED_BYTES
-    gemm_planes_int4._guess_split.cache_clear()
+    kernels._guess_split.cache_clear()
 
 
 @pytest.mark.parametrize("chosen", [(1, 2, 2, 8), (2, 4, 1, 5), (2, 2, 2, 5)], ids=str)

@@ -11,12 +11,6 @@ namespace blink {
 
 constexpr int kPlanesBox = 128;  // k of a box of planes
 
-// Blocks of a multiprocessor for which registers are kept.
-__device__ constexpr int planes_blocks(int tokens, int groups) {
-  const int most = tokens == 8 ? 4 - groups : tokens == 64 ? 3 - groups : 2;
-  return groups == 4 || most < 1 ? 1 : most;
-}
-
 // As GemmShape; a stage has so many boxes of 128 k.
 template <bool kGrouped_, int kTokens_, int kGroups_, int kCluster_, int kBoxes_, int kStages_, Output kOutput_,
           bool kNorm_, Planes kWrites_>
@@ -32,7 +26,9 @@ struct PlanesGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kN
   static constexpr int ring_bytes = stages * stage * 2;
   static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
   static constexpr int stage_groups = kBoxes_, pitch = Outputs::tile + 1;
-  static constexpr int blocks = planes_blocks(Outputs::tokens, kGroups_);
+  // Blocks of a multiprocessor for which registers are kept.
+  static constexpr int most = Outputs::tokens == 8 ? 4 - kGroups_ : Outputs::tokens == 64 ? 3 - kGroups_ : 2;
+  static constexpr int blocks = kGroups_ == 4 || most < 1 ? 1 : most;
   // Sums of a stage are added up while the next is multiplied, where registers are enough for both.
   static constexpr bool overlap = Outputs::tokens <= 16 ? kGroups_ <= 2 : Outputs::tokens == 32 && kGroups_ == 1;
   static_assert(kGroups_ <= 2 || Outputs::tokens <= 32);

@@ -9,20 +9,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, processors
+from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, fill_ring, guess_split
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
 from blink.kernels.quantized import UNIT_BYTES, Format
 
 PLANES = 2  # csrc/gpu/decode/planes.cuh's kPlanes
 MAX_ROWS = 64
 _MAX_STAGES = 24
+_ORDERS = {None: "kNone", Format.FP8: "kFp8", Format.INT4: "kInt4"}  # csrc/gpu/decode/planes.cuh's Planes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,6 @@ def new_planes(rows: int, columns: int, device: torch.device) -> Tensor:
 def are_planes(x: Tensor) -> bool:
     """Tell whether activations are planes."""
     return x.dtype == torch.uint8
-
-
-_ORDERS = {None: "kNone", Format.FP8: "kFp8", Format.INT4: "kInt4"}  # csrc/gpu/decode/planes.cuh's Planes
 
 
 def order_number(planes: Format | None) -> int:
@@ -137,23 +134,12 @@ def _leave_room_for_groups(shape: Shape, split: PlanesGemmSplit) -> PlanesGemmSp
 
 @functools.cache
 def _guess_split(shape: Shape) -> PlanesGemmSplit | None:
-    for groups in reversed(_list_groups(shape)):
-        cluster = choose_cluster(shape, groups)
-        each = shape.n / (64 * groups) * cluster / processors()
-        for blocks in range(min(math.ceil(each), _most_blocks(shape, groups)), 0, -1):
-            split = _fill(shape, groups, cluster, 1, blocks)
-            if split is not None and split.stages >= min(3, split.total_stages(shape)):
-                return split
-    return None
-
-
-def choose_cluster(shape: Shape, groups: int) -> int:
-    """Return the number of blocks that leaves the least idle of the multiprocessors; 1 where tiles are enough."""
-    tiles = shape.n / (64 * groups) / processors()
-    if shape.output is not Output.ADD and tiles > 0.8:
-        return 1
-    options = (2, 4, 8) if shape.output is Output.ADD else (1, 2, 4)
-    return min(options, key=lambda cluster: round(math.ceil(tiles * cluster) / (tiles * cluster), 1))
+    return guess_split(
+        shape,
+        reversed(_list_groups(shape)),
+        lambda groups: _most_blocks(shape, groups),
+        lambda groups, cluster, blocks: _fill(shape, groups, cluster, 1, blocks),
+    )
 
 
 def _list_groups(shape: Shape) -> tuple[int, ...]:
@@ -170,8 +156,6 @@ def _most_blocks(shape: Shape, groups: int) -> int:
 
 def _fill(shape: Shape, groups: int, cluster: int, boxes: int, blocks: int) -> PlanesGemmSplit | None:
     """Return the split with as many stages as let so many blocks fit a multiprocessor; None if too few do."""
-    for stages in range(_MAX_STAGES // boxes, 1, -1):
-        split = PlanesGemmSplit(groups, cluster, boxes, stages)
-        if split.fits(shape, blocks):
-            return split
-    return None
+    return fill_ring(
+        shape, _MAX_STAGES // boxes, blocks, lambda stages: PlanesGemmSplit(groups, cluster, boxes, stages)
+    )

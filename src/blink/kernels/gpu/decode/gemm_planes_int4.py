@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blink.kernels.gpu.decode.gemm_planes import PLANES, choose_cluster, name_order
-from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, processors
+from blink.kernels.gpu.decode.gemm_planes import PLANES, name_order
+from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, fill_ring, guess_split
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
 from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
 
@@ -84,14 +83,12 @@ def choose_split(shape: Shape) -> Int4PlanesSplit | None:
 
 @functools.cache
 def _guess_split(shape: Shape) -> Int4PlanesSplit | None:
-    for groups in reversed(_list_groups(shape)):
-        cluster = choose_cluster(shape, groups)
-        each = shape.n / (64 * groups) * cluster / processors()
-        for blocks in range(min(math.ceil(each), _most_blocks(shape, groups)), 0, -1):
-            split = _fill(shape, groups, cluster, blocks)
-            if split is not None and split.stages >= min(3, split.total_stages(shape)):
-                return split
-    return None
+    return guess_split(
+        shape,
+        reversed(_list_groups(shape)),
+        lambda groups: _most_blocks(shape, groups),
+        lambda groups, cluster, blocks: _fill(shape, groups, cluster, blocks),
+    )
 
 
 def _list_groups(shape: Shape) -> tuple[int, ...]:
@@ -108,8 +105,4 @@ def _most_blocks(shape: Shape, groups: int) -> int:
 
 def _fill(shape: Shape, groups: int, cluster: int, blocks: int) -> Int4PlanesSplit | None:
     """Return the split with as many stages as let so many blocks fit a multiprocessor; None if too few do."""
-    for stages in range(_MAX_STAGES, 1, -1):
-        split = Int4PlanesSplit(groups, cluster, stages)
-        if split.fits(shape, blocks):
-            return split
-    return None
+    return fill_ring(shape, _MAX_STAGES, blocks, lambda stages: Int4PlanesSplit(groups, cluster, stages))

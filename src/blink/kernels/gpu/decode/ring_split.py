@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -81,6 +84,47 @@ class RingSplit(ABC):
         return -(-size // 1024) * 1024
 
 
-def processors() -> int:
+Split = TypeVar("Split", bound=RingSplit)
+
+
+def fill_ring(shape: Shape, most_stages: int, blocks: int, make: Callable[[int], Split]) -> Split | None:
+    """Return the split with as many stages as let so many blocks fit a multiprocessor; None if too few do."""
+    for stages in range(most_stages, 1, -1):
+        split = make(stages)
+        if split.fits(shape, blocks):
+            return split
+    return None
+
+
+def guess_split(
+    shape: Shape,
+    groups_in_order: Iterable[int],
+    most_blocks: Callable[[int], int],
+    fill: Callable[[int, int, int], Split | None],
+) -> Split | None:
+    """Return the split of a product that nobody measured; None if there is none.
+
+    most_blocks: of a multiprocessor, by groups; fill: returns a split by groups, cluster and blocks.
+    """
+    for groups in groups_in_order:
+        cluster = _choose_cluster(shape, groups)
+        each = shape.n / (64 * groups) * cluster / _processors()
+        for blocks in range(min(math.ceil(each), most_blocks(groups)), 0, -1):
+            split = fill(groups, cluster, blocks)
+            if split is not None and split.stages >= min(3, split.total_stages(shape)):
+                return split
+    return None
+
+
+def _choose_cluster(shape: Shape, groups: int) -> int:
+    """Return the number of blocks that leaves the least idle of the multiprocessors; 1 where tiles are enough."""
+    tiles = shape.n / (64 * groups) / _processors()
+    if shape.output is not Output.ADD and tiles > 0.8:
+        return 1
+    options = (2, 4, 8) if shape.output is Output.ADD else (1, 2, 4)
+    return min(options, key=lambda cluster: round(math.ceil(tiles * cluster) / (tiles * cluster), 1))
+
+
+def _processors() -> int:
     """Return how many multiprocessors there are."""
     return torch.cuda.get_device_properties().multi_processor_count
