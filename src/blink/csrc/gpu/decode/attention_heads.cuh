@@ -26,15 +26,20 @@ __device__ inline Angles<S> load_angles(const AttentionArgs& args, const Place<S
   return angles;
 }
 
+// Load a head's part of a lane.
+template <class S>
+__device__ inline void load_head(const Bf16* from, int lane, unsigned (&pairs)[S::dims / 2]) {
+#pragma unroll
+  for (int i = 0; i < S::dims / 2; i++) pairs[i] = load_pair_from_l2(from + lane * S::dims + 2 * i);
+}
+
 // Normalise, if the model does, and rotate one head; a warp's lanes hold its dims. Rounds where single operations
 // would.
 template <class S>
-__device__ inline void prepare_head(const Bf16* from, const Bf16* norm, float eps, const Angles<S>& angles, int lane,
+__device__ inline void prepare_head(const Bf16* norm, float eps, const Angles<S>& angles, int lane,
                                     unsigned (&pairs)[S::dims / 2]) {
   constexpr int half = S::rotary_dim / 2 / S::dims;  // in lanes
   float values[S::dims], squares = 0;
-#pragma unroll
-  for (int i = 0; i < S::dims / 2; i++) pairs[i] = load_pair_from_l2(from + lane * S::dims + 2 * i);
 #pragma unroll
   for (int i = 0; i < S::dims; i += 2) {
     values[i] = low_float(pairs[i / 2]);
@@ -78,11 +83,22 @@ __device__ inline void prepare_heads(const AttentionArgs& args, const Place<S>& 
   const long slot = args.kv_slots[at.row];
   using Cell = typename S::Cell;
   Cell* cell = slot < 0 ? nullptr : static_cast<Cell*>(args.cache) + slot * S::token + at.head * S::head_dim;
-  for (int head = at.warp; head < S::group + int(owner); head += S::warps) {
+  constexpr int most = (S::group + S::warps) / S::warps;  // heads of a warp, all loaded before the first is prepared
+  unsigned heads[most][S::dims / 2], value[S::dims / 2];
+#pragma unroll
+  for (int i = 0; i < most; i++) {
+    const int head = min(at.warp + i * S::warps, S::group);
+    const int place = head == S::group ? S::group * S::kv_heads + at.head : at.head * S::group + head;
+    load_head<S>(qkv + place * S::head_dim, at.lane, heads[i]);
+  }
+  load_head<S>(qkv + ((S::group + 1) * S::kv_heads + at.head) * S::head_dim, at.lane, value);
+#pragma unroll
+  for (int i = 0; i < most; i++) {
+    const int head = at.warp + i * S::warps;
+    if (head >= S::group + int(owner)) break;
     const bool is_key = head == S::group;
-    const Bf16* from = qkv + (is_key ? S::group * S::kv_heads + at.head : at.head * S::group + head) * S::head_dim;
-    unsigned pairs[S::dims / 2];
-    prepare_head<S>(from, is_key ? args.key_norm : args.query_norm, args.eps, angles, at.lane, pairs);
+    auto& pairs = heads[i];
+    prepare_head<S>(is_key ? args.key_norm : args.query_norm, args.eps, angles, at.lane, pairs);
     if constexpr (S::fp8) {
       if (is_key)
         keep_cells<S>(pairs, args.key_rate, at.lane, shared.new_key, cell);
@@ -94,15 +110,11 @@ __device__ inline void prepare_heads(const AttentionArgs& args, const Place<S>& 
     }
   }
   if (owner && at.warp == S::warps - 1) {
-    const Bf16* value = qkv + ((S::group + 1) * S::kv_heads + at.head) * S::head_dim + at.lane * S::dims;
-    unsigned pairs[S::dims / 2];
-#pragma unroll
-    for (int i = 0; i < S::dims / 2; i++) pairs[i] = load_pair(value + 2 * i);
     if (cell) cell += args.values;
     if constexpr (S::fp8)
-      keep_cells<S>(pairs, args.value_rate, at.lane, shared.new_value, cell);
+      keep_cells<S>(value, args.value_rate, at.lane, shared.new_value, cell);
     else
-      keep_head<S>(pairs, at.lane, shared.new_value, cell);
+      keep_head<S>(value, at.lane, shared.new_value, cell);
   }
 }
 

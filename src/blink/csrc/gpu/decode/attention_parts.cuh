@@ -45,19 +45,26 @@ __device__ inline void expect_parts(const Place<S>& at, AttentionShared<S>& shar
   expect(shared.exchanged, S::cluster * (max(end_of_share(at) - at.rank * S::share, 0) + 2 * S::group) * 4);
 }
 
-// Add up the block's parts, and send each output's to the block that writes it.
+// Add up the block's parts, and send them, four outputs together, to the block that writes them.
 template <class S>
 __device__ inline void combine_block(const Place<S>& at, AttentionShared<S>& shared) {
-  for (int i = threadIdx.x; i < S::outputs; i += 32 * S::warps) {
+#pragma unroll
+  for (int i = threadIdx.x * 4; i < S::outputs; i += 32 * S::warps * 4) {
     const int head = i / S::head_dim, dim = i % S::head_dim;
-    float best = kLowest, total = 0, attended = 0;
+    float best = kLowest, total = 0;
+    float4 attended = {};
+#pragma unroll
     for (int warp = 0; warp < S::warps; warp++) best = fmaxf(best, shared.best[warp][head]);
+#pragma unroll
     for (int warp = 0; warp < S::warps; warp++) {
       const float weight = exp2f(shared.best[warp][head] - best);
+      const float4 part = *reinterpret_cast<const float4*>(&shared.parts[warp][head * (S::head_dim + 4) + dim]);
       total += weight * shared.total[warp][head];
-      attended += weight * shared.parts[warp][head * (S::head_dim + 4) + dim];
+      attended.x += weight * part.x, attended.y += weight * part.y;
+      attended.z += weight * part.z, attended.w += weight * part.w;
     }
-    send<S::cluster>(i / S::share, attended, shared.from_part[at.rank][i % S::share], shared.exchanged);
+    send<S::cluster>(i / S::share, attended, reinterpret_cast<float4&>(shared.from_part[at.rank][i % S::share]),
+                     shared.exchanged);
     if (dim != 0) continue;
     for (int to = 0; to < S::cluster; to++) {
       send<S::cluster>(to, best, shared.from_best[at.rank][head], shared.exchanged);

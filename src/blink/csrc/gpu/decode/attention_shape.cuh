@@ -61,7 +61,7 @@ struct AttentionShape {
   static constexpr int box_row = head_dim / parts;                                      // elements
   static constexpr int dims = head_dim / 32;         // of each lane, where a warp holds one head
   static constexpr int token = kv_heads * head_dim;  // elements between tokens of the cache
-  static constexpr int outputs = group * head_dim, share = (outputs + cluster - 1) / cluster;  // of a block
+  static constexpr int outputs = group * head_dim, share = (outputs / 4 + cluster - 1) / cluster * 4;  // of a block
   static_assert(group <= 8 && dims % 2 == 0 && rotary_dim / 2 % dims == 0 && rotary_dim <= head_dim);
   static_assert(block_size % kTileKeys == 0 && head_dim % kBoxRow == 0 && stages <= 32);
   // What warps leave in place of their tiles must fit there.
@@ -90,7 +90,8 @@ struct AttentionShared {
   alignas(16) typename S::Cell new_key[S::head_dim];
   alignas(16) typename S::Cell new_value[S::head_dim];
   float best[S::warps][S::group], total[S::warps][S::group];
-  float from_part[S::cluster][S::share];  // from each block of the cluster, for the outputs that this one writes
+  // From each block of the cluster, for the outputs that this one writes.
+  alignas(16) float from_part[S::cluster][S::share];
   float from_best[S::cluster][S::group], from_total[S::cluster][S::group];
   alignas(8) Barrier full[S::warps][S::stages], exchanged;
 };

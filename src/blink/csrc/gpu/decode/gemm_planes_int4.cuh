@@ -25,10 +25,10 @@ struct Int4PlanesShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kN
   static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
   static constexpr int most = Outputs::tokens == 8 ? 4 - kGroups_ : Outputs::tokens == 16 ? 2 : 3 - kGroups_;
   // Blocks of a multiprocessor for which registers are kept.
-  static constexpr int blocks = Outputs::tokens == 64 || most < 1 ? 1 : most;
+  static constexpr int blocks = Outputs::tokens == 64 || kGroups_ == 4 || most < 1 ? 1 : most;
   // Groups of k are under way while others are added up, where registers are enough for both.
   static constexpr bool overlap = Outputs::tokens <= 16 || (Outputs::tokens == 32 && kGroups_ <= 2);
-  static_assert(kGroups_ <= 2 || Outputs::tokens == 32);
+  static_assert(kGroups_ <= 2 || Outputs::tokens <= 32);
   static_assert(token_boxes == stage_groups);
   static_assert(!reuse || ring_bytes >= int(sizeof(Parts<Outputs>)));
 };
@@ -45,7 +45,7 @@ constexpr float kCodeUnit = 1.0f / 512;  // of a number in the last bits of e4m3
 
 template <class S>
 __device__ inline void initialize_others(Int4PlanesShared<S>& shared) {
-  for (int i = 0; i < S::stages; i++) initialize(shared.added[i], S::stage_groups);
+  for (int i = 0; i < S::stages; i++) initialize(shared.added[i], S::stage_groups * 8);
 }
 
 // Words between rows of groups in shared memory: eight of these are in different banks.
@@ -104,8 +104,7 @@ __device__ inline void add_activations(const GemmArgs& args, const GemmPlace& at
       const float other = __shfl_xor_sync(~0u, own, 16);
       if (lane < 8) shared.totals[slot][group][token] = join_planes(own, other) * kCodeUnit;
     }
-    __syncwarp();
-    if (lane == 0) arrive(shared.added[slot]);
+    if (lane < 8) arrive(shared.added[slot]);
   }
 }
 

@@ -93,7 +93,7 @@ def _guess_split(shape: Shape) -> Int4PlanesSplit | None:
 
 def _list_groups(shape: Shape) -> tuple[int, ...]:
     """Return how many groups may share activations, which are as many bytes as the weights of 4 rows each."""
-    return (1, 2, 4) if shape.tokens == 32 else (1, 2)
+    return (1, 2, 4) if shape.tokens <= 32 else (1, 2)
 
 
 def _most_blocks(shape: Shape, groups: int) -> int:
