@@ -17,7 +17,6 @@ from decode_layer import draw, time_graph
 
 from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
 from blink.kernels.gpu.decode import moe
-from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.quantized import FP8
@@ -59,7 +58,7 @@ class Case:
         self.residual, self.logits = draw(rows, HIDDEN), torch.randn(rows, NUM_EXPERTS, device="cuda").bfloat16()
         self.context_lens = torch.ones(rows, dtype=torch.int32, device="cuda")
         self.num_tokens = torch.tensor([rows], dtype=torch.int32, device="cuda")
-        self.normed = Normed(self.residual.clone(), new_squares(self.residual, 1).fill_(1))
+        self.rates = torch.ones(rows, device="cuda")
         self.routes = moe.Routes(self.logits, self.context_lens, TOP_K, True)
 
     @property
@@ -72,12 +71,12 @@ class Case:
             moe.down_normed_experts(gated, down, self.routes, self.residual, self.norm)
 
     def add_grouped(self, layers: list[Layer]) -> None:
-        normed = self.normed
+        x = self.residual.clone()
         for gate_up, down in layers:
-            normed = add_grouped_experts(
-                self.residual, normed, EPS, self.logits, Mixture(gate_up, down, TOP_K, renormalize=True),
+            x = add_grouped_experts(
+                self.residual, x, self.rates, self.logits, Mixture(gate_up, down, TOP_K, renormalize=True),
                 self.num_tokens, self.norm,
-            )  # fmt: skip
+            ).x  # fmt: skip
 
 
 def main() -> None:

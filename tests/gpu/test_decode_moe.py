@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from activation_planes import join
 from blink.kernels.batch import Header
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.activation import activate
@@ -30,10 +31,10 @@ from test_decode_kernels import (
     error,
     launch_device_graph,
     make_batch,
-    norm_of,
     normed,
     on_gpu,
     produce_late,
+    rates_of,
 )
 from test_moe import to_fp8
 
@@ -45,6 +46,7 @@ from blink.kernels.gpu.decode.grouped_gemm import GroupedSplit
 from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch, launch
+from blink.kernels.gpu.decode.placement import place
 from blink.models.decode_step import can_decode
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
@@ -199,8 +201,8 @@ def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: Exper
     before = residual.float().clone()
     found = add_grouped_experts(
         residual,
-        norm_of(residual, norm),
-        EPS,
+        residual * norm,
+        rates_of(residual),
         logits,
         GroupedMixture(gate_up, down, top_k, renormalize=True),
         torch.tensor([num_tokens], dtype=torch.int32, device="cuda"),
@@ -259,8 +261,7 @@ def test_a_row_of_nan_spoils_no_row_that_its_experts_treat_beside() -> None:
     num_tokens = torch.tensor([9], dtype=torch.int32, device="cuda")
 
     def run(residual: Tensor) -> Tensor:
-        x = norm_of(residual, norm, parts=1)
-        add_grouped_experts(residual, x, EPS, logits, mixture, num_tokens, norm)
+        add_grouped_experts(residual, residual * norm, rates_of(residual), logits, mixture, num_tokens, norm)
         return residual
 
     expected = run(residual.clone())
@@ -268,6 +269,40 @@ def test_a_row_of_nan_spoils_no_row_that_its_experts_treat_beside() -> None:
     found = run(residual)
     assert found[4].isnan().all()
     assert torch.equal(found[[0, 1, 2, 3, 5, 6, 7, 8]], expected[[0, 1, 2, 3, 5, 6, 7, 8]])
+
+
+@pytest.mark.parametrize("planes", [False, True])
+@pytest.mark.parametrize(("rows", "num_tokens"), [(1, 1), (8, 7), (19, 19), (64, 50)])
+@pytest.mark.parametrize("num_experts", [24, 128, 256])
+def test_rows_lie_behind_one_another_by_their_experts(
+    rows: int, num_tokens: int, num_experts: int, planes: bool
+) -> None:
+    torch.manual_seed(rows)
+    hidden, top_k = 640, 3
+    x, logits = draw(rows, hidden), draw_logits(rows, num_experts)
+    logits[:, 5] = 9  # is everybody's choice
+    rates, limit = rates_of(x), torch.tensor([num_tokens], dtype=torch.int32, device="cuda")
+    found, routes = place(logits, x, rates, limit, top_k, planes=planes)
+    expected = x.float() * rates[:, None]
+    found = (join(found, None) if planes else found).float().view(num_experts, -1, hidden)
+    chances, experts = logits.float().softmax(-1).sort(descending=True, stable=True)
+    torch.testing.assert_close(routes.weights.view(rows, top_k)[:num_tokens], chances[:num_tokens, :top_k])
+    for expert in range(num_experts):
+        tokens, ranks = (experts[:num_tokens, :top_k] == expert).nonzero().T
+        count = int(routes.counts[expert])
+        assert count == len(tokens) <= found.shape[1]
+        assert routes.pairs[expert, :count].tolist() == (tokens * top_k + ranks).tolist()
+        torch.testing.assert_close(found[expert, :count], expected[tokens], rtol=2e-2, atol=1e-4)
+
+
+def test_rows_with_nan_among_their_logits_choose_as_many_experts_as_others() -> None:
+    logits = draw_logits(3, 24)
+    logits[1, ::2] = torch.nan
+    limit = torch.tensor([3], dtype=torch.int32, device="cuda")
+    _, routes = place(logits, draw(3, 128), torch.ones(3, device="cuda"), limit, 4, planes=False)
+    chosen = [routes.pairs[expert, : int(routes.counts[expert])].tolist() for expert in range(24)]
+    assert sorted(pair for pairs in chosen for pair in pairs) == list(range(12))
+    assert routes.weights.view(3, 4).isnan().any(1).tolist() == [False, True, False]
 
 
 class Chain:
@@ -299,19 +334,20 @@ class Chain:
             qkv = gemm.normed_linear(normed, EPS, self.qkv)
             attended = decode_attention(qkv, self.cache, self.batch, self.table)
             normed = gemm.add_linear(attended, self.output, residual, mixture.norm)
-            logits = gemm.normed_linear(normed, EPS, mixture.router)
+            rates = residual.new_empty(len(residual), dtype=torch.float32)
+            logits = gemm.normed_linear(normed, EPS, mixture.router, rates=rates)
             if len(residual) <= moe.MAX_ROWS:
                 routes = moe.Routes(logits, mixture.context_lens, mixture.top_k, renormalize=True)
                 gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes)
                 normed = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.norm)
             else:
-                normed = self.add_grouped(mixture, residual, normed, logits)
+                normed = self.add_grouped(mixture, residual, normed.x, rates, logits)
 
-    def add_grouped(self, mixture: Mixture, residual: Tensor, normed: gemm.Normed, logits: Tensor) -> gemm.Normed:
+    def add_grouped(self, mixture: Mixture, residual: Tensor, x: Tensor, rates: Tensor, logits: Tensor) -> gemm.Normed:
         return add_grouped_experts(
             residual,
-            normed,
-            EPS,
+            x,
+            rates,
             logits,
             GroupedMixture(mixture.gate_up, mixture.down, mixture.top_k, renormalize=True),
             self.batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
@@ -327,7 +363,7 @@ def check_replays(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
             launch(*args, **options, programmatic=False)  # pyright: ignore[reportArgumentType]
             torch.cuda.synchronize()
 
-        for module in ("gemv", "gemm", "attention", "moe", "grouped_gemm"):
+        for module in ("gemv", "gemm", "attention", "moe", "grouped_gemm", "placement"):
             patch.setattr(f"blink.kernels.gpu.decode.{module}.launch", launch_alone)
         for module in ("moe", "decode.grouped_moe"):
             patch.setattr(f"blink.kernels.gpu.{module}.launch_options", lambda **_: {})

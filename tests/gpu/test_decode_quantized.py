@@ -24,6 +24,8 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+from test_decode_kernels import rates_of
+
 from blink.kernels.gpu import quantized
 from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe, splits
 from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
@@ -212,8 +214,8 @@ def test_experts_of_few_rows_equal_those_of_the_dequantised_weights(
 def add_experts(mixture: Mixture, residual: Tensor, *, planes: Format | None = None) -> gemm.Normed:
     return add_grouped_experts(
         residual,
-        norm_of(residual, mixture.norm),
-        EPS,
+        residual * mixture.norm,
+        rates_of(residual),
         mixture.logits,
         GroupedMixture(mixture.gate_up, mixture.down, mixture.top_k, renormalize=True),
         torch.tensor([len(residual)], dtype=torch.int32, device="cuda"),

@@ -23,8 +23,8 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from test_decode_kernels import norm_of, normed
-from test_decode_quantized import EPS, draw, error
+from test_decode_kernels import normed, rates_of
+from test_decode_quantized import draw, error
 
 from blink.kernels.gpu import moe as gpu_moe
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
@@ -141,7 +141,7 @@ def test_experts_between_two_norms_equal_the_dequantised(form: ExpertFormat, row
     before = residual.float().clone()
     num_tokens = torch.tensor([rows], dtype=torch.int32, device="cuda")
     add_grouped_experts(
-        residual, norm_of(residual, norm), EPS, logits, Mixture(gate_up, down, top_k, renormalize=True),
+        residual, residual * norm, rates_of(residual), logits, Mixture(gate_up, down, top_k, renormalize=True),
         num_tokens, next_norm,
     )  # fmt: skip
     rounding = (residual.float() * 2**-9).norm() / added.norm()

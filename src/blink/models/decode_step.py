@@ -2,7 +2,7 @@
 """One step of a decoder for rows of one token each: five kernels a layer, six with a mixture of experts.
 
 Each overlaps its neighbours. The residual is kept in one tensor, to which a layer's products add. With few rows norms
-are computed by who reads it; with more, who writes it prepares them. Experts of more than 4 rows take two kernels more.
+are computed by who reads it; with more, who writes it prepares them. Experts of more than 8 rows take two kernels more.
 Short steps with prompts take the same products, for which a row is a token, and another attention.
 """
 
@@ -33,7 +33,7 @@ MAX_INT4_ROWS_BEFORE_PLANES = 2  # of such
 MAX_DECODE_ROWS = gemm.MAX_ROWS
 MAX_MIXED_TOKENS = 80  # of steps with prompts: of more, cuBLAS and kernels of their own are as fast
 MAX_EXPERTS_ROWS = 64
-MAX_UNGROUPED_ROWS = 4  # with experts: see benchmarks/kernels/few_experts.py
+MAX_UNGROUPED_ROWS = 8  # with experts: see benchmarks/kernels/few_experts.py
 MAX_UNGROUPED_PACKED_ROWS = 2  # in blocks or 4 bits
 MAX_UNGROUPED_FP8_ROWS = 1  # with a scale for each row
 
@@ -231,11 +231,13 @@ def _run_many(
             gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)
             normed = moe.down_normed_experts(gated, mlp.down, routes, residual, next_norm, planes=in_planes)
         else:
+            rates = residual.new_empty(rows, dtype=torch.float32)
+            logits = gemm.normed_linear(normed, eps, mlp.router, rates=rates)
             normed = add_grouped_experts(
                 residual,
-                normed,
-                eps,
-                gemm.normed_linear(normed, eps, mlp.router),
+                normed.x,
+                rates,
+                logits,
                 Mixture(mlp.gate_up, mlp.down, spec.experts_per_token, spec.norm_topk_prob),
                 batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
                 next_norm,

@@ -9,3 +9,4 @@
 #include "grouped_gemm.cuh"
 #include "moe_down.cuh"
 #include "moe_gate.cuh"
+#include "placement.cuh"

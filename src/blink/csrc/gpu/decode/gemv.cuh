@@ -71,12 +71,15 @@ template <class S>
 __device__ inline void copy_stage(const GemvArgs& args, int tile, int rank, int turn, GemvShared<S>& shared) {
   const int slot = turn % S::stages, first = min(tile * S::outputs, args.n - S::outputs);
   expect(shared.full[slot], S::stage_rows * S::block_bytes);
+  // Rows that are neighbours here and there come together.
+  constexpr bool together = S::pitch * 2 == S::row_bytes && S::outputs % S::stage_rows == 0;
+  constexpr int run = together ? S::stage_rows : 1;
 #pragma unroll
-  for (int i = 0; i < S::stage_rows; i++) {
+  for (int i = 0; i < S::stage_rows; i += run) {
     const int in_tile = turn * S::stage_rows + i;
     const int row = first + (in_tile < S::outputs ? in_tile : in_tile - S::outputs + args.n);
     const char* from = reinterpret_cast<const char*>(args.weight) + long(row) * S::row_bytes + rank * S::block_bytes;
-    copy_once(shared.ring[slot][i], from, S::block_bytes, shared.full[slot]);
+    copy_once(shared.ring[slot][i], from, run * S::block_bytes, shared.full[slot]);
   }
 }
 

@@ -75,7 +75,7 @@ __device__ inline void load_words(const GemvArgs& args, int first_k, int warp, Q
       for (int i = 0; i < S::unit_steps * 2; i++) {
         const int place = k + step * S::span + part * (8 / S::slots * S::unit) + i * 8;
         unsigned& value = to.values[step][part][i / 2][i % 2];
-        value = load_pair(from + place);
+        value = load_word(from + place);
         if constexpr (S::norm) {
           squares += square_sum(value);
           value = multiply_pairs(value, *reinterpret_cast<const unsigned*>(args.norm + place));

@@ -54,8 +54,7 @@ __device__ inline void copy_weights(const MoeDownArgs& args, int index, MoeDownS
   if (lane == 0) shared.ring.begin(index, num_rows, S::words * S::tile * 4);
   __syncwarp();
   const long first = blockIdx.x * S::tile;
-  for (int i = lane; i < S::tile; i += 32)
-    shared.ring.copy_weight(index, i, args.weight + (long(expert) * args.n + first + i) * S::row);
+  if (lane == 0) shared.ring.copy_weights(index, 0, args.weight + (long(expert) * args.n + first) * S::row, S::tile);
   const int slot = index % S::Stages::stages;
   if constexpr (S::quantized)
     for (int group = lane; group < S::words; group += 32)
@@ -68,8 +67,7 @@ __device__ inline void copy_inputs(const MoeDownArgs& args, int index, MoeDownSh
   const int row = threadIdx.x % 32, expert = shared.routes.list[index];
   if (row >= S::rows || !shared.routes.has(row, expert)) return;
   const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
-  for (int i = 0; i < S::pieces; i++)
-    shared.ring.copy_input(index, S::tile + row * S::pieces + i, args.x + pair * S::size + i * S::row);
+  shared.ring.copy_inputs(index, S::tile + row * S::pieces, args.x + pair * S::size, S::pieces);
 }
 
 // What the copying warp does, a lane for each copy: one thread would take longer than the memory. Inputs it may copy
@@ -101,8 +99,7 @@ __device__ inline void multiply_experts(int warp, MoeDownShared<S>& shared) {
     Vec16 x[S::steps];
 #pragma unroll
     for (int i = 0; i < S::steps; i++) {
-      const int place = k + vector_k<S::form>(i), piece = place / S::row;
-      const Bf16* from = stage[S::tile + row * S::pieces + piece] + place % S::row;
+      const Bf16* from = stage[S::tile + row * S::pieces] + k + vector_k<S::form>(i);
       x[i] = chosen ? arrange<S::form>(*reinterpret_cast<const Vec16*>(from)) : Vec16{};
     }
 #pragma unroll
@@ -110,11 +107,11 @@ __device__ inline void multiply_experts(int warp, MoeDownShared<S>& shared) {
       float products[2];
       if constexpr (S::quantized) {
         const unsigned* words = shared.words[slot][warp * S::words / S::warps] + group * 8;
-        multiply_quantized_rows<S::form, S::tile>(stage[group * 8] + warp * S::row / S::warps, S::Stages::pitch, x,
-                                                  words, products);
+        multiply_quantized_rows<S::form, S::tile>(stage[group * 8] + warp * S::row / S::warps, S::row, x, words,
+                                                  products);
         products[0] *= kActivationDivisor, products[1] *= kActivationDivisor;
       } else {
-        multiply_rows(stage[group * 8] + k, S::Stages::pitch, x, products);
+        multiply_rows(stage[group * 8] + k, S::row, x, products);
       }
       // Of other rows' experts not even NaN may arrive.
       for (int i = 0; i < 2; i++) totals[group][i] += chosen ? weight * products[i] : 0;

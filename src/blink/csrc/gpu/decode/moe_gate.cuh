@@ -25,6 +25,7 @@ struct MoeGateShape {
   static constexpr int row = kK_ * kBits<form> / 16, words = kRowWords<form, kK_>;  // of a weight row
   static constexpr int rows = kRows_, k = kK_, size = kSize_, warps = kWarps_, outputs = kOutputs_;
   static constexpr int warp_k = k / warps, steps = warp_k / 32, turns = 2 * outputs / 8, parts = size / outputs;
+  static constexpr int run = outputs % 8 ? 4 : 8;  // of neighbouring weight rows in a stage
   using Stages = Ring<8, row, kStages_>;
   using Routes = Routing<kRows_, kExperts_, kTopK_>;
   static_assert(rows <= kMaxMoeRows && steps * 32 * warps == k && size % outputs == 0 && turns * 8 == 2 * outputs);
@@ -99,10 +100,10 @@ __device__ inline void multiply_gates(const MoeGateArgs& args, int warp, MoeGate
       const int slot = turn % S::Stages::stages;
       const Bf16* weights = shared.ring.rows[slot][0] + warp * S::row / S::warps;
       if constexpr (S::quantized)
-        multiply_quantized_rows<S::form, 8>(weights, S::Stages::pitch, x,
-                                            shared.words[slot][warp * S::words / S::warps], products);
+        multiply_quantized_rows<S::form, 8>(weights, S::row, x, shared.words[slot][warp * S::words / S::warps],
+                                            products);
       else
-        multiply_rows(weights, S::Stages::pitch, x, products);
+        multiply_rows(weights, S::row, x, products);
       if (row < S::rows)
         for (int i = 0; i < 2; i++) sums[warp][row][first + lane % 4 * 2 + i] = products[i] * inverse;
       shared.ring.leave(turn++);
@@ -132,7 +133,7 @@ __device__ inline void copy_words(const MoeGateArgs& args, int work, int turn, i
   }
 }
 
-// What the copying warp does, a lane for each weight row of a stage.
+// What the copying warp does, a lane for each of a stage's runs of neighbouring weight rows.
 template <class S>
 __device__ inline void copy_gates(const MoeGateArgs& args, MoeGateShared<S>& shared) {
   const int lane = threadIdx.x % 32;
@@ -143,7 +144,10 @@ __device__ inline void copy_gates(const MoeGateArgs& args, MoeGateShared<S>& sha
     for (int first = 0; first < 2 * S::outputs; first += 8, turn++) {
       if (lane == 0) shared.ring.begin(turn, 8, S::words * 32);
       __syncwarp();
-      if (lane < 8) shared.ring.copy_weight(turn, lane, args.weight + (first_row + row_of<S>(first + lane)) * S::row);
+      if (lane < 8 / S::run) {
+        const Bf16* from = args.weight + (first_row + row_of<S>(first + lane * S::run)) * S::row;
+        shared.ring.copy_weights(turn, lane * S::run, from, S::run);
+      }
       if constexpr (S::quantized) copy_words<S>(args, work, turn, first, shared);
       __syncwarp();
     }
@@ -161,9 +165,9 @@ __global__ void __launch_bounds__(32 * (kWarps + 1), kBlocks) moe_gate(const Moe
   if (threadIdx.x == 32 * kWarps) shared.ring.start(kWarps);
   for (int k = threadIdx.x * 64; k < kK; k += blockDim.x * 64) prefetch_line(args.norm + k);
   wait_for_prerequisites();
-  // Not before: moe_down looks at the logits as soon as it starts.
-  launch_dependents();
   choose_experts<false, kWarps + 1>(args.routing, shared.routes);
+  // Not before: moe_down looks at the logits as soon as it starts, and who asks for them together waits longer.
+  launch_dependents();
   if (warp < kWarps)
     multiply_gates<S>(args, warp, shared);
   else

@@ -15,6 +15,7 @@ struct OutputArgs {
   Bf16* next_x;           // [rows, n], with kAdd: out * next_norm; with kWrites planes
   float* next_squares;    // [blocks, kTokens], with kAdd
   const float* scales;    // [weight rows], where each has one
+  float* rates;           // [rows], the norm's, for who else applies it; or null
   float eps, per_k;       // 1 / k
   int n, rows, num_squares;
 };
@@ -174,6 +175,7 @@ __device__ inline void write_outputs(const OutputArgs& args, int tile, int rank,
       if (S::norm) square += squares[block][token];
     }
     const float rate = S::norm ? rsqrtf(square * args.per_k + args.eps) : 1;
+    if (S::norm && args.rates && output == 0 && token < args.rows) args.rates[token] = rate;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       if constexpr (S::scaled) values[j] *= addends.scales[j], ups[j] *= addends.up_scales[j];

@@ -35,10 +35,10 @@ __device__ inline Vec16 load(const void* from) {
   return v;
 }
 
-__device__ inline unsigned load_pair(const Bf16* from) {
-  unsigned pair;
-  asm volatile("ld.global.u32 %0, [%1];" : "=r"(pair) : "l"(from) : "memory");
-  return pair;
+__device__ inline unsigned load_word(const void* from) {
+  unsigned word;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
 }
 
 // Load what another multiprocessor may have written lately.

@@ -37,6 +37,7 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/decode/gemm.cuh's GemmArgs
         ("next_x", ctypes.c_void_p),
         ("next_squares", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
+        ("rates", ctypes.c_void_p),
         ("eps", ctypes.c_float),
         ("per_k", ctypes.c_float),
         ("n", ctypes.c_int),
@@ -46,7 +47,7 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/decode/gemm.cuh's GemmArgs
         ("stages", ctypes.c_int),
         ("num_groups", ctypes.c_int),
         ("groups", ctypes.c_void_p),
-        ("padding", ctypes.c_char * 32),
+        ("padding", ctypes.c_char * 24),
     ]
 
 
@@ -91,10 +92,15 @@ def embed(
     return residual, normed
 
 
-def normed_linear(normed: Normed, eps: float, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """Return the norm's product with a weight [n, k], plus the bias."""
+def normed_linear(
+    normed: Normed, eps: float, weight: Weight, bias: Tensor | None = None, *, rates: Tensor | None = None
+) -> Tensor:
+    """Return the norm's product with a weight [n, k], plus the bias.
+
+    rates: float32 [rows], where the norm's rates are written for who else applies them.
+    """
     out = _new(normed.x, weight.shape[0])
-    _launch(Output.STORE, normed.x, weight, out, bias=bias, squares=normed.squares, eps=eps)
+    _launch(Output.STORE, normed.x, weight, out, bias=bias, squares=normed.squares, rates=rates, eps=eps)
     return out
 
 
@@ -187,6 +193,7 @@ def _launch(
     *,
     bias: Tensor | None = None,
     squares: Tensor | None = None,
+    rates: Tensor | None = None,
     eps: float = 0.0,
     next_norm: Tensor | None = None,
     next_x: Tensor | None = None,
@@ -207,8 +214,7 @@ def _launch(
     next_squares = new_squares(out, blocks if output is Output.ADD else 1, tokens)
     packed = weight if isinstance(weight, PackedWeight) else None
     arguments = _Arguments(
-        encode_matrix(plain(weight), outputs) if packed is None else encode_bytes(packed.values, outputs),
-        encode_planes(x, tokens) if gemm_planes.are_planes(x) else encode_matrix(x, tokens),
+        *_encode(weight, outputs, x, tokens),
         address(bias),
         out.data_ptr(),
         address(squares),
@@ -216,6 +222,7 @@ def _launch(
         address(next_x),
         next_squares.data_ptr(),
         None if packed is None else address(packed.scales),
+        address(rates),
         eps,
         1 / k,
         n,
@@ -228,6 +235,13 @@ def _launch(
     )
     kernel.launch(blocks, arguments)
     return next_squares
+
+
+def _encode(weight: Weight, weight_rows: int, x: Tensor, tokens: int) -> tuple[TensorMap, TensorMap]:
+    """Describe both operands in boxes of so many rows."""
+    if isinstance(weight, PackedWeight):
+        return encode_bytes(weight.values, weight_rows), encode_planes(x, tokens)
+    return encode_matrix(plain(weight), weight_rows), encode_matrix(x, tokens)
 
 
 def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: bool, writes: Format | None) -> _Kernel:

@@ -184,7 +184,7 @@ def _fill_stages(shape: Shape, split: QuantizedSplit, blocks: float) -> Quantize
 def shared_bytes(shape: Shape, split: QuantizedSplit) -> int:
     """Return the size of QuantizedGemvShared or Int4GemvShared."""
     is_int4, block_k = shape.format is Format.INT4, shape.k // split.cluster
-    pad = 16 if is_int4 else 64
+    pad = 64 if not is_int4 else 16 if split.cluster > 1 else 0
     pitch = block_k // shape.format.unit * UNIT_BYTES + (pad if split.slices < 8 else 0)
     ring = split.stages * split.stage_rows * pitch
     sums = split.warps * split.slices * shape.rows * (split.tile + 1) + split.warps * shape.rows

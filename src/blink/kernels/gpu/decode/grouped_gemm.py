@@ -87,7 +87,8 @@ def can_multiply(rows: int, top_k: int, gate_up: ExpertWeights, down: ExpertWeig
     values, _ = split_experts(down)
     num_experts, hidden, size = values.shape
     most_chunks = min(num_experts, rows * top_k) + rows * top_k // _MIN_TOKENS
-    fits = hidden % 128 == 0 and size % 128 == 0 and num_experts <= _MAX_EXPERTS and most_chunks <= _MAX_CHUNKS
+    is_aligned = hidden % 128 == 0 and size % 128 == 0 and num_experts % 2 == 0
+    fits = is_aligned and num_experts <= _MAX_EXPERTS and most_chunks <= _MAX_CHUNKS
     return fits and values.is_cuda and values.dtype in (torch.bfloat16, FP8) and can_multiply_groups()
 
 

@@ -45,8 +45,8 @@ class Mixture:
 
 def add_grouped_experts(
     residual: Tensor,
-    normed: Normed,
-    eps: float,
+    x: Tensor,
+    rates: Tensor,
     logits: Tensor,
     mixture: Mixture,
     num_tokens: Tensor,
@@ -56,15 +56,16 @@ def add_grouped_experts(
 ) -> Normed:
     """Add the mixture of experts of a norm to residual [rows, hidden] in place; return the next norm of it.
 
-    normed: the norm of residual; logits: the router's, of that norm; num_tokens: int32 [1], of which rows beyond it
-    keep their residual; planes: write the next norm as planes for such weights.
+    x, rates: the norm of residual, the former [rows, hidden] but for the rates, float32 [rows]; logits: the router's,
+    of that norm; num_tokens: int32 [1], of which rows beyond it keep their residual; planes: write the next norm as
+    planes for such weights.
     """
-    assert logits.is_contiguous() and residual.is_contiguous()
+    assert logits.is_contiguous() and residual.is_contiguous() and x.is_contiguous()
     rows, hidden = residual.shape
     top_k, programmatic = mixture.top_k, residual.is_cuda
     is_placed = grouped_gemm.can_multiply(rows, top_k, mixture.gate_up, mixture.down)
     multiply = _multiply_placed if is_placed else _multiply_gathered
-    found, weights = multiply(logits, normed, eps, num_tokens, mixture)
+    found, weights = multiply(logits, x, rates, num_tokens, mixture)
     parts = triton.cdiv(hidden, _COLUMNS)
     result = Normed(new_inputs(residual, planes=planes), new_squares(residual, parts))
     _add_found[(rows, parts)](
@@ -90,68 +91,63 @@ def add_grouped_experts(
 
 
 def _multiply_placed(
-    logits: Tensor, normed: Normed, eps: float, num_tokens: Tensor, mixture: Mixture
+    logits: Tensor, x: Tensor, rates: Tensor, num_tokens: Tensor, mixture: Mixture
 ) -> tuple[Tensor, Tensor]:
     """Return each pair's result [rows * top_k, hidden] and its expert's probability; rows are copied to experts."""
     planes = isinstance(mixture.down, Fp8Experts)
-    x, routes = place(logits, normed, eps, num_tokens, mixture.top_k, planes=planes)
-    inner = grouped_gemm.gate(x, mixture.gate_up, routes)
+    placed, routes = place(logits, x, rates, num_tokens, mixture.top_k, planes=planes)
+    inner = grouped_gemm.gate(placed, mixture.gate_up, routes)
     found = logits.new_empty(len(routes.weights), mixture.down.shape[1])
     grouped_gemm.multiply(inner, mixture.down, routes, found)
     return found, routes.weights
 
 
 def _multiply_gathered(
-    logits: Tensor, normed: Normed, eps: float, num_tokens: Tensor, mixture: Mixture
+    logits: Tensor, x: Tensor, rates: Tensor, num_tokens: Tensor, mixture: Mixture
 ) -> tuple[Tensor, Tensor]:
     """Return the same; the products gather their rows."""
     top_k, programmatic = mixture.top_k, logits.is_cuda
     hidden, size = mixture.down.shape[1:]
-    x, routes = _route(logits, normed, eps, num_tokens, top_k)
+    normed, routes = _route(logits, x, rates, num_tokens, top_k)
     inner, found = x.new_empty(len(x) * top_k, size), x.new_empty(len(x) * top_k, hidden)
     multiply_grouped(
-        x, mixture.gate_up, routes, inner, pairs_per_row=top_k, activation="silu", programmatic=programmatic
+        normed, mixture.gate_up, routes, inner, pairs_per_row=top_k, activation="silu", programmatic=programmatic
     )
     multiply_grouped(inner, mixture.down, routes, found, pairs_per_row=1, activation=None, programmatic=programmatic)
     return found, routes.weights
 
 
-def _route(logits: Tensor, normed: Normed, eps: float, num_tokens: Tensor, top_k: int) -> tuple[Tensor, Routes]:
+def _route(logits: Tensor, x: Tensor, rates: Tensor, num_tokens: Tensor, top_k: int) -> tuple[Tensor, Routes]:
     """Return the normalised rows and which experts they choose, by one kernel."""
     rows, num_experts = logits.shape
-    hidden = normed.x.shape[1]
-    parts, places = normed.squares.shape
-    x, routes = torch.empty_like(normed.x), allocate_routes(logits, top_k)
+    hidden = x.shape[1]
+    normed, routes = torch.empty_like(x), allocate_routes(logits, top_k)
     _route_and_normalize[(num_experts + rows,)](
         logits,
         num_tokens,
         routes,
         rows,
         num_experts,
-        normed.x,
-        normed.squares,
         x,
+        rates,
+        normed,
         hidden,
-        parts,
-        places,
-        eps,
         TOP_K=top_k,
         EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
         TOKENS_BLOCK=max(32, triton.next_power_of_2(rows)),
-        PARTS_BLOCK=triton.next_power_of_2(parts),
         BLOCK=triton.next_power_of_2(hidden),
         PROGRAMMATIC=logits.is_cuda,
         num_warps=8,
         **launch_options(programmatic=logits.is_cuda),
     )
-    return x, routes
+    return normed, routes
 
 
 @triton.jit
 def _route_and_normalize(
-    logits, num_tokens, routes, max_tokens, num_experts, x, squares, result, hidden, parts, places, eps,
-    TOP_K: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, TOKENS_BLOCK: tl.constexpr, PARTS_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+    logits, num_tokens, routes, max_tokens, num_experts, x, rates, result, hidden,
+    TOP_K: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, TOKENS_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """Collect one expert's pairs, or apply the rate of one row's norm."""
     if PROGRAMMATIC:
@@ -161,13 +157,11 @@ def _route_and_normalize(
         collect_pairs(program, logits, num_tokens, routes, max_tokens, num_experts, TOP_K, EXPERTS_BLOCK, TOKENS_BLOCK)
     else:
         row = program - num_experts
-        part = tl.arange(0, PARTS_BLOCK)
-        square = tl.sum(tl.load(squares + part * places + row, mask=part < parts, other=0.0), axis=0)
         column = tl.arange(0, BLOCK)
         inside = column < hidden
         place = row.to(tl.int64) * hidden + column
         values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(result + place, values * tl.rsqrt(square / hidden + eps), mask=inside)
+        tl.store(result + place, values * tl.load(rates + row), mask=inside)
 
 
 @triton.jit

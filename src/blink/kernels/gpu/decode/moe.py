@@ -115,6 +115,20 @@ class GateSplit:
     blocks: int  # of a multiprocessor
 
 
+_GATES_OF_ONE = {
+    Form.BF16: GateSplit(4, 4, 2, 2),
+    Form.FP8: GateSplit(8, 8, 3, 2),
+    Form.FP8_GROUPS: GateSplit(8, 8, 2, 3),
+    Form.INT4_GROUPS: GateSplit(4, 8, 4, 3),
+}
+_GATES = {
+    Form.BF16: GateSplit(4, 8, 2, 2),
+    Form.FP8: GateSplit(4, 4, 2, 3),
+    Form.FP8_GROUPS: GateSplit(4, 4, 4, 3),
+    Form.INT4_GROUPS: GateSplit(4, 4, 4, 4),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class DownSplit:
     """How the product that leads back to the residual is split."""
@@ -127,13 +141,14 @@ class DownSplit:
 def choose_gate_split(rows: int, hidden: int, size: int, form: Form = Form.BF16) -> GateSplit | None:
     """Return the split of the product with gates and ups; None if there is none.
 
-    The preferences here and below are those of Qwen3-30B-A3B on an H200.
+    The preferences above and below are those of Qwen3-30B-A3B on an H200.
     """
-    warps = _choose_warps(hidden, (8, 4) if rows == 1 and form not in _GROUPS else (4, 8), form)
-    stages = _fit_stages(4 if form in _GROUPS else 2, 8 * hidden * form.bits // 8)
-    fits = warps and stages and size % 4 == 0
-    blocks = 2 if warps > 4 else 4 if form is Form.INT4_GROUPS else 3
-    return GateSplit(warps, 4, stages, blocks) if fits else None
+    preferred = _GATES_OF_ONE[form] if rows == 1 else _GATES[form]
+    warps = _choose_warps(hidden, (preferred.warps, 8, 4), form)
+    stages = _fit_stages(preferred.stages, 8 * hidden * form.bits // 8)
+    outputs = 4 if size % 8 else preferred.outputs
+    blocks = preferred.blocks if warps <= preferred.warps else 2
+    return GateSplit(warps, outputs, stages, blocks) if warps and stages and size % 4 == 0 else None
 
 
 def choose_down_split(rows: int, size: int, hidden: int, form: Form = Form.BF16) -> DownSplit | None:
@@ -145,9 +160,7 @@ def choose_down_split(rows: int, size: int, hidden: int, form: Form = Form.BF16)
 
 
 def _prefer_stages(rows: int, form: Form) -> int:
-    if form in _GROUPS:
-        return 6 if form is Form.FP8_GROUPS else 8
-    return 6 if rows == 1 and form is Form.FP8 else 4
+    return 6 if rows == 1 or form in _GROUPS else 4
 
 
 def _choose_warps(k: int, preferred: tuple[int, ...], form: Form) -> int:
@@ -301,7 +314,7 @@ def _shared_bytes(routes: Routes, num_stages: int, stage: tuple[int, int, int], 
     """
     rows, num_experts = routes.logits.shape
     stage_rows, row_bytes, words = stage
-    ring = num_stages * (stage_rows * (row_bytes + 64) + 16)
+    ring = num_stages * (stage_rows * row_bytes + 16)
     routing = rows * num_experts // 32 + rows * routes.top_k + routes.most_experts() + 1
     return _round_up(_round_up(ring, 128) + (routing + sums + num_stages * words + 4) * 4, 128)
 

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the router's logits to the rows that experts treat, as grouped_gemm.cuh reads them: behind one another, from
+// places * expert on, normalised. A block serves one expert; which rows chose it the block finds out for itself, by
+// counting the logits that are ahead.
+#pragma once
+
+#include "moe_routing.cuh"
+#include "planes.cuh"
+
+namespace blink {
+
+struct PlacementArgs {
+  const Bf16* logits;     // [rows, experts]
+  const int* num_tokens;  // [1]; rows beyond it choose no expert
+  const Bf16* x;          // [rows, hidden], times the norm's weight
+  const float* rates;     // [rows], the norm's
+  float* weights;         // [rows * kTopK], probability of each pair's expert; pairs are row * kTopK + rank
+  int* pairs;             // [experts, places], an expert's
+  int* counts;            // [experts]
+  Bf16* out;              // [experts * places, hidden], or planes of it
+  int rows, experts, hidden, places;
+};
+
+constexpr int kPlacementWarps = 8, kPlacementThreads = 32 * kPlacementWarps;
+
+// Logits of a row that a lane looks at.
+template <int kWords>
+struct RowLogits {
+  unsigned pairs[kWords];  // of experts word * 64 + lane * 2 and the next
+
+  __device__ void load_row(const PlacementArgs& args, int row) {
+#pragma unroll
+    for (int i = 0; i < kWords; i++) {
+      const int expert = i * 64 + threadIdx.x % 32 * 2;
+      pairs[i] = expert < args.experts ? load_pair_from_l2(args.logits + long(row) * args.experts + expert) : 0;
+    }
+  }
+
+  __device__ unsigned key(int i, int experts) const {
+    const int expert = i / 2 * 64 + threadIdx.x % 32 * 2 + i % 2;
+    return expert < experts ? routing_key(pairs[i / 2] >> i % 2 * 16 & 0xffff, expert) : 0;
+  }
+
+  __device__ unsigned own_key(int expert) const {
+    unsigned pair = 0;
+#pragma unroll
+    for (int i = 0; i < kWords; i++)
+      if (expert / 64 == i) pair = pairs[i];
+    return routing_key(__shfl_sync(~0u, pair, expert % 64 / 2) >> expert % 2 * 16 & 0xffff, expert);
+  }
+
+  // How many experts are ahead of this one.
+  __device__ int rank(unsigned own, int experts) const {
+    int ahead = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * kWords; i++) ahead += key(i, experts) > own;
+    return __reduce_add_sync(~0u, ahead);
+  }
+
+  __device__ float probability(unsigned own, int experts) const {
+    unsigned largest = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * kWords; i++) largest = max(largest, key(i, experts));
+    largest = __reduce_max_sync(~0u, largest);
+    float mass = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * kWords; i++)
+      if (key(i, experts)) mass += __expf(key_logit(key(i, experts)) - key_logit(largest));
+    return __expf(key_logit(own) - key_logit(largest)) / warp_sum(mass);
+  }
+};
+
+struct PlacementShared {
+  float rates[64];
+  int ranks[64];  // of the expert among those of each row; -1 if it is not chosen
+};
+
+template <bool kPlaned>
+__device__ inline void write_vector(const PlacementArgs& args, long to, const Vec16& v, float rate) {
+  unsigned words[4];
+  to_words(v, words);
+#pragma unroll
+  for (unsigned& word : words) word = to_bf16_pair(low_float(word) * rate, high_float(word) * rate);
+  if constexpr (!kPlaned) {
+    *reinterpret_cast<Vec16*>(args.out + to) = {words[0], words[1], words[2], words[3]};
+  } else {
+    unsigned short numbers[4][kPlanes];
+#pragma unroll
+    for (int i = 0; i < 4; i++) split_pair(words[i], numbers[i]);
+    char* place = reinterpret_cast<char*>(args.out) + to;
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; plane++, place += long(args.experts) * args.places * args.hidden)
+      *reinterpret_cast<uint2*>(place) = {numbers[0][plane] | unsigned(numbers[1][plane]) << 16,
+                                          numbers[2][plane] | unsigned(numbers[3][plane]) << 16};
+  }
+}
+
+// Copy the rows that chose the expert to its places, several at once.
+template <bool kPlaned, int kRows>
+__device__ inline void copy_rows(const PlacementArgs& args, unsigned long long chosen, const PlacementShared& shared) {
+  constexpr int batch = kRows < 16 ? 2 : 4;
+  for (int column = threadIdx.x * 8; column < args.hidden; column += kPlacementThreads * 8) {
+    long to = long(blockIdx.x) * args.places * args.hidden + column;
+    for (unsigned long long left = chosen; left;) {
+      Vec16 values[batch];
+      int rows[batch];
+#pragma unroll
+      for (int i = 0; i < batch; i++, left &= left - 1) {
+        rows[i] = __ffsll(left) - 1;  // -1: none left
+        if (rows[i] >= 0) values[i] = load(args.x + long(rows[i]) * args.hidden + column);
+      }
+#pragma unroll
+      for (int i = 0; i < batch; i++, to += args.hidden)
+        if (rows[i] >= 0) write_vector<kPlaned>(args, to, values[i], shared.rates[rows[i]]);
+    }
+  }
+}
+
+// Find out which rows choose the block's expert.
+template <int kWords, int kTopK, int kRows>
+__device__ inline void find_rows(const PlacementArgs& args, PlacementShared& shared) {
+  constexpr int turns = kRows / kPlacementWarps;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, limit = min(int(load_word(args.num_tokens)), args.rows);
+  RowLogits<kWords> logits[turns];
+#pragma unroll
+  for (int i = 0; i < turns; i++) logits[i].load_row(args, min(i * kPlacementWarps + warp, args.rows - 1));
+  if (threadIdx.x < args.rows) shared.rates[threadIdx.x] = __uint_as_float(load_word(args.rates + threadIdx.x));
+#pragma unroll
+  for (int i = 0; i < turns; i++) {
+    const int row = i * kPlacementWarps + warp;
+    const unsigned own = logits[i].own_key(blockIdx.x);
+    const int rank = logits[i].rank(own, args.experts);
+    if (row < limit && rank < kTopK) {
+      if (lane == 0) shared.ranks[row] = rank;
+      const float probability = logits[i].probability(own, args.experts);
+      if (lane == 0) args.weights[row * kTopK + rank] = probability;
+    }
+  }
+}
+
+// kRows: 8, 16, 32 or 64.
+template <int kRows, int kWords, int kTopK, bool kPlaned>
+__global__ void __launch_bounds__(kPlacementThreads) place_rows(const PlacementArgs args) {
+  __shared__ PlacementShared shared;
+  launch_dependents();
+  if (threadIdx.x < 64) shared.ranks[threadIdx.x] = -1;
+  __syncthreads();
+  wait_for_prerequisites();
+  find_rows<kWords, kTopK, kRows>(args, shared);
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  const unsigned low = __ballot_sync(~0u, shared.ranks[lane] >= 0);
+  const unsigned high = __ballot_sync(~0u, shared.ranks[32 + lane] >= 0);
+  const unsigned long long chosen = low | static_cast<unsigned long long>(high) << 32;
+  copy_rows<kPlaned, kRows>(args, chosen, shared);
+  if (threadIdx.x == 0) args.counts[blockIdx.x] = __popcll(chosen);
+  if (threadIdx.x < 64 && shared.ranks[threadIdx.x] >= 0) {
+    const int place = blockIdx.x * args.places + __popcll(chosen & ((1ull << threadIdx.x) - 1));
+    args.pairs[place] = threadIdx.x * kTopK + shared.ranks[threadIdx.x];
+  }
+}
+
+}  // namespace blink
