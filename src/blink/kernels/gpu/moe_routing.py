@@ -84,7 +84,7 @@ def collect_pairs(
     limit = tl.minimum(tl.load(num_tokens), max_tokens)
     count = 0
     for start in range(0, limit, TOKENS_BLOCK):
-        _, pair, weight, chosen = choose_tokens(
+        pair, weight, chosen = _choose_tokens(
             expert, start, limit, router_logits, max_tokens, num_experts, TOP_K, EXPERTS_BLOCK, TOKENS_BLOCK
         )
         tl.store(routes.weights + pair, weight, mask=chosen)
@@ -95,7 +95,7 @@ def collect_pairs(
 
 
 @triton.jit
-def choose_tokens(
+def _choose_tokens(
     expert,
     start,
     limit,
@@ -106,7 +106,7 @@ def choose_tokens(
     EXPERTS_BLOCK: tl.constexpr,
     TOKENS_BLOCK: tl.constexpr,
 ):
-    """Return some tokens from start on, their pairs with an expert and weights, and which below limit chose it.
+    """Return the pairs of some tokens from start on with an expert, their weights, and which below limit chose it.
 
     What is loaded does not hang on limit, so nothing waits for it.
     """
@@ -124,7 +124,7 @@ def choose_tokens(
     largest = tl.where(token < limit, tl.max(logits, axis=1), 0.0)
     mass = tl.sum(tl.exp(logits - largest[:, None]), axis=1)
     chosen = (rank < TOP_K) & (token < limit)
-    return token, token * TOP_K + rank, tl.math.div_rn(tl.exp(mine - largest), mass), chosen
+    return token * TOP_K + rank, tl.math.div_rn(tl.exp(mine - largest), mass), chosen
 
 
 @triton.jit

@@ -40,15 +40,14 @@ def _split_row(x, planes, columns, size, ORDER: tl.constexpr, BLOCK: tl.constexp
 def store_planes(row, size, column, values, inside, ORDER: tl.constexpr):
     """Store some columns' values in the planes of a row, a pointer to bytes; size: bytes of a plane.
 
-    ORDER: of gemm_planes.order_number(): columns lie as those of such packed weights; 0: as they come.
+    ORDER: of gemm_planes.order_number(): columns lie as those of such packed weights.
     """
     rest = values.to(tl.float32) / _DIVISOR
     not_finite = rest - rest
-    place = row + column
     if ORDER == 1:
         place = row + column // 128 * 128 + column % 8 // 2 * 32
         place += column % 128 // 16 * 4 + column // 8 % 2 * 2 + column % 2
-    elif ORDER == 2:
+    else:
         place = row + column // 32 * 32 + column // 8 % 2 * 16
         place += column % 8 // 2 * 4 + column % 2 * 2 + column // 16 % 2
     for plane in tl.static_range(_PLANES):
