@@ -4,6 +4,7 @@ many rows take these kernels."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -125,6 +126,16 @@ def test_steps_of_more_rows_take_the_general_way(model: str, most: int, monkeypa
     spec: ModelSpec = read_spec(_CONFIGS / model)
     taken = [rows for rows in (16, 64, 65, 96, 128, 129, 256) if decode_step.can_decode(spec, torch.bfloat16, rows, 16)]
     assert max(taken) == most and 64 in taken
+
+
+def test_experts_that_cannot_be_streamed_are_grouped_from_3_rows_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_step, "can_attend_rows", lambda *_: True)
+    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    spec = dataclasses.replace(read_spec(_CONFIGS / "qwen3-30b-a3b"), num_experts=8)
+    taken = [rows for rows in (1, 2, 3, 4, 5, 8, 64) if decode_step.can_decode(spec, torch.bfloat16, rows, 16)]
+    assert taken == [3, 4, 5, 8, 64]
 
 
 def test_packed_weights_have_no_products_of_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:

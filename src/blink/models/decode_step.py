@@ -2,7 +2,7 @@
 """One step of a decoder for rows of one token each: five kernels a layer, six with a mixture of experts.
 
 Each overlaps its neighbours. The residual is kept in one tensor, to which a layer's products add. With few rows norms
-are computed by who reads it; with more, who writes it prepares them. Experts of more than 8 rows take two kernels more.
+are computed by who reads it; with more, who writes it prepares them. Experts of many rows take two kernels more.
 Short steps with prompts take the same products, for which a row is a token, and another attention.
 """
 
@@ -62,7 +62,7 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
     hidden, size = spec.hidden_size, spec.intermediate_size
     weights = [(spec.q_size + 2 * spec.kv_size, hidden), (hidden, spec.q_size), (spec.vocab_size, hidden)]
     if spec.num_experts:
-        if rows <= MAX_UNGROUPED_ROWS and not _can_add_experts(spec, rows):
+        if few and not _can_add_experts(spec, rows):
             return False
         weights += [(spec.num_experts, hidden)]
     else:

@@ -18,7 +18,7 @@ struct Int4GemvShape : QuantizedGemvShape<Format::kInt4, true, kRows_, kK_, kWar
   static constexpr int chunks = Base::steps * 2;            // groups of k that a warp has of each slice
   static constexpr int columns = Base::group == 1 ? 1 : 2;  // of a lane's sums, those that count
   static constexpr int walk = Base::group * (kStageRows_ % (Base::group * 2) == 0 ? 2 : 1);
-  // Whole rows are not padded against bank conflicts, so that neighbours come by one copy: to start one takes 60 ns.
+  // Whole rows are not padded against bank conflicts: neighbours come by one copy.
   static constexpr int pitch = Base::block_bytes / 2 + (Base::group > 1 && kCluster_ > 1 ? 8 : 0);
   static constexpr int warp_k = Base::steps * Base::span, warp_groups = warp_k / kGroup;
   static constexpr int pieces = warp_k / 16, passes = (pieces + 31) / 32;  // a lane cuts a piece at once

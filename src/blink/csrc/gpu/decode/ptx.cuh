@@ -98,7 +98,8 @@ __device__ inline void expect(Barrier& barrier, unsigned bytes) {
 #endif
 }
 
-// Copy consecutive memory to shared memory, counted by the barrier. Addresses and size are multiples of 16 bytes.
+// Copy consecutive memory to shared memory, counted by the barrier. Addresses and size are multiples of 16 bytes. A
+// copy takes a multiprocessor about 60 ns, however small it is.
 __device__ inline void copy(void* to, const void* from, unsigned bytes, Barrier& barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -115,6 +115,7 @@ class GateSplit:
     blocks: int  # of a multiprocessor
 
 
+# Of one row, and of more.
 _GATES_OF_ONE = {
     Form.BF16: GateSplit(4, 4, 2, 2),
     Form.FP8: GateSplit(8, 8, 3, 2),
