@@ -2,19 +2,18 @@
 // Products of up to 64 decoding rows with the experts that they chose. What rows an expert treats lie behind one
 // another, from places * expert on; so many of them as a tile has tokens are multiplied together. Blocks stay: each
 // takes its share of all tiles, and one warp copies the tiles' weights to a ring of stages that does not run dry in
-// between.
+// between. While the router still chooses, blocks of the gates' product copy what is likely to be chosen.
 #pragma once
 
+#include "grouped_tiles.cuh"
 #include "planes.cuh"
 #include "wgmma_planes.cuh"
 
 namespace blink {
 
-constexpr int kMaxExperts = 256, kMaxChunks = 512;  // what grouped_gemm.py keeps to
-
 struct GroupedArgs {
-  TensorMap weight;     // [experts * weight_rows, k]; kGate: gates first
-  TensorMap x;          // [experts * places, k], or planes of them
+  TensorMap weight;     // [experts * halves, n, k]; kGate: halves are gates and ups
+  TensorMap x;          // [planes, experts * places, k], or one of bf16
   const int* counts;    // [experts], rows that chose an expert
   const int* pairs;     // kStore: [experts, places], where in out they go
   const float* scales;  // [experts, weight_rows], of FP8
@@ -38,112 +37,62 @@ struct GroupedShape {
   static_assert(output != Output::kAdd && threads % pairs == 0 && tokens * pairs % threads == 0);
 };
 
-struct Chunk {  // rows of one expert that are multiplied together
-  unsigned short expert, first, count, unused;
-};
-
 template <class S>
 struct GroupedShared {
   alignas(1024) char ring[S::stages][S::stage];
   float sums[2][S::tokens][S::tile + 4];  // of a tile and the one before; padded against conflicts
-  Chunk chunks[kMaxChunks];
+  GroupedList list;
   alignas(8) Barrier full[S::stages], empty[S::stages];
-  int num_chunks;
 };
 
-// A block's tiles, of all chunks' one after the other.
-struct GroupedWork {
-  int first, last, per_chunk;
-};
-
-struct GroupedTile {
-  Chunk chunk;
-  int index;  // in the expert's weight
-
-  template <class S>
-  __device__ GroupedTile(const GroupedWork& work, int tile, const GroupedShared<S>& shared)
-      : chunk(shared.chunks[tile / work.per_chunk]), index(tile % work.per_chunk) {}
-
-  // Tiles start at different stages of k: those that go through it in step want the same memory channels at the same
-  // time. Where, hangs on the weights alone, so that a row's sums do not hang on other rows.
-  __device__ int stage(int turn, int stages) const { return ((chunk.expert + index) * 7 + turn) % stages; }
-};
-
-// List what is multiplied, by one warp.
+// How many stages of its home a block copies before it is known whether the expert is chosen.
 template <class S>
-__device__ inline void list_chunks(const GroupedArgs& args, GroupedShared<S>& shared) {
-  const int lane = threadIdx.x % 32;
-  int counts[kMaxExperts / 32], before = 0;
-#pragma unroll
-  for (int i = 0; i < kMaxExperts / 32; i++) counts[i] = i * 32 + lane < args.experts ? args.counts[i * 32 + lane] : 0;
-#pragma unroll
-  for (int i = 0; i < kMaxExperts / 32; i++) {
-    const int expert = i * 32 + lane, count = counts[i], chunks = (count + S::tokens - 1) / S::tokens;
-    int end = chunks;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, end, step);
-      if (lane >= step) end += other;
-    }
-    for (int first = 0; first < count; first += S::tokens) {
-      const int chunk = before + end - chunks + first / S::tokens;
-      shared.chunks[chunk] = {static_cast<unsigned short>(expert), static_cast<unsigned short>(first),
-                              static_cast<unsigned short>(min(S::tokens, count - first)), 0};
-    }
-    before += __shfl_sync(~0u, end, 31);
-  }
-  if (lane == 0) shared.num_chunks = before;
+__device__ inline int count_guessed(const GroupedArgs& args) {
+  const bool has_home = int(blockIdx.x) < args.experts * count_homes(args.experts, args.n / S::outputs);
+  return S::output == Output::kGate && has_home ? min(S::stages, args.stages) : 0;
 }
 
 template <class S>
 __device__ inline void copy_weights(const GroupedArgs& args, const GroupedTile& tile, int stage, int turn,
                                     GroupedShared<S>& shared) {
-  const int slot = turn % S::stages, weight_rows = args.n * S::halves;
-  const int row = tile.chunk.expert * weight_rows + tile.index * S::outputs;
-  char* to = shared.ring[slot];
-  expect(shared.full[slot], S::stage);
-#pragma unroll
-  for (int box = 0; box < S::boxes; box++, to += S::weight_box) {
-    const int column = (stage * S::boxes + box) * S::box_k;
-    copy_box(to, args.weight, column, row, shared.full[slot], read_once_policy());
-    if (S::output == Output::kGate)
-      copy_box(to + S::weight_box / 2, args.weight, column, row + args.n, shared.full[slot], read_once_policy());
-  }
+  const int slot = turn % S::stages;
+  announce(shared.full[slot], S::weight_box * S::boxes);
+  copy_box_4d(shared.ring[slot], args.weight, tile.index * S::outputs, tile.chunk.expert * S::halves, stage * S::boxes,
+              shared.full[slot], read_once_policy());
 }
 
 template <class S>
 __device__ inline void copy_rows(const GroupedArgs& args, const GroupedTile& tile, int stage, int turn,
                                  GroupedShared<S>& shared) {
   const int slot = turn % S::stages, row = tile.chunk.expert * args.places + tile.chunk.first;
-  char* to = shared.ring[slot] + S::weight_box * S::boxes;
-#pragma unroll
-  for (int box = 0; box < S::boxes; box++, to += S::token_box) {
-    const int column = (stage * S::boxes + box) * S::box_k;
-    if constexpr (S::planed)
-      copy_box_3d(to, args.x, column, row, shared.full[slot], read_often_policy());
-    else
-      copy_box(to, args.x, column, row, shared.full[slot], read_often_policy());
-  }
+  expect(shared.full[slot], S::token_box * S::boxes);
+  copy_box_4d(shared.ring[slot] + S::weight_box * S::boxes, args.x, row, 0, stage * S::boxes, shared.full[slot],
+              read_often_policy());
 }
 
-// What the copying thread does: fill the ring with weights, and from the wait on with rows, too.
+// Begin to copy the block's home.
 template <class S>
-__device__ inline void copy_tiles(const GroupedArgs& args, const GroupedWork& work, GroupedShared<S>& shared) {
-  const int turns = (work.last - work.first) * args.stages, ahead = min(S::stages, turns);
-  for (int turn = 0; turn < ahead; turn++) {
-    const GroupedTile tile(work, work.first + turn / args.stages, shared);
-    copy_weights<S>(args, tile, tile.stage(turn % args.stages, args.stages), turn, shared);
-  }
+__device__ inline void copy_home(const GroupedArgs& args, int guessed, GroupedShared<S>& shared) {
+  const int homes = count_homes(args.experts, args.n / S::outputs);
+  const GroupedTile tile = {{static_cast<unsigned short>(blockIdx.x / homes)}, int(blockIdx.x) % homes};
+  for (int turn = 0; turn < guessed; turn++) copy_weights<S>(args, tile, tile.stage(turn, args.stages), turn, shared);
+}
+
+// What the copying thread does: fill the ring with weights, and from the wait on with rows, too. ahead: stages of the
+// first tile that have their weights.
+template <class S>
+__device__ inline void copy_tiles(const GroupedArgs& args, int turn, int ahead, GroupedShared<S>& shared) {
+  GroupedTiles tiles(shared.list, args.n / S::outputs);
+  for (GroupedTiles first = tiles; S::output != Output::kGate && ahead < S::stages && !first.done(); first.next())
+    for (int i = 0; i < args.stages && ahead < S::stages; i++, ahead++)
+      copy_weights<S>(args, *first, (*first).stage(i, args.stages), ahead, shared);
   wait_for_prerequisites();
-  for (int turn = 0, index = work.first; index < work.last; index++) {
-    const GroupedTile tile(work, index, shared);
+  for (; !tiles.done(); tiles.next()) {
     for (int i = 0; i < args.stages; i++, turn++) {
-      const int stage = tile.stage(i, args.stages);
-      if (turn >= ahead) {
-        wait(shared.empty[turn % S::stages], (turn / S::stages - 1) % 2);
-        copy_weights<S>(args, tile, stage, turn, shared);
-      }
-      copy_rows<S>(args, tile, stage, turn, shared);
+      const int stage = (*tiles).stage(i, args.stages);
+      if (turn >= S::stages) wait(shared.empty[turn % S::stages], (turn / S::stages - 1) % 2);
+      if (turn >= ahead) copy_weights<S>(args, *tiles, stage, turn, shared);
+      copy_rows<S>(args, *tiles, stage, turn, shared);
     }
   }
 }
@@ -231,13 +180,17 @@ __device__ inline void write_tile(const GroupedArgs& args, const float (&sums)[S
   }
 }
 
+// What the others do. turn: the first; those before it were guessed wrong.
 template <class S>
-__device__ inline void multiply_tiles(const GroupedArgs& args, const GroupedWork& work, GroupedShared<S>& shared) {
+__device__ inline void multiply_tiles(const GroupedArgs& args, int turn, GroupedShared<S>& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int turn = 0;
-  for (int index = work.first; index < work.last; index++) {
-    const GroupedTile tile(work, index, shared);
-    const GroupedAddresses<S> addresses = find_addresses<S>(args, tile);
+  for (int i = 0; i < turn; i++) {
+    wait(shared.full[i], 0);
+    if (lane == 0) arrive(shared.empty[i]);
+  }
+  int parity = 0;
+  for (GroupedTiles tiles(shared.list, args.n / S::outputs); !tiles.done(); tiles.next(), parity ^= 1) {
+    const GroupedAddresses<S> addresses = find_addresses<S>(args, *tiles);
     float sums[S::tokens / 2] = {};
     for (int i = 0; i < args.stages; i++, turn++) {
       const int slot = turn % S::stages;
@@ -245,7 +198,7 @@ __device__ inline void multiply_tiles(const GroupedArgs& args, const GroupedWork
       multiply_stage<S>(shared.ring[slot], sums);
       if (lane == 0) arrive(shared.empty[slot]);
     }
-    auto& parts = shared.sums[index % 2];
+    auto& parts = shared.sums[parity];
 #pragma unroll
     for (int i = 0; i < S::tokens / 2; i++)
       parts[i / 4 * 8 + lane % 4 * 2 + i % 2][warp * 16 + i / 2 % 2 * 8 + lane / 4] = sums[i];
@@ -267,20 +220,24 @@ __global__ void __launch_bounds__(128 * kGroups + 32, kBlocks) grouped_gemm(cons
     prefetch_map(args.weight);
     prefetch_map(args.x);
   }
+  const int guessed = count_guessed<S>(args);
+  if (guessed && threadIdx.x == 32 * S::warps) copy_home<S>(args, guessed, shared);
   // The product behind the gates' looks at the counts as soon as it starts: they are there, since the gates' lets it
   // start only after having waited for them.
-  if (kOutput == Output::kGate) wait_for_prerequisites();
+  if (S::output == Output::kGate) wait_for_prerequisites();
   launch_dependents();
-  if (warp == 0) list_chunks<S>(args, shared);
+  const int per_expert = args.n / S::outputs;
+  const int homes = S::output == Output::kGate ? count_homes(args.experts, per_expert) : 0;
+  if (warp == 0) list_chunks<S::tokens>(args.counts, args.experts, per_expert, homes, shared.list);
   __syncthreads();
-  const int per_chunk = args.n / S::outputs;
-  const long tiles = long(shared.num_chunks) * per_chunk;
-  const GroupedWork work = {int(tiles * blockIdx.x / gridDim.x), int(tiles * (blockIdx.x + 1) / gridDim.x), per_chunk};
+  const bool is_right = shared.list.work.home.count > 0;
+  const int first_turn = is_right ? 0 : guessed;
   if (warp < S::warps) {
     wait_for_prerequisites();
-    multiply_tiles<S>(args, work, shared);
+    multiply_tiles<S>(args, first_turn, shared);
   } else if (threadIdx.x % 32 == 0) {
-    copy_tiles<S>(args, work, shared);
+    for (int turn = 0; turn < first_turn; turn++) arrive(shared.full[turn]);  // nothing follows what was guessed wrong
+    copy_tiles<S>(args, first_turn, guessed, shared);
   }
 }
 

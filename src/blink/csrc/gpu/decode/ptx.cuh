@@ -88,6 +88,14 @@ __device__ inline void wait(Barrier& barrier, unsigned parity) {
 #endif
 }
 
+// Let the phase wait for so many bytes of copies, too; someone is yet to arrive.
+__device__ inline void announce(Barrier& barrier, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
+               : "memory");
+#endif
+}
+
 // Arrive and expect so many bytes of copies, which the phase then waits for as well.
 __device__ inline void expect(Barrier& barrier, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900

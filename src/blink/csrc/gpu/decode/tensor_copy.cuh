@@ -57,6 +57,18 @@ __device__ inline void copy_box_3d(void* to, const TensorMap& map, int column, i
 #endif
 }
 
+// The same of four dimensions, at places of all but the first.
+__device__ inline void copy_box_4d(void* to, const TensorMap& map, int second, int third, int fourth, Barrier& barrier,
+                                   unsigned long long policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+      "%3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(0), "r"(second), "r"(third), "r"(fourth), "r"(shared_address(&barrier)), "l"(policy)
+      : "memory");
+#endif
+}
+
 // The same of five dimensions, at places of the second and fourth.
 __device__ inline void copy_box_5d(void* to, const TensorMap& map, int second, int fourth, Barrier& barrier,
                                    unsigned long long policy) {

@@ -17,7 +17,7 @@ from blink.kernels.experts import ExpertWeights, Fp8Experts, split_experts
 from blink.kernels.gpu.decode.gemm_planes import PLANES, are_planes, new_rows
 from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
-from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
+from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_stages
 from blink.kernels.gpu.moe_routing import Routes
 from blink.kernels.quantized import FP8
 
@@ -120,10 +120,10 @@ def _launch(output: Output, x: Tensor, weight: ExpertWeights, routes: Routes, ou
     outputs, stage_k = 64 * split.groups * out.shape[-1] // weight_rows, split.stage_k(values.itemsize)
     assert weight_rows % (64 * split.groups) == 0 and k % stage_k == 0 and planes == (scales is not None)
     assert x.is_contiguous() and x.shape[-2] == num_experts * places and places % split.tokens == 0
-    matrix = values.view(-1, k)
+    n, activations = out.shape[-1], x.view(-1, num_experts * places, k)  # planes of them, or one
     arguments = _Arguments(
-        encode_bytes(matrix, outputs) if planes else encode_matrix(matrix, outputs),
-        encode_planes(x, split.tokens) if planes else encode_matrix(x, split.tokens),
+        encode_stages(values.view(-1, n, k), (weight_rows // n, outputs, split.boxes)),
+        encode_stages(activations, (len(activations), split.tokens, split.boxes)),
         routes.counts.data_ptr(),
         routes.pairs.data_ptr(),
         address(scales),

@@ -38,6 +38,17 @@ def encode_planes(planes: Tensor, box_rows: int) -> TensorMap:
     return _encode(planes, (columns, rows, count), (columns, rows * columns), (2 * BOX_ROW, box_rows, count))
 
 
+def encode_stages(tensor: Tensor, box: tuple[int, int, int]) -> TensorMap:
+    """Describe a contiguous tensor [groups, rows, columns] in boxes of so many groups, rows and parts of 128 bytes of
+    rows; in shared memory a box's parts lie behind one another."""
+    groups, rows, columns = tensor.shape
+    box_groups, box_rows, parts = box
+    part = 2 * BOX_ROW // tensor.itemsize
+    assert tensor.is_contiguous() and columns % part == 0
+    sizes, strides = (part, rows, groups, columns // part), (columns, rows * columns, part)
+    return _encode(tensor, sizes, strides, (part, box_rows, box_groups, parts))
+
+
 def encode_cells(kv_cache: Tensor, box_tokens: int) -> TensorMap:
     """Describe a layer's contiguous KV cache, in boxes of some tokens' keys and values of one head.
 
