@@ -23,12 +23,14 @@ def test_chosen_splits_fit_their_kernels(form: moe.Form) -> None:
             moe.choose_gate_split(rows, hidden, size, form),
             moe.choose_down_split(rows, size, hidden, form),
         )
-        assert gate is not None and (down is not None or rows * size > 4 * 4096)
-        splits = [(gate, hidden, 8)] + ([(down, size, down.outputs + 16 // form.bits * rows)] if down else [])
-        for split, k, stage_rows in splits:
+        assert gate is not None and (down is not None or rows * size > (4 if form in units else 2) * 4096)
+        words = rows * 32 * 8 * form.count_words(size)  # of all experts that rows can choose
+        splits = [(gate, hidden, 8, 0)]
+        splits += [(down, size, down.outputs + 16 // form.bits * rows, words)] if down else []
+        for split, k, stage_rows, words in splits:
             assert k % (split.warps * units.get(form, 128)) == 0
             assert split.stages >= 2
-            assert split.stages * stage_rows * (k * form.bits // 8 + 64) < _MAX_SHARED_BYTES - (16 << 10)
+            assert split.stages * stage_rows * k * form.bits // 8 + 4 * words < _MAX_SHARED_BYTES - (16 << 10)
 
 
 def make_packed(form: ExpertFormat, rows: int, columns: int) -> PackedExperts:

@@ -42,8 +42,20 @@ struct MoeDownShared {
   typename S::Routes routes;
   float sums[S::warps][S::rows][S::tile + 1];
   alignas(
-      16) unsigned words[S::quantized ? S::Stages::stages : 1][S::quantized ? S::words : 1][S::quantized ? S::tile : 1];
+      16) unsigned words[S::quantized ? S::Routes::most : 1][S::quantized ? S::words : 1][S::quantized ? S::tile : 1];
 };
+
+// Begin to copy the words of all chosen experts' weight rows, by the threads that multiply.
+template <class S>
+__device__ inline void start_words(const MoeDownArgs& args, MoeDownShared<S>& shared) {
+  constexpr int fours = S::tile / 4, copies = S::words * fours;
+  if (threadIdx.x >= 32 * S::warps) return;
+  for (int i = threadIdx.x; i < shared.routes.count * copies; i += 32 * S::warps) {
+    const int index = i / copies, group = i % copies / fours, four = i % fours * 4;
+    const long from = (long(shared.routes.list[index]) * S::words + group) * args.n + blockIdx.x * S::tile + four;
+    start_copy<16>(&shared.words[index][group][four], args.words + from);
+  }
+}
 
 // Begin to fill a stage with an expert's weights; its inputs are counted already.
 template <class S>
@@ -51,15 +63,10 @@ __device__ inline void copy_weights(const MoeDownArgs& args, int index, MoeDownS
   const int lane = threadIdx.x % 32, expert = shared.routes.list[index];
   const bool chosen = lane < S::rows && shared.routes.has(min(lane, S::rows - 1), expert);
   const int num_rows = S::tile + __popc(__ballot_sync(~0u, chosen)) * S::pieces;
-  if (lane == 0) shared.ring.begin(index, num_rows, S::words * S::tile * 4);
+  if (lane == 0) shared.ring.begin(index, num_rows);
   __syncwarp();
   const long first = blockIdx.x * S::tile;
   if (lane == 0) shared.ring.copy_weights(index, 0, args.weight + (long(expert) * args.n + first) * S::row, S::tile);
-  const int slot = index % S::Stages::stages;
-  if constexpr (S::quantized)
-    for (int group = lane; group < S::words; group += 32)
-      copy_once(shared.words[slot][group], args.words + (long(expert) * S::words + group) * args.n + first, S::tile * 4,
-                shared.ring.full[slot]);
 }
 
 template <class S>
@@ -106,7 +113,7 @@ __device__ inline void multiply_experts(int warp, MoeDownShared<S>& shared) {
     for (int group = 0; group < S::groups; group++) {
       float products[2];
       if constexpr (S::quantized) {
-        const unsigned* words = shared.words[slot][warp * S::words / S::warps] + group * 8;
+        const unsigned* words = shared.words[index][warp * S::words / S::warps] + group * 8;
         multiply_quantized_rows<S::form, S::tile>(stage[group * 8] + warp * S::row / S::warps, S::row, x, words,
                                                   products);
         products[0] *= kActivationDivisor, products[1] *= kActivationDivisor;
@@ -160,10 +167,14 @@ __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_do
   const bool active = row < kRows && args.routing.context_lens[min(row, kRows - 1)] > 0;
   Bf16* to = args.residual + long(min(row, kRows - 1)) * args.n + output;
   if (args.next_norm && threadIdx.x == 0) prefetch_line(args.next_norm + output);
-  if (warp == kWarps)
+  if constexpr (S::quantized) start_words<S>(args, shared);
+  if (warp == kWarps) {
     copy_experts<S>(args, shared);
-  else
+  } else {
     wait_for_prerequisites();
+    wait_for_copies();
+    sync_warps<kWarps>();
+  }
   float value = to_float(*to);
   if (warp < kWarps) multiply_experts<S>(warp, shared);
   __syncthreads();

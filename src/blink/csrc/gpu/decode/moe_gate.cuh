@@ -120,16 +120,17 @@ __device__ inline long row_of(int output) {
   return output < S::outputs ? output : output - S::outputs + S::size;
 }
 
-// Copy the words of a stage's weight rows, of which always four are neighbours.
+// Copy the words of a stage's weight rows, those of a run together.
 template <class S>
 __device__ inline void copy_words(const MoeGateArgs& args, int work, int turn, int first, MoeGateShared<S>& shared) {
   const int slot = turn % S::Stages::stages;
   const long expert = shared.routes.list[work / S::parts], from = work % S::parts * S::outputs;
-  for (int i = threadIdx.x % 32; i < S::words * 2; i += 32) {
-    const int group = i / 2, four = i % 2 * 4;
-    const long row = from + row_of<S>(first + four);
-    copy_once(&shared.words[slot][group][four], args.words + (expert * S::words + group) * 2 * S::size + row, 16,
-              shared.ring.full[slot]);
+  constexpr int runs = 8 / S::run;
+  for (int i = threadIdx.x % 32; i < S::words * runs; i += 32) {
+    const int group = i / runs, place = i % runs * S::run;
+    const long row = from + row_of<S>(first + place);
+    copy_once(&shared.words[slot][group][place], args.words + (expert * S::words + group) * 2 * S::size + row,
+              S::run * 4, shared.ring.full[slot]);
   }
 }
 

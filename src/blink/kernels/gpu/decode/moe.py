@@ -22,6 +22,7 @@ from blink.kernels.quantized import GROUP, Format
 MAX_ROWS = 8
 _RING_BYTES, _MOST_BYTES = 96 << 10, 200 << 10  # of which two blocks fit a multiprocessor; of which one does
 _MOST_K = 512  # of a warp: a lane keeps as many bytes of the activations in registers
+_MOST_CHOICES = 32  # of a row
 
 
 class _Routing(ctypes.Structure):  # csrc/gpu/decode/moe_routing.cuh's RoutingArgs
@@ -155,7 +156,8 @@ def choose_gate_split(rows: int, hidden: int, size: int, form: Form = Form.BF16)
 def choose_down_split(rows: int, size: int, hidden: int, form: Form = Form.BF16) -> DownSplit | None:
     """Return the split of the product that leads back to the residual; None if there is none."""
     warps = _choose_warps(size, (3, 2, 4) if rows == 1 and form not in _GROUPS else (3, 4), form)
-    stages = _fit_stages(_prefer_stages(rows, form), size * (8 * form.bits // 8 + 2 * rows))
+    words = rows * _MOST_CHOICES * 8 * form.count_words(size)
+    stages = _fit_stages(_prefer_stages(rows, form), size * (8 * form.bits // 8 + 2 * rows), 4 * words)
     fits = warps and stages and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1)
     return DownSplit(warps, 8, stages) if fits else None
 
@@ -171,15 +173,16 @@ def _choose_warps(k: int, preferred: tuple[int, ...], form: Form) -> int:
     return 0
 
 
-def _fit_stages(preferred: int, stage_bytes: int) -> int:
+def _fit_stages(preferred: int, stage_bytes: int, other_bytes: int = 0) -> int:
     stages = max(2, min(preferred, _RING_BYTES // stage_bytes))
-    return stages if stages * stage_bytes <= _MOST_BYTES else 0
+    return stages if stages * stage_bytes + other_bytes <= _MOST_BYTES else 0
 
 
 def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int, form: Form = Form.BF16) -> bool:
     """Tell whether the kernels take these sizes."""
-    splits = choose_gate_split(rows, hidden, size, form), choose_down_split(rows, size, hidden, form)
-    return rows <= MAX_ROWS and num_experts % 32 == 0 and top_k <= num_experts and None not in splits
+    if rows > MAX_ROWS or num_experts % 32 or top_k > min(num_experts, _MOST_CHOICES):
+        return False
+    return None not in (choose_gate_split(rows, hidden, size, form), choose_down_split(rows, size, hidden, form))
 
 
 def can_add(rows: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
@@ -286,8 +289,8 @@ def _launch_down(
         shared_bytes=_shared_bytes(
             routes,
             split.stages,
-            (stage_rows, size * form.bits // 8, split.outputs * form.count_words(size)),
-            rows * split.warps * (split.outputs + 1),
+            (stage_rows, size * form.bits // 8, 0),
+            rows * split.warps * (split.outputs + 1) + routes.most_experts() * split.outputs * form.count_words(size),
         ),
     )
 
