@@ -140,7 +140,7 @@ def main() -> None:
             start = time.monotonic()
             print(f"{name}, {rows} rows", flush=True)
             found = list_quantized_candidates(model.spec, rows, format) if format else list_candidates(model.spec, rows)
-            candidates = {key: splits for key, splits in found.items() if key.startswith(options.only)}
+            candidates = {key: splits for key, splits in found.items() if splits and key.startswith(options.only)}
             for line in tune(Case(model, rows, _CONTEXT), candidates, options.passes):
                 print(line, flush=True)
             write_table()
