@@ -45,13 +45,6 @@ struct GroupedShared {
   alignas(8) Barrier full[S::stages], empty[S::stages];
 };
 
-// How many stages of its home a block copies before it is known whether the expert is chosen.
-template <class S>
-__device__ inline int count_guessed(const GroupedArgs& args) {
-  const bool has_home = int(blockIdx.x) < args.experts * count_homes(args.experts, args.n / S::outputs);
-  return S::output == Output::kGate && has_home ? min(S::stages, args.stages) : 0;
-}
-
 template <class S>
 __device__ inline void copy_weights(const GroupedArgs& args, const GroupedTile& tile, int stage, int turn,
                                     GroupedShared<S>& shared) {
@@ -70,10 +63,9 @@ __device__ inline void copy_rows(const GroupedArgs& args, const GroupedTile& til
               read_often_policy());
 }
 
-// Begin to copy the block's home.
+// Begin to copy the block's home, so many stages of it; homes: of each expert.
 template <class S>
-__device__ inline void copy_home(const GroupedArgs& args, int guessed, GroupedShared<S>& shared) {
-  const int homes = count_homes(args.experts, args.n / S::outputs);
+__device__ inline void copy_home(const GroupedArgs& args, int homes, int guessed, GroupedShared<S>& shared) {
   const GroupedTile tile = {{static_cast<unsigned short>(blockIdx.x / homes)}, int(blockIdx.x) % homes};
   for (int turn = 0; turn < guessed; turn++) copy_weights<S>(args, tile, tile.stage(turn, args.stages), turn, shared);
 }
@@ -83,9 +75,10 @@ __device__ inline void copy_home(const GroupedArgs& args, int guessed, GroupedSh
 template <class S>
 __device__ inline void copy_tiles(const GroupedArgs& args, int turn, int ahead, GroupedShared<S>& shared) {
   GroupedTiles tiles(shared.list, args.n / S::outputs);
-  for (GroupedTiles first = tiles; S::output != Output::kGate && ahead < S::stages && !first.done(); first.next())
-    for (int i = 0; i < args.stages && ahead < S::stages; i++, ahead++)
-      copy_weights<S>(args, *first, (*first).stage(i, args.stages), ahead, shared);
+  if constexpr (S::output != Output::kGate)
+    for (GroupedTiles first = tiles; ahead < S::stages && !first.done(); first.next())
+      for (int i = 0; i < args.stages && ahead < S::stages; i++, ahead++)
+        copy_weights<S>(args, *first, (*first).stage(i, args.stages), ahead, shared);
   wait_for_prerequisites();
   for (; !tiles.done(); tiles.next()) {
     for (int i = 0; i < args.stages; i++, turn++) {
@@ -220,18 +213,18 @@ __global__ void __launch_bounds__(128 * kGroups + 32, kBlocks) grouped_gemm(cons
     prefetch_map(args.weight);
     prefetch_map(args.x);
   }
-  const int guessed = count_guessed<S>(args);
-  if (guessed && threadIdx.x == 32 * S::warps) copy_home<S>(args, guessed, shared);
+  // Homes of each expert, and how many stages of its own a block copies before it is known whether a row chose that.
+  const int per_expert = args.n / S::outputs;
+  const int homes = S::output == Output::kGate ? min(int(gridDim.x) / args.experts, per_expert) : 0;
+  const int guessed = homes && int(blockIdx.x) < args.experts * homes ? min(S::stages, args.stages) : 0;
+  if (guessed && threadIdx.x == 32 * S::warps) copy_home<S>(args, homes, guessed, shared);
   // The product behind the gates' looks at the counts as soon as it starts: they are there, since the gates' lets it
   // start only after having waited for them.
   if (S::output == Output::kGate) wait_for_prerequisites();
   launch_dependents();
-  const int per_expert = args.n / S::outputs;
-  const int homes = S::output == Output::kGate ? count_homes(args.experts, per_expert) : 0;
   if (warp == 0) list_chunks<S::tokens>(args.counts, args.experts, per_expert, homes, shared.list);
   __syncthreads();
-  const bool is_right = shared.list.work.home.count > 0;
-  const int first_turn = is_right ? 0 : guessed;
+  const int first_turn = shared.list.work.home.count > 0 ? 0 : guessed;
   if (warp < S::warps) {
     wait_for_prerequisites();
     multiply_tiles<S>(args, first_turn, shared);

@@ -75,9 +75,6 @@ class GroupedTiles {
   GroupedTile tile_;
 };
 
-// Return how many tiles of each expert are homes.
-__device__ inline int count_homes(int experts, int per_expert) { return min(int(gridDim.x) / experts, per_expert); }
-
 // Add up the lanes' numbers up to this one.
 __device__ inline int scan_lanes(int value) {
 #pragma unroll
@@ -88,7 +85,8 @@ __device__ inline int scan_lanes(int value) {
   return value;
 }
 
-// List what is multiplied, of experts that so many rows chose, and what of it by this block, by one warp.
+// List what is multiplied, of experts that so many rows chose, and what of it by this block, by one warp. homes: of
+// each expert.
 template <int kTokens>
 __device__ inline void list_chunks(const int* rows, int experts, int per_expert, int homes, GroupedList& list) {
   constexpr int most = kMaxExperts / 32;

@@ -172,8 +172,10 @@ __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_do
     copy_experts<S>(args, shared);
   } else {
     wait_for_prerequisites();
-    wait_for_copies();
-    sync_warps<kWarps>();
+    if constexpr (S::quantized) {
+      wait_for_copies();
+      sync_warps<kWarps>();
+    }
   }
   float value = to_float(*to);
   if (warp < kWarps) multiply_experts<S>(warp, shared);
