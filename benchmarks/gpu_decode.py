@@ -2,24 +2,29 @@
 """Time per output token of the GPU engine and the scheduler's share of it, at several batch sizes, without HTTP.
 
 The client drives a queue pair directly; token times are the engine's. Decoding alone is measured: all prompts are done
-before, and beside each time stand the bytes that a step reads. The scheduler's time from the end of a step to the
-launch of the next is read from its trace ring.
+before, and beside each time stand the bytes that a step reads, and the power and the clock of the GPU if NVML
+(nvidia-ml-py) is there: a GPU at its limit of power lowers its clock. The scheduler's time from the end of a step to
+the launch of the next is read from its trace ring.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from dummy_engine import run_engine
+from gauge import Gauge
 from step_bytes import kv_bytes, weight_bytes
 
 from blink.config import ModelConfig
+from blink.errors import BlinkError
 from blink.link.client import EngineClient
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
@@ -38,9 +43,10 @@ class Window:
     end_ns: int
     tpot_ms: float
     context: float  # tokens of a sequence, on average over sequences and steps
+    gauge: dict[str, float]  # what the GPU took meanwhile; empty if nothing says
 
 
-def run_batch(client: EngineClient, rows: int, options: argparse.Namespace) -> Window:
+def run_batch(client: EngineClient, rows: int, options: argparse.Namespace, gauge: Gauge | None = None) -> Window:
     """Generate `rows` sequences at once; measure from the first token of the last one, for `new_tokens` tokens."""
     assert client.info is not None
     chance = np.random.default_rng(rows)
@@ -51,6 +57,8 @@ def run_batch(client: EngineClient, rows: int, options: argparse.Namespace) -> W
         prompt = chance.integers(0, client.info.vocab_size, options.prompt_tokens).astype(np.int32)
         times[client.submit(prompt, params, seed=0)] = []
     open_sequences, next_tick, is_done = rows, 0.0, False
+    watched: dict[str, float] | None = None
+    watch = ExitStack()
     while open_sequences:
         if time.monotonic() > next_tick:
             next_tick = time.monotonic() + 0.25
@@ -60,21 +68,25 @@ def run_batch(client: EngineClient, rows: int, options: argparse.Namespace) -> W
             if completion["kind"] == CqeKind.TOKEN:
                 times[int(completion["sequence"])].append(int(completion["time_ns"]))
             open_sequences -= completion["finish_reason"] != 0
-        if not is_done and min(map(len, times.values())) > options.new_tokens:
+        least = min(map(len, times.values()))
+        if watched is None and least > 0:
+            watched = watch.enter_context(gauge.watch()) if gauge else {}
+        if not is_done and least > options.new_tokens:
             is_done = True
+            watch.close()
             for sequence in times:
                 client.cancel(sequence)
-    return cut_window(list(times.values()), options)
+    return cut_window(list(times.values()), options, watched or {})
 
 
-def cut_window(times: list[list[int]], options: argparse.Namespace) -> Window:
+def cut_window(times: list[list[int]], options: argparse.Namespace, gauge: dict[str, float]) -> Window:
     """Return the window of sequences' token times."""
     start = max(stamps[0] for stamps in times)
     end = min(times, key=len)[options.new_tokens]
     before = [sum(stamp < start for stamp in stamps) for stamps in times]
     inside = [sum(start <= stamp <= end for stamp in stamps) for stamps in times]
     context = options.prompt_tokens + statistics.mean(before) + statistics.mean(inside) / 2
-    return Window(start, end, (end - start) / 1e6 / (statistics.median(inside) - 1), context)
+    return Window(start, end, (end - start) / 1e6 / (statistics.median(inside) - 1), context, gauge)
 
 
 def read_launches(region: str, rows: int, window: Window) -> dict[str, float]:
@@ -99,7 +111,9 @@ def measure(
     client: EngineClient, region: str, spec: ModelSpec, rows: int, options: argparse.Namespace
 ) -> dict[str, float]:
     """Run a batch size several times; return the median run and what its steps must read."""
-    windows = sorted((run_batch(client, rows, options) for _ in range(options.repeats)), key=lambda run: run.tpot_ms)
+    gauge = find_gauge() if options.device == "cuda" else None
+    windows = [run_batch(client, rows, options, gauge) for _ in range(options.repeats)]
+    windows.sort(key=lambda run: run.tpot_ms)
     window = windows[len(windows) // 2]
     itemsize = 2 if options.device == "cuda" else 4  # bfloat16 and float32, the engines' defaults
     weights = weight_bytes(spec, rows, itemsize, options.quantization)
@@ -112,7 +126,16 @@ def measure(
         "kv_gb": kv / 1e9,
         "tb_per_s": (weights + kv) / 1e9 / window.tpot_ms,
         **read_launches(region, rows, window),
+        **window.gauge,
     }
+
+
+def find_gauge() -> Gauge | None:
+    """Return what reads the GPU's power; None where there is no NVML."""
+    try:
+        return Gauge()
+    except BlinkError:
+        return None
 
 
 def main() -> None:
@@ -146,13 +169,14 @@ def main() -> None:
 def report(results: dict[int, dict[str, float]], output: Path | None) -> None:
     """Print the table."""
     heads = ("rows", "context", "TPOT ms", "floor ms", "weights GB", "KV GB", "TB/s", "of 4.5 %")
-    print("".join(f"{head:>11}" for head in heads) + "   end to launch us: p50      p99  share %")
+    print("".join(f"{head:>11}" for head in heads) + "   end to launch us: p50      p99  share %       W    MHz")
     for rows, found in results.items():
         print(
             f"{rows:>11}{found['context']:>11.0f}{found['tpot_ms']:>11.3f}{found['floor_ms']:>11.3f}"
             f"{found['weight_gb']:>11.3f}{found['kv_gb']:>11.3f}{found['tb_per_s']:>11.3f}"
             f"{found['floor_ms'] / found['tpot_ms'] * 100:>11.1f}"
             f"{found['launch_p50_us']:>24.1f}{found['launch_p99_us']:>9.1f}{found['launch_share'] * 100:>9.2f}"
+            f"{found.get('watts', math.nan):>8.0f}{found.get('sm_mhz', math.nan):>7.0f}"
         )
     if output:
         output.write_text(json.dumps(results, indent=1))

@@ -11,42 +11,20 @@ import json
 import multiprocessing
 import os
 import secrets
-import statistics
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from engine_client import connect, ping
+from gauge import Gauge
 
-from blink.bench.power import EnergyMeter
 from blink.config import EngineConfig, ModelConfig
 from blink.link.client import EngineClient
 from blink.sampling_params import SamplingParams
 
 SETTLE_SECONDS = 3.0
-SAMPLES_PER_SECOND = 10
 PING_PAUSE = 0.1  # seconds: the scheduler dozes again
-
-
-class Gauge:
-    """The power and the clock of one GPU."""
-
-    def __init__(self, index: int) -> None:
-        self._meter = EnergyMeter(index)
-        self._nvml: Any = import_module("pynvml")
-        self._gpu = self._nvml.nvmlDeviceGetHandleByIndex(index)
-
-    def measure(self, seconds: float) -> dict[str, float]:
-        """Return mean watts, by the energy counter, and the median clock of the multiprocessors."""
-        clocks: list[int] = []
-        energy, start = self._meter.read(), time.monotonic()
-        while time.monotonic() < start + seconds:
-            clocks.append(self._nvml.nvmlDeviceGetClockInfo(self._gpu, self._nvml.NVML_CLOCK_SM))
-            time.sleep(1 / SAMPLES_PER_SECOND)
-        watts = (self._meter.read() - energy) / (time.monotonic() - start)
-        return {"watts": watts, "sm_mhz": statistics.median(clocks)}
 
 
 def run_engine(region: str, model: Path, sleep_ns: int) -> None:

@@ -12,6 +12,7 @@ import argparse
 import functools
 import itertools
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -52,6 +53,7 @@ SPEC = ModelSpec(
 )
 BLOCK_SIZE = 16
 BANDWIDTH = 4.5e6  # bytes per us that reads reach on an H200
+_REPLAYS_AT_ONCE = 50  # that the host is ahead of the GPU
 Run = Callable[[], object]
 Product = Callable[[Tensor], object]  # with a weight
 
@@ -143,12 +145,21 @@ def make_batch(rows: int, context: int, blocks: int, vocab_size: int) -> Batch:
     return batch
 
 
-def time_graph(run: Run, replays: int = 9) -> float:
-    """Return the median microseconds of a replay of what `run` launches, replays following one another."""
+def capture_graph(run: Run) -> torch.cuda.CUDAGraph:
+    """Capture what `run` launches, whose kernels are loaded by a first run."""
     run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
+    return graph
+
+
+def time_graph(run: Run, replays: int = 9) -> float:
+    """Return the median microseconds of a replay of what `run` launches, replays following one another.
+
+    It ends before a GPU that such load brings to its limit of power has lowered its clock: see time_under_load().
+    """
+    graph = capture_graph(run)
     events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
     for _ in range(3):
         graph.replay()
@@ -158,6 +169,20 @@ def time_graph(run: Run, replays: int = 9) -> float:
     events[-1].record()
     torch.cuda.synchronize()
     return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events)) * 1e3
+
+
+def time_under_load(graph: torch.cuda.CUDAGraph, seconds: float) -> float:
+    """Return the mean microseconds of replays that follow one another for so long."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    replays, start = 0, time.monotonic()
+    begin.record()
+    while time.monotonic() - start < seconds:
+        for _ in range(_REPLAYS_AT_ONCE):
+            graph.replay()
+        replays += _REPLAYS_AT_ONCE
+        end.record()
+        end.synchronize()
+    return begin.elapsed_time(end) * 1e3 / replays
 
 
 def each_layer(case: Case, run: Callable[[Layer, Tensor], object]) -> Run:
