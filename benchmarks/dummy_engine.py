@@ -6,27 +6,30 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from engine_client import connect
 
 from blink.config import EngineConfig, ModelConfig
+from blink.engine.base import Engine
 from blink.engine.boot import create_engine
 from blink.link.client import EngineClient
 
 
 @contextmanager
-def run_engine(model: ModelConfig, *, device: str, num_blocks: int) -> Iterator[tuple[EngineClient, str]]:
+def run_engine(
+    model: ModelConfig, *, device: str, num_blocks: int, create: Callable[[EngineConfig], Engine] = create_engine
+) -> Iterator[tuple[EngineClient, str]]:
     """Serve a model without a prefix cache; yield a client and the region's name.
 
-    num_blocks: of the KV cache; 0: as many as there is memory for.
+    num_blocks: of the KV cache; 0: as many as there is memory for; create: makes the engine.
     """
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     config = EngineConfig(
         region=region, model=model, device=device, num_gpu_blocks_override=num_blocks, enable_prefix_caching=False
     )
-    engine = create_engine(config)
+    engine = create(config)
     thread = threading.Thread(target=engine.run, daemon=True)
     thread.start()
     client = connect(region)

@@ -138,8 +138,9 @@ def find_gauge() -> Gauge | None:
         return None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """Return the options of what measures decoding."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("model", type=Path, help="directory with a config.json; weights are random")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 256])
     parser.add_argument("--prompt-tokens", type=int, default=185)
@@ -151,15 +152,23 @@ def main() -> None:
     parser.add_argument("--num-blocks", type=int, default=0, help="KV cache blocks; 0: as many as there is memory for")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    spec = read_spec(options.model)
-    model = ModelConfig(
+    return parser
+
+
+def make_model(options: argparse.Namespace) -> ModelConfig:
+    """Return the model that the options name, with random weights."""
+    return ModelConfig(
         model=str(options.model),
         load_format="dummy",
         max_model_len=options.max_model_len,
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
     )
+
+
+def main() -> None:
+    options = make_parser(__doc__ or "").parse_args()
+    spec, model = read_spec(options.model), make_model(options)
     with run_engine(model, device=options.device, num_blocks=options.num_blocks) as (client, region):
         run_batch(client, 1, options)
         results = {rows: measure(client, region, spec, rows, options) for rows in options.rows}

@@ -75,7 +75,7 @@ class DeviceScheduler:
         self._passes: Kernel = code.get_kernel("blink_scheduler_passes")
         self._mark_done: Kernel = code.get_kernel("blink_mark_done")
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(self._device)
+        self.stream = torch.cuda.Stream(self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pairs: dict[int, list[Any]] = {}
         self._segments: dict[int, list[tuple[torch.cuda.CUDAGraph, Any]]] = {}
@@ -95,8 +95,12 @@ class DeviceScheduler:
         graphs = [self._capture(functools.partial(self._enqueue_launch, run, "segmented_")) for run in segments]
         self._segments[index] = [(graph, self._instantiate(graph)) for graph in graphs]
 
+    def launch(self, index: int) -> None:
+        """Launch the whole graph `index` from the host, for the step that the batch describes; before start()."""
+        check(driver.cuGraphLaunch(self._pairs[index][0], self.stream.cuda_stream))
+
     def time(self, index: int) -> float:
-        """Return the seconds that the whole graph `index` takes for the step that the batch describes; before start().
+        """Return the seconds that a launch of the graph `index` takes.
 
         It is the mean of a few launches one after the other, behind one that is not counted.
         """
@@ -104,9 +108,9 @@ class DeviceScheduler:
         torch.cuda.synchronize(self._device)
         for launch_number in range(1 + _TIMED_LAUNCHES):
             if launch_number == 1:
-                begin.record(self._stream)
-            check(driver.cuGraphLaunch(self._pairs[index][0], self._stream.cuda_stream))
-        end.record(self._stream)
+                begin.record(self.stream)
+            self.launch(index)
+        end.record(self.stream)
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / _TIMED_LAUNCHES
 
@@ -116,7 +120,7 @@ class DeviceScheduler:
         graph = self._capture(lambda: self._enqueue(self._kernel, _LANES, self._program.data_ptr()))
         self._resident = (graph, self._instantiate(graph))
         torch.cuda.synchronize(self._device)
-        check(driver.cuGraphLaunch(self._resident[1], self._stream.cuda_stream))
+        check(driver.cuGraphLaunch(self._resident[1], self.stream.cuda_stream))
 
     def run_passes(self, passes: int) -> None:
         """Run a bounded number of scheduler passes and wait for them and their steps, for tests."""
@@ -126,7 +130,7 @@ class DeviceScheduler:
                 lambda: self._enqueue(self._passes, _LANES, self._program.data_ptr(), np.uint32(passes))
             )
             self._resident = (graph, self._instantiate(graph))
-        check(driver.cuGraphLaunch(self._resident[1], self._stream.cuda_stream))
+        check(driver.cuGraphLaunch(self._resident[1], self.stream.cuda_stream))
         torch.cuda.synchronize(self._device)
 
     def _build_program(self) -> None:
@@ -157,7 +161,7 @@ class DeviceScheduler:
 
     def _capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream):
             run()
         return graph
 
@@ -168,5 +172,5 @@ class DeviceScheduler:
     def _instantiate(self, graph: torch.cuda.CUDAGraph) -> Any:
         raw = driver.CUgraph(graph.raw_cuda_graph())
         executable = check(driver.cuGraphInstantiate(raw, _DEVICE_LAUNCH))
-        check(driver.cuGraphUpload(executable, self._stream.cuda_stream))
+        check(driver.cuGraphUpload(executable, self.stream.cuda_stream))
         return executable

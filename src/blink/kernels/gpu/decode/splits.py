@@ -187,14 +187,15 @@ def _guess_gemm_split(output: Output, tokens: int, n: int) -> GemmSplit:
 
 
 def _guess_wide_split(output: Output, tokens: int, n: int, processors: int) -> GemmSplit:
-    """Return a split whose groups share the activations, of most rows with those of another block."""
+    """Return a split whose groups share the activations, of the most rows with another block's."""
     is_wide = output is not Output.ADD and n / 64 / processors > 3
-    cluster = 1 if is_wide else _choose_cluster(n / 128 / processors)
     if tokens > _WIDEST:
-        split = _fill(output, tokens, 2, cluster, 64, 1, 2 if is_wide else 1)
+        groups, blocks, readers = (2, 1, 2) if is_wide else (1, 2, 2)
+        cluster = 1 if is_wide else 2
     else:
-        groups, blocks = (4, 1) if is_wide else (2, 2)
-        split = _fill(output, tokens, groups, cluster, 64, blocks)
+        groups, blocks, readers = (4, 1, 1) if is_wide else (2, 2, 1)
+        cluster = 1 if is_wide else _choose_cluster(n / 128 / processors)
+    split = _fill(output, tokens, groups, cluster, 64, blocks, readers)
     assert split is not None
     return split
 
