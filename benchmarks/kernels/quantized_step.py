@@ -21,6 +21,7 @@ from blink.config import ModelConfig
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.quantized import GROUP
+from blink.models import decode_step
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
 from blink.quantize.config import QuantizeConfig
@@ -70,7 +71,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 16, 32, 64, 128])
     parser.add_argument("--prompts", type=int, nargs="+", default=[128, 512, 2048])
     parser.add_argument("--context", type=int, default=300)
+    parser.add_argument("--most-own", type=int, help="tokens of steps that take Blink's own products, of more cuBLAS")
     options = parser.parse_args()
+    if options.most_own:
+        decode_step.MAX_DECODE_ROWS = decode_step.MAX_MIXED_TOKENS = options.most_own
     columns = [*(f"{rows} rows" for rows in options.rows), *(f"prompt {tokens}" for tokens in options.prompts)]
     width = max(map(len, FORMATS))
     print(f"{'ms':>{width}}" + "".join(f"{column:>12}" for column in columns), flush=True)
