@@ -131,12 +131,23 @@ __device__ inline void release_stage(const GemmPlace& at, int turn, GemmShared<S
   }
 }
 
+// The first boxes of a stage: of the warpgroup's weights and of the activations.
+struct StageBoxes {
+  unsigned long long weights, tokens;
+};
+
+// Wait until a stage is there.
 template <class S>
-__device__ inline void start_stage(int turn, GemmShared<S>& shared, float (&sums)[S::tokens / 2]) {
+__device__ inline StageBoxes await_stage(int turn, GemmShared<S>& shared) {
   const int slot = turn % S::stages, group = threadIdx.x / 128;
   wait(shared.full[slot], turn / S::stages % 2);
-  const unsigned long long weights = describe_box(shared.ring[slot] + group * 64 * kBoxRow);
-  const unsigned long long tokens = describe_box(shared.ring[slot] + S::weight_tile * S::weight_boxes);
+  return {describe_box(shared.ring[slot] + group * 64 * kBoxRow),
+          describe_box(shared.ring[slot] + S::weight_tile * S::weight_boxes)};
+}
+
+template <class S>
+__device__ inline void start_stage(int turn, GemmShared<S>& shared, float (&sums)[S::tokens / 2]) {
+  const auto [weights, tokens] = await_stage<S>(turn, shared);
   fence_products();
 #pragma unroll
   for (int step = 0; step < S::stage_k / 16; step++) {

@@ -78,10 +78,7 @@ __device__ inline void copy_stages(const GemmArgs& args, const GemmPlace& at, Pl
 // Start a stage's products: of each 8 tokens a quadruple of sums, of one plane behind the other.
 template <class S>
 __device__ inline void start_stage(int turn, PlanesGemmShared<S>& shared, float (&parts)[S::columns / 2]) {
-  const int slot = turn % S::stages, group = threadIdx.x / 128;
-  wait(shared.full[slot], turn / S::stages % 2);
-  const unsigned long long weights = describe_box(shared.ring[slot] + group * 64 * kBoxRow);
-  const unsigned long long tokens = describe_box(shared.ring[slot] + S::weight_tile * S::weight_boxes);
+  const auto [weights, tokens] = await_stage<S>(turn, shared);
   fence_products();
   multiply_planes<false>(parts, weights, tokens);
 #pragma unroll
