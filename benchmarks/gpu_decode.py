@@ -10,6 +10,7 @@ the launch of the next is read from its trace ring.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
@@ -126,10 +127,13 @@ def measure(
         "kv_gb": kv / 1e9,
         "tb_per_s": (weights + kv) / 1e9 / window.tpot_ms,
         **read_launches(region, rows, window),
+        "watts": math.nan,
+        "sm_mhz": math.nan,
         **window.gauge,
     }
 
 
+@functools.cache
 def find_gauge() -> Gauge | None:
     """Return what reads the GPU's power; None where there is no NVML."""
     try:
@@ -138,7 +142,7 @@ def find_gauge() -> Gauge | None:
         return None
 
 
-def make_parser(description: str) -> argparse.ArgumentParser:
+def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Return the options of what measures decoding."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("model", type=Path, help="directory with a config.json; weights are random")
@@ -167,7 +171,7 @@ def make_model(options: argparse.Namespace) -> ModelConfig:
 
 
 def main() -> None:
-    options = make_parser(__doc__ or "").parse_args()
+    options = make_parser(__doc__).parse_args()
     spec, model = read_spec(options.model), make_model(options)
     with run_engine(model, device=options.device, num_blocks=options.num_blocks) as (client, region):
         run_batch(client, 1, options)
@@ -185,7 +189,7 @@ def report(results: dict[int, dict[str, float]], output: Path | None) -> None:
             f"{found['weight_gb']:>11.3f}{found['kv_gb']:>11.3f}{found['tb_per_s']:>11.3f}"
             f"{found['floor_ms'] / found['tpot_ms'] * 100:>11.1f}"
             f"{found['launch_p50_us']:>24.1f}{found['launch_p99_us']:>9.1f}{found['launch_share'] * 100:>9.2f}"
-            f"{found.get('watts', math.nan):>8.0f}{found.get('sm_mhz', math.nan):>7.0f}"
+            f"{found['watts']:>8.0f}{found['sm_mhz']:>7.0f}"
         )
     if output:
         output.write_text(json.dumps(results, indent=1))

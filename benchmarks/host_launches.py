@@ -47,7 +47,7 @@ class HostedEngine(GpuEngine):
         with torch.cuda.stream(self._scheduler.stream):
             self._launch_prompts(rows * options.prompt_tokens)
             index = next(i for i, size in enumerate(sizes) if size[1] >= rows)
-            self._describe_rows(index, rows, options.prompt_tokens + 1)
+            self._describe_rows(rows, options.prompt_tokens + 1)
             for step in range(1 + options.new_tokens):
                 if step == 1:
                     begin.record()
@@ -65,18 +65,19 @@ class HostedEngine(GpuEngine):
         for _ in range(math.ceil(tokens / sizes[index][0])):
             self._scheduler.launch(index)
 
-    def _describe_rows(self, index: int, rows: int, context: int) -> None:
+    def _describe_rows(self, rows: int, context: int) -> None:
         """Describe decoding rows with so many tokens each, which write theirs."""
         batch, block_size = self._batch, int(self._geometry["block_size"])
-        size = graph_sizes(self._geometry)[index]
-        describe_step(batch, self._geometry, *size, decoding=True, context=context - 1)
+        describe_step(batch, self._geometry, rows, rows, decoding=True, context=context - 1)
         last = batch.block_tables[:rows, (context - 1) // block_size]
         batch.kv_slots[:rows] = last * block_size + (context - 1) % block_size
 
 
 def main() -> None:
     """Print a line for each number of rows."""
-    options = make_parser(__doc__ or "").parse_args()
+    options = make_parser(__doc__).parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("PyTorch sees no GPU, whose steps this measures")
     spec, engines = read_spec(options.model), list[HostedEngine]()
 
     def create(config: EngineConfig) -> HostedEngine:
@@ -92,13 +93,8 @@ def main() -> None:
         for rows in options.rows:
             served, host = measure(client, region, spec, rows, options), engines[0].host_us[rows]
             us = served["tpot_ms"] * 1e3
-            figures = (host, context, us, served["context"], us / host * 100 - 100, *find_power(served))
+            figures = (host, context, us, served["context"], us / host * 100 - 100, served["watts"], served["sm_mhz"])
             print(f"{rows:>13}" + "".join(f"{figure:>13.1f}" for figure in figures), flush=True)
-
-
-def find_power(measured: dict[str, float]) -> tuple[float, float]:
-    """Return watts and the clock, where something says."""
-    return measured.get("watts", math.nan), measured.get("sm_mhz", math.nan)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def tune(case: Case, candidates: Candidates, passes: int, load: float) -> Iterat
         found = sorted((measure(key, option), option) for option in options)
         best, table[key] = found[0]
         if load:
-            close = [option for time, option in found[:_MOST_CLOSE] if time < best * _CLOSE]
+            close = [option for us, option in found[:_MOST_CLOSE] if us < best * _CLOSE]
             table[key] = choose_under_load(case, key, close, load)
         yield f"   {key}: {table[key]}, {before:.1f} to {best:.1f} us"
     if load:

@@ -57,14 +57,13 @@ struct GemmShared {
   }
 };
 
-// A block's place, and its part of k in stages. Blocks start at different stages of it: those that go through k in step
-// want the same memory channels at the same time.
+// A block's place, and its part of k in stages. Blocks start at different stages of it, but for those that read the
+// same activations: who goes through k in step wants the same memory channels at the same time.
 struct GemmPlace {
   int rank, tile, first_stage, turns;
   int first, reader;  // the cluster's first block that shares this one's k; among those that share activations
 
-  __device__ int stage(int turn) const { return first_stage + (phase() + turn) % turns; }
-  __device__ int phase() const { return (tile - reader) * 7; }
+  __device__ int stage(int turn) const { return first_stage + ((tile - reader) * 7 + turn) % turns; }
 };
 
 template <class S>
@@ -82,11 +81,16 @@ __device__ inline void copy_weights(const GemmArgs& args, const GemmPlace& at, i
   }
 }
 
-// The blocks of the cluster that read the same activations, as a mask.
+// The place in the cluster of a block that reads the same activations.
 template <class S>
-__device__ inline unsigned all_readers(const GemmPlace& at) {
+__device__ inline int find_reader(const GemmPlace& at, int reader) {
+  return reader * S::cluster + at.rank;
+}
+
+template <class S>
+__device__ inline unsigned mask_readers(const GemmPlace& at) {
   unsigned mask = 0;
-  for (int i = 0; i < S::readers; i++) mask |= 1u << (i * S::cluster + at.rank);
+  for (int i = 0; i < S::readers; i++) mask |= 1u << find_reader<S>(at, i);
   return mask;
 }
 
@@ -102,7 +106,7 @@ __device__ inline void copy_activations(const GemmArgs& args, const GemmPlace& a
     } else {
       const int row = at.reader * (S::tokens / S::readers);
       copy_box_to_all(to + row * kBoxRow, args.x, column, row, shared.full[slot], read_often_policy(),
-                      all_readers<S>(at));
+                      mask_readers<S>(at));
     }
   }
 }
@@ -127,7 +131,7 @@ __device__ inline void release_stage(const GemmPlace& at, int turn, GemmShared<S
   if constexpr (S::readers == 1) {
     if (lane == 0) arrive(empty);
   } else {
-    if (lane < S::readers) arrive_at(address_in(lane * S::cluster + at.rank, &empty));
+    if (lane < S::readers) arrive_at(address_in(find_reader<S>(at, lane), &empty));
   }
 }
 

@@ -130,11 +130,12 @@ def _list_wide_splits(output: Output, tokens: int) -> Iterator[GemmSplit]:
     numbers = itertools.product((1, 2, 4), (1, 2), (64, 128), (1, 2, 4), (1, 2, 4))
     for groups, blocks, stage_k, cluster, readers in numbers:
         together = cluster * readers
-        # Of clusters of four blocks that fill a multiprocessor each, the last may find no place beside the resident
-        # scheduler, and take as long as all others.
-        if together > 4 or (blocks == 1 and together == 4 and (output is not Output.GATE or cluster > 1)):
+        if together > 4 or (groups == 4 and blocks > 1):
             continue
-        if groups == 4 and blocks > 1:
+        # Of clusters of four blocks that fill a multiprocessor each, the last may find no place beside the resident
+        # scheduler, and take as long as all others; gates and ups have several rounds of blocks in any case.
+        has_rounds = output is Output.GATE and cluster == 1
+        if together == 4 and blocks == 1 and not has_rounds:
             continue
         split = _fill(output, tokens, groups, cluster, stage_k, blocks, readers)
         if split is not None:
