@@ -8,7 +8,7 @@ stays if the step is then faster than before.
 
 Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64] [--format fp8]
 
-Dense models in 16 bits take up to 256 rows, the others 64.
+Dense models in 16 bits take up to 128 rows, the others 64.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def test_any_split_gives_the_same_products(
     assert error(gated_linear(x, norm_weight, EPS, weight), activate(products)) < 1e-2
 
 
-GEMM_ROWS = [1, 5, 8, 9, 16, 24, 31, 32, 33, 48, 64, 65, 80, 96, 97, 128, 129, 160, 190, 224, 256]
+GEMM_ROWS = [1, 5, 8, 9, 16, 24, 31, 32, 33, 48, 64, 65, 80, 96, 97, 128]
 
 
 def pad(rows: int) -> int:
@@ -154,14 +154,14 @@ def test_products_of_many_rows_equal_the_reference(rows: int, n: int, k: int) ->
     check_gated_product(rows, n, k)
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256])
+@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128])
 @pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
 def test_any_split_of_many_rows_gives_the_same_products(
     tokens: int, output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(7)
     tried = list(splits.list_gemm_splits(output, tokens))
-    for split in tried[:: max(1, len(tried) // (4 if tokens <= 64 else 12))]:
+    for split in tried[:: max(1, len(tried) // 4)]:
         monkeypatch.setattr(gemm, "choose_gemm_split", lambda *_, split=split: split)
         rows, n, k = tokens - 3, 224, 1352
         x, weight, norm_weight = draw(rows, k), draw(n, k, scale=k**-0.5), draw(k)
@@ -349,7 +349,7 @@ class Chain:
         return graph
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 20, 33, 64, 80, 128, 256])
+@pytest.mark.parametrize("rows", [1, 2, 8, 20, 33, 64, 80, 128])
 def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ def test_measured_splits_fit_their_kernels(device: str) -> None:
             assert GemmSplit(*numbers).fits(Output[kind.upper()], int(count)), key
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256])
+@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128])
 @pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
 def test_unknown_gpus_and_shapes_get_a_split_that_fits(
     output: Output, tokens: int, monkeypatch: pytest.MonkeyPatch
@@ -93,7 +93,6 @@ def test_every_quantized_product_has_a_split_that_fits(
 
 def test_rows_are_rounded_up_to_what_a_product_takes() -> None:
     padded = {1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 32: 32, 33: 64, 64: 64, 65: 80, 80: 80, 81: 96, 97: 112, 128: 128}
-    padded |= {129: 160, 192: 192, 193: 224, 256: 256}
     assert {rows: splits.pad_rows(rows) for rows in padded} == padded
     finely = padded | {17: 24, 24: 24, 25: 32, 33: 48, 48: 48, 49: 64}
     assert {rows: splits.pad_rows(rows, fine=True) for rows in finely} == finely
@@ -109,18 +108,15 @@ def test_rows_without_an_own_measurement_use_that_of_the_next_more(monkeypatch: 
     assert splits.choose_gemm_split(Output.GATE, 80, 28672, 4096) != measured
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256])
+@pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128])
 @pytest.mark.parametrize("output", list(Output), ids=lambda output: output.name)
 def test_measured_candidates_fit_and_share_activations_of_many_rows(output: Output, tokens: int) -> None:
     tried = list(splits.list_gemm_splits(output, tokens))
     assert 10 < len(tried) <= 48 and all(split.fits(output, tokens) for split in tried)
-    most = 4 if 64 < tokens <= 128 and output is not Output.ADD else 2
+    most = 4 if tokens > 64 and output is not Output.ADD else 2
     assert max(split.groups for split in tried) == most
-    if tokens > 64:  # beside the resident scheduler, large clusters need blocks of which two fit, or several rounds
-        large = [split for split in tried if split.cluster * split.readers >= 4]
-        alone = [split for split in large if 2 * split.shared_bytes(output, tokens) > _MAX_SHARED_BYTES]
-        assert all(output is Output.GATE and split.cluster == 1 for split in alone)
-    assert {split.readers for split in tried} == ({1} if tokens <= 64 else {1, 2} if tokens % 32 else {1, 2, 4})
+    if tokens > 64:  # beside the resident scheduler, large clusters need blocks of which two fit
+        assert all(split.cluster < 4 or 2 * split.shared_bytes(output, tokens) <= _MAX_SHARED_BYTES for split in tried)
 
 
 @pytest.mark.parametrize(("model", "most"), [("llama-3-8b", 128), ("qwen3-30b-a3b", 64)])

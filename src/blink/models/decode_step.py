@@ -30,7 +30,7 @@ from blink.models.spec import ModelSpec
 MAX_GEMV_ROWS = 2
 MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
 MAX_INT4_ROWS_BEFORE_PLANES = 2  # of such
-MAX_DECODE_ROWS = 128  # of more, products by these kernels have not been measured
+MAX_DECODE_ROWS = gemm.MAX_ROWS
 MAX_MIXED_TOKENS = 80  # of steps with prompts: of more, cuBLAS and kernels of their own are as fast
 MAX_EXPERTS_ROWS = 64
 MAX_UNGROUPED_ROWS = 8  # with experts: see benchmarks/kernels/few_experts.py

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of 3 to 256 rows of activations with a weight [out, in], for decoding. One thread of a block copies tiles of
+// Products of 3 to 128 rows of activations with a weight [out, in], for decoding. One thread of a block copies tiles of
 // the weight to a ring of stages in shared memory, from before the block waits for the activations on; warpgroups
 // multiply them, weight rows by tokens. The norm is split: what writes the residual also writes it times the next
 // norm's weight, and its squares; the product scales its sums by the rate.
@@ -20,13 +20,12 @@ struct GemmArgs {
 };
 
 // Sizes. kGroups warpgroups take 64 weight rows each; kCluster blocks share k; a stage holds kStageK of it. What is
-// written may be planes, kWrites. kReaders blocks of neighbouring tiles copy a part of the activations each, for all of
-// them: with many rows these are more bytes than L2 can hand to each.
+// written may be planes, kWrites.
 template <int kTokens_, int kGroups_, int kCluster_, int kStageK_, int kStages_, Output kOutput_, bool kNorm_,
-          Planes kWrites_, int kReaders_>
+          Planes kWrites_>
 struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_> {
   using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_>;
-  static constexpr int stage_k = kStageK_, stages = kStages_, readers = kReaders_;
+  static constexpr int stage_k = kStageK_, stages = kStages_;
   static constexpr int weight_boxes = stage_k / kBoxRow, weight_columns = kBoxRow;  // of a stage; of a box
   static constexpr int other_warps = 2;                                             // one copies, one sums squares
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
@@ -35,13 +34,9 @@ struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, 
   // Partial sums take the ring's place where they are many, at the price of one more wait for each other.
   static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
   // Multiprocessors hold so many blocks. Activations of many rows are more bytes than a group's weights: four share
-  // them, or two that have registers for the sums of still more rows.
-  static constexpr int most_groups = kTokens_ <= 64 || kTokens_ > 128 ? 2 : 4;
-  static constexpr int blocks = kTokens_ <= 64 ? 4 - kGroups_ : kGroups_ <= (kTokens_ <= 128 ? 2 : 1) ? 2 : 1;
-  // A stage's products begin while those of the stage before are under way.
-  static constexpr bool overlap = kTokens_ > 128 || kReaders_ > 1;
-  static_assert(kGroups_ <= most_groups && stage_k % kBoxRow == 0);
-  static_assert(kTokens_ % (8 * kReaders_) == 0);  // a box's swizzle goes by eight rows
+  // them.
+  static constexpr int blocks = kTokens_ <= 64 ? 4 - kGroups_ : kGroups_ <= 2 ? 2 : 1;
+  static_assert(kGroups_ <= (kTokens_ <= 64 ? 2 : 4) && stage_k % kBoxRow == 0);
   static_assert(!reuse || ring_bytes >= int(sizeof(Parts<Outputs>)));
 };
 
@@ -57,13 +52,12 @@ struct GemmShared {
   }
 };
 
-// A block's place, and its part of k in stages. Blocks start at different stages of it, but for those that read the
-// same activations: who goes through k in step wants the same memory channels at the same time.
+// A block's place, and its part of k in stages. Blocks start at different stages of it: those that go through k in step
+// want the same memory channels at the same time.
 struct GemmPlace {
   int rank, tile, first_stage, turns;
-  int first, reader;  // the cluster's first block that shares this one's k; among those that share activations
 
-  __device__ int stage(int turn) const { return first_stage + ((tile - reader) * 7 + turn) % turns; }
+  __device__ int stage(int turn) const { return first_stage + (tile * 7 + turn) % turns; }
 };
 
 template <class S>
@@ -81,34 +75,13 @@ __device__ inline void copy_weights(const GemmArgs& args, const GemmPlace& at, i
   }
 }
 
-// The place in the cluster of a block that reads the same activations.
-template <class S>
-__device__ inline int find_reader(const GemmPlace& at, int reader) {
-  return reader * S::cluster + at.rank;
-}
-
-template <class S>
-__device__ inline unsigned mask_readers(const GemmPlace& at) {
-  unsigned mask = 0;
-  for (int i = 0; i < S::readers; i++) mask |= 1u << find_reader<S>(at, i);
-  return mask;
-}
-
 template <class S>
 __device__ inline void copy_activations(const GemmArgs& args, const GemmPlace& at, int turn, GemmShared<S>& shared) {
   const int slot = turn % S::stages;
   Bf16* to = shared.ring[slot] + S::weight_tile * S::weight_boxes;
 #pragma unroll
-  for (int part = 0; part < S::stage_k / kBoxRow; part++, to += S::token_tile) {
-    const int column = at.stage(turn) * S::stage_k + part * kBoxRow;
-    if constexpr (S::readers == 1) {
-      copy_box(to, args.x, column, 0, shared.full[slot], read_often_policy());
-    } else {
-      const int row = at.reader * (S::tokens / S::readers);
-      copy_box_to_all(to + row * kBoxRow, args.x, column, row, shared.full[slot], read_often_policy(),
-                      mask_readers<S>(at));
-    }
-  }
+  for (int part = 0; part < S::stage_k / kBoxRow; part++, to += S::token_tile)
+    copy_box(to, args.x, at.stage(turn) * S::stage_k + part * kBoxRow, 0, shared.full[slot], read_often_policy());
 }
 
 // What the copying thread does once the ring has its first weights.
@@ -119,19 +92,6 @@ __device__ inline void copy_stages(const GemmArgs& args, const GemmPlace& at, Ge
     wait(shared.empty[turn % S::stages], (turn / S::stages - 1) % 2);
     copy_weights<S>(args, at, turn, shared);
     copy_activations<S>(args, at, turn, shared);
-  }
-}
-
-// Let a stage's place be filled again, by all who copy to it.
-template <class S>
-__device__ inline void release_stage(const GemmPlace& at, int turn, GemmShared<S>& shared) {
-  if (turn + S::stages >= at.turns) return;
-  Barrier& empty = shared.empty[turn % S::stages];
-  const int lane = threadIdx.x % 32;
-  if constexpr (S::readers == 1) {
-    if (lane == 0) arrive(empty);
-  } else {
-    if (lane < S::readers) arrive_at(address_in(find_reader<S>(at, lane), &empty));
   }
 }
 
@@ -149,31 +109,22 @@ __device__ inline StageBoxes await_stage(int turn, GemmShared<S>& shared) {
           describe_box(shared.ring[slot] + S::weight_tile * S::weight_boxes)};
 }
 
-template <class S>
-__device__ inline void start_stage(int turn, GemmShared<S>& shared, float (&sums)[S::tokens / 2]) {
-  const auto [weights, tokens] = await_stage<S>(turn, shared);
-  fence_products();
-#pragma unroll
-  for (int step = 0; step < S::stage_k / 16; step++) {
-    const int part = step / 4, in_part = step % 4 * 2;  // tiles' addresses count 16 bytes
-    multiply_boxes(sums, weights + part * S::weight_tile / 8 + in_part, tokens + part * S::token_tile / 8 + in_part);
-  }
-  commit_products();
-}
-
 // Multiply all stages; the sums of 64 weight rows, as multiply_boxes() has them.
 template <class S>
 __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, GemmShared<S>& shared,
                                        float (&sums)[S::tokens / 2]) {
   for (int turn = 0; turn < at.turns; turn++) {
-    start_stage<S>(turn, shared, sums);
-    wait_for_products<S::overlap>();
-    if (!S::overlap)
-      release_stage<S>(at, turn, shared);
-    else if (turn > 0)
-      release_stage<S>(at, turn - 1, shared);
+    const auto [weights, tokens] = await_stage<S>(turn, shared);
+    fence_products();
+#pragma unroll
+    for (int step = 0; step < S::stage_k / 16; step++) {
+      const int part = step / 4, in_part = step % 4 * 2;  // tiles' addresses count 16 bytes
+      multiply_boxes(sums, weights + part * S::weight_tile / 8 + in_part, tokens + part * S::token_tile / 8 + in_part);
+    }
+    commit_products();
+    wait_for_products<0>();
+    if (threadIdx.x % 32 == 0 && turn + S::stages < at.turns) arrive(shared.empty[turn % S::stages]);
   }
-  if (S::overlap) wait_for_products<0>();
 }
 
 // What weights of 4 bits need beside: gemm_planes_int4.cuh.
@@ -193,16 +144,13 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
   constexpr int warps = 4 * S::groups;  // that multiply
   const int warp = threadIdx.x / 32;
   GemmPlace at;
-  const int in_cluster = S::cluster * S::readers > 1 ? int(cluster_rank()) : 0;
-  at.reader = S::readers > 1 ? in_cluster / S::cluster : 0;
-  at.first = at.reader * S::cluster;
-  at.rank = in_cluster - at.first;
+  at.rank = S::cluster > 1 ? int(cluster_rank()) : 0;
   at.tile = blockIdx.x / S::cluster;
   at.first_stage = args.stages * at.rank / S::cluster;
   at.turns = args.stages * (at.rank + 1) / S::cluster - at.first_stage;
 
   if (threadIdx.x == 32 * warps) {
-    for (int i = 0; i < S::stages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], warps * S::readers);
+    for (int i = 0; i < S::stages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], warps);
     if (S::cluster > 1) initialize(shared.exchanged, 1), expect(shared.exchanged, Outputs::exchanged);
     initialize_others<S>(shared);
     publish_barriers();
@@ -212,14 +160,11 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
   launch_dependents();
   prepare<S>(args, at, shared);
   __syncthreads();
-  // All have started once all have waited: below, or where others copy to this block before they wait for activations.
-  if (S::readers > 1 || (S::cluster > 1 && !S::reuse)) cluster_arrive_relaxed();
+  if (S::cluster > 1 && !S::reuse) cluster_arrive_relaxed();  // all have started once all have waited, below
   Addends<Outputs> addends = {};
   float sums[S::tokens / 2] = {};
-  constexpr bool has_more = S::norm && Outputs::tokens > kSquares;
-  float4 squares = {}, more_squares = {};
+  float4 squares = {};
   wait_for_prerequisites();
-  if (S::readers > 1) cluster_wait();
   if (warp < warps) {
     addends = load_addends<Outputs>(args.output, at.tile, at.rank);
     multiply_stages<S>(args, at, shared, sums);
@@ -227,23 +172,19 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
     if (threadIdx.x % 32 == 0) copy_stages<S>(args, at, shared);
     __syncwarp();
   } else if (warp == warps + S::other_warps - 1) {
-    if (S::norm) squares = sum_squares<Outputs, 0>(args.output, at.rank);
-    if constexpr (has_more) more_squares = sum_squares<Outputs, kSquares>(args.output, at.rank);
+    if (S::norm) squares = sum_squares<Outputs>(args.output, at.rank);
   } else {
     add_activations<S>(args, at, shared);
   }
   if (S::cluster > 1) {
     if (S::reuse) cluster_arrive_relaxed();  // products have read the ring
-    if (S::reuse || S::readers == 1) cluster_wait();
+    cluster_wait();
   } else if (S::reuse) {
     __syncthreads();
   }
-  if (warp < warps) send_sums<Outputs>(at.first, at.rank, sums, shared.parts(), shared.exchanged);
-  if (S::norm && warp == warps + S::other_warps - 1) {
-    send_squares<Outputs, 0>(at.first, at.rank, squares, shared.squares, shared.exchanged);
-    if constexpr (has_more)
-      send_squares<Outputs, kSquares>(at.first, at.rank, more_squares, shared.squares, shared.exchanged);
-  }
+  if (warp < warps) send_sums<Outputs>(at.rank, sums, shared.parts(), shared.exchanged);
+  if (S::norm && warp == warps + S::other_warps - 1)
+    send_squares<Outputs>(at.rank, squares, shared.squares, shared.exchanged);
   if (S::cluster == 1)
     __syncthreads();
   else if (warp < warps)
@@ -251,13 +192,11 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
   if (warp < warps) write_outputs<Outputs>(args.output, at.tile, at.rank, shared.parts(), shared.squares, addends);
 }
 
-template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm, Planes kWrites,
-          int kReaders>
+template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm, Planes kWrites>
 __global__ void __launch_bounds__(
-    128 * kGroups + 64,
-    GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm, kWrites, kReaders>::blocks)
+    128 * kGroups + 64, GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm, kWrites>::blocks)
     gemm(const __grid_constant__ GemmArgs args) {
-  using S = GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm, kWrites, kReaders>;
+  using S = GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm, kWrites>;
   extern __shared__ __align__(1024) char memory[];
   compute_gemm<S>(args, *reinterpret_cast<GemmShared<S>*>(memory));
 }

@@ -18,7 +18,7 @@ struct PlanesGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kN
   using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_>;
   static constexpr bool grouped = kGrouped_;
   static constexpr int stage_k = kBoxes_ * kUnit<Format::kFp8>, stages = kStages_;
-  static constexpr int weight_boxes = kBoxes_, weight_columns = kUnitBytes, other_warps = 2, readers = 1;
+  static constexpr int weight_boxes = kBoxes_, weight_columns = kUnitBytes, other_warps = 2;
   static constexpr int token_boxes = stage_k / kPlanesBox;
   static constexpr int columns = kPlanes * Outputs::tokens;  // of the products
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = columns * kBoxRow;

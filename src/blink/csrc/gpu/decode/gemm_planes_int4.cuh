@@ -17,7 +17,6 @@ struct Int4PlanesShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kN
   static constexpr int stage_k = kUnit<format>, stages = kStages_;
   static constexpr int weight_boxes = 1, weight_columns = kUnitBytes;
   static constexpr int stage_groups = stage_k / kGroup, token_boxes = stage_k / kPlanesBox;
-  static constexpr int readers = 1;
   static constexpr int other_warps = 2 + stage_groups;       // one for each group's activations, that adds these up
   static constexpr int columns = kPlanes * Outputs::tokens;  // of the products
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = columns * kBoxRow;

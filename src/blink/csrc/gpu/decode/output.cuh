@@ -20,8 +20,6 @@ struct OutputArgs {
   int n, rows, num_squares;
 };
 
-constexpr int kSquares = 128;  // tokens whose squares a warp adds up at once
-
 template <int kTokens_, int kGroups_, int kCluster_, Output kOutput_, bool kNorm_, bool kScaled_ = false,
           Planes kWrites_ = Planes::kNone>
 struct OutputShape {
@@ -55,16 +53,13 @@ struct Parts {
   }
 };
 
-// Send a warpgroup's sums, in multiply_boxes()' order, to the blocks that write the outputs; `first` is the cluster's
-// first of those that share k.
+// Send a warpgroup's sums, in multiply_boxes()' order, to the blocks that write the outputs.
 template <class S>
-__device__ inline void send_sums(int first, int rank, const float (&sums)[S::tokens / 2], Parts<S>& parts,
-                                 Barrier& exchanged) {
+__device__ inline void send_sums(int rank, const float (&sums)[S::tokens / 2], Parts<S>& parts, Barrier& exchanged) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16, output = row % S::outputs;
   const int rows = output % S::share / 16 + row / S::outputs * (S::share / 16);
   float4& own = parts.sums[rank][0][rows][lane % 4 * 8 + lane / 4];
-  const int block = first + output / S::share;
-  const unsigned to = address_in(block, &own), barrier = address_in(block, &exchanged);
+  const unsigned to = address_in(output / S::share, &own), barrier = address_in(output / S::share, &exchanged);
 #pragma unroll
   for (int i = 0; i < S::tokens / 8; i++) {
     const float4 values = {sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]};
@@ -75,13 +70,11 @@ __device__ inline void send_sums(int first, int rank, const float (&sums)[S::tok
   }
 }
 
-// Add up this block's part of the partial sums of squares of kSquares tokens from kFirst on; a warp's lanes hold four
-// each, the same again every so many lanes as are used, rounded up to a power of two. Where lanes have one part each,
-// more are under way.
-template <class S, int kFirst>
+// Add up this block's part of the partial sums of squares; a warp's lanes hold four tokens each, the same again every
+// S::tokens / 4 lanes, that rounded up to a power of two. Where lanes have one part each, more are under way.
+template <class S>
 __device__ inline float4 sum_squares(const OutputArgs& args, int rank) {
-  constexpr int tokens = S::tokens - kFirst < kSquares ? S::tokens - kFirst : kSquares;
-  constexpr int used = tokens / 4, width = used > 16 ? 32 : used > 8 ? 16 : used > 4 ? 8 : used;
+  constexpr int used = S::tokens / 4, width = used > 16 ? 32 : used > 8 ? 16 : used > 4 ? 8 : used;
   constexpr int at_once = 32 / width, batch = at_once > 1 ? 8 : 16;
   static_assert(used <= width && 32 % width == 0);
   const int lane = threadIdx.x % 32;
@@ -93,8 +86,7 @@ __device__ inline float4 sum_squares(const OutputArgs& args, int rank) {
 #pragma unroll
     for (int j = 0; j < batch; j++) {
       const int part = i + j * at_once;
-      const bool reads = part < end && !idle;
-      parts[j] = reads ? load(args.squares + long(part) * S::tokens + kFirst + lane % width * 4) : Vec16{};
+      parts[j] = part < end && !idle ? load(args.squares + long(part) * S::tokens + lane % width * 4) : Vec16{};
     }
 #pragma unroll
     for (int j = 0; j < batch; j++) {
@@ -109,14 +101,13 @@ __device__ inline float4 sum_squares(const OutputArgs& args, int rank) {
   return {sums[0], sums[1], sums[2], sums[3]};
 }
 
-// Send them to the blocks that share k, of which `first` is the cluster's first.
-template <class S, int kFirst>
-__device__ inline void send_squares(int first, int rank, float4 sums, float (&squares)[S::cluster][S::tokens],
+template <class S>
+__device__ inline void send_squares(int rank, float4 sums, float (&squares)[S::cluster][S::tokens],
                                     Barrier& exchanged) {
   const int lane = threadIdx.x % 32;
-  if (lane >= (S::tokens - kFirst) / 4) return;
-  float4& own = reinterpret_cast<float4&>(squares[rank][kFirst + lane * 4]);
-  for (int to = 0; to < S::cluster; to++) send<S::cluster>(first + to, sums, own, exchanged);
+  if (lane >= S::tokens / 4) return;
+  float4& own = reinterpret_cast<float4&>(squares[rank][lane * 4]);
+  for (int to = 0; to < S::cluster; to++) send<S::cluster>(to, sums, own, exchanged);
 }
 
 // What a thread's outputs are added to, loaded long before. The thread has the same two outputs of several tokens.

@@ -76,13 +76,6 @@ __device__ inline void arrive(Barrier& barrier) {
                : "memory");
 }
 
-// The same at a block of the cluster, whose barrier has this address: address_in().
-__device__ inline void arrive_at(unsigned barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-#endif
-}
-
 // Wait until the phase of this parity is over.
 __device__ inline void wait(Barrier& barrier, unsigned parity) {
 #if __CUDA_ARCH__ >= 900

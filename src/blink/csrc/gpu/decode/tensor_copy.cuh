@@ -45,19 +45,7 @@ __device__ inline void copy_box(void* to, const TensorMap& map, int column, int 
 #endif
 }
 
-// The same to all blocks of the cluster that the mask names, at the same places, each counted by its own barrier.
-__device__ inline void copy_box_to_all(void* to, const TensorMap& map, int column, int row, Barrier& barrier,
-                                       unsigned long long policy, unsigned mask) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::"
-      "cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(shared_address(to)),
-      "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier)), "h"((unsigned short)mask), "l"(policy)
-      : "memory");
-#endif
-}
-
-// As copy_box(), of three dimensions, at a column and a row.
+// The same of three dimensions, at a column and a row.
 __device__ inline void copy_box_3d(void* to, const TensorMap& map, int column, int row, Barrier& barrier,
                                    unsigned long long policy) {
 #if __CUDA_ARCH__ >= 900

@@ -50,12 +50,6 @@ __device__ inline void keep(float (&sums)[kCount]) {
 #define BLINK_NAMES_48 BLINK_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define BLINK_NAMES_56 BLINK_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define BLINK_NAMES_64 BLINK_NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define BLINK_NAMES_80 BLINK_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define BLINK_NAMES_96 BLINK_NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define BLINK_NAMES_112 \
-  BLINK_NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define BLINK_NAMES_128 \
-  BLINK_NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define BLINK_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define BLINK_SUMS_8(i) BLINK_SUMS_4(i), BLINK_SUMS_4(i + 4)
 #define BLINK_SUMS_12(i) BLINK_SUMS_8(i), BLINK_SUMS_4(i + 8)
@@ -66,10 +60,6 @@ __device__ inline void keep(float (&sums)[kCount]) {
 #define BLINK_SUMS_48(i) BLINK_SUMS_40(i), BLINK_SUMS_8(i + 40)
 #define BLINK_SUMS_56(i) BLINK_SUMS_48(i), BLINK_SUMS_8(i + 48)
 #define BLINK_SUMS_64(i) BLINK_SUMS_56(i), BLINK_SUMS_8(i + 56)
-#define BLINK_SUMS_80(i) BLINK_SUMS_64(i), BLINK_SUMS_16(i + 64)
-#define BLINK_SUMS_96(i) BLINK_SUMS_80(i), BLINK_SUMS_16(i + 80)
-#define BLINK_SUMS_112(i) BLINK_SUMS_96(i), BLINK_SUMS_16(i + 96)
-#define BLINK_SUMS_128(i) BLINK_SUMS_112(i), BLINK_SUMS_16(i + 112)
 
 // The instruction for so many tokens; a and b are the operands behind the sums.
 #if __CUDA_ARCH_FEAT_SM90_ALL
@@ -122,22 +112,6 @@ __device__ inline void multiply_boxes(float (&d)[56], unsigned long long a, unsi
 
 __device__ inline void multiply_boxes(float (&d)[64], unsigned long long a, unsigned long long b) {
   BLINK_MULTIPLY_BOXES(128, 64, 64, 65);
-}
-
-__device__ inline void multiply_boxes(float (&d)[80], unsigned long long a, unsigned long long b) {
-  BLINK_MULTIPLY_BOXES(160, 80, 80, 81);
-}
-
-__device__ inline void multiply_boxes(float (&d)[96], unsigned long long a, unsigned long long b) {
-  BLINK_MULTIPLY_BOXES(192, 96, 96, 97);
-}
-
-__device__ inline void multiply_boxes(float (&d)[112], unsigned long long a, unsigned long long b) {
-  BLINK_MULTIPLY_BOXES(224, 112, 112, 113);
-}
-
-__device__ inline void multiply_boxes(float (&d)[128], unsigned long long a, unsigned long long b) {
-  BLINK_MULTIPLY_BOXES(256, 128, 128, 129);
 }
 
 #undef BLINK_MULTIPLY_BOXES

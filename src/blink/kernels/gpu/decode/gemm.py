@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of up to 256 rows with a weight, for decoding, with what stands before and behind them in a decoder layer.
+"""Products of up to 128 rows with a weight, for decoding, with what stands before and behind them in a decoder layer.
 
 A norm is split in two: who writes a residual also writes it times the norm's weight, with its squares (`Normed`), and
 the product that reads these applies the rate. Activations are bfloat16 [rows, k] or, for weights in 8 or 4 bits, planes
@@ -22,7 +22,7 @@ from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_
 from blink.kernels.quantized import GROUP, Format, PackedWeight
 from blink.kernels.weight import Weight, plain
 
-MAX_ROWS = 256
+MAX_ROWS = 128
 _EMBED_THREADS = 256
 
 
@@ -172,7 +172,6 @@ class _Kernel:
     threads: int
     stages: int  # of all of k
     shared_bytes: int
-    readers: int = 1
 
     def launch(self, blocks: int, arguments: _Arguments) -> None:
         """Launch so many blocks."""
@@ -181,7 +180,7 @@ class _Kernel:
             (blocks, 1),
             self.threads,
             arguments,
-            cluster=self.cluster * self.readers,
+            cluster=self.cluster,
             shared_bytes=self.shared_bytes,
         )
 
@@ -211,11 +210,11 @@ def _launch(
     assert x.is_contiguous() and out.is_contiguous() and rows <= tokens
     kernel = _choose(output, x, weight, tokens, norm=squares is not None, writes=writes)
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
-    blocks = -(-n // (outputs * kernel.readers)) * kernel.readers * kernel.cluster
+    blocks = -(-n // outputs) * kernel.cluster
     next_squares = new_squares(out, blocks if output is Output.ADD else 1, tokens)
     packed = weight if isinstance(weight, PackedWeight) else None
     arguments = _Arguments(
-        *_encode(weight, outputs, x, tokens // kernel.readers),
+        *_encode(weight, outputs, x, tokens),
         address(bias),
         out.data_ptr(),
         address(squares),
@@ -239,7 +238,7 @@ def _launch(
 
 
 def _encode(weight: Weight, weight_rows: int, x: Tensor, tokens: int) -> tuple[TensorMap, TensorMap]:
-    """Describe both operands, in boxes of so many rows of the weight and of activations."""
+    """Describe both operands in boxes of so many rows."""
     if isinstance(weight, PackedWeight):
         return encode_bytes(weight.values, weight_rows), encode_planes(x, tokens)
     return encode_matrix(plain(weight), weight_rows), encode_matrix(x, tokens)
@@ -255,7 +254,7 @@ def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: boo
     split = choose_gemm_split(output, tokens, n, k)
     name = kernel_name(output, tokens, split, norm=norm, writes=writes)
     stages, shared_bytes = -(-k // split.stage_k), split.shared_bytes(output, tokens)
-    return _Kernel(name, split.tile, split.cluster, 128 * split.groups + 64, stages, shared_bytes, split.readers)
+    return _Kernel(name, split.tile, split.cluster, 128 * split.groups + 64, stages, shared_bytes)
 
 
 def _choose_planes(shape: Shape, *, norm: bool, writes: Format | None) -> _Kernel:
@@ -273,5 +272,5 @@ def _split_planes(shape: Shape) -> RingSplit | None:
 def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool, writes: Format | None = None) -> str:
     """Return the name of a kernel of csrc/gpu/decode/gemm.cuh; writes: the order of planes that it writes."""
     sizes = (tokens, split.groups, split.cluster, split.stage_k, split.stages)
-    flags = f"{output.value}, {str(norm).lower()}, {gemm_planes.name_order(writes)}, {split.readers}"
+    flags = f"{output.value}, {str(norm).lower()}, {gemm_planes.name_order(writes)}"
     return f"blink::gemm<{', '.join(map(str, sizes))}, {flags}>"

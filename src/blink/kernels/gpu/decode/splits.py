@@ -18,11 +18,10 @@ import torch
 TILE_KEYS = 16  # that a warp of attention takes at once
 TABLE = Path(__file__).with_suffix(".json")
 REUSE_BYTES = 8192  # of sums, from which on these take the ring's place
-_ROWS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # that there are kernels for
+_ROWS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)  # that there are kernels for
 _FINE_ROWS = (24, 48)  # of them, those that weights of 16 bits alone have
-_MEASURED_AS = {24: 32, 48: 64, 80: 96, 112: 128, 160: 192, 224: 256}  # where there is no own measurement
+_MEASURED_AS = {24: 32, 48: 64, 80: 96, 112: 128}  # where there is no own measurement
 _WIDE = 64  # rows: of more, activations are more bytes than the weights of a group
-_WIDEST = 128  # rows: of more, a thread's sums leave registers for two groups only
 _SM_BYTES = 228 << 10
 _RESERVED_BYTES = 1024  # of a block's shared memory
 
@@ -60,7 +59,6 @@ class GemmSplit:
     cluster: int  # blocks that share k
     stage_k: int
     stages: int
-    readers: int = 1  # blocks that copy activations for each other
 
     @property
     def tile(self) -> int:
@@ -79,8 +77,7 @@ class GemmSplit:
 
     def fits(self, output: Output, tokens: int) -> bool:
         """Tell whether there is such a kernel."""
-        most_groups = 4 if _WIDE < tokens <= _WIDEST else 2
-        if not can_share(output, self.tile, self.cluster) or self.groups > most_groups or tokens % (8 * self.readers):
+        if not can_share(output, self.tile, self.cluster) or self.groups > (2 if tokens <= _WIDE else 4):
             return False
         parts = parts_bytes(tokens, self.tile)
         ring = self.stages * (self.tile + tokens) * self.stage_k * 2
@@ -108,7 +105,7 @@ class AttentionSplit:
 
 
 def pad_rows(rows: int, *, fine: bool = False) -> int:
-    """Return the rows that a kernel computes for so many, 256 at most.
+    """Return the rows that a kernel computes for so many, 128 at most.
 
     fine: of weights of 16 bits. All products of a step pad alike: what one hands on the next reads.
     """
@@ -127,29 +124,22 @@ def list_gemm_splits(output: Output, tokens: int) -> Iterator[GemmSplit]:
 
 
 def _list_wide_splits(output: Output, tokens: int) -> Iterator[GemmSplit]:
-    numbers = itertools.product((1, 2, 4), (1, 2), (64, 128), (1, 2, 4), (1, 2, 4))
-    for groups, blocks, stage_k, cluster, readers in numbers:
-        together = cluster * readers
-        if together > 4 or (groups == 4 and blocks > 1):
-            continue
+    for groups, blocks, stage_k, cluster in itertools.product((1, 2, 4), (1, 2), (64, 128), (1, 2, 4)):
         # Of clusters of four blocks that fill a multiprocessor each, the last may find no place beside the resident
-        # scheduler, and take as long as all others; gates and ups have several rounds of blocks in any case.
-        has_rounds = output is Output.GATE and cluster == 1
-        if together == 4 and blocks == 1 and not has_rounds:
+        # scheduler, and take as long as all others.
+        if blocks > (1 if groups == 4 else 2) or (blocks == 1 and cluster == 4):
             continue
-        split = _fill(output, tokens, groups, cluster, stage_k, blocks, readers)
+        split = _fill(output, tokens, groups, cluster, stage_k, blocks)
         if split is not None:
             yield split
 
 
-def _fill(
-    output: Output, tokens: int, groups: int, cluster: int, stage_k: int, blocks: int, readers: int = 1
-) -> GemmSplit | None:
+def _fill(output: Output, tokens: int, groups: int, cluster: int, stage_k: int, blocks: int) -> GemmSplit | None:
     """Return the split with as many stages as let so many blocks fit a multiprocessor; None if too few do."""
     budget = shared_bytes_of(blocks)
     stages = budget // ((64 * groups + tokens) * stage_k * 2)
     while stages > 1:
-        split = GemmSplit(groups, cluster, stage_k, stages, readers)
+        split = GemmSplit(groups, cluster, stage_k, stages)
         if split.shared_bytes(output, tokens) <= budget:
             return split if split.fits(output, tokens) else None
         stages -= 1
@@ -188,15 +178,10 @@ def _guess_gemm_split(output: Output, tokens: int, n: int) -> GemmSplit:
 
 
 def _guess_wide_split(output: Output, tokens: int, n: int, processors: int) -> GemmSplit:
-    """Return a split whose groups share the activations, of the most rows with another block's."""
+    """Return a split whose groups share the activations."""
     is_wide = output is not Output.ADD and n / 64 / processors > 3
-    if tokens > _WIDEST:
-        groups, blocks, readers = (2, 1, 2) if is_wide else (1, 2, 2)
-        cluster = 1 if is_wide else 2
-    else:
-        groups, blocks, readers = (4, 1, 1) if is_wide else (2, 2, 1)
-        cluster = 1 if is_wide else _choose_cluster(n / 128 / processors)
-    split = _fill(output, tokens, groups, cluster, 64, blocks, readers)
+    groups, blocks = (4, 1) if is_wide else (2, 2)
+    split = _fill(output, tokens, groups, 1 if is_wide else _choose_cluster(n / 128 / processors), 64, blocks)
     assert split is not None
     return split
 
