@@ -21,13 +21,18 @@ from blink.link.client import EngineClient
 def run_engine(
     model: ModelConfig, *, device: str, num_blocks: int, create: Callable[[EngineConfig], Engine] = create_engine
 ) -> Iterator[tuple[EngineClient, str]]:
-    """Serve a model without a prefix cache; yield a client and the region's name.
+    """Serve a model without a prefix cache, whose decoding steps no prompt overtakes; yield a client and the region.
 
     num_blocks: of the KV cache; 0: as many as there is memory for; create: makes the engine.
     """
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     config = EngineConfig(
-        region=region, model=model, device=device, num_gpu_blocks_override=num_blocks, enable_prefix_caching=False
+        region=region,
+        model=model,
+        device=device,
+        num_gpu_blocks_override=num_blocks,
+        enable_prefix_caching=False,
+        overtake_share=0.0,
     )
     engine = create(config)
     thread = threading.Thread(target=engine.run, daemon=True)

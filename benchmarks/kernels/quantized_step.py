@@ -48,18 +48,25 @@ def load(model: str, form: str, folder: Path) -> Decoder:
     return load_model(options, torch.device("cuda"), torch.bfloat16)
 
 
-def make_prompt_batch(tokens: int, vocab_size: int) -> Batch:
-    """Return the batch of one prompt."""
-    blocks = -(-tokens // BLOCK_SIZE)
+def make_prompt_batch(tokens: int, vocab_size: int, beside: int, context: int) -> Batch:
+    """Return the batch of one prompt behind so many decoding rows with that context."""
+    total, longest = beside + tokens, max(tokens, context)
+    blocks = -(-longest // BLOCK_SIZE)
     batch = Batch.allocate(
-        max_tokens=tokens, max_rows=1, num_slots=1, max_blocks=blocks, max_model_len=tokens, device="cuda"
-    )
-    batch.header[Header.NUM_ROWS], batch.header[Header.NUM_TOKENS] = 1, tokens
+        max_tokens=total, max_rows=beside + 1, num_slots=beside + 1, max_blocks=blocks, max_model_len=longest,
+        device="cuda",
+    )  # fmt: skip
+    batch.header[Header.NUM_ROWS], batch.header[Header.NUM_TOKENS] = beside + 1, total
+    batch.header[Header.NUM_DECODE_ROWS] = beside
     batch.input_ids.random_(vocab_size)
-    batch.positions.copy_(torch.arange(tokens))
-    batch.kv_slots.copy_(torch.arange(tokens))
-    batch.query_starts[1], batch.context_lens[0] = tokens, tokens
-    batch.block_tables[0, :blocks] = torch.arange(blocks)
+    batch.row_slots.copy_(torch.arange(beside + 1))
+    batch.query_starts.copy_(torch.tensor([*range(beside + 1), total]))
+    batch.context_lens.copy_(torch.tensor([context] * beside + [tokens]))
+    batch.block_tables.copy_(torch.arange((beside + 1) * blocks).view(beside + 1, blocks))
+    places = torch.tensor([context - 1] * beside + [*range(tokens)])
+    rows = torch.tensor([*range(beside)] + [beside] * tokens)
+    batch.positions.copy_(places)
+    batch.kv_slots.copy_(rows * blocks * BLOCK_SIZE + places)
     return batch
 
 
@@ -70,6 +77,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=list(FORMATS)[:-1], choices=FORMATS)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 16, 32, 64, 128])
     parser.add_argument("--prompts", type=int, nargs="+", default=[128, 512, 2048])
+    parser.add_argument("--beside", type=int, default=0, metavar="ROWS", help="that decode in steps with a prompt")
     parser.add_argument("--context", type=int, default=300)
     parser.add_argument("--most-own", type=int, help="tokens of steps that take Blink's own products, of more cuBLAS")
     options = parser.parse_args()
@@ -82,7 +90,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             decoder = load(options.model, form, Path(folder))
         runs = [make_decoding(decoder, rows, options.context) for rows in options.rows]
-        runs += [make_prompt(decoder, tokens) for tokens in options.prompts]
+        runs += [make_prompt(decoder, tokens, options.beside, options.context) for tokens in options.prompts]
         compile_ahead(lambda runs=runs: [run() for run in runs])
         times = [time_graph(run) for run in runs]
         print(f"{form:>{width}}" + "".join(f"{time / 1e3:>12.3f}" for time in times), flush=True)
@@ -98,11 +106,11 @@ def make_decoding(decoder: Decoder, rows: int, context: int) -> Run:
     return lambda: decoder.compute_logits(batch, cache, rows, rows, decoding=True)
 
 
-def make_prompt(decoder: Decoder, tokens: int) -> Run:
-    """Return a step of one prompt."""
-    batch = make_prompt_batch(tokens, decoder.spec.vocab_size)
-    cache = decoder.allocate_kv_cache(-(-tokens // BLOCK_SIZE), BLOCK_SIZE)
-    return lambda: decoder.compute_logits(batch, cache, tokens, 1)
+def make_prompt(decoder: Decoder, tokens: int, beside: int = 0, context: int = 0) -> Run:
+    """Return a step of one prompt, with so many decoding rows beside it."""
+    batch = make_prompt_batch(tokens, decoder.spec.vocab_size, beside, context)
+    cache = decoder.allocate_kv_cache(batch.block_tables.numel(), BLOCK_SIZE)
+    return lambda: decoder.compute_logits(batch, cache, beside + tokens, beside + 1)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,10 @@ class EngineConfig:
         0.0, "time between tokens that latency-sensitive requests keep beside best-effort ones; 0: as it comes"
     )
     best_effort_share: float = option(0.1, "least share of the time for best-effort requests, whatever else there is")
-    segment_ms: float = option(0.0, "part of a best-effort step after which others may pass it; 0: 1 on GPU, 10 on CPU")
+    segment_ms: float = option(0.0, "part of a step after which others may pass it; 0: 1 on GPU, 10 on CPU")
+    overtake_share: float = option(
+        0.03, "largest share of the time that prompts take from decoding by overtaking steps that decode; 0: none does"
+    )
     num_queue_pairs: int = option(4, "frontend workers that may attach")
     max_sequences_per_worker: int = option(4096, "sequences (running or waiting) of one frontend worker")
     prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
@@ -128,6 +131,7 @@ class EngineConfig:
         for name in ("step_target_ms", "urgent_tpot_target_ms", "segment_ms"):
             require(self, name, 0, 1e6)
         require(self, "best_effort_share", 0.001, 1)
+        require(self, "overtake_share", 0, 1)
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "

@@ -51,6 +51,7 @@ inline Geometry small_geometry(uint32_t queue_pairs) {
   g.max_queue_age_ns = 2'000'000'000;
   g.segment_ns = 1'000'000;
   g.best_effort_share = 200;
+  g.overtake_share = 200;
   return g;
 }
 

@@ -65,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([4, 13, 32]),
         segments=st.sampled_from([0, 0, 3]),
         target_ms=st.sampled_from([0, 3]),
+        overtake_share=st.sampled_from([0, 500]),
     )
     def boot(
         self,
@@ -75,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget: int,
         segments: int,
         target_ms: int,
+        overtake_share: int,
     ) -> None:
         config = small_config(
             num_queue_pairs=PAIRS,
@@ -96,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             sq_entries=8,
             segment_ns=MILLISECOND,
             best_effort_share=200,
+            overtake_share=overtake_share,
             urgent_tpot_target_ns=target_ms * MILLISECOND,
         )
         self._cut_steps(segments)
@@ -115,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.healthy = True
 
     def _cut_steps(self, segments: int) -> None:
-        """Fill the table of costs, by which best-effort steps are cut and urgent ones pass them; 0: leave it empty.
+        """Fill the table of costs, by which steps are cut and others pass them; 0: leave it empty.
 
         Who was left out of a step, and which steps are short, is then for test_scheduler_turns.py to judge.
         """
@@ -293,7 +296,16 @@ TestScheduler = SchedulerMachine.TestCase
 def test_who_takes_a_slot_late_was_not_passed_by_those_before() -> None:
     """The first pair has its share of the slots until the second one has its own too; then blocks are missing."""
     machine = SchedulerMachine()
-    machine.boot(policy="fcfs", prefix_caching=False, num_blocks=6, max_num_seqs=2, budget=13, segments=0, target_ms=0)
+    machine.boot(
+        policy="fcfs",
+        prefix_caching=False,
+        num_blocks=6,
+        max_num_seqs=2,
+        budget=13,
+        segments=0,
+        target_ms=0,
+        overtake_share=0,
+    )
     machine._submit(0, [0], SamplingParams(max_tokens=9, best_effort=True), frozenset(), 0, False)
     machine._step(1, False)
     for i, prompt, max_tokens in ((0, [0] * 33, 1), (1, [0, 1, 0], 1), (1, [0] * 9, 9)):

@@ -31,7 +31,15 @@ from harness import (
 
 VOCAB = 97
 SEGMENTS = 4
-_GEOMETRY = ("best_effort_share", "urgent_tpot_target_ns", "num_blocks", "cq_entries", "vocab_bytes", "num_automata")
+_GEOMETRY = (
+    "best_effort_share",
+    "overtake_share",
+    "urgent_tpot_target_ns",
+    "num_blocks",
+    "cq_entries",
+    "vocab_bytes",
+    "num_automata",
+)
 
 
 def prompt_of(length: int, start: int = 0) -> list[int]:
@@ -43,9 +51,8 @@ def costed(
     *, segments: int = SEGMENTS, base_ms: float = 1.0, token_ms: float = 0.25, **options: Any
 ) -> Iterator[Harness]:
     """A scheduler whose steps cost base_ms and token_ms for each token of their graph, cut into segments."""
-    geometry = {"segment_ns": MILLISECOND, "best_effort_share": 100, "urgent_tpot_target_ns": 0} | {
-        name: options.pop(name) for name in _GEOMETRY if name in options
-    }
+    defaults = {"segment_ns": MILLISECOND, "best_effort_share": 100, "overtake_share": 0, "urgent_tpot_target_ns": 0}
+    geometry = defaults | {name: options.pop(name) for name in _GEOMETRY if name in options}
     with running(small_config(**options), **geometry) as h:
         fill_costs(h, segments, base_ms, token_ms)
         yield h

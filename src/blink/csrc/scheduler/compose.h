@@ -119,11 +119,17 @@ BLINK_FN uint32_t choose_graph(const Geometry& g, const Tally& total) {
                                          : GraphKind::kMixed);
 }
 
-// Whether a step is launched in segments: one with best-effort rows, whose graph is long enough to be cut. Steps
-// that score are not, for their results have one place alone.
+// Whether a prompt may overtake a step: one that decodes, while a prompt is awaited and its time has been saved up.
+BLINK_FN bool may_be_overtaken(const State& s, uint32_t graph, const Tally& total) {
+  return graph < s.geometry.num_decode_graphs && s.step < s.overtake_until &&
+         overtake_price(predict_ns(s, graph, total.context), total.decode_rows) <= s.overtake_ns;
+}
+
+// Whether a step is launched in segments: one that others may pass, whose graph is long enough to be cut. Steps that
+// score are not, for their results have one place alone.
 BLINK_FN bool takes_segments(const State& s, uint32_t graph, const Tally& total) {
-  return total.best_effort_rows > 0 && !is_scoring(s.geometry, graph) && s.costs[graph].num_segments > 1 &&
-         !is_segmented(s);
+  const bool may_be_passed = total.best_effort_rows > 0 || may_be_overtaken(s, graph, total);
+  return may_be_passed && !is_scoring(s.geometry, graph) && s.costs[graph].num_segments > 1 && !is_segmented(s);
 }
 
 // Let the step that was just composed be the one that is launched in segments.
@@ -153,6 +159,10 @@ BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
 // Begin the account of a composed step. Runs on: one lane.
 BLINK_FN void open_account(State& s, uint32_t graph, const Tally& total, bool segmented) {
   Account& a = s.account;
+  if (is_overtaken(s)) {  // its rows would have taken part
+    const uint64_t price = overtake_price(s.segmented_cost_ns, s.segmented_batch->num_rows);
+    s.overtake_ns -= least(s.overtake_ns, price);
+  }
   a.kv_tokens = total.context;
   a.predicted_ns = predict_ns(s, graph, a.kv_tokens);
   a.graph = graph;

@@ -58,8 +58,30 @@ BLINK_FN void share_time(State& s, bool was_best_effort, uint64_t spent) {
   s.owed_ns = least(most(s.owed_ns, -16 * unit), 64 * unit);
 }
 
-// Note that the launch in flight is over. Runs on: one lane.
+constexpr uint64_t kOvertakeLaunches = 4096;  // behind one that held up a prompt, in which more prompts are expected
+constexpr uint64_t kMostOvertaken = 32;       // segments' time that prompts may have saved up
+
+constexpr uint64_t kCheapRows = 32;  // that a prompt holds up for the price of one
+
+// What a prompt pays of the time saved up for overtaking a step: what that takes, and more where many wait for it.
+BLINK_FN uint64_t overtake_price(uint64_t cost_ns, uint32_t rows) {
+  return cost_ns * most(uint64_t(rows), kCheapRows) / kCheapRows;
+}
+
+// Whether a prompt waits for the end of a decoding step alone, which it could have overtaken.
+BLINK_FN bool is_held_up(const State& s) {
+  return s.account.graph < s.geometry.num_decode_graphs && s.num_waiting > 0 && s.num_running < s.geometry.max_num_seqs;
+}
+
+// Let prompts save up their share of the time.
+BLINK_FN void allow_overtaking(State& s, uint64_t spent) {
+  const Geometry& g = s.geometry;
+  s.overtake_ns = least(s.overtake_ns + spent * g.overtake_share / 1000, kMostOvertaken * g.segment_ns);
+}
+
+// Note that the launch in flight is over, before its sequences end. Runs on: one lane.
 BLINK_FN void end_account(State& s, uint64_t now) {
+  if (is_held_up(s)) s.overtake_until = s.step + kOvertakeLaunches;
   Account& a = s.account;
   a.spent_ns = most(uint64_t(1), now > s.launched_ns ? now - s.launched_ns : 0);
   if (a.segmented) s.segmented_ns += a.spent_ns;
@@ -71,6 +93,7 @@ BLINK_RARE_FN void settle_account(State& s) {
   if (a.spent_ns == 0) return;
   if (has_costs(s) && !a.segmented) learn(s, a.graph, a.predicted_ns, a.spent_ns);
   if (s.num_best_effort > 0) share_time(s, a.num_best_effort_rows > 0, a.spent_ns);
+  allow_overtaking(s, a.spent_ns);
   a.spent_ns = 0;
 }
 

@@ -30,14 +30,21 @@ BLINK_RARE_FN uint32_t fit_graph(const State& s, uint32_t wanted, uint64_t kv_to
   return size;
 }
 
+// What decoding takes that a step with prompts holds up: its own, or that of the step that it overtakes.
+BLINK_FN uint64_t held_up_ns(const State& s, uint32_t rows, uint64_t kv_tokens) {
+  const uint64_t own = rows > 0 ? predict_decode_ns(s, rows, kv_tokens) : 0;
+  return is_overtaken(s) ? most(own, s.segmented_cost_ns) : own;
+}
+
 // Tokens for a step in which `rows` sequences decode and read `kv_tokens`, while `waiting` prompt tokens are to be
 // computed; `is_urgent` says that urgent ones decode. As many as keep the step at its target; where the prompts would
 // take too many such steps, more, and now and then all. With nobody decoding: all. Runs on: one lane.
 BLINK_RARE_FN uint32_t size_step(State& s, uint32_t rows, uint64_t kv_tokens, uint32_t waiting, bool is_urgent) {
   const Geometry& g = s.geometry;
-  if (!has_costs(s) || rows == 0) return g.max_num_batched_tokens;
+  const uint64_t decoding = has_costs(s) ? held_up_ns(s, rows, kv_tokens) : 0;
+  if (decoding == 0) return g.max_num_batched_tokens;
   const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0, is_automatic = g.step_target_ns == 0 && !is_bound;
-  uint64_t target = g.step_target_ns > 0 ? g.step_target_ns : predict_decode_ns(s, rows, kv_tokens) * 15 / 8;
+  uint64_t target = g.step_target_ns > 0 ? g.step_target_ns : decoding * 15 / 8;
   if (is_bound) target = least(target, g.urgent_tpot_target_ns);
   const uint32_t usual = fit_graph(s, rows + g.block_size, kv_tokens, target);
   const bool is_burst = is_automatic && rows + ceil_div(waiting, kBurstSteps) > usual;

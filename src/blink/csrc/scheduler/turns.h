@@ -63,6 +63,14 @@ BLINK_FN bool fits_target(const State& s, const Demand& d) {
   return predict_decode_ns(s, d.urgent_rows + d.best_effort_rows, d.kv) <= s.geometry.urgent_tpot_target_ns;
 }
 
+// Whether prompts may overtake the suspended step: half of it must be left, and the less is, the more must have been
+// saved up.
+BLINK_FN bool can_overtake(const State& s) {
+  const uint32_t left = s.num_segments - s.segment;
+  const uint64_t price = overtake_price(s.segmented_cost_ns, s.segmented_batch->num_rows);
+  return 2 * left >= s.num_segments && price * s.num_segments <= s.overtake_ns * left;
+}
+
 // What to launch next: a step of these sequences, or what is left of the one that is suspended.
 struct Choice {
   Turn turn;
@@ -79,6 +87,7 @@ BLINK_FN Choice choose_turn(Env& env, State& s, uint64_t now) {
   const Demand d = measure_demand(env, s, now);  // synchronises
   if (d.urgent_prompts + d.urgent_rows == 0) return all;
   if (!open && d.best_effort_prompts + d.best_effort_rows == 0) return all;
+  if (is_overtaken(s)) return d.urgent_prompts > 0 && can_overtake(s) ? urgent : all;
   if (s.owed_ns > int64_t(s.geometry.segment_ns)) return best_effort;
   if (d.urgent_prompts > 0) return urgent;
   if (s.geometry.urgent_tpot_target_ns == 0) return all;
