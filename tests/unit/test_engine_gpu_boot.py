@@ -95,7 +95,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(
         Decoder,
         "forward_segment",
-        lambda self, batch, kv_cache, size, layers, residual: DeviceTwin.log.append((size, layers)),  # noqa: ARG005
+        lambda self, batch, kv_cache, size, layers, residual, before: DeviceTwin.log.append((size, layers)),  # noqa: ARG005
     )
     for name, value in {"current_device": 0, "memory_allocated": 100, "max_memory_allocated": 100 + STEP_BYTES}.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from blink.region.memory import Region, create_region, publish_region
 from blink.text.assets import load_assets
 from blink.text.tokenizer import NoTokenizer
 from blink.text.vocabulary import Vocabulary, list_vocabulary
+
+if TYPE_CHECKING:
+    from blink.models.decode_step import Suspended
 
 logger = logging.getLogger("blink.engine")
 
@@ -164,10 +167,17 @@ class Engine(ABC):
     def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
         self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows, decoding=decoding, scoring=scoring)
 
-    def _run_segment(self, size: tuple[int, int, bool], segment: int, num_segments: int) -> None:
-        """Run one of the segments of a step of `size`: tokens, rows, whether all of them decode."""
+    def _run_segment(
+        self, size: tuple[int, int, bool], segment: int, num_segments: int, before: Suspended | None = None
+    ) -> Suspended | None:
+        """Run one of the segments of a step of `size`: tokens, rows, whether all of them decode.
+
+        Takes what the segment before returned, and returns what the next has to be given.
+        """
         start, end = (_first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
-        self._model.forward_segment(self._segmented_batch, self._kv_cache, size, range(start, end), self._residual)
+        return self._model.forward_segment(
+            self._segmented_batch, self._kv_cache, size, range(start, end), self._residual, before
+        )
 
     def _fill_costs(self) -> None:
         """Measure what steps take, and give the scheduler its table."""

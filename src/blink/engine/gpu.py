@@ -22,7 +22,7 @@ from blink.host.heartbeat import Silence
 from blink.kernels.batch import Batch
 from blink.kernels.gpu import cublas, products
 from blink.kernels.gpu.decode.launch import compile_ahead
-from blink.models.decode_step import MAX_MIXED_TOKENS
+from blink.models.decode_step import MAX_MIXED_TOKENS, Suspended
 from blink.models.weights.files import cache_folder
 from blink.region.layout import EngineState
 
@@ -32,6 +32,7 @@ _WATCH_SECONDS = 0.25
 _MAX_SILENCE = 10.0  # seconds without a heartbeat; a step may take as long, but the scheduler beats meanwhile
 _GRAPH_RESERVE_BYTES = 1 << 30  # executables of all graphs and the workspaces that capture adds
 _ENDED = (EngineState.STOPPED, EngineState.FAILED)
+_Left = list[Suspended | None]
 
 
 class GpuEngine(Engine):
@@ -47,6 +48,7 @@ class GpuEngine(Engine):
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
         self._scheduler = DeviceScheduler(self._state)
         self._silence, self._heartbeat = Silence(), 0
+        self._left: list[_Left] = []  # by the graphs of segments: memory that no other graph may be given
         self._capture()
         self._fill_costs()
         self._capture_segments()
@@ -121,17 +123,23 @@ class GpuEngine(Engine):
         torch.cuda.synchronize()
 
     def _capture_segments(self) -> None:
-        """Capture the graphs of long steps once more, in the segments in which best-effort steps are launched."""
+        """Capture the graphs of long steps once more, in the segments in which those are launched that others pass."""
         graphs = [(size, index) for index, size in enumerate(graph_sizes(self._geometry))]
         long = [(size, index) for size, index in sorted(graphs, reverse=True) if self._num_segments[index] > 1]
         for size, index in tqdm(long, desc="capturing segments", unit="graph"):
-            count = self._num_segments[index]
+            count, left = self._num_segments[index], list[Suspended | None]()
             whole = (*size, index < int(self._geometry["num_decode_graphs"]))
-            runs = [functools.partial(self._run_segment, whole, segment, count) for segment in range(count)]
+            runs = [functools.partial(self._run_behind, left, whole, segment, count) for segment in range(count)]
             for run in runs:
                 run()
             torch.cuda.synchronize()
+            left.clear()
             self._scheduler.capture_segments(index, runs)
+            self._left.append(left)
+
+    def _run_behind(self, left: _Left, size: tuple[int, int, bool], segment: int, num_segments: int) -> None:
+        """Run a segment of a step with what those before it left, and add what it leaves itself."""
+        left.append(self._run_segment(size, segment, num_segments, left[-1] if left else None))
 
     def _time_step(self, graph: int) -> float:
         return self._scheduler.time(graph)

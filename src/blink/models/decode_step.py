@@ -50,6 +50,14 @@ class DecodeWeights:
     rotary_table: Tensor  # float32 [positions, rotary_dim]
 
 
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """What layers leave to those behind them: all that a step keeps between two of its segments, beside the batch."""
+
+    residual: Tensor  # [rows, hidden]
+    normed: gemm.Normed | None  # the next norm of it, where who writes the residual prepares that
+
+
 def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) -> bool:
     """Tell whether a bucket of so many decoding rows runs on these kernels; needs a current GPU.
 
@@ -162,15 +170,42 @@ def _can_add_experts(spec: ModelSpec, rows: int) -> bool:
 
 def compute_decode_logits(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
     """Return the logits [rows, vocab] of a batch whose row r is its token r."""
+    every = range(len(weights.layers))
+    return compute_decode_head(weights, run_decode_layers(weights, batch, kv_cache, rows, every))
+
+
+def run_decode_layers(
+    weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int, layers: range, before: Suspended | None = None
+) -> Suspended:
+    """Run some layers of such a step; before: what the layers before these left, None with the first."""
     packed = _list_packed(weights.layers[0], weights.lm_head)
-    run = _decode_few if _takes_few(weights.layers[0], packed, rows) else _decode_many
-    return run(weights, batch, kv_cache, rows)
+    if _takes_few(weights.layers[0], packed, rows):
+        return _decode_few(weights, batch, kv_cache, rows, layers, before)
+
+    def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
+        scales = layer.attention.kv_scales
+        return decode_attention(
+            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=_order(layer.output)
+        )
+
+    return _run_many(weights, batch, kv_cache, rows, attend, layers, before)
 
 
-def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
+def compute_decode_head(weights: DecodeWeights, left: Suspended) -> Tensor:
+    """Return the logits [rows, vocab] from what the last layer left."""
+    eps = weights.spec.rms_norm_eps
+    if left.normed is None:
+        return gemv.normed_linear(left.residual, weights.norm, eps, weights.lm_head)
+    return gemm.normed_linear(left.normed, eps, weights.lm_head)
+
+
+def _decode_few(
+    weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int, layers: range, before: Suspended | None
+) -> Suspended:
     spec, eps = weights.spec, weights.spec.rms_norm_eps
-    residual = weights.embedding.index_select(0, batch.input_ids[:rows])
-    for layer, cache in zip(weights.layers, kv_cache, strict=True):
+    residual = before.residual if before else weights.embedding.index_select(0, batch.input_ids[:rows])
+    for index in layers:
+        layer, cache = weights.layers[index], kv_cache[index]
         mlp = layer.mlp
         attention_norm, mlp_norm = _norms(layer)
         qkv = gemv.normed_linear(residual, attention_norm, eps, layer.qkv, layer.qkv_bias)
@@ -183,40 +218,36 @@ def _decode_few(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: in
             routes = _choose(spec, gemv.normed_linear(residual, mlp_norm, eps, mlp.router), batch)
             gated = moe.gate_experts(residual, mlp_norm, eps, mlp.gate_up, routes)
             moe.down_experts(gated, mlp.down, routes, residual)
-    return gemv.normed_linear(residual, weights.norm, eps, weights.lm_head)
+    return Suspended(residual, None)
 
 
 def compute_mixed_states(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, tokens: int, attend: Attend) -> Tensor:
     """Return what the last norm reads of so many tokens [tokens, hidden]; can_mix() tells whether it can."""
-    states, _ = _run_many(weights, batch, kv_cache, tokens, attend)
-    return states
-
-
-def _decode_many(weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int) -> Tensor:
-    def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
-        scales = layer.attention.kv_scales
-        return decode_attention(
-            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=_order(layer.output)
-        )
-
-    _, normed = _run_many(weights, batch, kv_cache, rows, attend)
-    return gemm.normed_linear(normed, weights.spec.rms_norm_eps, weights.lm_head)
+    return _run_many(weights, batch, kv_cache, tokens, attend, range(len(weights.layers)), None).residual
 
 
 def _run_many(
-    weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int, attend: Attend
-) -> tuple[Tensor, gemm.Normed]:
-    """Run the layers; return the residual [rows, hidden] and the last norm of it."""
-    spec, eps, layers = weights.spec, weights.spec.rms_norm_eps, weights.layers
-    next_norms = [*(_norms(layer)[0] for layer in layers[1:]), weights.norm]
-    next_planes = [*(_order(layer.qkv) for layer in layers[1:]), _order(weights.lm_head)]
-    packed = _list_packed(layers[0], weights.lm_head)
+    weights: DecodeWeights,
+    batch: Batch,
+    kv_cache: Tensor,
+    rows: int,
+    attend: Attend,
+    layers: range,
+    before: Suspended | None,
+) -> Suspended:
+    spec, eps, every = weights.spec, weights.spec.rms_norm_eps, weights.layers
+    next_norms = [*(_norms(layer)[0] for layer in every[1:]), weights.norm]
+    next_planes = [*(_order(layer.qkv) for layer in every[1:]), _order(weights.lm_head)]
+    packed = _list_packed(every[0], weights.lm_head)
     tokens = pad_rows(rows, fine=not packed and not spec.num_experts)
-    ids = batch.input_ids[:rows]
-    residual, normed = gemm.embed(
-        ids, weights.embedding, _norms(layers[0])[0], planes=_order(layers[0].qkv), tokens=tokens
-    )
-    for layer, cache, next_norm, in_planes in zip(layers, kv_cache, next_norms, next_planes, strict=True):
+    if before is None:
+        ids, planes = batch.input_ids[:rows], _order(every[0].qkv)
+        residual, normed = gemm.embed(ids, weights.embedding, _norms(every[0])[0], planes=planes, tokens=tokens)
+    else:
+        assert before.normed is not None
+        residual, normed = before.residual, before.normed
+    for index in layers:
+        layer, cache, next_norm, in_planes = every[index], kv_cache[index], next_norms[index], next_planes[index]
         mlp, mlp_norm = layer.mlp, _norms(layer)[1]
         attended = attend(gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias), cache, layer)
         in_mlp = _order(mlp.gate_up) if isinstance(mlp, DenseMlp) else None  # routers and experts read bfloat16
@@ -243,7 +274,7 @@ def _run_many(
                 next_norm,
                 planes=in_planes,
             )
-    return residual, normed
+    return Suspended(residual, normed)
 
 
 def _choose(spec: ModelSpec, logits: Tensor, batch: Batch) -> moe.Routes:

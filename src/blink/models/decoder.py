@@ -24,7 +24,7 @@ from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from blink.models.decode_step import DecodeWeights
+    from blink.models.decode_step import DecodeWeights, Suspended
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +121,23 @@ class Decoder:
 
     @torch.inference_mode()
     def forward_segment(
-        self, batch: Batch, kv_cache: Tensor, size: tuple[int, int, bool], layers: range, residual: Tensor
-    ) -> None:
+        self,
+        batch: Batch,
+        kv_cache: Tensor,
+        size: tuple[int, int, bool],
+        layers: range,
+        residual: Tensor,
+        before: Suspended | None = None,
+    ) -> Suspended | None:
         """Run some of a step's layers: with the first of all it begins, with the last it samples.
 
         size: the step's tokens and rows, padding included, and whether every row is of one token; residual:
-        [max_tokens, hidden], all that a step keeps between its segments beside the batch and the KV cache.
+        [max_tokens, hidden], all that a step keeps between its segments beside the batch and the KV cache, unless it
+        runs on kernels made for decoding: then it is what the segment before returned, `before`.
         """
         num_tokens, num_rows, decoding = size
+        if decoding and self._has_decode_kernels(num_rows, kv_cache):
+            return self._decode_segment(batch, kv_cache, num_rows, layers, before)
         residual = residual[:num_tokens]
         if layers.start == 0:
             self._embed(batch, num_tokens, residual)
@@ -138,6 +147,7 @@ class Decoder:
             residual.add_(update)
         else:
             sample(self._sampled_logits(update, residual, batch, num_rows), batch, num_rows)
+        return None
 
     @torch.inference_mode()
     def compute_hidden(self, batch: Batch, kv_cache: Tensor, num_tokens: int, num_rows: int) -> Tensor:
@@ -238,6 +248,18 @@ class Decoder:
         from blink.models.decode_step import compute_decode_logits
 
         return compute_decode_logits(self._list_decode_weights(), batch, kv_cache, num_rows)
+
+    def _decode_segment(
+        self, batch: Batch, kv_cache: Tensor, num_rows: int, layers: range, before: Suspended | None
+    ) -> Suspended | None:
+        from blink.models.decode_step import compute_decode_head, run_decode_layers
+
+        weights = self._list_decode_weights()
+        left = run_decode_layers(weights, batch, kv_cache, num_rows, layers, before)
+        if layers.stop < len(self._layers):
+            return left
+        sample(compute_decode_head(weights, left), batch, num_rows)
+        return None
 
     def _mix(self, batch: Batch, kv_cache: Tensor, size: tuple[int, int], attend: Attend) -> Tensor:
         from blink.models.decode_step import compute_mixed_states
