@@ -13,7 +13,7 @@ struct PlacementArgs {
   const Bf16* logits;     // [rows, experts]
   const int* num_tokens;  // [1]; rows beyond it choose no expert
   const Bf16* x;          // [rows, hidden], times the norm's weight
-  const float* rates;     // [rows], the norm's
+  const float* rates;     // [rows], the norm's; null: x is normalised
   float* weights;         // [rows * kTopK], probability of each pair's expert; pairs are row * kTopK + rank
   int* pairs;             // [experts, places], an expert's
   int* counts;            // [experts]
@@ -21,7 +21,13 @@ struct PlacementArgs {
   int rows, experts, hidden, places;
 };
 
-constexpr int kPlacementWarps = 8, kPlacementThreads = 32 * kPlacementWarps;
+// Sizes. Warps look at so many rows at once as they have registers for; groups of threads copy a row each.
+template <int kRows>
+struct PlacementShape {
+  static constexpr int group = 256, groups = kRows > 64 ? 2 : 1, threads = group * groups, warps = threads / 32;
+  static constexpr int turns = kRows < 128 ? kRows / warps : 8;  // of a warp, at once
+  static constexpr int places = kRows > 64 ? kRows : 64;         // in shared memory
+};
 
 // Logits of a row that a lane looks at.
 template <int kWords>
@@ -70,9 +76,17 @@ struct RowLogits {
   }
 };
 
+template <int kRows>
 struct PlacementShared {
-  float rates[64];
-  int ranks[64];  // of the expert among those of each row; -1 if it is not chosen
+  float rates[PlacementShape<kRows>::places];
+  int ranks[PlacementShape<kRows>::places];  // of the expert among those of each row; -1 if it is not chosen
+
+  // Which of 64 rows chose the expert.
+  __device__ unsigned long long chosen(int first) const {
+    const int row = first + threadIdx.x % 32;
+    const unsigned low = __ballot_sync(~0u, ranks[row] >= 0), high = __ballot_sync(~0u, ranks[row + 32] >= 0);
+    return low | static_cast<unsigned long long>(high) << 32;
+  }
 };
 
 template <bool kPlaned>
@@ -95,18 +109,21 @@ __device__ inline void write_vector(const PlacementArgs& args, long to, const Ve
   }
 }
 
-// Copy the rows that chose the expert to its places, several at once.
+// Copy those of 64 rows that chose the expert to its places, several at once.
 template <bool kPlaned, int kRows>
-__device__ inline void copy_rows(const PlacementArgs& args, unsigned long long chosen, const PlacementShared& shared) {
+__device__ inline void copy_rows(const PlacementArgs& args, unsigned long long chosen, int first, long place,
+                                 const PlacementShared<kRows>& shared) {
+  using S = PlacementShape<kRows>;
   constexpr int batch = kRows < 16 ? 2 : 4;
-  for (int column = threadIdx.x * 8; column < args.hidden; column += kPlacementThreads * 8) {
-    long to = long(blockIdx.x) * args.places * args.hidden + column;
+  const int in_group = S::groups > 1 ? threadIdx.x % S::group : threadIdx.x;
+  for (int column = in_group * 8; column < args.hidden; column += S::group * 8) {
+    long to = place * args.hidden + column;
     for (unsigned long long left = chosen; left;) {
       Vec16 values[batch];
       int rows[batch];
 #pragma unroll
       for (int i = 0; i < batch; i++, left &= left - 1) {
-        rows[i] = __ffsll(left) - 1;  // -1: none left
+        rows[i] = left ? first + __ffsll(left) - 1 : -1;  // none left
         if (rows[i] >= 0) values[i] = load(args.x + long(rows[i]) * args.hidden + column);
       }
 #pragma unroll
@@ -116,18 +133,19 @@ __device__ inline void copy_rows(const PlacementArgs& args, unsigned long long c
   }
 }
 
-// Find out which rows choose the block's expert.
+// Find out which of some rows choose the block's expert.
 template <int kWords, int kTopK, int kRows>
-__device__ inline void find_rows(const PlacementArgs& args, PlacementShared& shared) {
-  constexpr int turns = kRows / kPlacementWarps;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, limit = min(int(load_word(args.num_tokens)), args.rows);
-  RowLogits<kWords> logits[turns];
+__device__ inline void find_rows(const PlacementArgs& args, int first, int limit, PlacementShared<kRows>& shared) {
+  using S = PlacementShape<kRows>;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  RowLogits<kWords> logits[S::turns];
 #pragma unroll
-  for (int i = 0; i < turns; i++) logits[i].load_row(args, min(i * kPlacementWarps + warp, args.rows - 1));
-  if (threadIdx.x < args.rows) shared.rates[threadIdx.x] = __uint_as_float(load_word(args.rates + threadIdx.x));
+  for (int i = 0; i < S::turns; i++) logits[i].load_row(args, min(first + i * S::warps + warp, args.rows - 1));
+  if (first == 0 && threadIdx.x < args.rows)
+    shared.rates[threadIdx.x] = args.rates ? __uint_as_float(load_word(args.rates + threadIdx.x)) : 1;
 #pragma unroll
-  for (int i = 0; i < turns; i++) {
-    const int row = i * kPlacementWarps + warp;
+  for (int i = 0; i < S::turns; i++) {
+    const int row = first + i * S::warps + warp;
     const unsigned own = logits[i].own_key(blockIdx.x);
     const int rank = logits[i].rank(own, args.experts);
     if (row < limit && rank < kTopK) {
@@ -138,26 +156,32 @@ __device__ inline void find_rows(const PlacementArgs& args, PlacementShared& sha
   }
 }
 
-// kRows: 8, 16, 32 or 64.
+// kRows: 8, 16, 32, 64, 128 or 256.
 template <int kRows, int kWords, int kTopK, bool kPlaned>
-__global__ void __launch_bounds__(kPlacementThreads) place_rows(const PlacementArgs args) {
-  __shared__ PlacementShared shared;
+__global__ void __launch_bounds__(PlacementShape<kRows>::threads) place_rows(const PlacementArgs args) {
+  using S = PlacementShape<kRows>;
+  __shared__ PlacementShared<kRows> shared;
   launch_dependents();
-  if (threadIdx.x < 64) shared.ranks[threadIdx.x] = -1;
+  if (threadIdx.x < S::places) shared.ranks[threadIdx.x] = -1;
   __syncthreads();
   wait_for_prerequisites();
-  find_rows<kWords, kTopK, kRows>(args, shared);
+  const int limit = min(int(load_word(args.num_tokens)), args.rows);
+#pragma unroll 1
+  for (int first = 0; first < kRows; first += S::turns * S::warps)
+    find_rows<kWords, kTopK, kRows>(args, first, limit, shared);
   __syncthreads();
-  const int lane = threadIdx.x % 32;
-  const unsigned low = __ballot_sync(~0u, shared.ranks[lane] >= 0);
-  const unsigned high = __ballot_sync(~0u, shared.ranks[32 + lane] >= 0);
-  const unsigned long long chosen = low | static_cast<unsigned long long>(high) << 32;
-  copy_rows<kPlaned, kRows>(args, chosen, shared);
-  if (threadIdx.x == 0) args.counts[blockIdx.x] = __popcll(chosen);
-  if (threadIdx.x < 64 && shared.ranks[threadIdx.x] >= 0) {
-    const int place = blockIdx.x * args.places + __popcll(chosen & ((1ull << threadIdx.x) - 1));
-    args.pairs[place] = threadIdx.x * kTopK + shared.ranks[threadIdx.x];
+  const int group = S::groups > 1 ? threadIdx.x / S::group : 0, begin = blockIdx.x * args.places;
+  int place = begin;
+#pragma unroll 1
+  for (int first = 0; first < kRows; first += 64) {
+    const unsigned long long chosen = shared.chosen(first);
+    if (first / 64 % S::groups == group) copy_rows<kPlaned, kRows>(args, chosen, first, place, shared);
+    const unsigned row = threadIdx.x - first;  // of these
+    if (row < 64 && shared.ranks[threadIdx.x] >= 0)
+      args.pairs[place + __popcll(chosen & ((1ull << row) - 1))] = threadIdx.x * kTopK + shared.ranks[threadIdx.x];
+    place += __popcll(chosen);
   }
+  if (threadIdx.x == 0) args.counts[blockIdx.x] = place - begin;
 }
 
 }  // namespace blink
