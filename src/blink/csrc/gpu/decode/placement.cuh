@@ -29,50 +29,66 @@ struct PlacementShape {
   static constexpr int places = kRows > 64 ? kRows : 64;         // in shared memory
 };
 
+// A number that is in the order of the logits, whose float's bits are given, and of equal ones the lower expert's is
+// the larger.
+__device__ inline int rank_key(int bits, int expert) {
+  return (bits < 0 ? int(0x80000000u - unsigned(bits)) : bits) + (0xffff - expert);
+}
+
+// A number, or 0, without a choice: of those by number the compiler makes places in memory.
+__device__ inline unsigned only_if(bool wanted, unsigned value) { return value & -unsigned(wanted); }
+
 // Logits of a row that a lane looks at.
 template <int kWords>
 struct RowLogits {
-  unsigned pairs[kWords];  // of experts word * 64 + lane * 2 and the next
+  unsigned pairs[kWords];  // of experts word * 64 + lane * 2 and the next; beyond all experts, what ranks last
 
   __device__ void load_row(const PlacementArgs& args, int row) {
 #pragma unroll
     for (int i = 0; i < kWords; i++) {
       const int expert = i * 64 + threadIdx.x % 32 * 2;
-      pairs[i] = expert < args.experts ? load_pair_from_l2(args.logits + long(row) * args.experts + expert) : 0;
+      pairs[i] = expert < args.experts ? load_pair_from_l2(args.logits + long(row) * args.experts + expert) : ~0u;
     }
   }
 
-  __device__ unsigned key(int i, int experts) const {
-    const int expert = i / 2 * 64 + threadIdx.x % 32 * 2 + i % 2;
-    return expert < experts ? routing_key(pairs[i / 2] >> i % 2 * 16 & 0xffff, expert) : 0;
+  __device__ void add(const RowLogits& other, bool wanted) {
+#pragma unroll
+    for (int i = 0; i < kWords; i++) pairs[i] |= only_if(wanted, other.pairs[i]);
   }
 
-  __device__ unsigned own_key(int expert) const {
+  __device__ unsigned bits(int i) const { return pairs[i / 2] << (1 - i % 2) * 16 & 0xffff0000; }
+
+  __device__ unsigned own_bits(int expert) const {
     unsigned pair = 0;
 #pragma unroll
-    for (int i = 0; i < kWords; i++)
-      if (expert / 64 == i) pair = pairs[i];
-    return routing_key(__shfl_sync(~0u, pair, expert % 64 / 2) >> expert % 2 * 16 & 0xffff, expert);
+    for (int i = 0; i < kWords; i++) pair |= only_if(expert / 64 == i, pairs[i]);
+    pair = __shfl_sync(~0u, pair, expert % 64 / 2);
+    return pair << (1 - expert % 2) * 16 & 0xffff0000;
   }
 
   // How many experts are ahead of this one.
-  __device__ int rank(unsigned own, int experts) const {
+  __device__ int rank(int expert) const {
+    const int own = rank_key(own_bits(expert), expert), first = threadIdx.x % 32 * 2;
     int ahead = 0;
 #pragma unroll
-    for (int i = 0; i < 2 * kWords; i++) ahead += key(i, experts) > own;
+    for (int i = 0; i < 2 * kWords; i++) ahead += rank_key(bits(i), first + i / 2 * 64 + i % 2) > own;
     return __reduce_add_sync(~0u, ahead);
   }
 
-  __device__ float probability(unsigned own, int experts) const {
-    unsigned largest = 0;
+  __device__ float probability(int expert, int experts) const {
+    const float none = __uint_as_float(0xff800000);  // minus infinity
+    float logits[2 * kWords], largest = none, mass = 0;
 #pragma unroll
-    for (int i = 0; i < 2 * kWords; i++) largest = max(largest, key(i, experts));
-    largest = __reduce_max_sync(~0u, largest);
-    float mass = 0;
+    for (int i = 0; i < 2 * kWords; i++) {
+      const bool is_expert = i / 2 * 64 + int(threadIdx.x % 32) * 2 < experts;
+      logits[i] = is_expert ? __uint_as_float(bits(i)) : none;
+      largest = fmaxf(largest, logits[i]);
+    }
 #pragma unroll
-    for (int i = 0; i < 2 * kWords; i++)
-      if (key(i, experts)) mass += __expf(key_logit(key(i, experts)) - key_logit(largest));
-    return __expf(key_logit(own) - key_logit(largest)) / warp_sum(mass);
+    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+#pragma unroll
+    for (int i = 0; i < 2 * kWords; i++) mass += __expf(logits[i] - largest);
+    return __expf(__uint_as_float(own_bits(expert)) - largest) / warp_sum(mass);
   }
 };
 
@@ -143,16 +159,24 @@ __device__ inline void find_rows(const PlacementArgs& args, int first, int limit
   for (int i = 0; i < S::turns; i++) logits[i].load_row(args, min(first + i * S::warps + warp, args.rows - 1));
   if (first == 0 && threadIdx.x < args.rows)
     shared.rates[threadIdx.x] = args.rates ? __uint_as_float(load_word(args.rates + threadIdx.x)) : 1;
+  unsigned chosen = 0;  // turns
 #pragma unroll
   for (int i = 0; i < S::turns; i++) {
     const int row = first + i * S::warps + warp;
-    const unsigned own = logits[i].own_key(blockIdx.x);
-    const int rank = logits[i].rank(own, args.experts);
-    if (row < limit && rank < kTopK) {
-      if (lane == 0) shared.ranks[row] = rank;
-      const float probability = logits[i].probability(own, args.experts);
-      if (lane == 0) args.weights[row * kTopK + rank] = probability;
-    }
+    const int rank = logits[i].rank(blockIdx.x);
+    if (row >= limit || rank >= kTopK) continue;
+    chosen |= 1u << i;
+    if (lane == 0) shared.ranks[row] = rank;
+  }
+  // Few rows choose the expert: these instructions stand once, for to load them takes longer than to run them.
+#pragma unroll 1
+  for (; chosen; chosen &= chosen - 1) {
+    const int turn = __ffs(chosen) - 1, row = first + turn * S::warps + warp;
+    RowLogits<kWords> one = {};
+#pragma unroll
+    for (int i = 0; i < S::turns; i++) one.add(logits[i], i == turn);
+    const float probability = one.probability(blockIdx.x, args.experts);
+    if (lane == 0) args.weights[row * kTopK + shared.ranks[row]] = probability;
   }
 }
 
