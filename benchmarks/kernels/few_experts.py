@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time the experts of a few decoding rows with weights of each kind, in the shape of Qwen3-30B-A3B.
+"""Time the experts of up to 256 rows with weights of each kind, in the shape of Qwen3-30B-A3B.
 
-Both ways, the kernels of few rows and the grouped products, as chains over several layers' weights, from the residual
-to the next norm; medians of replays.
+From the residual to the next norm, the kernels of few rows and the grouped products; without norms, what the general
+step takes and Triton's products alone. Chains over several layers' weights; medians of replays.
 
 Run with: python benchmarks/kernels/few_experts.py [--rows 1 2 4 8] [--formats bf16 fp8 fp8-block int4] [--layers 8]
+    [--split TOKENS GROUPS BOXES BLOCKS]
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from collections.abc import Callable
 import torch
 from decode_layer import draw, time_graph
 
+import blink.kernels.gpu.moe as triton_moe
+import blink.kernels.moe as general_moe
 from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
-from blink.kernels.gpu.decode import moe
+from blink.kernels.gpu.decode import gemm, grouped_gemm, moe
+from blink.kernels.gpu.decode.grouped_gemm import GroupedSplit
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.quantized import FP8
@@ -51,7 +55,7 @@ FORMATS: dict[str, Matrices] = {
 
 
 class Case:
-    """Rows with their routers' logits, and both ways to add a layer's experts to them."""
+    """Rows with their routers' logits, and the ways to run a layer's experts on them."""
 
     def __init__(self, rows: int) -> None:
         self.rows, self.norm = rows, 1 + draw(HIDDEN)
@@ -78,6 +82,25 @@ class Case:
                 self.num_tokens, self.norm,
             ).x  # fmt: skip
 
+    def run_general(self, layers: list[Layer]) -> None:
+        for weights in layers:
+            general_moe.moe(self.residual, self.logits, *weights, self.num_tokens, top_k=TOP_K, renormalize=True)
+
+    def run_triton(self, layers: list[Layer]) -> None:
+        for weights in layers:
+            triton_moe.moe(self.residual, self.logits, *weights, self.num_tokens, top_k=TOP_K, renormalize=True)
+
+    def list_ways(self) -> tuple[Callable[[list[Layer]], None] | None, ...]:
+        """Return the ways in the table's order; None: there is none for so many rows."""
+        few = self.add_few if self.rows <= moe.MAX_ROWS else None
+        return few, self.add_grouped if self.rows <= gemm.MAX_ROWS else None, self.run_general, self.run_triton
+
+    def time(self, layers: list[Layer]) -> str:
+        """Return the table's columns of each way's microseconds a layer."""
+        self.residual.normal_()  # compile_ahead() added what memory held
+        times = (way and time_graph(lambda way=way: way(layers)) / len(layers) for way in self.list_ways())
+        return "".join(f"{'-':>8}" if time is None else f"{time:8.2f}" for time in times)
+
 
 def main() -> None:
     """Print a table of microseconds a layer."""
@@ -85,21 +108,21 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--split", type=int, nargs=4, help="of the grouped products, in place of what they choose")
     options = parser.parse_args()
+    if options.split:
+        grouped_gemm.choose_split = lambda *_, **__: GroupedSplit(*options.split)
     cases = [Case(rows) for rows in options.rows]
-    print(f"{'us a layer':12} {'rows':>4} {'experts':>7} {'MB':>6} {'few':>7} {'grouped':>7}", flush=True)
+    ways = "".join(f"{way:>8}" for way in ("few", "grouped", "general", "Triton"))
+    print(f"{'us a layer':12} {'rows':>4} {'experts':>7} {'MB':>6}{ways}", flush=True)
     for form in options.formats:
         draw_matrices = FORMATS[form]
         layers = [(draw_matrices(2 * SIZE, HIDDEN), draw_matrices(HIDDEN, SIZE)) for _ in range(options.layers)]
         num_bytes = {"bf16": 2, "int4": 0.5}.get(form, 1) * 3 * HIDDEN * SIZE
-        compile_ahead(lambda layers=layers: [case.add_few(layers[:1]) for case in cases])
+        compile_ahead(lambda layers=layers: [way(layers[:1]) for case in cases for way in case.list_ways() if way])
         for case in cases:
-            few, grouped = (
-                time_graph(lambda add=add, layers=layers: add(layers)) / options.layers
-                for add in (case.add_few, case.add_grouped)
-            )
             size = case.num_chosen * num_bytes / 1e6
-            print(f"{form:12} {case.rows:4} {case.num_chosen:7} {size:6.1f} {few:7.2f} {grouped:7.2f}", flush=True)
+            print(f"{form:12} {case.rows:4} {case.num_chosen:7} {size:6.1f}{case.time(layers)}", flush=True)
 
 
 if __name__ == "__main__":

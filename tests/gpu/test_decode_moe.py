@@ -12,7 +12,9 @@ from activation_planes import join
 from blink.kernels.batch import Header
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.activation import activate
+from blink.kernels.moe import moe as moe_of
 from blink.kernels.operands import HeadNorm
+from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import make_rotary_table
 from blink.kernels.weight import plain
 from blink.models.decoder import Decoder
@@ -40,7 +42,7 @@ from test_decode_kernels import (
 from test_moe import to_fp8
 
 from blink.kernels.experts import ExpertWeights, Fp8Experts
-from blink.kernels.gpu.decode import gemm, grouped_gemm, moe
+from blink.kernels.gpu.decode import gemm, grouped_gemm, moe, placed_experts
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
 from blink.kernels.gpu.decode.grouped_gemm import GroupedSplit
@@ -190,9 +192,26 @@ def in_float(weight: ExpertWeights) -> Tensor:
     return weight.dequantize(torch.float32) if isinstance(weight, Fp8Experts) else plain(weight).float()
 
 
+def check_without_norms(logits: Tensor, gate_up: ExpertWeights, down: ExpertWeights, num_tokens: int) -> None:
+    """Compare placed_experts.moe with the plain reference."""
+    x = draw(len(logits), down.shape[1])
+    x[num_tokens:] = torch.nan
+    assert placed_experts.can_take(x, 8, gate_up, down)
+    limit = torch.tensor([num_tokens], dtype=torch.int32, device="cuda")
+    found = placed_experts.moe(x, logits, (gate_up, down), limit, top_k=8, renormalize=True)
+    expected = cpu.moe(
+        x[:num_tokens].float(), logits[:num_tokens], in_float(gate_up), in_float(down), top_k=8, renormalize=True
+    )
+    assert error(found[:num_tokens], expected) < 1e-2
+    assert not found[num_tokens:].any()
+
+
 def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: ExpertWeights, num_tokens: int) -> None:
-    """Compare add_grouped_experts with the plain reference."""
+    """Compare add_grouped_experts with the plain reference, or where rows are too many for it what runs without it."""
     hidden, top_k = down.shape[1], 8
+    if rows > gemm.MAX_ROWS:
+        check_without_norms(logits, gate_up, down, num_tokens)
+        return
     assert grouped_gemm.can_multiply(rows, top_k, gate_up, down)
     residual, norm, next_norm = draw(rows, hidden), draw(hidden), draw(hidden)
     expected, x = residual.float().clone(), normed(residual, norm)
@@ -220,22 +239,26 @@ def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: Exper
     [
         None,
         *(GroupedSplit(*sizes) for sizes in ((8, 1, 1, 2), (8, 1, 2, 1), (8, 2, 1, 1), (16, 1, 1, 3), (16, 2, 1, 1))),
+        *(GroupedSplit(*sizes) for sizes in ((32, 1, 1, 2), (32, 1, 2, 2), (32, 2, 1, 1))),
     ],
     ids=str,
 )
-@pytest.mark.parametrize(("rows", "num_tokens"), [(5, 5), (8, 7), (13, 13), (32, 30), (64, 64)])
+@pytest.mark.parametrize(
+    ("rows", "num_tokens"), [(5, 5), (8, 7), (13, 13), (32, 30), (64, 64), (96, 96), (200, 190), (256, 256)]
+)
 def test_grouped_products_equal_the_reference_however_they_are_split(
     rows: int, num_tokens: int, split: GroupedSplit | None, in_fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(rows)
     if split is not None:
-        if rows <= 8 and split.tokens > 8:
-            pytest.skip("an expert has places for 8 rows")
+        if split.tokens > grouped_gemm.count_places(rows):
+            pytest.skip("an expert has fewer places")
         monkeypatch.setattr(grouped_gemm, "choose_split", lambda *_, **__: split)
     gate_up, down = draw(40, 2 * 256, 768, scale=768**-0.5), draw(40, 768, 256, scale=8 * 256**-0.5)
     logits = draw_logits(rows, 40)
     logits[:, 7] = 9  # an expert of all rows
     logits[: rows // 2, 39] = 8
+    logits[:, 12] = -100  # of none
     if in_fp8:
         check_grouped(rows, logits, to_fp8(gate_up), to_fp8(down), num_tokens)
     else:
@@ -243,7 +266,7 @@ def test_grouped_products_equal_the_reference_however_they_are_split(
 
 
 @pytest.mark.parametrize("in_fp8", [False, True])
-@pytest.mark.parametrize("rows", [8, 64])
+@pytest.mark.parametrize("rows", [8, 64, 128, 256])
 def test_grouped_products_of_a_large_model(rows: int, in_fp8: bool) -> None:
     torch.manual_seed(rows)
     gate_up, down = draw(128, 2 * 768, 2048, scale=2048**-0.5), draw(128, 2048, 768, scale=8 * 768**-0.5)
@@ -258,8 +281,16 @@ def test_grouped_products_of_a_large_model(rows: int, in_fp8: bool) -> None:
 @pytest.mark.parametrize("idle", [0, 20])
 @pytest.mark.parametrize(
     ("rows", "num_experts", "size"),
-    [(8, 200, 256), (64, 64, 128), (64, 256, 128), (32, 100, 384), (3, 128, 768)],
-    ids=["one home each", "homes alone", "one home of two tiles", "two homes", "mostly guessed wrong"],
+    [(8, 200, 256), (64, 64, 128), (64, 256, 128), (32, 100, 384), (3, 128, 768), (256, 100, 384), (256, 256, 128)],
+    ids=[
+        "one home each",
+        "homes alone",
+        "one home of two tiles",
+        "two homes",
+        "mostly guessed wrong",
+        "of many rows",
+        "fewer rows of more experts",
+    ],
 )
 def test_grouped_products_guess_what_is_chosen(rows: int, num_experts: int, size: int, idle: int, in_fp8: bool) -> None:
     torch.manual_seed(rows)
@@ -294,7 +325,9 @@ def test_a_row_of_nan_spoils_no_row_that_its_experts_treat_beside() -> None:
 
 
 @pytest.mark.parametrize("planes", [False, True])
-@pytest.mark.parametrize(("rows", "num_tokens"), [(1, 1), (8, 7), (19, 19), (64, 50)])
+@pytest.mark.parametrize(
+    ("rows", "num_tokens"), [(1, 1), (8, 7), (19, 19), (64, 50), (65, 65), (128, 120), (129, 129), (200, 0), (256, 250)]
+)
 @pytest.mark.parametrize("num_experts", [24, 128, 256])
 def test_rows_lie_behind_one_another_by_their_experts(
     rows: int, num_tokens: int, num_experts: int, planes: bool
@@ -318,7 +351,32 @@ def test_rows_lie_behind_one_another_by_their_experts(
         torch.testing.assert_close(found[expert, :count], expected[tokens], rtol=rtol, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [3, 8, 33, 64])
+@pytest.mark.parametrize("rows", [64, 200])
+def test_rows_that_are_normalised_are_copied_as_they_are(rows: int) -> None:
+    x, logits = draw(rows, 640), draw_logits(rows, 128)
+    limit = torch.tensor([rows], dtype=torch.int32, device="cuda")
+    found, routes = place(logits, x, None, limit, 3, planes=False)
+    for expert, count in enumerate(routes.counts.tolist()):
+        pairs = routes.pairs[expert, :count]
+        assert torch.equal(found.view(128, -1, 640)[expert, :count], x[pairs // 3])
+
+
+@pytest.mark.parametrize("in_fp8", [False, True])
+@pytest.mark.parametrize(("rows", "num_tokens"), [(1, 1), (64, 64), (128, 100), (256, 250)])
+def test_experts_without_norms_equal_the_reference_and_padding_becomes_zero(
+    rows: int, num_tokens: int, in_fp8: bool
+) -> None:
+    torch.manual_seed(rows)
+    gate_up, down = draw(40, 2 * 256, 768, scale=768**-0.5), draw(40, 768, 256, scale=256**-0.5)
+    logits = draw_logits(rows, 40)
+    logits[num_tokens:] = torch.nan
+    if in_fp8:
+        check_without_norms(logits, to_fp8(gate_up), to_fp8(down), num_tokens)
+    else:
+        check_without_norms(logits, gate_up, down, num_tokens)
+
+
+@pytest.mark.parametrize("rows", [3, 8, 33, 64, 100])
 def test_the_routers_product_leaves_the_rates_of_the_norm(rows: int) -> None:
     x, norm, router = draw(rows, 512), draw(512), draw(128, 512)
     rates = torch.full((rows + 1,), 7.0, device="cuda")
@@ -342,7 +400,7 @@ class Chain:
 
     def __init__(self, rows: int) -> None:
         self.mixture = Mixture(rows, 128, 8, 1024, 256)
-        batch, num_blocks = make_batch([39 * (row + 1) for row in range(rows)], 512)
+        batch, num_blocks = make_batch([39 * (row % 13 + 1) for row in range(rows)], 512)
         self.batch = on_gpu(batch)
         self.table = make_rotary_table(Rope(theta=1e4, rotary_dim=128).frequencies(), 512, "cuda")
         self.cache = draw(2, num_blocks, 16, 2, 128)
@@ -351,7 +409,8 @@ class Chain:
 
     def run(self) -> None:
         self.residual.copy_(self.mixture.residual)
-        run = self.run_few if len(self.residual) <= 2 else self.run_many
+        rows = len(self.residual)
+        run = self.run_few if rows <= 2 else self.run_many if rows <= gemm.MAX_ROWS else self.run_most
         run(self.mixture, self.residual)
 
     def run_few(self, mixture: Mixture, residual: Tensor) -> None:
@@ -374,6 +433,13 @@ class Chain:
                 normed = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.norm)
             else:
                 normed = self.add_grouped(mixture, residual, normed.x, rates, logits)
+
+    def run_most(self, mixture: Mixture, residual: Tensor) -> None:
+        limit = self.batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1]
+        for _ in range(3):
+            x = rms_norm(residual, mixture.norm, EPS)
+            logits, experts = functional.linear(x, mixture.router), (mixture.gate_up, mixture.down)
+            residual.add_(moe_of(x, logits, *experts, limit, top_k=mixture.top_k, renormalize=True))
 
     def add_grouped(self, mixture: Mixture, residual: Tensor, x: Tensor, rates: Tensor, logits: Tensor) -> gemm.Normed:
         return add_grouped_experts(
@@ -412,7 +478,7 @@ def check_replays(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(chain.residual, expected)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 13])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 13, 100, 200])
 def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,7 +549,16 @@ def make_decoder() -> Decoder:
     return Decoder(spec, draw(1000, 512), layers, 1 + draw(512, scale=0.1), draw(1000, 512, scale=0.05))
 
 
-LENGTHS = [[1], [17, 300], [300, 16, 41, 0], [5, 6, 7, 8, 90, 0, 0, 0], [*range(1, 12), 0, 0], [*range(3, 65), 0, 0]]
+LENGTHS = [
+    [1],
+    [17, 300],
+    [300, 16, 41, 0],
+    [5, 6, 7, 8, 90, 0, 0, 0],
+    [*range(1, 12), 0, 0],
+    [*range(3, 65), 0, 0],
+    [*range(1, 71), 0, 0],
+    [*range(1, 129)],
+]
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=len)
@@ -497,8 +572,8 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(lengt
 def test_more_rows_take_the_general_step_with_the_attention_of_decoding_rows() -> None:
     torch.manual_seed(10)
     decoder = make_decoder()
-    assert not can_decode(decoder.spec, torch.bfloat16, 72, 16)
-    check_step(decoder, [*range(1, 71), 0, 0])
+    assert not can_decode(decoder.spec, torch.bfloat16, 140, 16)
+    check_step(decoder, [*range(1, 139), 0, 0])
 
 
 def check_step(decoder: Decoder, lengths: list[int]) -> None:
@@ -510,7 +585,9 @@ def check_step(decoder: Decoder, lengths: list[int]) -> None:
     cache = decoder.allocate_kv_cache(num_blocks, 16).normal_()
     twin = cache.clone()
     active = sum(length > 0 for length in lengths)
-    expected = decoder.compute_logits(batch, twin, rows, rows)[:active]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placed_experts, "can_take", lambda *_: False)
+        expected = decoder.compute_logits(batch, twin, rows, rows)[:active]
     found = decoder.compute_logits(batch, cache, rows, rows, decoding=True)[:active]
     assert error(found, expected) < 3e-2
     assert error(cache, twin) < 1e-2

@@ -19,6 +19,7 @@ from blink.kernels.gpu.decode import (
     gemm_planes,
     gemm_planes_int4,
     gemv_quantized,
+    grouped_gemm,
     launch,
     splits,
 )
@@ -119,13 +120,28 @@ def test_measured_candidates_fit_and_share_activations_of_many_rows(output: Outp
         assert all(split.cluster < 4 or 2 * split.shared_bytes(output, tokens) <= _MAX_SHARED_BYTES for split in tried)
 
 
-@pytest.mark.parametrize(("model", "most"), [("llama-3-8b", 128), ("qwen3-30b-a3b", 64)])
-def test_steps_of_more_rows_take_the_general_way(model: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen3-30b-a3b"])
+def test_steps_of_more_than_128_rows_take_the_general_way(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_step, "can_attend_rows", lambda *_: True)
     monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
     spec: ModelSpec = read_spec(_CONFIGS / model)
     taken = [rows for rows in (16, 64, 65, 96, 128, 129, 256) if decode_step.can_decode(spec, torch.bfloat16, rows, 16)]
-    assert max(taken) == most and 64 in taken
+    assert taken == [16, 64, 65, 96, 128]
+
+
+@pytest.mark.parametrize("planes", [False, True])
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 33, 64, 65, 96, 129, 200, 256])
+def test_experts_rows_get_tiles_that_fit_and_mostly_suffice(rows: int, planes: bool) -> None:
+    places = grouped_gemm.count_places(rows)
+    assert rows <= places < rows + 32
+    for mean, k in itertools.product((0.1, 4, 5, 8, 12, 16, 256), (128, 768, 2048)):
+        split = grouped_gemm.choose_split(places, mean, k, planes=planes)
+        assert places % split.tokens == 0 and split.groups in (1, 2)
+        assert k % split.stage_k(1 if planes else 2) == 0
+        stages = split.stages(planes=planes)
+        size = stages * split.stage_bytes(planes=planes) + split.other_bytes()
+        assert stages >= 3 and (size + 1024) * split.blocks <= 228 << 10
+        assert split.tokens >= min(1.5 * mean, places, 32)
 
 
 def test_experts_that_cannot_be_streamed_are_grouped_from_3_rows_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,12 @@ def moe(
     assert 0 < top_k <= gate_up.shape[0]
     if x.is_cuda:
         from blink.kernels.gpu import moe as gpu
+        from blink.kernels.gpu.decode import placed_experts
 
         assert num_tokens is not None
+        if activation == "silu" and biases is None and placed_experts.can_take(x, top_k, gate_up, down):
+            experts = gate_up, down
+            return placed_experts.moe(x, router_logits, experts, num_tokens, top_k=top_k, renormalize=renormalize)
         return gpu.moe(
             x, router_logits, gate_up, down, num_tokens,
             top_k=top_k, renormalize=renormalize, activation=activation, biases=biases,

@@ -32,7 +32,6 @@ MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
 MAX_INT4_ROWS_BEFORE_PLANES = 2  # of such
 MAX_DECODE_ROWS = gemm.MAX_ROWS
 MAX_MIXED_TOKENS = 80  # of steps with prompts: of more, cuBLAS and kernels of their own are as fast
-MAX_EXPERTS_ROWS = 64
 MAX_UNGROUPED_ROWS = 8  # with experts: see benchmarks/kernels/few_experts.py
 MAX_UNGROUPED_PACKED_ROWS = 2  # in blocks or 4 bits
 MAX_UNGROUPED_FP8_ROWS = 1  # with a scale for each row
@@ -63,8 +62,7 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
 
     block_size: tokens of a block of the KV cache.
     """
-    most = MAX_EXPERTS_ROWS if spec.num_experts else MAX_DECODE_ROWS
-    if rows > most or not can_attend_rows(spec, dtype, block_size):
+    if rows > MAX_DECODE_ROWS or not can_attend_rows(spec, dtype, block_size):
         return False
     few = rows <= MAX_GEMV_ROWS
     hidden, size = spec.hidden_size, spec.intermediate_size

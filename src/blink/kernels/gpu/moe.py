@@ -60,19 +60,25 @@ def moe(
     inner_bias, bias = biases or (None, None)
     multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation=activation, bias=inner_bias)
     multiply_grouped(inner, down, routes, found, pairs_per_row=1, activation=None, bias=bias)
+    combine(found, routes.weights, num_tokens, result, renormalize=renormalize)
+    return result
+
+
+def combine(found: Tensor, weights: Tensor, num_tokens: Tensor, result: Tensor, *, renormalize: bool) -> None:
+    """Sum each token's weighted results, found [tokens * top_k, hidden]; rows beyond num_tokens become zero."""
+    max_tokens, hidden = result.shape
     block = min(1024, triton.next_power_of_2(hidden))
     _combine[(max_tokens, triton.cdiv(hidden, block))](
         found,
-        routes.weights,
+        weights,
         num_tokens,
         result,
         hidden,
-        TOP_K=top_k,
+        TOP_K=len(weights) // max_tokens,
         RENORMALIZE=renormalize,
         BLOCK=block,
         num_warps=4,
     )
-    return result
 
 
 def choose_tiling(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of up to 64 decoding rows with the experts that they chose. What rows an expert treats lie behind one
+// Products of up to 256 rows with the experts that they chose. What rows an expert treats lie behind one
 // another, from places * expert on; so many of them as a tile has tokens are multiplied together. Blocks stay: each
 // takes its share of all tiles, and one warp copies the tiles' weights to a ring of stages that does not run dry in
 // between. While the router still chooses, blocks of the gates' product copy what is likely to be chosen.

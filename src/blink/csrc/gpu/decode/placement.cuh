@@ -13,7 +13,7 @@ struct PlacementArgs {
   const Bf16* logits;     // [rows, experts]
   const int* num_tokens;  // [1]; rows beyond it choose no expert
   const Bf16* x;          // [rows, hidden], times the norm's weight
-  const float* rates;     // [rows], the norm's
+  const float* rates;     // [rows], the norm's; null: x is normalised
   float* weights;         // [rows * kTopK], probability of each pair's expert; pairs are row * kTopK + rank
   int* pairs;             // [experts, places], an expert's
   int* counts;            // [experts]
@@ -21,58 +21,88 @@ struct PlacementArgs {
   int rows, experts, hidden, places;
 };
 
-constexpr int kPlacementWarps = 8, kPlacementThreads = 32 * kPlacementWarps;
+// Sizes. Warps look at so many rows at once as they have registers for; groups of threads copy a row each.
+template <int kRows>
+struct PlacementShape {
+  static constexpr int group = 256, groups = kRows > 64 ? 2 : 1, threads = group * groups, warps = threads / 32;
+  static constexpr int turns = kRows < 128 ? kRows / warps : 8;  // of a warp, at once
+  static constexpr int places = kRows > 64 ? kRows : 64;         // in shared memory
+};
+
+// A number that is in the order of the logits, whose float's bits are given, and of equal ones the lower expert's is
+// the larger.
+__device__ inline int rank_key(int bits, int expert) {
+  return (bits < 0 ? int(0x80000000u - unsigned(bits)) : bits) + (0xffff - expert);
+}
+
+// A number, or 0, without a choice: of those by number the compiler makes places in memory.
+__device__ inline unsigned only_if(bool wanted, unsigned value) { return value & -unsigned(wanted); }
 
 // Logits of a row that a lane looks at.
 template <int kWords>
 struct RowLogits {
-  unsigned pairs[kWords];  // of experts word * 64 + lane * 2 and the next
+  unsigned pairs[kWords];  // of experts word * 64 + lane * 2 and the next; beyond all experts, what ranks last
 
   __device__ void load_row(const PlacementArgs& args, int row) {
 #pragma unroll
     for (int i = 0; i < kWords; i++) {
       const int expert = i * 64 + threadIdx.x % 32 * 2;
-      pairs[i] = expert < args.experts ? load_pair_from_l2(args.logits + long(row) * args.experts + expert) : 0;
+      pairs[i] = expert < args.experts ? load_pair_from_l2(args.logits + long(row) * args.experts + expert) : ~0u;
     }
   }
 
-  __device__ unsigned key(int i, int experts) const {
-    const int expert = i / 2 * 64 + threadIdx.x % 32 * 2 + i % 2;
-    return expert < experts ? routing_key(pairs[i / 2] >> i % 2 * 16 & 0xffff, expert) : 0;
+  __device__ void add(const RowLogits& other, bool wanted) {
+#pragma unroll
+    for (int i = 0; i < kWords; i++) pairs[i] |= only_if(wanted, other.pairs[i]);
   }
 
-  __device__ unsigned own_key(int expert) const {
+  __device__ unsigned bits(int i) const { return pairs[i / 2] << (1 - i % 2) * 16 & 0xffff0000; }
+
+  __device__ unsigned own_bits(int expert) const {
     unsigned pair = 0;
 #pragma unroll
-    for (int i = 0; i < kWords; i++)
-      if (expert / 64 == i) pair = pairs[i];
-    return routing_key(__shfl_sync(~0u, pair, expert % 64 / 2) >> expert % 2 * 16 & 0xffff, expert);
+    for (int i = 0; i < kWords; i++) pair |= only_if(expert / 64 == i, pairs[i]);
+    pair = __shfl_sync(~0u, pair, expert % 64 / 2);
+    return pair << (1 - expert % 2) * 16 & 0xffff0000;
   }
 
   // How many experts are ahead of this one.
-  __device__ int rank(unsigned own, int experts) const {
+  __device__ int rank(int expert) const {
+    const int own = rank_key(own_bits(expert), expert), first = threadIdx.x % 32 * 2;
     int ahead = 0;
 #pragma unroll
-    for (int i = 0; i < 2 * kWords; i++) ahead += key(i, experts) > own;
+    for (int i = 0; i < 2 * kWords; i++) ahead += rank_key(bits(i), first + i / 2 * 64 + i % 2) > own;
     return __reduce_add_sync(~0u, ahead);
   }
 
-  __device__ float probability(unsigned own, int experts) const {
-    unsigned largest = 0;
+  __device__ float probability(int expert, int experts) const {
+    const float none = __uint_as_float(0xff800000);  // minus infinity
+    float logits[2 * kWords], largest = none, mass = 0;
 #pragma unroll
-    for (int i = 0; i < 2 * kWords; i++) largest = max(largest, key(i, experts));
-    largest = __reduce_max_sync(~0u, largest);
-    float mass = 0;
+    for (int i = 0; i < 2 * kWords; i++) {
+      const bool is_expert = i / 2 * 64 + int(threadIdx.x % 32) * 2 < experts;
+      logits[i] = is_expert ? __uint_as_float(bits(i)) : none;
+      largest = fmaxf(largest, logits[i]);
+    }
 #pragma unroll
-    for (int i = 0; i < 2 * kWords; i++)
-      if (key(i, experts)) mass += __expf(key_logit(key(i, experts)) - key_logit(largest));
-    return __expf(key_logit(own) - key_logit(largest)) / warp_sum(mass);
+    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+#pragma unroll
+    for (int i = 0; i < 2 * kWords; i++) mass += __expf(logits[i] - largest);
+    return __expf(__uint_as_float(own_bits(expert)) - largest) / warp_sum(mass);
   }
 };
 
+template <int kRows>
 struct PlacementShared {
-  float rates[64];
-  int ranks[64];  // of the expert among those of each row; -1 if it is not chosen
+  float rates[PlacementShape<kRows>::places];
+  int ranks[PlacementShape<kRows>::places];  // of the expert among those of each row; -1 if it is not chosen
+
+  // Which of 64 rows chose the expert.
+  __device__ unsigned long long chosen(int first) const {
+    const int row = first + threadIdx.x % 32;
+    const unsigned low = __ballot_sync(~0u, ranks[row] >= 0), high = __ballot_sync(~0u, ranks[row + 32] >= 0);
+    return low | static_cast<unsigned long long>(high) << 32;
+  }
 };
 
 template <bool kPlaned>
@@ -95,18 +125,21 @@ __device__ inline void write_vector(const PlacementArgs& args, long to, const Ve
   }
 }
 
-// Copy the rows that chose the expert to its places, several at once.
+// Copy those of 64 rows that chose the expert to its places, several at once.
 template <bool kPlaned, int kRows>
-__device__ inline void copy_rows(const PlacementArgs& args, unsigned long long chosen, const PlacementShared& shared) {
+__device__ inline void copy_rows(const PlacementArgs& args, unsigned long long chosen, int first, long place,
+                                 const PlacementShared<kRows>& shared) {
+  using S = PlacementShape<kRows>;
   constexpr int batch = kRows < 16 ? 2 : 4;
-  for (int column = threadIdx.x * 8; column < args.hidden; column += kPlacementThreads * 8) {
-    long to = long(blockIdx.x) * args.places * args.hidden + column;
+  const int in_group = S::groups > 1 ? threadIdx.x % S::group : threadIdx.x;
+  for (int column = in_group * 8; column < args.hidden; column += S::group * 8) {
+    long to = place * args.hidden + column;
     for (unsigned long long left = chosen; left;) {
       Vec16 values[batch];
       int rows[batch];
 #pragma unroll
       for (int i = 0; i < batch; i++, left &= left - 1) {
-        rows[i] = __ffsll(left) - 1;  // -1: none left
+        rows[i] = left ? first + __ffsll(left) - 1 : -1;  // none left
         if (rows[i] >= 0) values[i] = load(args.x + long(rows[i]) * args.hidden + column);
       }
 #pragma unroll
@@ -116,48 +149,63 @@ __device__ inline void copy_rows(const PlacementArgs& args, unsigned long long c
   }
 }
 
-// Find out which rows choose the block's expert.
+// Find out which of some rows choose the block's expert.
 template <int kWords, int kTopK, int kRows>
-__device__ inline void find_rows(const PlacementArgs& args, PlacementShared& shared) {
-  constexpr int turns = kRows / kPlacementWarps;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, limit = min(int(load_word(args.num_tokens)), args.rows);
-  RowLogits<kWords> logits[turns];
+__device__ inline void find_rows(const PlacementArgs& args, int first, int limit, PlacementShared<kRows>& shared) {
+  using S = PlacementShape<kRows>;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  RowLogits<kWords> logits[S::turns];
 #pragma unroll
-  for (int i = 0; i < turns; i++) logits[i].load_row(args, min(i * kPlacementWarps + warp, args.rows - 1));
-  if (threadIdx.x < args.rows) shared.rates[threadIdx.x] = __uint_as_float(load_word(args.rates + threadIdx.x));
+  for (int i = 0; i < S::turns; i++) logits[i].load_row(args, min(first + i * S::warps + warp, args.rows - 1));
+  if (first == 0 && threadIdx.x < args.rows)
+    shared.rates[threadIdx.x] = args.rates ? __uint_as_float(load_word(args.rates + threadIdx.x)) : 1;
+  unsigned chosen = 0;  // turns
 #pragma unroll
-  for (int i = 0; i < turns; i++) {
-    const int row = i * kPlacementWarps + warp;
-    const unsigned own = logits[i].own_key(blockIdx.x);
-    const int rank = logits[i].rank(own, args.experts);
-    if (row < limit && rank < kTopK) {
-      if (lane == 0) shared.ranks[row] = rank;
-      const float probability = logits[i].probability(own, args.experts);
-      if (lane == 0) args.weights[row * kTopK + rank] = probability;
-    }
+  for (int i = 0; i < S::turns; i++) {
+    const int row = first + i * S::warps + warp;
+    const int rank = logits[i].rank(blockIdx.x);
+    if (row >= limit || rank >= kTopK) continue;
+    chosen |= 1u << i;
+    if (lane == 0) shared.ranks[row] = rank;
+  }
+  // Few rows choose the expert: these instructions stand once, for to load them takes longer than to run them.
+#pragma unroll 1
+  for (; chosen; chosen &= chosen - 1) {
+    const int turn = __ffs(chosen) - 1, row = first + turn * S::warps + warp;
+    RowLogits<kWords> one = {};
+#pragma unroll
+    for (int i = 0; i < S::turns; i++) one.add(logits[i], i == turn);
+    const float probability = one.probability(blockIdx.x, args.experts);
+    if (lane == 0) args.weights[row * kTopK + shared.ranks[row]] = probability;
   }
 }
 
-// kRows: 8, 16, 32 or 64.
+// kRows: 8, 16, 32, 64, 128 or 256.
 template <int kRows, int kWords, int kTopK, bool kPlaned>
-__global__ void __launch_bounds__(kPlacementThreads) place_rows(const PlacementArgs args) {
-  __shared__ PlacementShared shared;
+__global__ void __launch_bounds__(PlacementShape<kRows>::threads) place_rows(const PlacementArgs args) {
+  using S = PlacementShape<kRows>;
+  __shared__ PlacementShared<kRows> shared;
   launch_dependents();
-  if (threadIdx.x < 64) shared.ranks[threadIdx.x] = -1;
+  if (threadIdx.x < S::places) shared.ranks[threadIdx.x] = -1;
   __syncthreads();
   wait_for_prerequisites();
-  find_rows<kWords, kTopK, kRows>(args, shared);
+  const int limit = min(int(load_word(args.num_tokens)), args.rows);
+#pragma unroll 1
+  for (int first = 0; first < kRows; first += S::turns * S::warps)
+    find_rows<kWords, kTopK, kRows>(args, first, limit, shared);
   __syncthreads();
-  const int lane = threadIdx.x % 32;
-  const unsigned low = __ballot_sync(~0u, shared.ranks[lane] >= 0);
-  const unsigned high = __ballot_sync(~0u, shared.ranks[32 + lane] >= 0);
-  const unsigned long long chosen = low | static_cast<unsigned long long>(high) << 32;
-  copy_rows<kPlaned, kRows>(args, chosen, shared);
-  if (threadIdx.x == 0) args.counts[blockIdx.x] = __popcll(chosen);
-  if (threadIdx.x < 64 && shared.ranks[threadIdx.x] >= 0) {
-    const int place = blockIdx.x * args.places + __popcll(chosen & ((1ull << threadIdx.x) - 1));
-    args.pairs[place] = threadIdx.x * kTopK + shared.ranks[threadIdx.x];
+  const int group = S::groups > 1 ? threadIdx.x / S::group : 0, begin = blockIdx.x * args.places;
+  int place = begin;
+#pragma unroll 1
+  for (int first = 0; first < kRows; first += 64) {
+    const unsigned long long chosen = shared.chosen(first);
+    if (first / 64 % S::groups == group) copy_rows<kPlaned, kRows>(args, chosen, first, place, shared);
+    const unsigned row = threadIdx.x - first;  // of these
+    if (row < 64 && shared.ranks[threadIdx.x] >= 0)
+      args.pairs[place + __popcll(chosen & ((1ull << row) - 1))] = threadIdx.x * kTopK + shared.ranks[threadIdx.x];
+    place += __popcll(chosen);
   }
+  if (threadIdx.x == 0) args.counts[blockIdx.x] = place - begin;
 }
 
 }  // namespace blink

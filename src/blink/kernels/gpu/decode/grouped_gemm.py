@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of up to 64 decoding rows with the experts that they chose: csrc/gpu/decode/grouped_gemm.cuh.
+"""Products of up to 256 rows with the experts that they chose: csrc/gpu/decode/grouped_gemm.cuh.
 
 What rows an expert treats lie behind one another: expert e's from row e * places on. For experts in FP8 activations are
 planes (planes.cuh), in the columns' usual order.
@@ -21,8 +21,11 @@ from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_stages
 from blink.kernels.gpu.moe_routing import Routes
 from blink.kernels.quantized import FP8
 
-MAX_ROWS = 64
-_MIN_TOKENS, _MAX_TOKENS = 8, 16  # of a tile
+MAX_ROWS = 256
+_MIN_TOKENS, _MAX_TOKENS = 8, 32  # of a tile
+# Up to how many rows of an expert, on average, few experts have more than such a tile: of Poisson's 2 and 3 %.
+_MAX_MEANS = {8: 4, 16: 10}
+_WIDE = 32  # columns of a tile: from so many on they are half as many bytes as the weights of a group
 _MAX_EXPERTS, _MAX_CHUNKS = 256, 512  # grouped_gemm.cuh's
 _BOX_BYTES = 128
 _SHARED_BYTES = 224 << 10  # of a multiprocessor, that blocks share
@@ -48,7 +51,7 @@ class _Arguments(ctypes.Structure):  # grouped_gemm.cuh's GroupedArgs
 class GroupedSplit:
     """How a product is split."""
 
-    tokens: int  # of an expert's rows, that are multiplied together: 8 or 16
+    tokens: int  # of an expert's rows, that are multiplied together: 8, 16 or 32
     groups: int  # of 64 weight rows, of a tile
     boxes: int  # of 128 bytes of a weight row, in a stage
     blocks: int  # of a multiprocessor
@@ -70,13 +73,20 @@ class GroupedSplit:
         return (_SHARED_BYTES // self.blocks - self.other_bytes()) // self.stage_bytes(planes=planes)
 
 
-def choose_split(rows: int, k: int, *, planes: bool) -> GroupedSplit:
+def choose_split(places: int, mean: float, k: int, *, planes: bool) -> GroupedSplit:
     """Return the split of a product. An expert's weights are read again for every so many rows as a tile has.
 
-    The preferences are those of Qwen3-30B-A3B on an H200.
+    mean: rows of an expert, on average. The preferences are those of Qwen3-30B-A3B on an H200.
     """
-    tokens = 16 if rows > 32 and not planes else 8
-    return GroupedSplit(tokens, 1, 2 if k % (256 if planes else 128) == 0 else 1, 2)
+    tokens = _choose_tokens(places, mean, planes=planes)
+    is_wide = tokens * (PLANES if planes else 1) >= _WIDE  # two groups share the rows, which L2 hands out half as often
+    groups, blocks = (2, 1) if is_wide else (1, 2)
+    return GroupedSplit(tokens, groups, 2 if k % (256 if planes else 128) == 0 else 1, blocks)
+
+
+def _choose_tokens(places: int, mean: float, *, planes: bool) -> int:
+    wanted = next((tokens for tokens, most in _MAX_MEANS.items() if mean <= most), _MAX_TOKENS)
+    return min(max(wanted, 16 if places > 32 and not planes else _MIN_TOKENS), places)
 
 
 def can_multiply(rows: int, top_k: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
@@ -86,7 +96,9 @@ def can_multiply(rows: int, top_k: int, gate_up: ExpertWeights, down: ExpertWeig
         return False
     values, _ = split_experts(down)
     num_experts, hidden, size = values.shape
-    most_chunks = min(num_experts, rows * top_k) + rows * top_k // _MIN_TOKENS
+    pairs, planes = rows * top_k, isinstance(down, Fp8Experts)
+    tokens = _choose_tokens(count_places(rows), pairs / num_experts, planes=planes)
+    most_chunks = min(num_experts, pairs) + pairs // tokens
     is_aligned = hidden % 128 == 0 and size % 128 == 0 and num_experts % 2 == 0
     fits = is_aligned and num_experts <= _MAX_EXPERTS and most_chunks <= _MAX_CHUNKS
     return fits and values.is_cuda and values.dtype in (torch.bfloat16, FP8) and can_multiply_groups()
@@ -94,7 +106,8 @@ def can_multiply(rows: int, top_k: int, gate_up: ExpertWeights, down: ExpertWeig
 
 def count_places(rows: int) -> int:
     """Return how many rows are kept for each expert where a batch has so many: as many, rounded up to whole tiles."""
-    return _MIN_TOKENS if rows <= _MIN_TOKENS else -(-rows // _MAX_TOKENS) * _MAX_TOKENS
+    step = next(size for size in (_MIN_TOKENS, 16, _MAX_TOKENS) if rows <= size or size == _MAX_TOKENS)
+    return -(-rows // step) * step
 
 
 def gate(x: Tensor, gate_up: ExpertWeights, routes: Routes) -> Tensor:
@@ -116,7 +129,7 @@ def _launch(output: Output, x: Tensor, weight: ExpertWeights, routes: Routes, ou
     values, scales = split_experts(weight)
     num_experts, weight_rows, k = values.shape
     places, planes = routes.pairs.shape[1], are_planes(x)
-    split = choose_split(places, k, planes=planes)
+    split = choose_split(places, len(routes.weights) / num_experts, k, planes=planes)
     outputs, stage_k = 64 * split.groups * out.shape[-1] // weight_rows, split.stage_k(values.itemsize)
     assert weight_rows % (64 * split.groups) == 0 and k % stage_k == 0 and planes == (scales is not None)
     assert x.is_contiguous() and x.shape[-2] == num_experts * places and places % split.tokens == 0

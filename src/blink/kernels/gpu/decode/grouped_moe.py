@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.experts import ExpertWeights, Fp8Experts
+from blink.kernels.experts import ExpertWeights
 from blink.kernels.gpu.decode import grouped_gemm
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.gemm_planes import new_inputs, order_number
-from blink.kernels.gpu.decode.placement import place
+from blink.kernels.gpu.decode.placed_experts import multiply_placed
 from blink.kernels.gpu.decode.planes import store_planes
 from blink.kernels.gpu.moe import multiply_grouped, sum_found
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
@@ -63,9 +63,11 @@ def add_grouped_experts(
     assert logits.is_contiguous() and residual.is_contiguous() and x.is_contiguous()
     rows, hidden = residual.shape
     top_k, programmatic = mixture.top_k, residual.is_cuda
-    is_placed = grouped_gemm.can_multiply(rows, top_k, mixture.gate_up, mixture.down)
-    multiply = _multiply_placed if is_placed else _multiply_gathered
-    found, weights = multiply(logits, x, rates, num_tokens, mixture)
+    experts = mixture.gate_up, mixture.down
+    if grouped_gemm.can_multiply(rows, top_k, *experts):
+        found, weights = multiply_placed(logits, x, rates, num_tokens, experts, top_k)
+    else:
+        found, weights = _multiply_gathered(logits, x, rates, num_tokens, mixture)
     parts = triton.cdiv(hidden, _COLUMNS)
     result = Normed(new_inputs(residual, planes=planes), new_squares(residual, parts))
     _add_found[(rows, parts)](
@@ -90,22 +92,10 @@ def add_grouped_experts(
     return result
 
 
-def _multiply_placed(
-    logits: Tensor, x: Tensor, rates: Tensor, num_tokens: Tensor, mixture: Mixture
-) -> tuple[Tensor, Tensor]:
-    """Return each pair's result [rows * top_k, hidden] and its expert's probability; rows are copied to experts."""
-    planes = isinstance(mixture.down, Fp8Experts)
-    placed, routes = place(logits, x, rates, num_tokens, mixture.top_k, planes=planes)
-    inner = grouped_gemm.gate(placed, mixture.gate_up, routes)
-    found = logits.new_empty(len(routes.weights), mixture.down.shape[1])
-    grouped_gemm.multiply(inner, mixture.down, routes, found)
-    return found, routes.weights
-
-
 def _multiply_gathered(
     logits: Tensor, x: Tensor, rates: Tensor, num_tokens: Tensor, mixture: Mixture
 ) -> tuple[Tensor, Tensor]:
-    """Return the same; the products gather their rows."""
+    """Return each pair's result [rows * top_k, hidden] and its expert's probability; the products gather their rows."""
     top_k, programmatic = mixture.top_k, logits.is_cuda
     hidden, size = mixture.down.shape[1:]
     normed, routes = _route(logits, x, rates, num_tokens, top_k)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experts of up to 256 rows, by grouped_gemm.py's products of rows that are copied to those who treat them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blink.kernels.experts import ExpertWeights, Fp8Experts
+from blink.kernels.gpu.decode import grouped_gemm
+from blink.kernels.gpu.decode.placement import place
+from blink.kernels.gpu.moe import combine
+
+Experts = tuple[ExpertWeights, ExpertWeights]  # gate_up and down of blink.kernels.moe
+
+
+def can_take(x: Tensor, top_k: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
+    """Tell whether moe() takes these; needs a current GPU."""
+    return x.dtype == torch.bfloat16 and grouped_gemm.can_multiply(len(x), top_k, gate_up, down)
+
+
+def moe(
+    x: Tensor, router_logits: Tensor, experts: Experts, num_tokens: Tensor, *, top_k: int, renormalize: bool
+) -> Tensor:
+    """Compute moe of contiguous tensors; num_tokens: int32 [1] on the device; rows beyond it become zero."""
+    found, weights = multiply_placed(router_logits, x, None, num_tokens, experts, top_k)
+    result = torch.empty_like(x)
+    combine(found, weights, num_tokens, result, renormalize=renormalize)
+    return result
+
+
+def multiply_placed(
+    logits: Tensor, x: Tensor, rates: Tensor | None, num_tokens: Tensor, experts: Experts, top_k: int
+) -> tuple[Tensor, Tensor]:
+    """Return each pair's result [rows * top_k, hidden] and its expert's probability.
+
+    x: [rows, hidden], to be multiplied by the rates if there are any; grouped_gemm.can_multiply() tells whether it can.
+    """
+    gate_up, down = experts
+    placed, routes = place(logits, x, rates, num_tokens, top_k, planes=isinstance(down, Fp8Experts))
+    inner = grouped_gemm.gate(placed, gate_up, routes)
+    found = logits.new_empty(len(routes.weights), down.shape[1])
+    grouped_gemm.multiply(inner, down, routes, found)
+    return found, routes.weights
