@@ -84,7 +84,9 @@ class Case:
 
     def run_general(self, layers: list[Layer]) -> None:
         for weights in layers:
-            general_moe.moe(self.residual, self.logits, *weights, self.num_tokens, top_k=TOP_K, renormalize=True)
+            general_moe.moe(
+                self.residual, self.logits, *weights, self.num_tokens, top_k=TOP_K, renormalize=True, decoding=True
+            )
 
     def run_triton(self, layers: list[Layer]) -> None:
         for weights in layers:

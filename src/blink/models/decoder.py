@@ -33,6 +33,7 @@ class StepInputs:
 
     attend: Attend
     num_tokens: Tensor  # [1], those that are not padding
+    decoding: bool  # whether all of them are of rows of one token
 
 
 class Decoder:
@@ -115,8 +116,8 @@ class Decoder:
         attend = self._make_attention(batch, kv_cache, num_tokens, num_rows, decoding=decoding)
         if not decoding and self._has_mixed_kernels(num_tokens, kv_cache):
             return self._mix(batch, kv_cache, (num_tokens, num_rows), attend)
-        residual = self._embed(batch, num_tokens)
-        update = self._run_layers(range(len(self._layers)), residual, batch, kv_cache, attend)
+        residual, step = self._embed(batch, num_tokens), _share(attend, batch, decoding=decoding)
+        update = self._run_layers(range(len(self._layers)), residual, kv_cache, step)
         return self._sampled_logits(update, residual, batch, num_rows)
 
     @torch.inference_mode()
@@ -142,7 +143,7 @@ class Decoder:
         if layers.start == 0:
             self._embed(batch, num_tokens, residual)
         attend = self._make_attention(batch, kv_cache, num_tokens, num_rows, decoding=decoding)
-        update = self._run_layers(layers, residual, batch, kv_cache, attend)
+        update = self._run_layers(layers, residual, kv_cache, _share(attend, batch, decoding=decoding))
         if layers.stop < len(self._layers):
             residual.add_(update)
         else:
@@ -154,7 +155,7 @@ class Decoder:
         """Return what the head reads of every token [num_tokens, hidden]."""
         attend = self._make_attention(batch, kv_cache, num_tokens, num_rows)
         residual = self._embed(batch, num_tokens)
-        update = self._run_layers(range(len(self._layers)), residual, batch, kv_cache, attend)
+        update = self._run_layers(range(len(self._layers)), residual, kv_cache, _share(attend, batch, decoding=False))
         return rms_norm(update, self._norm, self.spec.rms_norm_eps, residual)
 
     def _embed(self, batch: Batch, num_tokens: int, out: Tensor | None = None) -> Tensor:
@@ -169,9 +170,8 @@ class Decoder:
         found = self._embedding.take_rows(ids)
         return found if out is None else out.copy_(found)
 
-    def _run_layers(self, layers: range, residual: Tensor, batch: Batch, kv_cache: Tensor, attend: Attend) -> Tensor:
+    def _run_layers(self, layers: range, residual: Tensor, kv_cache: Tensor, step: StepInputs) -> Tensor:
         """Run some layers on residual [tokens, hidden]; return what the last of them is to add to it."""
-        step = StepInputs(attend, batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1])
         update = None
         for index in layers:
             update = self._run_layer(self._layers[index], residual, update, kv_cache[index], step)
@@ -321,7 +321,12 @@ class Decoder:
             renormalize=self.spec.norm_topk_prob,
             activation=activation,
             biases=mlp.biases,
+            decoding=step.decoding,
         )
+
+
+def _share(attend: Attend, batch: Batch, *, decoding: bool) -> StepInputs:
+    return StepInputs(attend, batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1], decoding)
 
 
 def _take_last_tokens(hidden: Tensor, batch: Batch, num_rows: int) -> Tensor:
