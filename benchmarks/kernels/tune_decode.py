@@ -70,8 +70,9 @@ def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
         splits.gemm_key(output, tokens, n, k): list(map(to_list, splits.list_gemm_splits(output, tokens)))
         for output, n, k in list_products(spec)
     }
-    attention = splits.list_attention_splits(spec.num_heads // spec.num_kv_heads, spec.head_dim)
-    return found | {splits.attention_key(rows * spec.num_kv_heads): list(map(to_list, attention))}
+    group = spec.num_heads // spec.num_kv_heads
+    attention = map(to_list, splits.list_attention_splits(group, spec.head_dim))
+    return found | {splits.attention_key(rows * spec.num_kv_heads, group): list(attention)}
 
 
 def list_quantized_candidates(spec: ModelSpec, rows: int, format: Format) -> Candidates:

@@ -296,7 +296,7 @@ def test_any_split_of_the_keys_gives_the_same_attention(block_size: int, monkeyp
     expected = attend_reference(qkv.cpu(), cache.cpu(), batch, table, 4, None, block_size)
     tried = list(splits.list_attention_splits(2, head_dim))
     for split in [AttentionSplit(1, 1, 1), AttentionSplit(1, 1, 7), *tried[:: len(tried) // 4]]:
-        monkeypatch.setattr("blink.kernels.gpu.decode.attention.choose_attention_split", lambda _, split=split: split)
+        monkeypatch.setattr("blink.kernels.gpu.decode.attention.choose_attention_split", lambda *_, split=split: split)
         found = decode_attention(qkv, cache.clone(), on_gpu(batch), table.cuda()).cpu()
         assert error(found, expected) < 1e-2, split
 

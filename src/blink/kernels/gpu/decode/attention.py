@@ -77,9 +77,9 @@ def decode_attention(
     assert qkv.is_contiguous() and kv_cache.is_contiguous() and rotary_table.is_contiguous()
     assert kv_cache.dtype in (qkv.dtype, FP8) and rotary_table.dtype == torch.float32
     is_fp8 = kv_cache.dtype == FP8
-    split = choose_attention_split(rows * kv_heads)
-    split = split.halve_tiles() if is_fp8 else split
     group = num_heads // kv_heads
+    split = choose_attention_split(rows * kv_heads, group)
+    split = split.halve_tiles() if is_fp8 else split
     sizes = (group, head_dim, rotary_dim, kv_heads, block_size, split.cluster, split.warps, split.stages)
     flags = f"{str(head_norm is not None).lower()}, {str(is_fp8).lower()}, {name_order(planes)}"
     out = new_rows(qkv, rows, num_heads * head_dim, planes=planes is not None)

@@ -201,9 +201,10 @@ def _guess_add_split(tokens: int, n: int, stage_k: int, processors: int) -> Gemm
     return next(split for split in fitting if split is not None)
 
 
-def choose_attention_split(heads: int) -> AttentionSplit:
-    """Return the split of attention of so many KV heads of all rows together."""
-    found = read_table().get(attention_key(heads))
+def choose_attention_split(heads: int, group: int) -> AttentionSplit:
+    """Return the split of attention of so many KV heads of all rows together, each with a group of query heads."""
+    table = read_table()
+    found = table.get(attention_key(heads, group), table.get(attention_key(heads)))
     return AttentionSplit(*found) if found else _guess_attention_split(heads)
 
 
@@ -222,9 +223,9 @@ def gemm_key(output: Output, tokens: int, n: int, k: int) -> str:
     return f"{output.name.lower()} {tokens} x {k} x {n}"
 
 
-def attention_key(heads: int) -> str:
-    """Return the key in the table of attention of so many KV heads of all rows."""
-    return f"attend {heads}"
+def attention_key(heads: int, group: int | None = None) -> str:
+    """Return the key in the table of attention of so many KV heads of all rows; None: of any group of query heads."""
+    return f"attend {heads}" + (f" x {group}" if group else "")
 
 
 @functools.cache
