@@ -100,9 +100,10 @@ def test_segments_with_another_step_between_them_give_the_bits_of_whole_steps(mo
     for run in step.make_segments([]):
         run()  # compiles
     torch.cuda.synchronize()
-    pool, left = torch.cuda.graph_pool_handle(), list[Suspended | None]()
-    segments = [capture(run, pool) for run in step.make_segments(left)]
+    # As the engine does: what is captured later may be given memory that an earlier graph of the pool writes.
+    pool, apart, left = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle(), list[Suspended | None]()
     between = capture(other.run_whole, pool)
+    segments = [capture(run, apart) for run in step.make_segments(left)]
     step.reset()
     for segment in segments:
         other.reset()

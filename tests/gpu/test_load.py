@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU server under open-loop load with cancels, slow readers and priorities: no token lost or wrong, no leak.
+"""A GPU server under open-loop load with cancels, slow readers, priorities and prompts that overtake: no token lost
+or wrong, no leak.
 
 BLINK_LOAD_SECONDS and BLINK_LOAD_RATE (requests per second) say how long and how hard; 600 and 32 before a release.
 """
@@ -77,7 +78,8 @@ def server() -> Iterator[tuple[subprocess.Popen[bytes], list[Frontend]]]:
     """An engine with random weights and two frontends."""
     region = f"load-{os.getpid()}-{secrets.token_hex(3)}"
     flags = [f"--model={MODEL}", "--load-format=dummy", "--device=cuda", f"--region={region}", "--num-queue-pairs=2"]
-    engine = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags, "--scheduling-policy=priority"])
+    flags += ["--scheduling-policy=priority", "--overtake-share=0.2"]
+    engine = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags])
     frontends = [start_frontend(region, f"--model={MODEL}", "--skip-tokenizer-init", wait=False) for _ in range(2)]
     try:
         wait_for(lambda: all(answers(frontend) == 200 for frontend in frontends), 180)

@@ -54,8 +54,8 @@ class DeviceTwin:
         self.log.append(f"time {index}")
         return 0.0012 * (index + 1)  # all but the first are longer than a segment and a half
 
-    def capture_segments(self, index: int, segments: list[Callable[[], None]]) -> None:
-        self.log.append(f"segments {index}")
+    def capture_segments(self, index: int, segments: list[Callable[[], None]], *, apart: bool) -> None:
+        self.log.append(f"segments {index}" + " apart" * apart)
         for run in segments:
             run()
 
@@ -71,6 +71,17 @@ class DeviceTwin:
 def log_step(model: Decoder, batch: Batch, kv_cache: Tensor, tokens: int, rows: int, **kinds: bool) -> None:
     del model, batch, kv_cache
     DeviceTwin.log.append((tokens, rows, "".join(name for name, is_set in kinds.items() if is_set)))
+
+
+def log_segment(
+    model: Decoder, batch: Batch, kv_cache: Tensor, size: tuple[int, int, bool], layers: range, *others: object
+) -> str | None:
+    """Leave something between the segments of decoding steps, which the next has to be given."""
+    del model, batch, kv_cache
+    _, before = others
+    assert (before == f"up to layer {layers.start}") is (size[2] and layers.start > 0)
+    DeviceTwin.log.append((size, layers))
+    return f"up to layer {layers.stop}" if size[2] else None
 
 
 @pytest.fixture
@@ -92,11 +103,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
         lambda config, device, dtype: load_model(config, torch.device("cpu"), torch.float32),  # noqa: ARG005
     )
     monkeypatch.setattr(Decoder, "forward", log_step)
-    monkeypatch.setattr(
-        Decoder,
-        "forward_segment",
-        lambda self, batch, kv_cache, size, layers, residual, before: DeviceTwin.log.append((size, layers)),  # noqa: ARG005
-    )
+    monkeypatch.setattr(Decoder, "forward_segment", log_segment)
     for name, value in {"current_device": 0, "memory_allocated": 100, "max_memory_allocated": 100 + STEP_BYTES}.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     for name in ("reset_peak_memory_stats", "empty_cache"):
@@ -130,7 +137,7 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
     for index in (5, 4, 3, 2, 1):
         tokens, rows, kind = sizes[index]
         halves: Log = [((tokens, rows, kind == "decoding"), range(layer, layer + 1)) for layer in range(2)]
-        expected += [*halves, f"segments {index}", *halves]
+        expected += [*halves, f"segments {index}" + " apart" * (kind == "decoding"), *halves]
     assert log == expected
     assert DeviceTwin.num_blocks == 77
     assert engine.run() == 0

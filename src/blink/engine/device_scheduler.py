@@ -74,7 +74,7 @@ class DeviceScheduler:
         self._kernel: Kernel = code.get_kernel("blink_scheduler")
         self._passes: Kernel = code.get_kernel("blink_scheduler_passes")
         self._mark_done: Kernel = code.get_kernel("blink_mark_done")
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool, self._pool_apart = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pairs: dict[int, list[Any]] = {}
@@ -86,13 +86,19 @@ class DeviceScheduler:
         Capture the largest first: all graphs share one memory pool.
         """
 
-        graph = self._capture(lambda: self._enqueue_launch(run_step, ""))
+        graph = self._capture(lambda: self._enqueue_launch(run_step, ""), self._pool)
         self._graphs[index] = graph
         self._pairs[index] = [self._instantiate(graph) for _ in range(_EXECUTABLES)]
 
-    def capture_segments(self, index: int, segments: Sequence[Callable[[], None]]) -> None:
-        """Capture graph `index` once more, in segments; each function enqueues one of them."""
-        graphs = [self._capture(functools.partial(self._enqueue_launch, run, "segmented_")) for run in segments]
+    def capture_segments(self, index: int, segments: Sequence[Callable[[], None]], *, apart: bool = False) -> None:
+        """Capture graph `index` once more, in segments; each function enqueues one of them.
+
+        apart: in memory that no whole step writes, for what a segment allocates and a later one reads. One step at a
+        time is launched in segments, so those of other graphs may share that memory.
+        """
+        pool = self._pool_apart if apart else self._pool
+        runs = [functools.partial(self._enqueue_launch, run, "segmented_") for run in segments]
+        graphs = [self._capture(run, pool) for run in runs]
         self._segments[index] = [(graph, self._instantiate(graph)) for graph in graphs]
 
     def launch(self, index: int) -> None:
@@ -117,7 +123,7 @@ class DeviceScheduler:
     def start(self) -> None:
         """Launch the resident kernel; it runs until the region's stop word or an error."""
         self._build_program()
-        graph = self._capture(lambda: self._enqueue(self._kernel, _LANES, self._program.data_ptr()))
+        graph = self._capture(lambda: self._enqueue(self._kernel, _LANES, self._program.data_ptr()), self._pool)
         self._resident = (graph, self._instantiate(graph))
         torch.cuda.synchronize(self._device)
         check(driver.cuGraphLaunch(self._resident[1], self.stream.cuda_stream))
@@ -127,7 +133,7 @@ class DeviceScheduler:
         if not hasattr(self, "_program"):
             self._build_program()
             graph = self._capture(
-                lambda: self._enqueue(self._passes, _LANES, self._program.data_ptr(), np.uint32(passes))
+                lambda: self._enqueue(self._passes, _LANES, self._program.data_ptr(), np.uint32(passes)), self._pool
             )
             self._resident = (graph, self._instantiate(graph))
         check(driver.cuGraphLaunch(self._resident[1], self.stream.cuda_stream))
@@ -159,9 +165,9 @@ class DeviceScheduler:
     def _upload(self, structs: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(structs.view(np.uint8)).to(self._device)
 
-    def _capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, run: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream):
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream):
             run()
         return graph
 

@@ -32,7 +32,6 @@ _WATCH_SECONDS = 0.25
 _MAX_SILENCE = 10.0  # seconds without a heartbeat; a step may take as long, but the scheduler beats meanwhile
 _GRAPH_RESERVE_BYTES = 1 << 30  # executables of all graphs and the workspaces that capture adds
 _ENDED = (EngineState.STOPPED, EngineState.FAILED)
-_Left = list[Suspended | None]
 
 
 class GpuEngine(Engine):
@@ -48,7 +47,6 @@ class GpuEngine(Engine):
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
         self._scheduler = DeviceScheduler(self._state)
         self._silence, self._heartbeat = Silence(), 0
-        self._left: list[_Left] = []  # by the graphs of segments: memory that no other graph may be given
         self._capture()
         self._fill_costs()
         self._capture_segments()
@@ -133,11 +131,13 @@ class GpuEngine(Engine):
             for run in runs:
                 run()
             torch.cuda.synchronize()
+            apart = any(part is not None for part in left)
             left.clear()
-            self._scheduler.capture_segments(index, runs)
-            self._left.append(left)
+            self._scheduler.capture_segments(index, runs, apart=apart)
 
-    def _run_behind(self, left: _Left, size: tuple[int, int, bool], segment: int, num_segments: int) -> None:
+    def _run_behind(
+        self, left: list[Suspended | None], size: tuple[int, int, bool], segment: int, num_segments: int
+    ) -> None:
         """Run a segment of a step with what those before it left, and add what it leaves itself."""
         left.append(self._run_segment(size, segment, num_segments, left[-1] if left else None))
 
