@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times sampling with Llama-3's vocabulary, against the time that one pass over the logits takes at 4.3 TB/s."""
+"""Times sampling with Llama-3's vocabulary, against the time that one pass over the logits takes at 4.3 TB/s.
+
+Run with: python benchmarks/kernels/sampling.py [--bins] [--rows 1 32 64 256]
+"""
 
 from __future__ import annotations
+
+import argparse
 
 import torch
 import triton
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.gpu.sampling import sample
+from blink.kernels.gpu import sampling
 
 _VOCAB, _CONTEXT = 128256, 400
 _BYTES_PER_US = 4.3e6
@@ -31,14 +36,20 @@ _CASES: dict[str, dict[Param, float]] = {
 
 def main() -> None:
     """Print medians in microseconds of the three kernels replayed from a CUDA graph."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bins", action="store_true", help="search for thresholds by histograms")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 64, 256])
+    options = parser.parse_args()
+    if options.bins:
+        sampling._SEARCHES_BY_BINS = True
     print(f"{'case':12} {'rows':>5} {'us':>8} {'floor us':>8}")
-    for num_rows in (1, 32, 64, 256):
+    for num_rows in options.rows:
         logits = (torch.randn(num_rows, _VOCAB, device="cuda") * 3).bfloat16()
         for name, values in _CASES.items():
             batch = _make_batch(num_rows, values)
 
             def call(logits: Tensor = logits, batch: Batch = batch, num_rows: int = num_rows) -> None:
-                sample(logits, batch, num_rows)
+                sampling.sample(logits, batch, num_rows)
 
             median = 1000 * triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median")
             print(f"{name:12} {num_rows:5} {median:8.2f} {logits.nbytes / _BYTES_PER_US:8.2f}")

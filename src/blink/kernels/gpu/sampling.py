@@ -43,6 +43,7 @@ from blink.kernels.gpu.truncation import MAX_CANDIDATES, find_threshold
 # many rows, plainly greedy ones are scanned by a kernel of their own, which needs few registers and so reads faster.
 _FEW_ROWS = 8
 _MAX_CLUSTER_ROWS = 16  # with more, one program a row searches as fast (H200)
+_SEARCHES_BY_BINS = False  # any number of rows; not run on a GPU yet: benchmarks/kernels/sampling.py --bins
 _FINE_BLOCK, _BLOCK = 2048, 4096
 _LOGITS_PER_WARP = 512
 _SELECT_WARPS = 8
@@ -79,10 +80,10 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
             BLOCK=block,
             num_warps=num_warps,
         )
-    if num_rows <= _MAX_CLUSTER_ROWS and logits.is_cuda and _has_clusters():
+    if (num_rows <= _MAX_CLUSTER_ROWS or _SEARCHES_BY_BINS) and logits.is_cuda and _has_clusters():
         from blink.kernels.gpu.decode.truncation import find_thresholds
 
-        find_thresholds(parts, batch, thresholds, arrivals, num_parts * block)
+        find_thresholds(parts, batch, thresholds, arrivals, num_parts * block, by_bins=_SEARCHES_BY_BINS)
     else:
         candidates = logits.new_empty(num_rows, MAX_CANDIDATES.value, dtype=torch.float32)
         results = (candidates, thresholds, arrivals)

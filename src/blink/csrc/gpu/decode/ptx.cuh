@@ -205,6 +205,26 @@ __device__ inline void store_in_cluster(unsigned address, float value) {
 #endif
 }
 
+__device__ inline void store_in_cluster(unsigned address, unsigned value) {
+  store_in_cluster(address, __uint_as_float(value));
+}
+
+// Add to, or lower, a word of another block's shared memory.
+__device__ inline void add_in_cluster(unsigned address, unsigned value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.cluster.shared::cluster.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+#else
+  asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+#endif
+}
+__device__ inline void lower_in_cluster(unsigned address, unsigned value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.cluster.shared::cluster.min.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+#else
+  asm volatile("red.shared.min.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+#endif
+}
+
 // Store to a block's shared memory, whose barrier counts the bytes. Who waits for that sees them, and no fence has to
 // wait for all that the thread has under way, as a cluster's barrier would.
 __device__ inline void store_counted(unsigned address, unsigned barrier, float value) {

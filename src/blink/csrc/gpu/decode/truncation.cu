@@ -3,33 +3,12 @@
 // sorting it. Top-k and top-p ask for the largest t such that the logits >= t reach a target: k of them, or a mass of
 // p. Each pass measures 16 parts of the interval that t is in: first equal ones of values, which few logits share, then
 // equal ones of bit patterns, which end exactly. Sums are taken in a fixed order.
-#include "ptx.cuh"
-#include "scheduler/state.h"
+#include "truncation.cuh"
 
 namespace blink {
 
-struct TruncationArgs {
-  const float* logits;  // [rows, width], -inf where nothing is; width a multiple of 4
-  const float* best;    // [rows, parts], the parts' largest logits, NaN if one is
-  const float* lowest;  // [rows, parts], the parts' least finite logits
-  const BatchHeader* header;
-  const int32_t* row_slots;
-  const SlotParams* params;
-  float* thresholds;   // [rows], of truncated rows; NaN if nothing can be sampled
-  uint32_t* arrivals;  // [rows], set to 0
-  uint32_t width, num_parts;
-};
-
-constexpr int kTruncationThreads = 256, kTruncationCluster = 8;
-constexpr int kTruncationWarps = kTruncationThreads / 32;
 constexpr int kCutBits = 4, kCuts = 1 << kCutBits;
 constexpr int kPassesOverValues = 2;
-constexpr float kGreedyTemperature = 1e-5f;
-constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
-
-struct alignas(16) Quad {
-  float values[4];
-};
 
 struct alignas(16) TruncationShared {  // before the block's part of the row
   float of_warps[kTruncationWarps][kCuts];
@@ -37,17 +16,6 @@ struct alignas(16) TruncationShared {  // before the block's part of the row
 
   __device__ Quad* quads() { return reinterpret_cast<Quad*>(this + 1); }
 };
-
-// Keys in the order of float values.
-__device__ inline uint32_t to_key(float value) {
-  const uint32_t bits = __float_as_uint(value);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-__device__ inline float from_key(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
-
-__device__ inline bool is_truncated(const Sampling& p) {
-  return p.temperature >= kGreedyTemperature && (p.top_k > 0 || p.top_p < 1 || p.min_p > 0);
-}
 
 // Where one pass looks, in keys; a part of an interval begins at each cut.
 struct Interval {
@@ -145,36 +113,13 @@ class TruncationSearch {
   int parity_ = 0;
 };
 
-// The largest logit of a row and its least finite one; every warp finds them for itself.
-struct Extremes {
-  float lowest, largest;
-  bool can_sample;
-};
-__device__ inline Extremes find_extremes(const TruncationArgs& args, long row) {
-  float lowest = kInfinity, largest = -kInfinity;
-  bool broken = false;
-  for (uint32_t part = threadIdx.x % 32; part < args.num_parts; part += 32) {
-    const float best = args.best[row * args.num_parts + part];
-    broken |= best != best || best == kInfinity;
-    largest = fmaxf(largest, best);
-    lowest = fminf(lowest, args.lowest[row * args.num_parts + part]);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-    lowest = fminf(lowest, __shfl_xor_sync(~0u, lowest, step));
-  }
-  return {lowest, largest, !__any_sync(~0u, broken) && largest > -kInfinity};
-}
-
 // Copy the block's part of a row to shared memory; returns its length in quads.
 __device__ inline int load_part(const TruncationArgs& args, long row, TruncationShared& shared) {
-  const uint32_t quads = args.width / 4, share = (quads + kTruncationCluster - 1) / kTruncationCluster;
-  const uint32_t first = min(cluster_rank() * share, quads), count = min(share, quads - first);
-  const auto* from = reinterpret_cast<const Quad*>(args.logits + row * args.width) + first;
-  for (uint32_t i = threadIdx.x; i < count; i += kTruncationThreads) shared.quads()[i] = from[i];
+  const Part part = find_part(args);
+  const auto* from = reinterpret_cast<const Quad*>(args.logits + row * args.width) + part.first;
+  for (uint32_t i = threadIdx.x; i < part.count; i += kTruncationThreads) shared.quads()[i] = from[i];
   __syncthreads();
-  return int(count);
+  return int(part.count);
 }
 
 // Find the thresholds of the truncated rows. grid: (kTruncationCluster, rows), clusters of one row.
@@ -197,10 +142,7 @@ __global__ void __launch_bounds__(kTruncationThreads, 3) find_thresholds(const T
     if (p.top_k > 0) threshold = search.find(threshold, float(p.top_k), false);
     if (p.top_p < 1) threshold = search.find(threshold, p.top_p, true);
   }
-  if (cluster_rank() == 0 && threadIdx.x == 0) {
-    args.thresholds[row] = extremes.can_sample ? threshold : __uint_as_float(0x7fc00000u);
-    args.arrivals[row] = 0;
-  }
+  if (cluster_rank() == 0 && threadIdx.x == 0) store_threshold(args, row, extremes.can_sample, threshold);
 }
 
 }  // namespace blink

@@ -11,12 +11,12 @@ from blink.kernels.batch import Batch
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.sampling_rows import Parts
 
-_SOURCE = "decode/truncation.cu"
-_THREADS, _CLUSTER = 256, 8  # csrc/gpu/decode/truncation.cu's kTruncationThreads and kTruncationCluster
-_SUMS_BYTES = 4 * 16 * (_THREADS // 32 + 2 * _CLUSTER)  # its TruncationShared, without the values
+_THREADS, _CLUSTER = 256, 8  # csrc/gpu/decode/truncation.cuh's kTruncationThreads and kTruncationCluster
+_SUMS_BYTES = 4 * 16 * (_THREADS // 32 + 2 * _CLUSTER)  # truncation.cu's TruncationShared, without the values
+_BINS_BYTES = 2 * 4 * 1024 + 4 * 2 * (_THREADS // 32 + _CLUSTER) + 32  # truncation_bins.cu's BinsShared
 
 
-class _Arguments(ctypes.Structure):  # its TruncationArgs
+class _Arguments(ctypes.Structure):  # truncation.cuh's TruncationArgs
     _fields_ = [
         ("logits", ctypes.c_void_p),
         ("best", ctypes.c_void_p),
@@ -31,10 +31,13 @@ class _Arguments(ctypes.Structure):  # its TruncationArgs
     ]
 
 
-def find_thresholds(parts: Parts, batch: Batch, thresholds: Tensor, arrivals: Tensor, width: int) -> None:
+def find_thresholds(
+    parts: Parts, batch: Batch, thresholds: Tensor, arrivals: Tensor, width: int, *, by_bins: bool = False
+) -> None:
     """Write the least logit that may be drawn of each truncated row to thresholds, and 0 to its arrivals.
 
-    parts: of the rows, `width` logits of each; thresholds: float32 [rows], NaN where nothing can be sampled.
+    parts: of the rows, `width` logits of each; thresholds: float32 [rows], NaN where nothing can be sampled; by_bins:
+    search by truncation_bins.cu's histograms, which meet a mass to a few millionths.
     """
     num_rows, num_parts = parts.best.shape
     assert width % 4 == 0 and batch.params.is_contiguous()
@@ -51,11 +54,13 @@ def find_thresholds(parts: Parts, batch: Batch, thresholds: Tensor, arrivals: Te
         num_parts,
     )
     values_bytes = -(-width // 4 // _CLUSTER) * 16
+    bins, cuts = ("find_thresholds_by_bins", "truncation_bins.cu"), ("find_thresholds", "truncation.cu")
+    name, source = bins if by_bins else cuts
     launch(
-        compile_kernel("blink::find_thresholds", _SOURCE),
+        compile_kernel(f"blink::{name}", f"decode/{source}"),
         (_CLUSTER, num_rows),
         _THREADS,
         arguments,
         cluster=_CLUSTER,
-        shared_bytes=_SUMS_BYTES + values_bytes,
+        shared_bytes=(_BINS_BYTES if by_bins else _SUMS_BYTES) + values_bytes,
     )
