@@ -2,6 +2,7 @@
 # Measure again what the README beside this says of an engine on one GPU: benchmarks/reproduce.sh [PART...]
 #
 #   http        a server of Llama-3-8B's shape under the load of docs/benchmarking.md, three times
+#   burst       the same with 1,200 requests at once, by how many sequences and tokens a step may have
 #   decode      time per output token of all models in 16 bits, and from the end of a step to the next launch
 #   quantized   the same in FP8; steps in 8 and 4 bits
 #   classes     urgent requests beside a flood, by the target of their pace
@@ -16,24 +17,45 @@ SERVER_CPUS=0-$((LAST > 4 ? LAST - 4 : LAST)) CLIENT_CPUS=$((LAST > 4 ? LAST - 3
 
 bench() { "$PYTHON" -m blink bench --port "$PORT" --client-cpus "$CLIENT_CPUS" "$@" 2>>"$RESULTS/bench.log"; }
 
-http() {
+# Start a server of Llama-3-8B's shape with more options; stop it with stop_server.
+serve() {
   taskset -c "$SERVER_CPUS" "$PYTHON" -m blink serve $CONFIGS/llama-3-8b --load-format dummy --dtype bfloat16 \
-    --skip-tokenizer-init --max-num-seqs 256 --no-enable-prefix-caching --host 127.0.0.1 --port "$PORT" \
-    >"$RESULTS/serve.log" 2>&1 &
-  local server=$!
-  trap "kill -INT $server" EXIT
+    --skip-tokenizer-init --no-enable-prefix-caching --host 127.0.0.1 --port "$PORT" "$@" >"$RESULTS/serve.log" 2>&1 &
+  SERVER=$!
+  trap 'kill -INT $SERVER' EXIT
   until "$PYTHON" -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$PORT/health')" 2>/dev/null; do
-    kill -0 $server || { tail "$RESULTS/serve.log"; exit 1; }
+    kill -0 $SERVER || { tail "$RESULTS/serve.log"; exit 1; }
     sleep 0.5
   done
+}
+
+stop_server() {
+  kill -INT $SERVER
+  wait $SERVER || true
+  trap - EXIT
+}
+
+trace_burst() {
+  "$PYTHON" benchmarks/trace_steps.py "$PYTHON" -m blink bench --port "$PORT" --client-cpus "$CLIENT_CPUS" \
+    --request-rate inf --num-prompts 1200
+}
+
+http() {
+  serve --max-num-seqs 256
   for run in 1 2 3; do
     bench --request-rate 0.5,8,32,48 --duration 12 --result-dir "$RESULTS" --result-filename "$run.json" | tail -n 5
   done
-  "$PYTHON" benchmarks/trace_steps.py "$PYTHON" -m blink bench --port "$PORT" --client-cpus "$CLIENT_CPUS" \
-    --request-rate inf --num-prompts 1200
-  kill -INT $server
-  wait $server || true
-  trap - EXIT
+  trace_burst
+  stop_server
+}
+
+burst() {
+  for size in "512 2048" "1024 2048" "1280 8192"; do
+    echo "--max-num-seqs ${size% *} --max-num-batched-tokens ${size#* }"
+    serve --max-num-seqs "${size% *}" --max-num-batched-tokens "${size#* }"
+    trace_burst
+    stop_server
+  done
 }
 
 decode() {
@@ -67,7 +89,7 @@ steps() {
 
 echo "logs: $RESULTS"
 export PYTHONPATH=src:benchmarks:benchmarks/kernels:${PYTHONPATH:-}
-for part in "${@:-http decode quantized classes steps}"; do
+for part in "${@:-http burst decode quantized classes steps}"; do
   for name in $part; do
     echo "== $name"
     "$name"
