@@ -68,7 +68,7 @@ def make_row(kind: str, scale: float) -> Row:
     chance = np.random.default_rng(3)
     row = chance.normal(0, scale, 4 * PART).astype(np.float32)
     if kind == "few levels":
-        row = np.floor(row * 2) / np.float32(2)
+        row = (np.floor(row * 2) / 2).astype(np.float32)
     elif kind == "equal":
         row[:] = np.float32(1.5)
     elif kind == "far":
