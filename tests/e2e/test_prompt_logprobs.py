@@ -35,6 +35,17 @@ def check_scores(model: Any, prompt: list[int], scores: list[TokenLogprob], num_
     torch.testing.assert_close(tops, best.values, rtol=1e-4, atol=1e-4)
 
 
+def test_scores_of_prompts_in_one_small_step_equal_those_of_one_pass(saved: tuple[Path, Any]) -> None:
+    """A step of few tokens has fewer rows than sequences may run."""
+    path, model = saved
+    prompts = [[7, 1, 5, 9], [3, 8], [11, 2, 6, 4, 10], [7, 1, 12]]
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=NUM_TOP)
+    with LLM(model=str(path), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40) as llm:
+        for _ in range(2):
+            for prompt, output in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
+                check_scores(model, prompt, output.prompt_logprobs, NUM_TOP)
+
+
 @pytest.mark.parametrize(("num_blocks", "num_top"), [(200, NUM_TOP), (26, 0)], ids=["roomy", "preempting"])
 def test_scores_of_chunked_prompts_equal_those_of_one_pass(
     saved: tuple[Path, Any], num_blocks: int, num_top: int

@@ -101,7 +101,7 @@ class Decoder:
         """
         if scoring:
             hidden = self.compute_hidden(batch, kv_cache, num_tokens, num_rows)
-            score_prompts(hidden, self._compute_head, batch)
+            score_prompts(hidden, self._compute_head, batch, num_rows)
             sample(self._compute_head(_take_last_tokens(hidden, batch, num_rows)), batch, num_rows)
             return
         sample(self.compute_logits(batch, kv_cache, num_tokens, num_rows, decoding=decoding), batch, num_rows)
