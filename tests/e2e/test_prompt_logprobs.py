@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from blink import LLM, SamplingParams
-from blink.text.generation import TokenLogprob
 from model_families import make_prompts, save_model
+from prompt_scores import check_scores, check_scores_of_small_steps
 
 NUM_TOP = 3
 
@@ -22,28 +21,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return path, save_model("llama-3.1", path)
 
 
-@torch.inference_mode()
-def check_scores(model: Any, prompt: list[int], scores: list[TokenLogprob], num_top: int) -> None:
-    """Compare with the logprobs of one pass over the whole prompt."""
-    assert [entry.token for entry in scores] == prompt[1:]
-    expected = model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
-    found = torch.tensor([entry.logprob for entry in scores])
-    torch.testing.assert_close(found, expected.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0], rtol=1e-4, atol=1e-4)
-    best = expected.topk(num_top)
-    assert [[token for token, _ in entry.top] for entry in scores] == best.indices.tolist()
-    tops = torch.tensor([[logprob for _, logprob in entry.top] for entry in scores]).view(len(scores), num_top)
-    torch.testing.assert_close(tops, best.values, rtol=1e-4, atol=1e-4)
-
-
 def test_scores_of_prompts_in_one_small_step_equal_those_of_one_pass(saved: tuple[Path, Any]) -> None:
-    """A step of few tokens has fewer rows than sequences may run."""
-    path, model = saved
-    prompts = [[7, 1, 5, 9], [3, 8], [11, 2, 6, 4, 10], [7, 1, 12]]
-    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=NUM_TOP)
-    with LLM(model=str(path), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40) as llm:
-        for _ in range(2):
-            for prompt, output in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
-                check_scores(model, prompt, output.prompt_logprobs, NUM_TOP)
+    check_scores_of_small_steps(*saved, NUM_TOP, "cpu")
 
 
 @pytest.mark.parametrize(("num_blocks", "num_top"), [(200, NUM_TOP), (26, 0)], ids=["roomy", "preempting"])
