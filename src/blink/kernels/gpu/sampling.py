@@ -43,7 +43,7 @@ from blink.kernels.gpu.truncation import MAX_CANDIDATES, find_threshold
 # many rows, plainly greedy ones are scanned by a kernel of their own, which needs few registers and so reads faster.
 _FEW_ROWS = 8
 _MAX_CLUSTER_ROWS = 16  # with more, one program a row searches as fast (H200)
-_SEARCHES_BY_BINS = False  # any number of rows; not run on a GPU yet: benchmarks/kernels/sampling.py --bins
+_SEARCHES_BY_BINS = True
 _FINE_BLOCK, _BLOCK = 2048, 4096
 _LOGITS_PER_WARP = 512
 _SELECT_WARPS = 8
