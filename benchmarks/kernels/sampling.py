@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times sampling with Llama-3's vocabulary, against the time that one pass over the logits takes at 4.3 TB/s.
 
-Run with: python benchmarks/kernels/sampling.py [--bins] [--rows 1 32 64 256]
+Run with: python benchmarks/kernels/sampling.py [--rows 1 32 64 256]
 """
 
 from __future__ import annotations
@@ -37,11 +37,8 @@ _CASES: dict[str, dict[Param, float]] = {
 def main() -> None:
     """Print medians in microseconds of the three kernels replayed from a CUDA graph."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bins", action="store_true", help="search for thresholds by histograms")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 64, 256])
     options = parser.parse_args()
-    if options.bins:
-        sampling._SEARCHES_BY_BINS = True
     print(f"{'case':12} {'rows':>5} {'us':>8} {'floor us':>8}")
     for num_rows in options.rows:
         logits = (torch.randn(num_rows, _VOCAB, device="cuda") * 3).bfloat16()

@@ -101,13 +101,6 @@ TRUNCATIONS: list[dict[Param, float]] = [
 ]
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=large)], ids=["cuts", "bins"])
-def _search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search for thresholds in either way; where there are no clusters there is one more."""
-    monkeypatch.setattr(gpu_sampling, "_SEARCHES_BY_BINS", request.param)
-
-
-@pytest.mark.usefixtures("_search")
 @pytest.mark.parametrize("vocab_size", [50, 9001])
 @pytest.mark.parametrize("scale", [0.05, 3.0, 60.0])
 def test_truncated_rows_draw_the_tokens_of_the_reference(vocab_size: int, scale: float, device: torch.device) -> None:
@@ -116,7 +109,6 @@ def test_truncated_rows_draw_the_tokens_of_the_reference(vocab_size: int, scale:
     assert_equals_reference(make_batch(rows, vocab_size), logits, device)
 
 
-@pytest.mark.usefixtures("_search")
 @pytest.mark.parametrize("vocab_size", [32_000, 128_256, 151_936])
 def test_truncated_rows_of_a_whole_vocabulary_draw_the_tokens_of_the_reference(
     vocab_size: int, device: torch.device
@@ -138,7 +130,6 @@ def test_thresholds_of_gpus_without_clusters_are_those_of_the_reference(
     assert_equals_reference(make_batch(rows, 5003), make_logits(len(rows), 5003, torch.float32), device)
 
 
-@pytest.mark.usefixtures("_search")
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (5000, 1.0), (9000, 1.0), (0, 0.3), (0, 0.9999)])
 @pytest.mark.parametrize("levels", [pytest.param(1, marks=large), 5, 100_000])
 def test_only_tokens_at_or_above_the_threshold_of_the_reference_are_drawn(

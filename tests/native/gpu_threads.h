@@ -22,9 +22,6 @@
 struct Index {
   unsigned x, y;
 };
-struct uint4 {
-  unsigned x, y, z, w;
-};
 
 // One block: its shared memory, its barrier, and what the lanes of its warps hand to each other.
 struct Block {
@@ -93,18 +90,11 @@ inline T __shfl_up_sync(unsigned, T value, unsigned step) {
   const unsigned lane = threadIdx.x % 32;
   return exchange(value, lane >= step ? lane - step : lane);
 }
-inline bool __any_sync(unsigned mask, bool value) {
-  uint32_t any = value;
-  for (int step = 16; step > 0; step /= 2) any |= __shfl_xor_sync(mask, any, step);
-  return any;
-}
 inline void __syncthreads() { block->barrier.arrive_and_wait(); }
 
 inline float __uint_as_float(uint32_t bits) { return cast_bits<float>(bits); }
 inline uint32_t __float_as_uint(float value) { return cast_bits<uint32_t>(value); }
-inline uint32_t __float2uint_rz(float value) { return value < 4294967296.0f ? uint32_t(value) : ~0u; }
 inline uint32_t __float2uint_rn(float value) { return uint32_t(std::nearbyint(value)); }
-inline float __logf(float value) { return std::log(value); }
 
 template <class T, class Better>
 inline void replace_if(T& word, T value, Better better) {
@@ -113,16 +103,31 @@ inline void replace_if(T& word, T value, Better better) {
   while (better(value, old) && !shared.compare_exchange_weak(old, value, std::memory_order_relaxed)) {
   }
 }
-inline void atomicAdd(uint32_t* word, uint32_t value) {
-  std::atomic_ref<uint32_t>(*word).fetch_add(value, std::memory_order_relaxed);
+inline uint32_t atomicAdd(uint32_t* word, uint32_t value) {
+  return std::atomic_ref<uint32_t>(*word).fetch_add(value, std::memory_order_relaxed);
 }
-inline void atomicMax(int* word, int value) { replace_if(*word, value, std::greater<int>()); }
-inline void atomicMin(int* word, int value) { replace_if(*word, value, std::less<int>()); }
+template <class T>
+inline void atomicMax(T* word, T value) {
+  replace_if(*word, value, std::greater<T>());
+}
+template <class T>
+inline void atomicMin(T* word, T value) {
+  replace_if(*word, value, std::less<T>());
+}
 
 namespace blink {
 
 using std::max;
 using std::min;
+
+struct Bf16 {
+  unsigned short bits;
+};
+inline float low_float(unsigned pair) { return __uint_as_float(pair << 16); }
+inline float high_float(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+inline float low_half(unsigned pair) { return float(cast_bits<_Float16>(uint16_t(pair))); }
+inline float max_or_nan(float a, float b) { return a != a || b != b ? std::nanf("") : std::max(a, b); }
+inline float exp2_fast(float exponent) { return std::exp2(exponent); }
 
 inline void launch_dependents() {}
 inline void wait_for_prerequisites() {}
@@ -145,7 +150,10 @@ template <class T>
 inline void store_in_cluster(unsigned address, T value) {
   find_in_cluster<T>(address) = value;
 }
-inline void add_in_cluster(unsigned address, uint32_t value) { atomicAdd(&find_in_cluster<uint32_t>(address), value); }
+inline uint32_t add_in_cluster_before(unsigned address, uint32_t value) {
+  return atomicAdd(&find_in_cluster<uint32_t>(address), value);
+}
+inline void add_in_cluster(unsigned address, uint32_t value) { add_in_cluster_before(address, value); }
 inline void lower_in_cluster(unsigned address, uint32_t value) {
   replace_if(find_in_cluster<uint32_t>(address), value, std::less<uint32_t>());
 }

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
-"""Sampling on the GPU: `_scan` reads the logits once, split over programs, and is nearly all the work of most rows;
-then the thresholds of rows with top-k, top-p or min-p are found; `_draw` samples these and ends the others.
+"""Sampling on the GPU: `_scan` reads the logits once, split over programs: the largest one of greedy rows, and what
+penalties, biases and logprobs ask for. From Hopper on clusters draw the rows that are not greedy, which `_scan` then
+only changes, if at all, and `_finish` writes the outputs. On other GPUs `_scan` draws what is not truncated, `_select`
+finds the thresholds of the rest, and `_draw` samples these and ends the others.
 """
 
 from __future__ import annotations
@@ -42,11 +44,10 @@ from blink.kernels.gpu.truncation import MAX_CANDIDATES, find_threshold
 # Few rows are split finely, so that they use many SMs, and scanned by one kernel whatever their parameters are. Of
 # many rows, plainly greedy ones are scanned by a kernel of their own, which needs few registers and so reads faster.
 _FEW_ROWS = 8
-_MAX_CLUSTER_ROWS = 16  # with more, one program a row searches as fast (H200)
-_SEARCHES_BY_BINS = True
 _FINE_BLOCK, _BLOCK = 2048, 4096
 _LOGITS_PER_WARP = 512
 _SELECT_WARPS = 8
+_FINISHERS = 2  # programs of a row: of its token, of its best logprobs
 
 
 def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
@@ -60,11 +61,11 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     slots = Slots(batch.params, batch.params_f32, batch.tokens, batch.stop_tokens, batch.bias_tokens, batch.bias_values)
     outputs = Outputs(batch.sampled_tokens, batch.sampled_logprobs, batch.top_tokens, batch.top_logprobs)
     rows = (batch.header, batch.row_slots, batch.context_lens)
-    arrivals = logits.new_empty(num_rows, dtype=torch.int32)
-    thresholds = logits.new_empty(num_rows, dtype=torch.float32)
     sizes = {"NUM_PARTS": num_parts, "PARTS_BLOCK": triton.next_power_of_2(num_parts), "BLOCK": block}
     strides = (logits.stride(0), batch.tokens.stride(0))
     grid, num_warps = (num_parts, num_rows), block // _LOGITS_PER_WARP
+    draws = not (logits.is_cuda and _has_clusters())
+    states = logits.new_empty(num_rows, dtype=torch.int32)
     for scans_plain, scans_special in ((True, True),) if num_rows <= _FEW_ROWS else ((True, False), (False, True)):
         _scan[grid](
             logits,
@@ -74,22 +75,29 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
             slots,
             allowed,
             parts,
+            states,
             SCANS_PLAIN=scans_plain,
             SCANS_SPECIAL=scans_special,
+            SCANS_BARE=draws or not _can_read(logits),
+            DRAWS=draws,
             NUM_PARTS=num_parts,
             BLOCK=block,
             num_warps=num_warps,
         )
-    if (num_rows <= _MAX_CLUSTER_ROWS or _SEARCHES_BY_BINS) and logits.is_cuda and _has_clusters():
-        from blink.kernels.gpu.decode.truncation import find_thresholds
-
-        find_thresholds(parts, batch, thresholds, arrivals, num_parts * block, by_bins=_SEARCHES_BY_BINS)
-    else:
+    inputs, ends = (logits, strides[0], vocab_size, *rows[:2]), (slots, allowed, parts, outputs)
+    if draws:
         candidates = logits.new_empty(num_rows, MAX_CANDIDATES.value, dtype=torch.float32)
-        results = (candidates, thresholds, arrivals)
+        thresholds = logits.new_empty(num_rows, dtype=torch.float32)
+        results = (candidates, thresholds, states)
         _select[(num_rows,)](*rows[:2], slots, parts, *results, **sizes, num_warps=_SELECT_WARPS)
-    inputs = (logits, strides[0], vocab_size, *rows, slots, allowed, parts)
-    _draw[grid](*inputs, outputs, thresholds, arrivals, **sizes, num_warps=num_warps)
+        _draw[grid](*inputs, rows[2], *ends, thresholds, states, **sizes, num_warps=num_warps)
+    else:
+        from blink.kernels.gpu.decode.draw import draw_rows
+
+        draw_rows(logits, parts, states, batch, num_parts * block)
+        _finish[(_FINISHERS, num_rows)](
+            *inputs, *ends, NUM_PARTS=num_parts, PARTS_BLOCK=sizes["PARTS_BLOCK"], num_warps=num_warps
+        )
 
 
 @functools.cache
@@ -97,6 +105,12 @@ def _has_clusters() -> bool:
     from blink.kernels.gpu.decode.launch import can_launch
 
     return can_launch()
+
+
+def _can_read(logits: Tensor) -> bool:
+    from blink.kernels.gpu.decode.draw import can_read
+
+    return can_read(logits)
 
 
 def _allocate_parts(device: torch.device, num_rows: int, num_parts: int, block: int) -> Parts:
@@ -129,12 +143,19 @@ def _scan(
     slots,
     allowed,
     parts,
+    changed,
     SCANS_PLAIN: tl.constexpr,
     SCANS_SPECIAL: tl.constexpr,
+    SCANS_BARE: tl.constexpr,
+    DRAWS: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Scan one part of one row, if its parameters are of a kind that this kernel treats."""
+    """Scan one part of one row, if its parameters are of a kind that this kernel treats.
+
+    SCANS_BARE: also rows of which nothing is asked but to draw from the logits as they are; DRAWS: draw what is not
+    truncated. changed: int32 [rows]; written for each special row, 1 if it was scanned.
+    """
     row = tl.program_id(1)
     if row >= tl.load(header + NUM_ROWS):
         return
@@ -144,14 +165,21 @@ def _scan(
     context_len = tl.load(context_lens + row)
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
     part = row.to(tl.int64) * NUM_PARTS + tl.program_id(0)
-    is_plain = is_greedy(floats) & (tl.load(words + NUM_LOGPROBS) < 0)
-    is_plain = is_plain & (has_adjustments(words, floats, context_len) == 0) & (tl.load(words + AUTOMATON) == 0)
+    is_bare = (tl.load(words + NUM_LOGPROBS) < 0) & (tl.load(words + AUTOMATON) == 0)
+    is_bare = is_bare & (has_adjustments(words, floats, context_len) == 0)
+    is_plain = is_bare & is_greedy(floats)
     # Nested, so that the compiler makes the outer tests.
     if not SCANS_PLAIN:  # noqa: SIM102
         if is_plain:
             return
     if not SCANS_SPECIAL:  # noqa: SIM102
         if is_plain == 0:
+            return
+    if SCANS_SPECIAL and DRAWS == 0:
+        is_left = is_bare & (is_plain == 0) & (SCANS_BARE == 0)
+        if tl.program_id(0) == 0:
+            tl.store(changed + row, tl.where(is_left, 0, 1))
+        if is_left:
             return
     place = row.to(tl.int64) * logits_stride + token
     values = tl.load(logits + place, mask=(token < vocab_size), other=float("-inf")).to(tl.float32)
@@ -162,7 +190,9 @@ def _scan(
         allowed_list = tl.load(allowed.lists + row).to(tl.int64)
         bits = allowed.bits + allowed_list * tl.cdiv(vocab_size, 32)
         num_listed = tl.where(allowed_list >= 0, vocab_size, 0)
-        scan_special(values, parts, slots, bits, slot, part, context_len, first, tokens_stride, num_listed, BLOCK)
+        scan_special(
+            values, parts, slots, bits, slot, part, context_len, first, tokens_stride, num_listed, DRAWS, BLOCK
+        )
 
 
 @triton.jit
@@ -250,3 +280,30 @@ def _draw(
     tl.debug_barrier()
     if tl.atomic_add(arrivals + row, 1) == NUM_PARTS - 1:
         finish_row(row_logits, allowed, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)
+
+
+@triton.jit
+def _finish(
+    logits,
+    logits_stride,
+    vocab_size,
+    header,
+    row_slots,
+    slots,
+    allowed,
+    parts,
+    outputs,
+    NUM_PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+):
+    """Write a row's token, and beside that its best logprobs."""
+    row = tl.program_id(1).to(tl.int64)
+    if row >= tl.load(header + NUM_ROWS):
+        return
+    slot = tl.load(row_slots + row).to(tl.int64)
+    num_logprobs = tl.load(slots.params + slot * PARAM_STRIDE + NUM_LOGPROBS)
+    if tl.program_id(0) == 0:
+        row_logits = logits + row * logits_stride
+        finish_row(row_logits, allowed, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)
+    elif num_logprobs > 0:
+        merge_top(parts, outputs, row, num_logprobs, NUM_PARTS, PARTS_BLOCK)

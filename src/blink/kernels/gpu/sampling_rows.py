@@ -115,9 +115,23 @@ def draw_best(parts, part, values, words, context_len, first, BLOCK: tl.constexp
 
 @triton.jit
 def scan_special(
-    logits, parts, slots, bits, slot, part, context_len, first, tokens_stride, num_listed, BLOCK: tl.constexpr
+    logits,
+    parts,
+    slots,
+    bits,
+    slot,
+    part,
+    context_len,
+    first,
+    tokens_stride,
+    num_listed,
+    DRAWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Do all that one part of a row asks for whose parameters are not plainly greedy; bits: the tokens allowed."""
+    """Do all that one part of a row asks for whose parameters are not plainly greedy; bits: the tokens allowed.
+
+    Without DRAWS what is not greedy is left for others to draw.
+    """
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
     scaled = parts.scaled + part * BLOCK
     num_logprobs = tl.load(words + NUM_LOGPROBS)
@@ -133,7 +147,9 @@ def scan_special(
         store_best(parts, part, logits, first)
     else:
         logits = tl.math.div_rn(logits, tl.load(floats + TEMPERATURE) + tl.zeros_like(logits))
-        if is_truncated(words, floats):
+        if DRAWS == 0:
+            tl.store(scaled + tl.arange(0, BLOCK), logits)
+        elif is_truncated(words, floats):
             tl.store(scaled + tl.arange(0, BLOCK), logits)
             tl.store(parts.best + part, find_largest(logits))
             tl.store(parts.lowest + part, tl.min(tl.where(logits == float("-inf"), float("inf"), logits), axis=0))

@@ -29,6 +29,20 @@ __device__ inline unsigned to_bf16_pair(float low, float high) {
 
 __device__ inline Bf16 to_bf16(float value) { return {static_cast<unsigned short>(to_bf16_pair(value, 0.0f))}; }
 
+// The larger one, or NaN if one is.
+__device__ inline float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
+// A power of two to about 22 bits; 0 in place of the smallest.
+__device__ inline float exp2_fast(float exponent) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+  return power;
+}
+
 // Products of two pairs of bf16, rounded once.
 __device__ inline unsigned multiply_pairs(unsigned a, unsigned b) {
   unsigned product;

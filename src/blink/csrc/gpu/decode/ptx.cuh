@@ -217,6 +217,19 @@ __device__ inline void add_in_cluster(unsigned address, unsigned value) {
   asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 #endif
 }
+// Add to it, and return what it was.
+__device__ inline unsigned add_in_cluster_before(unsigned address, unsigned value) {
+  unsigned before;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("atom.relaxed.cluster.shared::cluster.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(address), "r"(value)
+               : "memory");
+#else
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(address), "r"(value) : "memory");
+#endif
+  return before;
+}
 __device__ inline void lower_in_cluster(unsigned address, unsigned value) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.cluster.shared::cluster.min.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");

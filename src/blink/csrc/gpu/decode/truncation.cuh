@@ -1,80 +1,222 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the searches for a row's threshold share: arguments, keys, and a row in the shared memory of a cluster.
+// The floor of min-p, top-k and top-p: the least logit of a row that may be drawn. Top-k and top-p ask for the least
+// distance from the largest logit within which k logits lie, or a mass of p. A pass sorts logits into bins by their
+// distance, block 0 finds the bin in which the target is reached, and what lies in that is listed and compared. Where
+// the list is too short, the bin is sorted into bins again. Numbers are added up whole, or in a fixed order.
 #pragma once
 
-#include "ptx.cuh"
-#include "scheduler/state.h"
+#include "cluster_row.cuh"
 
 namespace blink {
 
-struct TruncationArgs {
-  const float* logits;  // [rows, width], -inf where nothing is; width a multiple of 4
-  const float* best;    // [rows, parts], the parts' largest logits, NaN if one is
-  const float* lowest;  // [rows, parts], the parts' least finite logits
-  const BatchHeader* header;
-  const int32_t* row_slots;
-  const SlotParams* params;
-  float* thresholds;   // [rows], of truncated rows; NaN if nothing can be sampled
-  uint32_t* arrivals;  // [rows], set to 0
-  uint32_t width, num_parts;
-};
+constexpr float kNear = 16;           // natural logarithms below the largest that have bins at first
+constexpr float kFarthest = 104;      // from there on a weight is 0
+constexpr int kLevels = 3;            // of bins within bins; the last one's tell nothing apart
+constexpr float kBinUnit = 1 << 13;   // of a weight, as a share of that at its bin's beginning; 2^18 fit
+constexpr float kListUnit = 1 << 20;  // the same in the list
+constexpr int kMostWidenings = 26;    // from 16 to beyond all floats
+constexpr uint32_t kWiden = ~0u;      // in place of a bin
 
-constexpr int kTruncationThreads = 256, kTruncationCluster = 8;
-constexpr int kTruncationWarps = kTruncationThreads / 32;
-constexpr float kGreedyTemperature = 1e-5f;
-constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
-
-struct alignas(16) Quad {
-  float values[4];
-};
-
-// Keys in the order of float values.
-__device__ inline uint32_t to_key(float value) {
-  const uint32_t bits = __float_as_uint(value);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-__device__ inline float from_key(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
-
-__device__ inline bool is_truncated(const Sampling& p) {
-  return p.temperature >= kGreedyTemperature && (p.top_k > 0 || p.top_p < 1 || p.min_p > 0);
-}
-
-// The largest logit of a row and its least finite one; every warp finds them for itself.
-struct Extremes {
-  float lowest, largest;
-  bool can_sample;
-};
-__device__ inline Extremes find_extremes(const TruncationArgs& args, long row) {
-  float lowest = kInfinity, largest = -kInfinity;
-  bool broken = false;
-  for (uint32_t part = threadIdx.x % 32; part < args.num_parts; part += 32) {
-    const float best = args.best[row * args.num_parts + part];
-    broken |= best != best || best == kInfinity;
-    largest = fmaxf(largest, best);
-    lowest = fminf(lowest, args.lowest[row * args.num_parts + part]);
+template <class T, int kThreads>
+class FloorSearch {
+ public:
+  __device__ FloorSearch(RowShared& shared, const RowPart<T>& part, Extremes extremes, float factor)
+      : shared_(shared), part_(part), largest_(extremes.largest), rate_(factor * kLog2E) {
+    const float range = largest_ - extremes.least;
+    first_width_ = fmaxf(fminf(range, kNear / factor) / (kBins - 1), 1e-30f);
   }
+
+  float floor = kLeastFloat;  // of what may be drawn
+
+  // Raise the floor to where the target is reached: a number of logits, or a share of the mass above the floor.
+  template <bool kIsMass>
+  __device__ void raise(float target) {
+    level_ = 0, begin_ = 0, width_ = first_width_, scale_ = 1 / width_;
+    for (int widenings = 0;;) {
+      const uint32_t bin = count<kIsMass>(target, widenings < kMostWidenings);
+      if (bin == kWiden) {
+        width_ *= 32, scale_ = 1 / width_, widenings++;
+        continue;
+      }
+      descend(bin);
+      if (settle<kIsMass>()) return;
+    }
+  }
+
+ private:
+  // How many bins of this level a logit is behind the beginning; below 0: it is before that.
+  __device__ float locate(float value) const {
+    float distance = (largest_ - value) * scale_;
+    if (level_ > 0) distance = (distance - bins_[0]) * kBins;
+    if (level_ > 1) distance = (distance - bins_[1]) * kBins;
+    if (level_ > 2) distance = (distance - bins_[2]) * kBins;
+    return distance;
+  }
+
+  __device__ void descend(uint32_t bin) {
+    begin_ += float(bin) * width_;
+    width_ /= kBins;
+    if (level_ == 0) bins_[0] = float(bin);
+    if (level_ == 1) bins_[1] = float(bin);
+    if (level_ == 2) bins_[2] = float(bin);
+    level_++;
+  }
+
+  // What a logit so far below another weighs, whose weight is 1.
+  __device__ float weigh(float distance) const { return exp2_fast(-distance * rate_); }
+
+  template <class Visit>
+  __device__ void for_each(Visit visit) const {
+    for (uint32_t i = threadIdx.x; i < part_.count; i += kThreads) {
+      const Quad quad = part_.get(i);
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-    lowest = fminf(lowest, __shfl_xor_sync(~0u, lowest, step));
+      for (const float value : quad.values)
+        if (value >= floor) visit(value);
+    }
   }
-  return {lowest, largest, !__any_sync(~0u, broken) && largest > -kInfinity};
-}
 
-// The block's part of a row, in quads.
-struct Part {
-  uint32_t first, count;
+  // The bin of this level in which the target is reached.
+  template <bool kIsMass>
+  __device__ uint32_t count(float target, bool may_widen) {
+    for (int bin = threadIdx.x; bin < kBins; bin += kThreads) shared_.bins[bin] = 0;
+    __syncthreads();
+    cluster_arrive();  // all blocks have empty bins once all have waited
+    float total = 0, above = 0;
+    for_each([&](float value) {
+      const float distance = locate(value), weight = kIsMass ? weigh(largest_ - value) : 1;
+      total += weight;
+      if (distance < 0) above += weight;
+      if (!(distance >= 0 && distance < kBins)) return;
+      const int bin = int(distance);
+      atomicAdd(&shared_.bins[bin], kIsMass ? __float2uint_rn(weigh((distance - float(bin)) * width_) * kBinUnit) : 1u);
+    });
+    add_up<kThreads>(shared_, total, above);
+    cluster_wait();
+    if (threadIdx.x == 0) tell_sums(above, total);
+    if (cluster_rank() > 0) hand_over_bins();
+    meet();
+    if (cluster_rank() == 0) choose<kIsMass>(target, may_widen);
+    meet();
+    return shared_.chosen;
+  }
+
+  __device__ void tell_sums(float above, float total) {
+    store_in_cluster(address_in(0, &shared_.above[cluster_rank()]), above);
+    store_in_cluster(address_in(0, &shared_.total[cluster_rank()]), total);
+  }
+
+  __device__ void hand_over_bins() {
+    const unsigned bins = address_in(0, shared_.bins);
+    for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
+      if (const uint32_t filled = shared_.bins[bin]) add_in_cluster(bins + bin * 4, filled);
+  }
+
+  // What blocks have told block 0, in their order.
+  __device__ static float sum_of_blocks(const float* told) {
+    float sum = 0;
+    for (int other = 0; other < kRowCluster; other++) sum += told[other];
+    return sum;
+  }
+
+  // Tell all blocks the bin. Runs on: block 0.
+  template <bool kIsMass>
+  __device__ void choose(float target, bool may_widen) {
+    constexpr int kOwn = kBins / kThreads;
+    const float above = sum_of_blocks(shared_.above), total = sum_of_blocks(shared_.total);
+    if (level_ == 0) wanted_ = kIsMass ? target * total : target;
+    if (threadIdx.x == 0) shared_.reached = kBins, shared_.filled = 0, shared_.num_listed = 0, shared_.least_key = ~0u;
+    float weights[kOwn], own = 0;
+    const int first = threadIdx.x * kOwn;
+#pragma unroll
+    for (int i = 0; i < kOwn; i++) {
+      const float sum = float(shared_.bins[first + i]);
+      own += weights[i] = kIsMass ? sum / kBinUnit * weigh(begin_ + float(first + i) * width_) : sum;
+    }
+    float sum = above + add_up_before<kThreads>(shared_, own);  // synchronises
+#pragma unroll
+    for (int i = 0; i < kOwn; i++) {
+      sum += weights[i];
+      if (shared_.bins[first + i] == 0) continue;
+      atomicMax(&shared_.filled, first + i);
+      if (sum >= wanted_) atomicMin(&shared_.reached, first + i);
+    }
+    if (threadIdx.x == kThreads - 1) shared_.sum = sum;
+    __syncthreads();
+    if (threadIdx.x >= kRowCluster) return;
+    // By rounding, or because there are not so many, the target may be beyond the last.
+    const bool is_beyond = shared_.reached == kBins && level_ == 0 && may_widen;
+    const bool has_more = kIsMass ? width_ * kBins * rate_ < kFarthest * kLog2E : shared_.sum < total;
+    const uint32_t bin = shared_.reached < kBins ? shared_.reached : shared_.filled;
+    store_in_cluster(address_in(threadIdx.x, &shared_.chosen), is_beyond && has_more ? kWiden : bin);
+  }
+
+  // Take the floor from what lies in the bin, or say that this is too much.
+  template <bool kIsMass>
+  __device__ bool settle() {
+    float above = 0, none = 0;
+    if (threadIdx.x == 0) shared_.num_own = 0;
+    __syncthreads();
+    const unsigned least = address_in(0, &shared_.least_key);
+    for_each([&](float value) {
+      const float distance = locate(value);
+      if (distance < 0) above += kIsMass ? weigh(largest_ - value) : 1;
+      if (!(distance >= 0 && distance < kBins)) return;
+      const uint32_t place = atomicAdd(&shared_.num_own, 1u);
+      if (place < kMostListed) shared_.own[place] = value;
+      if (level_ == kLevels) lower_in_cluster(least, to_key(value));
+    });
+    add_up<kThreads>(shared_, above, none);  // synchronises
+    if (threadIdx.x == 0) {
+      tell_sums(above, 0);
+      shared_.listed_before = add_in_cluster_before(address_in(0, &shared_.num_listed), shared_.num_own);
+    }
+    __syncthreads();
+    const unsigned listed = address_in(0, shared_.listed);
+    for (uint32_t i = threadIdx.x; i < min(shared_.num_own, kMostListed); i += kThreads)
+      if (const uint32_t place = shared_.listed_before + i; place < kMostListed)
+        store_in_cluster(listed + place * 4, shared_.own[i]);
+    meet();
+    if (cluster_rank() == 0) compare<kIsMass>();
+    meet();
+    if (!shared_.settled) return false;
+    floor = shared_.floor;
+    return true;
+  }
+
+  // Tell all blocks the floor, if there is one. Runs on: block 0.
+  template <bool kIsMass>
+  __device__ void compare() {
+    const uint32_t count = shared_.num_listed;
+    const bool is_last = level_ == kLevels, fits = count <= kMostListed;
+    if (!is_last && fits) {
+      const float above = sum_of_blocks(shared_.above);
+      for (uint32_t i = threadIdx.x; i < count; i += kThreads)
+        shared_.weights[i] = kIsMass ? __float2uint_rn(weigh(locate(shared_.listed[i]) * width_) * kListUnit) : 1u;
+      __syncthreads();
+      const float missing = kIsMass ? (wanted_ - above) / weigh(begin_) * kListUnit : wanted_ - above;
+      for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+        const float value = shared_.listed[i];
+        uint32_t before = 0;
+        for (uint32_t other = 0; other < count; other++)
+          if (shared_.listed[other] > value) before += shared_.weights[other];
+        if (before == 0 || float(before) < missing) atomicMin(&shared_.least_key, to_key(value));
+      }
+      __syncthreads();
+    }
+    if (threadIdx.x >= kRowCluster) return;
+    store_in_cluster(address_in(threadIdx.x, &shared_.floor), from_key(shared_.least_key));
+    store_in_cluster(address_in(threadIdx.x, &shared_.settled), uint32_t(is_last || fits));
+  }
+
+  RowShared& shared_;
+  const RowPart<T>& part_;
+  const float largest_, rate_;  // rate_: of a distance, for powers of 2
+  float first_width_;           // of the first level's bins
+  float begin_, width_;         // of this level: the distance where its bins begin, and what each covers
+  float scale_;                 // 1 / the first level's width
+  float bins_[kLevels];         // chosen
+  float wanted_ = 0;            // block 0's
+  int level_ = 0;
 };
-__device__ inline Part find_part(const TruncationArgs& args) {
-  const uint32_t quads = args.width / 4, share = (quads + kTruncationCluster - 1) / kTruncationCluster;
-  const uint32_t first = min(cluster_rank() * share, quads);
-  return {first, min(share, quads - first)};
-}
-
-// Leave what was found for the kernels that follow. Runs on: one thread of the cluster.
-__device__ inline void store_threshold(const TruncationArgs& args, long row, bool can_sample, float threshold) {
-  args.thresholds[row] = can_sample ? threshold : __uint_as_float(0x7fc00000u);
-  args.arrivals[row] = 0;
-}
 
 }  // namespace blink

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The draw of rows that do not take their largest logit, each by a cluster of thread blocks."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from blink.kernels.batch import Batch
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.gpu.sampling_rows import Parts
+
+# Few rows leave most of the GPU to each cluster: larger blocks.
+_FEW_ROWS, _FEW_ROWS_THREADS, _THREADS = 16, 1024, 256
+_CLUSTER = 8  # csrc/gpu/decode/cluster_row.cuh's kRowCluster
+_SHARED_BYTES = 11264  # at least its RowShared
+_TYPES = {torch.bfloat16: "blink::Bf16", torch.float16: "blink::Half", torch.float32: "float"}
+
+
+class _Arguments(ctypes.Structure):  # csrc/gpu/decode/draw.cu's DrawArgs
+    _fields_ = [
+        ("logits", ctypes.c_void_p),
+        ("scaled", ctypes.c_void_p),
+        ("changed", ctypes.c_void_p),
+        ("header", ctypes.c_void_p),
+        ("row_slots", ctypes.c_void_p),
+        ("context_lens", ctypes.c_void_p),
+        ("params", ctypes.c_void_p),
+        ("best", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+        ("stride", ctypes.c_uint32),
+        ("vocab_size", ctypes.c_uint32),
+        ("width", ctypes.c_uint32),
+        ("num_parts", ctypes.c_uint32),
+    ]
+
+
+def can_read(logits: Tensor) -> bool:
+    """Tell whether the kernel can read rows of logits as the model made them: four at a time."""
+    return logits.data_ptr() % 16 == 0 and logits.stride(0) % 4 == 0 and logits.shape[1] % 4 == 0
+
+
+def draw_rows(logits: Tensor, parts: Parts, changed: Tensor, batch: Batch, width: int) -> None:
+    """Draw a token of each row that is not greedy; it becomes the best of the row's first part, others -inf.
+
+    logits: [rows, vocab]; changed: int32 [rows], whether a row is read from its parts' `width` scaled logits.
+    """
+    num_rows, num_parts = parts.best.shape
+    assert width % 4 == 0 and batch.params.is_contiguous()
+    arguments = _Arguments(
+        *(tensor.data_ptr() for tensor in (logits, parts.scaled, changed)),
+        *(tensor.data_ptr() for tensor in (batch.header, batch.row_slots, batch.context_lens, batch.params)),
+        *(tensor.data_ptr() for tensor in (parts.best, parts.tokens)),
+        logits.stride(0),
+        logits.shape[1],
+        width,
+        num_parts,
+    )
+    threads = _FEW_ROWS_THREADS if num_rows <= _FEW_ROWS else _THREADS
+    staged_bytes = -(-logits.shape[1] // (4 * _CLUSTER)) * 4 * logits.element_size()
+    launch(
+        compile_kernel(f"blink::draw_rows<{_TYPES[logits.dtype]}, {threads}>", "decode/draw.cu"),
+        (_CLUSTER, num_rows),
+        threads,
+        arguments,
+        cluster=_CLUSTER,
+        shared_bytes=_SHARED_BYTES + staged_bytes,
+    )
