@@ -48,6 +48,8 @@ _FINE_BLOCK, _BLOCK = 2048, 4096
 _LOGITS_PER_WARP = 512
 _SELECT_WARPS = 8
 _FINISHERS = 2  # programs of a row: of its token, of its best logprobs
+# Of many rows a program scans several parts: most programs have nothing to do, and each takes its time.
+_MANY_ROWS, _PARTS_OF_PROGRAM = 32, 4
 
 
 def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
@@ -63,11 +65,13 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     rows = (batch.header, batch.row_slots, batch.context_lens)
     sizes = {"NUM_PARTS": num_parts, "PARTS_BLOCK": triton.next_power_of_2(num_parts), "BLOCK": block}
     strides = (logits.stride(0), batch.tokens.stride(0))
-    grid, num_warps = (num_parts, num_rows), block // _LOGITS_PER_WARP
-    draws = not (logits.is_cuda and _has_clusters())
+    num_warps = block // _LOGITS_PER_WARP
     states = logits.new_empty(num_rows, dtype=torch.int32)
+    by_clusters = logits.is_cuda and _has_clusters()
+    scans_all = not (by_clusters and _can_read(logits))
+    parts_of_program = _PARTS_OF_PROGRAM if num_rows > _MANY_ROWS else 1
     for scans_plain, scans_special in ((True, True),) if num_rows <= _FEW_ROWS else ((True, False), (False, True)):
-        _scan[grid](
+        _scan[(triton.cdiv(num_parts, parts_of_program), num_rows)](
             logits,
             *strides,
             vocab_size,
@@ -78,26 +82,26 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
             states,
             SCANS_PLAIN=scans_plain,
             SCANS_SPECIAL=scans_special,
-            SCANS_BARE=draws or not _can_read(logits),
-            DRAWS=draws,
+            SCANS_ALL=scans_all,
+            DRAWS=not by_clusters,
+            PARTS_OF_PROGRAM=parts_of_program,
             NUM_PARTS=num_parts,
             BLOCK=block,
             num_warps=num_warps,
         )
     inputs, ends = (logits, strides[0], vocab_size, *rows[:2]), (slots, allowed, parts, outputs)
-    if draws:
+    if by_clusters:
+        from blink.kernels.gpu.decode.cluster_sampling import sample_rows
+
+        sample_rows(logits, parts, states, batch, num_parts * block)
+        del sizes["BLOCK"]
+        _finish[(_FINISHERS if scans_all else 1, num_rows)](*inputs, *ends, **sizes, num_warps=num_warps)
+    else:
         candidates = logits.new_empty(num_rows, MAX_CANDIDATES.value, dtype=torch.float32)
         thresholds = logits.new_empty(num_rows, dtype=torch.float32)
         results = (candidates, thresholds, states)
         _select[(num_rows,)](*rows[:2], slots, parts, *results, **sizes, num_warps=_SELECT_WARPS)
-        _draw[grid](*inputs, rows[2], *ends, thresholds, states, **sizes, num_warps=num_warps)
-    else:
-        from blink.kernels.gpu.decode.draw import draw_rows
-
-        draw_rows(logits, parts, states, batch, num_parts * block)
-        _finish[(_FINISHERS, num_rows)](
-            *inputs, *ends, NUM_PARTS=num_parts, PARTS_BLOCK=sizes["PARTS_BLOCK"], num_warps=num_warps
-        )
+        _draw[(num_parts, num_rows)](*inputs, rows[2], *ends, thresholds, states, **sizes, num_warps=num_warps)
 
 
 @functools.cache
@@ -108,7 +112,7 @@ def _has_clusters() -> bool:
 
 
 def _can_read(logits: Tensor) -> bool:
-    from blink.kernels.gpu.decode.draw import can_read
+    from blink.kernels.gpu.decode.cluster_sampling import can_read
 
     return can_read(logits)
 
@@ -146,27 +150,26 @@ def _scan(
     changed,
     SCANS_PLAIN: tl.constexpr,
     SCANS_SPECIAL: tl.constexpr,
-    SCANS_BARE: tl.constexpr,
+    SCANS_ALL: tl.constexpr,
     DRAWS: tl.constexpr,
+    PARTS_OF_PROGRAM: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Scan one part of one row, if its parameters are of a kind that this kernel treats.
+    """Scan some parts of one row, if its parameters are of a kind that this kernel treats.
 
-    SCANS_BARE: also rows of which nothing is asked but to draw from the logits as they are; DRAWS: draw what is not
-    truncated. changed: int32 [rows]; written for each special row, 1 if it was scanned.
+    SCANS_ALL: also find logprobs, and scan rows of which nothing is asked but to draw from the logits as they are.
+    DRAWS: draw what is not truncated. changed: int32 [rows]; written for each special row, 1 if it was scanned.
     """
     row = tl.program_id(1)
     if row >= tl.load(header + NUM_ROWS):
         return
-    first = tl.program_id(0) * BLOCK
-    token = first + tl.arange(0, BLOCK)
     slot = tl.load(row_slots + row).to(tl.int64)
     context_len = tl.load(context_lens + row)
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
-    part = row.to(tl.int64) * NUM_PARTS + tl.program_id(0)
-    is_bare = (tl.load(words + NUM_LOGPROBS) < 0) & (tl.load(words + AUTOMATON) == 0)
-    is_bare = is_bare & (has_adjustments(words, floats, context_len) == 0)
+    is_bare = (has_adjustments(words, floats, context_len) == 0) & (tl.load(words + AUTOMATON) == 0)
+    if SCANS_ALL:
+        is_bare = is_bare & (tl.load(words + NUM_LOGPROBS) < 0)
     is_plain = is_bare & is_greedy(floats)
     # Nested, so that the compiler makes the outer tests.
     if not SCANS_PLAIN:  # noqa: SIM102
@@ -175,24 +178,41 @@ def _scan(
     if not SCANS_SPECIAL:  # noqa: SIM102
         if is_plain == 0:
             return
-    if SCANS_SPECIAL and DRAWS == 0:
-        is_left = is_bare & (is_plain == 0) & (SCANS_BARE == 0)
+    if SCANS_SPECIAL and not DRAWS:
+        is_left = is_bare & (is_plain == 0) & (not SCANS_ALL)
         if tl.program_id(0) == 0:
             tl.store(changed + row, tl.where(is_left, 0, 1))
         if is_left:
             return
-    place = row.to(tl.int64) * logits_stride + token
-    values = tl.load(logits + place, mask=(token < vocab_size), other=float("-inf")).to(tl.float32)
-    if is_plain:
-        if SCANS_PLAIN:
-            store_best(parts, part, values, first)
-    elif SCANS_SPECIAL:
-        allowed_list = tl.load(allowed.lists + row).to(tl.int64)
-        bits = allowed.bits + allowed_list * tl.cdiv(vocab_size, 32)
-        num_listed = tl.where(allowed_list >= 0, vocab_size, 0)
-        scan_special(
-            values, parts, slots, bits, slot, part, context_len, first, tokens_stride, num_listed, DRAWS, BLOCK
-        )
+    for index in range(PARTS_OF_PROGRAM):
+        first = (tl.program_id(0) * PARTS_OF_PROGRAM + index) * BLOCK
+        token = first + tl.arange(0, BLOCK)
+        part = row.to(tl.int64) * NUM_PARTS + first // BLOCK
+        if first < vocab_size:
+            place = row.to(tl.int64) * logits_stride + token
+            values = tl.load(logits + place, mask=(token < vocab_size), other=float("-inf")).to(tl.float32)
+            if is_plain:
+                if SCANS_PLAIN:
+                    store_best(parts, part, values, first)
+            elif SCANS_SPECIAL:
+                allowed_list = tl.load(allowed.lists + row).to(tl.int64)
+                bits = allowed.bits + allowed_list * tl.cdiv(vocab_size, 32)
+                num_listed = tl.where(allowed_list >= 0, vocab_size, 0)
+                scan_special(
+                    values,
+                    parts,
+                    slots,
+                    bits,
+                    slot,
+                    part,
+                    context_len,
+                    first,
+                    tokens_stride,
+                    num_listed,
+                    SCANS_ALL,
+                    DRAWS,
+                    BLOCK,
+                )
 
 
 @triton.jit

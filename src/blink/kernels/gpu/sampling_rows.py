@@ -125,18 +125,20 @@ def scan_special(
     first,
     tokens_stride,
     num_listed,
+    FINDS_LOGPROBS: tl.constexpr,
     DRAWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Do all that one part of a row asks for whose parameters are not plainly greedy; bits: the tokens allowed.
 
-    Without DRAWS what is not greedy is left for others to draw.
+    Without FINDS_LOGPROBS and DRAWS others find these, and draw what is not greedy.
     """
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
     scaled = parts.scaled + part * BLOCK
     num_logprobs = tl.load(words + NUM_LOGPROBS)
-    if num_logprobs >= 0:
-        _scan_logprobs(logits, parts, part, num_logprobs, first, BLOCK)
+    if FINDS_LOGPROBS:  # noqa: SIM102  (the compiler makes the outer test)
+        if num_logprobs >= 0:
+            _scan_logprobs(logits, parts, part, num_logprobs, first, BLOCK)
     if tl.load(words + AUTOMATON) != 0:
         logits = _hide(logits, bits, first, num_listed, BLOCK)
     history = slots.tokens + slot * tokens_stride
@@ -147,7 +149,7 @@ def scan_special(
         store_best(parts, part, logits, first)
     else:
         logits = tl.math.div_rn(logits, tl.load(floats + TEMPERATURE) + tl.zeros_like(logits))
-        if DRAWS == 0:
+        if not DRAWS:
             tl.store(scaled + tl.arange(0, BLOCK), logits)
         elif is_truncated(words, floats):
             tl.store(scaled + tl.arange(0, BLOCK), logits)

@@ -65,7 +65,6 @@ struct alignas(16) RowShared {
   uint32_t weights[kMostListed], num_listed, least_key;
   int reached, filled;  // bins: the first, the last
 };
-static_assert(sizeof(RowShared) <= 11264, "the launch asks for so much, and a part of the row");
 
 // A word that other threads change meanwhile.
 __device__ inline uint32_t peek(const uint32_t& word) { return *const_cast<const volatile uint32_t*>(&word); }
@@ -102,6 +101,13 @@ struct RowPart {
   Raw<T>* staged_;
   const Quad* outside_ = nullptr;
 };
+
+// What blocks have told block 0, in their order.
+__device__ inline float sum_of_blocks(const float* told) {
+  float sum = 0;
+  for (int other = 0; other < kRowCluster; other++) sum += told[other];
+  return sum;
+}
 
 struct Extremes {
   float largest;  // NaN if there is one

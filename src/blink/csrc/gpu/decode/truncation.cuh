@@ -9,21 +9,21 @@
 
 namespace blink {
 
-constexpr float kNear = 16;           // natural logarithms below the largest that have bins at first
-constexpr float kFarthest = 104;      // from there on a weight is 0
-constexpr int kLevels = 3;            // of bins within bins; the last one's tell nothing apart
-constexpr float kBinUnit = 1 << 13;   // of a weight, as a share of that at its bin's beginning; 2^18 fit
-constexpr float kListUnit = 1 << 20;  // the same in the list
-constexpr int kMostWidenings = 26;    // from 16 to beyond all floats
-constexpr uint32_t kWiden = ~0u;      // in place of a bin
+constexpr float kNear = 16;          // natural logarithms below the largest that have bins at first
+constexpr float kFarthest = 104;     // from there on a weight is 0
+constexpr int kLevels = 3;           // of bins within bins; the last one's tell nothing apart
+constexpr float kLog2BinUnit = 13;   // of a weight, as a share of that at its bin's beginning; 2^18 fit
+constexpr float kLog2ListUnit = 20;  // the same in the list
+constexpr int kMostWidenings = 26;   // from 16 to beyond all floats
+constexpr uint32_t kWiden = ~0u;     // in place of a bin
 
 template <class T, int kThreads>
 class FloorSearch {
  public:
   __device__ FloorSearch(RowShared& shared, const RowPart<T>& part, Extremes extremes, float factor)
       : shared_(shared), part_(part), largest_(extremes.largest), rate_(factor * kLog2E) {
-    const float range = largest_ - extremes.least;
-    first_width_ = fmaxf(fminf(range, kNear / factor) / (kBins - 1), 1e-30f);
+    const float range = fminf(largest_ - extremes.least, kNear / factor);
+    first_width_ = fmaxf(range / (kBins - 1), fmaxf(fabsf(largest_) * 0x1p-20f, 1e-30f));  // offset_ is exact enough
   }
 
   float floor = kLeastFloat;  // of what may be drawn
@@ -31,39 +31,55 @@ class FloorSearch {
   // Raise the floor to where the target is reached: a number of logits, or a share of the mass above the floor.
   template <bool kIsMass>
   __device__ void raise(float target) {
-    level_ = 0, begin_ = 0, width_ = first_width_, scale_ = 1 / width_;
+    level_ = 0, begin_ = 0;
+    cover(first_width_);
     for (int widenings = 0;;) {
-      const uint32_t bin = count<kIsMass>(target, widenings < kMostWidenings);
+      const bool may_widen = widenings < kMostWidenings;
+      const uint32_t bin = level_ == 0 ? count<kIsMass, false>(target, may_widen) : count<kIsMass, true>(target, false);
       if (bin == kWiden) {
-        width_ *= 32, scale_ = 1 / width_, widenings++;
-        continue;
+        cover(width_ * 32), widenings++;
+      } else {
+        if (level_ == 0 ? settle<kIsMass, false>(bin) : settle<kIsMass, true>(bin)) return;
+        descend(bin);
       }
-      descend(bin);
-      if (settle<kIsMass>()) return;
     }
   }
 
  private:
-  // How many bins of this level a logit is behind the beginning; below 0: it is before that.
+  // Choose what each bin of the first level covers.
+  __device__ void cover(float width) {
+    width_ = width;
+    scale_ = -1 / width;
+    offset_ = largest_ / width;
+  }
+
+  // How many bins of this level a logit is behind where they begin. The first level's are above -1.
+  template <bool kIsDeep>
   __device__ float locate(float value) const {
-    float distance = (largest_ - value) * scale_;
-    if (level_ > 0) distance = (distance - bins_[0]) * kBins;
-    if (level_ > 1) distance = (distance - bins_[1]) * kBins;
-    if (level_ > 2) distance = (distance - bins_[2]) * kBins;
-    return distance;
+    const float distance = fmaf(value, scale_, offset_);
+    if (!kIsDeep) return distance;
+    const float within = (fmaxf(distance, 0) - first_bin_) * kBins;
+    return level_ > 1 ? (within - second_bin_) * kBins : within;
   }
 
   __device__ void descend(uint32_t bin) {
     begin_ += float(bin) * width_;
     width_ /= kBins;
-    if (level_ == 0) bins_[0] = float(bin);
-    if (level_ == 1) bins_[1] = float(bin);
-    if (level_ == 2) bins_[2] = float(bin);
+    (level_ == 0 ? first_bin_ : second_bin_) = float(bin);
     level_++;
   }
 
-  // What a logit so far below another weighs, whose weight is 1.
-  __device__ float weigh(float distance) const { return exp2_fast(-distance * rate_); }
+  // What a logit weighs, if the largest weighs 1; distance: where it is located.
+  template <bool kIsMass, bool kIsDeep>
+  __device__ float weigh(float value, float distance) const {
+    if (!kIsMass) return 1;
+    return kIsDeep ? exp2_fast((value - largest_) * rate_) : weigh_behind(distance, 0);
+  }
+
+  // What a logit weighs so far behind another, in bins, if that weighs 2^log2_unit.
+  __device__ float weigh_behind(float distance, float log2_unit) const {
+    return exp2_fast(fmaf(distance, -width_ * rate_, log2_unit));
+  }
 
   template <class Visit>
   __device__ void for_each(Visit visit) const {
@@ -76,19 +92,19 @@ class FloorSearch {
   }
 
   // The bin of this level in which the target is reached.
-  template <bool kIsMass>
+  template <bool kIsMass, bool kIsDeep>
   __device__ uint32_t count(float target, bool may_widen) {
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads) shared_.bins[bin] = 0;
     __syncthreads();
     cluster_arrive();  // all blocks have empty bins once all have waited
     float total = 0, above = 0;
     for_each([&](float value) {
-      const float distance = locate(value), weight = kIsMass ? weigh(largest_ - value) : 1;
-      total += weight;
-      if (distance < 0) above += weight;
-      if (!(distance >= 0 && distance < kBins)) return;
+      const float distance = locate<kIsDeep>(value);
+      if (kIsDeep ? distance < 0 : true) (kIsDeep ? above : total) += weigh<kIsMass, kIsDeep>(value, distance);
+      if (!(distance < kBins) || (kIsDeep && distance < 0)) return;
       const int bin = int(distance);
-      atomicAdd(&shared_.bins[bin], kIsMass ? __float2uint_rn(weigh((distance - float(bin)) * width_) * kBinUnit) : 1u);
+      const uint32_t weight = kIsMass ? __float2uint_rn(weigh_behind(distance - float(bin), kLog2BinUnit)) : 1u;
+      atomicAdd(&shared_.bins[bin], weight);
     });
     add_up<kThreads>(shared_, total, above);
     cluster_wait();
@@ -111,13 +127,6 @@ class FloorSearch {
       if (const uint32_t filled = shared_.bins[bin]) add_in_cluster(bins + bin * 4, filled);
   }
 
-  // What blocks have told block 0, in their order.
-  __device__ static float sum_of_blocks(const float* told) {
-    float sum = 0;
-    for (int other = 0; other < kRowCluster; other++) sum += told[other];
-    return sum;
-  }
-
   // Tell all blocks the bin. Runs on: block 0.
   template <bool kIsMass>
   __device__ void choose(float target, bool may_widen) {
@@ -130,7 +139,8 @@ class FloorSearch {
 #pragma unroll
     for (int i = 0; i < kOwn; i++) {
       const float sum = float(shared_.bins[first + i]);
-      own += weights[i] = kIsMass ? sum / kBinUnit * weigh(begin_ + float(first + i) * width_) : sum;
+      own += weights[i] =
+          kIsMass ? sum * exp2_fast(-begin_ * rate_ - float(first + i) * width_ * rate_ - kLog2BinUnit) : sum;
     }
     float sum = above + add_up_before<kThreads>(shared_, own);  // synchronises
 #pragma unroll
@@ -151,19 +161,24 @@ class FloorSearch {
   }
 
   // Take the floor from what lies in the bin, or say that this is too much.
-  template <bool kIsMass>
-  __device__ bool settle() {
+  template <bool kIsMass, bool kIsDeep>
+  __device__ bool settle(uint32_t bin) {
+    const float begin = float(bin), end = begin + 1;
+    const bool is_last = level_ == kLevels - 1;
     float above = 0, none = 0;
     if (threadIdx.x == 0) shared_.num_own = 0;
     __syncthreads();
     const unsigned least = address_in(0, &shared_.least_key);
     for_each([&](float value) {
-      const float distance = locate(value);
-      if (distance < 0) above += kIsMass ? weigh(largest_ - value) : 1;
-      if (!(distance >= 0 && distance < kBins)) return;
+      const float distance = locate<kIsDeep>(value);
+      if (!(distance < end)) return;
+      if (distance < begin && (kIsDeep || bin > 0)) {
+        above += weigh<kIsMass, kIsDeep>(value, distance);
+        return;
+      }
       const uint32_t place = atomicAdd(&shared_.num_own, 1u);
       if (place < kMostListed) shared_.own[place] = value;
-      if (level_ == kLevels) lower_in_cluster(least, to_key(value));
+      if (is_last) lower_in_cluster(least, to_key(value));
     });
     add_up<kThreads>(shared_, above, none);  // synchronises
     if (threadIdx.x == 0) {
@@ -176,7 +191,7 @@ class FloorSearch {
       if (const uint32_t place = shared_.listed_before + i; place < kMostListed)
         store_in_cluster(listed + place * 4, shared_.own[i]);
     meet();
-    if (cluster_rank() == 0) compare<kIsMass>();
+    if (cluster_rank() == 0) compare<kIsMass, kIsDeep>(begin);
     meet();
     if (!shared_.settled) return false;
     floor = shared_.floor;
@@ -184,22 +199,24 @@ class FloorSearch {
   }
 
   // Tell all blocks the floor, if there is one. Runs on: block 0.
-  template <bool kIsMass>
-  __device__ void compare() {
+  template <bool kIsMass, bool kIsDeep>
+  __device__ void compare(float begin) {
     const uint32_t count = shared_.num_listed;
-    const bool is_last = level_ == kLevels, fits = count <= kMostListed;
+    const bool is_last = level_ == kLevels - 1, fits = count <= kMostListed;
     if (!is_last && fits) {
-      const float above = sum_of_blocks(shared_.above);
-      for (uint32_t i = threadIdx.x; i < count; i += kThreads)
-        shared_.weights[i] = kIsMass ? __float2uint_rn(weigh(locate(shared_.listed[i]) * width_) * kListUnit) : 1u;
+      for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+        const float behind = locate<kIsDeep>(shared_.listed[i]) - begin;
+        shared_.weights[i] = kIsMass ? __float2uint_rn(weigh_behind(behind, kLog2ListUnit)) : 1u;
+      }
       __syncthreads();
-      const float missing = kIsMass ? (wanted_ - above) / weigh(begin_) * kListUnit : wanted_ - above;
+      const float above = sum_of_blocks(shared_.above);
+      const float unit = kIsMass ? exp2_fast((begin_ + begin * width_) * -rate_ - kLog2ListUnit) : 1;
       for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
         const float value = shared_.listed[i];
         uint32_t before = 0;
         for (uint32_t other = 0; other < count; other++)
           if (shared_.listed[other] > value) before += shared_.weights[other];
-        if (before == 0 || float(before) < missing) atomicMin(&shared_.least_key, to_key(value));
+        if (before == 0 || float(before) * unit < wanted_ - above) atomicMin(&shared_.least_key, to_key(value));
       }
       __syncthreads();
     }
@@ -210,12 +227,12 @@ class FloorSearch {
 
   RowShared& shared_;
   const RowPart<T>& part_;
-  const float largest_, rate_;  // rate_: of a distance, for powers of 2
-  float first_width_;           // of the first level's bins
-  float begin_, width_;         // of this level: the distance where its bins begin, and what each covers
-  float scale_;                 // 1 / the first level's width
-  float bins_[kLevels];         // chosen
-  float wanted_ = 0;            // block 0's
+  const float largest_, rate_;    // rate_: of a distance, for powers of 2
+  float first_width_;             // of the first level's bins
+  float begin_, width_;           // of this level: the distance where its bins begin, and what each covers
+  float scale_, offset_;          // from a logit to its first level's bin
+  float first_bin_, second_bin_;  // chosen
+  float wanted_ = 0;              // block 0's
   int level_ = 0;
 };
 

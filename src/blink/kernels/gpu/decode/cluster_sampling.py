@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draw of rows that do not take their largest logit, each by a cluster of thread blocks."""
+"""Sampling by clusters of thread blocks: one draws a token from a row, another one finds its best logprobs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch
-from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
 from blink.kernels.gpu.sampling_rows import Parts
 
 # Few rows leave most of the GPU to each cluster: larger blocks.
 _FEW_ROWS, _FEW_ROWS_THREADS, _THREADS = 16, 1024, 256
 _CLUSTER = 8  # csrc/gpu/decode/cluster_row.cuh's kRowCluster
-_SHARED_BYTES = 11264  # at least its RowShared
+_HEAD_BYTES = 11776  # csrc/gpu/decode/sample.cu's kHeadBytes
 _TYPES = {torch.bfloat16: "blink::Bf16", torch.float16: "blink::Half", torch.float32: "float"}
 
 
-class _Arguments(ctypes.Structure):  # csrc/gpu/decode/draw.cu's DrawArgs
+class _Arguments(ctypes.Structure):  # csrc/gpu/decode/sample.cu's SampleArgs
     _fields_ = [
         ("logits", ctypes.c_void_p),
         ("scaled", ctypes.c_void_p),
@@ -30,6 +30,10 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/decode/draw.cu's DrawArgs
         ("params", ctypes.c_void_p),
         ("best", ctypes.c_void_p),
         ("tokens", ctypes.c_void_p),
+        ("largest", ctypes.c_void_p),
+        ("mass", ctypes.c_void_p),
+        ("top_tokens", ctypes.c_void_p),
+        ("top_logprobs", ctypes.c_void_p),
         ("stride", ctypes.c_uint32),
         ("vocab_size", ctypes.c_uint32),
         ("width", ctypes.c_uint32),
@@ -38,33 +42,36 @@ class _Arguments(ctypes.Structure):  # csrc/gpu/decode/draw.cu's DrawArgs
 
 
 def can_read(logits: Tensor) -> bool:
-    """Tell whether the kernel can read rows of logits as the model made them: four at a time."""
+    """Tell whether clusters can read rows of logits as the model made them: four at a time."""
     return logits.data_ptr() % 16 == 0 and logits.stride(0) % 4 == 0 and logits.shape[1] % 4 == 0
 
 
-def draw_rows(logits: Tensor, parts: Parts, changed: Tensor, batch: Batch, width: int) -> None:
-    """Draw a token of each row that is not greedy; it becomes the best of the row's first part, others -inf.
+def sample_rows(logits: Tensor, parts: Parts, changed: Tensor, batch: Batch, width: int) -> None:
+    """Draw a token of each row that is not greedy, and find the logprobs of rows that ask for them.
 
-    logits: [rows, vocab]; changed: int32 [rows], whether a row is read from its parts' `width` scaled logits.
+    What is found of a row becomes that of its first part. logits: [rows, vocab]; changed: int32 [rows], whether a row
+    is drawn from its parts' `width` scaled logits; without can_read() all are, and no logprobs are found.
     """
     num_rows, num_parts = parts.best.shape
     assert width % 4 == 0 and batch.params.is_contiguous()
+    tops = (batch.top_tokens, batch.top_logprobs) if can_read(logits) else (None, None)
     arguments = _Arguments(
         *(tensor.data_ptr() for tensor in (logits, parts.scaled, changed)),
         *(tensor.data_ptr() for tensor in (batch.header, batch.row_slots, batch.context_lens, batch.params)),
-        *(tensor.data_ptr() for tensor in (parts.best, parts.tokens)),
+        *(tensor.data_ptr() for tensor in (parts.best, parts.tokens, parts.raw_largest, parts.raw_mass)),
+        *(address(tensor) for tensor in tops),
         logits.stride(0),
         logits.shape[1],
         width,
         num_parts,
     )
     threads = _FEW_ROWS_THREADS if num_rows <= _FEW_ROWS else _THREADS
-    staged_bytes = -(-logits.shape[1] // (4 * _CLUSTER)) * 4 * logits.element_size()
+    part_bytes = -(-logits.shape[1] // (4 * _CLUSTER)) * 4 * logits.element_size()
     launch(
-        compile_kernel(f"blink::draw_rows<{_TYPES[logits.dtype]}, {threads}>", "decode/draw.cu"),
-        (_CLUSTER, num_rows),
+        compile_kernel(f"blink::sample_rows<{_TYPES[logits.dtype]}, {threads}>", "decode/sample.cu"),
+        (_CLUSTER, 2 * num_rows),
         threads,
         arguments,
         cluster=_CLUSTER,
-        shared_bytes=_SHARED_BYTES + staged_bytes,
+        shared_bytes=_HEAD_BYTES + part_bytes,
     )

@@ -1,26 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The token of each row that does not take its largest logit. A cluster has one row, which its blocks share out and
-// keep in shared memory: they find the floor that min-p, top-k and top-p leave (truncation.cuh), then the largest logit
-// above it with noise (Gumbel's, from Philox4x32-10; kernels/cpu/philox.py says how). Few logits can win at all, which
-// a look at the random bits tells: logarithms are for those. The same row gives the same token whatever runs beside.
+// The token of a row that does not take its largest logit: of those above the floor that min-p, top-k and top-p leave,
+// the largest with noise (Gumbel's, from Philox4x32-10; kernels/cpu/philox.py says how). Few logits can win at all,
+// which a look at the random bits tells: logarithms are for those.
+#pragma once
+
 #include "truncation.cuh"
 
 namespace blink {
 
 constexpr float kGreedyTemperature = 1e-5f;
 constexpr float kLeastNoise = -2.82f, kMostNoise = 22.88f;  // of the largest and the smallest random word
-
-struct DrawArgs {
-  const void* logits;      // [rows, stride]
-  const float* scaled;     // [rows, width], changed and divided by the temperature; -inf where nothing is
-  const int32_t* changed;  // [rows]; whether the row is to be read from `scaled`
-  const BatchHeader* header;
-  const int32_t *row_slots, *context_lens;
-  const SlotParams* params;
-  float* best;      // [rows, num_parts]; out: first what won, or a NaN or an infinity, then -inf
-  int32_t* tokens;  // [rows, num_parts]
-  uint32_t stride, vocab_size, width, num_parts;  // all but the last are multiples of 4
-};
 
 struct Words {
   uint32_t of[4];
@@ -116,39 +105,6 @@ __device__ float find_floor(RowShared& shared, const RowPart<T>& part, Extremes 
   if (p.top_k > 0) search.template raise<false>(float(p.top_k));
   if (p.top_p < 1) search.template raise<true>(p.top_p);
   return search.floor;
-}
-
-// grid: (kRowCluster, rows), clusters of one row; shared: RowShared, then a block's part of a row of T.
-template <class T, int kThreads>
-__global__ void __launch_bounds__(kThreads, kThreads > 256 ? 1 : 4) draw_rows(const DrawArgs args) {
-  extern __shared__ __align__(16) char memory[];
-  auto& shared = *reinterpret_cast<RowShared*>(memory);
-  launch_dependents();
-  wait_for_prerequisites();
-  const uint64_t row = blockIdx.y;
-  if (row >= args.header->num_rows) return;
-  const SlotParams& slot = args.params[args.row_slots[row]];
-  const Sampling& p = slot.sampling;
-  if (p.temperature < kGreedyTemperature) return;
-  const bool changed = args.changed[row] != 0;
-  RowPart<T> part((changed ? args.width : args.vocab_size) / 4, reinterpret_cast<T*>(memory + sizeof(RowShared)));
-  if (changed)
-    part.keep_outside(args.scaled + row * args.width);
-  else
-    part.template stage<kThreads>(static_cast<const T*>(args.logits) + row * args.stride);
-  const float factor = changed ? 1 : 1 / p.temperature;
-  const Extremes extremes = find_extremes<T, kThreads>(shared, part);
-  Winner winner{extremes.largest, 0};
-  if (is_finite(extremes.largest)) {
-    const float floor = find_floor<T, kThreads>(shared, part, extremes, factor, p);
-    Draw<T, kThreads> draw(shared, part, extremes.largest, factor);
-    winner = draw.run(floor, uint32_t(args.context_lens[row]), p);
-  }
-  if (cluster_rank() > 0) return;
-  for (uint32_t i = threadIdx.x; i < args.num_parts; i += kThreads) {
-    args.best[row * args.num_parts + i] = i == 0 ? winner.value : -kInfinity;
-    args.tokens[row * args.num_parts + i] = i == 0 ? int32_t(winner.token) : 0;
-  }
 }
 
 }  // namespace blink
