@@ -46,6 +46,7 @@ from blink.kernels.gpu.truncation import MAX_CANDIDATES, find_threshold
 _FEW_ROWS = 8
 _FINE_BLOCK, _BLOCK = 2048, 4096
 _LOGITS_PER_WARP = 512
+_SPECIAL_LOGITS_PER_WARP = 256  # of many rows: two programs on an SM
 _SELECT_WARPS = 8
 _FINISHERS = 2  # programs of a row: of its token, of its best logprobs
 # Of many rows a program scans several parts: most programs have nothing to do, and each takes its time.
@@ -87,7 +88,7 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
             PARTS_OF_PROGRAM=parts_of_program,
             NUM_PARTS=num_parts,
             BLOCK=block,
-            num_warps=num_warps,
+            num_warps=num_warps if scans_plain else block // _SPECIAL_LOGITS_PER_WARP,
         )
     inputs, ends = (logits, strides[0], vocab_size, *rows[:2]), (slots, allowed, parts, outputs)
     if by_clusters:
@@ -184,7 +185,8 @@ def _scan(
             tl.store(changed + row, tl.where(is_left, 0, 1))
         if is_left:
             return
-    for index in range(PARTS_OF_PROGRAM):
+    # What a part needs is loaded for each: across parts it would take the registers of a program more on the SM.
+    for index in tl.range(PARTS_OF_PROGRAM, disable_licm=True):
         first = (tl.program_id(0) * PARTS_OF_PROGRAM + index) * BLOCK
         token = first + tl.arange(0, BLOCK)
         part = row.to(tl.int64) * NUM_PARTS + first // BLOCK

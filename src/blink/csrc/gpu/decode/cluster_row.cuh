@@ -119,6 +119,7 @@ template <class T, int kThreads>
 __device__ Extremes find_extremes(RowShared& shared, const RowPart<T>& part) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float largest = -kInfinity, least = kInfinity;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < part.count; i += kThreads) {
     const Quad quad = part.get(i);
 #pragma unroll

@@ -51,6 +51,7 @@ class Draw {
     __syncthreads();
     Winner found{-kInfinity, ~0u};
     const uint32_t seed_low = p.seed_low, seed_high = p.seed_high;
+#pragma unroll 1  // the step's kernels share the instruction cache
     for (uint32_t i = threadIdx.x; i < part_.count; i += kThreads) {
       const Quad quad = part_.get(i);
       const float best = from_key(peek(shared_.best_key));

@@ -25,6 +25,7 @@ class Ranking {
   // The sum of exp(logit - largest). Block 0 gets it.
   __device__ float add_masses() {
     float mass = 0, none = 0;
+#pragma unroll 1  // the step's kernels share the instruction cache
     for (uint32_t i = threadIdx.x; i < part_.count; i += kThreads) {
       const Quad quad = part_.get(i);
 #pragma unroll
@@ -69,6 +70,7 @@ class Ranking {
 
   template <class Visit>
   __device__ void for_each(Visit visit) const {
+#pragma unroll 1  // the step's kernels share the instruction cache
     for (uint32_t i = threadIdx.x; i < part_.count; i += kThreads) {
       const Quad quad = part_.get(i);
 #pragma unroll
@@ -93,6 +95,7 @@ class Ranking {
       if (value == tied && token >= next) lowest = min(lowest, token);
     });
     if (lowest == kNoTie) return;
+#pragma unroll 1
     for (int rank = 0; rank < kRowCluster; rank++) lower_in_cluster(address_in(rank, &tie), lowest);
   }
 
@@ -109,6 +112,7 @@ __device__ inline void write_best(const Best& best, uint32_t count, float log_ma
   const float value = best.values[threadIdx.x];
   const uint32_t token = best.tokens[threadIdx.x];
   uint32_t rank = 0;
+#pragma unroll 1
   for (uint32_t other = 0; other < count; other++)
     rank += best.values[other] > value || (best.values[other] == value && best.tokens[other] < token);
   tokens[rank] = int32_t(token);

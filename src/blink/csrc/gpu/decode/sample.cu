@@ -42,6 +42,7 @@ __device__ void draw_token(const SampleArgs& args, uint64_t row, const SlotParam
     winner = Draw<T, kThreads>(shared, part, extremes.largest, factor).run(floor, uint32_t(args.context_lens[row]), p);
   }
   if (cluster_rank() > 0) return;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < args.num_parts; i += kThreads) {
     args.best[row * args.num_parts + i] = i == 0 ? winner.value : -kInfinity;
     args.tokens[row * args.num_parts + i] = i == 0 ? int32_t(winner.token) : 0;
@@ -59,6 +60,7 @@ __device__ void find_logprobs(const SampleArgs& args, uint64_t row, uint32_t wan
   const float mass = ranking.add_masses();
   if (wanted > 0) ranking.find(wanted);
   if (cluster_rank() > 0) return;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < args.num_parts; i += kThreads) {
     args.largest[row * args.num_parts + i] = i == 0 ? extremes.largest : -kInfinity;
     args.mass[row * args.num_parts + i] = i == 0 ? mass : 0;

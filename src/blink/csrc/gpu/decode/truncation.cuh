@@ -83,28 +83,31 @@ class FloorSearch {
 
   template <class Visit>
   __device__ void for_each(Visit visit) const {
+#pragma unroll 1  // the step's kernels share the instruction cache
     for (uint32_t i = threadIdx.x; i < part_.count; i += kThreads) {
       const Quad quad = part_.get(i);
 #pragma unroll
-      for (const float value : quad.values)
-        if (value >= floor) visit(value);
+      for (const float value : quad.values) visit(value, value >= floor);
     }
   }
 
   // The bin of this level in which the target is reached.
   template <bool kIsMass, bool kIsDeep>
   __device__ uint32_t count(float target, bool may_widen) {
+#pragma unroll 1
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads) shared_.bins[bin] = 0;
     __syncthreads();
     cluster_arrive();  // all blocks have empty bins once all have waited
     float total = 0, above = 0;
-    for_each([&](float value) {
-      const float distance = locate<kIsDeep>(value);
-      if (kIsDeep ? distance < 0 : true) (kIsDeep ? above : total) += weigh<kIsMass, kIsDeep>(value, distance);
-      if (!(distance < kBins) || (kIsDeep && distance < 0)) return;
+    for_each([&](float value, bool counts) {
+      const float distance = locate<kIsDeep>(value), weight = counts ? weigh<kIsMass, kIsDeep>(value, distance) : 0;
+      if (kIsDeep)
+        above += distance < 0 ? weight : 0;
+      else
+        total += weight;
       const int bin = int(distance);
-      const uint32_t weight = kIsMass ? __float2uint_rn(weigh_behind(distance - float(bin), kLog2BinUnit)) : 1u;
-      atomicAdd(&shared_.bins[bin], weight);
+      const uint32_t share = kIsMass ? __float2uint_rn(weigh_behind(distance - float(bin), kLog2BinUnit)) : 1u;
+      if (counts && distance < kBins && (!kIsDeep || distance >= 0)) atomicAdd(&shared_.bins[bin], share);
     });
     add_up<kThreads>(shared_, total, above);
     cluster_wait();
@@ -123,6 +126,7 @@ class FloorSearch {
 
   __device__ void hand_over_bins() {
     const unsigned bins = address_in(0, shared_.bins);
+#pragma unroll 1
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
       if (const uint32_t filled = shared_.bins[bin]) add_in_cluster(bins + bin * 4, filled);
   }
@@ -169,13 +173,11 @@ class FloorSearch {
     if (threadIdx.x == 0) shared_.num_own = 0;
     __syncthreads();
     const unsigned least = address_in(0, &shared_.least_key);
-    for_each([&](float value) {
+    for_each([&](float value, bool counts) {
       const float distance = locate<kIsDeep>(value);
-      if (!(distance < end)) return;
-      if (distance < begin && (kIsDeep || bin > 0)) {
-        above += weigh<kIsMass, kIsDeep>(value, distance);
-        return;
-      }
+      const bool is_nearer = distance < begin && (kIsDeep || bin > 0);
+      above += counts && is_nearer ? weigh<kIsMass, kIsDeep>(value, distance) : 0;
+      if (!counts || is_nearer || !(distance < end)) return;
       const uint32_t place = atomicAdd(&shared_.num_own, 1u);
       if (place < kMostListed) shared_.own[place] = value;
       if (is_last) lower_in_cluster(least, to_key(value));
@@ -187,6 +189,7 @@ class FloorSearch {
     }
     __syncthreads();
     const unsigned listed = address_in(0, shared_.listed);
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < min(shared_.num_own, kMostListed); i += kThreads)
       if (const uint32_t place = shared_.listed_before + i; place < kMostListed)
         store_in_cluster(listed + place * 4, shared_.own[i]);
@@ -204,6 +207,7 @@ class FloorSearch {
     const uint32_t count = shared_.num_listed;
     const bool is_last = level_ == kLevels - 1, fits = count <= kMostListed;
     if (!is_last && fits) {
+#pragma unroll 1
       for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
         const float behind = locate<kIsDeep>(shared_.listed[i]) - begin;
         shared_.weights[i] = kIsMass ? __float2uint_rn(weigh_behind(behind, kLog2ListUnit)) : 1u;
@@ -211,9 +215,11 @@ class FloorSearch {
       __syncthreads();
       const float above = sum_of_blocks(shared_.above);
       const float unit = kIsMass ? exp2_fast((begin_ + begin * width_) * -rate_ - kLog2ListUnit) : 1;
+#pragma unroll 1
       for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
         const float value = shared_.listed[i];
         uint32_t before = 0;
+#pragma unroll 4
         for (uint32_t other = 0; other < count; other++)
           if (shared_.listed[other] > value) before += shared_.weights[other];
         if (before == 0 || float(before) * unit < wanted_ - above) atomicMin(&shared_.least_key, to_key(value));
