@@ -170,8 +170,8 @@ def test_stop_tokens_of_a_text_that_is_too_short_never_win(device: torch.device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logprobs_are_those_of_the_unchanged_logits(dtype: torch.dtype, device: torch.device) -> None:
-    vocab_size = 4500
+@pytest.mark.parametrize("vocab_size", [4500, pytest.param(4501, marks=large)])
+def test_logprobs_are_those_of_the_unchanged_logits(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
     rows: list[dict[Param, float]] = [
         {Param.NUM_LOGPROBS: 0},
         {Param.NUM_LOGPROBS: 20},
@@ -193,6 +193,24 @@ def test_a_large_bucket_with_few_rows_gives_the_same_tokens(device: torch.device
     batch = make_batch(rows, vocab_size)
     batch.header[Header.NUM_ROWS] = 5
     assert_equals_reference(batch, make_logits(len(rows), vocab_size, torch.float32), device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_many_rows_of_all_kinds_take_the_tokens_of_the_reference(dtype: torch.dtype, device: torch.device) -> None:
+    if IS_INTERPRETED:
+        pytest.skip("takes minutes in the interpreter")
+    kinds: list[dict[Param, float]] = [
+        {},
+        {Param.TEMPERATURE: 0.8},
+        {Param.TEMPERATURE: 1.3, Param.TOP_P: 0.9},
+        {Param.TEMPERATURE: 0.7, Param.TOP_K: 30, Param.MIN_P: 0.01},
+        {Param.REPETITION_PENALTY: 1.2},
+        {Param.NUM_LOGPROBS: 1},
+        {Param.TEMPERATURE: 1.0, Param.TOP_P: 0.95, Param.FREQUENCY_PENALTY: 0.4, Param.NUM_LOGPROBS: 0},
+    ]
+    logits = make_logits(len(kinds) * 15, 32_000, dtype)
+    logits[5 :: len(kinds), 77] = 20.0  # the best one: equal ones have no order
+    assert_equals_reference(make_batch(kinds * 15, 32_000), logits, device)
 
 
 BROKEN = {"nan": torch.nan, "inf": torch.inf, "nothing": -torch.inf}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
+# pyright: reportOperatorIssue=false
 """Sampling on the GPU: `_scan` reads the logits once, split over programs: the largest one of greedy rows, and what
 penalties, biases and logprobs ask for. From Hopper on clusters draw the rows that are not greedy, which `_scan` then
 only changes, if at all, and `_finish` writes the outputs. On other GPUs `_scan` draws what is not truncated, `_select`
@@ -9,6 +10,7 @@ finds the thresholds of the rest, and `_draw` samples these and ends the others.
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.batch import Batch
-from blink.kernels.gpu.constraint import find_allowed
+from blink.kernels.gpu.constraint import Allowed, find_allowed
 from blink.kernels.gpu.penalties import has_adjustments
 from blink.kernels.gpu.sampling_rows import (
     AUTOMATON,
@@ -46,11 +48,33 @@ from blink.kernels.gpu.truncation import MAX_CANDIDATES, find_threshold
 _FEW_ROWS = 8
 _FINE_BLOCK, _BLOCK = 2048, 4096
 _LOGITS_PER_WARP = 512
-_SPECIAL_LOGITS_PER_WARP = 256  # of many rows: two programs on an SM
+_SPECIAL_LOGITS_PER_WARP = 256  # of many rows for clusters: two programs on an SM
 _SELECT_WARPS = 8
 _FINISHERS = 2  # programs of a row: of its token, of its best logprobs
 # Of many rows a program scans several parts: most programs have nothing to do, and each takes its time.
 _MANY_ROWS, _PARTS_OF_PROGRAM = 32, 4
+
+
+class _Call(NamedTuple):
+    """Operands of one call, as the kernels share them."""
+
+    logits: Tensor
+    batch: Batch
+    num_rows: int
+    block: int
+    rows: tuple[Tensor, ...]
+    slots: Slots
+    allowed: Allowed
+    parts: Parts
+    outputs: Outputs
+
+    @property
+    def num_parts(self) -> int:
+        return self.parts.best.shape[1]
+
+    @property
+    def num_warps(self) -> int:
+        return self.block // _LOGITS_PER_WARP
 
 
 def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
@@ -58,51 +82,88 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1
     vocab_size = logits.shape[1]
     block = _FINE_BLOCK if num_rows <= _FEW_ROWS else _BLOCK
-    num_parts = triton.cdiv(vocab_size, block)
-    allowed = find_allowed(batch, num_rows, vocab_size)
-    parts = _allocate_parts(logits.device, num_rows, num_parts, block)
-    slots = Slots(batch.params, batch.params_f32, batch.tokens, batch.stop_tokens, batch.bias_tokens, batch.bias_values)
-    outputs = Outputs(batch.sampled_tokens, batch.sampled_logprobs, batch.top_tokens, batch.top_logprobs)
-    rows = (batch.header, batch.row_slots, batch.context_lens)
-    sizes = {"NUM_PARTS": num_parts, "PARTS_BLOCK": triton.next_power_of_2(num_parts), "BLOCK": block}
-    strides = (logits.stride(0), batch.tokens.stride(0))
-    num_warps = block // _LOGITS_PER_WARP
-    states = logits.new_empty(num_rows, dtype=torch.int32)
-    by_clusters = logits.is_cuda and _has_clusters()
-    scans_all = not (by_clusters and _can_read(logits))
-    parts_of_program = _PARTS_OF_PROGRAM if num_rows > _MANY_ROWS else 1
-    for scans_plain, scans_special in ((True, True),) if num_rows <= _FEW_ROWS else ((True, False), (False, True)):
-        _scan[(triton.cdiv(num_parts, parts_of_program), num_rows)](
-            logits,
-            *strides,
-            vocab_size,
-            *rows,
-            slots,
-            allowed,
-            parts,
-            states,
+    call = _Call(
+        logits,
+        batch,
+        num_rows,
+        block,
+        (batch.header, batch.row_slots, batch.context_lens),
+        Slots(batch.params, batch.params_f32, batch.tokens, batch.stop_tokens, batch.bias_tokens, batch.bias_values),
+        find_allowed(batch, num_rows, vocab_size),
+        _allocate_parts(logits.device, num_rows, triton.cdiv(vocab_size, block), block),
+        Outputs(batch.sampled_tokens, batch.sampled_logprobs, batch.top_tokens, batch.top_logprobs),
+    )
+    if logits.is_cuda and _has_clusters():
+        _sample_by_clusters(call)
+    else:
+        _sample_by_programs(call)
+
+
+def _sample_by_clusters(call: _Call) -> None:
+    from blink.kernels.gpu.decode.cluster_sampling import can_read, sample_rows
+
+    changed = call.logits.new_empty(call.num_rows, dtype=torch.int32)
+    scans_all = not can_read(call.logits)
+    _scan_rows(call, changed, scans_all=scans_all, draws=False)
+    sample_rows(call.logits, call.parts, changed, call.batch, call.num_parts * call.block)
+    _finish[(_FINISHERS if scans_all else 1, call.num_rows)](
+        *_heads(call),
+        *call.rows[:2],
+        *_tails(call),
+        NUM_PARTS=call.num_parts,
+        PARTS_BLOCK=triton.next_power_of_2(call.num_parts),
+        num_warps=call.num_warps,
+    )
+
+
+def _sample_by_programs(call: _Call) -> None:
+    arrivals = call.logits.new_empty(call.num_rows, dtype=torch.int32)
+    candidates = call.logits.new_empty(call.num_rows, MAX_CANDIDATES.value, dtype=torch.float32)
+    thresholds = call.logits.new_empty(call.num_rows, dtype=torch.float32)
+    _scan_rows(call, arrivals, scans_all=True, draws=True)
+    sizes = {
+        "NUM_PARTS": call.num_parts,
+        "PARTS_BLOCK": triton.next_power_of_2(call.num_parts),
+        "BLOCK": call.block,
+    }
+    results = (candidates, thresholds, arrivals)
+    _select[(call.num_rows,)](*call.rows[:2], call.slots, call.parts, *results, **sizes, num_warps=_SELECT_WARPS)
+    _draw[(call.num_parts, call.num_rows)](
+        *_heads(call), *call.rows, *_tails(call), thresholds, arrivals, **sizes, num_warps=call.num_warps
+    )
+
+
+def _heads(call: _Call) -> tuple[Any, ...]:
+    return call.logits, call.logits.stride(0), call.logits.shape[1]
+
+
+def _tails(call: _Call) -> tuple[Any, ...]:
+    return call.slots, call.allowed, call.parts, call.outputs
+
+
+def _scan_rows(call: _Call, changed: Tensor, *, scans_all: bool, draws: bool) -> None:
+    few = call.num_rows <= _FEW_ROWS
+    parts_of_program = _PARTS_OF_PROGRAM if call.num_rows > _MANY_ROWS and not draws else 1
+    for scans_plain, scans_special in ((True, True),) if few else ((True, False), (False, True)):
+        _scan[(triton.cdiv(call.num_parts, parts_of_program), call.num_rows)](
+            call.logits,
+            call.logits.stride(0),
+            call.batch.tokens.stride(0),
+            call.logits.shape[1],
+            *call.rows,
+            call.slots,
+            call.allowed,
+            call.parts,
+            changed,
             SCANS_PLAIN=scans_plain,
             SCANS_SPECIAL=scans_special,
             SCANS_ALL=scans_all,
-            DRAWS=not by_clusters,
+            DRAWS=draws,
             PARTS_OF_PROGRAM=parts_of_program,
-            NUM_PARTS=num_parts,
-            BLOCK=block,
-            num_warps=num_warps if scans_plain else block // _SPECIAL_LOGITS_PER_WARP,
+            NUM_PARTS=call.num_parts,
+            BLOCK=call.block,
+            num_warps=call.num_warps if scans_plain or draws else call.block // _SPECIAL_LOGITS_PER_WARP,
         )
-    inputs, ends = (logits, strides[0], vocab_size, *rows[:2]), (slots, allowed, parts, outputs)
-    if by_clusters:
-        from blink.kernels.gpu.decode.cluster_sampling import sample_rows
-
-        sample_rows(logits, parts, states, batch, num_parts * block)
-        del sizes["BLOCK"]
-        _finish[(_FINISHERS if scans_all else 1, num_rows)](*inputs, *ends, **sizes, num_warps=num_warps)
-    else:
-        candidates = logits.new_empty(num_rows, MAX_CANDIDATES.value, dtype=torch.float32)
-        thresholds = logits.new_empty(num_rows, dtype=torch.float32)
-        results = (candidates, thresholds, states)
-        _select[(num_rows,)](*rows[:2], slots, parts, *results, **sizes, num_warps=_SELECT_WARPS)
-        _draw[(num_parts, num_rows)](*inputs, rows[2], *ends, thresholds, states, **sizes, num_warps=num_warps)
 
 
 @functools.cache
@@ -110,12 +171,6 @@ def _has_clusters() -> bool:
     from blink.kernels.gpu.decode.launch import can_launch
 
     return can_launch()
-
-
-def _can_read(logits: Tensor) -> bool:
-    from blink.kernels.gpu.decode.cluster_sampling import can_read
-
-    return can_read(logits)
 
 
 def _allocate_parts(device: torch.device, num_rows: int, num_parts: int, block: int) -> Parts:
