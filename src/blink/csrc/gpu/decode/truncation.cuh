@@ -12,7 +12,7 @@ namespace blink {
 constexpr float kNear = 16;          // natural logarithms below the largest that have bins at first
 constexpr float kFarthest = 104;     // from there on a weight is 0
 constexpr int kLevels = 3;           // of bins within bins; the last one's tell nothing apart
-constexpr float kLog2BinUnit = 13;   // of a weight, as a share of that at its bin's beginning; 2^18 fit
+constexpr float kLog2BinUnit = 13;   // of a weight, as a share of that at its bin's beginning; fewer than 2^19 fit
 constexpr float kLog2ListUnit = 20;  // the same in the list
 constexpr int kMostWidenings = 26;   // from 16 to beyond all floats
 constexpr uint32_t kWiden = ~0u;     // in place of a bin
