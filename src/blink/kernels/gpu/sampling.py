@@ -136,26 +136,20 @@ def _allocate_parts(device: torch.device, num_rows: int, num_parts: int, block: 
 
 
 @triton.jit
+def _is_bare(words, floats, context_len, HAS_LOGPROBS: tl.constexpr):
+    """Say whether a slot takes its token from the logits as they are, and nothing more is asked but its logprobs."""
+    is_bare = (has_adjustments(words, floats, context_len) == 0) & (tl.load(words + AUTOMATON) == 0)
+    if not HAS_LOGPROBS:
+        is_bare = is_bare & (tl.load(words + NUM_LOGPROBS) < 0)
+    return is_bare
+
+
+@triton.jit
 def _scan(
-    logits,
-    logits_stride,
-    tokens_stride,
-    vocab_size,
-    header,
-    row_slots,
-    context_lens,
-    slots,
-    allowed,
-    parts,
-    changed,
-    SCANS_PLAIN: tl.constexpr,
-    SCANS_SPECIAL: tl.constexpr,
-    SCANS_ALL: tl.constexpr,
-    DRAWS: tl.constexpr,
-    PARTS_OF_PROGRAM: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, logits_stride, tokens_stride, vocab_size, header, row_slots, context_lens, slots, allowed, parts, changed,
+    SCANS_PLAIN: tl.constexpr, SCANS_SPECIAL: tl.constexpr, SCANS_ALL: tl.constexpr, DRAWS: tl.constexpr,
+    PARTS_OF_PROGRAM: tl.constexpr, NUM_PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Scan some parts of one row, if its parameters are of a kind that this kernel treats.
 
     SCANS_ALL: also find logprobs, and scan rows of which nothing is asked but to draw from the logits as they are.
@@ -167,9 +161,7 @@ def _scan(
     slot = tl.load(row_slots + row).to(tl.int64)
     context_len = tl.load(context_lens + row)
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
-    is_bare = (has_adjustments(words, floats, context_len) == 0) & (tl.load(words + AUTOMATON) == 0)
-    if SCANS_ALL:
-        is_bare = is_bare & (tl.load(words + NUM_LOGPROBS) < 0)
+    is_bare = _is_bare(words, floats, context_len, not SCANS_ALL)
     is_plain = is_bare & is_greedy(floats)
     # Nested, so that the compiler makes the outer tests.
     if not SCANS_PLAIN:  # noqa: SIM102
