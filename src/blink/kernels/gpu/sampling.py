@@ -136,10 +136,10 @@ def _allocate_parts(device: torch.device, num_rows: int, num_parts: int, block: 
 
 
 @triton.jit
-def _is_bare(words, floats, context_len, HAS_LOGPROBS: tl.constexpr):
-    """Say whether a slot takes its token from the logits as they are, and nothing more is asked but its logprobs."""
+def _is_bare(words, floats, context_len, FINDS_LOGPROBS: tl.constexpr):
+    """Say whether a slot takes its token from the logits as they are, and the scan has nothing more to do for it."""
     is_bare = (has_adjustments(words, floats, context_len) == 0) & (tl.load(words + AUTOMATON) == 0)
-    if not HAS_LOGPROBS:
+    if FINDS_LOGPROBS:
         is_bare = is_bare & (tl.load(words + NUM_LOGPROBS) < 0)
     return is_bare
 
@@ -161,7 +161,7 @@ def _scan(
     slot = tl.load(row_slots + row).to(tl.int64)
     context_len = tl.load(context_lens + row)
     words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
-    is_bare = _is_bare(words, floats, context_len, not SCANS_ALL)
+    is_bare = _is_bare(words, floats, context_len, SCANS_ALL)
     is_plain = is_bare & is_greedy(floats)
     # Nested, so that the compiler makes the outer tests.
     if not SCANS_PLAIN:  # noqa: SIM102
