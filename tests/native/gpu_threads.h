@@ -150,10 +150,9 @@ template <class T>
 inline void store_in_cluster(unsigned address, T value) {
   find_in_cluster<T>(address) = value;
 }
-inline uint32_t add_in_cluster_before(unsigned address, uint32_t value) {
+inline uint32_t add_in_cluster(unsigned address, uint32_t value) {
   return atomicAdd(&find_in_cluster<uint32_t>(address), value);
 }
-inline void add_in_cluster(unsigned address, uint32_t value) { add_in_cluster_before(address, value); }
 inline void lower_in_cluster(unsigned address, uint32_t value) {
   replace_if(find_in_cluster<uint32_t>(address), value, std::less<uint32_t>());
 }

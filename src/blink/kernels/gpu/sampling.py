@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.batch import Batch
-from blink.kernels.gpu.constraint import find_allowed
+from blink.kernels.gpu.constraint import Allowed, find_allowed
 from blink.kernels.gpu.decode.cluster_sampling import can_read, sample_rows
 from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.gpu.penalties import has_adjustments
@@ -27,6 +27,7 @@ from blink.kernels.gpu.sampling_rows import (
     NUM_ROWS,
     PARAM_STRIDE,
     TOP_WIDTH,
+    Operands,
     Outputs,
     Parts,
     Slots,
@@ -36,7 +37,7 @@ from blink.kernels.gpu.sampling_rows import (
     scan_special,
     store_best,
 )
-from blink.kernels.gpu.truncated_draw import Operands, draw_truncated
+from blink.kernels.gpu.truncated_draw import draw_truncated
 
 # Few rows are split finely, so that they use many SMs, and scanned by one kernel whatever their parameters are. Of
 # many rows, plainly greedy ones are scanned by a kernel of their own, which needs few registers and so reads faster.
@@ -58,13 +59,13 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     parts = _allocate_parts(logits.device, num_rows, num_parts, block)
     slots = Slots(batch.params, batch.params_f32, batch.tokens, batch.stop_tokens, batch.bias_tokens, batch.bias_values)
     outputs = Outputs(batch.sampled_tokens, batch.sampled_logprobs, batch.top_tokens, batch.top_logprobs)
-    operands = Operands(logits, batch, slots, allowed, parts, block)
+    operands = Operands(logits, batch, slots, parts, block)
     by_clusters = logits.is_cuda and _has_clusters()
     scans_all = not (by_clusters and can_read(logits))
     changed = logits.new_empty(num_rows, dtype=torch.int32)
-    _scan_rows(operands, changed, scans_all=scans_all, draws=not by_clusters)
+    _scan_rows(operands, allowed, changed, scans_all=scans_all, draws=not by_clusters)
     if by_clusters:
-        sample_rows(logits, parts, changed, batch, num_parts * block)
+        sample_rows(logits, parts, changed, batch, num_parts * block, finds_logprobs=not scans_all)
     else:
         draw_truncated(operands)
     _finish[(_FINISHERS if scans_all else 1, num_rows)](
@@ -83,8 +84,8 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     )
 
 
-def _scan_rows(operands: Operands, changed: Tensor, *, scans_all: bool, draws: bool) -> None:
-    logits, batch, slots, allowed, parts, block = operands
+def _scan_rows(operands: Operands, allowed: Allowed, changed: Tensor, *, scans_all: bool, draws: bool) -> None:
+    logits, batch, slots, parts, block = operands
     num_rows, num_parts = parts.best.shape
     parts_of_program = _PARTS_OF_PROGRAM if num_rows > _MANY_ROWS and not draws else 1
     kinds = ((True, True),) if num_rows <= _FEW_ROWS else ((True, False), (False, True))

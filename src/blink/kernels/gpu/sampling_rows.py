@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.batch import PARAM_WORDS, Header, Param
+from blink.kernels.batch import PARAM_WORDS, Batch, Header, Param
 from blink.kernels.gpu.penalties import adjust_logits
 from blink.kernels.gpu.philox import make_gumbel
 from blink.kernels.operands import GREEDY_TEMPERATURE, NO_TOKEN, TEXT_END
@@ -34,6 +34,8 @@ _TEXT_END = tl.constexpr(TEXT_END)
 # Entries that a part keeps for its best logits, MAX_LOGPROBS rounded up to a power of two.
 TOP_WIDTH: int = triton.next_power_of_2(MAX_LOGPROBS)
 _TOP_WIDTH = tl.constexpr(TOP_WIDTH)
+
+_LOGITS_PER_WARP = 512
 
 
 class Slots(NamedTuple):
@@ -68,6 +70,21 @@ class Parts(NamedTuple):
     raw_mass: Tensor  # float32 [rows, parts]; sum of exp(logit - raw_largest)
     top_values: Tensor  # float32 [rows, parts, TOP_WIDTH]
     top_tokens: Tensor  # int32 [rows, parts, TOP_WIDTH]
+
+
+class Operands(NamedTuple):
+    """What the kernels of one call of sample share."""
+
+    logits: Tensor
+    batch: Batch
+    slots: Slots
+    parts: Parts
+    block: int  # logits of a part
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a program that treats one part."""
+        return self.block // _LOGITS_PER_WARP
 
 
 @triton.jit

@@ -6,52 +6,29 @@ row, and `_draw` what each part draws above them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from blink.kernels.batch import Batch
-from blink.kernels.gpu.constraint import Allowed
 from blink.kernels.gpu.sampling_rows import (
     MIN_P,
     NUM_ROWS,
     PARAM_STRIDE,
     TOP_K,
     TOP_P,
-    Parts,
-    Slots,
+    Operands,
     can_sample,
     draw_best,
     is_truncated,
 )
 from blink.kernels.gpu.truncation import MAX_CANDIDATES, find_threshold
 
-_LOGITS_PER_WARP = 512
 _SELECT_WARPS = 8
-
-
-class Operands(NamedTuple):
-    """What the kernels of one call of sample share."""
-
-    logits: Tensor
-    batch: Batch
-    slots: Slots
-    allowed: Allowed
-    parts: Parts
-    block: int  # logits of a part
-
-    @property
-    def num_warps(self) -> int:
-        """Warps of a program that treats one part."""
-        return self.block // _LOGITS_PER_WARP
 
 
 def draw_truncated(operands: Operands) -> None:
     """Draw from each part of the truncated rows, whose scaled logits the scan has left."""
-    logits, batch, slots, _, parts, block = operands
+    logits, batch, slots, parts, block = operands
     num_rows, num_parts = parts.best.shape
     candidates = logits.new_empty(num_rows, MAX_CANDIDATES.value, dtype=torch.float32)
     thresholds = logits.new_empty(num_rows, dtype=torch.float32)

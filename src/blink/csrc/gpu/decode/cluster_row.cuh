@@ -87,6 +87,17 @@ struct RowPart {
 
   __device__ Quad get(uint32_t i) const { return outside_ ? outside_[i] : to_quad(staged_[i]); }
 
+  // Visit each logit and its token.
+  template <int kThreads, class Visit>
+  __device__ void for_each(Visit visit) const {
+#pragma unroll 1  // the step's kernels share the instruction cache
+    for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+      const Quad quad = get(i);
+#pragma unroll
+      for (int j = 0; j < 4; j++) visit(quad.values[j], (first + i) * 4 + j);
+    }
+  }
+
   __device__ void keep_outside(const float* row) { outside_ = reinterpret_cast<const Quad*>(row) + first; }
 
   // Each thread copies what it will read.

@@ -25,12 +25,8 @@ class Ranking {
   // The sum of exp(logit - largest). Block 0 gets it.
   __device__ float add_masses() {
     float mass = 0, none = 0;
-#pragma unroll 1  // the step's kernels share the instruction cache
-    for (uint32_t i = threadIdx.x; i < part_.count; i += kThreads) {
-      const Quad quad = part_.get(i);
-#pragma unroll
-      for (const float value : quad.values) mass += exp2_fast((value - extremes_.largest) * kLog2E);
-    }
+    part_.template for_each<kThreads>(
+        [&](float value, uint32_t) { mass += exp2_fast((value - extremes_.largest) * kLog2E); });
     add_up<kThreads>(shared_, mass, none);
     if (threadIdx.x == 0) store_in_cluster(address_in(0, &shared_.total[cluster_rank()]), mass);
     meet();
@@ -68,21 +64,11 @@ class Ranking {
  private:
   static constexpr uint32_t kNoTie = ~0u;
 
-  template <class Visit>
-  __device__ void for_each(Visit visit) const {
-#pragma unroll 1  // the step's kernels share the instruction cache
-    for (uint32_t i = threadIdx.x; i < part_.count; i += kThreads) {
-      const Quad quad = part_.get(i);
-#pragma unroll
-      for (int j = 0; j < 4; j++) visit(quad.values[j], (part_.first + i) * 4 + j);
-    }
-  }
-
   __device__ void list_above(float floor) {
     const unsigned values = address_in(0, best_.values), tokens = address_in(0, best_.tokens);
-    for_each([&](float value, uint32_t token) {
+    part_.template for_each<kThreads>([&](float value, uint32_t token) {
       if (!(value > floor)) return;
-      const uint32_t place = add_in_cluster_before(address_in(0, &best_.count), 1);
+      const uint32_t place = add_in_cluster(address_in(0, &best_.count), 1);
       store_in_cluster(values + place * 4, value);
       store_in_cluster(tokens + place * 4, token);
     });
@@ -91,7 +77,7 @@ class Ranking {
   // Tell all blocks the lowest token from `next` on with that logit.
   __device__ void lower_to_tied(uint32_t& tie, float tied, uint32_t next) {
     uint32_t lowest = kNoTie;
-    for_each([&](float value, uint32_t token) {
+    part_.template for_each<kThreads>([&](float value, uint32_t token) {
       if (value == tied && token >= next) lowest = min(lowest, token);
     });
     if (lowest == kNoTie) return;

@@ -209,16 +209,8 @@ __device__ inline void store_in_cluster(unsigned address, unsigned value) {
   store_in_cluster(address, __uint_as_float(value));
 }
 
-// Add to, or lower, a word of another block's shared memory.
-__device__ inline void add_in_cluster(unsigned address, unsigned value) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("red.relaxed.cluster.shared::cluster.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-#else
-  asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-#endif
-}
-// Add to it, and return what it was.
-__device__ inline unsigned add_in_cluster_before(unsigned address, unsigned value) {
+// Add to a word of another block's shared memory, and return what it was.
+__device__ inline unsigned add_in_cluster(unsigned address, unsigned value) {
   unsigned before;
 #if __CUDA_ARCH__ >= 900
   asm volatile("atom.relaxed.cluster.shared::cluster.add.u32 %0, [%1], %2;"
@@ -230,6 +222,8 @@ __device__ inline unsigned add_in_cluster_before(unsigned address, unsigned valu
 #endif
   return before;
 }
+
+// Lower such a word.
 __device__ inline void lower_in_cluster(unsigned address, unsigned value) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.cluster.shared::cluster.min.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");

@@ -185,7 +185,7 @@ class FloorSearch {
     add_up<kThreads>(shared_, above, none);  // synchronises
     if (threadIdx.x == 0) {
       tell_sums(above, 0);
-      shared_.listed_before = add_in_cluster_before(address_in(0, &shared_.num_listed), shared_.num_own);
+      shared_.listed_before = add_in_cluster(address_in(0, &shared_.num_listed), shared_.num_own);
     }
     __syncthreads();
     const unsigned listed = address_in(0, shared_.listed);

@@ -46,15 +46,17 @@ def can_read(logits: Tensor) -> bool:
     return logits.data_ptr() % 16 == 0 and logits.stride(0) % 4 == 0 and logits.shape[1] % 4 == 0
 
 
-def sample_rows(logits: Tensor, parts: Parts, changed: Tensor, batch: Batch, width: int) -> None:
+def sample_rows(
+    logits: Tensor, parts: Parts, changed: Tensor, batch: Batch, width: int, *, finds_logprobs: bool
+) -> None:
     """Draw a token of each row that is not greedy, and find the logprobs of rows that ask for them.
 
     What is found of a row becomes that of its first part. logits: [rows, vocab]; changed: int32 [rows], whether a row
-    is drawn from its parts' `width` scaled logits; without can_read() all are, and no logprobs are found.
+    is drawn from its parts' `width` scaled logits. Without can_read() all must be, and logprobs cannot be found.
     """
     num_rows, num_parts = parts.best.shape
     assert width % 4 == 0 and batch.params.is_contiguous()
-    tops = (batch.top_tokens, batch.top_logprobs) if can_read(logits) else (None, None)
+    tops = (batch.top_tokens, batch.top_logprobs) if finds_logprobs else (None, None)
     arguments = _Arguments(
         *(tensor.data_ptr() for tensor in (logits, parts.scaled, changed)),
         *(tensor.data_ptr() for tensor in (batch.header, batch.row_slots, batch.context_lens, batch.params)),
