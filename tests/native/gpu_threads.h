@@ -133,6 +133,7 @@ inline void launch_dependents() {}
 inline void wait_for_prerequisites() {}
 inline unsigned cluster_rank() { return blockIdx.x; }
 inline void cluster_arrive() { arrival.emplace(cluster.barrier->arrive()); }
+inline void cluster_arrive_relaxed() { cluster_arrive(); }
 inline void cluster_wait() {
   cluster.barrier->wait(std::move(*arrival));
   arrival.reset();

@@ -78,7 +78,9 @@ __global__ void __launch_bounds__(kThreads, kThreads > 256 ? 1 : 4) sample_rows(
   auto& best = *reinterpret_cast<Best*>(memory + sizeof(RowShared));
   T* staged = reinterpret_cast<T*>(memory + kHeadBytes);
   launch_dependents();
+  cluster_arrive_relaxed();  // all blocks have started once all have waited: they write to one another
   wait_for_prerequisites();
+  cluster_wait();
   const uint64_t row = blockIdx.y / 2;
   if (row >= args.header->num_rows) return;
   const SlotParams& slot = args.params[args.row_slots[row]];
