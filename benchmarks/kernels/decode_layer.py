@@ -101,10 +101,13 @@ class Model:
 class Case:
     """One batch of decoding rows with its KV cache, and the two ways to run a step."""
 
-    def __init__(self, model: Model, rows: int, context: int) -> None:
+    def __init__(self, model: Model, rows: int, context: int, *, varied: bool = False) -> None:
         self.model, self.rows, self.context = model, rows, context
-        blocks = -(-context // BLOCK_SIZE)
-        self.batch = make_batch(rows, context, blocks, model.spec.vocab_size)
+        longest = 2 * context if varied else context
+        blocks = -(-longest // BLOCK_SIZE)
+        self.batch = make_batch(rows, longest, blocks, model.spec.vocab_size)
+        if varied:
+            vary_contexts(self.batch)
         self.cache = model.decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE).normal_()
 
     def run_before(self) -> Tensor:
@@ -143,6 +146,16 @@ def make_batch(rows: int, context: int, blocks: int, vocab_size: int) -> Batch:
     last = batch.block_tables[:, (context - 1) // BLOCK_SIZE]
     batch.kv_slots.copy_(last * BLOCK_SIZE + (context - 1) % BLOCK_SIZE)
     return batch
+
+
+def vary_contexts(batch: Batch) -> None:
+    """Give rows, in no order, contexts evenly spread from none to what they have: half as much in all."""
+    rows, longest = len(batch.context_lens), int(batch.context_lens[0])
+    lengths = (longest * (torch.randperm(rows) + 0.5) / rows).int().clamp(min=1).to(batch.context_lens.device)
+    batch.context_lens.copy_(lengths)
+    batch.positions.copy_(lengths - 1)
+    last = batch.block_tables.gather(1, (lengths.long()[:, None] - 1) // BLOCK_SIZE)[:, 0]
+    batch.kv_slots.copy_(last * BLOCK_SIZE + (lengths - 1) % BLOCK_SIZE)
 
 
 def capture_graph(run: Run) -> torch.cuda.CUDAGraph:

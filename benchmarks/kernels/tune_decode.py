@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the fastest splits of decoding rows' kernels on this GPU and write them to the table that the server reads.
 
-What counts is a whole step of a few layers, replayed as a graph: kernels overlap their neighbours. One kernel after the
-other is tried with every split that fits; the fastest stays. With --load those that are nearly as fast are compared
-once more, each replayed for so many seconds, in which a GPU at its limit of power lowers its clock; what this finds
-stays if the step is then faster than before.
+What counts is a whole step of a few layers, replayed as a graph: kernels overlap their neighbours, and rows have
+contexts of different lengths. One kernel after the other is tried with every split that fits; the fastest stays. With
+--load those that are nearly as fast are compared once more, each replayed for so many seconds, in which a GPU at its
+limit of power lowers its clock; what this finds stays if the step is then faster than before.
 
 Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64] [--format fp8]
 
@@ -180,7 +180,7 @@ def main() -> None:
             print(f"{name}, {rows} rows", flush=True)
             found = list_quantized_candidates(model.spec, rows, format) if format else list_candidates(model.spec, rows)
             candidates = {key: splits for key, splits in found.items() if splits and key.startswith(options.only)}
-            for line in tune(Case(model, rows, _CONTEXT), candidates, options.passes, options.load):
+            for line in tune(Case(model, rows, _CONTEXT, varied=True), candidates, options.passes, options.load):
                 print(line, flush=True)
             write_table()
             print(f"   {time.monotonic() - start:.0f} s", flush=True)

@@ -25,8 +25,9 @@ struct PlacementArgs {
 template <int kRows>
 struct PlacementShape {
   static constexpr int group = 256, groups = kRows > 64 ? 2 : 1, threads = group * groups, warps = threads / 32;
-  static constexpr int turns = kRows < 128 ? kRows / warps : 8;  // of a warp, at once
-  static constexpr int places = kRows > 64 ? kRows : 64;         // in shared memory
+  static constexpr int turns = kRows < 128 ? kRows / warps : 8;       // of a warp, at once
+  static constexpr int places = kRows > 64 ? kRows : 64;              // in shared memory
+  static constexpr int batch = kRows < 16 ? 2 : kRows == 64 ? 8 : 4;  // rows that are copied at once
 };
 
 // A number that is in the order of the logits, whose float's bits are given, and of equal ones the lower expert's is
@@ -130,20 +131,19 @@ template <bool kPlaned, int kRows>
 __device__ inline void copy_rows(const PlacementArgs& args, unsigned long long chosen, int first, long place,
                                  const PlacementShared<kRows>& shared) {
   using S = PlacementShape<kRows>;
-  constexpr int batch = kRows < 16 ? 2 : 4;
   const int in_group = S::groups > 1 ? threadIdx.x % S::group : threadIdx.x;
   for (int column = in_group * 8; column < args.hidden; column += S::group * 8) {
     long to = place * args.hidden + column;
     for (unsigned long long left = chosen; left;) {
-      Vec16 values[batch];
-      int rows[batch];
+      Vec16 values[S::batch];
+      int rows[S::batch];
 #pragma unroll
-      for (int i = 0; i < batch; i++, left &= left - 1) {
+      for (int i = 0; i < S::batch; i++, left &= left - 1) {
         rows[i] = left ? first + __ffsll(left) - 1 : -1;  // none left
         if (rows[i] >= 0) values[i] = load(args.x + long(rows[i]) * args.hidden + column);
       }
 #pragma unroll
-      for (int i = 0; i < batch; i++, to += args.hidden)
+      for (int i = 0; i < S::batch; i++, to += args.hidden)
         if (rows[i] >= 0) write_vector<kPlaned>(args, to, values[i], shared.rates[rows[i]]);
     }
   }

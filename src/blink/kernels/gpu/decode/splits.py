@@ -215,7 +215,7 @@ def _guess_attention_split(heads: int) -> AttentionSplit:
         return AttentionSplit(2, 4, 2)
     if heads <= 128:
         return AttentionSplit(2, 8, 1)
-    return AttentionSplit(1, 4, 3) if heads <= 384 else AttentionSplit(1, 3, 2)
+    return AttentionSplit(1, 4, 3) if heads <= 384 else AttentionSplit(1, 4, 2)
 
 
 def gemm_key(output: Output, tokens: int, n: int, k: int) -> str:
