@@ -138,24 +138,26 @@ def make_batch(rows: int, context: int, blocks: int, vocab_size: int) -> Batch:
     )
     batch.header[Header.NUM_ROWS] = batch.header[Header.NUM_TOKENS] = batch.header[Header.NUM_DECODE_ROWS] = rows
     batch.input_ids.random_(vocab_size)
-    batch.positions.fill_(context - 1)
     batch.query_starts.copy_(torch.arange(rows + 1))
-    batch.context_lens.fill_(context)
     batch.row_slots.copy_(torch.arange(rows))
     batch.block_tables.copy_(torch.randperm(rows * blocks).view(rows, blocks))
-    last = batch.block_tables[:, (context - 1) // BLOCK_SIZE]
-    batch.kv_slots.copy_(last * BLOCK_SIZE + (context - 1) % BLOCK_SIZE)
+    set_contexts(batch, batch.context_lens.new_full((rows,), context))
     return batch
+
+
+def set_contexts(batch: Batch, lengths: Tensor) -> None:
+    """Give each row of a batch a context of so many tokens, the new one included."""
+    batch.context_lens.copy_(lengths)
+    batch.positions.copy_(lengths - 1)
+    last = batch.block_tables.gather(1, (lengths.long()[:, None] - 1) // BLOCK_SIZE)[:, 0]
+    batch.kv_slots.copy_(last * BLOCK_SIZE + (lengths - 1) % BLOCK_SIZE)
 
 
 def vary_contexts(batch: Batch) -> None:
     """Give rows, in no order, contexts evenly spread from none to what they have: half as much in all."""
     rows, longest = len(batch.context_lens), int(batch.context_lens[0])
     lengths = (longest * (torch.randperm(rows) + 0.5) / rows).int().clamp(min=1).to(batch.context_lens.device)
-    batch.context_lens.copy_(lengths)
-    batch.positions.copy_(lengths - 1)
-    last = batch.block_tables.gather(1, (lengths.long()[:, None] - 1) // BLOCK_SIZE)[:, 0]
-    batch.kv_slots.copy_(last * BLOCK_SIZE + (lengths - 1) % BLOCK_SIZE)
+    set_contexts(batch, lengths)
 
 
 def capture_graph(run: Run) -> torch.cuda.CUDAGraph:
