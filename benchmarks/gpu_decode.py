@@ -33,8 +33,6 @@ from blink.region.layout import CqeKind
 from blink.region.memory import open_region
 from blink.sampling_params import SamplingParams
 
-BANDWIDTH = 4.5e12  # bytes per second that reading reaches on an H200
-
 
 @dataclass(frozen=True)
 class Window:
@@ -122,7 +120,7 @@ def measure(
     return {
         "tpot_ms": window.tpot_ms,
         "context": window.context,
-        "floor_ms": (weights + kv) / BANDWIDTH * 1e3,
+        "floor_ms": (weights + kv) / options.bandwidth / 1e9,
         "weight_gb": weights / 1e9,
         "kv_gb": kv / 1e9,
         "tb_per_s": (weights + kv) / 1e9 / window.tpot_ms,
@@ -155,6 +153,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="as the server's option")
     parser.add_argument("--num-blocks", type=int, default=0, help="KV cache blocks; 0: as many as there is memory for")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--bandwidth", type=float, default=4.5, help="TB/s that reads reach (4.5: an H200's)")
     parser.add_argument("--output", type=Path)
     return parser
 
@@ -176,12 +175,13 @@ def main() -> None:
     with run_engine(model, device=options.device, num_blocks=options.num_blocks) as (client, region):
         run_batch(client, 1, options)
         results = {rows: measure(client, region, spec, rows, options) for rows in options.rows}
-    report(results, options.output)
+    report(results, options)
 
 
-def report(results: dict[int, dict[str, float]], output: Path | None) -> None:
+def report(results: dict[int, dict[str, float]], options: argparse.Namespace) -> None:
     """Print the table."""
-    heads = ("rows", "context", "TPOT ms", "floor ms", "weights GB", "KV GB", "TB/s", "of 4.5 %")
+    share = f"of {options.bandwidth:g} %"
+    heads = ("rows", "context", "TPOT ms", "floor ms", "weights GB", "KV GB", "TB/s", share)
     print("".join(f"{head:>11}" for head in heads) + "   end to launch us: p50      p99  share %       W    MHz")
     for rows, found in results.items():
         print(
@@ -191,8 +191,8 @@ def report(results: dict[int, dict[str, float]], output: Path | None) -> None:
             f"{found['launch_p50_us']:>24.1f}{found['launch_p99_us']:>9.1f}{found['launch_share'] * 100:>9.2f}"
             f"{found['watts']:>8.0f}{found['sm_mhz']:>7.0f}"
         )
-    if output:
-        output.write_text(json.dumps(results, indent=1))
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

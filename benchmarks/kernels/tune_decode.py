@@ -19,6 +19,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from decode_layer import Case, Model, capture_graph, time_graph, time_under_load
@@ -227,11 +228,16 @@ def quantize_int4(weight: Tensor) -> QuantizedMatrix:
 
 def write_table() -> None:
     tables = json.loads(splits.TABLE.read_text()) if splits.TABLE.exists() else {}
-    tables[torch.cuda.get_device_name()] = splits.read_table()
-    lines = [json.dumps(device) + ": {\n" + ",\n".join(
-        f"  {json.dumps(key)}: {json.dumps(table[key])}" for key in sorted(table)
-    ) + "\n }" for device, table in sorted(tables.items())]  # fmt: skip
-    splits.TABLE.write_text("{\n " + ",\n ".join(lines) + "\n}\n")
+    tables[torch.cuda.get_device_name()] = {"gpu": splits.describe_gpu(), "splits": splits.read_table()}
+    splits.TABLE.write_text("{\n " + ",\n ".join(map(format_table, sorted(tables.items()))) + "\n}\n")
+
+
+def format_table(named: tuple[str, dict[str, Any]]) -> str:
+    """Return a GPU's part of the table, each split a line."""
+    device, table = named
+    lines = (f"   {json.dumps(key)}: {json.dumps(split)}" for key, split in sorted(table["splits"].items()))
+    inner = f'  "gpu": {json.dumps(table["gpu"])},\n  "splits": {{\n' + ",\n".join(lines) + "\n  }"
+    return f"{json.dumps(device)}: {{\n{inner}\n }}"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,12 +34,28 @@ from blink.models.weights.source import read_spec
 _TABLES = json.loads(splits.TABLE.read_text())
 _MAX_SHARED_BYTES = 227 << 10
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
-_CACHED = (gemv_quantized._guess_split, splits.read_table)
+_CACHED = [kernels._guess_split for kernels in (gemv_quantized, gemm_planes, gemm_planes_int4)] + [splits.read_table]
+
+
+@pytest.fixture(autouse=True)
+def _forget_gpus() -> Iterator[None]:
+    yield
+    for cached in _CACHED:
+        cached.cache_clear()
+
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, name: str, multiprocessors: int, *, major: int = 12) -> None:
+    """Let the GPU be another one."""
+    gpu = SimpleNamespace(multi_processor_count=multiprocessors, major=major, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: gpu)
+    for cached in _CACHED:
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize("device", list(_TABLES))
 def test_measured_splits_fit_their_kernels(device: str) -> None:
-    for key, numbers in _TABLES[device].items():
+    for key, numbers in _TABLES[device]["splits"].items():
         kind, count, *sizes = key.split()
         if kind == "attend":
             assert AttentionSplit(*numbers).shared_bytes(group=8, head_dim=128) <= _MAX_SHARED_BYTES, key
@@ -64,14 +81,20 @@ def test_measured_splits_fit_their_kernels(device: str) -> None:
 def test_unknown_gpus_and_shapes_get_a_split_that_fits(
     output: Output, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card of the future")
     for count in (20, 132, 400):
-        device = SimpleNamespace(multi_processor_count=count)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=device: device)
+        _pretend(monkeypatch, "a card of the future", count)
         for n in (16, 4096, 6144, 28672, 151936):
-            splits.read_table.cache_clear()
             assert splits.choose_gemm_split(output, tokens, n, 4096).fits(output, tokens)
-    splits.read_table.cache_clear()
+
+
+def test_a_gpu_like_a_measured_one_takes_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = _TABLES["NVIDIA H200"]["splits"]
+    _pretend(monkeypatch, "NVIDIA H100 80GB HBM3", 132, major=9)
+    assert splits.read_table() == measured
+    _pretend(monkeypatch, "NVIDIA H100 PCIe", 114, major=9)
+    assert not splits.read_table()
+    _pretend(monkeypatch, "NVIDIA H200", 114, major=9)  # by its name, whatever a part of it offers
+    assert splits.read_table() == measured
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -79,17 +102,13 @@ def test_unknown_gpus_and_shapes_get_a_split_that_fits(
 def test_every_quantized_product_has_a_split_that_fits(
     format: Format, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processors = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card of the future")
+    _pretend(monkeypatch, "a card of the future", 132)
     for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 14336)):
         for rows in (1, 2):
             few = gemv_quantized.Shape(format, grouped, rows, k, n)
             split = gemv_quantized.choose_split(few)
             assert split is not None and gemv_quantized.shared_bytes(few, split) <= _MAX_SHARED_BYTES
             assert k % (format.unit * split.slices * split.warps * split.cluster) == 0
-    for cached in _CACHED:
-        cached.cache_clear()
 
 
 def test_rows_are_rounded_up_to_what_a_product_takes() -> None:
@@ -100,8 +119,7 @@ def test_rows_are_rounded_up_to_what_a_product_takes() -> None:
 
 
 def test_rows_without_an_own_measurement_use_that_of_the_next_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    processors = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    _pretend(monkeypatch, "a card of the future", 132)
     monkeypatch.setattr(splits, "read_table", lambda: {"gate 64 x 4096 x 28672": [1, 2, 64, 5]})
     measured = splits.choose_gemm_split(Output.GATE, 48, 28672, 4096)
     assert measured == GemmSplit(1, 2, 64, 5) and measured.fits(Output.GATE, 48)
@@ -147,8 +165,7 @@ def test_experts_rows_get_tiles_that_fit_and_mostly_suffice(rows: int, planes: b
 def test_experts_that_cannot_be_streamed_are_grouped_from_3_rows_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_step, "can_attend_rows", lambda *_: True)
     monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
-    processors = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    _pretend(monkeypatch, "a card of the future", 132)
     spec = dataclasses.replace(read_spec(_CONFIGS / "qwen3-30b-a3b"), num_experts=8)
     taken = [rows for rows in (1, 2, 3, 4, 5, 8, 64) if decode_step.can_decode(spec, torch.bfloat16, rows, 16)]
     assert taken == [3, 4, 5, 8, 64]
@@ -156,15 +173,11 @@ def test_experts_that_cannot_be_streamed_are_grouped_from_3_rows_on(monkeypatch:
 
 def test_packed_weights_have_no_products_of_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
-    processors = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card of the future")
+    _pretend(monkeypatch, "a card of the future", 132)
     weight = pack([quantize_fp8(torch.randn(64, 256))])
     codes, zeros = torch.randint(0, 16, (64, 256), dtype=torch.uint8), torch.full((64, 2), 8, dtype=torch.uint8)
     for one in (weight, pack([QuantizedMatrix(codes, torch.ones(64, 2), zeros)])):
         assert gemm.can_multiply_planes(one, 64) and not gemm.can_multiply_planes(one, 65)
-    for cached in (*_CACHED, gemm_planes._guess_split, gemm_planes_int4._guess_split):
-        cached.cache_clear()
 
 
 def test_kernels_are_compiled_ahead_without_being_launched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How products of decoding rows are split among blocks: measured for GPUs and shapes in splits.json, which
-benchmarks/kernels/tune_decode.py writes, and by a rule for others."""
+benchmarks/kernels/tune_decode.py writes, and by a rule for others. GPUs like a measured one take its splits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -228,8 +229,17 @@ def attention_key(heads: int, group: int | None = None) -> str:
     return f"attend {heads}" + (f" x {group}" if group else "")
 
 
+def describe_gpu() -> dict[str, Any]:
+    """Return what the table says of a GPU: those of which it says the same have their measurements in common."""
+    gpu = torch.cuda.get_device_properties()
+    return {"multiprocessors": gpu.multi_processor_count, "compute_capability": [gpu.major, gpu.minor]}
+
+
 @functools.cache
 def read_table() -> dict[str, list[int]]:
-    """Return what was measured for the current GPU: numbers of a GemmSplit or AttentionSplit."""
+    """Return what was measured for the current GPU, or else for one like it: numbers of a split, by keys."""
     tables = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    return tables.get(torch.cuda.get_device_name(), {})
+    gpu = describe_gpu()
+    alike = (table for table in tables.values() if table["gpu"] == gpu)
+    table = tables.get(torch.cuda.get_device_name()) or next(alike, None)
+    return table["splits"] if table else {}
