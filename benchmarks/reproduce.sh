@@ -6,6 +6,9 @@
 #   decode      time per output token of all models in 16 bits, and from the end of a step to the next launch
 #   quantized   the same in FP8; steps in 8 and 4 bits
 #   classes     urgent requests beside a flood, by the target of their pace
+#   first       the parts of the time to the first token, on an idle server and beside 32 sequences
+#   idle        power of a server without requests, by the scheduler's pause
+#   attention   attention of decoding rows and of prompts, beside cuDNN's
 #   steps       where the time of single steps goes
 #
 # Without PART all of them. PYTHON names the interpreter (python3), CONFIGS the folder of the models' shapes.
@@ -82,6 +85,15 @@ classes() {
   "$PYTHON" benchmarks/two_classes.py $CONFIGS/llama-3-8b --seconds 8 --repeats 3 | tail -n 4
 }
 
+first() {
+  "$PYTHON" benchmarks/first_token.py $CONFIGS/llama-3-8b --device cuda
+  "$PYTHON" benchmarks/first_token.py $CONFIGS/llama-3-8b --device cuda --beside 32
+}
+
+idle() { "$PYTHON" benchmarks/idle_power.py $CONFIGS/llama-3-8b; }
+
+attention() { "$PYTHON" benchmarks/kernels/attention.py; }
+
 steps() {
   "$PYTHON" benchmarks/kernels/profile_step.py --rows 1 8 32 64 --prompts 128 256 512
   "$PYTHON" benchmarks/kernels/profile_step.py --model qwen3-30b-a3b --formats bf16 fp8 --rows 1 8 32
@@ -89,7 +101,7 @@ steps() {
 
 echo "logs: $RESULTS"
 export PYTHONPATH=src:benchmarks:benchmarks/kernels:${PYTHONPATH:-}
-for part in "${@:-http burst decode quantized classes steps}"; do
+for part in "${@:-http burst decode quantized classes first idle attention steps}"; do
   for name in $part; do
     echo "== $name"
     "$name"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from padding import padding_share
 
 from blink.bench.arrivals import draw_arrivals
 from blink.bench.config import LoadConfig
@@ -76,6 +77,8 @@ class Simulation:
             self.state.array(prefix + "sampled_tokens", "i4")[:] = 7
         self.now = 1_000_000_000
         self.answers: dict[int, Answer] = {}
+        self.launches: list[np.void] = []
+        self.sizes = graph_sizes(geometry)
         self.overtaking = self._segment_ns = 0
         self.pair = QueuePair(ShmLink(self.region, 0))
         self.pair.request_attach()
@@ -131,7 +134,8 @@ class Simulation:
     def _duration_ns(self) -> int:
         """Return what the launch takes, with the time until the next one: by the table, not by what was learned."""
         trace = self.region.trace()
-        entry = trace[int(self.state.struct["step"]) % len(trace)]
+        entry = trace[int(self.state.struct["step"]) % len(trace)].copy()
+        self.launches.append(entry)
         kv_tokens, segments = int(self.state.struct["account"]["kv_tokens"]), int(entry["num_segments"])
         self.overtaking += segments == 0 and int(self.state.struct["num_segments"]) > 0
         took = int(self._costs[int(entry["graph"])]["base_ns"]) + kv_tokens * KV_PS // 1000
@@ -149,7 +153,7 @@ class Simulation:
 
 
 def simulate(config: EngineConfig, rate: float, duration: float, seed: int) -> dict[str, float]:
-    """Return the latencies of one load, in milliseconds, and how often a prompt overtook for each request."""
+    """Return the latencies of one load, in milliseconds, how often a prompt overtook for each request, and padding."""
     load = LoadConfig()
     arrivals = draw_arrivals(rate, duration, 0, np.random.default_rng([seed, 5]))
     lengths = draw_lengths(load, len(arrivals), np.random.default_rng([seed, 2]))
@@ -164,7 +168,8 @@ def simulate(config: EngineConfig, rate: float, duration: float, seed: int) -> d
     between = np.concatenate([np.diff(answer.times) for answer in answers]) / 1e6
     found = {f"ttft_p{part}": float(np.percentile(first, part)) for part in (50, 90, 99)}
     found |= {f"tpot_p{part}": float(np.percentile(each, part)) for part in (50, 99)}
-    return found | {"itl_p99": float(np.percentile(between, 99)), "overtaking": simulation.overtaking / len(answers)}
+    found |= {"itl_p99": float(np.percentile(between, 99)), "overtaking": simulation.overtaking / len(answers)}
+    return found | {"padding": padding_share(np.array(simulation.launches), simulation.sizes)}
 
 
 def main() -> None:
@@ -177,7 +182,8 @@ def main() -> None:
     parser.add_argument("--set", default="overtake_share=0,0.03", help="an option of the engine and its values")
     options = parser.parse_args()
     name, _, values = options.set.partition("=")
-    print(f"{'req/s':>6} {name:>20}   TTFT p50   p90   p99   TPOT p50   p99   ITL p99   overtaking/request", flush=True)
+    heads = "TTFT p50   p90   p99   TPOT p50   p99   ITL p99   overtaking/request  padding %"
+    print(f"{'req/s':>6} {name:>20}   {heads}", flush=True)
     for rate, value in itertools.product(options.rates, values.split(",")):
         changes: dict[str, Any] = {name: float(value)}
         config = EngineConfig(
@@ -188,7 +194,8 @@ def main() -> None:
         mean = {key: statistics.mean(run[key] for run in runs) for key in runs[0]}
         print(
             f"{rate:6g} {value:>20}   {mean['ttft_p50']:8.2f} {mean['ttft_p90']:5.1f} {mean['ttft_p99']:5.1f}"
-            f"   {mean['tpot_p50']:8.2f} {mean['tpot_p99']:5.2f}   {mean['itl_p99']:7.2f}   {mean['overtaking']:.2f}",
+            f"   {mean['tpot_p50']:8.2f} {mean['tpot_p99']:5.2f}   {mean['itl_p99']:7.2f}   {mean['overtaking']:18.2f}"
+            f"  {100 * mean['padding']:9.1f}",
             flush=True,
         )
 

@@ -14,19 +14,20 @@ import subprocess
 import time
 
 import numpy as np
+from padding import padding_share
 
+from blink.engine.geometry import graph_sizes
 from blink.errors import BlinkError
 from blink.region.layout import TRACE_ENTRY
-from blink.region.memory import open_region
+from blink.region.memory import Region, open_region
 from blink.region.report import only_region
 
 _LOOK_SECONDS = 0.15
 _SIZES = (0, 1, 32, 64, 128, 160, 192, 224, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 1 << 20)
 
 
-def collect(region: str, command: list[str]) -> np.ndarray:
+def collect(ring: Region, command: list[str]) -> np.ndarray:
     """Return the launches of a region while a command runs, in order."""
-    ring = open_region(region)
     first = int(ring.trace()["step"].max(initial=0))
     parts: list[np.ndarray] = [np.zeros(0, TRACE_ENTRY)]
     process = subprocess.Popen(command)
@@ -63,9 +64,13 @@ def main() -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what loads it")
     options = parser.parse_args()
     try:
-        report(collect(options.region or only_region(""), options.command))
+        region = open_region(options.region or only_region(""))
+        trace = collect(region, options.command)
     except BlinkError as error:
         raise SystemExit(f"trace_steps.py: {error}") from None
+    report(trace)
+    share = padding_share(trace, graph_sizes(region.geometry))
+    print(f"padding: {share:.1%} of the tokens that steps with prompts compute")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time attention and rotary kernels in the shapes of Llama-3-8B: medians of graph replays, per layer, and the floor.
 
-"decode" is the kernel of decoding rows, which rotates too. `--fp8`: with the KV cache in FP8; `--sweep` compares tiles
-instead. Run with: python benchmarks/kernels/attention.py [--fp8] [--sweep]
+"decode" is the kernel of decoding rows, which rotates too, "Hopper" that of csrc/gpu/prompts where it can be, and
+"cuDNN" its attention of a prompt alone, whose keys lie in no pages. `--fp8`: with the KV cache in FP8; `--sweep`
+compares tiles instead. Run with: python benchmarks/kernels/attention.py [--fp8] [--sweep]
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import torch
 import triton.testing
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu import attention_plan
 from blink.kernels.gpu.attention import paged_attention
 from blink.kernels.gpu.attention_plan import GpuAttentionPlan, Tile, plan_attention
 from blink.kernels.gpu.decode.attention import decode_attention
+from blink.kernels.gpu.prompt_attention import TILE, can_attend_prompts
 from blink.kernels.gpu.rotary import rotate_and_store
+from blink.kernels.operands import PLAIN_ATTENTION
 from blink.kernels.quantized import FP8
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
@@ -43,9 +49,12 @@ CASES: dict[str, Rows] = {
     "512 prompt": [(512, 512)],
     "1024 prompt": [(1024, 1024)],
     "2048 prompt": [(2048, 2048)],
+    "2048 of 8192": [(2048, 8192)],
+    "2048 of 32768": [(2048, 32768)],
     "32 x 400 + 224 prompt": [(1, 400)] * 32 + [(224, 224)],
     "64 x 400 + 448 prompt": [(1, 400)] * 64 + [(448, 448)],
     "64 x 400 + 1984 prompt": [(1, 400)] * 64 + [(1984, 1984)],
+    "64 x 400 + 1984 of 8192": [(1, 400)] * 64 + [(1984, 8192)],
     "64 x 400 + 8 x 248 of 2000": [(1, 400)] * 64 + [(248, 2000)] * 8,
     "50 after 16384": [(50, 16434)],
 }
@@ -126,12 +135,37 @@ class Case:
         """Return microseconds per layer, without the plan's."""
         return (time_graph(self.attend) - time_graph(lambda: self._keep(self.plan()))) / LAYERS
 
+    def time_on_hopper(self) -> float:
+        """Return the same with the kernel of warpgroups for rows of several queries; NaN where there is none."""
+        is_decoding = all(count == 1 for count, _ in self.rows)
+        if is_decoding or not can_attend_prompts(self.caches[0], HEADS // KV_HEADS, self.qkv.dtype, PLAIN_ATTENTION):
+            return math.nan
+        narrow, _ = attention_plan.choose_tiles(self.qkv.dtype, HEADS // KV_HEADS, self.num_tokens * HEADS)
+        with mock.patch.object(attention_plan, "choose_tiles", lambda *_: (narrow, TILE)):
+            return self.time_attention()
+
+    def time_cudnn(self) -> float:
+        """Return what cuDNN takes for one prompt: all earlier keys, then its own, without adding both up."""
+        if len(self.rows) > 1 or self.num_tokens == 1:
+            return math.nan
+        earlier = self.rows[0][1] - self.num_tokens
+        query, key, value = torch.randn(3, 1, HEADS, self.num_tokens, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+        keys, values = torch.randn(2, 1, HEADS, earlier, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+
+        def attend() -> None:
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                scaled_dot_product_attention(query, key, value, is_causal=True)
+                if earlier:
+                    scaled_dot_product_attention(query, keys, values)
+
+        return time_graph(attend)
+
     def _keep(self, plan: GpuAttentionPlan) -> None:
         assert plan.num_tokens == self.num_tokens
 
 
 def report(dtype: torch.dtype) -> None:
-    heads = ("plan", "attention", "decode", "floor", "rotary", "floor")
+    heads = ("plan", "attention", "Hopper", "cuDNN", "decode", "floor", "rotary", "floor")
     print(f"{'rows x context':28}" + "".join(f"{head:>10}" for head in heads) + "  us per layer")
     for name, rows in CASES.items():
         case = Case(rows, dtype)
@@ -140,7 +174,8 @@ def report(dtype: torch.dtype) -> None:
         plan = time_graph(lambda case=case: case._keep(case.plan()))
         rotary_floor = 2 * case.qkv[0].numel() * 2 / BYTES_PER_US
         attention, rotary = case.time_attention(), time_graph(case.rotate) / LAYERS
-        times = (plan, attention, decode, floor(rows, dtype.itemsize), rotary, rotary_floor)
+        others = (case.time_on_hopper(), case.time_cudnn(), decode)
+        times = (plan, attention, *others, floor(rows, dtype.itemsize), rotary, rotary_floor)
         print(f"{name:28}" + "".join(f"{time:10.2f}" for time in times), flush=True)
 
 

@@ -25,6 +25,7 @@ from blink.kernels.gpu.attention_plan import (
     GpuAttentionPlan,
     WorkList,
 )
+from blink.kernels.gpu.prompt_attention import attend_prompts
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 
 # Below every score: a maximum that starts here stays finite where all keys are hidden.
@@ -45,7 +46,8 @@ def paged_attention(
     assert head_dim % 16 == 0 and head_dim <= 256
     result = query.new_empty(num_tokens, num_heads * head_dim)
     for work in plan.work_lists:
-        _launch(query, kv_cache, plan.block_tables, work, options, result)
+        attend = attend_prompts if work.tile.by_warpgroups else _launch
+        attend(query, kv_cache, plan.block_tables, work, result, options)
     return result
 
 
@@ -54,8 +56,8 @@ def _launch(
     kv_cache: Tensor,
     block_tables: Tensor,
     work: WorkList,
-    options: AttentionOptions,
     result: Tensor,
+    options: AttentionOptions,
 ) -> None:
     block_size, kv_heads, head_dim = kv_cache.shape[2:]
     tile = work.tile

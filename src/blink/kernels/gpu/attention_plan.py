@@ -42,6 +42,7 @@ class Tile:
     num_programs: int  # below which tiles are cut into chunks
     num_warps: int
     num_stages: int
+    by_warpgroups: bool = False  # prompt_attention.py's kernel
 
 
 @dataclass(frozen=True, slots=True)

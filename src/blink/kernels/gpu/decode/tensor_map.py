@@ -63,6 +63,21 @@ def encode_cells(kv_cache: Tensor, box_tokens: int) -> TensorMap:
     return _encode(kv_cache, sizes, strides, (row, box_tokens, parts, 1, 2))
 
 
+def encode_token_groups(kv_cache: Tensor) -> TensorMap:
+    """Describe a layer's contiguous KV cache of bf16, in boxes of a block's keys, or values, of one head.
+
+    In shared memory a box's tokens lie in groups of eight, of which each has parts of 64 dims behind one another. The
+    map's dimensions, the last in memory first: dims of a part, tokens of a group, parts of all heads, groups, keys and
+    values.
+    """
+    _, num_blocks, block_size, kv_heads, head_dim = kv_cache.shape
+    parts, token, group = head_dim // BOX_ROW, kv_heads * head_dim, 8
+    assert kv_cache.is_contiguous() and kv_cache.itemsize == 2 and block_size % group == 0 and head_dim % BOX_ROW == 0
+    sizes = (BOX_ROW, group, kv_heads * parts, num_blocks * block_size // group, 2)
+    strides = (token, BOX_ROW, group * token, kv_cache.stride(0))
+    return _encode(kv_cache, sizes, strides, (BOX_ROW, group, parts, block_size // group, 1))
+
+
 def _encode(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:
     """Encode a tensor of bf16 or of one byte an element, in boxes whose rows are of 128 bytes or 64.
 

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of rows with many queries by Hopper's warpgroup products: csrc/gpu/prompts/attention.cu."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+from torch import Tensor
+
+from blink.kernels.gpu.attention_plan import Tile, WorkList
+from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_token_groups
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
+
+_SOURCE = "prompts/attention.cu"
+_HEAD_DIM, _KEYS = 128, 128  # of a head; of a turn
+_THREADS = 384
+_SHARED_BYTES = 161 << 10  # tiles.cuh's PromptShared
+# A block for each multiprocessor but the resident scheduler's.
+TILE = Tile(
+    block_m=128, block_n=_KEYS, combined_pairs=16, min_chunk=512, num_programs=131, num_warps=12, num_stages=2,
+    by_warpgroups=True,
+)  # fmt: skip
+
+
+class _Arguments(ctypes.Structure):  # tiles.cuh's PromptArgs
+    _fields_ = [
+        ("cells", TensorMap),
+        ("query", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+        ("items", ctypes.c_void_p),
+        ("counters", ctypes.c_void_p),
+        ("partials", ctypes.c_void_p),
+        ("lses", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+        ("table_stride", ctypes.c_int),
+    ]
+
+
+def can_attend_prompts(kv_cache: Tensor, group: int, dtype: torch.dtype, options: AttentionOptions) -> bool:
+    """Tell whether the kernel takes a layer's cache, so many query heads per KV head, and queries of a type."""
+    block_size, _, head_dim = kv_cache.shape[2:]
+    sizes = head_dim == _HEAD_DIM and block_size % 8 == 0 and _KEYS % block_size == 0 and group <= TILE.block_m
+    is_plain = options.window == 0 and not options.softcap and options.sinks is None
+    types = dtype == kv_cache.dtype == torch.bfloat16
+    return sizes and is_plain and types and kv_cache.is_cuda and can_multiply_groups()
+
+
+def attend_prompts(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    work: WorkList,
+    result: Tensor,
+    options: AttentionOptions = PLAIN_ATTENTION,
+) -> None:
+    """Write the attention of a work list made for TILE to result [tokens, heads * head_dim].
+
+    query: [tokens, heads, head_dim]; the rest as in paged_attention().
+    """
+    _, num_heads, head_dim = query.shape
+    block_size, kv_heads, _ = kv_cache.shape[2:]
+    group = num_heads // kv_heads
+    assert can_attend_prompts(kv_cache, group, query.dtype, options)
+    arguments = _Arguments(
+        encode_token_groups(kv_cache),
+        query.data_ptr(),
+        block_tables.data_ptr(),
+        work.items.data_ptr(),
+        work.counters.data_ptr(),
+        work.partials.data_ptr(),
+        work.lses.data_ptr(),
+        result.data_ptr(),
+        options.scale_for(head_dim) * math.log2(math.e),
+        block_tables.stride(0),
+    )
+    launch(
+        compile_kernel(f"blink::attend_prompts<{group}, {kv_heads}, {block_size}>", _SOURCE),
+        (kv_heads, len(work.items)),
+        _THREADS,
+        arguments,
+        shared_bytes=_SHARED_BYTES,
+    )
