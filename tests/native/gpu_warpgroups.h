@@ -79,9 +79,11 @@ inline void wait(Barrier& barrier, unsigned parity) {
 inline void publish_barriers() {}
 inline void publish_to_products() {}
 
-inline std::unique_ptr<std::barrier<>> multiplying, warpgroups[2];
+inline std::unique_ptr<std::barrier<>> multiplying, warpgroups[2], turns[2];
 inline void sync_multiplying() { multiplying->arrive_and_wait(); }
 inline void sync_warpgroup(int group) { warpgroups[group]->arrive_and_wait(); }
+inline void wait_for_turn(int group) { turns[group]->arrive_and_wait(); }
+inline void give_turn(int group) { static_cast<void>(turns[group]->arrive()); }
 template <int>
 inline void give_registers() {}
 template <int>

@@ -17,6 +17,7 @@ from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 _SOURCE = "prompts/attention.cu"
 _HEAD_DIM, _KEYS = 128, 128  # of a head; of a turn
 _THREADS = 384
+_TAKES_TURNS = True  # the two warpgroups that multiply
 _SHARED_BYTES = 161 << 10  # tiles.cuh's PromptShared
 # A block for each multiprocessor but the resident scheduler's.
 TILE = Tile(
@@ -77,8 +78,9 @@ def attend_prompts(
         options.scale_for(head_dim) * math.log2(math.e),
         block_tables.stride(0),
     )
+    sizes = f"{group}, {kv_heads}, {block_size}, {str(_TAKES_TURNS).lower()}"
     launch(
-        compile_kernel(f"blink::attend_prompts<{group}, {kv_heads}, {block_size}>", _SOURCE),
+        compile_kernel(f"blink::attend_prompts<{sizes}>", _SOURCE),
         (kv_heads, len(work.items)),
         _THREADS,
         arguments,

@@ -41,6 +41,10 @@ __device__ inline float load_from_l2(const float* from) {
 __device__ inline void sync_multiplying() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 __device__ inline void sync_warpgroup(int group) { asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory"); }
 
+// Two warpgroups take turns: each waits for its own, and then gives the other one's.
+__device__ inline void wait_for_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(4 + group) : "memory"); }
+__device__ inline void give_turn(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(4 + group) : "memory"); }
+
 // Let products see what this thread has stored to shared memory.
 __device__ inline void publish_to_products() {
 #if __CUDA_ARCH__ >= 900
