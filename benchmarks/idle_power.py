@@ -20,6 +20,7 @@ from engine_client import connect, ping
 from gauge import Gauge
 
 from blink.config import EngineConfig, ModelConfig
+from blink.errors import BlinkError
 from blink.link.client import EngineClient
 from blink.sampling_params import SamplingParams
 
@@ -88,7 +89,10 @@ def main() -> None:
     parser.add_argument("--gpu", type=int, default=0)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    gauge = Gauge(options.gpu)
+    try:
+        gauge = Gauge(options.gpu)
+    except BlinkError as error:
+        raise SystemExit(f"idle_power.py: {error}") from None
     results: dict[str, Any] = {"no server": gauge.measure(options.seconds)}
     print(f"no server: {results['no server']['watts']:.1f} W at {results['no server']['sm_mhz']:.0f} MHz", flush=True)
     print(
