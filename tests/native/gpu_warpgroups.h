@@ -147,14 +147,19 @@ inline void multiply_keys(float (&d)[64], unsigned long long queries, unsigned l
     d[i] = sum;
   }
 }
+inline unsigned operands[256][4];  // of the threads that multiply
 inline void add_values(float (&d)[64], const unsigned* weights, unsigned long long values) {
+  std::barrier<>& warp = *block->warps[threadIdx.x / 32];
+  std::copy_n(weights, 4, operands[threadIdx.x]);
+  warp.arrive_and_wait();
   float own[2][16];  // of this thread's two rows, all of their k
   for (int lane = 0; lane < 4; lane++)
     for (int word = 0; word < 4; word++) {
-      const unsigned pair = exchange(weights[word], threadIdx.x % 32 / 4 * 4 + lane);
+      const unsigned pair = operands[threadIdx.x / 4 * 4 + lane][word];
       float* to = own[word % 2] + word / 2 * 8 + lane * 2;
       to[0] = low_float(pair), to[1] = high_float(pair);
     }
+  warp.arrive_and_wait();
   for (int i = 0; i < 64; i++)
     for (int k = 0; k < 16; k++) d[i] += own[i / 2 % 2][k] * Operand(values).by_n(column_of(i), k);
 }

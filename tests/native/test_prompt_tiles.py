@@ -69,7 +69,7 @@ def plan(num_tokens: int, context: int, tile_queries: int, chunk_keys: int) -> T
 
 @pytest.mark.parametrize(("group", "block_size"), [(4, 16), (3, 8), (1, 128)])
 @pytest.mark.parametrize(
-    ("num_tokens", "context", "chunk_keys"), [(2, 2, 1024), (33, 300, 1024), (40, 128, 128), (70, 523, 256)]
+    ("num_tokens", "context", "chunk_keys"), [(2, 2, 1024), (33, 300, 1024), (40, 390, 128), (5, 700, 1024)]
 )
 def test_prompts_are_attended_as_by_pytorch(
     attend: Attend, group: int, block_size: int, num_tokens: int, context: int, chunk_keys: int
