@@ -115,6 +115,10 @@ class Case:
         self.query = self.qkv[..., : HEADS * HEAD_DIM].reshape(LAYERS, self.num_tokens, HEADS, HEAD_DIM).contiguous()
         self.rotation = torch.rand(self.num_tokens, HEAD_DIM, device="cuda")
 
+    @property
+    def is_decoding(self) -> bool:
+        return all(count == 1 for count, _ in self.rows)
+
     def plan(self) -> GpuAttentionPlan:
         return plan_attention(self.batch, self.num_tokens, len(self.rows), HEADS, self.caches[0], self.qkv.dtype)
 
@@ -137,8 +141,9 @@ class Case:
 
     def time_on_hopper(self) -> float:
         """Return the same with the kernel of warpgroups for rows of several queries; NaN where there is none."""
-        is_decoding = all(count == 1 for count, _ in self.rows)
-        if is_decoding or not can_attend_prompts(self.caches[0], HEADS // KV_HEADS, self.qkv.dtype, PLAIN_ATTENTION):
+        if self.is_decoding or not can_attend_prompts(
+            self.caches[0], HEADS // KV_HEADS, self.qkv.dtype, PLAIN_ATTENTION
+        ):
             return math.nan
         narrow, _ = attention_plan.choose_tiles(self.qkv.dtype, HEADS // KV_HEADS, self.num_tokens * HEADS)
         with mock.patch.object(attention_plan, "choose_tiles", lambda *_: (narrow, TILE)):
@@ -169,8 +174,7 @@ def report(dtype: torch.dtype) -> None:
     print(f"{'rows x context':28}" + "".join(f"{head:>10}" for head in heads) + "  us per layer")
     for name, rows in CASES.items():
         case = Case(rows, dtype)
-        is_decoding = all(count == 1 for count, _ in rows)
-        decode = time_graph(case.decode) / LAYERS if is_decoding else math.nan
+        decode = time_graph(case.decode) / LAYERS if case.is_decoding else math.nan
         plan = time_graph(lambda case=case: case._keep(case.plan()))
         rotary_floor = 2 * case.qkv[0].numel() * 2 / BYTES_PER_US
         attention, rotary = case.time_attention(), time_graph(case.rotate) / LAYERS
@@ -198,11 +202,7 @@ def sweep() -> None:
     for label, narrow, wide in candidates():
         attention_plan.choose_tiles = lambda *step, tiles=(narrow, wide): tiles  # noqa: ARG005
         is_wide = label.startswith("wide")
-        found = [
-            f"{name}: {case.time_attention():.2f}"
-            for name, case in cases.items()
-            if is_wide == any(count > 1 for count, _ in case.rows)
-        ]
+        found = [f"{name}: {case.time_attention():.2f}" for name, case in cases.items() if is_wide != case.is_decoding]
         print(f"{label:26}", " | ".join(found), flush=True)
 
 

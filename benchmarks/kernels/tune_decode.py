@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -229,12 +230,11 @@ def quantize_int4(weight: Tensor) -> QuantizedMatrix:
 def write_table() -> None:
     tables = json.loads(splits.TABLE.read_text()) if splits.TABLE.exists() else {}
     tables[torch.cuda.get_device_name()] = {"gpu": splits.describe_gpu(), "splits": splits.read_table()}
-    splits.TABLE.write_text("{\n " + ",\n ".join(map(format_table, sorted(tables.items()))) + "\n}\n")
+    splits.TABLE.write_text("{\n " + ",\n ".join(itertools.starmap(format_table, sorted(tables.items()))) + "\n}\n")
 
 
-def format_table(named: tuple[str, dict[str, Any]]) -> str:
+def format_table(device: str, table: dict[str, Any]) -> str:
     """Return a GPU's part of the table, each split a line."""
-    device, table = named
     lines = (f"   {json.dumps(key)}: {json.dumps(split)}" for key, split in sorted(table["splits"].items()))
     inner = f'  "gpu": {json.dumps(table["gpu"])},\n  "splits": {{\n' + ",\n".join(lines) + "\n  }"
     return f"{json.dumps(device)}: {{\n{inner}\n }}"

@@ -77,7 +77,7 @@ inline void wait(Barrier& barrier, unsigned parity) {
   phase_ended.wait(lock, [&] { return phases.at(&barrier).number % 2 != parity; });
 }
 inline void publish_barriers() {}
-inline void publish_to_products() {}
+inline void publish_stores() {}
 
 inline std::unique_ptr<std::barrier<>> multiplying, warpgroups[2], turns[2];
 inline void sync_multiplying() { multiplying->arrive_and_wait(); }

@@ -26,13 +26,11 @@ Attend = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
 def attend(compile_native: Compile, tmp_path_factory: pytest.TempPathFactory) -> Attend:
     """Return attend(query, cache, table, context, chunk_keys) of one row."""
     folder = tmp_path_factory.mktemp("sources")
-    for name, old, new in (
-        ("attention.cu", "extern __shared__ __align__(1024) char memory[];", "char* memory = block->shared();"),
-        ("tiles.cuh", "#include", "#include"),
-    ):
-        text = (_SOURCES / name).read_text()
-        assert old in text
-        (folder / name).write_text(text.replace(old, new).replace('"gpu/prompts/', '"'))
+    memory = "extern __shared__ __align__(1024) char memory[];"
+    assert memory in (_SOURCES / "attention.cu").read_text()
+    for name in ("attention.cu", "tiles.cuh"):
+        text = (_SOURCES / name).read_text().replace(memory, "char* memory = block->shared();")
+        (folder / name).write_text(text.replace('"gpu/prompts/', '"'))
     (folder / "warpgroups.cuh").write_text('#include "gpu_warpgroups.h"\n')
     flags = ("-O2", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{folder}")
     run = ctypes.CDLL(str(compile_native("prompt_tiles.cpp", *flags))).attend

@@ -12,11 +12,10 @@ from torch import Tensor
 from blink.kernels.gpu.attention_plan import Tile, WorkList
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_token_groups
-from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
+from blink.kernels.operands import AttentionOptions
 
 _SOURCE = "prompts/attention.cu"
 _HEAD_DIM, _KEYS = 128, 128  # of a head; of a turn
-_THREADS = 384
 _TAKES_TURNS = True  # the two warpgroups that multiply
 _SHARED_BYTES = 161 << 10  # tiles.cuh's PromptShared
 # A block for each multiprocessor but the resident scheduler's.
@@ -56,7 +55,7 @@ def attend_prompts(
     block_tables: Tensor,
     work: WorkList,
     result: Tensor,
-    options: AttentionOptions = PLAIN_ATTENTION,
+    options: AttentionOptions,
 ) -> None:
     """Write the attention of a work list made for TILE to result [tokens, heads * head_dim].
 
@@ -82,7 +81,7 @@ def attend_prompts(
     launch(
         compile_kernel(f"blink::attend_prompts<{sizes}>", _SOURCE),
         (kv_heads, len(work.items)),
-        _THREADS,
+        32 * TILE.num_warps,
         arguments,
         shared_bytes=_SHARED_BYTES,
     )

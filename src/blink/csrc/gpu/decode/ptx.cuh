@@ -48,6 +48,21 @@ __device__ inline unsigned load_pair_from_l2(const Bf16* from) {
   return pair;
 }
 
+__device__ inline float load_from_l2(const float* from) {
+  float value;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+  return value;
+}
+
+__device__ inline float4 load_from_l2(const float4* from) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
 __device__ inline Bf16 load_from_l2(const Bf16* from) {
   Bf16 value;
   asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value.bits) : "l"(from) : "memory");
@@ -63,12 +78,19 @@ __device__ inline void initialize(Barrier& barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 
+// Let copies and products see what this thread has stored to shared memory.
+__device__ inline void publish_stores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 // Copies that this thread starts from here on find the barriers initialised.
 __device__ inline void publish_barriers() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
+  publish_stores();
 }
 
 __device__ inline void arrive(Barrier& barrier) {

@@ -61,6 +61,19 @@ struct PromptPlace {
   }
 };
 
+// Where a pair's elements begin in queries and results.
+template <class S>
+__device__ inline long place_of(const PromptItem& item, int head, int pair) {
+  const long token = long(item.first_token) + pair / S::group;
+  return (token * S::heads + head * S::group + pair % S::group) * kHeadDim;
+}
+
+// Which of all pairs' parts a chunk leaves.
+template <class S>
+__device__ inline long part_of(int partial, int head, int pair) {
+  return (long(partial) * S::kv_heads + head) * kTilePairs + pair;
+}
+
 // Bring the warpgroup's queries to shared memory, as boxes; those that there are not are zeros.
 template <class S>
 __device__ inline void load_queries(const PromptArgs& args, const PromptItem& item, int head, PromptShared& shared) {
@@ -68,13 +81,12 @@ __device__ inline void load_queries(const PromptArgs& args, const PromptItem& it
 #pragma unroll
   for (int i = threadIdx.x % 128; i < 64 * 16; i += 128) {
     const int row = i / 16, chunk = i % 16, pair = group * 64 + row;
-    const long at = (long(item.first_token) + pair / S::group) * S::heads + head * S::group + pair % S::group;
     const bool inside = pair < item.num_queries * S::group;
-    const Vec16 part = inside ? load(args.query + at * kHeadDim + chunk * 8) : Vec16{};
+    const Vec16 part = inside ? load(args.query + place_of<S>(item, head, pair) + chunk * 8) : Vec16{};
     char* to = shared.queries[group] + chunk / 8 * 8192 + row * 128 + (chunk % 8 ^ row % 8) * 16;
     *reinterpret_cast<Vec16*>(to) = part;
   }
-  publish_to_products();
+  publish_stores();
   sync_warpgroup(group);
 }
 
@@ -88,7 +100,7 @@ __device__ inline void clear_values_behind(const PromptItem& item, PromptShared&
     char* row = shared.tiles[kValues][0] + key / 8 * 2048 + half * 1024 + key % 8 * 128;
     reinterpret_cast<Vec16*>(row)[i % 8] = {};
   }
-  publish_to_products();
+  publish_stores();
   sync_multiplying();
 }
 
@@ -216,9 +228,8 @@ __device__ inline void write_rows(const PromptArgs& args, const PromptItem& item
     const int pair = at.pair(row), column = at.lane % 4 * 2;
     if (pair >= item.num_queries * S::group) continue;
     const float seen = total > 0 ? total : 1, rate = 1 / seen;
-    const long token = long(item.first_token) + pair / S::group;
-    Bf16* out = args.out + (token * S::heads + head * S::group + pair % S::group) * kHeadDim + column;
-    const long place = (long(item.partial) * S::kv_heads + head) * kTilePairs + pair;
+    Bf16* out = args.out + place_of<S>(item, head, pair) + column;
+    const long place = part_of<S>(item.partial, head, pair);
     float* part = args.partials + place * kHeadDim + column;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -253,7 +264,7 @@ __device__ inline void combine_parts(const PromptArgs& args, const PromptItem& i
     float best = kNoScore, total = 0;
     float4 sum = {};
     for (int chunk = 0; chunk < item.num_chunks; chunk++) {
-      const long place = (long(item.first_partial + chunk) * S::kv_heads + head) * kTilePairs + pair;
+      const long place = part_of<S>(item.first_partial + chunk, head, pair);
       const float lse = load_from_l2(args.lses + place), higher = fmaxf(best, lse);
       const float4 part = load_from_l2(reinterpret_cast<const float4*>(args.partials + place * kHeadDim) + lane);
       const float weight = exp2_fast(lse - higher), shrink = exp2_fast(best - higher);
@@ -261,8 +272,7 @@ __device__ inline void combine_parts(const PromptArgs& args, const PromptItem& i
       sum.z = sum.z * shrink + part.z * weight, sum.w = sum.w * shrink + part.w * weight;
       total = total * shrink + weight, best = higher;
     }
-    const long token = long(item.first_token) + pair / S::group;
-    Bf16* out = args.out + (token * S::heads + head * S::group + pair % S::group) * kHeadDim + lane * 4;
+    Bf16* out = args.out + place_of<S>(item, head, pair) + lane * 4;
     *reinterpret_cast<uint2*>(out) = {to_bf16_pair(sum.x / total, sum.y / total),
                                       to_bf16_pair(sum.z / total, sum.w / total)};
   }

@@ -25,18 +25,6 @@ __device__ inline int count_part(int* counter) {
   return before;
 }
 
-__device__ inline float4 load_from_l2(const float4* from) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
-  return v;
-}
-
-__device__ inline float load_from_l2(const float* from) {
-  float v;
-  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(from));
-  return v;
-}
-
 // Wait for the multiplying threads, or for those of one warpgroup.
 __device__ inline void sync_multiplying() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 __device__ inline void sync_warpgroup(int group) { asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory"); }
@@ -44,13 +32,6 @@ __device__ inline void sync_warpgroup(int group) { asm volatile("bar.sync %0, 12
 // Two warpgroups take turns: each waits for its own, and then gives the other one's.
 __device__ inline void wait_for_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(4 + group) : "memory"); }
 __device__ inline void give_turn(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(4 + group) : "memory"); }
-
-// Let products see what this thread has stored to shared memory.
-__device__ inline void publish_to_products() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
 
 // Have a sum of exponentials, which is never negative, computed before what follows: a compiler that may wait for
 // products first, and compute then, does.
