@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time attention and rotary kernels in the shapes of Llama-3-8B: medians of graph replays, per layer, and the floor.
 
-"decode" is the kernel of decoding rows, which rotates too, "Hopper" that of csrc/gpu/prompts where it can be, and
-"cuDNN" its attention of a prompt alone, whose keys lie in no pages. `--fp8`: with the KV cache in FP8; `--sweep`
-compares tiles instead. Run with: python benchmarks/kernels/attention.py [--fp8] [--sweep]
+"decode" is the kernel of decoding rows, which rotates too, "Hopper" that of csrc/gpu/prompts, which longer steps take
+where they can, and "cuDNN" its attention of a prompt alone, whose keys lie in no pages. `--fp8`: with the KV cache in
+FP8; `--sweep` compares Triton's tiles instead. Run with: python benchmarks/kernels/attention.py [--fp8] [--sweep]
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from blink.kernels.gpu import attention_plan
 from blink.kernels.gpu.attention import paged_attention
 from blink.kernels.gpu.attention_plan import GpuAttentionPlan, Tile, plan_attention
 from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.prompt_attention import TILE, can_attend_prompts
+from blink.kernels.gpu.prompt_attention import can_attend_prompts
 from blink.kernels.gpu.rotary import rotate_and_store
-from blink.kernels.operands import PLAIN_ATTENTION
 from blink.kernels.quantized import FP8
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
@@ -45,6 +44,8 @@ CASES: dict[str, Rows] = {
     "1 x 32768": [(1, 32768)],
     "255 x 400 + 32768": [(1, 400)] * 255 + [(1, 32768)],
     "64 prompt": [(64, 64)],
+    "128 prompt": [(128, 128)],
+    "192 prompt": [(192, 192)],
     "256 prompt": [(256, 256)],
     "512 prompt": [(512, 512)],
     "1024 prompt": [(1024, 1024)],
@@ -57,6 +58,7 @@ CASES: dict[str, Rows] = {
     "64 x 400 + 1984 of 8192": [(1, 400)] * 64 + [(1984, 8192)],
     "64 x 400 + 8 x 248 of 2000": [(1, 400)] * 64 + [(248, 2000)] * 8,
     "50 after 16384": [(50, 16434)],
+    "128 after 2048": [(128, 2176)],
 }
 
 
@@ -141,12 +143,14 @@ class Case:
 
     def time_on_hopper(self) -> float:
         """Return the same with the kernel of warpgroups for rows of several queries; NaN where there is none."""
-        if self.is_decoding or not can_attend_prompts(
-            self.caches[0], HEADS // KV_HEADS, self.qkv.dtype, PLAIN_ATTENTION
-        ):
+        if self.is_decoding or not can_attend_prompts(self.caches[0], HEADS // KV_HEADS, self.qkv.dtype):
             return math.nan
-        narrow, _ = attention_plan.choose_tiles(self.qkv.dtype, HEADS // KV_HEADS, self.num_tokens * HEADS)
-        with mock.patch.object(attention_plan, "choose_tiles", lambda *_: (narrow, TILE)):
+        with mock.patch.object(attention_plan, "_PROMPT_PAIRS", 0):
+            return self.time_attention()
+
+    def time_triton(self) -> float:
+        """Return the same without it."""
+        with mock.patch.object(attention_plan, "_PROMPT_PAIRS", math.inf):
             return self.time_attention()
 
     def time_cudnn(self) -> float:
@@ -170,14 +174,14 @@ class Case:
 
 
 def report(dtype: torch.dtype) -> None:
-    heads = ("plan", "attention", "Hopper", "cuDNN", "decode", "floor", "rotary", "floor")
+    heads = ("plan", "Triton", "Hopper", "cuDNN", "decode", "floor", "rotary", "floor")
     print(f"{'rows x context':28}" + "".join(f"{head:>10}" for head in heads) + "  us per layer")
     for name, rows in CASES.items():
         case = Case(rows, dtype)
         decode = time_graph(case.decode) / LAYERS if case.is_decoding else math.nan
         plan = time_graph(lambda case=case: case._keep(case.plan()))
         rotary_floor = 2 * case.qkv[0].numel() * 2 / BYTES_PER_US
-        attention, rotary = case.time_attention(), time_graph(case.rotate) / LAYERS
+        attention, rotary = case.time_triton(), time_graph(case.rotate) / LAYERS
         others = (case.time_on_hopper(), case.time_cudnn(), decode)
         times = (plan, attention, *others, floor(rows, dtype.itemsize), rotary, rotary_floor)
         print(f"{name:28}" + "".join(f"{time:10.2f}" for time in times), flush=True)
@@ -202,7 +206,7 @@ def sweep() -> None:
     for label, narrow, wide in candidates():
         attention_plan.choose_tiles = lambda *step, tiles=(narrow, wide): tiles  # noqa: ARG005
         is_wide = label.startswith("wide")
-        found = [f"{name}: {case.time_attention():.2f}" for name, case in cases.items() if is_wide != case.is_decoding]
+        found = [f"{name}: {case.time_triton():.2f}" for name, case in cases.items() if is_wide != case.is_decoding]
         print(f"{label:26}", " | ".join(found), flush=True)
 
 

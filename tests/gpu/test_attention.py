@@ -109,7 +109,8 @@ def check(
     )
     if options.sinks is not None:
         options = dataclasses.replace(options, sinks=options.sinks.to(device))
-    plan = gpu_plan.plan_attention(move(batch, device), len(query), len(rows) + padding[1], heads[0], poisoned, dtype)
+    moved, sizes = move(batch, device), (len(query), len(rows) + padding[1], heads[0])
+    plan = gpu_plan.plan_attention(moved, *sizes, poisoned, dtype, is_plain=options.is_plain)
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for _ in range(2):
         found = gpu_attention.paged_attention(query.to(device), poisoned, plan, options)

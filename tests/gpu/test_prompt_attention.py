@@ -14,9 +14,8 @@ if not torch.cuda.is_available():
 
 from test_attention import MIXED, Rows, check
 
-from blink.kernels.gpu import attention_plan
+from blink.kernels.gpu import attention_plan, prompt_attention
 from blink.kernels.gpu.decode.launch import can_multiply_groups
-from blink.kernels.gpu.prompt_attention import TILE
 from blink.kernels.operands import AttentionOptions
 
 pytestmark = pytest.mark.skipif(not can_multiply_groups(), reason="needs the warpgroup products of Hopper")
@@ -28,14 +27,8 @@ LONG: Rows = [(1, 30), (300, 900), (5, 1000), (128, 128)]
 
 
 @pytest.fixture(autouse=True)
-def _use_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_tile(monkeypatch, TILE)
-
-
-def take_tile(monkeypatch: pytest.MonkeyPatch, tile: attention_plan.Tile) -> None:
-    """Let all rows with several queries be attended so."""
-    narrow, _ = attention_plan.choose_tiles(torch.bfloat16, 4, 1)
-    monkeypatch.setattr(attention_plan, "choose_tiles", lambda *_: (narrow, tile))
+def _take_short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_plan, "_PROMPT_PAIRS", 0)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +51,8 @@ def test_padding_of_prompts_gives_zeros(padding: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("num_programs", [1, 16, 64, 1000])
 def test_chunks_of_keys_are_combined(num_programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_tile(monkeypatch, dataclasses.replace(TILE, num_programs=num_programs, min_chunk=128))
+    tile = dataclasses.replace(prompt_attention.TILE, num_programs=num_programs, min_chunk=128)
+    monkeypatch.setattr(prompt_attention, "TILE", tile)
     check(torch.device("cuda"), LONG, heads=(8, 2), head_dim=128, dtype=torch.bfloat16)
 
 

@@ -12,7 +12,7 @@ struct Tensors {
   char* out;
 };
 
-template <int kGroup, int kKvHeads, int kBlockSize, bool kTurns>
+template <int kGroup, int kKvHeads, int kBlockSize>
 static void run(const Tensors& tensors, int num_blocks, int table_stride, int items, float scale) {
   constexpr long token = kKvHeads * kHeadDim;
   PromptArgs args{};
@@ -27,15 +27,15 @@ static void run(const Tensors& tensors, int num_blocks, int table_stride, int it
     for (auto& turn : turns) turn = std::make_unique<std::barrier<>>(kTileThreads);
     run_cluster(1, kTileThreads + 128, sizeof(PromptShared), [&] {
       blockIdx = {unsigned(i % kKvHeads), unsigned(i / kKvHeads)};
-      attend_prompts<kGroup, kKvHeads, kBlockSize, kTurns>(args);
+      attend_prompts<kGroup, kKvHeads, kBlockSize>(args);
     });
   }
 }
 
 extern "C" void attend(const Tensors* tensors, int group, int num_blocks, int block_size, int table_stride, int items,
                        float scale) {
-  if (group == 4 && block_size == 16) return run<4, 2, 16, true>(*tensors, num_blocks, table_stride, items, scale);
-  if (group == 3 && block_size == 8) return run<3, 2, 8, false>(*tensors, num_blocks, table_stride, items, scale);
-  if (group == 1 && block_size == 128) return run<1, 2, 128, true>(*tensors, num_blocks, table_stride, items, scale);
+  if (group == 4 && block_size == 16) return run<4, 2, 16>(*tensors, num_blocks, table_stride, items, scale);
+  if (group == 3 && block_size == 8) return run<3, 2, 8>(*tensors, num_blocks, table_stride, items, scale);
+  if (group == 1 && block_size == 128) return run<1, 2, 128>(*tensors, num_blocks, table_stride, items, scale);
   std::abort();
 }

@@ -20,18 +20,25 @@ if TYPE_CHECKING:
 
 
 def plan_attention(
-    batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor, dtype: torch.dtype | None = None
+    batch: Batch,
+    num_tokens: int,
+    num_rows: int,
+    num_heads: int,
+    kv_cache: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    is_plain: bool = True,
 ) -> AttentionPlan:
     """Prepare the attention of one step of num_tokens tokens and num_rows rows, padding included.
 
     kv_cache: any layer's, [2, num_blocks, block_size, kv_heads, head_dim]; num_heads: query heads; dtype: of the
-    queries, None: the cache's.
+    queries, None: the cache's; is_plain: whether the options of all layers are.
     """
     dtype = dtype or kv_cache.dtype
     if kv_cache.is_cuda:
         from blink.kernels.gpu import attention_plan as gpu
 
-        return gpu.plan_attention(batch, num_tokens, num_rows, num_heads, kv_cache, dtype)
+        return gpu.plan_attention(batch, num_tokens, num_rows, num_heads, kv_cache, dtype, is_plain=is_plain)
     return cpu.plan_attention(batch, num_tokens, kv_cache.shape[2], dtype)
 
 

@@ -199,7 +199,15 @@ class Decoder:
         positions, kv_slots = batch.positions[:num_tokens], batch.kv_slots[:num_tokens]
         common = self._rotary_table.index_select(0, positions)
         local = common if self._local_table is None else self._local_table.index_select(0, positions)
-        plan = plan_attention(batch, num_tokens, num_rows, self.spec.num_heads, kv_cache[0], self.dtype)
+        plan = plan_attention(
+            batch,
+            num_tokens,
+            num_rows,
+            self.spec.num_heads,
+            kv_cache[0],
+            self.dtype,
+            is_plain=all(layer.attention.is_plain for layer in self._layers),
+        )
 
         def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
             rotation = local if layer.uses_local_rope else common

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.gpu.attention_plan import (
+from blink.kernels.gpu.attention_plan import GpuAttentionPlan
+from blink.kernels.gpu.attention_work import (
     END_KEY,
     FIRST_KEY,
     FIRST_PARTIAL,
@@ -22,7 +23,6 @@ from blink.kernels.gpu.attention_plan import (
     NUM_QUERIES,
     PARTIAL,
     ROW_SLOT,
-    GpuAttentionPlan,
     WorkList,
 )
 from blink.kernels.gpu.prompt_attention import attend_prompts

@@ -18,42 +18,29 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
-
-# Words of an item: one chunk of a tile. Items beyond the step have no queries. Partial results of a tile are adjacent.
-ITEM_WORDS = tl.constexpr(16)
-FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, FIRST_KEY, END_KEY, ROW_SLOT, PARTIAL, FIRST_PARTIAL, NUM_CHUNKS = map(
-    tl.constexpr, range(9)
+from blink.kernels.gpu import prompt_attention
+from blink.kernels.gpu.attention_work import (
+    END_KEY,
+    FIRST_KEY,
+    FIRST_PARTIAL,
+    FIRST_POSITION,
+    FIRST_TOKEN,
+    ITEM_WORDS,
+    NUM_CHUNKS,
+    NUM_QUERIES,
+    PARTIAL,
+    ROW_SLOT,
+    Tile,
+    WorkList,
 )
 
 _ITEMS_PER_PROGRAM = 16
-_SHORT_PAIRS = 32768  # of query and query head: up to here, larger tiles are too few to keep a GPU busy
+# Pairs of query and query head: up to here, larger tiles are too few to keep a GPU busy; and from here on, the kernel
+# of prompts is quicker.
+_SHORT_PAIRS = 32768
+_PROMPT_PAIRS = 4096
 _MOST_STAGES = 3
 _SPARE_BYTES = 16 << 10  # of shared memory, beside a tile's queries, keys and values
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How one program attends: its block sizes and launch options."""
-
-    block_m: int  # pairs of query and query head
-    block_n: int  # keys of one iteration
-    combined_pairs: int  # pairs whose partial results are added up at once
-    min_chunk: int  # keys of the shortest chunk; a multiple of block_n
-    num_programs: int  # below which tiles are cut into chunks
-    num_warps: int
-    num_stages: int
-    by_warpgroups: bool = False  # prompt_attention.py's kernel
-
-
-@dataclass(frozen=True, slots=True)
-class WorkList:
-    """The items of one kernel launch, and where chunks of the same tile leave their results."""
-
-    tile: Tile
-    items: Tensor  # [max_items, ITEM_WORDS]
-    counters: Tensor  # [max_partials, kv_heads]; at a tile's first partial result, how many are there
-    partials: Tensor  # float32 [max_partials, kv_heads, block_m, head_dim]
-    lses: Tensor  # float32 [max_partials, kv_heads, block_m]; log2 of the sum of exponentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +53,29 @@ class GpuAttentionPlan:
 
 
 def plan_attention(
-    batch: Batch, num_tokens: int, num_rows: int, num_heads: int, kv_cache: Tensor, dtype: torch.dtype | None = None
+    batch: Batch,
+    num_tokens: int,
+    num_rows: int,
+    num_heads: int,
+    kv_cache: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    is_plain: bool = True,
 ) -> GpuAttentionPlan:
     """Plan the attention of a bucket over layers whose kv_cache is [2, num_blocks, block_size, kv_heads, head_dim].
 
-    dtype: of the queries, None: the cache's.
+    dtype: of the queries, None: the cache's; is_plain: whether that of all layers is (AttentionOptions.is_plain).
     """
     group = num_heads // kv_cache.shape[3]
     dtype = dtype or kv_cache.dtype
-    tiles = choose_tiles(dtype, group, num_tokens * num_heads)
+    narrow, wide = choose_tiles(dtype, group, num_tokens * num_heads)
     if kv_cache.is_cuda:
         gpu = torch.cuda.get_device_properties(kv_cache.device)
         row_bytes = kv_cache.shape[4] * dtype.itemsize
-        tiles = [fit_stages(tile, row_bytes, gpu.shared_memory_per_multiprocessor) for tile in tiles]
-    narrow, wide = tiles
+        narrow, wide = (fit_stages(tile, row_bytes, gpu.shared_memory_per_multiprocessor) for tile in (narrow, wide))
+        is_long = num_tokens * num_heads >= _PROMPT_PAIRS
+        if is_plain and is_long and prompt_attention.can_attend_prompts(kv_cache, group, dtype):
+            wide = prompt_attention.TILE
     if num_tokens == num_rows:
         # Nearly always all rows decode, but narrow tiles serve longer rows as well.
         spans = [(narrow, 0, num_tokens)]

@@ -9,16 +9,15 @@ import math
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.attention_plan import Tile, WorkList
+from blink.kernels.gpu.attention_work import Tile, WorkList
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_token_groups
 from blink.kernels.operands import AttentionOptions
 
 _SOURCE = "prompts/attention.cu"
 _HEAD_DIM, _KEYS = 128, 128  # of a head; of a turn
-_TAKES_TURNS = True  # the two warpgroups that multiply
 _SHARED_BYTES = 161 << 10  # tiles.cuh's PromptShared
-# A block for each multiprocessor but the resident scheduler's.
+# As many programs as an H100 or H200 has multiprocessors beside the resident scheduler's.
 TILE = Tile(
     block_m=128, block_n=_KEYS, combined_pairs=16, min_chunk=512, num_programs=131, num_warps=12, num_stages=2,
     by_warpgroups=True,
@@ -40,13 +39,11 @@ class _Arguments(ctypes.Structure):  # tiles.cuh's PromptArgs
     ]
 
 
-def can_attend_prompts(kv_cache: Tensor, group: int, dtype: torch.dtype, options: AttentionOptions) -> bool:
+def can_attend_prompts(kv_cache: Tensor, group: int, dtype: torch.dtype) -> bool:
     """Tell whether the kernel takes a layer's cache, so many query heads per KV head, and queries of a type."""
     block_size, _, head_dim = kv_cache.shape[2:]
     sizes = head_dim == _HEAD_DIM and block_size % 8 == 0 and _KEYS % block_size == 0 and group <= TILE.block_m
-    is_plain = options.window == 0 and not options.softcap and options.sinks is None
-    types = dtype == kv_cache.dtype == torch.bfloat16
-    return sizes and is_plain and types and kv_cache.is_cuda and can_multiply_groups()
+    return sizes and dtype == kv_cache.dtype == torch.bfloat16 and kv_cache.is_cuda and can_multiply_groups()
 
 
 def attend_prompts(
@@ -59,12 +56,12 @@ def attend_prompts(
 ) -> None:
     """Write the attention of a work list made for TILE to result [tokens, heads * head_dim].
 
-    query: [tokens, heads, head_dim]; the rest as in paged_attention().
+    query: [tokens, heads, head_dim]; options: plain; the rest as in paged_attention().
     """
     _, num_heads, head_dim = query.shape
     block_size, kv_heads, _ = kv_cache.shape[2:]
     group = num_heads // kv_heads
-    assert can_attend_prompts(kv_cache, group, query.dtype, options)
+    assert can_attend_prompts(kv_cache, group, query.dtype) and options.is_plain
     arguments = _Arguments(
         encode_token_groups(kv_cache),
         query.data_ptr(),
@@ -77,9 +74,8 @@ def attend_prompts(
         options.scale_for(head_dim) * math.log2(math.e),
         block_tables.stride(0),
     )
-    sizes = f"{group}, {kv_heads}, {block_size}, {str(_TAKES_TURNS).lower()}"
     launch(
-        compile_kernel(f"blink::attend_prompts<{sizes}>", _SOURCE),
+        compile_kernel(f"blink::attend_prompts<{group}, {kv_heads}, {block_size}>", _SOURCE),
         (kv_heads, len(work.items)),
         32 * TILE.num_warps,
         arguments,

@@ -2,8 +2,7 @@
 // Attention of rows with many queries over the paged KV cache, on Hopper. A block takes 128 pairs of query and query
 // head of one KV head, half of them for each of two warpgroups, and one chunk of their keys, the last ones first; a
 // third warpgroup copies keys and values ahead. While a warpgroup weighs the scores of a tile of keys, the values of
-// the tile before are multiplied; with kTurns the two begin products in turn: Shah et al., FlashAttention-3 (arXiv
-// 2407.08608).
+// the tile before are multiplied; the two begin products in turn: Shah et al., FlashAttention-3 (arXiv 2407.08608).
 #include "gpu/prompts/tiles.cuh"
 
 namespace blink {
@@ -183,10 +182,10 @@ __device__ inline void attend_keys(const PromptArgs& args, const PromptItem& ite
   const int tiles = count_tiles(item);
   float scores[64];
   unsigned weights[32];
-  if (S::turns && at.group == 1) give_turn(0);
-  if (S::turns) wait_for_turn(at.group);
+  if (at.group == 1) give_turn(0);
+  wait_for_turn(at.group);
   begin_scores(scores, 0, shared);
-  if (S::turns) give_turn(1 - at.group);
+  give_turn(1 - at.group);
   clear_values_behind(item, shared);
   wait_for_products<0>();
   keep(scores);
@@ -195,10 +194,10 @@ __device__ inline void attend_keys(const PromptArgs& args, const PromptItem& ite
   round_weights(scores, weights);
 #pragma unroll 1
   for (int turn = 1; turn < tiles; turn++) {
-    if (S::turns) wait_for_turn(at.group);
+    wait_for_turn(at.group);
     begin_scores(scores, turn, shared);
     begin_values(attended, weights, turn - 1, shared);
-    if (S::turns) give_turn(1 - at.group);
+    give_turn(1 - at.group);
     wait_for_products<1>();
     keep(scores);
     release(kKeys, turn, shared);
@@ -291,9 +290,9 @@ __device__ inline void attend_item(const PromptArgs& args, const PromptItem& ite
   if (item.num_chunks > 1 && ends_tile<S>(args, item, head, shared)) combine_parts<S>(args, item, head);
 }
 
-template <int kGroup, int kKvHeads, int kBlockSize, bool kTurns>
+template <int kGroup, int kKvHeads, int kBlockSize>
 __global__ void __launch_bounds__(kTileThreads + 128, 1) attend_prompts(const __grid_constant__ PromptArgs args) {
-  using S = PromptShape<kGroup, kKvHeads, kBlockSize, kTurns>;
+  using S = PromptShape<kGroup, kKvHeads, kBlockSize>;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<PromptShared*>(memory);
   const int head = blockIdx.x;

@@ -34,9 +34,8 @@ constexpr int kTileBytes = kTileKeys * kCellBytes;
 constexpr int kRingTiles = 2;       // of keys, and as many of values
 constexpr float kNoScore = -1e30f;  // below every score, and finite: differences are never NaN
 
-template <int kGroup, int kKvHeads, int kBlockSize, bool kTurns>
+template <int kGroup, int kKvHeads, int kBlockSize>
 struct PromptShape {
-  static constexpr bool turns = kTurns;  // of warpgroups
   static constexpr int group = kGroup, kv_heads = kKvHeads, block_size = kBlockSize;
   static constexpr int heads = kGroup * kKvHeads;
   static constexpr int blocks = kTileKeys / kBlockSize;  // of the cache, in a tile

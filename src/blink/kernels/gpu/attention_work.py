@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launch of attention works on: its tiles, and the items that the plan writes on the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton.language as tl
+from torch import Tensor
+
+# Words of an item: one chunk of a tile. Items beyond the step have no queries. Partial results of a tile are adjacent.
+ITEM_WORDS = tl.constexpr(16)
+FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, FIRST_KEY, END_KEY, ROW_SLOT, PARTIAL, FIRST_PARTIAL, NUM_CHUNKS = map(
+    tl.constexpr, range(9)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How one program attends: its block sizes and launch options."""
+
+    block_m: int  # pairs of query and query head
+    block_n: int  # keys of one iteration
+    combined_pairs: int  # pairs whose partial results are added up at once
+    min_chunk: int  # keys of the shortest chunk; a multiple of block_n
+    num_programs: int  # below which tiles are cut into chunks
+    num_warps: int
+    num_stages: int
+    by_warpgroups: bool = False  # prompt_attention.py's kernel
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """The items of one kernel launch, and where chunks of the same tile leave their results."""
+
+    tile: Tile
+    items: Tensor  # [max_items, ITEM_WORDS]
+    counters: Tensor  # [max_partials, kv_heads]; at a tile's first partial result, how many are there
+    partials: Tensor  # float32 [max_partials, kv_heads, block_m, head_dim]
+    lses: Tensor  # float32 [max_partials, kv_heads, block_m]; log2 of the sum of exponentials
