@@ -393,7 +393,7 @@ def write_arena(pair: QueuePair, offset: int, words: np.ndarray[Any, Any]) -> No
 def raw_completions(pair: QueuePair) -> list[Completion]:
     """Look at what has arrived, also for sequences that the queue pair does not know, without taking it."""
     out = np.zeros(64, CQE)
-    count = pair._link.drain(pair.head, out)
+    count = pair._link.drain(pair.head, out.ctypes.data, len(out))
     return list(out[:count].view(COMPLETION))
 
 

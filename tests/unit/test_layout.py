@@ -63,6 +63,23 @@ def test_a_completion_splits_the_tag_into_kind_reason_and_rank() -> None:
     assert (completion["sequence"], completion["token"], completion["logprob"]) == (7 << 32 | 3, -5, -0.5)
 
 
+def test_fields_are_read_out_of_completions_that_follow_each_other() -> None:
+    entries = np.zeros(3, layout.COMPLETION)
+    entries["sequence"], entries["token"], entries["finish_reason"] = [1, 2**40, 3], [-1, 7, 0], [0, 2, 0]
+    reader = layout.StructReader(layout.COMPLETION, ("sequence", "token", "finish_reason"))
+    assert [*reader.read(entries)] == [(1, -1, 0), (2**40, 7, 2), (3, 0, 0)]
+    assert [*reader.read(entries[1:2])] == [(2**40, 7, 2)] and [*reader.read(entries[:0])] == []
+
+
+def test_what_is_more_than_a_token_is_found_among_completions() -> None:
+    entries = np.zeros(6, layout.COMPLETION)
+    entries["kind"], entries["phase"] = layout.CqeKind.TOKEN, [0, 1, 0, 1, 0, 1]
+    entries["kind"][1], entries["finish_reason"][4] = layout.CqeKind.ADMITTED, layout.FinishReason.LENGTH
+    find = lib.blink_cq_find_rare
+    assert [find(entries.ctypes.data, start, 6) for start in range(7)] == [1, 1, 4, 4, 4, 6, 6]
+    assert find(entries.ctypes.data, 2, 4) == 4, "behind the count nothing is looked at"
+
+
 @pytest.mark.parametrize("head", [0, 3, 4, 7, 2**32 - 4, 2**32 - 1])
 def test_a_drain_takes_exactly_the_entries_of_this_lap(head: int) -> None:
     entries = np.zeros(4, layout.CQE)

@@ -51,8 +51,8 @@ class Memory:
     def load_word(self, offset: int) -> int:
         return int(self.bytes[offset : offset + 4].view(np.uint32)[0])
 
-    def drain(self, head: int, out: np.ndarray[Any, Any]) -> int:
-        return lib.blink_cq_drain(self.bytes[Places.cq :].ctypes.data, 16, head, out.ctypes.data, len(out))
+    def drain(self, head: int, out: int, most: int) -> int:
+        return lib.blink_cq_drain(self.bytes[Places.cq :].ctypes.data, 16, head, out, most)
 
     def set_word(self, offset: int, value: int) -> None:
         self.bytes[offset : offset + 4].view(np.uint32)[0] = value

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from blink.region.memory import QueuePairAddresses
 
@@ -45,8 +44,8 @@ class Link(Protocol):
         """Look for completions from position `head` on, and make `event_fd` readable when there are some."""
         ...
 
-    def drain(self, head: int, out: npt.NDArray[np.void]) -> int:
-        """Copy the completions that have arrived at `head` and behind it into `out`; return how many."""
+    def drain(self, head: int, out: int, most: int) -> int:
+        """Copy the completions that have arrived at `head` and behind it to the address `out`; return how many."""
         ...
 
     def expect(self, head: int, active: bool) -> None:

@@ -16,25 +16,13 @@ from blink.link.base import Link
 from blink.link.held_automata import HeldAutomata
 from blink.region.arena import Arena
 from blink.region.layout import COMPLETION, CONSTANTS, CQE, SQE, CqeKind, Opcode, StructPacker
+from blink.region.native import lib
 
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
 _ENTRY = StructPacker(SQE)
 _SUBMIT = int(Opcode.SUBMIT)
 _DRAIN_BATCH = 4096
 NO_HASH_ROOT = bytes(CONSTANTS["block_hash_bytes"])  # of a sequence whose answer is not cached
-
-
-def _tag_word(**parts: int) -> int:
-    """Return the tag of a completion with these parts, as one word."""
-    completion: Any = np.zeros((), COMPLETION)
-    for name, value in parts.items():
-        completion[name] = value
-    return int(completion.view(CQE)["tag"])
-
-
-# Nearly all completions are tokens that end nothing; only the others free what a sequence holds.
-_PLAIN_TOKEN = np.uint32(_tag_word(kind=CqeKind.TOKEN))
-_RARE_BITS = np.uint32(_tag_word(kind=0xFF, finish_reason=0xFF))
 
 
 @dataclass(slots=True)
@@ -86,7 +74,8 @@ class QueuePair:
         self._live: dict[int, _Live] = {}  # by tag
         self._unsent_cancels: list[int] = []
         self._buffer = np.zeros(_DRAIN_BATCH, CQE)
-        self._completions, self._tags = self._buffer.view(COMPLETION), self._buffer["tag"]
+        self._buffer_at = self._buffer.ctypes.data
+        self._completions = self._buffer.view(COMPLETION)
         self._lease = 0
         self.generation = 0
         self._sq_tail = self._sq_head = self.head = 0
@@ -186,20 +175,21 @@ class QueuePair:
 
     def drain(self) -> np.ndarray[Any, Any]:
         """Return the completions that have arrived (dtype layout.COMPLETION; a view that the next call overwrites)."""
-        count = self._link.drain(self.head, self._buffer)
+        count = self._link.drain(self.head, self._buffer_at, _DRAIN_BATCH)
         completions = self._completions[:count]
         if count == 0:
             return completions
         self.head = self.head + count & 0xFFFFFFFF
         self._link.store_word(self._at.cq_head, self.head)
-        rare = self._tags[:count] & _RARE_BITS != _PLAIN_TOKEN
-        if not rare.any() and not self._unsent_cancels:
-            return completions
-        known = np.ones(count, bool)
-        for i in np.flatnonzero(rare):
-            known[i] = self._settle(completions[i])
-        self.flush_cancels()
-        return completions if known.all() else completions[known]
+        # Nearly all are tokens that end nothing; only the others free what a sequence holds.
+        unknown, i = [], lib.blink_cq_find_rare(self._buffer_at, 0, count)
+        while i < count:
+            if not self._settle(completions[i]):
+                unknown.append(i)
+            i = lib.blink_cq_find_rare(self._buffer_at, i + 1, count)
+        if self._unsent_cancels:
+            self.flush_cancels()
+        return np.delete(completions, unknown) if unknown else completions
 
     def _settle(self, completion: Any) -> bool:
         """Release what a completion frees; False if it speaks of a sequence that has ended (a late cancellation)."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from blink.region.memory import QueuePairAddresses, Region, all_queue_pairs_taken, claim_queue_pair, open_region
 from blink.region.native import lib
@@ -46,7 +45,7 @@ class ShmLink:
         self._keeper: int | None = None
 
     def write(self, offset: int, data: bytes) -> None:
-        self.region.bytes[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self.region.memory[offset : offset + len(data)] = data
 
     def store_word(self, offset: int, value: int) -> None:
         lib.blink_store_u32(self.region.address + offset, value)
@@ -65,9 +64,8 @@ class ShmLink:
         queue = self.region.address + self.addresses.cq
         self._waiter = lib.blink_waiter_start(queue, self._entries, head, event_fd, interval_us)
 
-    def drain(self, head: int, out: npt.NDArray[np.void]) -> int:
-        queue = self.region.address + self.addresses.cq
-        return lib.blink_cq_drain(queue, self._entries, head, out.ctypes.data, len(out))
+    def drain(self, head: int, out: int, most: int) -> int:
+        return lib.blink_cq_drain(self.region.address + self.addresses.cq, self._entries, head, out, most)
 
     def expect(self, head: int, active: bool) -> None:
         assert self._waiter is not None, "notify() comes first"

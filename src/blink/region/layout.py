@@ -7,11 +7,12 @@ import functools
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import EnumMeta, IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from blink.region.native import lib
 
@@ -95,16 +96,33 @@ class StructPacker:
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._names = [*flat_fields(dtype)]
-        parts, end = ["<"], 0
-        for kind, start in flat_fields(dtype).values():
-            parts.append(f"{start - end}x")
-            parts.append(f"{kind.itemsize}s" if kind.shape else _PACKED[kind.str])
-            end = start + kind.itemsize
-        self._struct = struct.Struct("".join(parts) + f"{dtype.itemsize - end}x")
+        self._struct = _native_struct(dtype, self._names)
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
         """Return the bytes; an array's value is its own bytes, or the first of them."""
         return self._struct.pack(*[values[name] for name in self._names])
+
+
+class StructReader:
+    """Take some flat fields, named in the order of their places, out of structs that follow each other."""
+
+    def __init__(self, dtype: np.dtype[Any], names: Sequence[str]) -> None:
+        self._struct = _native_struct(dtype, names)
+
+    def read(self, structs: npt.NDArray[np.void]) -> Iterator[tuple[Any, ...]]:
+        """Return the values of each struct."""
+        return self._struct.iter_unpack(structs.data)
+
+
+def _native_struct(dtype: np.dtype[Any], names: Sequence[str]) -> struct.Struct:
+    """Return what packs the fields of these names; the other bytes are padding."""
+    fields, parts, end = flat_fields(dtype), ["<"], 0
+    for name in names:
+        kind, start = fields[name]
+        parts.append(f"{start - end}x")
+        parts.append(f"{kind.itemsize}s" if kind.shape else _PACKED[kind.str])
+        end = start + kind.itemsize
+    return struct.Struct("".join(parts) + f"{dtype.itemsize - end}x")
 
 
 _PACKED = {"<u4": "I", "<i4": "i", "<u8": "Q", "<f4": "f", "|u1": "B"}

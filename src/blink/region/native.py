@@ -35,6 +35,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_load_u64": (_U64, [_PTR]),
     "blink_store_u32": (None, [_PTR, _U32]),
     "blink_cq_drain": (_U32, [_PTR, _U32, _U32, _PTR, _U32]),
+    "blink_cq_find_rare": (_U32, [_PTR, _U32, _U32]),
     "blink_waiter_start": (_PTR, [_PTR, _U32, _U32, _I32, _U32]),
     "blink_waiter_expect": (None, [_PTR, _U32, _U32]),
     "blink_waiter_stop": (None, [_PTR]),

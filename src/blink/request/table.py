@@ -11,11 +11,11 @@ from typing import Protocol
 
 from blink.errors import LOST_REQUEST, BlinkError, EngineUnavailableError
 from blink.link.client import EngineClient
-from blink.region.layout import CqeKind, FinishReason, RejectCode
+from blink.region.layout import COMPLETION, CqeKind, FinishReason, RejectCode, StructReader
 from blink.request.planner import PlannedSequence
 from blink.text.generation import FINISH_NAMES, Generation
 
-_FIELDS = ("sequence", "token", "logprob", "time_ns", "kind", "finish_reason")
+_READER = StructReader(COMPLETION, ("sequence", "time_ns", "token", "logprob", "kind", "finish_reason"))
 _ADMITTED, _TOKEN, _TOP_LOGPROB = int(CqeKind.ADMITTED), int(CqeKind.TOKEN), int(CqeKind.TOP_LOGPROB)
 _PROMPT_LOGPROB = int(CqeKind.PROMPT_LOGPROB)
 _FINISHED, _REJECTED = int(CqeKind.FINISHED), int(CqeKind.REJECTED)
@@ -129,9 +129,7 @@ class SequenceTable:
         rows = self.client.drain()
         owners: dict[Owner, None] = {}
         find, note_token = self._open.get, self._observer.note_token
-        for sequence, token, logprob, time_ns, kind, reason in zip(
-            *(rows[name].tolist() for name in _FIELDS), strict=True
-        ):
+        for sequence, time_ns, token, logprob, kind, reason in _READER.read(rows):
             opened = find(sequence)
             if opened is None:  # cancelled: its last completions are nobody's
                 continue

@@ -107,6 +107,16 @@ uint32_t blink_cq_drain(const Cqe* queue, uint32_t entries, uint32_t head, Cqe* 
   return n;
 }
 
+// Return where the first of `count` completions from `from` on is that is more than a token, as it ends a sequence or
+// comes of admission; `count` if all are tokens.
+uint32_t blink_cq_find_rare(const Cqe* entries, uint32_t from, uint32_t count) {
+  for (; from < count; from++) {
+    const CqeTag tag = tag_of(entries[from].tag);
+    if (tag.kind != CqeKind::kToken || tag.finish_reason != FinishReason::kNone) break;
+  }
+  return from;
+}
+
 Waiter* blink_waiter_start(const Cqe* queue, uint32_t entries, uint32_t head, int32_t event_fd, uint32_t interval_us) {
   return new Waiter(queue, entries, head, event_fd, interval_us);
 }

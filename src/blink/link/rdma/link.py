@@ -113,9 +113,9 @@ class RdmaLink(ABC):
         # Its thread must not outlive the interpreter, which it may call.
         self._stop_collector = weakref.finalize(self, lib.blink_collector_stop, self._collector)
 
-    def drain(self, head: int, out: npt.NDArray[np.void]) -> int:
+    def drain(self, head: int, out: int, most: int) -> int:
         assert self._collector is not None, "notify() comes first"
-        return lib.blink_collector_drain(self._collector, head, out.ctypes.data, len(out))
+        return lib.blink_collector_drain(self._collector, head, out, most)
 
     def expect(self, head: int, active: bool) -> None:
         assert self._collector is not None, "notify() comes first"
