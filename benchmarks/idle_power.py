@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Power and clocks of a GPU without a server, beside an idle one, and after a burst; and how soon an idle one answers.
 
-The scheduler's pause between two looks is varied. Needs NVML (nvidia-ml-py); nothing else may use the GPU.
+The scheduler's pause between two looks is varied; a kernel of one thread that does nothing but sleep is measured too,
+as the least that anything resident takes. Needs NVML (nvidia-ml-py); nothing else may use the GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +26,16 @@ from blink.link.client import EngineClient
 from blink.sampling_params import SamplingParams
 
 SETTLE_SECONDS = 3.0
+_SLEEP = """
+extern "C" __global__ void sleep_for(long long nanoseconds) {
+  long long begun, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begun));
+  do {
+    __nanosleep(1000000);
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (now - begun < nanoseconds);
+}
+"""
 PING_PAUSE = 0.1  # seconds: the scheduler dozes again
 
 
@@ -35,6 +46,29 @@ def run_engine(region: str, model: Path, sleep_ns: int) -> None:
     device_scheduler.IDLE_SLEEP_NS = sleep_ns
     config = ModelConfig(model=str(model), load_format="dummy", max_model_len=4096)
     boot.run_engine(EngineConfig(region=region, model=config, device="cuda"))
+
+
+def sleep_on_gpu(seconds: float) -> None:
+    """Keep a kernel of one thread on the GPU that sleeps a millisecond again and again."""
+    from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
+
+    device = Device()
+    device.set_current()
+    options = ProgramOptions(std="c++17", arch=f"sm_{device.arch}")
+    kernel = Program(_SLEEP, "c++", options).compile("cubin").get_kernel("sleep_for")
+    stream = device.create_stream()
+    launch(stream, LaunchConfig(grid=1, block=1), kernel, np.int64(seconds * 1e9))
+    stream.sync()
+
+
+def measure_sleep(gauge: Gauge, seconds: float) -> dict[str, float]:
+    """Measure beside the kernel that sleeps."""
+    sleeper = multiprocessing.get_context("spawn").Process(target=sleep_on_gpu, args=(seconds + 3 * SETTLE_SECONDS,))
+    sleeper.start()
+    time.sleep(2 * SETTLE_SECONDS)
+    found = gauge.measure(seconds)
+    sleeper.join()
+    return found
 
 
 def burst(client: EngineClient, rows: int, new_tokens: int) -> None:
@@ -94,7 +128,9 @@ def main() -> None:
     except BlinkError as error:
         raise SystemExit(f"idle_power.py: {error}") from None
     results: dict[str, Any] = {"no server": gauge.measure(options.seconds)}
-    print(f"no server: {results['no server']['watts']:.1f} W at {results['no server']['sm_mhz']:.0f} MHz", flush=True)
+    results["a kernel that sleeps"] = measure_sleep(gauge, options.seconds)
+    for name, found in results.items():
+        print(f"{name}: {found['watts']:.1f} W at {found['sm_mhz']:.0f} MHz", flush=True)
     print(
         f"{'sleep us':>9} {'idle W':>8} {'MHz':>6} {'after a burst W':>16} {'MHz':>6} {'answer p50 us':>14} {'p95':>6}"
     )

@@ -116,6 +116,16 @@ def token(sequence: int, value: int, reason: int = 0, **fields: Any) -> Row:
     return {"sequence": sequence, "kind": CqeKind.TOKEN, "token": value, "finish_reason": reason, **fields}
 
 
+def test_first_tokens_are_passed_on_before_all_others(engine: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = [Request() for _ in range(4)]
+    sequences = [engine.submit(owner)[0] for owner in owners]
+    engine.answer(token(sequences[0], 5), token(sequences[2], 5))
+    flushed: list[Request] = []
+    monkeypatch.setattr(Request, "flush", lambda self: flushed.append(self))
+    engine.answer(*(token(sequence, 6) for sequence in sequences))
+    assert flushed == [owners[1], owners[3], owners[0], owners[2]]
+
+
 def test_tokens_reach_their_generation_and_the_last_one_ends_it(engine: Fixture) -> None:
     owner = Request()
     sequence, generation = engine.submit(owner, logprobs=1)

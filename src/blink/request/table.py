@@ -128,6 +128,7 @@ class SequenceTable:
         """Take all completions that have arrived to their owners."""
         rows = self.client.drain()
         owners: dict[Owner, None] = {}
+        begun: dict[Owner, None] = {}
         find, note_token = self._open.get, self._observer.note_token
         for sequence, time_ns, token, logprob, kind, reason in _READER.read(rows):
             opened = find(sequence)
@@ -138,6 +139,8 @@ class SequenceTable:
                 if kind == _TOKEN:
                     note_token(opened, time_ns)
                     self._add_token(sequence, opened, token, logprob, reason)
+                    if opened.generation.num_tokens == 1:
+                        begun[opened.owner] = None
                 elif kind == _TOP_LOGPROB:
                     opened.generation.add_top_logprob(token, logprob)
                 elif kind == _PROMPT_LOGPROB:
@@ -147,7 +150,7 @@ class SequenceTable:
             except Exception as error:
                 logger.exception("a completion could not be handled")
                 opened.owner.fail(BlinkError(f"Internal error: {type(error).__name__}."))
-        for owner in owners:
+        for owner in begun | owners:  # a first token does not wait until those of all others are written
             try:
                 owner.flush()
             except Exception as error:
