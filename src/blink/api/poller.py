@@ -41,7 +41,12 @@ class Poller:
         self._by_flow: Counter[int] = Counter()
         self.metrics = metrics
         self._max_waiting = max_waiting
-        self.table = SequenceTable(client, observer or SequenceMetrics(metrics))
+        # What an event loop's callback writes leaves behind it, in no order: a later callback's follows.
+        self.table = SequenceTable(
+            client,
+            observer or SequenceMetrics(metrics),
+            defer=lambda call: asyncio.get_running_loop().call_soon(call),
+        )
         self._stats_line = stats_line
         self._timer: asyncio.TimerHandle | None = None
 

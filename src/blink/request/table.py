@@ -7,6 +7,8 @@ The only reader of completions, for a frontend and for `LLM`. No task, future, l
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 from blink.errors import LOST_REQUEST, BlinkError, EngineUnavailableError
@@ -73,9 +75,16 @@ class Observer:
 class SequenceTable:
     """Map the engine's sequences to their generations and owners. Use from one thread at a time."""
 
-    def __init__(self, client: EngineClient, observer: Observer) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        observer: Observer,
+        defer: Callable[[Callable[[], None]], object] = lambda call: call(),
+    ) -> None:
+        """Use a client; defer: call something soon, when what was written before has left."""
         self.client = client
         self.num_waiting = 0
+        self._defer = defer
         self._observer = observer
         self._open: dict[int, OpenSequence] = {}
 
@@ -150,12 +159,11 @@ class SequenceTable:
             except Exception as error:
                 logger.exception("a completion could not be handled")
                 opened.owner.fail(BlinkError(f"Internal error: {type(error).__name__}."))
-        for owner in begun | owners:  # a first token does not wait until those of all others are written
-            try:
-                owner.flush()
-            except Exception as error:
-                logger.exception("a request could not be answered")
-                owner.fail(BlinkError(f"Internal error: {type(error).__name__}."))
+        if begun:  # a first token does not wait until those of all others are written
+            _flush(begun)
+            self._defer(partial(_flush, [owner for owner in owners if owner not in begun]))
+        else:
+            _flush(owners)
 
     def _add_token(self, sequence: int, opened: OpenSequence, token: int, logprob: float, reason: int) -> None:
         generation = opened.generation
@@ -186,6 +194,16 @@ class SequenceTable:
         opened = self._open.pop(sequence)
         self.num_waiting -= opened.is_waiting
         self._observer.note_end(opened, reason)
+
+
+def _flush(owners: Iterable[Owner]) -> None:
+    """Let requests pass on what has changed."""
+    for owner in owners:
+        try:
+            owner.flush()
+        except Exception as error:
+            logger.exception("a request could not be answered")
+            owner.fail(BlinkError(f"Internal error: {type(error).__name__}."))
 
 
 def _rejection(code: int) -> BlinkError:
