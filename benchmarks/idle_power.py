@@ -26,6 +26,7 @@ from blink.link.client import EngineClient
 from blink.sampling_params import SamplingParams
 
 SETTLE_SECONDS = 3.0
+PING_PAUSE = 0.1  # seconds: the scheduler dozes again
 _SLEEP = """
 extern "C" __global__ void sleep_for(long long nanoseconds) {
   long long begun, now;
@@ -36,7 +37,6 @@ extern "C" __global__ void sleep_for(long long nanoseconds) {
   } while (now - begun < nanoseconds);
 }
 """
-PING_PAUSE = 0.1  # seconds: the scheduler dozes again
 
 
 def run_engine(region: str, model: Path, sleep_ns: int) -> None:

@@ -181,9 +181,9 @@ def report(dtype: torch.dtype) -> None:
         decode = time_graph(case.decode) / LAYERS if case.is_decoding else math.nan
         plan = time_graph(lambda case=case: case._keep(case.plan()))
         rotary_floor = 2 * case.qkv[0].numel() * 2 / BYTES_PER_US
-        attention, rotary = case.time_triton(), time_graph(case.rotate) / LAYERS
+        triton_tiles, rotary = case.time_triton(), time_graph(case.rotate) / LAYERS
         others = (case.time_on_hopper(), case.time_cudnn(), decode)
-        times = (plan, attention, *others, floor(rows, dtype.itemsize), rotary, rotary_floor)
+        times = (plan, triton_tiles, *others, floor(rows, dtype.itemsize), rotary, rotary_floor)
         print(f"{name:28}" + "".join(f"{time:10.2f}" for time in times), flush=True)
 
 

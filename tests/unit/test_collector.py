@@ -184,9 +184,10 @@ def test_in_a_rhythm_looks_are_few_but_frequent_around_the_end_of_a_step(step: i
     while looks[-1] < step:
         looks.append(looks[-1] + lib.blink_pause_ns(looks[-1], step, interval))
     assert looks[-1] - step <= max(interval, step // 64)
-    assert len(looks) <= 2 * step // _MILLISECOND + 20
+    assert len(looks) <= 7 * step // (4 * _MILLISECOND) + 8
     late = lib.blink_pause_ns(3 * step, step, interval)
-    assert late <= lib.blink_pause_ns(3 * step, 0, interval), "a step that is much later is looked for as without"
+    alone = lib.blink_pause_ns(3 * step, 0, interval)
+    assert 2 * alone // 3 <= late <= alone, "a step that is much later than expected is looked for nearly as without"
     first = 4 * step // 3
     assert lib.blink_pause_ns(first, step, interval) <= max(interval, step // 64), "a first step takes a third longer"
 

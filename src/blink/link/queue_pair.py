@@ -15,7 +15,7 @@ from blink.grammar.automaton import Automaton
 from blink.link.base import Link
 from blink.link.held_automata import HeldAutomata
 from blink.region.arena import Arena
-from blink.region.layout import COMPLETION, CONSTANTS, CQE, SQE, CqeKind, Opcode, StructPacker
+from blink.region.layout import COMPLETION, CONSTANTS, SQE, CqeKind, Opcode, StructPacker
 from blink.region.native import lib
 
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
@@ -73,9 +73,8 @@ class QueuePair:
         self._generations = [0] * len(self._free_tags)
         self._live: dict[int, _Live] = {}  # by tag
         self._unsent_cancels: list[int] = []
-        self._buffer = np.zeros(_DRAIN_BATCH, CQE)
-        self._buffer_at = self._buffer.ctypes.data
-        self._completions = self._buffer.view(COMPLETION)
+        self._completions = np.zeros(_DRAIN_BATCH, COMPLETION)
+        self._completions_at: int = self._completions.ctypes.data
         self._lease = 0
         self.generation = 0
         self._sq_tail = self._sq_head = self.head = 0
@@ -175,20 +174,19 @@ class QueuePair:
 
     def drain(self) -> np.ndarray[Any, Any]:
         """Return the completions that have arrived (dtype layout.COMPLETION; a view that the next call overwrites)."""
-        count = self._link.drain(self.head, self._buffer_at, _DRAIN_BATCH)
+        count = self._link.drain(self.head, self._completions_at, _DRAIN_BATCH)
         completions = self._completions[:count]
         if count == 0:
             return completions
         self.head = self.head + count & 0xFFFFFFFF
         self._link.store_word(self._at.cq_head, self.head)
         # Nearly all are tokens that end nothing; only the others free what a sequence holds.
-        unknown, i = [], lib.blink_cq_find_rare(self._buffer_at, 0, count)
+        unknown, i = [], lib.blink_cq_find_rare(self._completions_at, 0, count)
         while i < count:
             if not self._settle(completions[i]):
                 unknown.append(i)
-            i = lib.blink_cq_find_rare(self._buffer_at, i + 1, count)
-        if self._unsent_cancels:
-            self.flush_cancels()
+            i = lib.blink_cq_find_rare(self._completions_at, i + 1, count)
+        self.flush_cancels()
         return np.delete(completions, unknown) if unknown else completions
 
     def _settle(self, completion: Any) -> bool:

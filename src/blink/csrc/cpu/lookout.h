@@ -20,19 +20,14 @@ namespace blink {
 
 // The pause until the next look, never less than the configured interval and never more than a millisecond.
 // Where the last completions came `rhythm` after those before them, the next are expected then: few looks before, one
-// each interval around that time. Else, and for those that are late, as a first step's are, the longer nothing has come
-// the longer the pause: a 32nd of that time, or of what has passed since they were expected. So a completion is seen
-// late by a 32nd of its time at most, those of regular steps by an interval, and an engine of slow steps on the same
-// cores is not disturbed.
+// each interval around that time. From then on, or at once where there is no rhythm, the longer nothing has come the
+// longer the pause: a 32nd of that time. So a completion is seen late by a 32nd of its time at most, those of regular
+// steps by an interval, and an engine of slow steps on the same cores is not disturbed.
 inline std::chrono::nanoseconds pause_after(std::chrono::nanoseconds silence, std::chrono::nanoseconds rhythm,
                                             std::chrono::nanoseconds interval) {
   constexpr std::chrono::nanoseconds longest = std::chrono::milliseconds(1);
   const std::chrono::nanoseconds early = rhythm - rhythm / 16;
-  std::chrono::nanoseconds pause = silence / 32;
-  if (silence < early)
-    pause = early - silence;
-  else if (rhythm.count() > 0)
-    pause = std::min(pause, (silence - early) / 32);
+  const std::chrono::nanoseconds pause = silence < early ? early - silence : (silence - early) / 32;
   return std::max(interval, std::min(pause, longest));
 }
 
