@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ if not torch.cuda.is_available():
 
 from test_attention import MIXED, Rows, check
 
-from blink.kernels.gpu import attention_plan, prompt_attention
+from blink.kernels.gpu import attention, attention_plan, prompt_attention
 from blink.kernels.gpu.decode.launch import can_multiply_groups
 from blink.kernels.operands import AttentionOptions
 
@@ -27,8 +29,13 @@ LONG: Rows = [(1, 30), (300, 900), (5, 1000), (128, 128)]
 
 
 @pytest.fixture(autouse=True)
-def _take_short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+def _kernel_of_prompts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let short prompts take the kernel too, and see that it ran: Triton's tiles would pass these tests as well."""
+    attend = mock.Mock(wraps=prompt_attention.attend_prompts)
     monkeypatch.setattr(attention_plan, "_PROMPT_PAIRS", 0)
+    monkeypatch.setattr(attention, "attend_prompts", attend)
+    yield
+    attend.assert_called()
 
 
 @pytest.mark.parametrize(
