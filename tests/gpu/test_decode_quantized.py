@@ -135,6 +135,20 @@ def test_prompts_are_multiplied_within_their_rounding(kind: str, tolerance: floa
 
 
 @groups_only
+@pytest.mark.parametrize("rows", [80, 256, 2048])
+def test_many_rows_are_rounded_by_groups_where_weights_have_groups(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(quantized, "dequantize")
+    torch.manual_seed(5)
+    weight, plain = draw_weight("groups", 384, 1024)
+    for scale in (1e-3, 1.0, 1e3):
+        x = draw(rows, 1024, scale=scale)
+        x[rows // 2] = 0
+        found = quantized.multiply(x, weight)
+        assert error(found, functional.linear(x.float(), plain)) < 5e-2
+        assert not found[rows // 2].any()
+
+
+@groups_only
 @pytest.mark.parametrize("scheme", list(SCHEMES))
 def test_models_give_the_logits_of_their_dequantised_weights(tmp_path: Path, scheme: str) -> None:
     path, plain = write_checkpoints(tmp_path, scheme)

@@ -52,7 +52,23 @@ def test_rows_are_rounded_to_fp8_in_the_order_of_weights(rows: int, columns: int
     values, scales = quantized.quantize_rows(x)
     assert scales.shape == (rows, 1)
     assert torch.allclose(scales, x.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 448)
-    wanted = (x.float()[:, order(columns)] / scales).to(FP8).float()
+    check_rounded(x, values, scales)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 128), (5, 640), (3, 5120)])
+def test_groups_of_rows_are_rounded_to_fp8_each_by_its_largest(rows: int, columns: int) -> None:
+    torch.manual_seed(2)
+    x = (torch.randn(rows, columns, device=DEVICE) * 30).to(DTYPE)
+    x[0, :GROUP] = 0
+    x[-1, -1] = 3000
+    values, scales = quantized.quantize_groups(x)
+    assert scales.shape == (rows, columns // GROUP) and scales.t().is_contiguous()
+    assert torch.allclose(scales, x.float().view(rows, -1, GROUP).abs().amax(2).clamp(min=1e-12) / 448)
+    check_rounded(x, values, scales.repeat_interleave(GROUP, 1))
+
+
+def check_rounded(x: Tensor, values: Tensor, scales: Tensor) -> None:
+    wanted = (x.float()[:, order(x.shape[1])] / scales).to(FP8).float()
     different = wanted != values.float()
     if IS_INTERPRETED:  # where rounding changes the exponent it does not, so powers of two are halved
         different &= values.float() * 2 != wanted

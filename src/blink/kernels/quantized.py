@@ -77,11 +77,15 @@ class PackedWeight(QuantizedWeight):
         self.format, self.values, self.scales, self.groups = format, values, scales, groups
         self.shape = rows, num_bytes // UNIT_BYTES * format.unit
         self.device = values.device
+        # What many rows are multiplied with: the groups' scales of FP8, float32 [in / GROUP, out].
+        self.group_scales: Tensor | None = None
+        if format is Format.FP8 and groups is not None:
+            self.group_scales = groups.view(torch.float32).t().contiguous()
 
     @property
     def nbytes(self) -> int:
         """Bytes of values and scales."""
-        parts = (self.values, self.scales, self.groups)
+        parts = (self.values, self.scales, self.groups, self.group_scales)
         return sum(part.nbytes for part in parts if part is not None)
 
     def multiply(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
 """Products of any number of rows with quantized weights: few rows by the kernels of decoding; many in FP8 on both sides
-where each weight row has one scale, else in 16 bits with the weight unpacked before.
+where the weight is in FP8, by its scales' kind; else in 16 bits with the weight unpacked before.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ _FEW_ROWS = 64  # rather than unpack a weight
 _FEW_FP8_ROWS = 32  # rather than round activations
 _BLOCK = 1024
 _FP8_MAX = tl.constexpr(448.0)
+# cuBLAS's products of blocks: what rows of both sides have to be a multiple of, and the CUDA that has them.
+_FP8_ROWS = 16
+_CUDA_OF_BLOCKS = (12, 9)
+_GROUPS_AT_ONCE = 8
 
 
 def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
@@ -28,9 +32,24 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     rows = x.shape[0]
     if rows <= (_FEW_FP8_ROWS if weight.groups is None else _FEW_ROWS) and gemm.can_multiply_planes(weight, rows):
         return gemm.linear(split_rows(x, weight.format), weight)
-    if weight.scales is None:
-        return functional.linear(x, dequantize(weight, x.dtype))
-    values, scales = quantize_rows(x)
+    if weight.scales is not None:
+        return _multiply_fp8(*quantize_rows(x), weight, weight.scales[None, :], use_fast_accum=True)
+    if weight.group_scales is not None and can_multiply_blocks(rows, weight):
+        return _multiply_fp8(*quantize_groups(x), weight, weight.group_scales)
+    return functional.linear(x, dequantize(weight, x.dtype))
+
+
+def can_multiply_blocks(rows: int, weight: PackedWeight) -> bool:
+    """Tell whether cuBLAS multiplies so many rows in FP8 with a weight whose groups have scales."""
+    from blink.kernels.gpu.decode.launch import can_multiply_groups
+
+    cuda = tuple(map(int, (torch.version.cuda or "0").split(".")))
+    return rows % _FP8_ROWS == weight.shape[0] % _FP8_ROWS == 0 and cuda >= _CUDA_OF_BLOCKS and can_multiply_groups()
+
+
+def _multiply_fp8(
+    values: Tensor, scales: Tensor, weight: PackedWeight, weight_scales: Tensor, *, use_fast_accum: bool = False
+) -> Tensor:
     # One multiprocessor belongs to the resident scheduler: of blocks sized to all of them one would start last.
     torch._C._set_sm_carveout_experimental(1)
     try:
@@ -38,9 +57,9 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
             values,
             weight.fp8_values().t(),
             scale_a=scales,
-            scale_b=weight.scales[None, :],
-            out_dtype=x.dtype,
-            use_fast_accum=True,
+            scale_b=weight_scales,
+            out_dtype=weight.dtype,
+            use_fast_accum=use_fast_accum,
         )
     finally:
         torch._C._set_sm_carveout_experimental(None)
@@ -61,13 +80,45 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def _quantize_row(x, values, scales, columns, BLOCK: tl.constexpr, FP8_MAX: tl.constexpr = _FP8_MAX):
     row = tl.program_id(0)
     place = tl.arange(0, BLOCK)
-    # The column whose value lies at this place: see csrc/gpu/decode/quantized.cuh.
-    column = place // 128 * 128 + place // 4 % 8 * 16 + place // 2 % 2 * 8 + place // 32 % 4 * 2 + place % 2
     start = row.to(tl.int64) * columns
-    value = tl.load(x + start + column, mask=place < columns, other=0.0).to(tl.float32)
+    value = tl.load(x + start + _column_at(place), mask=place < columns, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(value), axis=0), 1e-12) / FP8_MAX
     tl.store(scales + row, scale)
     tl.store(values + start + place, (value / scale).to(values.dtype.element_ty), mask=place < columns)
+
+
+def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows in FP8, in the order of a packed weight's, and their groups' scales.
+
+    The scales are float32 [rows, in / GROUP], those of all rows side by side, as cuBLAS reads them.
+    """
+    rows, columns = x.shape
+    assert x.is_contiguous() and columns % GROUP == 0
+    values = torch.empty(rows, columns, dtype=FP8, device=x.device)
+    scales = torch.empty(columns // GROUP, rows, dtype=torch.float32, device=x.device)
+    grid = (rows, triton.cdiv(columns // GROUP, _GROUPS_AT_ONCE))
+    _quantize_groups[grid](x, values, scales, columns, GROUP=GROUP, GROUPS=_GROUPS_AT_ONCE, num_warps=4)
+    return values, scales.t()
+
+
+@triton.jit
+def _quantize_groups(
+    x, values, scales, columns, GROUP: tl.constexpr, GROUPS: tl.constexpr, FP8_MAX: tl.constexpr = _FP8_MAX
+):
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    place = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    value = tl.load(x + row * columns + _column_at(place), mask=place < columns, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(value), axis=1), 1e-12) / FP8_MAX
+    tl.store(scales + group * tl.num_programs(0) + row, scale, mask=group * GROUP < columns)
+    rounded = (value / scale[:, None]).to(values.dtype.element_ty)
+    tl.store(values + row * columns + place, rounded, mask=place < columns)
+
+
+@triton.jit
+def _column_at(place):
+    """Return the column whose value lies at a place of a packed row: see csrc/gpu/decode/quantized.cuh."""
+    return place // 128 * 128 + place // 4 % 8 * 16 + place // 2 % 2 * 8 + place // 32 % 4 * 2 + place % 2
 
 
 def dequantize(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
