@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
 """Products of any number of rows with quantized weights: few rows by the kernels of decoding; many in FP8 on both sides
-where the weight is in FP8, by its scales' kind; else in 16 bits with the weight unpacked before.
+where the weight is in FP8, by scales of rows or of groups as it has; else in 16 bits with the weight unpacked before.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight
+from blink.kernels.quantized import FP8, FP8_MAX, GROUP, Format, PackedWeight
 
 _FEW_ROWS = 64  # rather than unpack a weight
 _FEW_FP8_ROWS = 32  # rather than round activations
 _BLOCK = 1024
-_FP8_MAX = tl.constexpr(448.0)
+_GROUPS_AT_ONCE = 8
+_FP8_MAX = tl.constexpr(FP8_MAX)
 # cuBLAS's products of blocks: what rows of both sides have to be a multiple of, and the CUDA that has them.
 _FP8_ROWS = 16
 _CUDA_OF_BLOCKS = (12, 9)
-_GROUPS_AT_ONCE = 8
 
 
 def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
@@ -33,13 +33,13 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     if rows <= (_FEW_FP8_ROWS if weight.groups is None else _FEW_ROWS) and gemm.can_multiply_planes(weight, rows):
         return gemm.linear(split_rows(x, weight.format), weight)
     if weight.scales is not None:
-        return _multiply_fp8(*quantize_rows(x), weight, weight.scales[None, :], use_fast_accum=True)
-    if weight.group_scales is not None and can_multiply_blocks(rows, weight):
+        return _multiply_fp8(*quantize_rows(x), weight, weight.scales[None, :])
+    if weight.group_scales is not None and _can_multiply_blocks(rows, weight):
         return _multiply_fp8(*quantize_groups(x), weight, weight.group_scales)
     return functional.linear(x, dequantize(weight, x.dtype))
 
 
-def can_multiply_blocks(rows: int, weight: PackedWeight) -> bool:
+def _can_multiply_blocks(rows: int, weight: PackedWeight) -> bool:
     """Tell whether cuBLAS multiplies so many rows in FP8 with a weight whose groups have scales."""
     from blink.kernels.gpu.decode.launch import can_multiply_groups
 
@@ -47,9 +47,7 @@ def can_multiply_blocks(rows: int, weight: PackedWeight) -> bool:
     return rows % _FP8_ROWS == weight.shape[0] % _FP8_ROWS == 0 and cuda >= _CUDA_OF_BLOCKS and can_multiply_groups()
 
 
-def _multiply_fp8(
-    values: Tensor, scales: Tensor, weight: PackedWeight, weight_scales: Tensor, *, use_fast_accum: bool = False
-) -> Tensor:
+def _multiply_fp8(values: Tensor, scales: Tensor, weight: PackedWeight, weight_scales: Tensor) -> Tensor:
     # One multiprocessor belongs to the resident scheduler: of blocks sized to all of them one would start last.
     torch._C._set_sm_carveout_experimental(1)
     try:
@@ -59,7 +57,7 @@ def _multiply_fp8(
             scale_a=scales,
             scale_b=weight_scales,
             out_dtype=weight.dtype,
-            use_fast_accum=use_fast_accum,
+            use_fast_accum=weight.groups is None,
         )
     finally:
         torch._C._set_sm_carveout_experimental(None)
@@ -77,12 +75,12 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _quantize_row(x, values, scales, columns, BLOCK: tl.constexpr, FP8_MAX: tl.constexpr = _FP8_MAX):
+def _quantize_row(x, values, scales, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     place = tl.arange(0, BLOCK)
     start = row.to(tl.int64) * columns
     value = tl.load(x + start + _column_at(place), mask=place < columns, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(value), axis=0), 1e-12) / FP8_MAX
+    scale = _scale_of(tl.max(tl.abs(value), axis=0))
     tl.store(scales + row, scale)
     tl.store(values + start + place, (value / scale).to(values.dtype.element_ty), mask=place < columns)
 
@@ -102,17 +100,21 @@ def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _quantize_groups(
-    x, values, scales, columns, GROUP: tl.constexpr, GROUPS: tl.constexpr, FP8_MAX: tl.constexpr = _FP8_MAX
-):
+def _quantize_groups(x, values, scales, columns, GROUP: tl.constexpr, GROUPS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     place = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     value = tl.load(x + row * columns + _column_at(place), mask=place < columns, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(value), axis=1), 1e-12) / FP8_MAX
+    scale = _scale_of(tl.max(tl.abs(value), axis=1))
     tl.store(scales + group * tl.num_programs(0) + row, scale, mask=group * GROUP < columns)
     rounded = (value / scale[:, None]).to(values.dtype.element_ty)
     tl.store(values + row * columns + place, rounded, mask=place < columns)
+
+
+@triton.jit
+def _scale_of(largest):
+    """Return what numbers up to this one are divided by to fill FP8."""
+    return tl.maximum(largest, 1e-12) / _FP8_MAX
 
 
 @triton.jit
