@@ -18,11 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from blink import LLM, SamplingParams
 from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
 from blink.region.layout import CqeKind
-from blink.sampling_params import SamplingParams
 from processes import wait_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -129,6 +130,20 @@ def test_the_engine_process_sleeps_while_it_serves(engine: tuple[subprocess.Pope
     assert num_tokens > 1000
     assert cpu_seconds(process.pid) - before <= 0.02  # half a percent of one core
     client.close()
+
+
+def test_a_closed_engine_in_a_process_gives_back_the_gpus_memory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    total, free = torch.cuda.get_device_properties().total_memory, list[int]()
+    for _ in range(2):
+        with LLM(str(tmp_path), load_format="dummy", device="cuda", skip_tokenizer_init=True) as llm:
+            found = llm.generate([{"prompt_token_ids": PROMPT.tolist()}], params, use_tqdm=False)
+            assert len(found[0].outputs[0].token_ids) == 4
+            assert torch.cuda.mem_get_info()[0] < total // 4  # the KV cache takes what the engine may have
+        free.append(torch.cuda.mem_get_info()[0])
+    assert min(free) > 0.95 * total
+    assert free[0] - free[1] < 64 << 20  # cuBLAS keeps a workspace for each stream
 
 
 def cpu_seconds(pid: int) -> float:

@@ -79,6 +79,7 @@ class DeviceScheduler:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pairs: dict[int, list[Any]] = {}
         self._segments: dict[int, list[tuple[torch.cuda.CUDAGraph, Any]]] = {}
+        self._executables: list[Any] = []  # all that were instantiated
 
     def capture(self, index: int, run_step: Callable[[], None]) -> None:
         """Capture graph `index` of the geometry's table from a function that enqueues one step.
@@ -139,6 +140,12 @@ class DeviceScheduler:
         check(driver.cuGraphLaunch(self._resident[1], self.stream.cuda_stream))
         torch.cuda.synchronize(self._device)
 
+    def close(self) -> None:
+        """Destroy what was instantiated of the graphs, once the scheduler has ended."""
+        for executable in self._executables:
+            check(driver.cuGraphExecDestroy(executable))
+        self._executables.clear()
+
     def _build_program(self) -> None:
         """Write csrc/gpu/program.h's DeviceProgram and its tables of executables."""
         table = np.zeros(len(self._pairs), STEP_GRAPHS)
@@ -178,5 +185,6 @@ class DeviceScheduler:
     def _instantiate(self, graph: torch.cuda.CUDAGraph) -> Any:
         raw = driver.CUgraph(graph.raw_cuda_graph())
         executable = check(driver.cuGraphInstantiate(raw, _DEVICE_LAUNCH))
+        self._executables.append(executable)
         check(driver.cuGraphUpload(executable, self.stream.cuda_stream))
         return executable

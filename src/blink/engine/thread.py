@@ -6,6 +6,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
+import torch
+
 from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.boot import create_engine
@@ -26,10 +28,16 @@ class EngineThread:
         self._engine = boot.result()
 
     def stop(self) -> None:
-        """Stop the engine and wait for its end."""
+        """Stop the engine, wait for its end and give back its memory."""
         self._engine.stop()
-        if self._thread is not threading.current_thread():  # a garbage collection may run there
-            self._thread.join()
+        if self._thread is threading.current_thread():  # a garbage collection may run there
+            return
+        self._thread.join()
+        if self._engine.is_dead:  # whose memory may still be written, and to free it would wait for the device
+            return
+        del self._engine
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
 
 def _run(config: EngineConfig, boot: Future[Engine]) -> None:
