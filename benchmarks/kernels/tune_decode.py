@@ -8,7 +8,7 @@ limit of power lowers its clock; what this finds stays if the step is then faste
 
 Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64] [--format fp8]
 
-Dense models in 16 bits take up to 128 rows, the others 64.
+Dense models in 16 and in 4 bits take up to 128 rows, the others 64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from decode_layer import Case, Model, capture_graph, time_graph, time_under_load
 from torch import Tensor
 
 import blink.models
-from blink.kernels.gpu.decode import gemm_planes, gemm_planes_int4, gemv_quantized, splits
+from blink.kernels.gpu.decode import gemm, gemm_planes, gemv_quantized, splits
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import Output
@@ -85,9 +85,11 @@ def list_quantized_candidates(spec: ModelSpec, rows: int, format: Format) -> Can
     if format is Format.INT4 and rows <= MAX_INT4_ROWS_BEFORE_PLANES:
         few = [gemv_quantized.Shape(format, True, rows, k, n) for _, n, k in products]
         return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_splits(shape))) for shape in few}
-    kernels = gemm_planes if format is Format.FP8 else gemm_planes_int4
-    grouped = format is Format.INT4
-    shapes = [Shape(format, grouped, output, splits.pad_rows(rows), k, n) for output, n, k in products]
+    grouped, tokens = format is Format.INT4, splits.pad_rows(rows)
+    kernels, shapes = (
+        gemm.kernels_for(format, tokens),
+        [Shape(format, grouped, output, tokens, k, n) for output, n, k in products],
+    )
     return {kernels.key(shape): list(map(to_list, kernels.list_splits(shape))) for shape in shapes}
 
 

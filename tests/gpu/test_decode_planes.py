@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of weights of 8 and 4 bits with planes of activations, and what writes planes, beside plain references."""
+"""Products of weights of 8 and 4 bits, with planes of activations or with these themselves, and what writes planes,
+beside plain references."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from blink.kernels.gpu.decode import gemm, gemm_planes, gemm_planes_int4, splits
+from blink.kernels.gpu.decode import gemm, gemm_int4, gemm_planes, gemm_planes_int4, splits
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups, compile_kernel
 
@@ -59,38 +60,39 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
     return rms_norm_torch(x.float(), weight.float(), EPS)
 
 
-def format_of(kind: str) -> Format:
-    return Format.INT4 if kind == "int4" else Format.FP8
+def take(x: Tensor, weight: PackedWeight) -> Tensor:
+    """Return activations as products with a weight take so many rows."""
+    order = gemm.order_for(weight, len(x))
+    return x if order is None else split(x, order)
 
 
-def norm_of(x: Tensor, weight: Tensor, format: Format) -> gemm.Normed:
+def norm_of(x: Tensor, norm_weight: Tensor, weight: PackedWeight) -> gemm.Normed:
     squares = torch.full((1, splits.pad_rows(x.shape[0])), torch.nan, device="cuda")
     squares[:, : x.shape[0]] = x.float().square().sum(1)
-    return gemm.Normed(split((x.float() * weight.float()).to(torch.bfloat16), format), squares)
+    return gemm.Normed(take((x.float() * norm_weight.float()).to(torch.bfloat16), weight), squares)
 
 
 def check_products(kind: str, rows: int, n: int, k: int) -> None:
     """Check all outputs; n: a multiple of 128, what planes are written of."""
     x, norm_weight, next_norm, residual = draw(rows, k), draw(k), draw(n), draw(rows, n)
-    bias, format = draw(n), format_of(kind)
-    weight, plain = draw_weight(kind, n, k)
+    bias, (weight, plain) = draw(n), draw_weight(kind, n, k)
     expected = functional.linear(normed(x, norm_weight), plain, bias.float())
-    assert error(gemm.normed_linear(norm_of(x, norm_weight, format), EPS, weight, bias), expected) < 1e-2
+    assert error(gemm.normed_linear(norm_of(x, norm_weight, weight), EPS, weight, bias), expected) < 1e-2
     product = functional.linear(x.float(), plain)
-    assert error(gemm.linear(split(x, format), weight), product) < 1e-2
+    assert error(gemm.linear(take(x, weight), weight), product) < 1e-2
     for planes in (None, *FORMATS):
         found = residual.clone()
-        following = gemm.add_linear(split(x, format), weight, found, next_norm, planes=planes)
+        following = gemm.add_linear(take(x, weight), weight, found, next_norm, planes=planes)
         assert error(found, residual.float() + product) < 1e-2
         next_x = found * next_norm
         assert torch.equal(following.x, next_x if planes is None else split(next_x, planes))
         assert error(following.squares.sum(0)[:rows], found.float().square().sum(1)) < 1e-4
     weight, plain = draw_weight(kind, 2 * n, k)
     expected = activate(functional.linear(normed(x, norm_weight), plain))
-    gated = gemm.gated_linear(norm_of(x, norm_weight, format), EPS, weight)
+    gated = gemm.gated_linear(norm_of(x, norm_weight, weight), EPS, weight)
     assert error(gated, expected) < 1e-2
     for planes in FORMATS:
-        found = gemm.gated_linear(norm_of(x, norm_weight, format), EPS, weight, planes=planes)
+        found = gemm.gated_linear(norm_of(x, norm_weight, weight), EPS, weight, planes=planes)
         assert torch.equal(found, split(gated, planes))
 
 
@@ -108,21 +110,20 @@ def test_products_equal_those_of_the_dequantised_weight(kind: str, rows: int, n:
 @pytest.mark.parametrize(
     ("rows", "n", "k"),
     [(1, 128, 256), (5, 256, 768), (8, 1024, 4096), (13, 384, 14336), (16, 640, 512), (29, 256, 1280), (32, 1152, 2048),
-     (33, 128, 768), (64, 1024, 4096)],
+     (33, 128, 768), (64, 1024, 4096), (65, 256, 768), (96, 384, 14336), (128, 256, 1024)],
 )  # fmt: skip
 def test_products_of_4_bits_equal_those_of_the_dequantised_weight(rows: int, n: int, k: int) -> None:
     torch.manual_seed(1)
     check_products("int4", rows, n, k)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [7, 20, 60])
+@pytest.mark.parametrize(("kind", "rows"), [*itertools.product(KINDS, (7, 20, 60)), ("int4", 90)])
 def test_rows_of_a_weight_need_not_fill_a_tile(kind: str, rows: int) -> None:
     torch.manual_seed(2)
     x = draw(rows, 768)
     for n in (8, 72, 200):
         weight, plain = draw_weight(kind, n, 768)
-        assert error(gemm.linear(split(x, weight.format), weight), functional.linear(x.float(), plain)) < 1e-2
+        assert error(gemm.linear(take(x, weight), weight), functional.linear(x.float(), plain)) < 1e-2
 
 
 @pytest.mark.parametrize(
@@ -147,8 +148,9 @@ def test_any_split_gives_the_same_products(
     [
         *itertools.product((8,), [(1, 2, 3), (2, 4, 2), (2, 2, 5), (1, 4, 4)]),
         (12, (2, 8, 3)),
-        *itertools.product((27,), [(1, 2, 2), (4, 4, 3)]),
-        (60, (2, 2, 2)),
+        *itertools.product((27,), [(1, 2, 2), (4, 4, 4), (2, 8, 3)]),
+        *itertools.product((60,), [(1, 4, 3), (2, 2, 2), (4, 4, 3)]),
+        *itertools.product((90, 120), [(1, 2, 2), (2, 2, 2), (4, 4, 2)]),
     ],
     ids=str,
 )
@@ -156,10 +158,12 @@ def test_any_split_gives_the_same_products_of_4_bits(
     rows: int, chosen: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(3)
-    split = gemm_planes_int4.Int4PlanesSplit(*chosen)
+    is_planed = splits.pad_rows(rows) <= gemm_planes_int4.MAX_ROWS
+    kernels = gemm_planes_int4 if is_planed else gemm_int4
+    split = (gemm_planes_int4.Int4PlanesSplit if is_planed else gemm_int4.Int4GemmSplit)(*chosen)
     fits = {output: splits.can_share(output, split.tile, split.cluster) for output in splits.Output}
-    choose = gemm_planes_int4.choose_split
-    monkeypatch.setattr(gemm_planes_int4, "choose_split", lambda shape: split if fits[shape.output] else choose(shape))
+    choose = kernels.choose_split
+    monkeypatch.setattr(kernels, "choose_split", lambda shape: split if fits[shape.output] else choose(shape))
     check_products("int4", rows, 256, 2816)
 
 
@@ -177,7 +181,8 @@ def test_what_planes_hold_of_activations_is_kept(kind: str, rows: int) -> None:
     scales = torch.ones(size, 1 if kind == "rows" else size // GROUP, device="cuda")
     ones, zeros = torch.eye(size, device="cuda"), torch.zeros_like(scales, dtype=torch.uint8)
     matrix = QuantizedMatrix(ones.byte(), scales, zeros) if kind == "int4" else QuantizedMatrix(ones.to(FP8), scales)
-    assert torch.equal(gemm.linear(split(x, format_of(kind)), pack([matrix])), held)
+    weight = pack([matrix])
+    assert torch.equal(gemm.linear(take(x, weight), weight), x if gemm.order_for(weight, rows) is None else held)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +207,7 @@ def check_exactness(kind: str, rows: int, k: int, limit: float) -> None:
     x[2] *= 1e-2
     weight, plain = draw_weight(kind, 512, k)
     expected = functional.linear(x.double(), plain.double())
-    found, rounded = gemm.linear(split(x, weight.format), weight), expected.to(torch.bfloat16)
+    found, rounded = gemm.linear(take(x, weight), weight), expected.to(torch.bfloat16)
     for row in range(3):  # each on its own: magnitudes differ
         lost = (rounded[row].double() - expected[row]).norm()
         assert float((found[row].double() - expected[row]).norm() / lost) < limit
@@ -215,9 +220,9 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(value: float, rows: int, k
     torch.manual_seed(6)
     x = draw(rows, 512)
     weight, _ = draw_weight(kind, 128, 512)
-    expected = gemm.linear(split(x, weight.format), weight)
+    expected = gemm.linear(take(x, weight), weight)
     x[1, 300] = value
-    found = gemm.linear(split(x, weight.format), weight)
+    found = gemm.linear(take(x, weight), weight)
     assert not found[1].isfinite().any()
     others = [row for row in range(rows) if row != 1]
     assert torch.equal(found[others], expected[others])
@@ -277,9 +282,10 @@ def test_models_give_the_logits_of_their_dequantised_weights(
     found = load_decoder(path, "cuda", torch.bfloat16, quantization)
     names: list[str] = []
     monkeypatch.setattr(gemm, "compile_kernel", lambda name: (names.append(name), compile_kernel(name))[1])
-    for rows in (3, 6, 29, 33, 64):
+    most = 128 if scheme in ("awq", "gptq") else 64
+    for rows in (3, 6, 29, 33, most):
         names.clear()
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2
         products = [name for name in names if "embed" not in name]
-        with_planes = ["gemm_planes" in name for name in products]
-        assert sum(with_planes) >= 8 and (with_planes[-1] == (quantization == "fp8"))
+        of_packed = ["gemm_planes" in name or "gemm_int4" in name for name in products]
+        assert sum(of_packed) >= 8 and (of_packed[-1] == (quantization == "fp8"))

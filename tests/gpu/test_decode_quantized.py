@@ -125,7 +125,7 @@ groups_only = pytest.mark.skipif(not can_launch() or not can_multiply_groups(), 
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("rows", 5e-2), ("groups", 1e-2), ("int4", 1e-2)])
-@pytest.mark.parametrize("rows", [3, 64, 70, 257])
+@pytest.mark.parametrize("rows", [3, 64, 70, 257, 1500])
 def test_prompts_are_multiplied_within_their_rounding(kind: str, tolerance: float, rows: int) -> None:
     """With a scale for each weight row, many rows are rounded to FP8 as well."""
     torch.manual_seed(5)

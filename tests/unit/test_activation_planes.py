@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from activation_planes import DIVISOR, join, split
-from blink.kernels.gpu.decode import gemm_planes, gemm_planes_int4, splits
+from blink.kernels.gpu.decode import gemm_int4, gemm_planes, gemm_planes_int4, splits
 from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import FP8, Format, QuantizedMatrix, pack
@@ -76,16 +76,22 @@ def packed_mask(kept: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("kernels", "format", "grouped"),
-    [(gemm_planes, Format.FP8, False), (gemm_planes, Format.FP8, True), (gemm_planes_int4, Format.INT4, True)],
+    [
+        (gemm_planes, Format.FP8, False),
+        (gemm_planes, Format.FP8, True),
+        (gemm_planes_int4, Format.INT4, True),
+        (gemm_int4, Format.INT4, True),
+    ],
 )
-def test_every_product_of_planes_has_a_split_that_fits(
+def test_every_product_of_packed_weights_has_a_split_that_fits(
     kernels: ModuleType, format: Format, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processors = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
     monkeypatch.setattr(kernels, "read_table", dict)
     for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 14336, 25600)):
-        for tokens, output in itertools.product((8, 16, 32, 64), Output):
+        sizes = [tokens for tokens in (8, 16, 32, 64, 80, 96, 112, 128) if tokens <= kernels.MAX_ROWS]
+        for tokens, output in itertools.product(sizes, Output):
             shape = Shape(format, grouped, output, tokens, k, n)
             for found in (kernels.choose_split(shape), *kernels.list_splits(shape)):
                 assert found is not None and found.fits(shape, 1) and found.shared_bytes(shape) <= _MAX_SHARED_BYTES

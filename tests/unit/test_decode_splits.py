@@ -17,6 +17,7 @@ import torch
 import blink.models
 from blink.kernels.gpu.decode import (
     gemm,
+    gemm_int4,
     gemm_planes,
     gemm_planes_int4,
     gemv_quantized,
@@ -24,7 +25,7 @@ from blink.kernels.gpu.decode import (
     launch,
     splits,
 )
-from blink.kernels.gpu.decode.ring_split import Shape
+from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
 from blink.kernels.quantized import Format, QuantizedMatrix, pack, quantize_fp8
 from blink.models import decode_step
@@ -33,8 +34,15 @@ from blink.models.weights.source import read_spec
 
 _TABLES = json.loads(splits.TABLE.read_text())
 _MAX_SHARED_BYTES = 227 << 10
+_PACKED: dict[str, tuple[Format, type[RingSplit]]] = {  # by the kinds of keys
+    "planes": (Format.FP8, gemm_planes.PlanesGemmSplit),
+    "planes4": (Format.INT4, gemm_planes_int4.Int4PlanesSplit),
+    "int4": (Format.INT4, gemm_int4.Int4GemmSplit),
+}
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
-_CACHED = [kernels._guess_split for kernels in (gemv_quantized, gemm_planes, gemm_planes_int4)] + [splits.read_table]
+_CACHED = [kernels._guess_split for kernels in (gemv_quantized, gemm_planes, gemm_planes_int4, gemm_int4)] + [
+    splits.read_table
+]
 
 
 @pytest.fixture(autouse=True)
@@ -64,14 +72,11 @@ def test_measured_splits_fit_their_kernels(device: str) -> None:
             few = gemv_quantized.Shape(Format[count.upper()], count == "int4", rows, k, n)
             split = gemv_quantized.QuantizedSplit(*numbers)
             assert gemv_quantized.shared_bytes(few, split) <= _MAX_SHARED_BYTES, key
-        elif kind == "planes":
+        elif kind in _PACKED:
+            format, make = _PACKED[kind]
             tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
-            shape = Shape(Format.FP8, False, Output[count.upper()], tokens, k, n)
-            assert gemm_planes.PlanesGemmSplit(*numbers).fits(shape, 1), key
-        elif kind == "planes4":
-            tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
-            shape = Shape(Format.INT4, True, Output[count.upper()], tokens, k, n)
-            assert gemm_planes_int4.Int4PlanesSplit(*numbers).fits(shape, 1), key
+            shape = Shape(format, format is Format.INT4, Output[count.upper()], tokens, k, n)
+            assert make(*numbers).fits(shape, 1), key
         else:
             assert GemmSplit(*numbers).fits(Output[kind.upper()], int(count)), key
 
@@ -176,8 +181,8 @@ def test_packed_weights_have_no_products_of_more_rows(monkeypatch: pytest.Monkey
     _pretend(monkeypatch, "a card of the future", 132)
     weight = pack([quantize_fp8(torch.randn(64, 256))])
     codes, zeros = torch.randint(0, 16, (64, 256), dtype=torch.uint8), torch.full((64, 2), 8, dtype=torch.uint8)
-    for one in (weight, pack([QuantizedMatrix(codes, torch.ones(64, 2), zeros)])):
-        assert gemm.can_multiply_planes(one, 64) and not gemm.can_multiply_planes(one, 65)
+    for one, most in ((weight, 64), (pack([QuantizedMatrix(codes, torch.ones(64, 2), zeros)]), 128)):
+        assert gemm.can_multiply_packed(one, most) and not gemm.can_multiply_packed(one, most + 1)
 
 
 def test_kernels_are_compiled_ahead_without_being_launched(monkeypatch: pytest.MonkeyPatch) -> None:

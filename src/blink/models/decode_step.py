@@ -32,6 +32,7 @@ MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
 MAX_INT4_ROWS_BEFORE_PLANES = 2  # of such
 MAX_DECODE_ROWS = gemm.MAX_ROWS
 MAX_MIXED_TOKENS = 80  # of steps with prompts: of more, cuBLAS and kernels of their own are as fast
+MAX_PACKED_ROWS_WITH_EXPERTS = 64
 MAX_UNGROUPED_ROWS = 8  # with experts: see benchmarks/kernels/few_experts.py
 MAX_UNGROUPED_PACKED_ROWS = 2  # in blocks or 4 bits
 MAX_UNGROUPED_FP8_ROWS = 1  # with a scale for each row
@@ -92,21 +93,20 @@ def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
     packed = _list_packed(layer, lm_head)
     if _takes_few(layer, packed, rows):
         return True
-    return all(_takes_planes(weight, rows) for weight in packed)
+    if isinstance(layer.mlp, MoeMlp) and packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS:
+        return False
+    return all(gemm.can_multiply_packed(weight, rows) for weight in packed)
 
 
 def _has_planes(layer: Layer, rows: int) -> bool:
-    """Tell whether all of a layer's products take planes: gemm.py."""
+    """Tell whether all of a layer's products take planes."""
     return all(_takes_planes(weight, rows) for weight in _list_matrices(layer))
 
 
-def _order(weight: Weight) -> Format | None:
-    """Return for which format the activations of a product of many rows are planes; None: they are bfloat16."""
-    return weight.format if isinstance(weight, PackedWeight) else None
-
-
 def _takes_planes(weight: Weight, rows: int) -> bool:
-    return isinstance(weight, PackedWeight) and gemm.can_multiply_planes(weight, rows)
+    if not isinstance(weight, PackedWeight) or gemm.order_for(weight, rows) is None:
+        return False
+    return gemm.can_multiply_packed(weight, rows)
 
 
 def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
@@ -181,9 +181,9 @@ def run_decode_layers(
         return _decode_few(weights, batch, kv_cache, rows, layers, before)
 
     def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
-        scales = layer.attention.kv_scales
+        scales, planes = layer.attention.kv_scales, gemm.order_for(layer.output, rows)
         return decode_attention(
-            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=_order(layer.output)
+            qkv, cache, batch, weights.rotary_table, layer.head_norm, kv_scales=scales, planes=planes
         )
 
     return _run_many(weights, batch, kv_cache, rows, attend, layers, before)
@@ -235,25 +235,26 @@ def _run_many(
 ) -> Suspended:
     spec, eps, every = weights.spec, weights.spec.rms_norm_eps, weights.layers
     next_norms = [*(_norms(layer)[0] for layer in every[1:]), weights.norm]
-    next_planes = [*(_order(layer.qkv) for layer in every[1:]), _order(weights.lm_head)]
+    readers = [*(layer.qkv for layer in every[1:]), weights.lm_head]  # of what each layer leaves
     packed = _list_packed(every[0], weights.lm_head)
     tokens = pad_rows(rows, fine=not packed and not spec.num_experts)
     if before is None:
-        ids, planes = batch.input_ids[:rows], _order(every[0].qkv)
+        ids, planes = batch.input_ids[:rows], gemm.order_for(every[0].qkv, rows)
         residual, normed = gemm.embed(ids, weights.embedding, _norms(every[0])[0], planes=planes, tokens=tokens)
     else:
         assert before.normed is not None
         residual, normed = before.residual, before.normed
     for index in layers:
-        layer, cache, next_norm, in_planes = every[index], kv_cache[index], next_norms[index], next_planes[index]
-        mlp, mlp_norm = layer.mlp, _norms(layer)[1]
+        layer, cache, next_norm = every[index], kv_cache[index], next_norms[index]
+        mlp, mlp_norm, in_planes = layer.mlp, _norms(layer)[1], gemm.order_for(readers[index], rows)
         attended = attend(gemm.normed_linear(normed, eps, layer.qkv, layer.qkv_bias), cache, layer)
-        in_mlp = _order(mlp.gate_up) if isinstance(mlp, DenseMlp) else None  # routers and experts read bfloat16
+        # Routers and experts read bfloat16.
+        in_mlp = gemm.order_for(mlp.gate_up, rows) if isinstance(mlp, DenseMlp) else None
         normed = gemm.add_linear(
             attended, layer.output, residual, mlp_norm, layer.output_bias, planes=in_mlp, tokens=tokens
         )
         if isinstance(mlp, DenseMlp):
-            gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=_order(mlp.down))
+            gated = gemm.gated_linear(normed, eps, mlp.gate_up, planes=gemm.order_for(mlp.down, rows))
             normed = gemm.add_linear(gated, mlp.down, residual, next_norm, planes=in_planes, tokens=tokens)
         elif not _is_grouped(layer, rows):
             routes = _choose(spec, gemm.normed_linear(normed, eps, mlp.router), batch)

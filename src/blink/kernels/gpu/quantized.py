@@ -14,8 +14,9 @@ from torch import Tensor
 
 from blink.kernels.quantized import FP8, FP8_MAX, GROUP, Format, PackedWeight
 
-_FEW_ROWS = 64  # rather than unpack a weight
-_FEW_FP8_ROWS = 32  # rather than round activations
+_FEW_ROWS = 64  # rather than round activations by groups
+_FEW_FP8_ROWS = 32  # rather than round them by rows
+_FEW_INT4_ROWS = 256  # rather than unpack a weight
 _BLOCK = 1024
 _GROUPS_AT_ONCE = 8
 _FP8_MAX = tl.constexpr(FP8_MAX)
@@ -27,16 +28,35 @@ _CUDA_OF_BLOCKS = (12, 9)
 def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     """Return x @ weight.T; x: contiguous bfloat16 [rows, in]."""
     from blink.kernels.gpu.decode import gemm
-    from blink.kernels.gpu.decode.planes import split_rows
 
     rows = x.shape[0]
-    if rows <= (_FEW_FP8_ROWS if weight.groups is None else _FEW_ROWS) and gemm.can_multiply_planes(weight, rows):
-        return gemm.linear(split_rows(x, weight.format), weight)
+    parts = -(-rows // gemm.most_packed_rows(weight))
+    if rows <= _most_few(weight) and gemm.can_multiply_packed(weight, -(-rows // parts)):
+        return _multiply_few(x, weight, parts)
     if weight.scales is not None:
         return _multiply_fp8(*quantize_rows(x), weight, weight.scales[None, :])
     if weight.group_scales is not None and _can_multiply_blocks(rows, weight):
         return _multiply_fp8(*quantize_groups(x), weight, weight.group_scales)
     return functional.linear(x, dequantize(weight, x.dtype))
+
+
+def _most_few(weight: PackedWeight) -> int:
+    """Return of how many rows the kernels of decoding multiply a weight."""
+    if weight.format is Format.INT4:
+        return _FEW_INT4_ROWS
+    return _FEW_FP8_ROWS if weight.groups is None else _FEW_ROWS
+
+
+def _multiply_few(x: Tensor, weight: PackedWeight, parts: int) -> Tensor:
+    """Multiply by the kernels of decoding, in so many parts of the rows."""
+    from blink.kernels.gpu.decode import gemm
+    from blink.kernels.gpu.decode.planes import split_rows
+
+    out = x.new_empty(len(x), weight.shape[0])
+    for part, of_out in zip(x.chunk(parts), out.chunk(parts), strict=True):
+        order = gemm.order_for(weight, len(part))
+        gemm.linear(part if order is None else split_rows(part, order), weight, of_out)
+    return out
 
 
 def _can_multiply_blocks(rows: int, weight: PackedWeight) -> bool:

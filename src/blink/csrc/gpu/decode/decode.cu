@@ -3,6 +3,7 @@
 // not would be compiled with each of them.
 #include "attention.cuh"
 #include "embedding.cuh"
+#include "gemm_int4.cuh"
 #include "gemm_planes_int4.cuh"
 #include "gemv_int4.cuh"
 #include "gemv_quantized.cuh"

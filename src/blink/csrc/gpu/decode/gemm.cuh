@@ -127,6 +127,12 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Gem
   }
 }
 
+// The weight row at a place in a block's tile; behind the last row, the last.
+template <class S>
+__device__ inline int weight_row(const GemmArgs& args, const GemmPlace& at, int in_tile) {
+  return min(at.tile * S::outputs + in_tile % S::outputs, args.output.n - 1) + in_tile / S::outputs * args.output.n;
+}
+
 // What weights of 4 bits need beside: gemm_planes_int4.cuh.
 template <class S>
 __device__ inline void initialize_others(GemmShared<S>&) {}

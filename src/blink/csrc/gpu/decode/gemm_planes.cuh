@@ -47,8 +47,7 @@ __device__ inline void prepare(const GemmArgs& args, const GemmPlace& at, Planes
   if constexpr (S::grouped) {
     const int count = at.turns * S::stage_groups, first = at.first_stage * S::stage_groups;
     for (int i = threadIdx.x; i < S::tile * count; i += S::threads + 32 * S::other_warps) {
-      const int in_tile = i / count, group = i % count, half = in_tile / S::outputs;
-      const int row = min(at.tile * S::outputs + in_tile % S::outputs, args.output.n - 1) + half * args.output.n;
+      const int in_tile = i / count, group = i % count, row = weight_row<S>(args, at, in_tile);
       const bool exists = first + group < args.num_groups;
       shared.groups()[group * S::pitch + in_tile] =
           exists ? args.groups[long(row) * args.num_groups + first + group] : 0;

@@ -25,10 +25,10 @@ struct Int4PlanesShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kN
   static constexpr bool reuse = sizeof(Parts<Outputs>) > 8192;
   static constexpr int most = Outputs::tokens == 8 ? 4 - kGroups_ : Outputs::tokens == 16 ? 2 : 3 - kGroups_;
   // Blocks of a multiprocessor for which registers are kept.
-  static constexpr int blocks = Outputs::tokens == 64 || kGroups_ == 4 || most < 1 ? 1 : most;
+  static constexpr int blocks = kGroups_ == 4 || most < 1 ? 1 : most;
   // Groups of k are under way while others are added up, where registers are enough for both.
-  static constexpr bool overlap = Outputs::tokens <= 16 || (Outputs::tokens == 32 && kGroups_ <= 2);
-  static_assert(kGroups_ <= 2 || Outputs::tokens <= 32);
+  static constexpr bool overlap = Outputs::tokens <= 16 || kGroups_ <= 2;
+  static_assert(Outputs::tokens <= 32);
   static_assert(token_boxes == stage_groups);
   static_assert(!reuse || ring_bytes >= int(sizeof(Parts<Outputs>)));
 };
@@ -57,9 +57,8 @@ __device__ inline void prepare(const GemmArgs& args, const GemmPlace& at, Int4Pl
   const int warp = threadIdx.x / 32, pitch = words_pitch(at);
   if (warp >= S::threads / 32) return;
   for (int in_tile = warp * 16; in_tile < warp * 16 + 16; in_tile++) {
-    const int half = in_tile / S::outputs;
-    const int row = min(at.tile * S::outputs + in_tile % S::outputs, args.output.n - 1) + half * args.output.n;
-    const unsigned* from = args.groups + long(row) * args.num_groups + at.first_stage * S::stage_groups;
+    const long row = weight_row<S>(args, at, in_tile);
+    const unsigned* from = args.groups + row * args.num_groups + at.first_stage * S::stage_groups;
     for (int turn = threadIdx.x % 32; turn < at.turns; turn += 32)
       start_copy<8>(shared.groups() + in_tile * pitch + turn * 2, from + turn * 2);
   }

@@ -43,12 +43,14 @@ __device__ inline float exp2_fast(float exponent) {
   return power;
 }
 
-// Products of two pairs of bf16, rounded once.
-__device__ inline unsigned multiply_pairs(unsigned a, unsigned b) {
-  unsigned product;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
-  return product;
+// Products of two pairs of bf16 and what is added to them, rounded once.
+__device__ inline unsigned fma_pairs(unsigned a, unsigned b, unsigned c) {
+  unsigned sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
 }
+
+__device__ inline unsigned multiply_pairs(unsigned a, unsigned b) { return fma_pairs(a, b, 0x80008000u); }
 
 __device__ inline Vec16 multiply(Vec16 a, Vec16 b) {
   return {multiply_pairs(a.x, b.x), multiply_pairs(a.y, b.y), multiply_pairs(a.z, b.z), multiply_pairs(a.w, b.w)};

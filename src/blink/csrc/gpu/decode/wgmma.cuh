@@ -39,6 +39,11 @@ __device__ inline void keep(float (&sums)[kCount]) {
   for (int i = 0; i < kCount; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
+// Have these registers written before what follows.
+__device__ inline void keep(unsigned (&a)[4]) {
+  asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
+}
+
 // The names and operands of sums in assembly.
 #define BLINK_NAMES_4 "%0, %1, %2, %3"
 #define BLINK_NAMES_8 BLINK_NAMES_4 ", %4, %5, %6, %7"
@@ -115,5 +120,52 @@ __device__ inline void multiply_boxes(float (&d)[64], unsigned long long a, unsi
 }
 
 #undef BLINK_MULTIPLY_BOXES
+
+// The same with a in registers, a_names behind the sums.
+#if __CUDA_ARCH_FEAT_SM90_ALL
+#define BLINK_MULTIPLY_ROWS(tokens, sums, a_names, b_name)                                                 \
+  asm volatile("{\n .reg .pred add;\n setp.eq.u32 add, 1, 1;\n wgmma.mma_async.sync.aligned.m64n" #tokens  \
+               "k16.f32.bf16.bf16 {" BLINK_NAMES_##sums "}, {" a_names "}, %" #b_name ", add, 1, 1, 0;\n}" \
+               : BLINK_SUMS_##sums(0)                                                                      \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#else
+#define BLINK_MULTIPLY_ROWS(tokens, sums, a_names, b_name)
+#endif
+
+// As multiply_boxes(). Warp w and lane l hold k l % 4 * 2 and the next of rows 16 * w + l / 4 (a[0]) and 8 more (a[1]),
+// and of the same rows 8 k further (a[2], a[3]).
+__device__ inline void multiply_rows(float (&d)[4], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(8, 4, "%4, %5, %6, %7", 8);
+}
+
+__device__ inline void multiply_rows(float (&d)[8], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(16, 8, "%8, %9, %10, %11", 12);
+}
+
+__device__ inline void multiply_rows(float (&d)[16], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(32, 16, "%16, %17, %18, %19", 20);
+}
+
+__device__ inline void multiply_rows(float (&d)[32], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(64, 32, "%32, %33, %34, %35", 36);
+}
+
+__device__ inline void multiply_rows(float (&d)[40], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(80, 40, "%40, %41, %42, %43", 44);
+}
+
+__device__ inline void multiply_rows(float (&d)[48], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(96, 48, "%48, %49, %50, %51", 52);
+}
+
+__device__ inline void multiply_rows(float (&d)[56], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(112, 56, "%56, %57, %58, %59", 60);
+}
+
+__device__ inline void multiply_rows(float (&d)[64], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(128, 64, "%64, %65, %66, %67", 68);
+}
+
+#undef BLINK_MULTIPLY_ROWS
 
 }  // namespace blink

@@ -7,11 +7,6 @@
 
 namespace blink {
 
-// Have these registers written before what follows.
-__device__ inline void keep(unsigned (&a)[4]) {
-  asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
-}
-
 // The instruction for so many columns; the operands behind the sums are named, those of a given.
 #if __CUDA_ARCH_FEAT_SM90_ALL
 #define BLINK_MULTIPLY_PLANES(columns, sums, a_names, b_name, add_name, ...)                                \

@@ -2,19 +2,21 @@
 """Products of up to 128 rows with a weight, for decoding, with what stands before and behind them in a decoder layer.
 
 A norm is split in two: who writes a residual also writes it times the norm's weight, with its squares (`Normed`), and
-the product that reads these applies the rate. Activations are bfloat16 [rows, k] or, for weights in 8 or 4 bits, planes
-of them, uint8 [2, rows, k] (csrc/gpu/decode/planes.cuh); who writes activations is told for which weights' format.
+the product that reads these applies the rate. Activations are bfloat16 [rows, k] or, for weights in 8 bits and few rows
+of those in 4, planes of them, uint8 [2, rows, k] (csrc/gpu/decode/planes.cuh); who writes activations is told for which
+weights' format.
 """
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode import gemm_planes, gemm_planes_int4
+from blink.kernels.gpu.decode import gemm_int4, gemm_planes, gemm_planes_int4
 from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
@@ -129,9 +131,9 @@ def add_linear(
     return Normed(next_x, squares)
 
 
-def linear(x: Tensor, weight: Weight) -> Tensor:
-    """Return x @ weight.T."""
-    out = _new(x, weight.shape[0])
+def linear(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T; in `out`, contiguous, if that is given."""
+    out = _new(x, weight.shape[0]) if out is None else out
     _launch(Output.STORE, x, weight, out)
     return out
 
@@ -147,11 +149,33 @@ def new_squares(x: Tensor, parts: int, tokens: int | None = None) -> Tensor:
     return torch.empty(parts, tokens or pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
 
 
-def can_multiply_planes(weight: PackedWeight, rows: int) -> bool:
-    """Tell whether the kernels take planes of so many rows and this weight."""
-    if rows > gemm_planes.MAX_ROWS or weight.shape[0] % 8 or not can_multiply_groups():
+def most_packed_rows(weight: PackedWeight) -> int:
+    """Return how many rows the kernels multiply with a weight at most."""
+    return gemm_planes.MAX_ROWS if weight.format is Format.FP8 else gemm_int4.MAX_ROWS
+
+
+def can_multiply_packed(weight: PackedWeight, rows: int) -> bool:
+    """Tell whether the kernels take so many rows and this weight."""
+    if rows > most_packed_rows(weight) or weight.shape[0] % 8 or not can_multiply_groups():
         return False
-    return all(_split_planes(Shape.of(weight, output, pad_rows(rows))) for output in Output)
+    return all(_split_packed(Shape.of(weight, output, pad_rows(rows))) for output in Output)
+
+
+def order_for(weight: Weight, rows: int) -> Format | None:
+    """Return for which format the activations of so many rows are planes; None: they are bfloat16."""
+    if not isinstance(weight, PackedWeight) or kernels_for(weight.format, pad_rows(rows)) is gemm_int4:
+        return None
+    return weight.format
+
+
+def kernels_for(format: Format, tokens: int) -> ModuleType:
+    """Return the module that splits products of so many rows, rounded up, with packed weights.
+
+    It has key(), list_splits() and choose_split().
+    """
+    if format is Format.FP8:
+        return gemm_planes
+    return gemm_planes_int4 if tokens <= gemm_planes_int4.MAX_ROWS else gemm_int4
 
 
 def _new(x: Tensor, columns: int, *, planes: Format | None = None) -> Tensor:
@@ -239,15 +263,16 @@ def _launch(
 
 def _encode(weight: Weight, weight_rows: int, x: Tensor, tokens: int) -> tuple[TensorMap, TensorMap]:
     """Describe both operands in boxes of so many rows."""
+    rows = encode_planes(x, tokens) if gemm_planes.are_planes(x) else encode_matrix(x, tokens)
     if isinstance(weight, PackedWeight):
-        return encode_bytes(weight.values, weight_rows), encode_planes(x, tokens)
-    return encode_matrix(plain(weight), weight_rows), encode_matrix(x, tokens)
+        return encode_bytes(weight.values, weight_rows), rows
+    return encode_matrix(plain(weight), weight_rows), rows
 
 
 def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: bool, writes: Format | None) -> _Kernel:
     if isinstance(weight, PackedWeight):
-        assert tokens == pad_rows(tokens) and gemm_planes.are_planes(x)
-        return _choose_planes(Shape.of(weight, output, tokens), norm=norm, writes=writes)
+        assert tokens == pad_rows(tokens) and gemm_planes.are_planes(x) == (order_for(weight, tokens) is not None)
+        return _choose_packed(Shape.of(weight, output, tokens), norm=norm, writes=writes)
     n, k = weight.shape
     values = plain(weight)
     assert can_multiply(tokens, n, k, values.dtype) and values.is_contiguous() and x.dtype == values.dtype
@@ -257,16 +282,15 @@ def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: boo
     return _Kernel(name, split.tile, split.cluster, 128 * split.groups + 64, stages, shared_bytes)
 
 
-def _choose_planes(shape: Shape, *, norm: bool, writes: Format | None) -> _Kernel:
-    split = _split_planes(shape)
+def _choose_packed(shape: Shape, *, norm: bool, writes: Format | None) -> _Kernel:
+    split = _split_packed(shape)
     assert can_multiply_groups() and split is not None
     name = split.kernel_name(shape, norm=norm, writes=writes)
     return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
 
 
-def _split_planes(shape: Shape) -> RingSplit | None:
-    choose = gemm_planes.choose_split if shape.format is Format.FP8 else gemm_planes_int4.choose_split
-    return choose(shape)
+def _split_packed(shape: Shape) -> RingSplit | None:
+    return kernels_for(shape.format, shape.tokens).choose_split(shape)
 
 
 def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool, writes: Format | None = None) -> str:

@@ -16,6 +16,8 @@ from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
 _MAX_STAGES = 16
 _STAGE_K = Format.INT4.unit
 _STAGE_GROUPS = _STAGE_K // GROUP
+MAX_ROWS = 32  # of more, operands made in bfloat16 are faster: gemm_int4.py
+_GROUPS = (1, 2, 4)  # that may share activations, which are as many bytes as the weights of 4 rows each
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,6 @@ class Int4PlanesSplit(RingSplit):
         flags = f"{shape.output.value}, {str(norm).lower()}, {name_order(writes)}"
         return f"blink::gemm_planes_int4<{', '.join(map(str, sizes))}, {flags}>"
 
-    def fits(self, shape: Shape, blocks: int) -> bool:
-        """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
-        # Dataclasses with slots are made anew: super() knows the old one.
-        return self.groups in _list_groups(shape) and RingSplit.fits(self, shape, blocks)
-
 
 def key(shape: Shape) -> str:
     """Return a product's key in the table of measured splits."""
@@ -67,7 +64,7 @@ def list_splits(shape: Shape) -> Iterator[Int4PlanesSplit]:
     """Yield the splits that are worth a measurement."""
     clusters = (2, 4, 8) if shape.output is Output.ADD else (1, 2, 4)
     found: set[Int4PlanesSplit] = set()
-    for groups, cluster in itertools.product(_list_groups(shape), clusters):
+    for groups, cluster in itertools.product(_GROUPS, clusters):
         for blocks in range(1, _most_blocks(shape, groups) + 1):
             split = _fill(shape, groups, cluster, blocks)
             if split is not None and split not in found:
@@ -85,20 +82,15 @@ def choose_split(shape: Shape) -> Int4PlanesSplit | None:
 def _guess_split(shape: Shape) -> Int4PlanesSplit | None:
     return guess_split(
         shape,
-        reversed(_list_groups(shape)),
+        reversed(_GROUPS),
         lambda groups: _most_blocks(shape, groups),
         lambda groups, cluster, blocks: _fill(shape, groups, cluster, blocks),
     )
 
 
-def _list_groups(shape: Shape) -> tuple[int, ...]:
-    """Return how many groups may share activations, which are as many bytes as the weights of 4 rows each."""
-    return (1, 2, 4) if shape.tokens <= 32 else (1, 2)
-
-
 def _most_blocks(shape: Shape, groups: int) -> int:
     """Return for how many blocks of a multiprocessor the kernel keeps registers."""
-    if groups == 4 or shape.tokens == 64:
+    if groups == 4:
         return 1
     return {8: 4 - groups, 16: 2, 32: 3 - groups}[shape.tokens]
 
