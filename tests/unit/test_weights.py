@@ -16,6 +16,7 @@ from blink.config import FrontendConfig, ModelConfig
 from blink.errors import ConfigError
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model, resolve_dtype
+from blink.models.weights.target import WeightTarget
 from blink.text.assets import load_assets
 from model_driver import Driver
 from model_mutations import memory_limit
@@ -204,3 +205,8 @@ def test_a_tensor_that_the_files_lack_takes_no_memory(tmp_path: Path) -> None:
     write_config(tmp_path, intermediate_size=2**31 - 1)
     with pytest.raises(ConfigError, match=r"asks for \(2147483647, 64\)"), memory_limit(1 << 30):
         load_model(ModelConfig(model=path), CPU, torch.float32)
+
+
+def test_a_weight_that_memory_cannot_hold_says_how_much_is_free() -> None:
+    with pytest.raises(ConfigError, match=r"shape \(1099511627776, 4096\): \d+\.\d GiB of memory are free"):
+        WeightTarget(CPU, torch.float32, lambda _: None).allocate(1 << 40, 4096)

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from blink.errors import ConfigError
+from blink.host.process import read_available_memory
 from blink.kernels.weight import QuantizedEmbedding
 from blink.models.weights.checkpoint import Checkpoint
+
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,10 @@ class WeightTarget:
         try:
             return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         except RuntimeError as error:  # torch has no type of its own for it on the CPU
-            raise ConfigError(f"There is no memory for a tensor of the shape {shape}: use a smaller model.") from error
+            raise ConfigError(
+                f"There is no memory for a weight of the shape {shape}: {_describe_memory(self.device)}. "
+                "End what holds the rest, or use a smaller model."
+            ) from error
 
     def read_quantized(self, checkpoint: Checkpoint, *names: str) -> QuantizedEmbedding | None:
         """Return the checkpoint's matrices of these names as one weight that stays quantised; None: they must not."""
@@ -44,3 +50,11 @@ class WeightTarget:
         """Write the checkpoint's tensor of that name to an allocated one, or to a view of one."""
         checkpoint.fill(name, tensor)
         self.advance(tensor.numel())
+
+
+def _describe_memory(device: torch.device) -> str:
+    """Say how much is free where weights go, whoever has taken the rest."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB of the GPU's memory are free"
+    return f"{read_available_memory() / _GIB:.1f} GiB of memory are free"
