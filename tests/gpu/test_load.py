@@ -82,7 +82,8 @@ def server() -> Iterator[tuple[subprocess.Popen[bytes], list[Frontend]]]:
     engine = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags])
     frontends = [start_frontend(region, f"--model={MODEL}", "--skip-tokenizer-init", wait=False) for _ in range(2)]
     try:
-        wait_for(lambda: all(answers(frontend) == 200 for frontend in frontends), 180)
+        wait_for(lambda: engine.poll() is not None or all(answers(frontend) == 200 for frontend in frontends), 180)
+        assert engine.poll() is None, "the engine ended"
         yield engine, frontends
     finally:
         for process in [*(frontend.process for frontend in frontends), engine]:
