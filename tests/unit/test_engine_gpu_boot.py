@@ -63,6 +63,9 @@ class DeviceTwin:
         self.log.append("start")
         self._region.control["state"] = EngineState.STOPPED
 
+    def destroy_graphs(self) -> None:
+        self.log.append("destroy graphs")
+
     def close(self, region: Region) -> None:
         assert region is self._region
         self.log.append("close")
@@ -141,7 +144,7 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
     assert log == expected
     assert DeviceTwin.num_blocks == 77
     assert engine.run() == 0
-    assert log[len(expected) :] == ["start", "close"]
+    assert log[len(expected) :] == ["start", "destroy graphs", "close"]
     assert not region_path(region).exists()
 
 

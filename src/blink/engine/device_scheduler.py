@@ -140,7 +140,7 @@ class DeviceScheduler:
         check(driver.cuGraphLaunch(self._resident[1], self.stream.cuda_stream))
         torch.cuda.synchronize(self._device)
 
-    def close(self) -> None:
+    def destroy_graphs(self) -> None:
         """Destroy what was instantiated of the graphs, once the scheduler has ended."""
         for executable in self._executables:
             check(driver.cuGraphExecDestroy(executable))

@@ -162,5 +162,5 @@ class GpuEngine(Engine):
     def _end(self) -> None:
         if self.state in _ENDED:  # else an error of the host came first, and nothing may wait for the device
             torch.cuda.synchronize()  # the kernel has ended or is about to
-            self._scheduler.close()
+            self._scheduler.destroy_graphs()
             self._state.close(self._region)
