@@ -27,8 +27,9 @@ from blink.kernels.gpu.decode import (
 )
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
-from blink.kernels.quantized import Format, QuantizedMatrix, pack, quantize_fp8
+from blink.kernels.quantized import Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
 from blink.models import decode_step
+from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 
@@ -179,10 +180,26 @@ def test_experts_that_cannot_be_streamed_are_grouped_from_3_rows_on(monkeypatch:
 def test_packed_weights_have_no_products_of_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
     _pretend(monkeypatch, "a card of the future", 132)
-    weight = pack([quantize_fp8(torch.randn(64, 256))])
-    codes, zeros = torch.randint(0, 16, (64, 256), dtype=torch.uint8), torch.full((64, 2), 8, dtype=torch.uint8)
-    for one, most in ((weight, 64), (pack([QuantizedMatrix(codes, torch.ones(64, 2), zeros)]), 128)):
+    for one, most in ((pack([quantize_fp8(torch.randn(64, 256))]), 64), (_pack_int4(64), 128)):
         assert gemm.can_multiply_packed(one, most) and not gemm.can_multiply_packed(one, most + 1)
+
+
+def test_layers_of_4_bits_decode_fewer_rows_with_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
+    _pretend(monkeypatch, "a card of the future", 132)
+    matrix, experts = torch.zeros(64, 256), torch.zeros(4, 64, 256)
+    for mlp, most in ((DenseMlp(_pack_int4(128), _pack_int4(64)), 128), (MoeMlp(matrix, experts, experts), 64)):
+        layer = Layer(
+            attention_norm=None, qkv=_pack_int4(64), qkv_bias=None, output=_pack_int4(64), output_bias=None,
+            head_norm=None, mlp_norm=None, mlp=mlp,
+        )  # fmt: skip
+        assert decode_step.can_multiply_packed(layer, matrix, most)
+        assert not decode_step.can_multiply_packed(layer, matrix, most + 1)
+
+
+def _pack_int4(rows: int) -> PackedWeight:
+    codes, zeros = torch.randint(0, 16, (rows, 256), dtype=torch.uint8), torch.full((rows, 2), 8, dtype=torch.uint8)
+    return pack([QuantizedMatrix(codes, torch.ones(rows, 2), zeros)])
 
 
 def test_kernels_are_compiled_ahead_without_being_launched(monkeypatch: pytest.MonkeyPatch) -> None:

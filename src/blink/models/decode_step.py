@@ -104,9 +104,9 @@ def _has_planes(layer: Layer, rows: int) -> bool:
 
 
 def _takes_planes(weight: Weight, rows: int) -> bool:
-    if not isinstance(weight, PackedWeight) or gemm.order_for(weight, rows) is None:
+    if not isinstance(weight, PackedWeight) or not gemm.can_multiply_packed(weight, rows):
         return False
-    return gemm.can_multiply_packed(weight, rows)
+    return gemm.order_for(weight, rows) is not None
 
 
 def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
