@@ -86,10 +86,8 @@ def list_quantized_candidates(spec: ModelSpec, rows: int, format: Format) -> Can
         few = [gemv_quantized.Shape(format, True, rows, k, n) for _, n, k in products]
         return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_splits(shape))) for shape in few}
     grouped, tokens = format is Format.INT4, splits.pad_rows(rows)
-    kernels, shapes = (
-        gemm.kernels_for(format, tokens),
-        [Shape(format, grouped, output, tokens, k, n) for output, n, k in products],
-    )
+    kernels = gemm.kernels_for(format, tokens)
+    shapes = [Shape(format, grouped, output, tokens, k, n) for output, n, k in products]
     return {kernels.key(shape): list(map(to_list, kernels.list_splits(shape))) for shape in shapes}
 
 

@@ -158,9 +158,8 @@ def test_any_split_gives_the_same_products_of_4_bits(
     rows: int, chosen: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(3)
-    is_planed = splits.pad_rows(rows) <= gemm_planes_int4.MAX_ROWS
-    kernels = gemm_planes_int4 if is_planed else gemm_int4
-    split = (gemm_planes_int4.Int4PlanesSplit if is_planed else gemm_int4.Int4GemmSplit)(*chosen)
+    kernels = gemm.kernels_for(Format.INT4, splits.pad_rows(rows))
+    split = (gemm_int4.Int4GemmSplit if kernels is gemm_int4 else gemm_planes_int4.Int4PlanesSplit)(*chosen)
     fits = {output: splits.can_share(output, split.tile, split.cluster) for output in splits.Output}
     choose = kernels.choose_split
     monkeypatch.setattr(kernels, "choose_split", lambda shape: split if fits[shape.output] else choose(shape))

@@ -32,7 +32,7 @@ MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
 MAX_INT4_ROWS_BEFORE_PLANES = 2  # of such
 MAX_DECODE_ROWS = gemm.MAX_ROWS
 MAX_MIXED_TOKENS = 80  # of steps with prompts: of more, cuBLAS and kernels of their own are as fast
-MAX_PACKED_ROWS_WITH_EXPERTS = 64
+MAX_PACKED_ROWS_WITH_EXPERTS = 64  # of more, nobody has tried them
 MAX_UNGROUPED_ROWS = 8  # with experts: see benchmarks/kernels/few_experts.py
 MAX_UNGROUPED_PACKED_ROWS = 2  # in blocks or 4 bits
 MAX_UNGROUPED_FP8_ROWS = 1  # with a scale for each row
@@ -104,9 +104,8 @@ def _has_planes(layer: Layer, rows: int) -> bool:
 
 
 def _takes_planes(weight: Weight, rows: int) -> bool:
-    if not isinstance(weight, PackedWeight) or not gemm.can_multiply_packed(weight, rows):
-        return False
-    return gemm.order_for(weight, rows) is not None
+    is_taken = isinstance(weight, PackedWeight) and gemm.can_multiply_packed(weight, rows)
+    return is_taken and gemm.order_for(weight, rows) is not None
 
 
 def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:

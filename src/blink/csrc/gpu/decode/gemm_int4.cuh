@@ -74,12 +74,8 @@ __device__ inline void copy_words(const GemmArgs& args, const GemmPlace& at, int
 template <class S>
 __device__ inline void multiply_half(const Bf16* stage, int half, const RowScales& of, unsigned mask,
                                      float (&sums)[S::tokens / 2]) {
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
-  const char* weights = reinterpret_cast<const char*>(stage) + row * kUnitBytes;
-  const int place = ((lane % 4 * 2 + half) ^ lane / 4) * 16;  // swizzled: tensor_copy.cuh
   unsigned upper[4], lower[4];
-  to_words(*reinterpret_cast<const Vec16*>(weights + place), upper);
-  to_words(*reinterpret_cast<const Vec16*>(weights + place + 8 * kUnitBytes), lower);
+  load_half_units(stage, half, upper, lower);
   const unsigned long long tokens = describe_box(stage + S::weight_tile + half * 2 * S::token_tile);
 #pragma unroll
   for (int word = 0; word < 4; word++) {

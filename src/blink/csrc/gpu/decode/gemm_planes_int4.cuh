@@ -110,13 +110,10 @@ __device__ inline void add_activations(const GemmArgs& args, const GemmPlace& at
 // Start the products of a group, half of a stage's box.
 template <class S>
 __device__ inline void start_group(int turn, int half, Int4PlanesShared<S>& shared, float (&parts)[S::columns / 2]) {
-  const int slot = turn % S::stages, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+  const int slot = turn % S::stages;
   if (half == 0) wait(shared.full[slot], turn / S::stages % 2);
-  const char* weights = reinterpret_cast<const char*>(shared.ring[slot]) + row * kUnitBytes;
-  const int place = ((lane % 4 * 2 + half) ^ lane / 4) * 16;  // swizzled: tensor_copy.cuh
   unsigned upper[4], lower[4], a[4][4];
-  to_words(*reinterpret_cast<const Vec16*>(weights + place), upper);
-  to_words(*reinterpret_cast<const Vec16*>(weights + place + 8 * kUnitBytes), lower);
+  load_half_units(shared.ring[slot], half, upper, lower);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     a[i][0] = upper[i] & 0x0f0f0f0fu, a[i][1] = lower[i] & 0x0f0f0f0fu;

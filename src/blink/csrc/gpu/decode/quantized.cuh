@@ -15,6 +15,16 @@ template <Format kFormat>
 constexpr int kUnit = kFormat == Format::kFp8 ? 128 : 256;  // k
 constexpr int kUnitBytes = 128, kGroup = 128;               // k that share a scale and a zero point
 
+// Load what a lane of a warpgroup's product has of a group of kInt4, half of a box of units: of two weight rows, as the
+// sums of multiply_boxes() have them.
+__device__ inline void load_half_units(const Bf16* box, int half, unsigned (&upper)[4], unsigned (&lower)[4]) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+  const char* units = reinterpret_cast<const char*>(box) + row * kUnitBytes;
+  const int place = ((lane % 4 * 2 + half) ^ lane / 4) * 16;  // swizzled: tensor_copy.cuh
+  to_words(*reinterpret_cast<const Vec16*>(units + place), upper);
+  to_words(*reinterpret_cast<const Vec16*>(units + place + 8 * kUnitBytes), lower);
+}
+
 // A group's word. kFp8: the scale, a float. kInt4: the scale as half, above it -(128 + zero point) as bf16.
 template <Format kFormat>
 __device__ inline float group_scale(unsigned word) {

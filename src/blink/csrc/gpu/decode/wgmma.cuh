@@ -66,16 +66,24 @@ __device__ inline void keep(unsigned (&a)[4]) {
 #define BLINK_SUMS_56(i) BLINK_SUMS_48(i), BLINK_SUMS_8(i + 48)
 #define BLINK_SUMS_64(i) BLINK_SUMS_56(i), BLINK_SUMS_8(i + 56)
 
-// The instruction for so many tokens; a and b are the operands behind the sums.
+// The operands that a is where it is in registers.
+#define BLINK_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+
+// The instruction for so many tokens; the operands behind the sums are named, those of a given. transposed: of each
+// operand in shared memory, 0.
 #if __CUDA_ARCH_FEAT_SM90_ALL
-#define BLINK_MULTIPLY_BOXES(tokens, sums, a_name, b_name)                                                   \
-  asm volatile("{\n .reg .pred add;\n setp.eq.u32 add, 1, 1;\n wgmma.mma_async.sync.aligned.m64n" #tokens    \
-               "k16.f32.bf16.bf16 {" BLINK_NAMES_##sums "}, %" #a_name ", %" #b_name ", add, 1, 1, 0, 0;\n}" \
-               : BLINK_SUMS_##sums(0)                                                                        \
-               : "l"(a), "l"(b))
+#define BLINK_MULTIPLY(tokens, sums, a_names, b_name, transposed, ...)                                                \
+  asm volatile("{\n .reg .pred add;\n setp.eq.u32 add, 1, 1;\n wgmma.mma_async.sync.aligned.m64n" #tokens             \
+               "k16.f32.bf16.bf16 {" BLINK_NAMES_##sums "}, " a_names ", %" #b_name ", add, 1, 1, " transposed ";\n}" \
+               : BLINK_SUMS_##sums(0)                                                                                 \
+               : __VA_ARGS__, "l"(b))
 #else
-#define BLINK_MULTIPLY_BOXES(tokens, sums, a_name, b_name)
+#define BLINK_MULTIPLY(tokens, sums, a_names, b_name, transposed, ...)
 #endif
+#define BLINK_MULTIPLY_BOXES(tokens, sums, a_name, b_name) \
+  BLINK_MULTIPLY(tokens, sums, "%" #a_name, b_name, "0, 0", "l"(a))
+#define BLINK_MULTIPLY_ROWS(tokens, sums, a_names, b_name) \
+  BLINK_MULTIPLY(tokens, sums, "{" a_names "}", b_name, "0", BLINK_REGISTERS)
 
 // Add the products of 64 rows of a with the tokens of b over 16 k. Warp w of the four and lane l hold rows 16 * w + l /
 // 4 (sums 0 and 1 of four) and 8 more (2 and 3); of each 8 tokens, a quadruple of sums, l % 4 * 2 and the next.
@@ -119,33 +127,8 @@ __device__ inline void multiply_boxes(float (&d)[64], unsigned long long a, unsi
   BLINK_MULTIPLY_BOXES(128, 64, 64, 65);
 }
 
-#undef BLINK_MULTIPLY_BOXES
-
-// The same with a in registers, a_names behind the sums.
-#if __CUDA_ARCH_FEAT_SM90_ALL
-#define BLINK_MULTIPLY_ROWS(tokens, sums, a_names, b_name)                                                 \
-  asm volatile("{\n .reg .pred add;\n setp.eq.u32 add, 1, 1;\n wgmma.mma_async.sync.aligned.m64n" #tokens  \
-               "k16.f32.bf16.bf16 {" BLINK_NAMES_##sums "}, {" a_names "}, %" #b_name ", add, 1, 1, 0;\n}" \
-               : BLINK_SUMS_##sums(0)                                                                      \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#else
-#define BLINK_MULTIPLY_ROWS(tokens, sums, a_names, b_name)
-#endif
-
-// As multiply_boxes(). Warp w and lane l hold k l % 4 * 2 and the next of rows 16 * w + l / 4 (a[0]) and 8 more (a[1]),
-// and of the same rows 8 k further (a[2], a[3]).
-__device__ inline void multiply_rows(float (&d)[4], const unsigned (&a)[4], unsigned long long b) {
-  BLINK_MULTIPLY_ROWS(8, 4, "%4, %5, %6, %7", 8);
-}
-
-__device__ inline void multiply_rows(float (&d)[8], const unsigned (&a)[4], unsigned long long b) {
-  BLINK_MULTIPLY_ROWS(16, 8, "%8, %9, %10, %11", 12);
-}
-
-__device__ inline void multiply_rows(float (&d)[16], const unsigned (&a)[4], unsigned long long b) {
-  BLINK_MULTIPLY_ROWS(32, 16, "%16, %17, %18, %19", 20);
-}
-
+// The same with a in registers, named behind the sums. Warp w and lane l hold k l % 4 * 2 and the next of rows 16 * w +
+// l / 4 (a[0]) and 8 more (a[1]), and of the same rows 8 k further (a[2], a[3]).
 __device__ inline void multiply_rows(float (&d)[32], const unsigned (&a)[4], unsigned long long b) {
   BLINK_MULTIPLY_ROWS(64, 32, "%32, %33, %34, %35", 36);
 }
@@ -167,5 +150,7 @@ __device__ inline void multiply_rows(float (&d)[64], const unsigned (&a)[4], uns
 }
 
 #undef BLINK_MULTIPLY_ROWS
+#undef BLINK_MULTIPLY_BOXES
+#undef BLINK_MULTIPLY
 
 }  // namespace blink

@@ -18,7 +18,6 @@ namespace blink {
 #else
 #define BLINK_MULTIPLY_PLANES(columns, sums, a_names, b_name, add_name, ...)
 #endif
-#define BLINK_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
 // As multiply_boxes() over 32 k, of all planes' tokens; without kAdd the sums begin here.
 template <bool kAdd>
@@ -63,7 +62,6 @@ __device__ inline void multiply_planes(float (&d)[64], const unsigned (&a)[4], u
   BLINK_MULTIPLY_PLANES(128, 64, "{%64, %65, %66, %67}", 68, 69, BLINK_REGISTERS);
 }
 
-#undef BLINK_REGISTERS
 #undef BLINK_MULTIPLY_PLANES
 
 }  // namespace blink

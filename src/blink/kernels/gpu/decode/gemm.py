@@ -296,5 +296,4 @@ def _split_packed(shape: Shape) -> RingSplit | None:
 def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool, writes: Format | None = None) -> str:
     """Return the name of a kernel of csrc/gpu/decode/gemm.cuh; writes: the order of planes that it writes."""
     sizes = (tokens, split.groups, split.cluster, split.stage_k, split.stages)
-    flags = f"{output.value}, {str(norm).lower()}, {gemm_planes.name_order(writes)}"
-    return f"blink::gemm<{', '.join(map(str, sizes))}, {flags}>"
+    return gemm_planes.name_kernel("gemm", sizes, output, norm=norm, writes=writes)

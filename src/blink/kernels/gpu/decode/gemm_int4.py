@@ -9,10 +9,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
-from blink.kernels.gpu.decode.gemm_planes import name_order
-from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, fill_ring
+from blink.kernels.gpu.decode.gemm_planes import name_kernel
+from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, count_processors, fill_ring
 from blink.kernels.gpu.decode.splits import gemm_key, read_table
 from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
 
@@ -56,8 +54,7 @@ class Int4GemmSplit(RingSplit):
     def kernel_name(self, shape: Shape, *, norm: bool, writes: Format | None = None) -> str:
         """Return the name of a kernel of csrc/gpu/decode/gemm_int4.cuh."""
         sizes = (shape.tokens, self.groups, self.cluster, self.stages)
-        flags = f"{shape.output.value}, {str(norm).lower()}, {name_order(writes)}"
-        return f"blink::gemm_int4<{', '.join(map(str, sizes))}, {flags}>"
+        return name_kernel("gemm_int4", sizes, shape.output, norm=norm, writes=writes)
 
 
 def key(shape: Shape) -> str:
@@ -94,8 +91,7 @@ def _list_options(shape: Shape) -> Iterator[tuple[Int4GemmSplit, int]]:
 
 def _count_bytes(shape: Shape, split: Int4GemmSplit, blocks: int) -> float:
     """Return what the multiprocessor with the most blocks copies, in stages of all of k."""
-    processors = torch.cuda.get_device_properties().multi_processor_count
-    tiles = math.ceil(shape.n / split.tile)
+    processors, tiles = count_processors(), math.ceil(shape.n / split.tile)
     places = _count_places(processors * blocks, split.cluster)
     busiest = math.ceil(tiles * split.cluster / processors) if tiles <= places else math.ceil(tiles / places) * blocks
     return busiest * split.stage_bytes(shape) / split.cluster

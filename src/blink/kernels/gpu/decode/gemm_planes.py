@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,9 +54,8 @@ class PlanesGemmSplit(RingSplit):
 
     def kernel_name(self, shape: Shape, *, norm: bool, writes: Format | None = None) -> str:
         """Return the name of a kernel of csrc/gpu/decode/gemm_planes.cuh; writes: the order of planes it writes."""
-        sizes = (shape.tokens, self.groups, self.cluster, self.boxes, self.stages)
-        flags = f"{shape.output.value}, {str(norm).lower()}, {name_order(writes)}"
-        return f"blink::gemm_planes<{str(shape.grouped).lower()}, {', '.join(map(str, sizes))}, {flags}>"
+        sizes = (str(shape.grouped).lower(), shape.tokens, self.groups, self.cluster, self.boxes, self.stages)
+        return name_kernel("gemm_planes", sizes, shape.output, norm=norm, writes=writes)
 
     def fits(self, shape: Shape, blocks: int) -> bool:
         """Tell whether there is such a kernel, and so many blocks of it fit a multiprocessor."""
@@ -83,6 +82,11 @@ def order_number(planes: Format | None) -> int:
 def name_order(planes: Format | None) -> str:
     """Return the name of planes for such weights in CUDA C++."""
     return f"blink::Planes::{_ORDERS[planes]}"
+
+
+def name_kernel(kind: str, sizes: Sequence[object], output: Output, *, norm: bool, writes: Format | None) -> str:
+    """Return the name of a product's kernel in CUDA C++."""
+    return f"blink::{kind}<{', '.join(map(str, sizes))}, {output.value}, {str(norm).lower()}, {name_order(writes)}>"
 
 
 def new_inputs(residual: Tensor, *, planes: Format | None) -> Tensor:

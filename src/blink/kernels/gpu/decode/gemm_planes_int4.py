@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blink.kernels.gpu.decode.gemm_planes import PLANES, name_order
+from blink.kernels.gpu.decode.gemm_planes import PLANES, name_kernel
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, fill_ring, guess_split
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
 from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
@@ -51,8 +51,7 @@ class Int4PlanesSplit(RingSplit):
     def kernel_name(self, shape: Shape, *, norm: bool, writes: Format | None = None) -> str:
         """Return the name of a kernel of csrc/gpu/decode/gemm_planes_int4.cuh; writes: the order of planes."""
         sizes = (shape.tokens, self.groups, self.cluster, self.stages)
-        flags = f"{shape.output.value}, {str(norm).lower()}, {name_order(writes)}"
-        return f"blink::gemm_planes_int4<{', '.join(map(str, sizes))}, {flags}>"
+        return name_kernel("gemm_planes_int4", sizes, shape.output, norm=norm, writes=writes)
 
 
 def key(shape: Shape) -> str:

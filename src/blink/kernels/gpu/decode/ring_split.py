@@ -108,7 +108,7 @@ def guess_split(
     """
     for groups in groups_in_order:
         cluster = _choose_cluster(shape, groups)
-        each = shape.n / (64 * groups) * cluster / _processors()
+        each = shape.n / (64 * groups) * cluster / count_processors()
         for blocks in range(min(math.ceil(each), most_blocks(groups)), 0, -1):
             split = fill(groups, cluster, blocks)
             if split is not None and split.stages >= min(3, split.total_stages(shape)):
@@ -118,13 +118,13 @@ def guess_split(
 
 def _choose_cluster(shape: Shape, groups: int) -> int:
     """Return the number of blocks that leaves the least idle of the multiprocessors; 1 where tiles are enough."""
-    tiles = shape.n / (64 * groups) / _processors()
+    tiles = shape.n / (64 * groups) / count_processors()
     if shape.output is not Output.ADD and tiles > 0.8:
         return 1
     options = (2, 4, 8) if shape.output is Output.ADD else (1, 2, 4)
     return min(options, key=lambda cluster: round(math.ceil(tiles * cluster) / (tiles * cluster), 1))
 
 
-def _processors() -> int:
+def count_processors() -> int:
     """Return how many multiprocessors there are."""
     return torch.cuda.get_device_properties().multi_processor_count
