@@ -6,12 +6,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,6 +18,7 @@ import pytest
 
 from blink.host.isolation import format_cpus
 from blink.models.weights.files import default_model_path
+from ports import free_port
 from tiny_model import write_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -34,8 +34,7 @@ class Served:
     """A running `blink serve` and what can be asked of it from outside."""
 
     def __init__(self, *flags: str) -> None:
-        with closing(socket.create_server(("127.0.0.1", 0))) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.Client(base_url=self.url, timeout=_PATIENCE, trust_env=False)
         self.process = subprocess.Popen(_command("serve", f"--port={port}", *_SMALL, *flags))

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from dashboard import DEPLOY, RULES, dashboard_queries
-from processes import Engine, Frontend, free_port, stop, under_load, wait_for
+from ports import free_port
+from processes import Engine, Frontend, stop, under_load, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 _SCRAPES = 8

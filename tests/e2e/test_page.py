@@ -19,7 +19,8 @@ import pytest
 
 from blink.models.weights.files import default_model_path
 from browser import Browser, Page, run_browser
-from processes import free_port, stop, under_load, wait_for
+from ports import free_port
+from processes import stop, under_load, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 KEY = "a-key"

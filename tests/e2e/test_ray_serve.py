@@ -21,7 +21,8 @@ import pytest
 from blink.errors import ConfigError, EngineUnavailableError
 from blink.models.weights.files import default_model_path
 from blink.view.samples import Samples, ServerSource
-from processes import free_port, wait_for
+from ports import free_port
+from processes import wait_for
 from tiny_model import write_tiny_model
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")

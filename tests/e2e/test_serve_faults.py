@@ -20,7 +20,8 @@ import pytest
 
 from blink.models.weights.files import default_model_path
 from blink.region.files import region_path
-from processes import free_port, wait_for
+from ports import free_port
+from processes import wait_for
 from tiny_model import write_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -18,7 +18,8 @@ import pytest
 from blink.view.config import TopConfig, TraceConfig
 from blink.view.timeline import run_trace
 from blink.view.top import run_top
-from processes import Engine, Frontend, free_port, under_load, wait_for
+from ports import free_port
+from processes import Engine, Frontend, under_load, wait_for
 
 pytestmark = pytest.mark.e2e
 PROMPT = list(range(100, 180))

@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from blink import LLM, SamplingParams
-from processes import free_port, stop, wait_for
+from ports import free_port
+from processes import stop, wait_for
 from tiny_model import write_tiny_model
 
 pytestmark = [

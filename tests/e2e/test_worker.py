@@ -19,7 +19,8 @@ import httpx
 import pytest
 from openai import AuthenticationError
 
-from processes import Engine, Frontend, free_port, start_frontend, stop, wait_for
+from ports import free_port
+from processes import Engine, Frontend, start_frontend, stop, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 BODY: dict[str, Any] = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 8}

@@ -103,7 +103,7 @@ def frontend(engine_place: str) -> Iterator[HttpFrontend]:
     """A frontend of the counting engine, which tests may kill and start."""
     frontend = HttpFrontend(f"--rdma={engine_place}", "--region=counting", "--skip-tokenizer-init")
     yield frontend
-    frontend.stop()
+    frontend.kill()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdma_processes import HttpFrontend, ModelEngine, free_port, wait_for
+from ports import free_port
+from rdma_processes import HttpFrontend, ModelEngine, wait_for
 from tiny_model import write_tiny_model
 
 _PATIENT = ("--engine-timeout=300",)  # the engine is slow, not gone
@@ -67,7 +68,7 @@ class ModelServers:
     def kill(self) -> None:
         """End the processes."""
         for frontend in self._frontends.values():
-            frontend.stop()
+            frontend.kill()
         self._engine.kill()
         self._pool.shutdown()
 
@@ -86,6 +87,5 @@ class ModelServers:
         return answer["choices"][0]["token_ids"]
 
     def _are_healthy(self) -> bool:
-        status = self._engine.process.poll()
-        assert status is None, f"the engine ended with status {status}"
+        self._engine.check_lives()
         return all(frontend.is_healthy() for frontend in self._frontends.values())

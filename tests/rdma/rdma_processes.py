@@ -6,7 +6,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,10 +24,11 @@ from blink.link.rdma.connector import RdmaConnector
 from blink.link.rdma.handshake import Descriptor, confirm, negotiate, parse_place
 from blink.link.rdma.link import RdmaLink
 from blink.link.rdma.message import Lines
+from ports import free_port
 
 TOKEN = "a token of the rig"
 PATIENCE = 1500.0  # seconds; only a failure takes so long, on a machine that does much else
-_ENVIRONMENT = {**os.environ, "BLINK_RDMA_TOKEN": TOKEN}
+_ENVIRONMENT = {**os.environ, "BLINK_RDMA_TOKEN": TOKEN, "PYTHONFAULTHANDLER": "1"}
 
 
 def wait_for(condition: Callable[[], object], what: str, pause: float = 0.05) -> None:
@@ -36,11 +36,6 @@ def wait_for(condition: Callable[[], object], what: str, pause: float = 0.05) ->
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(pause)
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        return free.getsockname()[1]
 
 
 @contextmanager
@@ -62,49 +57,54 @@ def renewed(pair: QueuePair) -> Iterator[None]:
     renewing.result()
 
 
-class CountingProcess:
-    """A counting engine in a process of its own, restarted at will."""
+class RigProcess:
+    """A program of Python's that may be killed and started again, and what it prints."""
 
-    def __init__(self, region: str, host: str = "127.0.0.1", port: int = 0, **options: float | str) -> None:
-        self.region = region
-        self.place = f"{host}:{port or free_port()}"
-        self._flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    def __init__(self, *arguments: str) -> None:
+        self._command = [sys.executable, *arguments]
+        self._output = os.memfd_create("output")
         self.start()
 
     def start(self) -> None:
-        script = str(Path(__file__).with_name("counting_engine.py"))
-        command = [sys.executable, script, f"--region={self.region}", f"--rdma-listen={self.place}", *self._flags]
-        self.process = subprocess.Popen(command, env=_ENVIRONMENT)
+        self.process = subprocess.Popen(self._command, env=_ENVIRONMENT, stdout=self._output, stderr=subprocess.STDOUT)
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
 
+    def check_lives(self) -> None:
+        """Fail with the process's status and last words if it has ended."""
+        status = self.process.poll()
+        if status is not None:
+            printed = os.pread(self._output, 1 << 20, 0).decode(errors="replace")
+            raise AssertionError(f"{self._command[1:5]} ended with status {status}:\n{printed[-3000:]}")
 
-class ModelEngine:
+
+class CountingProcess(RigProcess):
+    """A counting engine in a process of its own."""
+
+    def __init__(self, region: str, host: str = "127.0.0.1", port: int = 0, **options: float | str) -> None:
+        self.place = f"{host}:{port or free_port()}"
+        script = str(Path(__file__).with_name("counting_engine.py"))
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        super().__init__(script, f"--region={region}", f"--rdma-listen={self.place}", *flags)
+
+
+class ModelEngine(RigProcess):
     """A small `blink engine` with a real model: the default one, unless the flags name another."""
 
     def __init__(self, region: str, place: str, *more: str) -> None:
         flags = [*more, f"--region={region}", f"--rdma-listen={place}", "--device=cpu", "--max-model-len=128"]
         flags += ["--kv-cache-memory-bytes=64M", "--max-num-seqs=8", "--max-num-batched-tokens=64", "--cpu-threads=1"]
-        self.process = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags], env=_ENVIRONMENT)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        super().__init__("-m", "blink", "engine", *flags)
 
 
-class HttpFrontend:
+class HttpFrontend(RigProcess):
     """A `blink frontend` process and its HTTP API."""
 
     def __init__(self, *flags: str) -> None:
-        self._flags = flags
-        self.start()
-
-    def start(self) -> None:
         self.port = free_port()
-        command = [sys.executable, "-m", "blink", "frontend", f"--port={self.port}", *self._flags]
-        self.process = subprocess.Popen(command, env=_ENVIRONMENT)
+        super().__init__("-m", "blink", "frontend", f"--port={self.port}", *flags)
 
     def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
@@ -114,7 +114,7 @@ class HttpFrontend:
         return response.status, json.loads(data) if data else None
 
     def is_healthy(self) -> bool:
-        assert self.process.poll() is None, "the frontend died"
+        self.check_lives()
         try:
             return self.request("GET", "/health")[0] == 200
         except OSError:
@@ -128,10 +128,6 @@ class HttpFrontend:
         status, answer = self.request("POST", "/v1/completions", body)
         assert status == 200, answer
         return answer["choices"][0]["token_ids"]
-
-    def stop(self, number: int = signal.SIGKILL) -> None:
-        self.process.send_signal(number)
-        self.process.wait()
 
 
 def open_link(place: str, config: RdmaConfig | None = None) -> RdmaLink:

@@ -154,10 +154,10 @@ def test_a_frontend_that_was_killed_and_started_again_serves() -> None:
     try:
         frontend.wait()
         assert frontend.complete([1, 2, 3]) == answer([1, 2, 3], 4)
-        frontend.stop()
+        frontend.kill()
         frontend.start()
         frontend.wait()
         assert frontend.complete([4, 5]) == answer([4, 5], 4)
     finally:
-        frontend.stop()
+        frontend.kill()
         engine.kill()

@@ -28,7 +28,7 @@ def test_http_requests_side_by_side_get_their_tokens(frontend: HttpFrontend) -> 
 @pytest.mark.long
 def test_a_killed_frontend_starts_again(frontend: HttpFrontend) -> None:
     frontend.wait()
-    frontend.stop()
+    frontend.kill()
     frontend.start()
     frontend.wait()
     assert frontend.complete([9, 6, 7]) == answer([9, 6, 7], 4)

@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+
+from ports import free_port
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -76,11 +77,6 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        return free.getsockname()[1]
 
 
 def start_frontend(
@@ -166,7 +162,8 @@ def measure(processes: Sequence[subprocess.Popen[bytes]], what: Callable[[int], 
 
 
 def answers(frontend: Frontend) -> int:
-    assert frontend.process.poll() is None, "the frontend died"
+    status = frontend.process.poll()
+    assert status is None, f"the frontend ended with status {status}"
     try:
         return frontend.http.get("/health").status_code
     except httpx.TransportError:

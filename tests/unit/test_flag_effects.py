@@ -17,7 +17,8 @@ from blink.api.server import add_middleware
 from blink.bench.config import LoadConfig
 from blink.bench.lengths import Lengths, draw_lengths
 from blink.config import FrontendConfig
-from processes import free_port, wait_for
+from ports import free_port
+from processes import wait_for
 
 _ORIGIN = "https://a.example"
 

@@ -39,6 +39,7 @@ from blink.link.rdma.message import (
 from blink.link.rdma.nixl_link import NixlLink, parse_metadata
 from blink.link.rdma.verbs import EndInfo
 from blink.region.layout import DIGEST
+from ports import free_port
 
 GID = (type(EndInfo().gid))(*range(16))
 INFO = EndInfo(GID, 17, 0xABCDEF, 3, 5)
@@ -106,8 +107,7 @@ def test_both_ends_learn_all_that_the_other_says(ends: tuple[socket.socket, sock
 
 
 def test_a_client_that_reaches_itself_is_refused_and_leaves_the_port_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = free.getsockname()
+    place = ("127.0.0.1", free_port())
     create = socket.create_connection
     monkeypatch.setattr(socket, "create_connection", lambda to, timeout: create(to, timeout, source_address=place))
     with pytest.raises(ConnectionRefusedError):

@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import ClassVar
 from unittest.mock import Mock
 
@@ -23,6 +22,7 @@ from blink.link.rdma.handshake import Descriptor, confirm, negotiate, parse_plac
 from blink.link.rdma.listener import RdmaListener
 from blink.link.rdma.message import TIMEOUT, Lines, Message, RemoteMemory
 from blink.region.memory import Region, create_region, publish_region
+from ports import free_port
 
 _TOKEN = "secret"
 _PATIENCE = 4.0  # seconds: less than the grace of a frontend that never attaches
@@ -70,8 +70,7 @@ def place(region: Region, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(rdma_listener, "open_engine_end", PlayedEnd)
     monkeypatch.setattr(rdma_listener, "open_link", lambda _: closing_nothing())
     PlayedEnd.ends.clear()
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        place = f"127.0.0.1:{free.getsockname()[1]}"
+    place = f"127.0.0.1:{free_port()}"
     config = EngineConfig(region=region.path.name.removeprefix("blink-"), rdma_listen=place)
     RdmaListener(config).start()
     return place
