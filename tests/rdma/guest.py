@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,8 @@ class GuestRun:
             outcome = self._outcome.result()
         except RigUnavailableError as error:
             pytest.skip(f"no virtual machine with RDMA: {error}")
-        return read_report(outcome).get(name, f"the machine did not get to this test:\n{outcome.console[-4000:]}")
+        failure = read_report(outcome).get(name, f"the machine did not get to this test:\n{outcome.console[-4000:]}")
+        return failure and f"{failure}\nkernel:\n{kernel_messages(outcome.console)}"
 
     def _run(self) -> Outcome:
         return start_guest_tests(["-k", " or ".join(self._names), str(HERE)]).wait(self.TIMEOUT)
@@ -61,6 +63,7 @@ def start_guest_tests(tests: list[str], **machine: object) -> Machine:
         "no:cacheprovider",
         "--timeout=2900",  # a machine that takes so long is ended from outside
         "--long",  # what is not wanted was deselected before the machine booted
+        "--basetemp=/run/tests",  # /tmp shows this machine's, where the tests here make and delete folders too
         "--junitxml=/run/report.xml",
     ]
     script = shell_command(
@@ -88,6 +91,11 @@ def library_environment() -> dict[str, str]:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT, check=False)
         assert result.returncode == 0, result.stdout + result.stderr
     return {"BLINK_VERBS_LIBRARY": f"{folder}/libblink_verbs.so", "PYTHONPATH": str(ROOT / "src")}
+
+
+def kernel_messages(console: str) -> str:
+    """Return what the machine's kernel complained of: it may have ended a process."""
+    return "\n".join(line for line in console.splitlines() if re.match(r"\[ *\d+\.\d+\]", line))[-4000:]
 
 
 def read_report(outcome: Outcome) -> dict[str, str | None]:
