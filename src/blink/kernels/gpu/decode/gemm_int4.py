@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blink.kernels.gpu.decode.gemm_planes import name_kernel
-from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, count_processors, fill_ring
+from blink.kernels.gpu.decode.ring_split import Int4Split, Shape, count_processors, fill_ring
 from blink.kernels.gpu.decode.splits import gemm_key, read_table
 from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
 
@@ -23,21 +23,13 @@ _PLACED = 0.95  # of the clusters that all multiprocessors have room for
 
 
 @dataclass(frozen=True, slots=True)
-class Int4GemmSplit(RingSplit):
+class Int4GemmSplit(Int4Split):
     """See csrc/gpu/decode/gemm_int4.cuh."""
-
-    groups: int  # of 64 weight rows
-    cluster: int  # blocks that share k
-    stages: int
 
     @property
     def threads(self) -> int:
         """Threads of a block: those that multiply, and a warp each that copies and sums squares."""
         return 128 * self.groups + 64
-
-    def total_stages(self, shape: Shape) -> int:
-        """Return the stages of all of k."""
-        return shape.k // _STAGE_K
 
     def stage_bytes(self, shape: Shape) -> int:
         """Return the size of a stage."""

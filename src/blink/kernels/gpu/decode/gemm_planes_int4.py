@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blink.kernels.gpu.decode.gemm_planes import PLANES, name_kernel
-from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, fill_ring, guess_split
+from blink.kernels.gpu.decode.ring_split import Int4Split, Shape, fill_ring, guess_split
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
 from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
 
@@ -21,21 +21,13 @@ _GROUPS = (1, 2, 4)  # that may share activations, which are as many bytes as th
 
 
 @dataclass(frozen=True, slots=True)
-class Int4PlanesSplit(RingSplit):
+class Int4PlanesSplit(Int4Split):
     """See csrc/gpu/decode/gemm_planes_int4.cuh."""
-
-    groups: int  # of 64 weight rows
-    cluster: int  # blocks that share k
-    stages: int
 
     @property
     def threads(self) -> int:
         """Threads of a block: those that multiply, two warps that add, and one each that copies and sums squares."""
         return 128 * self.groups + 128
-
-    def total_stages(self, shape: Shape) -> int:
-        """Return the stages of all of k."""
-        return shape.k // _STAGE_K
 
     def ring_bytes(self, shape: Shape) -> int:
         """Return the size of the ring."""

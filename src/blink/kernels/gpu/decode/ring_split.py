@@ -84,6 +84,19 @@ class RingSplit(ABC):
         return -(-size // 1024) * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Int4Split(RingSplit):
+    """How a product with weights of 4 bits is split: a stage of the ring is one unit of each weight row."""
+
+    groups: int
+    cluster: int
+    stages: int
+
+    def total_stages(self, shape: Shape) -> int:
+        """Return the stages of all of k."""
+        return shape.k // Format.INT4.unit
+
+
 Split = TypeVar("Split", bound=RingSplit)
 
 
