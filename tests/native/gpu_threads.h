@@ -44,6 +44,7 @@ struct Cluster {
 inline Cluster cluster;
 inline thread_local Index threadIdx, blockIdx;
 inline thread_local Block* block;
+inline thread_local unsigned block_rank;  // in its cluster
 inline thread_local std::optional<std::barrier<>::arrival_token> arrival;
 
 // Run a kernel of one row: a cluster of blocks.
@@ -58,6 +59,7 @@ inline void run_cluster(int blocks, int threads, size_t shared_bytes, Kernel ker
       blockIdx = {unsigned(i / threads), 0};
       threadIdx = {unsigned(i % threads), 0};
       block = cluster.blocks[blockIdx.x].get();
+      block_rank = blockIdx.x;
       kernel();
     });
   for (std::thread& thread : all) thread.join();
@@ -131,7 +133,7 @@ inline float exp2_fast(float exponent) { return std::exp2(exponent); }
 
 inline void launch_dependents() {}
 inline void wait_for_prerequisites() {}
-inline unsigned cluster_rank() { return blockIdx.x; }
+inline unsigned cluster_rank() { return block_rank; }
 inline void cluster_arrive() { arrival.emplace(cluster.barrier->arrive()); }
 inline void cluster_arrive_relaxed() { cluster_arrive(); }
 inline void cluster_wait() {

@@ -79,8 +79,8 @@ inline void wait(Barrier& barrier, unsigned parity) {
 inline void publish_barriers() {}
 inline void publish_stores() {}
 
-inline std::unique_ptr<std::barrier<>> multiplying, warpgroups[2], turns[2];
-inline void sync_multiplying() { multiplying->arrive_and_wait(); }
+inline std::unique_ptr<std::barrier<>> multiplying[4], warpgroups[2], turns[2];  // the first: of each block
+inline void sync_multiplying() { multiplying[block_rank]->arrive_and_wait(); }
 inline void sync_warpgroup(int group) { warpgroups[group]->arrive_and_wait(); }
 inline void wait_for_turn(int group) { turns[group]->arrive_and_wait(); }
 inline void give_turn(int group) { static_cast<void>(turns[group]->arrive()); }
@@ -93,10 +93,11 @@ inline void take_registers() {}
 inline unsigned shared_address(const void* p) { return unsigned(static_cast<const char*>(p) - block->shared()); }
 inline char* in_box(unsigned address) { return block->shared() + (address ^ (address >> 7 & 7) << 4); }
 
-struct TensorMap {  // of bf16, in boxes whose first size is 64
+struct TensorMap {  // in boxes whose first size is 128 bytes
   const char* base;
-  long strides[4];  // elements, of all dimensions but the first
-  int box[4];       // sizes
+  long strides[4];            // elements, of all dimensions but the first
+  int box[4];                 // sizes
+  int rows = 0, element = 2;  // of matrices; bytes
 };
 inline void prefetch_map(const TensorMap&) {}
 inline void copy_box_5d(void* to, const TensorMap& map, int third, int fourth, int fifth, Barrier& barrier) {
@@ -147,21 +148,21 @@ inline void multiply_keys(float (&d)[64], unsigned long long queries, unsigned l
     d[i] = sum;
   }
 }
-inline unsigned operands[256][4];  // of the threads that multiply
-inline void add_values(float (&d)[64], const unsigned* weights, unsigned long long values) {
-  std::barrier<>& warp = *block->warps[threadIdx.x / 32];
-  std::copy_n(weights, 4, operands[threadIdx.x]);
-  warp.arrive_and_wait();
-  float own[2][16];  // of this thread's two rows, all of their k
-  for (int lane = 0; lane < 4; lane++)
+// Add the products of a lane's registers, 16 k of two rows, with those of columns.
+template <int kCount, class Columns>
+inline void multiply_registers(float (&d)[kCount], const unsigned* a, Columns columns) {
+  float own[2][16];
+  for (unsigned lane = 0; lane < 4; lane++)
     for (int word = 0; word < 4; word++) {
-      const unsigned pair = operands[threadIdx.x / 4 * 4 + lane][word];
+      const unsigned pair = exchange(a[word], threadIdx.x % 32 / 4 * 4 + lane);
       float* to = own[word % 2] + word / 2 * 8 + lane * 2;
       to[0] = low_float(pair), to[1] = high_float(pair);
     }
-  warp.arrive_and_wait();
-  for (int i = 0; i < 64; i++)
-    for (int k = 0; k < 16; k++) d[i] += own[i / 2 % 2][k] * Operand(values).by_n(column_of(i), k);
+  for (int i = 0; i < kCount; i++)
+    for (int k = 0; k < 16; k++) d[i] += own[i / 2 % 2][k] * columns(column_of(i), k);
+}
+inline void add_values(float (&d)[64], const unsigned* weights, unsigned long long values) {
+  multiply_registers(d, weights, [&](int column, int k) { return Operand(values).by_n(column, k); });
 }
 
 }  // namespace blink

@@ -22,7 +22,7 @@ static void run(const Tensors& tensors, int num_blocks, int table_stride, int it
   args.counters = tensors.counters, args.partials = tensors.partials, args.lses = tensors.lses, args.scale = scale;
   for (int i = 0; i < items * kKvHeads; i++) {
     phases.clear();
-    multiplying = std::make_unique<std::barrier<>>(kTileThreads);
+    multiplying[0] = std::make_unique<std::barrier<>>(kTileThreads);
     for (auto& warpgroup : warpgroups) warpgroup = std::make_unique<std::barrier<>>(128);
     for (auto& turn : turns) turn = std::make_unique<std::barrier<>>(kTileThreads);
     run_cluster(1, kTileThreads + 128, sizeof(PromptShared), [&] {

@@ -16,7 +16,8 @@ from blink.kernels.quantized import FP8, FP8_MAX, GROUP, Format, PackedWeight
 
 _FEW_ROWS = 64  # rather than round activations by groups
 _FEW_FP8_ROWS = 32  # rather than round them by rows
-_FEW_INT4_ROWS = 256  # rather than unpack a weight
+_FEW_INT4_ROWS = 96
+_MOST_INT4_ROWS = 2048  # rather than unpack a weight
 _BLOCK = 1024
 _GROUPS_AT_ONCE = 8
 _FP8_MAX = tl.constexpr(FP8_MAX)
@@ -27,9 +28,12 @@ _CUDA_OF_BLOCKS = (12, 9)
 
 def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     """Return x @ weight.T; x: contiguous bfloat16 [rows, in]."""
+    from blink.kernels.gpu import prompt_products
     from blink.kernels.gpu.decode import gemm
 
     rows = x.shape[0]
+    if _FEW_INT4_ROWS < rows <= _MOST_INT4_ROWS and prompt_products.can_multiply(weight):
+        return prompt_products.multiply(x, weight)
     parts = -(-rows // gemm.most_packed_rows(weight))
     if rows <= _most_few(weight) and gemm.can_multiply_packed(weight, -(-rows // parts)):
         return _multiply_few(x, weight, parts)

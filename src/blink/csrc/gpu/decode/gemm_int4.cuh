@@ -29,37 +29,6 @@ struct Int4GemmShared : GemmShared<S> {
   uint2 words[2][S::tile];  // of a stage's groups, of each weight row: of this turn and of the next
 };
 
-// What a lane's two weight rows have of a group of k, twice over. A scale of f16 is the sum of two bf16; what is
-// multiplied with the second of them, three bits, is exact.
-struct RowScales {
-  unsigned zeros[2], firsts[2], seconds[2];  // -(128 + zero point); the scale's parts
-
-  __device__ RowScales(unsigned upper, unsigned lower) {
-    const unsigned words[2] = {upper, lower};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const float scale = group_scale<Format::kInt4>(words[i]);
-      zeros[i] = __byte_perm(words[i], 0, 0x3232);
-      firsts[i] = to_bf16_pair(scale, scale);
-      const float rest = scale - low_float(firsts[i]);
-      seconds[i] = to_bf16_pair(rest, rest);
-    }
-  }
-
-  // Take the numbers at a mask: in the last bits of 128 they lie where bf16 has its mantissa's end.
-  __device__ unsigned convert(unsigned codes, unsigned mask, int row) const {
-    const unsigned number = fma_pairs((codes & mask) | 0x43004300u, 0x3f803f80u, zeros[row]);
-    return fma_pairs(number, firsts[row], multiply_pairs(number, seconds[row]));
-  }
-};
-
-// Make a row's registers of a word's two steps.
-__device__ inline void unpack_row(unsigned word, const RowScales& of, unsigned mask, int row, unsigned (&first)[4],
-                                  unsigned (&second)[4]) {
-  first[row] = of.convert(word, mask, row), first[row + 2] = of.convert(word >> 4, mask, row);
-  second[row] = of.convert(word >> 8, mask, row), second[row + 2] = of.convert(word >> 12, mask, row);
-}
-
 // Start to copy the words of a turn's groups, of a row by each lane of half a warp; no kernel of the step writes them.
 template <class S>
 __device__ inline void copy_words(const GemmArgs& args, const GemmPlace& at, int turn, Int4GemmShared<S>& shared) {
@@ -80,8 +49,7 @@ __device__ inline void multiply_half(const Bf16* stage, int half, const RowScale
 #pragma unroll
   for (int word = 0; word < 4; word++) {
     unsigned first[4], second[4];
-    unpack_row(upper[word], of, mask, 0, first, second);
-    unpack_row(lower[word], of, mask, 1, first, second);
+    unpack_rows(upper[word], lower[word], of, mask, first, second);
     keep(first), keep(second);
     // Addresses count 16 bytes.
     const unsigned long long at = tokens + word / 2 * (S::token_tile / 8) + word % 2 * 4;
@@ -97,8 +65,7 @@ template <class S>
 __device__ inline void multiply_stages(const GemmArgs& args, const GemmPlace& at, Int4GemmShared<S>& shared,
                                        float (&sums)[S::tokens / 2]) {
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-  // In a register: a constant would be loaded again for each word. No n is negative, which no compiler knows.
-  const unsigned mask = 0x000f000fu + (unsigned(args.output.n) >> 31);
+  const unsigned mask = mask_of_codes(args.output.n);
   copy_words<S>(args, at, 0, shared);
   for (int turn = 0; turn < at.turns; turn++) {
     const int slot = turn % S::stages;

@@ -182,6 +182,16 @@ __device__ inline Vec16 load_transposed(const void* row) {
   return v;
 }
 
+// Store two matrices of 8 x 8 bf16 transposed, which lanes hold as sums of products: row l / 4 and columns l % 4 * 2
+// and the next. Lane l has the address for column l % 8 of matrix l / 8.
+__device__ inline void store_transposed(void* column, unsigned first, unsigned second) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared_address(column)),
+               "r"(first), "r"(second)
+               : "memory");
+#endif
+}
+
 // The block's place in its cluster, and the cluster's barrier. Without clusters every block is alone.
 __device__ inline unsigned cluster_rank() {
   unsigned rank = 0;
@@ -229,6 +239,14 @@ __device__ inline void store_in_cluster(unsigned address, float value) {
 
 __device__ inline void store_in_cluster(unsigned address, unsigned value) {
   store_in_cluster(address, __uint_as_float(value));
+}
+
+__device__ inline void store_in_cluster(unsigned address, float4 values) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(values.x), "f"(values.y),
+               "f"(values.z), "f"(values.w)
+               : "memory");
+#endif
 }
 
 // Add to a word of another block's shared memory, and return what it was.

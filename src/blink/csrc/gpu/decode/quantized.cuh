@@ -74,4 +74,46 @@ __device__ inline void unpack_half(unsigned word, unsigned group, unsigned (&pai
   }
 }
 
+// What a lane's two weight rows have of a group of k, twice over. A scale of f16 is the sum of two bf16; what is
+// multiplied with the second of them, three bits, is exact.
+struct RowScales {
+  unsigned zeros[2], firsts[2], seconds[2];  // -(128 + zero point); the scale's parts
+
+  __device__ RowScales(unsigned upper, unsigned lower) {
+    const unsigned words[2] = {upper, lower};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float scale = group_scale<Format::kInt4>(words[i]);
+      zeros[i] = __byte_perm(words[i], 0, 0x3232);
+      firsts[i] = to_bf16_pair(scale, scale);
+      const float rest = scale - low_float(firsts[i]);
+      seconds[i] = to_bf16_pair(rest, rest);
+    }
+  }
+
+  // Take the numbers at a mask: in the last bits of 128 they lie where bf16 has its mantissa's end.
+  __device__ unsigned convert(unsigned codes, unsigned mask, int row) const {
+    const unsigned number = fma_pairs((codes & mask) | 0x43004300u, 0x3f803f80u, zeros[row]);
+    return fma_pairs(number, firsts[row], multiply_pairs(number, seconds[row]));
+  }
+};
+
+// The mask of the numbers, in a register: a constant would be loaded again for each word. No n is negative, which no
+// compiler knows.
+__device__ inline unsigned mask_of_codes(int n) { return 0x000f000fu + (unsigned(n) >> 31); }
+
+// Make a row's registers of a word's two steps.
+__device__ inline void unpack_row(unsigned word, const RowScales& of, unsigned mask, int row, unsigned (&first)[4],
+                                  unsigned (&second)[4]) {
+  first[row] = of.convert(word, mask, row), first[row + 2] = of.convert(word >> 4, mask, row);
+  second[row] = of.convert(word >> 8, mask, row), second[row + 2] = of.convert(word >> 12, mask, row);
+}
+
+// The same of both rows.
+__device__ inline void unpack_rows(unsigned upper, unsigned lower, const RowScales& of, unsigned mask,
+                                   unsigned (&first)[4], unsigned (&second)[4]) {
+  unpack_row(upper, of, mask, 0, first, second);
+  unpack_row(lower, of, mask, 1, first, second);
+}
+
 }  // namespace blink

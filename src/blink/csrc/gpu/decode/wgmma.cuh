@@ -55,6 +55,12 @@ __device__ inline void keep(unsigned (&a)[4]) {
 #define BLINK_NAMES_48 BLINK_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define BLINK_NAMES_56 BLINK_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define BLINK_NAMES_64 BLINK_NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define BLINK_NAMES_80 BLINK_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define BLINK_NAMES_96 BLINK_NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define BLINK_NAMES_112 \
+  BLINK_NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define BLINK_NAMES_128 \
+  BLINK_NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define BLINK_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define BLINK_SUMS_8(i) BLINK_SUMS_4(i), BLINK_SUMS_4(i + 4)
 #define BLINK_SUMS_12(i) BLINK_SUMS_8(i), BLINK_SUMS_4(i + 8)
@@ -65,6 +71,10 @@ __device__ inline void keep(unsigned (&a)[4]) {
 #define BLINK_SUMS_48(i) BLINK_SUMS_40(i), BLINK_SUMS_8(i + 40)
 #define BLINK_SUMS_56(i) BLINK_SUMS_48(i), BLINK_SUMS_8(i + 48)
 #define BLINK_SUMS_64(i) BLINK_SUMS_56(i), BLINK_SUMS_8(i + 56)
+#define BLINK_SUMS_80(i) BLINK_SUMS_64(i), BLINK_SUMS_16(i + 64)
+#define BLINK_SUMS_96(i) BLINK_SUMS_80(i), BLINK_SUMS_16(i + 80)
+#define BLINK_SUMS_112(i) BLINK_SUMS_96(i), BLINK_SUMS_16(i + 96)
+#define BLINK_SUMS_128(i) BLINK_SUMS_112(i), BLINK_SUMS_16(i + 112)
 
 // The operands that a is where it is in registers.
 #define BLINK_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
@@ -147,6 +157,22 @@ __device__ inline void multiply_rows(float (&d)[56], const unsigned (&a)[4], uns
 
 __device__ inline void multiply_rows(float (&d)[64], const unsigned (&a)[4], unsigned long long b) {
   BLINK_MULTIPLY_ROWS(128, 64, "%64, %65, %66, %67", 68);
+}
+
+__device__ inline void multiply_rows(float (&d)[80], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(160, 80, "%80, %81, %82, %83", 84);
+}
+
+__device__ inline void multiply_rows(float (&d)[96], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(192, 96, "%96, %97, %98, %99", 100);
+}
+
+__device__ inline void multiply_rows(float (&d)[112], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(224, 112, "%112, %113, %114, %115", 116);
+}
+
+__device__ inline void multiply_rows(float (&d)[128], const unsigned (&a)[4], unsigned long long b) {
+  BLINK_MULTIPLY_ROWS(256, 128, "%128, %129, %130, %131", 132);
 }
 
 #undef BLINK_MULTIPLY_ROWS

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of weights of 4 bits with the tokens of prompts, on Hopper. A block takes 128 weight rows and up to 256
+// tokens. Each of two warpgroups makes operands of 64 rows in registers, one word ahead of the products of the tensor
+// cores; a third copies weights and tokens ahead. Blocks of a cluster share k, and then exchange their sums.
+#include "gpu/prompts/warpgroups.cuh"
+#include "quantized.cuh"
+
+namespace blink {
+
+struct ProductArgs {
+  TensorMap weight;    // [n, k / 2] bytes, in boxes of 128 rows
+  TensorMap x;         // [rows, k], in boxes of a block's tokens
+  const uint2* words;  // [n, units], of the groups of a unit
+  Bf16* out;           // [rows, n]
+  int n, rows, units;  // units: of k
+};
+
+constexpr int kTileRows = 128;  // of the weight, 64 for each warpgroup
+constexpr int kMultiplyingWarps = 8;
+constexpr int kUnitBoxes = kUnit<Format::kInt4> / kBoxRow;  // of tokens
+
+// Sizes. kSplit blocks share k.
+template <int kTokens, int kSplit>
+struct ProductShape {
+  static constexpr int tokens = kTokens, split = kSplit;
+  static constexpr int sums = kTokens / 2, own_sums = sums / kSplit;  // of a thread; of those, what it writes
+  static constexpr int weight_bytes = kTileRows * kUnitBytes, token_bytes = kTokens * kBoxRow * 2;
+  static constexpr int weight_slots = 3, most_bytes = 220 << 10;
+  static constexpr int token_slots = (most_bytes - weight_slots * weight_bytes) / token_bytes;
+  static_assert(kTokens / kSplit % 8 == 0);
+};
+
+// A block's outputs as they are written, [tokens, weight rows]: columns at which eight rows begin lie in other banks.
+template <class S>
+struct ProductOutputs {
+  static constexpr int blocks = S::split - 1, quads = S::own_sums / 4;
+  float4 others[blocks ? blocks : 1][blocks ? quads : 1][kMultiplyingWarps * 32];  // sums of those that share k
+  Bf16 rows[S::tokens / S::split][kTileRows + 8];
+};
+
+template <class S>
+struct ProductShared {
+  alignas(1024) char weights[S::weight_slots][S::weight_bytes];
+  alignas(1024) char tokens[S::token_slots][S::token_bytes];
+  uint2 words[2][kTileRows];  // of this turn and of the next
+  alignas(8) Barrier full_weights[S::weight_slots], empty_weights[S::weight_slots];
+  alignas(8) Barrier full_tokens[S::token_slots], empty_tokens[S::token_slots];
+
+  __device__ ProductOutputs<S>& outputs() {
+    static_assert(sizeof(tokens) >= sizeof(ProductOutputs<S>));
+    return *reinterpret_cast<ProductOutputs<S>*>(tokens);
+  }
+};
+
+// A block's tile and its part of k in units. Clusters start at different units of it: see GemmPlace.
+template <class S>
+struct ProductPlace {
+  int rank, tile, first_token, first_unit, turns, start;
+
+  __device__ explicit ProductPlace(const ProductArgs& args) {
+    rank = S::split > 1 ? int(cluster_rank()) : 0;
+    tile = blockIdx.x / S::split, first_token = blockIdx.y * S::tokens;
+    first_unit = args.units * rank / S::split;
+    turns = args.units * (rank + 1) / S::split - first_unit;
+    start = tile * 7;
+  }
+
+  __device__ int unit(int turn) const { return first_unit + (start + turn) % turns; }
+};
+
+// A place in a ring, and the parity of its phase.
+template <int kSlots>
+struct RingPlace {
+  int slot = 0;
+  unsigned parity = 0;
+
+  __device__ void advance() {
+    if (++slot == kSlots) slot = 0, parity ^= 1;
+  }
+};
+
+template <class S>
+__device__ inline void copy_unit(const ProductArgs& args, const ProductPlace<S>& at, int turn,
+                                 ProductShared<S>& shared) {
+  Barrier& full = shared.full_weights[turn % S::weight_slots];
+  expect(full, S::weight_bytes);
+  copy_box(shared.weights[turn % S::weight_slots], args.weight, at.unit(turn) * kUnitBytes, at.tile * kTileRows, full,
+           gridDim.y == 1 ? read_once_policy() : read_often_policy());
+}
+
+// What the copying thread does; the ring's first weights are under way.
+template <class S>
+__device__ inline void copy_operands(const ProductArgs& args, const ProductPlace<S>& at, ProductShared<S>& shared) {
+  RingPlace<S::token_slots> tokens;
+  for (int turn = 0; turn < at.turns; turn++) {
+    const int next = turn + 1;  // whose slot the products before this turn's have left
+    if (next >= S::weight_slots && next < at.turns) {
+      wait(shared.empty_weights[next % S::weight_slots], (next / S::weight_slots - 1) % 2);
+      copy_unit<S>(args, at, next, shared);
+    }
+    for (int box = 0; box < kUnitBoxes; box++, tokens.advance()) {
+      if (turn * kUnitBoxes + box >= S::token_slots) wait(shared.empty_tokens[tokens.slot], tokens.parity ^ 1);
+      const int column = (at.unit(turn) * kUnitBoxes + box) * kBoxRow;
+      Barrier& full = shared.full_tokens[tokens.slot];
+      expect(full, S::token_bytes);
+      copy_box(shared.tokens[tokens.slot], args.x, column, at.first_token, full, read_often_policy());
+    }
+  }
+}
+
+// Start to copy the words of a turn's groups, of a row by each lane of half a warp; no kernel of the step writes them.
+template <class S>
+__device__ inline void copy_words(const ProductArgs& args, const ProductPlace<S>& at, int turn,
+                                  ProductShared<S>& shared) {
+  const int in_tile = threadIdx.x / 32 * 16 + threadIdx.x % 16;
+  const long row = min(at.tile * kTileRows + in_tile, args.n - 1);
+  if (threadIdx.x % 32 < 16 && turn < at.turns)
+    start_copy<8>(&shared.words[turn % 2][in_tile], args.words + row * args.units + at.unit(turn));
+}
+
+// Multiply all units; the sums of 64 weight rows, as multiply_boxes() has them. Operands are made of a word while those
+// of the word before are multiplied.
+template <class S>
+__device__ inline void multiply_units(const ProductArgs& args, const ProductPlace<S>& at, ProductShared<S>& shared,
+                                      float (&sums)[S::sums]) {
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+  const unsigned mask = mask_of_codes(args.n);
+  RingPlace<S::token_slots> tokens;
+  int left = -1;  // the slot of tokens before
+  copy_words<S>(args, at, 0, shared);
+  for (int turn = 0; turn < at.turns; turn++) {
+    const int slot = turn % S::weight_slots;
+    wait_for_copies();
+    __syncwarp();
+    const uint2 upper_words = shared.words[turn % 2][row], lower_words = shared.words[turn % 2][row + 8];
+    copy_words<S>(args, at, turn + 1, shared);
+    wait(shared.full_weights[slot], turn / S::weight_slots % 2);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      unsigned upper[4], lower[4];
+      load_half_units(reinterpret_cast<const Bf16*>(shared.weights[slot]), half, upper, lower);
+      const RowScales of(half ? upper_words.y : upper_words.x, half ? lower_words.y : lower_words.x);
+#pragma unroll
+      for (int word = 0; word < 4; word++) {
+        unsigned first[4], second[4];
+        unpack_rows(upper[word], lower[word], of, mask, first, second);
+        keep(first), keep(second);
+        if (word % 2 == 0) wait(shared.full_tokens[tokens.slot], tokens.parity);
+        // Addresses count 16 bytes.
+        const unsigned long long of_box = describe_box(shared.tokens[tokens.slot]) + word % 2 * 4;
+        fence_products();
+        multiply_rows(sums, first, of_box);
+        multiply_rows(sums, second, of_box + 2);
+        commit_products();
+        wait_for_products<1>();
+        if (word % 2 == 0) {
+          if (left >= 0 && threadIdx.x % 32 == 0) arrive(shared.empty_tokens[left]);
+        } else {
+          left = tokens.slot;
+          tokens.advance();
+        }
+        if (half == 1 && word == 3 && threadIdx.x % 32 == 0) arrive(shared.empty_weights[slot]);
+      }
+    }
+  }
+  wait_for_products<0>();
+}
+
+// Exchange the sums with the blocks that share k; own: those of the tokens that this block writes.
+template <class S>
+__device__ inline void exchange_sums(const ProductPlace<S>& at, const float (&sums)[S::sums], ProductShared<S>& shared,
+                                     float (&own)[S::own_sums]) {
+  auto& others = shared.outputs().others;
+#pragma unroll
+  for (int to = 0; to < S::split; to++) {
+    const float* part = sums + to * S::own_sums;
+    if (to == at.rank) {
+#pragma unroll
+      for (int i = 0; i < S::own_sums; i++) own[i] = part[i];
+    } else {
+      auto& place = others[at.rank - (at.rank > to)];
+      const unsigned address = address_in(to, &place[0][threadIdx.x]);
+#pragma unroll
+      for (int i = 0; i < S::own_sums / 4; i++)
+        store_in_cluster(address + i * sizeof(place[0]),
+                         float4{part[i * 4], part[i * 4 + 1], part[i * 4 + 2], part[i * 4 + 3]});
+    }
+  }
+  cluster_arrive();
+  cluster_wait();
+#pragma unroll
+  for (int from = 0; from < S::split - 1; from++)
+#pragma unroll
+    for (int i = 0; i < S::own_sums / 4; i++) {
+      const float4 values = others[from][i][threadIdx.x];
+      own[i * 4] += values.x, own[i * 4 + 1] += values.y, own[i * 4 + 2] += values.z, own[i * 4 + 3] += values.w;
+    }
+}
+
+// Write sums of 128 weight rows of so many tokens, through shared memory: there they are turned.
+template <class S>
+__device__ inline void write_sums(const ProductArgs& args, const ProductPlace<S>& at, const float (&sums)[S::own_sums],
+                                  ProductShared<S>& shared) {
+  constexpr int tokens = S::tokens / S::split, chunk = 8, chunks = kTileRows / chunk;  // of weight rows
+  auto& rows = shared.outputs().rows;
+  const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * 16 + lane / 8 % 2 * 8;
+#pragma unroll
+  for (int i = 0; i < S::own_sums / 4; i++)
+    store_transposed(&rows[i * 8 + lane % 8][column], to_bf16_pair(sums[i * 4], sums[i * 4 + 1]),
+                     to_bf16_pair(sums[i * 4 + 2], sums[i * 4 + 3]));
+  sync_multiplying();
+  const int first = threadIdx.x % chunks * chunk, output = at.tile * kTileRows + first;
+  for (int token = threadIdx.x / chunks; token < tokens; token += kMultiplyingWarps * 32 / chunks) {
+    const int to = at.first_token + at.rank * tokens + token;
+    if (to < args.rows && output < args.n)
+      *reinterpret_cast<Vec16*>(args.out + long(to) * args.n + output) =
+          *reinterpret_cast<const Vec16*>(&rows[token][first]);
+  }
+}
+
+template <class S>
+__device__ inline void multiply_tile(const ProductArgs& args, const ProductPlace<S>& at, ProductShared<S>& shared) {
+  float sums[S::sums] = {};
+  multiply_units<S>(args, at, shared, sums);
+  if constexpr (S::split > 1) {
+    cluster_arrive(), cluster_wait();  // the rings have been read
+    float own[S::own_sums];
+    exchange_sums<S>(at, sums, shared, own);
+    write_sums<S>(args, at, own, shared);
+  } else {
+    sync_multiplying();
+    write_sums<S>(args, at, sums, shared);
+  }
+}
+
+template <int kTokens, int kSplit>
+__global__ void __launch_bounds__(kMultiplyingWarps * 32 + 128, 1)
+    multiply_prompts(const __grid_constant__ ProductArgs args) {
+  using S = ProductShape<kTokens, kSplit>;
+  extern __shared__ __align__(1024) char memory[];
+  auto& shared = *reinterpret_cast<ProductShared<S>*>(memory);
+  const ProductPlace<S> at(args);
+  const bool copies = threadIdx.x == kMultiplyingWarps * 32;
+  if (copies) {
+    for (int i = 0; i < S::weight_slots; i++)
+      initialize(shared.full_weights[i], 1), initialize(shared.empty_weights[i], kMultiplyingWarps);
+    for (int i = 0; i < S::token_slots; i++)
+      initialize(shared.full_tokens[i], 1), initialize(shared.empty_tokens[i], kMultiplyingWarps);
+    publish_barriers();
+    prefetch_map(args.x);
+    for (int turn = 0; turn < S::weight_slots && turn < at.turns; turn++) copy_unit<S>(args, at, turn, shared);
+  }
+  launch_dependents();
+  __syncthreads();
+  if constexpr (S::split > 1) cluster_arrive(), cluster_wait();
+  wait_for_prerequisites();
+  if (threadIdx.x >= kMultiplyingWarps * 32) {
+    give_registers<24>();
+    if (copies) copy_operands<S>(args, at, shared);
+  } else {
+    take_registers<240>();
+    multiply_tile<S>(args, at, shared);
+  }
+}
+
+}  // namespace blink

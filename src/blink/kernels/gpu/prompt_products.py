@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of weights of 4 bits with the tokens of prompts: csrc/gpu/prompts/products.cu."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode.ring_split import count_processors
+from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix
+from blink.kernels.quantized import Format, PackedWeight
+
+_SOURCE = "prompts/products.cu"
+_TILE_ROWS = 128  # of a block
+_THREADS = 384
+_SHARED_BYTES = 224 << 10  # ProductShared
+_ALIGNED = 8  # outputs that are written at once
+
+
+class Split(NamedTuple):
+    """How a product is split among blocks."""
+
+    tokens: int  # of a block
+    cluster: int  # blocks that share k
+
+
+# Those that are the fastest somewhere; the kernel takes others, too.
+SPLITS = tuple(itertools.starmap(Split, itertools.product((128, 160, 192, 224, 256), (1, 2))))
+_BESIDE = 96  # tokens that are multiplied while a block does all that their number does not change
+
+
+class _Arguments(ctypes.Structure):  # products.cu's ProductArgs
+    _fields_ = [
+        ("weight", TensorMap),
+        ("x", TensorMap),
+        ("words", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("n", ctypes.c_int),
+        ("rows", ctypes.c_int),
+        ("units", ctypes.c_int),
+    ]
+
+
+def can_multiply(weight: PackedWeight) -> bool:
+    """Tell whether the kernel takes a weight."""
+    n, k = weight.shape
+    sizes = n % _ALIGNED == k % Format.INT4.unit == 0
+    return weight.format is Format.INT4 and weight.dtype == torch.bfloat16 and sizes and can_multiply_groups()
+
+
+def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
+    """Return x @ weight.T; x: contiguous bfloat16 [tokens, in]."""
+    out = x.new_empty(len(x), weight.shape[0])
+    launch_product(x, weight, out, choose_split(*out.shape))
+    return out
+
+
+@functools.cache
+def choose_split(rows: int, n: int) -> Split:
+    """Return the split with which multiprocessors are done first."""
+    processors = count_processors() - 1  # the resident scheduler keeps one
+
+    def cost(split: Split) -> float:
+        clusters = math.ceil(n / _TILE_ROWS) * math.ceil(rows / split.tokens)
+        return math.ceil(clusters / (processors // split.cluster)) / split.cluster * (split.tokens + _BESIDE)
+
+    return min(SPLITS, key=cost)
+
+
+def launch_product(x: Tensor, weight: PackedWeight, out: Tensor, split: Split) -> None:
+    """Write x @ weight.T to out."""
+    (rows, k), n = x.shape, weight.shape[0]
+    assert can_multiply(weight) and x.is_contiguous() and out.is_contiguous() and weight.groups is not None
+    arguments = _Arguments(
+        encode_bytes(weight.values, _TILE_ROWS),
+        encode_matrix(x, split.tokens),
+        weight.groups.data_ptr(),
+        out.data_ptr(),
+        n,
+        rows,
+        k // Format.INT4.unit,
+    )
+    launch(
+        compile_kernel(f"blink::multiply_prompts<{split.tokens}, {split.cluster}>", _SOURCE),
+        (math.ceil(n / _TILE_ROWS) * split.cluster, math.ceil(rows / split.tokens)),
+        _THREADS,
+        arguments,
+        cluster=split.cluster,
+        shared_bytes=_SHARED_BYTES,
+    )

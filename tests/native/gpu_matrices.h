@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What products of matrices take beside gpu_warpgroups.h's words: boxes of rows, operands in registers, and results
+// that are stored transposed.
+#pragma once
+
+#include "gpu_warpgroups.h"
+
+inline Index gridDim;
+
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const uint64_t bytes = uint64_t(high) << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; i++) result |= unsigned(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return result;
+}
+
+namespace blink {
+
+constexpr int kBoxRow = 64;
+
+inline void to_words(Vec16 v, unsigned* words) { std::memcpy(words, &v, sizeof(v)); }
+inline unsigned fma_pairs(unsigned a, unsigned b, unsigned c) {
+  const auto sum = [](float x, float y, float z) { return float(double(x) * y + z); };
+  return to_bf16_pair(sum(low_float(a), low_float(b), low_float(c)), sum(high_float(a), high_float(b), high_float(c)));
+}
+inline unsigned multiply_pairs(unsigned a, unsigned b) { return fma_pairs(a, b, 0x80008000u); }
+inline void keep(unsigned (&)[4]) {}
+unsigned fma_halves(unsigned, unsigned, unsigned), to_half_pair(float, float);  // of kernels that are not run here
+void to_half_pairs(unsigned, unsigned&, unsigned&);
+
+inline unsigned long long read_once_policy() { return 0; }
+inline unsigned long long read_often_policy() { return 0; }
+template <int kBytes>
+inline void start_copy(void* to, const void* from) {
+  std::memcpy(to, from, kBytes);
+}
+inline void wait_for_copies() {}
+
+// Rows behind the last are zeros.
+inline void copy_box(void* to, const TensorMap& map, int column, int row, Barrier& barrier, unsigned long long) {
+  for (int i = 0; i < map.box[0]; i++)
+    for (int chunk = 0; chunk < 8; chunk++) {
+      char* place = in_box(shared_address(to) + i * 128 + chunk * 16);
+      if (row + i < map.rows)
+        std::memcpy(place, map.base + ((row + i) * map.strides[0] + column) * map.element + chunk * 16, 16);
+      else
+        std::memset(place, 0, 16);
+    }
+  change_phase(barrier, 0, -128l * map.box[0]);
+}
+
+template <int kCount>
+inline void multiply_rows(float (&d)[kCount], const unsigned (&a)[4], unsigned long long b) {
+  multiply_registers(d, a, [&](int column, int k) { return Operand(b).by_k(column, k); });
+}
+
+inline void store_transposed(void* column, unsigned first, unsigned second) {
+  const unsigned lane = threadIdx.x % 32;
+  const unsigned long long own = reinterpret_cast<unsigned long long>(column);
+  for (unsigned matrix = 0; matrix < 2; matrix++)
+    for (unsigned half = 0; half < 2; half++) {
+      const unsigned from = matrix * 8 + lane % 4 * 2 + half;
+      const unsigned low = exchange(unsigned(own), from), high = exchange(unsigned(own >> 32), from);
+      auto* to = reinterpret_cast<unsigned short*>(static_cast<unsigned long long>(high) << 32 | low);
+      to[lane / 4] = static_cast<unsigned short>((matrix ? second : first) >> 16 * half);
+    }
+}
+
+}  // namespace blink

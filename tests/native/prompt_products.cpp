@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// csrc/gpu/prompts/products.cu on the host's threads behind a C API, one cluster of blocks after the other.
+#include "gpu_matrices.h"
+#include "products.cu"
+
+using namespace blink;
+
+struct Tensors {
+  const char *weight, *x, *words;
+  char* out;
+};
+
+template <int kTokens, int kSplit>
+static void run(const Tensors& tensors, int n, int rows, int k) {
+  using S = ProductShape<kTokens, kSplit>;
+  ProductArgs args{};
+  args.weight = {tensors.weight, {k / 2}, {kTileRows}, n, 1};
+  args.x = {tensors.x, {k}, {kTokens}, rows, 2};
+  args.words = reinterpret_cast<const uint2*>(tensors.words), args.out = reinterpret_cast<Bf16*>(tensors.out);
+  args.n = n, args.rows = rows, args.units = k / kUnit<Format::kInt4>;
+  const unsigned tiles = (n + kTileRows - 1) / kTileRows;
+  gridDim = {tiles * kSplit, unsigned((rows + kTokens - 1) / kTokens)};
+  for (unsigned i = 0; i < tiles * gridDim.y; i++) {
+    phases.clear();
+    for (auto& of_block : multiplying) of_block = std::make_unique<std::barrier<>>(kMultiplyingWarps * 32);
+    run_cluster(kSplit, kMultiplyingWarps * 32 + 128, sizeof(ProductShared<S>), [&] {
+      blockIdx = {i % tiles * kSplit + block_rank, i / tiles};
+      multiply_prompts<kTokens, kSplit>(args);
+      cluster.barrier->arrive_and_drop();
+    });
+  }
+}
+
+extern "C" void multiply(const Tensors* tensors, int split, int n, int rows, int k) {
+  if (split == 1) return run<64, 1>(*tensors, n, rows, k);
+  if (split == 2) return run<64, 2>(*tensors, n, rows, k);
+  std::abort();
+}
