@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -79,6 +81,7 @@ def library_environment() -> dict[str, str]:
     """Build the RDMA library against the rig's libibverbs; return the variables that make Blink use it."""
     packages = fetch_packages()
     folder = Path(tempfile.mkdtemp(prefix="blink-verbs-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     cmake = Path(sys.executable).with_name("cmake")
     configure = [
         str(cmake) if cmake.exists() else "cmake",

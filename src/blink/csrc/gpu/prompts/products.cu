@@ -30,7 +30,8 @@ struct ProductShape {
   static_assert(kTokens / kSplit % 8 == 0);
 };
 
-// A block's outputs as they are written, [tokens, weight rows]: columns at which eight rows begin lie in other banks.
+// A block's outputs, [tokens, weight rows]. Rows are eight longer than that: the same columns of eight of them, which
+// are stored at once, lie in other banks.
 template <class S>
 struct ProductOutputs {
   static constexpr int blocks = S::split - 1, quads = S::own_sums / 4;
