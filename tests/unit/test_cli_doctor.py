@@ -28,6 +28,7 @@ from blink.cli.finding import Finding
 from blink.cli.model_fit import examine_given_model
 from blink.cli.torch_probe import probe_torch
 from blink.host.isolation import format_cpus
+from blink.kernels.quantized import FP8, QuantizedMatrix, pack
 from blink.models.quantization import FP8_ROWS, Quantization
 from blink.models.weights.files import default_model_path
 from blink.models.weights.gguf_file import GgufFile
@@ -172,6 +173,18 @@ def test_quantized_matrices_count_as_a_gpu_keeps_them() -> None:
     assert matrices == 32 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336)
     assert model_fit._count_weights(stored, 4, stays_quantized=False).total == 4 * spec.num_parameters
     assert "matrices in 4 bits (AWQ)" in model_fit._describe(stored)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "scales"),
+    [(FP8_ROWS, (256, 1)), (Quantization("fp8"), (256, 4)), (Quantization("awq"), (256, 4))],
+)
+def test_what_a_gpu_keeps_of_a_weight_is_what_is_packed(quantization: Quantization, scales: tuple[int, int]) -> None:
+    values = torch.zeros(256, 512, dtype=FP8 if quantization.storage == "fp8" else torch.uint8)
+    zeros = None if quantization.storage == "fp8" else torch.zeros(scales, dtype=torch.uint8)
+    packed = pack([QuantizedMatrix(values, torch.ones(scales), zeros)])
+    of_rows = 0 if quantization.has_groups else 4 * 256  # which do not grow with the columns
+    assert packed.nbytes == values.numel() * quantization.kept_bytes + of_rows
 
 
 def test_a_quantized_output_layer_counts_too() -> None:

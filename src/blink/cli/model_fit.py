@@ -168,16 +168,18 @@ def _examine_speed(weights: WeightBytes, where: str, bandwidth: float) -> Iterat
 def _count_weights(spec: ModelSpec, size: int, *, stays_quantized: bool) -> WeightBytes:
     """Count weights, and those that one token needs: its experts, and of an embedding that is no output a row."""
     active = replace(spec, num_experts=spec.experts_per_token) if spec.num_experts else spec
-    read = active.num_parameters - (0 if spec.tie_embeddings else spec.num_output_weights)
-    scheme, output, saved, output_saved = spec.quantization, spec.output_quantization, 0.0, 0.0
+    total = spec.num_parameters * size
+    read = (active.num_parameters - (0 if spec.tie_embeddings else spec.num_output_weights)) * size
+    scheme, output = spec.quantization, spec.output_quantization
     if stays_quantized and scheme is not None:  # on a GPU
-        saved = size - scheme.weight_bytes
+        experts = spec.num_expert_weights
+        total -= int(experts * (size - scheme.weight_bytes))
+        total -= int((spec.num_matrix_weights - experts) * (size - scheme.kept_bytes))
+        read -= int(active.num_matrix_weights * (size - scheme.weight_bytes))
     if stays_quantized and output is not None:
-        output_saved = spec.num_output_weights * (size - output.weight_bytes)
-    return WeightBytes(
-        spec.num_parameters * size - int(spec.num_matrix_weights * saved + output_saved),
-        read * size - int(active.num_matrix_weights * saved + output_saved),
-    )
+        total -= int(spec.num_output_weights * (size - output.kept_bytes))
+        read -= int(spec.num_output_weights * (size - output.weight_bytes))
+    return WeightBytes(total, read)
 
 
 def _measure_bandwidth() -> float:

@@ -39,10 +39,16 @@ class Quantization:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of a weight in a GPU's memory, with its part of the scales."""
+        """Bytes of a weight that a GPU reads, with its part of the scales."""
         if not self.can_stay:
             return 2
         return self.bits / 8 + (_GROUP_BYTES if self.has_groups else 0)
+
+    @property
+    def kept_bytes(self) -> float:
+        """Bytes of a weight in a GPU's memory, but of experts: the groups' scales of FP8 lie there in two orders."""
+        has_both = self.storage == "fp8" and self.has_groups and self.can_stay
+        return self.weight_bytes + (_GROUP_BYTES if has_both else 0)
 
     @property
     def title(self) -> str:

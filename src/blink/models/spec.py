@@ -115,10 +115,15 @@ class ModelSpec:
     @property
     def num_matrix_weights(self) -> int:
         """Number of weights in the layers' matrices, but for routers: those that are quantized."""
-        mlp = 3 * self.hidden_size * (self.moe_intermediate_size * self.num_experts or self.intermediate_size)
+        mlp = self.num_expert_weights or self.num_layers * 3 * self.hidden_size * self.intermediate_size
         if self.quantization is not None and self.quantization.experts_only:
-            return self.num_layers * mlp
-        return self.num_layers * (self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + mlp)
+            return mlp
+        return self.num_layers * self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + mlp
+
+    @property
+    def num_expert_weights(self) -> int:
+        """Number of weights in the experts' matrices."""
+        return self.num_layers * 3 * self.hidden_size * self.moe_intermediate_size * self.num_experts
 
     @property
     def num_output_weights(self) -> int:
