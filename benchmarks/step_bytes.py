@@ -19,8 +19,7 @@ def weight_bytes(spec: ModelSpec, rows: int, itemsize: int, quantization: str = 
     num_weights = spec.num_parameters - (0 if spec.tie_embeddings else spec.num_output_weights)
     num_quantized = spec.num_matrix_weights if scheme else 0
     if spec.num_experts:
-        expert = 3 * spec.hidden_size * spec.moe_intermediate_size * spec.num_layers
-        unused = expert * (spec.num_experts - distinct_experts(spec, rows))
+        unused = spec.num_expert_weights / spec.num_experts * (spec.num_experts - distinct_experts(spec, rows))
         num_weights -= unused
         num_quantized -= unused if scheme else 0
     found = (num_weights - num_quantized) * itemsize + num_quantized * (scheme.weight_bytes if scheme else 0)

@@ -8,43 +8,25 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+from test_decode_planes import draw, draw_weight, error
+
 from blink.kernels.gpu import prompt_products, quantized
 from blink.kernels.gpu.decode.launch import can_multiply_groups
-from blink.kernels.gpu.prompt_products import Split
-from blink.kernels.quantized import GROUP, PackedWeight, QuantizedMatrix, pack
+from blink.kernels.gpu.prompt_products import SPLITS, Split
 
 pytestmark = pytest.mark.skipif(not can_multiply_groups(), reason="needs the warpgroup products of Hopper")
-
-SPLITS = [Split(*sizes) for sizes in itertools.product((128, 160, 192, 224, 256), (1, 2))]
-
-
-def draw(rows: int, k: int) -> Tensor:
-    return torch.randn(rows, k, device="cuda").bfloat16()
-
-
-def draw_weight(n: int, k: int) -> tuple[PackedWeight, Tensor]:
-    """Return a packed weight and what it stands for, in float32."""
-    scales = ((torch.rand(n, k // GROUP, device="cuda") + 0.5) * k**-0.5 / 4).to(torch.float16).float()
-    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda")
-    matrix = QuantizedMatrix(codes, scales, torch.randint(0, 17, scales.shape, dtype=torch.uint8, device="cuda"))
-    return pack([matrix]), matrix.dequantize(torch.float32)
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_any_split_gives_the_products_of_the_dequantised_weight(split: Split) -> None:
     torch.manual_seed(1)
     for (n, k), rows in itertools.product(((200, 512), (1160, 3072)), (split.tokens - 27, 2 * split.tokens + 5)):
-        (weight, plain), x = draw_weight(n, k), draw(rows, k)
+        (weight, plain), x = draw_weight("int4", n, k), draw(rows, k)
         out = torch.full((rows, n), torch.nan, dtype=torch.bfloat16, device="cuda")
         prompt_products.launch_product(x, weight, out, split)
         assert error(out, x.float() @ plain.T) < 4e-3
@@ -53,7 +35,7 @@ def test_any_split_gives_the_products_of_the_dequantised_weight(split: Split) ->
 @pytest.mark.parametrize(("rows", "n", "k"), [(97, 8, 1024), (200, 4096, 4096), (333, 6144, 4096), (1024, 384, 14336)])
 def test_products_of_prompts_are_those_of_the_dequantised_weight(rows: int, n: int, k: int) -> None:
     torch.manual_seed(2)
-    (weight, plain), x = draw_weight(n, k), draw(rows, k)
+    (weight, plain), x = draw_weight("int4", n, k), draw(rows, k)
     found = quantized.multiply(x, weight)
     assert torch.equal(found, prompt_products.multiply(x, weight)) and torch.equal(found, quantized.multiply(x, weight))
     assert error(found, x.float() @ plain.T) < 4e-3
@@ -62,7 +44,7 @@ def test_products_of_prompts_are_those_of_the_dequantised_weight(rows: int, n: i
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_stays_so_in_its_row_alone(value: float) -> None:
     torch.manual_seed(3)
-    (weight, plain), x = draw_weight(256, 1024), draw(150, 1024)
+    (weight, plain), x = draw_weight("int4", 256, 1024), draw(150, 1024)
     x[77, 5] = value
     found, others = prompt_products.multiply(x, weight), torch.arange(150, device="cuda") != 77
     assert not found[77].isfinite().any() and error(found[others], x[others].float() @ plain.T) < 4e-3

@@ -61,6 +61,7 @@ inline void run_cluster(int blocks, int threads, size_t shared_bytes, Kernel ker
       block = cluster.blocks[blockIdx.x].get();
       block_rank = blockIdx.x;
       kernel();
+      cluster.barrier->arrive_and_drop();  // nobody waits for a thread that has ended
     });
   for (std::thread& thread : all) thread.join();
 }

@@ -79,7 +79,7 @@ inline void wait(Barrier& barrier, unsigned parity) {
 inline void publish_barriers() {}
 inline void publish_stores() {}
 
-inline std::unique_ptr<std::barrier<>> multiplying[4], warpgroups[2], turns[2];  // the first: of each block
+inline std::unique_ptr<std::barrier<>> multiplying[2], warpgroups[2], turns[2];  // the first: of each block
 inline void sync_multiplying() { multiplying[block_rank]->arrive_and_wait(); }
 inline void sync_warpgroup(int group) { warpgroups[group]->arrive_and_wait(); }
 inline void wait_for_turn(int group) { turns[group]->arrive_and_wait(); }

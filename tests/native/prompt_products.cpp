@@ -26,7 +26,6 @@ static void run(const Tensors& tensors, int n, int rows, int k) {
     run_cluster(kSplit, kMultiplyingWarps * 32 + 128, sizeof(ProductShared<S>), [&] {
       blockIdx = {i % tiles * kSplit + block_rank, i / tiles};
       multiply_prompts<kTokens, kSplit>(args);
-      cluster.barrier->arrive_and_drop();
     });
   }
 }

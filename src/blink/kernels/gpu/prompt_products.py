@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
-from blink.kernels.gpu.decode.ring_split import count_processors
+from blink.kernels.gpu.decode.ring_split import count_free_processors
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix
 from blink.kernels.quantized import Format, PackedWeight
 
@@ -65,7 +65,7 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
 @functools.cache
 def choose_split(rows: int, n: int) -> Split:
     """Return the split with which multiprocessors are done first."""
-    processors = count_processors() - 1  # the resident scheduler keeps one
+    processors = count_free_processors()
 
     def cost(split: Split) -> float:
         clusters = math.ceil(n / _TILE_ROWS) * math.ceil(rows / split.tokens)

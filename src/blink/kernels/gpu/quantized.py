@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
 """Products of any number of rows with quantized weights: few rows by the kernels of decoding; many in FP8 on both sides
-where the weight is in FP8, by scales of rows or of groups as it has; else in 16 bits with the weight unpacked before.
+where the weight is in FP8, by scales of rows or of groups as it has; with weights of 4 bits by the kernel of prompts;
+else in 16 bits with the weight unpacked before.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from blink.kernels.quantized import FP8, FP8_MAX, GROUP, Format, PackedWeight
 
 _FEW_ROWS = 64  # rather than round activations by groups
 _FEW_FP8_ROWS = 32  # rather than round them by rows
-_FEW_INT4_ROWS = 96
+_FEW_INT4_ROWS = 96  # of more, the kernel of prompts is faster
 _MOST_INT4_ROWS = 2048  # rather than unpack a weight
 _BLOCK = 1024
 _GROUPS_AT_ONCE = 8
@@ -32,11 +33,10 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     from blink.kernels.gpu.decode import gemm
 
     rows = x.shape[0]
-    if _FEW_INT4_ROWS < rows <= _MOST_INT4_ROWS and prompt_products.can_multiply(weight):
+    if rows <= _most_few(weight) and gemm.can_multiply_packed(weight, rows):
+        return _multiply_few(x, weight)
+    if rows <= _MOST_INT4_ROWS and prompt_products.can_multiply(weight):
         return prompt_products.multiply(x, weight)
-    parts = -(-rows // gemm.most_packed_rows(weight))
-    if rows <= _most_few(weight) and gemm.can_multiply_packed(weight, -(-rows // parts)):
-        return _multiply_few(x, weight, parts)
     if weight.scales is not None:
         return _multiply_fp8(*quantize_rows(x), weight, weight.scales[None, :])
     if weight.group_scales is not None and _can_multiply_blocks(rows, weight):
@@ -51,16 +51,13 @@ def _most_few(weight: PackedWeight) -> int:
     return _FEW_FP8_ROWS if weight.groups is None else _FEW_ROWS
 
 
-def _multiply_few(x: Tensor, weight: PackedWeight, parts: int) -> Tensor:
-    """Multiply by the kernels of decoding, in so many parts of the rows."""
+def _multiply_few(x: Tensor, weight: PackedWeight) -> Tensor:
+    """Multiply by the kernels of decoding."""
     from blink.kernels.gpu.decode import gemm
     from blink.kernels.gpu.decode.planes import split_rows
 
-    out = x.new_empty(len(x), weight.shape[0])
-    for part, of_out in zip(x.chunk(parts), out.chunk(parts), strict=True):
-        order = gemm.order_for(weight, len(part))
-        gemm.linear(part if order is None else split_rows(part, order), weight, of_out)
-    return out
+    order = gemm.order_for(weight, len(x))
+    return gemm.linear(x if order is None else split_rows(x, order), weight)
 
 
 def _can_multiply_blocks(rows: int, weight: PackedWeight) -> bool:

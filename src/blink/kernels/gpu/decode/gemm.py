@@ -131,9 +131,9 @@ def add_linear(
     return Normed(next_x, squares)
 
 
-def linear(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T; in `out`, contiguous, if that is given."""
-    out = _new(x, weight.shape[0]) if out is None else out
+def linear(x: Tensor, weight: Weight) -> Tensor:
+    """Return x @ weight.T."""
+    out = _new(x, weight.shape[0])
     _launch(Output.STORE, x, weight, out)
     return out
 
@@ -149,14 +149,10 @@ def new_squares(x: Tensor, parts: int, tokens: int | None = None) -> Tensor:
     return torch.empty(parts, tokens or pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
 
 
-def most_packed_rows(weight: PackedWeight) -> int:
-    """Return how many rows the kernels multiply with a weight at most."""
-    return gemm_planes.MAX_ROWS if weight.format is Format.FP8 else gemm_int4.MAX_ROWS
-
-
 def can_multiply_packed(weight: PackedWeight, rows: int) -> bool:
     """Tell whether the kernels take so many rows and this weight."""
-    if rows > most_packed_rows(weight) or weight.shape[0] % 8 or not can_multiply_groups():
+    most = gemm_planes.MAX_ROWS if weight.format is Format.FP8 else gemm_int4.MAX_ROWS
+    if rows > most or weight.shape[0] % 8 or not can_multiply_groups():
         return False
     return all(_split_packed(Shape.of(weight, output, pad_rows(rows))) for output in Output)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from blink.kernels.experts import ExpertWeights, Fp8Experts, split_experts
 from blink.kernels.gpu.decode.gemm_planes import PLANES, are_planes, new_rows
 from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode.ring_split import count_free_processors
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_stages
 from blink.kernels.gpu.moe_routing import Routes
@@ -148,8 +149,7 @@ def _launch(output: Output, x: Tensor, weight: ExpertWeights, routes: Routes, ou
     )
     stages = split.stages(planes=planes)
     sizes = (str(planes).lower(), split.tokens, split.groups, split.boxes, stages, split.blocks, output.value)
-    # One multiprocessor belongs to the resident scheduler.
-    blocks = split.blocks * (torch.cuda.get_device_properties().multi_processor_count - 1)
+    blocks = split.blocks * count_free_processors()
     launch(
         compile_kernel(f"blink::grouped_gemm<{', '.join(map(str, sizes))}>"),
         (blocks, 1),

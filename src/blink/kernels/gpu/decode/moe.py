@@ -17,6 +17,7 @@ from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, Packe
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.gemm_planes import new_inputs, order_number
 from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
+from blink.kernels.gpu.decode.ring_split import count_free_processors
 from blink.kernels.quantized import GROUP, Format
 
 MAX_ROWS = 8
@@ -215,8 +216,7 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeig
         address(words),
         eps,
     )
-    # One multiprocessor belongs to the resident scheduler.
-    blocks = split.blocks * (torch.cuda.get_device_properties().multi_processor_count - 1)
+    blocks = split.blocks * count_free_processors()
     launch(
         compile_kernel(f"blink::moe_gate<{', '.join(map(str, numbers))}>"),
         (min(blocks, routes.most_experts() * (size // split.outputs)), 1),

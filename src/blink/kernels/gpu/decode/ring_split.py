@@ -141,3 +141,8 @@ def _choose_cluster(shape: Shape, groups: int) -> int:
 def count_processors() -> int:
     """Return how many multiprocessors there are."""
     return torch.cuda.get_device_properties().multi_processor_count
+
+
+def count_free_processors() -> int:
+    """Return how many multiprocessors kernels have: one belongs to the resident scheduler."""
+    return count_processors() - 1
