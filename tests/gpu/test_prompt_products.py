@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of weights of 4 bits with prompts' tokens against the dequantised weight's: every split, edges of both
-operands, more tokens than a block takes, and what is not finite."""
+operands, more tokens than a block takes, and what is not finite; the same of gates and ups."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
+
+from blink.kernels.cpu.activation import activate
+from blink.kernels.linear import gated_linear
 
 pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
@@ -22,14 +26,20 @@ from blink.kernels.gpu.prompt_products import SPLITS, Split
 pytestmark = pytest.mark.skipif(not can_multiply_groups(), reason="needs the warpgroup products of Hopper")
 
 
+def compute_product(x: Tensor, plain: Tensor, gated: bool) -> Tensor:
+    product = x.float() @ plain.T
+    return activate(product) if gated else product
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("split", SPLITS, ids=str)
-def test_any_split_gives_the_products_of_the_dequantised_weight(split: Split) -> None:
+def test_any_split_gives_the_products_of_the_dequantised_weight(split: Split, gated: bool) -> None:
     torch.manual_seed(1)
-    for (n, k), rows in itertools.product(((200, 512), (1160, 3072)), (split.tokens - 27, 2 * split.tokens + 5)):
+    for (n, k), rows in itertools.product(((208, 512), (1168, 3072)), (split.tokens - 27, 2 * split.tokens + 5)):
         (weight, plain), x = draw_weight("int4", n, k), draw(rows, k)
-        out = torch.full((rows, n), torch.nan, dtype=torch.bfloat16, device="cuda")
-        prompt_products.launch_product(x, weight, out, split)
-        assert error(out, x.float() @ plain.T) < 4e-3
+        out = torch.full((rows, n // 2 if gated else n), torch.nan, dtype=torch.bfloat16, device="cuda")
+        prompt_products.launch_product(x, weight, out, split, gated=gated)
+        assert error(out, compute_product(x, plain, gated)) < 4e-3
 
 
 @pytest.mark.parametrize(("rows", "n", "k"), [(97, 8, 1024), (200, 4096, 4096), (333, 6144, 4096), (1024, 384, 14336)])
@@ -41,10 +51,24 @@ def test_products_of_prompts_are_those_of_the_dequantised_weight(rows: int, n: i
     assert error(found, x.float() @ plain.T) < 4e-3
 
 
+@pytest.mark.parametrize("rows", [7, 96, 97, 250, 2049])
+def test_gates_and_ups_give_what_the_activation_gives_of_their_products(rows: int) -> None:
+    torch.manual_seed(4)
+    (weight, plain), x = draw_weight("int4", 2 * 1800, 1536), draw(rows, 1536)
+    found = gated_linear(x, weight, "silu")
+    assert torch.equal(found, gated_linear(x, weight, "silu"))
+    assert error(found, compute_product(x, plain, gated=True)) < 5e-3
+    expected = activate(x.float() @ plain.T, "gelu_tanh")
+    assert error(gated_linear(x, weight, "gelu_tanh"), expected) < 5e-3
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_stays_so_in_its_row_alone(value: float) -> None:
+def test_what_is_not_finite_stays_in_its_row(value: float, gated: bool) -> None:
     torch.manual_seed(3)
     (weight, plain), x = draw_weight("int4", 256, 1024), draw(150, 1024)
     x[77, 5] = value
-    found, others = prompt_products.multiply(x, weight), torch.arange(150, device="cuda") != 77
-    assert not found[77].isfinite().any() and error(found[others], x[others].float() @ plain.T) < 4e-3
+    multiply = prompt_products.multiply_gated if gated else prompt_products.multiply
+    found, others = multiply(x, weight), torch.arange(150, device="cuda") != 77
+    expected = compute_product(x, plain, gated)
+    assert not found[77].isfinite().any() and error(found[others], expected[others]) < 4e-3

@@ -36,17 +36,25 @@ inline void start_copy(void* to, const void* from) {
 }
 inline void wait_for_copies() {}
 
-// Rows behind the last are zeros.
-inline void copy_box(void* to, const TensorMap& map, int column, int row, Barrier& barrier, unsigned long long) {
-  for (int i = 0; i < map.box[0]; i++)
+// Copy a box of some matrices, as many as its second size. Rows behind the last are zeros.
+inline void copy_boxes(void* to, const TensorMap& map, int column, int row, Barrier& barrier, int matrices) {
+  for (int i = 0; i < matrices * map.box[0]; i++)
     for (int chunk = 0; chunk < 8; chunk++) {
+      const int matrix = i / map.box[0], in_matrix = row + i % map.box[0];
+      const long at = matrix * map.strides[1] + in_matrix * map.strides[0] + column;
       char* place = in_box(shared_address(to) + i * 128 + chunk * 16);
-      if (row + i < map.rows)
-        std::memcpy(place, map.base + ((row + i) * map.strides[0] + column) * map.element + chunk * 16, 16);
+      if (in_matrix < map.rows)
+        std::memcpy(place, map.base + at * map.element + chunk * 16, 16);
       else
         std::memset(place, 0, 16);
     }
-  change_phase(barrier, 0, -128l * map.box[0]);
+  change_phase(barrier, 0, -128l * matrices * map.box[0]);
+}
+inline void copy_box(void* to, const TensorMap& map, int column, int row, Barrier& barrier, unsigned long long) {
+  copy_boxes(to, map, column, row, barrier, 1);
+}
+inline void copy_box_3d(void* to, const TensorMap& map, int column, int row, Barrier& barrier, unsigned long long) {
+  copy_boxes(to, map, column, row, barrier, map.box[1]);
 }
 
 template <int kCount>

@@ -131,6 +131,7 @@ inline float high_float(unsigned pair) { return __uint_as_float(pair & 0xffff000
 inline float low_half(unsigned pair) { return float(cast_bits<_Float16>(uint16_t(pair))); }
 inline float max_or_nan(float a, float b) { return a != a || b != b ? std::nanf("") : std::max(a, b); }
 inline float exp2_fast(float exponent) { return std::exp2(exponent); }
+inline float silu(float x) { return x / (1 + std::exp(-x)); }
 
 inline void launch_dependents() {}
 inline void wait_for_prerequisites() {}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of weights of 4 bits with prompts' tokens, as device code on the host's threads, against the dequantised
-weight's: blocks that share k, rings that are used again, edges of both operands."""
+weight's: blocks that share k, rings that are used again, edges of both operands; the same of gates and ups."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 import blink
+from blink.kernels.activation import activate
 from blink.kernels.quantized import GROUP, PackedWeight, QuantizedMatrix, pack
 from conftest import Compile
 
 _GPU = Path(blink.__file__).parent / "csrc" / "gpu"
-Multiply = Callable[[Tensor, PackedWeight, int], Tensor]
+Multiply = Callable[[Tensor, PackedWeight, int, bool], Tensor]
 
 
 @pytest.fixture(scope="module")
 def multiply(compile_native: Compile, tmp_path_factory: pytest.TempPathFactory) -> Multiply:
-    """Return multiply(x, weight, split)."""
+    """Return multiply(x, weight, split, gated)."""
     folder = tmp_path_factory.mktemp("sources")
     memory = "extern __shared__ __align__(1024) char memory[];"
     assert memory in (_GPU / "prompts" / "products.cu").read_text()
@@ -34,26 +35,28 @@ def multiply(compile_native: Compile, tmp_path_factory: pytest.TempPathFactory) 
     flags = ("-O2", "-shared", "-fPIC", "-fno-strict-aliasing", "-Wno-unknown-pragmas", f"-I{folder}")
     run = ctypes.CDLL(str(compile_native("prompt_products.cpp", *flags))).multiply
 
-    def multiply_rows(x: Tensor, weight: PackedWeight, split: int) -> Tensor:
+    def multiply_rows(x: Tensor, weight: PackedWeight, split: int, gated: bool) -> Tensor:
         (rows, k), n = x.shape, weight.shape[0]
-        out = torch.full((rows, n), torch.nan, dtype=torch.bfloat16)
+        out = torch.full((rows, n // 2 if gated else n), torch.nan, dtype=torch.bfloat16)
         assert weight.groups is not None
         tensors = (weight.values, x, weight.groups, out)
-        run((ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors)), split, n, rows, k)
+        run((ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors)), gated, split, n, rows, k)
         return out
 
     return multiply_rows
 
 
-@pytest.mark.parametrize(("split", "rows", "n", "k"), [(1, 40, 136, 2048), (1, 100, 72, 512), (2, 64, 72, 4352)])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("split", "rows", "n", "k"), [(1, 40, 176, 2048), (1, 100, 80, 512), (2, 64, 80, 4352)])
 def test_products_equal_those_of_the_dequantised_weight(
-    multiply: Multiply, split: int, rows: int, n: int, k: int
+    multiply: Multiply, split: int, rows: int, n: int, k: int, gated: bool
 ) -> None:
     torch.manual_seed(rows)
     scales = ((torch.rand(n, k // GROUP) + 0.5) * k**-0.5 / 4).to(torch.float16).float()
     zeros = torch.randint(0, 17, scales.shape, dtype=torch.uint8)
     matrix = QuantizedMatrix(torch.randint(0, 16, (n, k), dtype=torch.uint8), scales, zeros)
     x = torch.randn(rows, k).bfloat16()
-    found = multiply(x, pack([matrix]), split)
+    found = multiply(x, pack([matrix]), split, gated)
     expected = x.float() @ matrix.dequantize(torch.float32).T
+    expected = activate(expected) if gated else expected
     assert float((found.float() - expected).norm() / expected.norm()) < 4e-3

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from blink.kernels.activation import activate
+from blink.kernels.operands import Activation
 from blink.kernels.quantized import PackedWeight
 from blink.kernels.weight import QuantizedWeight, Weight
 
@@ -38,6 +40,15 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
         return products.multiply(x, weight, bias)
     return functional.linear(x, weight, bias)
+
+
+def gated_linear(x: Tensor, gate_up: Weight, activation: Activation) -> Tensor:
+    """Return activation(gate) * up of x @ gate_up.T, whose first half are the gates: activation.py."""
+    if activation == "silu" and isinstance(gate_up, PackedWeight):
+        from blink.kernels.gpu import quantized as gpu
+
+        return gpu.multiply_gated(x, gate_up)
+    return activate(linear(x, gate_up), activation)
 
 
 def _multiply_packed(x: Tensor, weight: PackedWeight) -> Tensor:

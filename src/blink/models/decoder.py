@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from blink.kernels.activation import activate
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
-from blink.kernels.linear import linear
+from blink.kernels.linear import gated_linear, linear
 from blink.kernels.moe import moe
 from blink.kernels.rms_norm import last_token_norm, rms_norm, rms_norm_columns
 from blink.kernels.rotary import make_rotary_table, rotate_and_store
@@ -318,7 +317,7 @@ class Decoder:
     def _run_mlp(self, mlp: DenseMlp | MoeMlp, hidden: Tensor, step: StepInputs) -> Tensor:
         activation = self.spec.options.activation
         if isinstance(mlp, DenseMlp):
-            return linear(activate(linear(hidden, mlp.gate_up), activation), mlp.down)
+            return linear(gated_linear(hidden, mlp.gate_up, activation), mlp.down)
         return moe(
             hidden,
             linear(hidden, mlp.router, mlp.router_bias),

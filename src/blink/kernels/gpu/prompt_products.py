@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import count_free_processors
-from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix
+from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
 from blink.kernels.quantized import Format, PackedWeight
 
 _SOURCE = "prompts/products.cu"
@@ -48,10 +48,10 @@ class _Arguments(ctypes.Structure):  # products.cu's ProductArgs
     ]
 
 
-def can_multiply(weight: PackedWeight) -> bool:
+def can_multiply(weight: PackedWeight, *, gated: bool = False) -> bool:
     """Tell whether the kernel takes a weight."""
     n, k = weight.shape
-    sizes = n % _ALIGNED == k % Format.INT4.unit == 0
+    sizes = n % (2 * _ALIGNED if gated else _ALIGNED) == k % Format.INT4.unit == 0
     return weight.format is Format.INT4 and weight.dtype == torch.bfloat16 and sizes and can_multiply_groups()
 
 
@@ -62,9 +62,16 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     return out
 
 
+def multiply_gated(x: Tensor, gate_up: PackedWeight) -> Tensor:
+    """Return silu(gate) * up of x @ gate_up.T, whose first half are the gates; x: contiguous bfloat16 [tokens, in]."""
+    out = x.new_empty(len(x), gate_up.shape[0] // 2)
+    launch_product(x, gate_up, out, choose_split(len(x), gate_up.shape[0]), gated=True)
+    return out
+
+
 @functools.cache
 def choose_split(rows: int, n: int) -> Split:
-    """Return the split with which multiprocessors are done first."""
+    """Return the split with which multiprocessors are done first; n: weight rows."""
     processors = count_free_processors()
 
     def cost(split: Split) -> float:
@@ -74,21 +81,22 @@ def choose_split(rows: int, n: int) -> Split:
     return min(SPLITS, key=cost)
 
 
-def launch_product(x: Tensor, weight: PackedWeight, out: Tensor, split: Split) -> None:
-    """Write x @ weight.T to out."""
+def launch_product(x: Tensor, weight: PackedWeight, out: Tensor, split: Split, *, gated: bool = False) -> None:
+    """Write x @ weight.T to out, or silu(gate) * up of it."""
     (rows, k), n = x.shape, weight.shape[0]
-    assert can_multiply(weight) and x.is_contiguous() and out.is_contiguous() and weight.groups is not None
+    assert can_multiply(weight, gated=gated) and x.is_contiguous() and out.is_contiguous() and weight.groups is not None
+    halves = weight.values.view(2, n // 2, -1) if gated else None
     arguments = _Arguments(
-        encode_bytes(weight.values, _TILE_ROWS),
+        encode_bytes(weight.values, _TILE_ROWS) if halves is None else encode_planes(halves, _ALIGNED),
         encode_matrix(x, split.tokens),
         weight.groups.data_ptr(),
         out.data_ptr(),
-        n,
+        out.shape[1],
         rows,
         k // Format.INT4.unit,
     )
     launch(
-        compile_kernel(f"blink::multiply_prompts<{split.tokens}, {split.cluster}>", _SOURCE),
+        compile_kernel(f"blink::multiply_prompts<{split.tokens}, {split.cluster}, {str(gated).lower()}>", _SOURCE),
         (math.ceil(n / _TILE_ROWS) * split.cluster, math.ceil(rows / split.tokens)),
         _THREADS,
         arguments,

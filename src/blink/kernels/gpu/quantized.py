@@ -30,10 +30,9 @@ _CUDA_OF_BLOCKS = (12, 9)
 def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     """Return x @ weight.T; x: contiguous bfloat16 [rows, in]."""
     from blink.kernels.gpu import prompt_products
-    from blink.kernels.gpu.decode import gemm
 
     rows = x.shape[0]
-    if rows <= _most_few(weight) and gemm.can_multiply_packed(weight, rows):
+    if _are_few(rows, weight):
         return _multiply_few(x, weight)
     if rows <= _MOST_INT4_ROWS and prompt_products.can_multiply(weight):
         return prompt_products.multiply(x, weight)
@@ -44,11 +43,25 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     return functional.linear(x, dequantize(weight, x.dtype))
 
 
-def _most_few(weight: PackedWeight) -> int:
-    """Return of how many rows the kernels of decoding multiply a weight."""
+def multiply_gated(x: Tensor, gate_up: PackedWeight) -> Tensor:
+    """Return silu(gate) * up of x @ gate_up.T, whose first half are the gates; x: contiguous bfloat16 [rows, in]."""
+    from blink.kernels.gpu import prompt_products
+    from blink.kernels.gpu.activation import activate
+
+    rows = len(x)
+    if rows <= _MOST_INT4_ROWS and prompt_products.can_multiply(gate_up, gated=True) and not _are_few(rows, gate_up):
+        return prompt_products.multiply_gated(x, gate_up)
+    return activate(multiply(x, gate_up))
+
+
+def _are_few(rows: int, weight: PackedWeight) -> bool:
+    """Tell whether the kernels of decoding multiply so many rows."""
+    from blink.kernels.gpu.decode import gemm
+
+    most = _FEW_FP8_ROWS if weight.groups is None else _FEW_ROWS
     if weight.format is Format.INT4:
-        return _FEW_INT4_ROWS
-    return _FEW_FP8_ROWS if weight.groups is None else _FEW_ROWS
+        most = _FEW_INT4_ROWS
+    return rows <= most and gemm.can_multiply_packed(weight, rows)
 
 
 def _multiply_few(x: Tensor, weight: PackedWeight) -> Tensor:

@@ -272,7 +272,7 @@ __device__ inline void write_outputs(const GemvArgs& args, const GemvShared<S>& 
     const float rate = S::norm ? rsqrtf(squares / S::k + args.eps) : 1;
     if constexpr (S::scaled) value *= to.scale[i], up *= to.up_scale[i];
     value *= rate;
-    if (S::output == Output::kGate) value = value / (1 + __expf(-value)) * up * rate;
+    if (S::output == Output::kGate) value = silu(value) * up * rate;
     *to.place[i] = to_bf16(value + to.addend[i]);
   }
 }

@@ -162,7 +162,7 @@ __device__ inline void write_tile(const GroupedArgs& args, const float (&sums)[S
       values[j] = sums[token][in_tile + j] * (S::planed ? at.scales[0][j] : 1);
       if constexpr (S::output == Output::kGate) {
         const float up = sums[token][in_tile + S::outputs + j] * (S::planed ? at.scales[1][j] : 1);
-        values[j] = values[j] / (1 + __expf(-values[j])) * up;
+        values[j] = silu(values[j]) * up;
       }
     }
     const unsigned pair = to_bf16_pair(values[0], values[1]);

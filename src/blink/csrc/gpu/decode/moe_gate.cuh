@@ -77,7 +77,7 @@ __device__ inline void write_gated(const MoeGateArgs& args, int work, const MoeG
     const float rate = rsqrtf(squares / S::k + args.eps);
     gate *= rate;
     const long pair = row * S::Routes::top_k + shared.routes.place(row, expert);
-    const float value = gate / (1 + __expf(-gate)) * up * rate;
+    const float value = silu(gate) * up * rate;
     args.out[pair * S::size + work % S::parts * S::outputs + output] =
         S::quantized ? Bf16{static_cast<unsigned short>(to_half_pair(value / kActivationDivisor, 0))} : to_bf16(value);
   }

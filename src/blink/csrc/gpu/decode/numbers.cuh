@@ -43,6 +43,8 @@ __device__ inline float exp2_fast(float exponent) {
   return power;
 }
 
+__device__ inline float silu(float x) { return x / (1 + __expf(-x)); }
+
 // Products of two pairs of bf16 and what is added to them, rounded once.
 __device__ inline unsigned fma_pairs(unsigned a, unsigned b, unsigned c) {
   unsigned sum;

@@ -180,7 +180,7 @@ __device__ inline void write_outputs(const OutputArgs& args, int tile, int rank,
     for (int j = 0; j < 2; j++) {
       if constexpr (S::scaled) values[j] *= addends.scales[j], ups[j] *= addends.up_scales[j];
       values[j] *= rate;
-      if (S::output == Output::kGate) values[j] = values[j] / (1 + __expf(-values[j])) * ups[j] * rate;
+      if (S::output == Output::kGate) values[j] = silu(values[j]) * ups[j] * rate;
     }
     values[0] += low_float(addends.bias) + low_float(addends.residual[i]);
     values[1] += high_float(addends.bias) + high_float(addends.residual[i]);

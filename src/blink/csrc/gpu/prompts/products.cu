@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of weights of 4 bits with the tokens of prompts, on Hopper. A block takes 128 weight rows and up to 256
 // tokens. Each of two warpgroups makes operands of 64 rows in registers, one word ahead of the products of the tensor
-// cores; a third copies weights and tokens ahead. Blocks of a cluster share k, and then exchange their sums.
+// cores; a third copies weights and tokens ahead. Blocks of a cluster share k, and then exchange their sums. Of gates
+// and ups a tile has 64 each, in eights by turns: a lane's upper row is a gate, and its lower one the gate's up.
 #include "gpu/prompts/warpgroups.cuh"
 #include "quantized.cuh"
 
 namespace blink {
 
 struct ProductArgs {
-  TensorMap weight;    // [n, k / 2] bytes, in boxes of 128 rows
+  TensorMap weight;    // [n, k / 2] bytes, in boxes of 128 rows; of gates and ups [2, n, k / 2], in boxes of two eights
   TensorMap x;         // [rows, k], in boxes of a block's tokens
-  const uint2* words;  // [n, units], of the groups of a unit
-  Bf16* out;           // [rows, n]
+  const uint2* words;  // of the groups of a unit, of each weight row
+  Bf16* out;           // [rows, n]; of gates and ups silu(gate) * up
   int n, rows, units;  // units: of k
 };
 
@@ -19,24 +20,25 @@ constexpr int kTileRows = 128;  // of the weight, 64 for each warpgroup
 constexpr int kMultiplyingWarps = 8;
 constexpr int kUnitBoxes = kUnit<Format::kInt4> / kBoxRow;  // of tokens
 
-// Sizes. kSplit blocks share k.
-template <int kTokens, int kSplit>
+// Sizes. kSplit blocks, one or two, share k.
+template <int kTokens, int kSplit, bool kGated>
 struct ProductShape {
   static constexpr int tokens = kTokens, split = kSplit;
+  static constexpr bool gated = kGated;
+  static constexpr int outputs = kGated ? kTileRows / 2 : kTileRows;
   static constexpr int sums = kTokens / 2, own_sums = sums / kSplit;  // of a thread; of those, what it writes
   static constexpr int weight_bytes = kTileRows * kUnitBytes, token_bytes = kTokens * kBoxRow * 2;
   static constexpr int weight_slots = 3, most_bytes = 220 << 10;
   static constexpr int token_slots = (most_bytes - weight_slots * weight_bytes) / token_bytes;
-  static_assert(kTokens / kSplit % 8 == 0);
+  static_assert(kSplit <= 2 && kTokens / kSplit % 16 == 0);
 };
 
-// A block's outputs, [tokens, weight rows]. Rows are eight longer than that: the same columns of eight of them, which
-// are stored at once, lie in other banks.
+// A block's outputs, [tokens, outputs]. Rows are eight longer than that: the same columns of eight of them, which are
+// stored at once, lie in other banks.
 template <class S>
 struct ProductOutputs {
-  static constexpr int blocks = S::split - 1, quads = S::own_sums / 4;
-  float4 others[blocks ? blocks : 1][blocks ? quads : 1][kMultiplyingWarps * 32];  // sums of those that share k
-  Bf16 rows[S::tokens / S::split][kTileRows + 8];
+  float4 others[S::split > 1 ? S::own_sums / 4 : 1][kMultiplyingWarps * 32];  // sums of the block that shares k
+  Bf16 rows[S::tokens / S::split][S::outputs + 8];
 };
 
 template <class S>
@@ -67,6 +69,13 @@ struct ProductPlace {
   }
 
   __device__ int unit(int turn) const { return first_unit + (start + turn) % turns; }
+
+  // The weight row that a row of the tile is, or the last.
+  __device__ long weight_row(int n, int in_tile) const {
+    if constexpr (!S::gated) return min(tile * kTileRows + in_tile, n - 1);
+    const int output = min(tile * S::outputs + in_tile / 16 * 8 + in_tile % 8, n - 1);
+    return in_tile / 8 % 2 * n + output;
+  }
 };
 
 // A place in a ring, and the parity of its phase.
@@ -84,9 +93,16 @@ template <class S>
 __device__ inline void copy_unit(const ProductArgs& args, const ProductPlace<S>& at, int turn,
                                  ProductShared<S>& shared) {
   Barrier& full = shared.full_weights[turn % S::weight_slots];
+  char* weights = shared.weights[turn % S::weight_slots];
+  const int column = at.unit(turn) * kUnitBytes, row = at.tile * S::outputs;
+  const unsigned long long policy = gridDim.y == 1 ? read_once_policy() : read_often_policy();
   expect(full, S::weight_bytes);
-  copy_box(shared.weights[turn % S::weight_slots], args.weight, at.unit(turn) * kUnitBytes, at.tile * kTileRows, full,
-           gridDim.y == 1 ? read_once_policy() : read_often_policy());
+  if constexpr (S::gated) {
+    for (int first = 0; first < S::outputs; first += 8)
+      copy_box_3d(weights + 2 * first * kUnitBytes, args.weight, column, row + first, full, policy);
+  } else {
+    copy_box(weights, args.weight, column, row, full, policy);
+  }
 }
 
 // What the copying thread does; the ring's first weights are under way.
@@ -114,9 +130,8 @@ template <class S>
 __device__ inline void copy_words(const ProductArgs& args, const ProductPlace<S>& at, int turn,
                                   ProductShared<S>& shared) {
   const int in_tile = threadIdx.x / 32 * 16 + threadIdx.x % 16;
-  const long row = min(at.tile * kTileRows + in_tile, args.n - 1);
-  if (threadIdx.x % 32 < 16 && turn < at.turns)
-    start_copy<8>(&shared.words[turn % 2][in_tile], args.words + row * args.units + at.unit(turn));
+  const uint2* of_row = args.words + at.weight_row(args.n, in_tile) * args.units;
+  if (threadIdx.x % 32 < 16 && turn < at.turns) start_copy<8>(&shared.words[turn % 2][in_tile], of_row + at.unit(turn));
 }
 
 // Multiply all units; the sums of 64 weight rows, as multiply_boxes() has them. Operands are made of a word while those
@@ -167,7 +182,7 @@ __device__ inline void multiply_units(const ProductArgs& args, const ProductPlac
   wait_for_products<0>();
 }
 
-// Exchange the sums with the blocks that share k; own: those of the tokens that this block writes.
+// Exchange the sums with the block that shares k; own: those of the tokens that this block writes.
 template <class S>
 __device__ inline void exchange_sums(const ProductPlace<S>& at, const float (&sums)[S::sums], ProductShared<S>& shared,
                                      float (&own)[S::own_sums]) {
@@ -179,43 +194,52 @@ __device__ inline void exchange_sums(const ProductPlace<S>& at, const float (&su
 #pragma unroll
       for (int i = 0; i < S::own_sums; i++) own[i] = part[i];
     } else {
-      auto& place = others[at.rank - (at.rank > to)];
-      const unsigned address = address_in(to, &place[0][threadIdx.x]);
+      const unsigned address = address_in(to, &others[0][threadIdx.x]);
 #pragma unroll
       for (int i = 0; i < S::own_sums / 4; i++)
-        store_in_cluster(address + i * sizeof(place[0]),
+        store_in_cluster(address + i * sizeof(others[0]),
                          float4{part[i * 4], part[i * 4 + 1], part[i * 4 + 2], part[i * 4 + 3]});
     }
   }
   cluster_arrive();
   cluster_wait();
 #pragma unroll
-  for (int from = 0; from < S::split - 1; from++)
-#pragma unroll
-    for (int i = 0; i < S::own_sums / 4; i++) {
-      const float4 values = others[from][i][threadIdx.x];
-      own[i * 4] += values.x, own[i * 4 + 1] += values.y, own[i * 4 + 2] += values.z, own[i * 4 + 3] += values.w;
-    }
+  for (int i = 0; i < S::own_sums / 4; i++) {
+    const float4 values = others[i][threadIdx.x];
+    own[i * 4] += values.x, own[i * 4 + 1] += values.y, own[i * 4 + 2] += values.z, own[i * 4 + 3] += values.w;
+  }
 }
 
-// Write sums of 128 weight rows of so many tokens, through shared memory: there they are turned.
+// Turn a warp's sums of 16 weight rows, or of eight gates and ups, and store the outputs.
+template <class S>
+__device__ inline void turn_sums(const float (&sums)[S::own_sums], ProductOutputs<S>& to) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, matrix = lane / 8 % 2;
+  if constexpr (S::gated) {
+    const auto gate = [&](int i) { return to_bf16_pair(silu(sums[i]) * sums[i + 2], silu(sums[i + 1]) * sums[i + 3]); };
+#pragma unroll
+    for (int i = 0; i < S::own_sums / 8; i++)
+      store_transposed(&to.rows[i * 16 + matrix * 8 + lane % 8][warp * 8], gate(i * 8), gate(i * 8 + 4));
+  } else {
+#pragma unroll
+    for (int i = 0; i < S::own_sums / 4; i++)
+      store_transposed(&to.rows[i * 8 + lane % 8][warp * 16 + matrix * 8], to_bf16_pair(sums[i * 4], sums[i * 4 + 1]),
+                       to_bf16_pair(sums[i * 4 + 2], sums[i * 4 + 3]));
+  }
+}
+
+// Write outputs of so many tokens, through shared memory.
 template <class S>
 __device__ inline void write_sums(const ProductArgs& args, const ProductPlace<S>& at, const float (&sums)[S::own_sums],
                                   ProductShared<S>& shared) {
-  constexpr int tokens = S::tokens / S::split, chunk = 8, chunks = kTileRows / chunk;  // of weight rows
-  auto& rows = shared.outputs().rows;
-  const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * 16 + lane / 8 % 2 * 8;
-#pragma unroll
-  for (int i = 0; i < S::own_sums / 4; i++)
-    store_transposed(&rows[i * 8 + lane % 8][column], to_bf16_pair(sums[i * 4], sums[i * 4 + 1]),
-                     to_bf16_pair(sums[i * 4 + 2], sums[i * 4 + 3]));
+  constexpr int tokens = S::tokens / S::split, chunk = 8, chunks = S::outputs / chunk;
+  turn_sums<S>(sums, shared.outputs());
   sync_multiplying();
-  const int first = threadIdx.x % chunks * chunk, output = at.tile * kTileRows + first;
+  const int first = threadIdx.x % chunks * chunk, output = at.tile * S::outputs + first;
   for (int token = threadIdx.x / chunks; token < tokens; token += kMultiplyingWarps * 32 / chunks) {
     const int to = at.first_token + at.rank * tokens + token;
     if (to < args.rows && output < args.n)
       *reinterpret_cast<Vec16*>(args.out + long(to) * args.n + output) =
-          *reinterpret_cast<const Vec16*>(&rows[token][first]);
+          *reinterpret_cast<const Vec16*>(&shared.outputs().rows[token][first]);
   }
 }
 
@@ -234,10 +258,10 @@ __device__ inline void multiply_tile(const ProductArgs& args, const ProductPlace
   }
 }
 
-template <int kTokens, int kSplit>
+template <int kTokens, int kSplit, bool kGated>
 __global__ void __launch_bounds__(kMultiplyingWarps * 32 + 128, 1)
     multiply_prompts(const __grid_constant__ ProductArgs args) {
-  using S = ProductShape<kTokens, kSplit>;
+  using S = ProductShape<kTokens, kSplit, kGated>;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<ProductShared<S>*>(memory);
   const ProductPlace<S> at(args);
@@ -253,7 +277,6 @@ __global__ void __launch_bounds__(kMultiplyingWarps * 32 + 128, 1)
   }
   launch_dependents();
   __syncthreads();
-  if constexpr (S::split > 1) cluster_arrive(), cluster_wait();
   wait_for_prerequisites();
   if (threadIdx.x >= kMultiplyingWarps * 32) {
     give_registers<24>();
