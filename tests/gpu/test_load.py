@@ -13,6 +13,7 @@ import math
 import os
 import random
 import secrets
+import statistics
 import subprocess
 import sys
 import time
@@ -31,9 +32,11 @@ SECONDS = float(os.environ.get("BLINK_LOAD_SECONDS", "30"))
 RATE = float(os.environ.get("BLINK_LOAD_RATE", "32"))
 # The tokens of so many answers are checked, at so many places each.
 NUM_ANSWERS, NUM_PLACES = 12, 16
-# What bfloat16 may change in a log probability where other rows share the step, and prompts come in other chunks. Of
-# 128,256 random logits with a standard deviation of 1.3, a few are so close to the best.
-ROUNDING = 0.3
+# How far tokens may be below what is best alone. bfloat16 changes each log probability by 0.08, its standard deviation,
+# where other rows share the step or tokens come in other chunks, and of 128,256 random logits some are so close that
+# another is chosen at every tenth place. At 1,077 places they were 0.28 below the best at most, 0.009 on average. One
+# other token among those before leaves two fifths of them as far below as this, most not among the best 20.
+MOST_BELOW, MEAN_BELOW = 0.6, 0.03
 MODEL = Path(blink.__file__).parent / "models" / "configs" / "llama-3-8b"
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(SECONDS + 300)]
@@ -139,6 +142,7 @@ async def run_load(urls: list[str], seconds: float, rate: float, seed: int) -> l
 def assert_chosen_alone(frontend: Frontend, answers: list[Answer]) -> None:
     """Ask the idle server again, without the prefix cache, for what follows each beginning of an answer."""
     chance = random.Random(3)
+    below: list[float] = []
     for number, answer in enumerate(chance.sample(answers, NUM_ANSWERS)):
         for place in chance.sample(range(len(answer.tokens)), min(NUM_PLACES, len(answer.tokens))):
             again = frontend.complete(
@@ -151,7 +155,9 @@ def assert_chosen_alone(frontend: Frontend, answers: list[Answer]) -> None:
             )
             best: dict[str, float] = again["choices"][0]["logprobs"]["top_logprobs"][0]
             found = best.get(f"token_id:{answer.tokens[place]}", -math.inf)
-            assert found > max(best.values()) - ROUNDING, f"token {place} of a {answer.ending} answer"
+            below.append(max(best.values()) - found)
+            assert below[-1] < MOST_BELOW, f"token {place} of a {answer.ending} answer"
+    assert statistics.fmean(below) < MEAN_BELOW
 
 
 def test_load_with_cancels_slow_readers_and_priorities(
