@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler itself under the load of `blink bench`, on a made-up clock: what its rules do to latency.
 
-Steps take what those of Llama-3-8B's shape take on an H200 (benchmarks/README.md) and sample nothing: answers have the
-lengths that were asked for. Frontend and network are left out but for a constant in each first token. Means over seeds.
+Steps take what those of Llama-3-8B's shape take (benchmarks/README.md) and sample nothing: answers have the lengths
+that were asked for. Frontend and network are left out but for a constant in each first token. Means over seeds.
 
-Run with: python benchmarks/scheduler_simulation.py [--rates 8 32] [--seeds 10] [--set overtake_share=0,0.03]
+Run with: python benchmarks/scheduler_simulation.py [--format int4] [--rates 8 32] [--set overtake_share=0,0.03]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import itertools
 import os
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from padding import padding_share
@@ -34,13 +34,40 @@ from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 
 MAX_MODEL_LEN, VOCAB, NUM_BLOCKS = 4096, 32000, 50_000
-# Milliseconds of a step without context, by its tokens: rows that decode, and prompts with or without such rows.
-DECODING = {1: 3.62, 8: 3.62, 16: 3.74, 32: 3.92, 64: 4.36, 96: 5.07, 128: 5.3, 256: 7.65}
-WITH_PROMPTS = {
-    16: 3.95, 32: 4.18, 64: 4.45, 80: 4.71, 96: 4.98, 128: 5.12, 160: 5.5, 192: 6.1, 224: 6.5, 256: 7.3, 320: 9.0,
-    384: 10.4, 448: 13.0, 512: 13.8, 640: 16.7, 768: 19.5, 1024: 24.7, 1536: 36.0, 2048: 48.9,
+
+
+class Steps(NamedTuple):
+    """What steps take: milliseconds without context, by their tokens, and picoseconds of each token of the context."""
+
+    decoding: dict[int, float]
+    with_prompts: dict[int, float]  # and rows that decode, or none
+    kv_ps: int  # 131,072 bytes
+
+
+# In 16 bits on an H200, the others about so on an H100: prompts are measured, rows less their context.
+STEPS = {
+    "bf16": Steps(
+        {1: 3.62, 8: 3.62, 16: 3.74, 32: 3.92, 64: 4.36, 96: 5.07, 128: 5.3, 256: 7.65},
+        {
+            16: 3.95, 32: 4.18, 64: 4.45, 80: 4.71, 96: 4.98, 128: 5.12, 160: 5.5, 192: 6.1, 224: 6.5, 256: 7.3,
+            320: 9.0, 384: 10.4, 448: 13.0, 512: 13.8, 640: 16.7, 768: 19.5, 1024: 24.7, 1536: 36.0, 2048: 48.9,
+        },
+        30_500,
+    ),
+    "fp8": Steps(
+        {1: 2.6, 32: 3.3, 64: 4.2, 128: 4.8, 256: 6.3},
+        {16: 2.9, 32: 3.4, 64: 4.52, 128: 4.8, 512: 7.77, 2048: 30.5},
+        45_000,
+    ),
+    "int4": Steps(
+        {1: 1.75, 8: 1.85, 16: 2.2, 32: 2.95, 64: 3.6, 96: 4.3, 128: 5.5, 256: 7.9},
+        {
+            16: 2.35, 32: 3.1, 64: 4.4, 96: 5.27, 128: 5.76, 192: 6.53, 256: 7.54, 384: 10.86, 512: 13.69, 1024: 25.0,
+            2048: 50.0,
+        },
+        45_000,
+    ),
 }  # fmt: skip
-KV_PS = 30_500  # of each token of the context: 131,072 bytes
 LAUNCH_MS, JOIN_MS, BORDER_MS = 0.005, 0.09, 0.012  # behind decoding, with prompts, between segments
 FRONTEND_MS = 0.9  # of a first token
 SEGMENT_NS = 1_000_000
@@ -65,7 +92,8 @@ class Answer:
 class Simulation:
     """One server with one frontend, and the clock that both go by."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, steps: Steps) -> None:
+        self._steps = steps
         geometry = build_geometry(config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB, num_blocks=NUM_BLOCKS)
         geometry["lease_timeout_ns"] = geometry["stall_timeout_ns"] = 10**15
         name = f"simulation-{os.getpid()}"
@@ -88,11 +116,11 @@ class Simulation:
 
     def _fill_costs(self, geometry: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         costs = self.state.array("costs", GRAPH_COST)
-        num_decode = int(geometry["num_decode_graphs"])
+        num_decode, steps = int(geometry["num_decode_graphs"]), self._steps
         for graph, (tokens, rows) in enumerate(graph_sizes(geometry)):
-            base = interpolate(DECODING if graph < num_decode else WITH_PROMPTS, tokens) * 1e6
-            usual = base + KV_PS / 1e3 * rows * 512
-            costs[graph] = (int(base), KV_PS, int(np.ceil(usual / SEGMENT_NS)) if usual > 1.5 * SEGMENT_NS else 1)
+            base = interpolate(steps.decoding if graph < num_decode else steps.with_prompts, tokens) * 1e6
+            usual = base + steps.kv_ps / 1e3 * rows * 512
+            costs[graph] = (int(base), steps.kv_ps, int(np.ceil(usual / SEGMENT_NS)) if usual > 1.5 * SEGMENT_NS else 1)
         return costs.copy()
 
     def close(self) -> None:
@@ -138,7 +166,7 @@ class Simulation:
         self.launches.append(entry)
         kv_tokens, segments = int(self.state.struct["account"]["kv_tokens"]), int(entry["num_segments"])
         self.overtaking += segments == 0 and int(self.state.struct["num_segments"]) > 0
-        took = int(self._costs[int(entry["graph"])]["base_ns"]) + kv_tokens * KV_PS // 1000
+        took = int(self._costs[int(entry["graph"])]["base_ns"]) + kv_tokens * self._steps.kv_ps // 1000
         if segments:
             if entry["segment"] == 0:
                 self._segment_ns = took // segments
@@ -152,12 +180,12 @@ class Simulation:
                 self.answers[int(completion["sequence"])].times.append(int(completion["time_ns"]))
 
 
-def simulate(config: EngineConfig, rate: float, duration: float, seed: int) -> dict[str, float]:
+def simulate(config: EngineConfig, steps: Steps, rate: float, duration: float, seed: int) -> dict[str, float]:
     """Return the latencies of one load, in milliseconds, how often a prompt overtook for each request, and padding."""
     load = LoadConfig()
     arrivals = draw_arrivals(rate, duration, 0, np.random.default_rng([seed, 5]))
     lengths = draw_lengths(load, len(arrivals), np.random.default_rng([seed, 2]))
-    simulation = Simulation(config)
+    simulation = Simulation(config, steps)
     try:
         simulation.run(arrivals, lengths)
     finally:
@@ -175,6 +203,7 @@ def simulate(config: EngineConfig, rate: float, duration: float, seed: int) -> d
 def main() -> None:
     """Print a line for each rate and setting."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--format", choices=STEPS, default="bf16")
     parser.add_argument("--rates", type=float, nargs="+", default=[2, 8, 32, 48])
     parser.add_argument("--duration", type=float, default=12.0, help="seconds of arrivals")
     parser.add_argument("--seeds", type=int, default=10)
@@ -190,7 +219,7 @@ def main() -> None:
             max_num_seqs=options.max_num_seqs, max_num_batched_tokens=2048, enable_prefix_caching=False,
             num_queue_pairs=1, **changes,
         )  # fmt: skip
-        runs = [simulate(config, rate, options.duration, seed) for seed in range(options.seeds)]
+        runs = [simulate(config, STEPS[options.format], rate, options.duration, seed) for seed in range(options.seeds)]
         mean = {key: statistics.mean(run[key] for run in runs) for key in runs[0]}
         print(
             f"{rate:6g} {value:>20}   {mean['ttft_p50']:8.2f} {mean['ttft_p90']:5.1f} {mean['ttft_p99']:5.1f}"

@@ -92,7 +92,9 @@ class EngineConfig:
     scheduling_policy: str = option("fcfs", "order of requests within a class", choices=("fcfs", "priority"))
     max_queue_age: float = option(30.0, "seconds after which a waiting request goes before all classes and priorities")
     step_target_ms: float = option(
-        0.0, "time of a step in which sequences decode, up to which prompts ride along; 0: 15/8 of what decoding takes"
+        0.0,
+        "time of a step in which sequences decode, up to which prompts ride along; 0: 15/8 of what decoding takes, "
+        "or what makes prompt tokens the cheapest, up to 5 times as long",
     )
     urgent_tpot_target_ms: float = option(
         0.0, "time between tokens that latency-sensitive requests keep beside best-effort ones; 0: as it comes"

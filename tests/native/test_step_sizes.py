@@ -51,6 +51,30 @@ def test_a_prompt_takes_what_its_graph_holds_within_the_target(target_ms: float,
         assert run_step(h, pair, inbox) == graph
 
 
+def mixed_ms(tokens: int) -> float:
+    """A machine on which prompt tokens beside four that decode in 2 ms are the cheapest in steps of 256 tokens."""
+    return 3 + tokens / 51.2 if tokens <= 128 else 5.5 + (tokens - 128) / 64 if tokens <= 256 else tokens * 7.5 / 256
+
+
+@pytest.mark.parametrize(
+    ("decoding_ms", "target_ms", "graph"), [(2, 0, 256), (1.45, 0, 224), (6.1, 0, 384), (2, 5, 80)]
+)
+def test_a_step_is_longer_where_that_makes_prompt_tokens_cheaper(
+    decoding_ms: float, target_ms: int, graph: int
+) -> None:
+    """Up to five times what decoding takes, and no shorter than 15/8 of it; a target is kept."""
+    with running(CONFIG, **SIZES, step_target_ns=target_ms * MILLISECOND) as h:
+        pair, inbox, _ = start_decoding(h)
+        submit(h, pair, prompt_of(385), max_tokens=2, cached=False)
+        for expected in (4, graph):
+            for index, (tokens, _) in enumerate(h.geometry["graphs"][: int(h.geometry["num_graphs"])]):
+                is_decoding = index < int(h.geometry["num_decode_graphs"])
+                h.costs[index] = (int((decoding_ms if is_decoding else mixed_ms(tokens)) * MILLISECOND), 0, 1)
+            inbox.drain(pair)
+            h.step(decoding_ms)
+            assert int(h.batch[0]["num_tokens"]) == expected
+
+
 @pytest.mark.parametrize("scores", [None, 0, 3])
 def test_a_prompt_that_is_scored_makes_others_wait_no_longer(scores: int | None) -> None:
     with running(CONFIG, **SIZES) as h:

@@ -6,6 +6,8 @@
 
 namespace blink {
 
+constexpr uint64_t kMostHeldUp = 5;           // times what decoding takes, for the sake of cheap prompt tokens
+constexpr uint64_t kCheaper = 16;             // by more than one part of so many, to be worth a longer step
 constexpr uint32_t kBurstSteps = 5;           // of the usual size: prompts that would take more are a burst
 constexpr uint32_t kPatientSteps = 6;         // in which the prompts that wait should be computed
 constexpr uint32_t kPatientUrgentSteps = 32;  // the same beside urgent sequences that have a target
@@ -30,6 +32,21 @@ BLINK_RARE_FN uint32_t fit_graph(const State& s, uint32_t wanted, uint64_t kv_to
   return size;
 }
 
+// What a step takes whose prompt tokens hold decoding up the least, each by its part of what the step takes longer. Of
+// weights that are read fast but multiplied no faster, as those of 4 bits, small steps with prompts are dear.
+BLINK_RARE_FN uint64_t cheapest_ns(const State& s, uint32_t rows, uint64_t kv_tokens, uint64_t decoding) {
+  const Geometry& g = s.geometry;
+  uint64_t cheapest = 0, cheapest_extra = 1, cheapest_tokens = 0;
+  for (uint32_t graph = g.num_decode_graphs; graph < g.first_scoring_graph; graph++) {
+    const uint64_t took = predict_ns(s, graph, kv_tokens), extra = took > decoding ? took - decoding : 0;
+    if (g.graphs[graph].tokens <= rows || took > kMostHeldUp * decoding) continue;
+    const uint64_t tokens = g.graphs[graph].tokens - rows;
+    if (extra * cheapest_tokens * (kCheaper + 1) <= cheapest_extra * tokens * kCheaper)
+      cheapest = took, cheapest_extra = extra, cheapest_tokens = tokens;
+  }
+  return cheapest;
+}
+
 // What decoding takes that a step with prompts holds up: its own, or that of the step that it overtakes.
 BLINK_FN uint64_t held_up_ns(const State& s, uint32_t rows, uint64_t kv_tokens) {
   const uint64_t own = rows > 0 ? predict_decode_ns(s, rows, kv_tokens) : 0;
@@ -44,7 +61,8 @@ BLINK_RARE_FN uint32_t size_step(State& s, uint32_t rows, uint64_t kv_tokens, ui
   const uint64_t decoding = has_costs(s) ? held_up_ns(s, rows, kv_tokens) : 0;
   if (decoding == 0) return g.max_num_batched_tokens;
   const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0, is_automatic = g.step_target_ns == 0 && !is_bound;
-  uint64_t target = g.step_target_ns > 0 ? g.step_target_ns : decoding * 15 / 8;
+  uint64_t target = g.step_target_ns;
+  if (target == 0) target = most(decoding * 15 / 8, cheapest_ns(s, rows, kv_tokens, decoding));
   if (is_bound) target = least(target, g.urgent_tpot_target_ns);
   const uint32_t usual = fit_graph(s, rows + g.block_size, kv_tokens, target);
   const bool is_burst = is_automatic && rows + ceil_div(waiting, kBurstSteps) > usual;
