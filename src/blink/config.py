@@ -94,7 +94,7 @@ class EngineConfig:
     step_target_ms: float = option(
         0.0,
         "time of a step in which sequences decode, up to which prompts ride along; 0: 15/8 of what decoding takes, "
-        "or what makes prompt tokens the cheapest, up to 5 times as long",
+        "or what makes prompt tokens the cheapest, up to 8 times as long",
     )
     urgent_tpot_target_ms: float = option(
         0.0, "time between tokens that latency-sensitive requests keep beside best-effort ones; 0: as it comes"

@@ -6,7 +6,7 @@
 
 namespace blink {
 
-constexpr uint64_t kMostHeldUp = 5;           // times what decoding takes, for the sake of cheap prompt tokens
+constexpr uint64_t kMostHeldUp = 8;           // times what decoding takes, for the sake of cheap prompt tokens
 constexpr uint64_t kCheaper = 16;             // by more than one part of so many, to be worth a longer step
 constexpr uint32_t kBurstSteps = 5;           // of the usual size: prompts that would take more are a burst
 constexpr uint32_t kPatientSteps = 6;         // in which the prompts that wait should be computed
@@ -61,8 +61,8 @@ BLINK_RARE_FN uint32_t size_step(State& s, uint32_t rows, uint64_t kv_tokens, ui
   const uint64_t decoding = has_costs(s) ? held_up_ns(s, rows, kv_tokens) : 0;
   if (decoding == 0) return g.max_num_batched_tokens;
   const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0, is_automatic = g.step_target_ns == 0 && !is_bound;
-  uint64_t target = g.step_target_ns;
-  if (target == 0) target = most(decoding * 15 / 8, cheapest_ns(s, rows, kv_tokens, decoding));
+  uint64_t target = g.step_target_ns > 0 ? g.step_target_ns : decoding * 15 / 8;
+  if (g.step_target_ns == 0 && waiting > 0) target = most(target, cheapest_ns(s, rows, kv_tokens, decoding));
   if (is_bound) target = least(target, g.urgent_tpot_target_ns);
   const uint32_t usual = fit_graph(s, rows + g.block_size, kv_tokens, target);
   const bool is_burst = is_automatic && rows + ceil_div(waiting, kBurstSteps) > usual;
