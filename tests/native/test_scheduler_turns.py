@@ -322,11 +322,9 @@ def test_decisions_can_be_replayed_from_the_trace() -> None:
             trace = np.sort(h.region.trace(), order="step")
             trace = trace[trace["step"] > 0]
             assert (trace["num_segments"] > 0).any() and len(set(trace["turn"].tolist())) > 1
-            return (
-                h.decision_log().tobytes(),
-                h.costs.tobytes(),
-                trace[["retired_ns", "launched_ns"]].tolist(),
-            )
+            ended = int(trace["ended_ns"][-1])  # when a pass saw the last launch's end, which launched nothing
+            passes = [*trace[["retired_ns", "launched_ns"]].tolist(), (ended, ended)]
+            return h.decision_log().tobytes(), h.costs.tobytes(), passes
 
     first = play(None)
     second = play(iter(first[2]))
