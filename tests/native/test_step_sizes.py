@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from test_scheduler_turns import VOCAB, newest, prompt_of
 
 CONFIG = small_config(max_num_batched_tokens=512, max_num_seqs=8, max_sequences_per_worker=32)
 SIZES = {"num_blocks": 400, "max_model_len": 600}
+Milliseconds = Callable[[int], float]  # of a step, by its tokens
 
 
 def true_ms(tokens: int) -> float:
@@ -18,9 +21,10 @@ def true_ms(tokens: int) -> float:
     return max(4.0, 0.02 * tokens + 2.5)
 
 
-def fill(h: Harness, factor: float = 1.0) -> None:
+def fill(h: Harness, factor: float = 1.0, decoding: Milliseconds = true_ms, mixed: Milliseconds = true_ms) -> None:
     for graph in range(int(h.geometry["num_graphs"])):
-        cost = true_ms(int(h.geometry["graphs"][graph]["tokens"])) * factor
+        of_tokens = decoding if graph < int(h.geometry["num_decode_graphs"]) else mixed
+        cost = of_tokens(int(h.geometry["graphs"][graph]["tokens"])) * factor
         h.costs[graph] = (int(cost * MILLISECOND), 0, 1)
 
 
@@ -69,9 +73,7 @@ def test_a_step_is_longer_where_that_makes_prompt_tokens_cheaper(
         pair, inbox, _ = start_decoding(h)
         submit(h, pair, prompt_of(385), max_tokens=2, cached=False, best_effort=best_effort)
         for expected in (4, graph):
-            for index, (tokens, _) in enumerate(h.geometry["graphs"][: int(h.geometry["num_graphs"])]):
-                is_decoding = index < int(h.geometry["num_decode_graphs"])
-                h.costs[index] = (int((decoding_ms if is_decoding else mixed_ms(tokens)) * MILLISECOND), 0, 1)
+            fill(h, decoding=lambda _: decoding_ms, mixed=mixed_ms)
             inbox.drain(pair)
             h.step(decoding_ms)
             assert int(h.batch[0]["num_tokens"]) == expected

@@ -61,8 +61,8 @@ BLINK_RARE_FN uint32_t size_step(State& s, uint32_t rows, uint64_t kv_tokens, ui
   const uint64_t decoding = has_costs(s) ? held_up_ns(s, rows, kv_tokens) : 0;
   if (decoding == 0) return g.max_num_batched_tokens;
   const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0, is_automatic = g.step_target_ns == 0 && !is_bound;
-  uint64_t target = g.step_target_ns > 0 ? g.step_target_ns : decoding * 15 / 8;
-  if (g.step_target_ns == 0 && waiting > 0) target = most(target, cheapest_ns(s, rows, kv_tokens, decoding));
+  uint64_t target = g.step_target_ns;
+  if (target == 0) target = most(decoding * 15 / 8, waiting > 0 ? cheapest_ns(s, rows, kv_tokens, decoding) : 0);
   if (is_bound) target = least(target, g.urgent_tpot_target_ns);
   const uint32_t usual = fit_graph(s, rows + g.block_size, kv_tokens, target);
   const bool is_burst = is_automatic && rows + ceil_div(waiting, kBurstSteps) > usual;

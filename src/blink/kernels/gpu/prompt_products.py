@@ -55,17 +55,11 @@ def can_multiply(weight: PackedWeight, *, gated: bool = False) -> bool:
     return weight.format is Format.INT4 and weight.dtype == torch.bfloat16 and sizes and can_multiply_groups()
 
 
-def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
-    """Return x @ weight.T; x: contiguous bfloat16 [tokens, in]."""
-    out = x.new_empty(len(x), weight.shape[0])
-    launch_product(x, weight, out, choose_split(*out.shape))
-    return out
-
-
-def multiply_gated(x: Tensor, gate_up: PackedWeight) -> Tensor:
-    """Return silu(gate) * up of x @ gate_up.T, whose first half are the gates; x: contiguous bfloat16 [tokens, in]."""
-    out = x.new_empty(len(x), gate_up.shape[0] // 2)
-    launch_product(x, gate_up, out, choose_split(len(x), gate_up.shape[0]), gated=True)
+def multiply(x: Tensor, weight: PackedWeight, *, gated: bool = False) -> Tensor:
+    """Return x @ weight.T, or silu(gate) * up of it, whose first half are the gates; x: contiguous bfloat16."""
+    rows, n = len(x), weight.shape[0]
+    out = x.new_empty(rows, n // 2 if gated else n)
+    launch_product(x, weight, out, choose_split(rows, n), gated=gated)
     return out
 
 

@@ -34,7 +34,7 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     rows = x.shape[0]
     if _are_few(rows, weight):
         return _multiply_few(x, weight)
-    if rows <= _MOST_INT4_ROWS and prompt_products.can_multiply(weight):
+    if _are_prompts(rows, weight):
         return prompt_products.multiply(x, weight)
     if weight.scales is not None:
         return _multiply_fp8(*quantize_rows(x), weight, weight.scales[None, :])
@@ -48,9 +48,8 @@ def multiply_gated(x: Tensor, gate_up: PackedWeight) -> Tensor:
     from blink.kernels.gpu import prompt_products
     from blink.kernels.gpu.activation import activate
 
-    rows = len(x)
-    if rows <= _MOST_INT4_ROWS and prompt_products.can_multiply(gate_up, gated=True) and not _are_few(rows, gate_up):
-        return prompt_products.multiply_gated(x, gate_up)
+    if not _are_few(len(x), gate_up) and _are_prompts(len(x), gate_up, gated=True):
+        return prompt_products.multiply(x, gate_up, gated=True)
     return activate(multiply(x, gate_up))
 
 
@@ -62,6 +61,13 @@ def _are_few(rows: int, weight: PackedWeight) -> bool:
     if weight.format is Format.INT4:
         most = _FEW_INT4_ROWS
     return rows <= most and gemm.can_multiply_packed(weight, rows)
+
+
+def _are_prompts(rows: int, weight: PackedWeight, *, gated: bool = False) -> bool:
+    """Tell whether the kernel of prompts multiplies so many rows, which are not few."""
+    from blink.kernels.gpu import prompt_products
+
+    return rows <= _MOST_INT4_ROWS and prompt_products.can_multiply(weight, gated=gated)
 
 
 def _multiply_few(x: Tensor, weight: PackedWeight) -> Tensor:
