@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time steps of a bundled model in 16 bits, FP8 and 4 bits: decoding rows, and prompts; random weights.
 
-Each step is a graph; medians of replays. FP8 is that of --quantization fp8, the others that of a checkpoint.
+Each step is a graph; medians of replays. How products are computed is chosen as a server chooses. FP8 is that of
+--quantization fp8, the others that of a checkpoint.
 
 Run with: python benchmarks/kernels/quantized_step.py [--model llama-3-8b] [--formats bf16 fp8 int4 int4-fp8-head]
 """
@@ -19,6 +20,7 @@ from decode_layer import BLOCK_SIZE, Run, make_batch, time_graph
 import blink.models
 from blink.config import ModelConfig
 from blink.kernels.batch import Batch, Header
+from blink.kernels.gpu import choices
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.quantized import GROUP
 from blink.models import decode_step
@@ -89,9 +91,12 @@ def main() -> None:
     for form in options.formats:
         with tempfile.TemporaryDirectory() as folder:
             decoder = load(options.model, form, Path(folder))
-        runs = [make_decoding(decoder, rows, options.context) for rows in options.rows]
-        runs += [make_prompt(decoder, tokens, options.beside, options.context) for tokens in options.prompts]
-        compile_ahead(lambda runs=runs: [run() for run in runs])
+            runs = [make_decoding(decoder, rows, options.context) for rows in options.rows]
+            runs += [make_prompt(decoder, tokens, options.beside, options.context) for tokens in options.prompts]
+            compile_ahead(lambda runs=runs: [run() for run in runs])
+            with choices.choosing(Path(folder) / "products.json"):
+                for run in runs:
+                    run()
         times = [time_graph(run) for run in runs]
         print(f"{form:>{width}}" + "".join(f"{time / 1e3:>12.3f}" for time in times), flush=True)
         del decoder, runs

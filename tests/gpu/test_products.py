@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.kernels.gpu import products
+from blink.kernels.gpu import choices, products
 from blink.kernels.gpu.cublas_lt import Product, can_compute
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_chosen", {})
-    monkeypatch.setattr(products, "_kept", {})
+    monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(choices, "_kept", {})
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -53,42 +53,43 @@ def test_what_is_chosen_is_used_in_graphs_and_kept_for_the_next_start(
     path = tmp_path / "blink" / "products.json"
     x, weight = draw(224, 4096), draw(6144, 4096)
     name = products.name_product(x, weight)
-    monkeypatch.setattr(products, "_MIN_GAIN", -1.0)  # any algorithm is chosen, so that one is
-    with products.choosing(path):
+    monkeypatch.setattr(choices, "_MIN_GAIN", -1.0)  # any algorithm is chosen, so that one is
+    with choices.choosing(path):
         found = products.multiply(x, weight)
     assert error(found, functional.linear(x, weight)) < 5e-3
-    chosen = products._chosen[name]
+    chosen = choices._chosen[name]
     assert chosen is not None
-    assert json.loads(path.read_text())[products.name_machine()] == {name: chosen.hex()}
+    assert json.loads(path.read_text())[choices.name_machine()] == {name: chosen}
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = products.multiply(x, weight)
     graph.replay()
-    assert torch.equal(captured, Product(x, weight).compute(chosen))
+    assert torch.equal(captured, Product(x, weight).compute(bytes.fromhex(chosen)))
     before = path.stat().st_mtime_ns
-    monkeypatch.setattr(products, "_chosen", {})
-    monkeypatch.setattr(products, "_time", None)  # a start that measured anew would fail
-    with products.choosing(path):
+    monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(choices, "_time", None)  # a start that measured anew would fail
+    with choices.choosing(path):
         assert torch.equal(products.multiply(x, weight), captured)
     assert path.stat().st_mtime_ns == before
 
 
-def test_words_that_are_no_algorithm_are_chosen_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", ["ff" * 64, "00", "0g"])
+def test_words_that_are_no_algorithm_are_chosen_anew(code: str, tmp_path: Path) -> None:
     path = tmp_path / "products.json"
     x, weight = draw(100, 4096), draw(4096, 4096)
     name = products.name_product(x, weight)
-    path.write_text(json.dumps({products.name_machine(): {name: "ff" * 64}}))
-    with products.choosing(path):
+    path.write_text(json.dumps({choices.name_machine(): {name: code}}))
+    with choices.choosing(path):
         found = products.multiply(x, weight)
     assert error(found, functional.linear(x, weight)) < 5e-3
-    assert json.loads(path.read_text())[products.name_machine()][name] != "ff" * 64
+    assert json.loads(path.read_text())[choices.name_machine()][name] != code
 
 
 def test_what_no_algorithm_is_made_for_is_left_to_pytorch(tmp_path: Path) -> None:
     weight = draw(4096, 4096)
-    with products.choosing(tmp_path / "products.json"):
+    with choices.choosing(tmp_path / "products.json"):
         misaligned = draw(101, 4096).flatten()[1 : 1 + 100 * 4096].view(100, 4096)
         for x in (draw(100, 4096).float(), draw(4096, 100).T, misaligned):
             assert not can_compute(x)
             assert torch.equal(products.multiply(x, weight.to(x.dtype)), functional.linear(x, weight.to(x.dtype)))
-    assert not products._chosen
+    assert not choices._chosen

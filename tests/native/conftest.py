@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,8 @@ for _name in ("default", "ci", "deep"):
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 Compile = Callable[..., Path]
+CompileDevice = Callable[..., ctypes.CDLL]
+_SHARED_MEMORY = "extern __shared__ __align__(1024) char memory[];"
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +47,27 @@ def compile_native(tmp_path_factory: pytest.TempPathFactory) -> Compile:
             assert done.returncode == 0, done.stderr
             built[key] = target
         return built[key]
+
+    return compile_source
+
+
+@pytest.fixture(scope="session")
+def compile_device(compile_native: Compile, tmp_path_factory: pytest.TempPathFactory) -> CompileDevice:
+    """Return compile(program, source, *headers, words=...): one of this folder's programs with device code.
+
+    source, headers: of csrc/gpu; words: this folder's headers, by the names of those in whose place they stand.
+    """
+
+    def compile_source(program: str, source: str, *headers: str, words: Mapping[str, str]) -> ctypes.CDLL:
+        folder, gpu = tmp_path_factory.mktemp("sources"), _CSRC / "gpu"
+        assert _SHARED_MEMORY in (gpu / source).read_text()
+        for name in (source, *headers):
+            text = (gpu / name).read_text().replace(_SHARED_MEMORY, "char* memory = block->shared();")
+            (folder / Path(name).name).write_text(text.replace('"gpu/prompts/', '"'))
+        for name, header in words.items():
+            (folder / name).write_text(f'#pragma once\n#include "{header}"\n')
+        flags = ("-O2", "-shared", "-fPIC", "-fno-strict-aliasing", "-Wno-unknown-pragmas", f"-I{folder}")
+        return ctypes.CDLL(str(compile_native(program, *flags)))
 
     return compile_source
 

@@ -56,6 +56,25 @@ inline void copy_box(void* to, const TensorMap& map, int column, int row, Barrie
 inline void copy_box_3d(void* to, const TensorMap& map, int column, int row, Barrier& barrier, unsigned long long) {
   copy_boxes(to, map, column, row, barrier, map.box[1]);
 }
+inline void copy_box_to_all(void* to, const TensorMap& map, int column, int row, Barrier& barrier,
+                            unsigned short blocks, unsigned long long policy) {
+  Block* own = block;
+  const long place = static_cast<char*>(to) - own->shared();
+  const long counter = reinterpret_cast<char*>(&barrier) - own->shared();
+  for (unsigned rank = 0; rank < cluster.blocks.size(); rank++) {
+    if (!(blocks >> rank & 1)) continue;
+    block = cluster.blocks[rank].get();
+    copy_box(block->shared() + place, map, column, row, *reinterpret_cast<Barrier*>(block->shared() + counter), policy);
+  }
+  block = own;
+}
+inline void arrive_in_cluster(unsigned barrier) { arrive(find_in_cluster<Barrier>(barrier)); }
+
+template <int kCount>
+inline void multiply_boxes(float (&d)[kCount], unsigned long long a, unsigned long long b) {
+  for (int i = 0; i < kCount; i++)
+    for (int k = 0; k < 16; k++) d[i] += Operand(a).by_k(row_of(i), k) * Operand(b).by_k(column_of(i), k);
+}
 
 template <int kCount>
 inline void multiply_rows(float (&d)[kCount], const unsigned (&a)[4], unsigned long long b) {

@@ -131,7 +131,9 @@ struct Operand {
 inline void fence_products() {}
 inline void commit_products() {}
 template <int>
-inline void wait_for_products() {}
+inline void wait_for_products() {  // which all lanes of a warp do at once: one arrives at barriers for all
+  __syncwarp();
+}
 template <int kCount>
 inline void keep(float (&)[kCount]) {}
 inline void compute_before(float, int&) {}

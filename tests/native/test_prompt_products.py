@@ -6,34 +6,24 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-import blink
 from blink.kernels.activation import activate
 from blink.kernels.quantized import GROUP, PackedWeight, QuantizedMatrix, pack
-from conftest import Compile
+from conftest import CompileDevice
 
-_GPU = Path(blink.__file__).parent / "csrc" / "gpu"
 Multiply = Callable[[Tensor, PackedWeight, int, bool], Tensor]
 
 
 @pytest.fixture(scope="module")
-def multiply(compile_native: Compile, tmp_path_factory: pytest.TempPathFactory) -> Multiply:
+def multiply(compile_device: CompileDevice) -> Multiply:
     """Return multiply(x, weight, split, gated)."""
-    folder = tmp_path_factory.mktemp("sources")
-    memory = "extern __shared__ __align__(1024) char memory[];"
-    assert memory in (_GPU / "prompts" / "products.cu").read_text()
-    for name in ("prompts/products.cu", "decode/quantized.cuh"):
-        text = (_GPU / name).read_text().replace(memory, "char* memory = block->shared();")
-        (folder / Path(name).name).write_text(text.replace('"gpu/prompts/', '"'))
-    for name in ("warpgroups.cuh", "ptx.cuh"):
-        (folder / name).write_text('#pragma once\n#include "gpu_matrices.h"\n')
-    flags = ("-O2", "-shared", "-fPIC", "-fno-strict-aliasing", "-Wno-unknown-pragmas", f"-I{folder}")
-    run = ctypes.CDLL(str(compile_native("prompt_products.cpp", *flags))).multiply
+    headers = ("prompts/ring.cuh", "decode/quantized.cuh")
+    words = dict.fromkeys(("warpgroups.cuh", "ptx.cuh"), "gpu_matrices.h")
+    run = compile_device("prompt_products.cpp", "prompts/products.cu", *headers, words=words).multiply
 
     def multiply_rows(x: Tensor, weight: PackedWeight, split: int, gated: bool) -> Tensor:
         (rows, k), n = x.shape, weight.shape[0]

@@ -7,33 +7,23 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-import blink
-from conftest import Compile
+from conftest import CompileDevice
 
-_SOURCES = Path(blink.__file__).parent / "csrc" / "gpu" / "prompts"
 _KV_HEADS, _HEAD_DIM, _TILE_PAIRS, _ITEM_WORDS = 2, 128, 128, 16
 Attend = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
 
 
 @pytest.fixture(scope="module")
-def attend(compile_native: Compile, tmp_path_factory: pytest.TempPathFactory) -> Attend:
+def attend(compile_device: CompileDevice) -> Attend:
     """Return attend(query, cache, table, context, chunk_keys) of one row."""
-    folder = tmp_path_factory.mktemp("sources")
-    memory = "extern __shared__ __align__(1024) char memory[];"
-    assert memory in (_SOURCES / "attention.cu").read_text()
-    for name in ("attention.cu", "tiles.cuh"):
-        text = (_SOURCES / name).read_text().replace(memory, "char* memory = block->shared();")
-        (folder / name).write_text(text.replace('"gpu/prompts/', '"'))
-    (folder / "warpgroups.cuh").write_text('#include "gpu_warpgroups.h"\n')
-    flags = ("-O2", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{folder}")
-    run = ctypes.CDLL(str(compile_native("prompt_tiles.cpp", *flags))).attend
+    words = {"warpgroups.cuh": "gpu_warpgroups.h"}
+    run = compile_device("prompt_tiles.cpp", "prompts/attention.cu", "prompts/tiles.cuh", words=words).attend
 
     def attend_row(query: Tensor, cache: Tensor, table: Tensor, context: int, chunk_keys: int) -> Tensor:
         num_tokens, heads, _ = query.shape

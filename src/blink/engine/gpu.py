@@ -20,9 +20,9 @@ from blink.engine.geometry import graph_sizes
 from blink.errors import ConfigError
 from blink.host.heartbeat import Silence
 from blink.kernels.batch import Batch
-from blink.kernels.gpu import cublas, products
+from blink.kernels.gpu import choices, cublas, gated_products
 from blink.kernels.gpu.decode.launch import compile_ahead
-from blink.models.decode_step import MAX_MIXED_TOKENS, Suspended
+from blink.models.decode_step import Suspended
 from blink.models.weights.files import cache_folder
 from blink.region.layout import EngineState
 
@@ -98,23 +98,23 @@ class GpuEngine(Engine):
         graphs = list(enumerate(graph_sizes(self._geometry)))
         graphs.sort(key=lambda graph: graph[1], reverse=True)
         num_decode_graphs = int(self._geometry["num_decode_graphs"])
-        self._compile_ahead(num_decode_graphs)
-        with products.choosing(cache_folder() / "products.json"):
+        with choices.choosing(cache_folder() / "products.json"):
+            self._compile_ahead(num_decode_graphs)
             for index, size in tqdm(graphs, desc="capturing graphs", unit="graph"):
                 is_scoring = index >= int(self._geometry["first_scoring_graph"])
                 run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs, scoring=is_scoring)
-                run()  # compiles and loads the kernels, and chooses among those of cuBLAS
+                run()  # compiles and loads the kernels, and chooses among ways to compute products
                 torch.cuda.synchronize()
                 self._scheduler.capture(index, run)
 
     def _compile_ahead(self, num_decode_graphs: int) -> None:
-        """Compile the kernels of decoding rows, of which each size has its own, on all cores."""
+        """Compile on all cores the kernels of decoding rows and few tokens, of which each size has its own."""
         sizes = list(enumerate(graph_sizes(self._geometry)))[: int(self._geometry["first_scoring_graph"])]
 
         def run() -> None:
             for index, (tokens, rows) in reversed(sizes):
                 decoding = index < num_decode_graphs
-                if decoding or tokens <= MAX_MIXED_TOKENS:
+                if decoding or tokens <= gated_products.MAX_ROWS:
                     self._model.compute_logits(self._batch, self._kv_cache, tokens, rows, decoding=decoding)
 
         compile_ahead(run)

@@ -44,10 +44,15 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 def gated_linear(x: Tensor, gate_up: Weight, activation: Activation) -> Tensor:
     """Return activation(gate) * up of x @ gate_up.T, whose first half are the gates: activation.py."""
-    if activation == "silu" and isinstance(gate_up, PackedWeight):
-        from blink.kernels.gpu import quantized as gpu
+    if activation == "silu":
+        if isinstance(gate_up, PackedWeight):
+            from blink.kernels.gpu import quantized as gpu
 
-        return gpu.multiply_gated(x, gate_up)
+            return gpu.multiply_gated(x, gate_up)
+        if isinstance(gate_up, Tensor) and gate_up.is_cuda:
+            from blink.kernels.gpu import gated_products
+
+            return gated_products.multiply(x, gate_up)
     return activate(linear(x, gate_up), activation)
 
 

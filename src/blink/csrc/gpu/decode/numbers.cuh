@@ -43,7 +43,7 @@ __device__ inline float exp2_fast(float exponent) {
   return power;
 }
 
-__device__ inline float silu(float x) { return x / (1 + __expf(-x)); }
+__device__ inline float silu(float x) { return __fdividef(x, 1 + __expf(-x)); }
 
 // Products of two pairs of bf16 and what is added to them, rounded once.
 __device__ inline unsigned fma_pairs(unsigned a, unsigned b, unsigned c) {

@@ -98,6 +98,13 @@ __device__ inline void arrive(Barrier& barrier) {
                : "memory");
 }
 
+// Arrive at another block's barrier. Without release: with it an arrival waits for all that the warp has under way.
+__device__ inline void arrive_in_cluster(unsigned barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
 // Wait until the phase of this parity is over.
 __device__ inline void wait(Barrier& barrier, unsigned parity) {
 #if __CUDA_ARCH__ >= 900

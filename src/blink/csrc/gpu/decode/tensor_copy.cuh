@@ -45,7 +45,20 @@ __device__ inline void copy_box(void* to, const TensorMap& map, int column, int 
 #endif
 }
 
-// The same of three dimensions, at a column and a row.
+// The same to all blocks of the cluster whose bits are set, at the same place of their shared memory, counted by the
+// same barrier of each.
+__device__ inline void copy_box_to_all(void* to, const TensorMap& map, int column, int row, Barrier& barrier,
+                                       unsigned short blocks, unsigned long long policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_"
+      "hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier)), "h"(blocks), "l"(policy)
+      : "memory");
+#endif
+}
+
+// Copy a box of three dimensions to this block, at a column and a row.
 __device__ inline void copy_box_3d(void* to, const TensorMap& map, int column, int row, Barrier& barrier,
                                    unsigned long long policy) {
 #if __CUDA_ARCH__ >= 900

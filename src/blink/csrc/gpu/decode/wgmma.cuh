@@ -137,6 +137,22 @@ __device__ inline void multiply_boxes(float (&d)[64], unsigned long long a, unsi
   BLINK_MULTIPLY_BOXES(128, 64, 64, 65);
 }
 
+__device__ inline void multiply_boxes(float (&d)[80], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(160, 80, 80, 81);
+}
+
+__device__ inline void multiply_boxes(float (&d)[96], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(192, 96, 96, 97);
+}
+
+__device__ inline void multiply_boxes(float (&d)[112], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(224, 112, 112, 113);
+}
+
+__device__ inline void multiply_boxes(float (&d)[128], unsigned long long a, unsigned long long b) {
+  BLINK_MULTIPLY_BOXES(256, 128, 128, 129);
+}
+
 // The same with a in registers, named behind the sums. Warp w and lane l hold k l % 4 * 2 and the next of rows 16 * w +
 // l / 4 (a[0]) and 8 more (a[1]), and of the same rows 8 k further (a[2], a[3]).
 __device__ inline void multiply_rows(float (&d)[32], const unsigned (&a)[4], unsigned long long b) {

@@ -3,6 +3,7 @@
 // tokens. Each of two warpgroups makes operands of 64 rows in registers, one word ahead of the products of the tensor
 // cores; a third copies weights and tokens ahead. Blocks of a cluster share k, and then exchange their sums. Of gates
 // and ups a tile has 64 each, in eights by turns: a lane's upper row is a gate, and its lower one the gate's up.
+#include "gpu/prompts/ring.cuh"
 #include "gpu/prompts/warpgroups.cuh"
 #include "quantized.cuh"
 
@@ -75,17 +76,6 @@ struct ProductPlace {
     if constexpr (!S::gated) return min(tile * kTileRows + in_tile, n - 1);
     const int output = min(tile * S::outputs + in_tile / 16 * 8 + in_tile % 8, n - 1);
     return in_tile / 8 % 2 * n + output;
-  }
-};
-
-// A place in a ring, and the parity of its phase.
-template <int kSlots>
-struct RingPlace {
-  int slot = 0;
-  unsigned parity = 0;
-
-  __device__ void advance() {
-    if (++slot == kSlots) slot = 0, parity ^= 1;
   }
 };
 

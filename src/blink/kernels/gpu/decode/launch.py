@@ -51,6 +51,11 @@ def compile_kernel(name: str, source: str = _DECODE) -> driver.CUfunction:
     return _compile(name, source)
 
 
+def is_compiling_ahead() -> bool:
+    """Tell whether launches are nothing but noted: within compile_ahead()."""
+    return _wanted is not None
+
+
 def compile_ahead(run: Callable[[], object]) -> None:
     """Compile on all cores the kernels that `run` launches. It runs without them, on what memory holds."""
     global _wanted

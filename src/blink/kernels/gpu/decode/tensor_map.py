@@ -33,9 +33,11 @@ def encode_bytes(matrix: Tensor, box_rows: int) -> TensorMap:
 
 
 def encode_planes(planes: Tensor, box_rows: int) -> TensorMap:
-    """Describe contiguous planes [planes, rows, columns] of bytes, in boxes of so many rows of 128 of all planes."""
+    """Describe contiguous planes [planes, rows, columns], in boxes of so many rows of 128 bytes of all planes."""
     count, rows, columns = planes.shape
-    return _encode(planes, (columns, rows, count), (columns, rows * columns), (2 * BOX_ROW, box_rows, count))
+    return _encode(
+        planes, (columns, rows, count), (columns, rows * columns), (2 * BOX_ROW // planes.itemsize, box_rows, count)
+    )
 
 
 def encode_stages(tensor: Tensor, box: tuple[int, int, int]) -> TensorMap:

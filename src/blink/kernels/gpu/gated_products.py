@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""silu(gate) * up of products with weights of 16 bits and 65 to 256 tokens: csrc/gpu/prompts/gates.cu, where that is
+faster than cuBLAS and the activation behind it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blink.kernels.gpu import choices, products
+from blink.kernels.gpu.activation import activate
+from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, is_compiling_ahead, launch
+from blink.kernels.gpu.decode.tensor_map import BOX_ROW, TensorMap, encode_matrix, encode_planes
+
+MAX_ROWS = 256
+_MIN_ROWS = 65
+_SOURCE = "prompts/gates.cu"
+_THREADS = 384
+_SHARED_BYTES = 226 << 10  # GateShared
+_ALIGNED = 8  # outputs that are written at once
+_TOKENS = (96, 128, 160, 192, 224, 256)  # that the kernel is made for
+_MOST_OF_BOTH = 192  # tokens where a warpgroup has gates and ups: its registers hold no more sums
+_CUBLAS = "cuBLAS"  # the way that others are compared with
+
+
+class Split(NamedTuple):
+    """How a product is split among blocks."""
+
+    outputs: int  # of a block
+    cluster: int  # blocks that share the copies of tokens
+
+
+# Each is the fastest for some shape.
+SPLITS = (Split(64, 1), Split(64, 4), Split(128, 4))
+
+
+class _Arguments(ctypes.Structure):  # gates.cu's GateArgs
+    _fields_ = [
+        ("weight", TensorMap),
+        ("x", TensorMap),
+        ("out", ctypes.c_void_p),
+        ("outputs", ctypes.c_int),
+        ("rows", ctypes.c_int),
+        ("boxes", ctypes.c_int),
+    ]
+
+
+def multiply(x: Tensor, gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up of x @ gate_up.T, whose first half are the gates; both on the GPU."""
+    if not can_multiply(x, gate_up):
+        return activate(products.multiply(x, gate_up), "silu")
+    name = f"silu(gate) * up of {products.name_product(x, gate_up)}"
+    ways = list_ways(x, gate_up)
+    if is_compiling_ahead():
+        for code in choices.list_likely(name, ways):
+            ways[code]()
+    code = choices.find(name, lambda: ways, ways.__contains__)
+    return ways[code or _CUBLAS]()
+
+
+def can_multiply(x: Tensor, gate_up: Tensor) -> bool:
+    """Tell whether the kernel takes a product."""
+    (rows, k), n = x.shape, len(gate_up)
+    sizes = _MIN_ROWS <= rows <= MAX_ROWS and n % (2 * _ALIGNED) == k % BOX_ROW == 0
+    if not sizes or gate_up.nbytes < products.MIN_WEIGHT_BYTES or not can_multiply_groups():
+        return False
+    return all(operand.dtype == torch.bfloat16 and operand.is_contiguous() for operand in (x, gate_up))
+
+
+def list_splits(rows: int) -> list[Split]:
+    """Return the splits that the kernel has for so many tokens."""
+    return [split for split in SPLITS if split.outputs == SPLITS[0].outputs or rows <= _MOST_OF_BOTH]
+
+
+def multiply_split(x: Tensor, gate_up: Tensor, split: Split) -> Tensor:
+    """Return silu(gate) * up as the kernel computes it with one split."""
+    (rows, k), outputs = x.shape, len(gate_up) // 2
+    assert can_multiply(x, gate_up)
+    tokens = next(count for count in _TOKENS if rows <= count)
+    out = x.new_empty(rows, outputs)
+    arguments = _Arguments(
+        encode_planes(gate_up.view(2, outputs, k), split.outputs),
+        encode_matrix(x, tokens // split.cluster),
+        out.data_ptr(),
+        outputs,
+        rows,
+        k // BOX_ROW,
+    )
+    launch(
+        compile_kernel(f"blink::gate_prompts<{tokens}, {split.outputs}, {split.cluster}>", _SOURCE),
+        (math.ceil(outputs / split.outputs / split.cluster) * split.cluster, 1),
+        _THREADS,
+        arguments,
+        cluster=split.cluster,
+        shared_bytes=_SHARED_BYTES,
+    )
+    return out
+
+
+def list_ways(x: Tensor, gate_up: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """Return the ways to compute a product that the kernel takes, by their names in the file; cuBLAS's first."""
+    ways: dict[str, Callable[[], Tensor]] = {_CUBLAS: lambda: activate(products.multiply(x, gate_up), "silu")}
+    for split in list_splits(len(x)):
+        ways[f"{split.outputs} outputs, {split.cluster} blocks"] = functools.partial(multiply_split, x, gate_up, split)
+    return ways

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""silu(gate) * up of weights of 16 bits by one kernel, against the plain products: every split, edges of both operands,
+what is not finite; and which way is chosen, kept and compiled ahead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from blink.kernels.activation import activate
+from blink.kernels.linear import gated_linear, linear
+
+pytest.importorskip("cuda.core")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from test_decode_planes import draw, error
+
+from blink.kernels.gpu import choices, gated_products
+from blink.kernels.gpu.decode import launch
+from blink.kernels.gpu.decode.launch import can_multiply_groups
+from blink.kernels.gpu.gated_products import SPLITS, Split, list_splits, multiply_split
+
+pytestmark = pytest.mark.skipif(not can_multiply_groups(), reason="needs the warpgroup products of Hopper")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(choices, "_kept", {})
+
+
+def draw_gates(outputs: int, k: int) -> Tensor:
+    return draw(2 * outputs, k) * k**-0.5 * 2
+
+
+def compute(x: Tensor, gate_up: Tensor) -> Tensor:
+    gate, up = (x.float() @ gate_up.float().T).chunk(2, 1)
+    return functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("rows", [65, 96, 97, 128, 150, 160, 192, 193, 224, 241, 256])
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_any_split_gives_what_the_activation_gives_of_plain_products(split: Split, rows: int) -> None:
+    if split not in list_splits(rows):
+        pytest.skip("not made for so many tokens")
+    torch.manual_seed(rows)
+    for outputs, k in ((1032, 1024), (200, 8192), (4096, 512)):
+        x, gate_up = draw(rows, k), draw_gates(outputs, k)
+        found = multiply_split(x, gate_up, split)
+        assert torch.equal(found, multiply_split(x, gate_up, split))
+        assert error(found, compute(x, gate_up)) < 4e-3
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_what_is_not_finite_stays_in_its_row(split: Split, value: float) -> None:
+    torch.manual_seed(3)
+    x, gate_up = draw(150, 2048), draw_gates(520, 2048)
+    x[77, 5] = value
+    found, others = multiply_split(x, gate_up, split), torch.arange(150, device="cuda") != 77
+    assert not found[77].isfinite().any() and error(found[others], compute(x, gate_up)[others]) < 4e-3
+
+
+def test_large_gates_are_neither_lost_nor_made_infinite() -> None:
+    torch.manual_seed(4)
+    x, gate_up = draw(70, 1024), draw_gates(1024, 1024) * 60
+    found, expected = multiply_split(x, gate_up, SPLITS[0]), compute(x, gate_up)
+    assert expected.abs().max() > 1e4 and found.isfinite().all() and error(found, expected) < 4e-3
+
+
+def test_the_fastest_way_is_chosen_used_in_graphs_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(5)
+    path = tmp_path / "products.json"
+    x, gate_up = draw(150, 2048), draw_gates(2048, 2048)
+    before = gated_linear(x, gate_up, "silu")
+    assert torch.equal(before, activate(linear(x, gate_up)))  # until something has been chosen
+    monkeypatch.setattr(choices, "_MIN_GAIN", -10.0)  # so that another way than the first is likely to be
+    with choices.choosing(path):
+        found = gated_linear(x, gate_up, "silu")
+    assert error(found, compute(x, gate_up)) < 4e-3
+    (name,) = (name for name in choices._chosen if "silu" in name)
+    kept = json.loads(path.read_text())[choices.name_machine()]
+    assert kept[name] == choices._chosen[name] and any("silu" not in other for other in kept)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gated_linear(x, gate_up, "silu")
+    graph.replay()
+    assert torch.equal(captured, found)
+    monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(choices, "_time", None)  # a start that measured anew would fail
+    with choices.choosing(path):
+        assert torch.equal(gated_linear(x, gate_up, "silu"), found)
+
+
+def test_what_a_file_names_is_compiled_ahead_and_all_if_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, gate_up = draw(100, 2048), draw_gates(2048, 2048)
+    compiled: list[str] = []
+    monkeypatch.setattr(launch, "_compile", lambda name, source: compiled.append(name))  # noqa: ARG005
+    launch.compile_ahead(lambda: gated_linear(x, gate_up, "silu"))
+    assert len(compiled) == len(SPLITS)
+    ways = gated_products.list_ways(x, gate_up)
+    name = f"silu(gate) * up of {gated_products.products.name_product(x, gate_up)}"
+    for code, count in ((list(ways)[2], 1), (None, 0)):
+        compiled.clear()
+        monkeypatch.setattr(choices, "_kept", {name: code})
+        launch.compile_ahead(lambda: gated_linear(x, gate_up, "silu"))
+        assert len(compiled) == count
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "k"), [(64, 4096, 1024), (257, 4096, 1024), (100, 4100, 1024), (100, 4096, 1056)]
+)
+def test_what_the_kernel_is_not_made_for_takes_the_other_way(rows: int, outputs: int, k: int) -> None:
+    torch.manual_seed(6)
+    x, gate_up = draw(rows, k), draw_gates(outputs, k)
+    assert not gated_products.can_multiply(x, gate_up)
+    assert torch.equal(gated_linear(x, gate_up, "silu"), activate(linear(x, gate_up)))
+    assert torch.equal(gated_linear(x, gate_up, "gelu_tanh"), activate(linear(x, gate_up), "gelu_tanh"))
