@@ -58,10 +58,10 @@ def multiply(x: Tensor, gate_up: Tensor) -> Tensor:
     name = f"silu(gate) * up of {products.name_product(x, gate_up)}"
     ways = list_ways(x, gate_up)
     if is_compiling_ahead():
-        for code in choices.list_likely(name, ways):
-            ways[code]()
-    code = choices.find(name, lambda: ways, ways.__contains__)
-    return ways[code or _CUBLAS]()
+        for compute in map(ways.__getitem__, choices.list_likely(name, ways)):
+            compute()
+    compute = ways[choices.find(name, lambda: ways, ways.__contains__) or _CUBLAS]
+    return compute()
 
 
 def can_multiply(x: Tensor, gate_up: Tensor) -> bool:
