@@ -36,6 +36,15 @@ def device() -> torch.device:
     return torch.device("cpu" if IS_INTERPRETED else "cuda")
 
 
+@pytest.fixture
+def _nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget how products are computed, before a test and after it."""
+    from blink.kernels.gpu import choices
+
+    monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(choices, "_kept", {})
+
+
 @pytest.fixture(autouse=True)
 def _record_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     if IS_INTERPRETED:

@@ -26,13 +26,10 @@ from blink.kernels.gpu.decode import launch
 from blink.kernels.gpu.decode.launch import can_multiply_groups
 from blink.kernels.gpu.gated_products import SPLITS, Split, list_splits, multiply_split
 
-pytestmark = pytest.mark.skipif(not can_multiply_groups(), reason="needs the warpgroup products of Hopper")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_chosen", {})
-    monkeypatch.setattr(choices, "_kept", {})
+pytestmark = [
+    pytest.mark.skipif(not can_multiply_groups(), reason="needs the warpgroup products of Hopper"),
+    pytest.mark.usefixtures("_nothing_is_chosen"),
+]
 
 
 def draw_gates(outputs: int, k: int) -> Tensor:

@@ -14,11 +14,7 @@ from torch import Tensor
 from blink.kernels.gpu import choices, products
 from blink.kernels.gpu.cublas_lt import Product, can_compute
 
-
-@pytest.fixture(autouse=True)
-def _nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_chosen", {})
-    monkeypatch.setattr(choices, "_kept", {})
+pytestmark = pytest.mark.usefixtures("_nothing_is_chosen")
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -7,8 +7,9 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
-from blink.kernels.gpu import choices
+from blink.kernels.gpu import choices, products
 
 CHOSEN: choices.Choices = {"bfloat16 224 x 4096 x 6144": bytes(range(64)).hex(), "bfloat16 8 x 64 x 64": None}
 
@@ -42,3 +43,34 @@ def test_a_place_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: 
     with caplog.at_level(logging.WARNING, "blink.engine"):
         choices._write(tmp_path / "file" / "products.json", "one", CHOSEN)
     assert "cannot write" in caplog.text
+
+
+def test_what_the_file_says_is_taken_and_other_codes_are_chosen_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, timed = tmp_path / "products.json", list[int]()
+    choices._write(path, "this one", {"kept": "b", "first": None, "unknown": "0g"})
+    monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(choices, "_kept", {})
+    monkeypatch.setattr(choices, "name_machine", lambda: "this one")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(choices, "_time", lambda ways: [timed.append(way()) or [1.0, 0.9, 0.99][way()] for way in ways])
+    ways = {"a": lambda: 0, "b": lambda: 1, "c": lambda: 2}
+
+    def find(name: str) -> str | None:
+        return choices.find(name, lambda: ways, ways.__contains__)
+
+    assert find("kept") is None
+    with choices.choosing(path):
+        assert [find("kept"), find("first")] == ["b", None] and not timed
+        assert [find("unknown"), find("new"), find("new")] == ["b", "b", "b"] and timed == [0, 1, 2, 0, 1, 2]
+        ways.pop("b")
+        assert find("about as fast") is None
+    assert choices._read(path, "this one") == {
+        "kept": "b", "first": None, "unknown": "b", "new": "b", "about as fast": None
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("code", ["0g", "00", "ff" * 63])
+def test_what_has_not_the_bytes_of_an_algorithm_is_none(code: str) -> None:
+    assert not products._accepts(None, code)  # pyright: ignore[reportArgumentType]

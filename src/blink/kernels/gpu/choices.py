@@ -40,8 +40,7 @@ def find(name: str, list_ways: Callable[[], Mapping[str, Way]], accepts: Callabl
     list_ways: returns ways by their codes, the first before all others; accepts: tells whether a code, perhaps of
     another process, is that of a way.
     """
-    computes = not is_compiling_ahead() and not torch.cuda.is_current_stream_capturing()
-    if name not in _chosen and _is_choosing and computes:
+    if name not in _chosen and _is_choosing and not _is_only_noted():
         kept = _kept.get(name, "")
         _chosen[name] = kept if kept is None or (kept and accepts(kept)) else _choose(list_ways())
     return _chosen.get(name)
@@ -50,6 +49,11 @@ def find(name: str, list_ways: Callable[[], Mapping[str, Way]], accepts: Callabl
 def list_likely(name: str, codes: Iterable[str]) -> list[str]:
     """Return those of some ways' codes that find() may return: what the file says, or all."""
     return [code for code in codes if _kept.get(name, code) == code]
+
+
+def _is_only_noted() -> bool:
+    """Tell whether what is launched does not run now."""
+    return is_compiling_ahead() or torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager

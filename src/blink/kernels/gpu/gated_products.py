@@ -54,7 +54,7 @@ class _Arguments(ctypes.Structure):  # gates.cu's GateArgs
 def multiply(x: Tensor, gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up of x @ gate_up.T, whose first half are the gates; both on the GPU."""
     if not can_multiply(x, gate_up):
-        return activate(products.multiply(x, gate_up), "silu")
+        return _multiply_plainly(x, gate_up)
     name = f"silu(gate) * up of {products.name_product(x, gate_up)}"
     ways = list_ways(x, gate_up)
     if is_compiling_ahead():
@@ -105,7 +105,11 @@ def multiply_split(x: Tensor, gate_up: Tensor, split: Split) -> Tensor:
 
 def list_ways(x: Tensor, gate_up: Tensor) -> dict[str, Callable[[], Tensor]]:
     """Return the ways to compute a product that the kernel takes, by their names in the file; cuBLAS's first."""
-    ways: dict[str, Callable[[], Tensor]] = {_CUBLAS: lambda: activate(products.multiply(x, gate_up), "silu")}
+    ways: dict[str, Callable[[], Tensor]] = {_CUBLAS: functools.partial(_multiply_plainly, x, gate_up)}
     for split in list_splits(len(x)):
         ways[f"{split.outputs} outputs, {split.cluster} blocks"] = functools.partial(multiply_split, x, gate_up, split)
     return ways
+
+
+def _multiply_plainly(x: Tensor, gate_up: Tensor) -> Tensor:
+    return activate(products.multiply(x, gate_up), "silu")

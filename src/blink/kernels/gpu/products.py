@@ -22,14 +22,12 @@ _MAX_ROWS = 384  # of more, power is the limit, and what is fastest alone need n
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias; x: [rows, in]; weight: [out, in]; both on the GPU."""
     if _may_choose(x, weight, bias):
-        product = Product(x, weight, bias)
+        describe = functools.partial(Product, x, weight, bias)
         code = choices.find(
-            name_product(x, weight, bias),
-            functools.partial(_list_ways, product),
-            functools.partial(_accepts, product),
+            name_product(x, weight, bias), lambda: _list_ways(describe()), lambda code: _accepts(describe(), code)
         )
         if code is not None:
-            return product.compute(bytes.fromhex(code))
+            return describe().compute(bytes.fromhex(code))
     return functional.linear(x, weight, bias)
 
 
