@@ -93,8 +93,8 @@ def test_automata_beyond_their_number_wait_and_others_pass() -> None:
 
 
 def test_one_step_waits_for_so_many_bytes_of_automata_alone() -> None:
-    patterns = [f"[a-z]{{0,{4000 + index}}}b" for index in range(5)]
-    large = [Automaton(compile_structured(StructuredOutputsParams(regex=pattern)).data) for pattern in patterns]
+    texts = ["ab" * 5600 + str(index) for index in range(5)]
+    large = [Automaton(compile_structured(StructuredOutputsParams(choice=[text])).data) for text in texts]
     assert all(len(automaton.data) in range(48_000, 64_000) for automaton in large)
     with running(small_config(max_num_seqs=8), vocab_bytes=8, arena_bytes=1 << 20) as h:
         pair, inbox = h.frontend(), Inbox()
@@ -164,7 +164,7 @@ def test_the_arena_keeps_automata_until_it_needs_their_memory() -> None:
     with open_engine(arena_bytes=1 << 16) as h:
         pair, inbox = h.frontend(), Inbox()
         large = [
-            Automaton(compile_structured(StructuredOutputsParams(regex=f"[a-z]{{0,{2000 + index}}}b")).data)
+            Automaton(compile_structured(StructuredOutputsParams(choice=["ab" * 2500 + str(index)])).data)
             for index in range(5)
         ]
         assert all(20_000 < len(automaton.data) < 1 << 15 for automaton in large)

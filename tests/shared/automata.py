@@ -20,13 +20,33 @@ class PlainAutomaton:
     """An automaton as lists."""
 
     def __init__(self, data: bytes) -> None:
-        self.num_states, self.num_classes, num_calls, self.first = struct.unpack_from("<4I", data)
+        header = struct.unpack_from("<8H", data)
+        num_full, num_mapped, num_sparse, num_single, self.first, self.num_classes, num_calls, num_patterns = header
+        self.num_states = num_full + num_mapped + num_sparse + num_single
         self.classes = data[16:272]
         calls = struct.unpack_from(f"<{2 * num_calls}H", data, 272)
         self.calls = list(zip(calls[::2], calls[1::2], strict=True))
         at = 272 + 4 * num_calls
-        self.rows = struct.unpack_from(f"<{self.num_states * self.num_classes}H", data, at)
-        at += (2 * len(self.rows) + 3) // 4 * 4
+        full = struct.unpack_from(f"<{num_full * self.num_classes}H", data, at)
+        rows = [dict(enumerate(full[i * self.num_classes : (i + 1) * self.num_classes])) for i in range(num_full)]
+        at = (at + 2 * len(full) + 15) // 16 * 16
+        patterns = at + 16 * (num_mapped + num_sparse) + 4 * num_single
+        for _ in range(num_mapped):
+            pattern, *entries = struct.unpack_from("<8H", data, at)
+            first = patterns + pattern * self.num_classes
+            slots = data[first : first + self.num_classes]
+            rows.append({each: entries[slot] for each, slot in enumerate(slots) if slot < 7})
+            at += 16
+        for _ in range(num_sparse):
+            *entries, c0, c1, c2, c3, c4, _ = struct.unpack_from("<5H6B", data, at)
+            rows.append(dict(reversed(list(zip((c0, c1, c2, c3, c4), entries, strict=True)))))
+            at += 16
+        for _ in range(num_single):
+            entry, byte_class, _ = struct.unpack_from("<HBB", data, at)
+            rows.append({byte_class: entry})
+            at += 4
+        at = (at + num_patterns * self.num_classes + 3) // 4 * 4
+        self.rows = rows
         self.traits = data[at : at + self.num_states]
 
     @property
@@ -37,7 +57,7 @@ class PlainAutomaton:
         """Return where a byte leads to, None if it is not allowed."""
         state, stack = place
         for _ in range(CONSTANTS["max_byte_moves"]):
-            entry = self.rows[state * self.num_classes + self.classes[byte]]
+            entry = self.rows[state].get(self.classes[byte], _DEAD)
             if entry < _CALL:
                 return (entry, stack) if self._fits(entry, stack) else None
             if entry != _DEAD:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -30,7 +31,12 @@ def encode(value: Any) -> bytes:
 def draw_values(automaton: PlainAutomaton, count: int, seed: int = 1) -> list[Any]:
     chance = random.Random(seed)
     drawn = [automaton.draw(chance, 60 if place % 2 else 5) for place in range(count)]
-    return [json.loads(text) for text in drawn if text is not None]
+    return [json.loads(text, parse_float=Decimal) for text in drawn if text is not None]
+
+
+def exactly(schema: Any) -> Any:
+    """Return a schema whose numbers are decimals: of floats, 0.407 is no multiple of 0.0001."""
+    return json.loads(json.dumps(schema), parse_float=Decimal)
 
 
 def check(case: Case) -> bool:
@@ -40,7 +46,7 @@ def check(case: Case) -> bool:
     except BadRequestError as error:
         assert error.message.startswith("structured_outputs cannot be compiled: ")
         return False
-    validator = jsonschema.Draft202012Validator(case.schema)
+    validator = jsonschema.Draft202012Validator(exactly(case.schema))
     where = f"{case.file}: {case.description}"
     for value, is_valid in case.tests:
         assert is_valid or not automaton.accepts(encode(value)), f"{where} lets {value!r} through"
@@ -52,7 +58,7 @@ def check(case: Case) -> bool:
 def test_what_the_public_suite_s_schemas_let_through_is_valid() -> None:
     suite = read_suite()
     num_compiled = sum(check(case) for case in suite)
-    assert len(suite) == 416 and num_compiled >= 235  # the others: docs/structured-output.md
+    assert len(suite) == 416 and num_compiled >= 351  # the others: docs/structured-output.md
 
 
 def test_schemas_that_hold_in_all_drafts_are_not_refused() -> None:
@@ -134,15 +140,14 @@ def test_nesting_is_bounded_by_the_stack_and_never_ends_in_nothing() -> None:
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ({"not": {"type": "string"}}, "'not'"),
-        ({"type": "object", "properties": {"a": {"if": {}}}}, "'if'"),
+        ({"type": "object", "not": {"additionalProperties": {"type": "string"}}}, "'not'"),
+        ({"$dynamicRef": "#a"}, "'$dynamicRef'"),
         ({"$ref": "https://example.org/schema"}, "is not of this schema"),
         ({"$ref": "#/$defs/missing"}, "leads nowhere"),
         ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}},
                                                "required": ["n"]}}}, "no finite text"),
-        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf"),
         ({"type": "strin"}, "'strin' is no type"),
-        ({"type": "string", "pattern": "(?=a)b"}, "lookarounds"),
+        ({"type": "string", "pattern": "(?<=a)b"}, "look-behinds"),
         ({"type": "string", "minLength": -1}, "must be a count"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"enum": []}, "'enum'"),

@@ -14,13 +14,15 @@ from typing import Any
 
 from blink.errors import BadRequestError
 from blink.grammar.automaton import Automaton
-from blink.grammar.errors import AmbiguousGrammarError, GrammarError, GrammarTooLargeError
+from blink.grammar.budget import budget
+from blink.grammar.errors import GrammarError, GrammarTooLargeError
 from blink.grammar.expression import Expression, choice
 from blink.grammar.gbnf import parse_grammar
 from blink.grammar.graph import build_automaton
 from blink.grammar.harmony import compile_channels
-from blink.grammar.json_schema import INLINE, SHARED, UNIONS, SchemaCompiler
+from blink.grammar.json_schema import SchemaCompiler
 from blink.grammar.json_text import Layout
+from blink.grammar.pattern import without_both
 from blink.grammar.regex import parse_regex
 from blink.grammar.tags import compile_tags, place_behind_reasoning
 from blink.structured_outputs import StructuredOutputsParams
@@ -95,7 +97,8 @@ def compile_structured(params: StructuredOutputsParams) -> Automaton:
         BadRequestError: it is malformed, or nothing that can be kept; the message says why.
     """
     try:
-        data = _compile(params)
+        with budget():
+            data = _compile(params)
     except GrammarError as error:
         raise BadRequestError(f"structured_outputs cannot be compiled: {error.message}.", _PARAM) from None
     except RecursionError:
@@ -108,23 +111,21 @@ def _compile(params: StructuredOutputsParams) -> bytes:
     place = partial(_place, params)
     if params.json_object or params.json is not None:
         schema = {"type": "object"} if params.json_object else _parse_schema(params.json)
-        return _try_modes(
-            lambda mode: _compile_documents(mode, layout, lambda one: _json_or_calls(params, schema, one))
-        )
+        return _compile_documents(layout, lambda compile_one: _json_or_calls(params, schema, compile_one))
     if params.structural_tag is not None:
         tag = params.structural_tag
         # Each tag's schema is a document of its own, to which its references lead.
-        return _try_modes(lambda mode: _compile_documents(mode, layout, lambda one: place(compile_tags(tag, one))))
+        return _compile_documents(layout, lambda compile_one: place(compile_tags(tag, compile_one)))
     if params.regex is not None:
-        return _build(place(parse_regex(params.regex)), {})
+        return build_automaton(place(without_both(parse_regex(params.regex))), {})
     if params.choice is not None:
-        return _build(place(choice([_encode(text) for text in params.choice])), {})
+        return build_automaton(place(choice([_encode(text) for text in params.choice])), {})
     if params.grammar is not None:
         root, rules = parse_grammar(params.grammar)
-        return _build(place(root), rules)
+        return build_automaton(place(root), rules)
     channels = params.channels
     assert channels is not None
-    return _try_modes(lambda mode: _compile_documents(mode, layout, lambda one: compile_channels(channels, None, one)))
+    return _compile_documents(layout, lambda compile_one: compile_channels(channels, None, compile_one))
 
 
 def _place(params: StructuredOutputsParams, form: Expression) -> Expression:
@@ -134,18 +135,16 @@ def _place(params: StructuredOutputsParams, form: Expression) -> Expression:
     return place_behind_reasoning(params, form)
 
 
-def _compile_documents(
-    mode: str, layout: Layout, assemble: Callable[[Callable[[Any], Expression]], Expression]
-) -> tuple[Expression, dict[str, Expression]]:
-    rules: dict[str, Expression] = layout.any_rules()
+def _compile_documents(layout: Layout, assemble: Callable[[Callable[[Any], Expression]], Expression]) -> bytes:
+    rules = layout.rules()
 
     def compile_one(schema: Any) -> Expression:
-        compiler = SchemaCompiler(schema, layout, mode, f"{len(rules)} ")
-        found = compiler.compile(schema)
+        compiler = SchemaCompiler(_own_copy(schema), layout, f"{len(rules)} ")
+        found = compiler.compile()
         rules.update(compiler.rules)
         return found
 
-    return assemble(compile_one), rules
+    return build_automaton(assemble(compile_one), rules)
 
 
 def _json_or_calls(
@@ -159,26 +158,12 @@ def _json_or_calls(
     return place_behind_reasoning(params, choice(forms))
 
 
-def _try_modes(compile_in: Callable[[str], tuple[Expression, Mapping[str, Expression]]]) -> bytes:
-    """Build with as much shared as possible; where that leaves a byte undecided, with less."""
-    failure: GrammarError | None = None
-    for mode in (SHARED, INLINE, UNIONS):
-        try:
-            return _build(*compile_in(mode))
-        except AmbiguousGrammarError as error:
-            failure = failure or error
-        except GrammarTooLargeError:
-            if mode == SHARED:  # the others are no smaller
-                raise
-    assert failure is not None
-    raise failure
-
-
-def _build(root: Expression, rules: Mapping[str, Expression]) -> bytes:
+def _own_copy(schema: Any) -> Any:
+    """Return a copy of a schema, which may be changed, of what JSON has."""
     try:
-        return build_automaton(root, rules)
-    except AmbiguousGrammarError:
-        return build_automaton(root, rules, is_inline=True)
+        return json.loads(json.dumps(schema, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise GrammarError(f"a schema is no JSON ({error})") from None
 
 
 def _parse_schema(schema: str | Mapping[str, Any] | bool | None) -> Any:

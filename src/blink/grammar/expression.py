@@ -5,6 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from blink.grammar.language import Language
 
 CodePoints = tuple[tuple[int, int], ...]  # ranges, ascending, never adjacent, both ends included
 MAX_CODE_POINT = 0x10FFFF
@@ -27,6 +31,13 @@ class Text(Expression):
 @dataclass(frozen=True, slots=True, eq=False)
 class Chars(Expression):
     """One character of a set."""
+
+    ranges: CodePoints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Escape(Expression):
+    """One character of a set as an escape of a JSON string."""
 
     ranges: CodePoints
 
@@ -56,25 +67,61 @@ class Repeat(Expression):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members(Expression):
-    """Items in order with a separator between any two; those that are not required may be missing."""
+    """Items in order with a separator between any two; those that are not required may be missing.
+
+    Behind them come any number of `others`. `least` and `most` bound how many there are in all.
+    """
 
     items: tuple[tuple[Expression, bool], ...]  # and whether each is required
     separator: Expression
-    may_be_empty: bool = True
+    others: Expression | None = None
+    least: int = 0
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Paths(Expression):
+    """Items on a way through states, from state 0 to one of `ends`, with a separator between any two."""
+
+    edges: tuple[tuple[int, Expression, int], ...]
+    ends: frozenset[int]
+    separator: Expression
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(Expression):
-    """A text of the rule of that name."""
+    """A text of the rule of that name; is_greedy: as long as it can be, where what follows could begin alike."""
 
     rule: str
+    is_greedy: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Multiple(Expression):
-    """The decimal digits, without a leading zero, of a multiple of a positive integer."""
+class Block(Expression):
+    """A part that is a rule of its own wherever it stands, as long as it can be."""
 
-    divisor: int
+    part: Expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Regular(Expression):
+    """The texts of a language; inside of a JSON string, in any of the ways in which they can be written there.
+
+    escapes: there also by escapes.
+    """
+
+    language: Language
+    in_string: bool = False
+    escapes: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Both(Expression):
+    """Texts of two expressions at once or, if it excludes the other, of the first alone; only inside of patterns."""
+
+    one: Expression
+    other: Expression
+    excludes: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

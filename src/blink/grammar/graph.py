@@ -4,32 +4,41 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from blink.grammar.errors import AmbiguousGrammarError, GrammarError, GrammarTooLargeError
+from blink.grammar.escapes import Template, string_template
 from blink.grammar.expression import (
+    Block,
     Call,
     Chars,
     Choice,
+    CodePoints,
+    Escape,
     Expression,
     Members,
-    Multiple,
+    Paths,
+    Regular,
     Repeat,
     Series,
     Text,
     Until,
 )
+from blink.grammar.language import Language, take_built
+from blink.grammar.utf8 import byte_sequences
 from blink.region.layout import CONSTANTS
 from blink.region.native import lib
 
-_EMPTY, _RULE = 256, 257  # csrc/automaton/machine.h
-_MAX_EDGES = 80_000
+_EMPTY, _RULE = 0x110000, 0x110001  # csrc/automaton/machine.h
+_MAX_EDGES = 1_000_000
 _MAX_COUNT = 100_000
+_MAX_COUNTED = 20_000
 _MAX_DEPTH = 200
-_BLOCK = 48  # of a longer repetition, this many are a rule of their own
+_BLOCKS = (48, 8)  # of a longer repetition, this many are a rule of their own
+_MAX_BUILDS = 16
 _SPECIAL = CONSTANTS["special_token_byte"]
 _TOO_LARGE, _NEVER, _AMBIGUOUS = -1, -2, -3
 
@@ -44,46 +53,111 @@ class _Graph(ctypes.Structure):  # csrc/automaton/build.h
     ]
 
 
-def build_automaton(root: Expression, rules: Mapping[str, Expression], *, is_inline: bool = False) -> bytes:
+def build_automaton(root: Expression, rules: Mapping[str, Expression]) -> bytes:
     """Return the automaton of the texts of `root`, whose calls are of `rules`.
 
-    is_inline: write out calls that are not recursive and the blocks of long repetitions: more states, but fewer bytes
-        that leave it open how to go on.
+    Calls between which one byte does not decide are written out, as long as they are not recursive.
 
     Raises:
         GrammarTooLargeError: it has too many states, or takes too much work.
         AmbiguousGrammarError: one byte does not always say which rule comes next, or ends.
         GrammarError: no text fits.
     """
-    builder = _Builder(rules, is_inline)
-    builder.add_rule("", root, is_greedy=False)
+    inline = _called_once(root, rules)
+    for _ in range(_MAX_BUILDS):
+        builder = _Builder(rules, inline)
+        builder.add_rule("", root, is_greedy=False)
+        builder.finish()
+        conflicts = ctypes.create_string_buffer(len(builder.table) // 3)
+        out = ctypes.create_string_buffer(CONSTANTS["max_automaton_bytes"])
+        size: int = lib.blink_automaton_build(ctypes.byref(builder.graph()), out, conflicts)
+        if size >= 0:
+            return out.raw[:size]
+        if size == _TOO_LARGE:
+            raise GrammarTooLargeError("it needs too many states")
+        if size == _NEVER:
+            raise GrammarError("no finite text fits it")
+        found = {name for name, is_one in zip(builder.names(), conflicts.raw, strict=True) if is_one} - inline
+        if not found:
+            break
+        inline |= found
+    raise AmbiguousGrammarError("parts that may follow each other, or stand for each other, begin alike")
+
+
+def build_language(expression: Expression) -> Language:
+    """Return the language of an expression without calls.
+
+    Raises:
+        GrammarTooLargeError: it has too many states, or takes too much work.
+    """
+    builder = _Builder({}, set(), of_bytes=False)
+    builder.add_rule("", expression, is_greedy=False)
     builder.finish()
-    edges, table = builder.edges, builder.table
-    graph = _Graph(edges.buffer_info()[0], len(edges) // 4, builder.num_nodes, table.buffer_info()[0], len(table) // 3)
-    out = ctypes.create_string_buffer(CONSTANTS["max_automaton_bytes"])
-    size: int = lib.blink_automaton_build(ctypes.addressof(graph), out)
-    if size == _TOO_LARGE:
-        raise GrammarTooLargeError("it needs too many states")
-    if size == _AMBIGUOUS:
-        raise AmbiguousGrammarError("parts that may follow each other, or stand for each other, begin alike")
-    if size == _NEVER:
-        raise GrammarError("no finite text fits it")
-    return out.raw[:size]
+    return take_built(lambda: lib.blink_language_build(ctypes.byref(builder.graph())))
+
+
+def _called_once(root: Expression, rules: Mapping[str, Expression]) -> set[object]:
+    """Return the rules that stand in one place: written out there they are no larger, and nothing is undecided."""
+    calls: Counter[str] = Counter()
+    seen: Counter[int] = Counter()
+    left = [(expression, False) for expression in (root, *rules.values())]
+    while left:
+        expression, is_copied = left.pop()
+        seen[id(expression)] += 1
+        if seen[id(expression)] > 2:
+            continue
+        is_copied = is_copied or seen[id(expression)] > 1
+        if isinstance(expression, Call):
+            calls[expression.rule] += 1 + is_copied
+        else:
+            left += [(part, is_copied or may_be_copied) for part, may_be_copied in _parts_of(expression)]
+    return {rule for rule, count in calls.items() if count == 1}
+
+
+def _parts_of(expression: Expression) -> list[tuple[Expression, bool]]:
+    """Return what an expression is made of, and whether it may be emitted several times."""
+    if isinstance(expression, Series):
+        return [(part, False) for part in expression.parts]
+    if isinstance(expression, Choice):
+        return [(option, False) for option in expression.options]
+    if isinstance(expression, Repeat):
+        return [(expression.part, max(expression.least, expression.most or 0) > 1)]
+    if isinstance(expression, Until):
+        return [(expression.rest, False)]
+    if isinstance(expression, Block):
+        return [(expression.part, True)]
+    if isinstance(expression, Paths):
+        return [(part, True) for part in (expression.separator, *(item for _, item, _ in expression.edges))]
+    if isinstance(expression, Members):
+        others = [expression.separator] if expression.others is None else [expression.separator, expression.others]
+        is_counted = expression.least > 1 or expression.most is not None
+        return [*((item, is_counted) for item, _ in expression.items), *((other, True) for other in others)]
+    return []
 
 
 class _Builder:
     """Adds expressions to a graph; each emission goes from one node to another."""
 
-    def __init__(self, rules: Mapping[str, Expression], is_inline: bool) -> None:
+    def __init__(self, rules: Mapping[str, Expression], inline: set[object], *, of_bytes: bool = True) -> None:
         self.edges = array("I")
         self.table = array("I")  # start, end and greediness of each rule
         self.num_nodes = 0
         self._rules = rules
-        self._is_inline = is_inline
+        self._inline = inline
+        self._of_bytes = of_bytes
         self._open: list[object] = []  # the rules around, outermost first
         self._numbers: dict[object, int] = {}
         self._left: list[tuple[object, Expression, int, int]] = []
         self._depth = 0
+
+    def graph(self) -> _Graph:
+        """Return what the library reads; valid as long as this object does not change."""
+        edges, table = self.edges, self.table
+        return _Graph(edges.buffer_info()[0], len(edges) // 4, self.num_nodes, table.buffer_info()[0], len(table) // 3)
+
+    def names(self) -> Iterable[object]:
+        """Return the rules' names, by number."""
+        return self._numbers
 
     def add_rule(self, name: object, expression: Expression, *, is_greedy: bool) -> int:
         """Return the number of a rule, whose expression will be emitted by finish()."""
@@ -121,21 +195,51 @@ class _Builder:
         self._depth -= 1
 
     def _text(self, text: Text, start: int, end: int) -> None:
-        if not text.data:
+        symbols = text.data if self._of_bytes else [ord(char) for char in text.data.decode()]
+        if not symbols:
             return self.skip(start, end)
-        for byte in text.data[:-1]:
+        for symbol in symbols[:-1]:
             after = self.node()
-            self.edge(start, byte, byte, after)
+            self.edge(start, symbol, symbol, after)
             start = after
-        return self.edge(start, text.data[-1], text.data[-1], end)
+        return self.edge(start, symbols[-1], symbols[-1], end)
 
     def _chars(self, chars: Chars, start: int, end: int) -> None:
-        for sequence in _sequences(chars.ranges):
-            at = start
-            for place, (low, high) in enumerate(sequence, 1):
-                after = end if place == len(sequence) else self.node()
-                self.edge(at, low, high, after)
-                at = after
+        self._class(chars.ranges, start, end)
+
+    def _class(self, ranges: CodePoints, start: int, end: int, template: Template | None = None) -> None:
+        if not self._of_bytes:
+            for low, high in ranges:
+                self.edge(start, low, high, end)
+        elif template is not None:
+            self._template(template, start, end)
+        else:
+            for sequence in byte_sequences(ranges):
+                at = start
+                for place, (low, high) in enumerate(sequence, 1):
+                    after = end if place == len(sequence) else self.node()
+                    self.edge(at, low, high, after)
+                    at = after
+
+    def _escape(self, escape: Escape, start: int, end: int) -> None:
+        self._template(string_template(escape.ranges, raw=False), start, end)
+
+    def _template(self, template: Template, start: int, end: int) -> None:
+        nodes = [start, end, *(self.node() for _ in range(template.num_nodes - 2))]
+        for one, low, high, other in template.edges:
+            self.edge(nodes[one], low, high, nodes[other])
+
+    def _regular(self, regular: Regular, start: int, end: int) -> None:
+        language = regular.language
+        nodes = [self.node() for _ in range(language.num_states)]
+        if nodes:
+            self.skip(start, nodes[0])
+        for node, moves, is_final in zip(nodes, language.moves, language.finals, strict=True):
+            for to, ranges in moves.items():
+                template = string_template(ranges, escapes=regular.escapes) if regular.in_string else None
+                self._class(ranges, node, nodes[to], template)
+            if is_final:
+                self.skip(node, end)
 
     def _series(self, series: Series, start: int, end: int) -> None:
         if not series.parts:
@@ -151,40 +255,70 @@ class _Builder:
             self.emit(option, start, end)
 
     def _call(self, call: Call, start: int, end: int) -> None:
-        if self._is_inline and call.rule not in self._open:
+        if call.rule in self._inline and call.rule not in self._open:
             self._open.append(call.rule)
             self.emit(self._rules[call.rule], start, end)
             self._open.pop()
             return
-        self.edge(start, _RULE, self.add_rule(call.rule, self._rules[call.rule], is_greedy=False), end)
+        self.edge(start, _RULE, self.add_rule(call.rule, self._rules[call.rule], is_greedy=call.is_greedy), end)
 
-    def _multiple(self, multiple: Multiple, start: int, end: int) -> None:
-        nodes = [self.node() for _ in range(multiple.divisor)]
-        self.edge(start, 0x30, 0x30, end)
-        for digit in range(10):
-            if digit:
-                self.edge(start, 0x30 + digit, 0x30 + digit, nodes[digit % multiple.divisor])
-            for rest, node in enumerate(nodes):
-                self.edge(node, 0x30 + digit, 0x30 + digit, nodes[(10 * rest + digit) % multiple.divisor])
-        self.skip(nodes[0], end)
+    def _block(self, block: Block, start: int, end: int) -> None:
+        self.edge(start, _RULE, self.add_rule(block, block.part, is_greedy=True), end)
 
     def _members(self, members: Members, start: int, end: int) -> None:
-        empty, filled = start, self.node()
-        can_be_empty = True
+        """Emit nodes for each number of members there are: none, one, ... up to what has to be counted."""
+        least, most = members.least, members.most
+        limit = max(1, least if most is None else most)
+        if limit * len(members.items) > _MAX_COUNTED:
+            raise GrammarTooLargeError("minProperties or maxProperties has too much to count")
+        nodes: dict[int, int] = {0: start}
         for item, is_required in members.items:
-            before, after = self.node(), self.node()
-            if can_be_empty:
-                self.skip(empty, before)
-            self.emit(members.separator, filled, before)
-            self.emit(item, before, after)
-            if is_required:
-                can_be_empty = False
-            else:
-                self.skip(filled, after)
-            filled = after
-        if can_be_empty and members.may_be_empty:
-            self.skip(empty, end)
-        self.skip(filled, end)
+            after: dict[int, int] = {}
+            for count, node in nodes.items():
+                up = min(count + 1, limit)
+                if up > count or most is None:
+                    before = node
+                    if count > 0:
+                        before = self.node()
+                        self.emit(members.separator, node, before)
+                    self.emit(item, before, after.setdefault(up, self.node()))
+                if not is_required:
+                    self.skip(node, after.setdefault(count, self.node()))
+            nodes = after
+        self._others(members, nodes, end)
+
+    def _paths(self, paths: Paths, start: int, end: int) -> None:
+        """Emit two nodes for each state: before and behind the separator."""
+        firsts: dict[int, int] = {}
+        lasts: dict[int, int] = {}
+        for state in dict.fromkeys(other for _, _, other in paths.edges):
+            firsts[state], lasts[state] = self.node(), self.node()
+            self.emit(paths.separator, firsts[state], lasts[state])
+        for one, item, other in paths.edges:
+            if one in lasts:
+                self.emit(item, lasts[one], firsts[other])
+            if one == 0:  # where nothing stands before it
+                self.emit(item, start, firsts[other])
+        if 0 in paths.ends:
+            self.skip(start, end)
+        for state in paths.ends:
+            if state in firsts:
+                self.skip(firsts[state], end)
+
+    def _others(self, members: Members, nodes: dict[int, int], end: int) -> None:
+        """Emit the members behind those that are listed. Their names may repeat, so they count as one for `least`."""
+        least, most, others = members.least, members.most, members.others
+        for count, node in nodes.items():
+            if count >= least:
+                self.skip(node, end)
+            if others is None or count + 1 < least or (most is not None and count >= most):
+                continue
+            after = node
+            if count > 0:
+                after = self.node()
+                self.emit(members.separator, node, after)
+            left = None if most is None else most - count - 1
+            self.emit(Series((others, Repeat(Series((members.separator, others)), 0, left))), after, end)
 
     def _repeat(self, repeat: Repeat, start: int, end: int) -> None:
         least, most = repeat.least, repeat.most
@@ -199,15 +333,17 @@ class _Builder:
             self.skip(after, loop)
             return self.skip(loop, end)
         left = most - least
-        if not self._is_inline and left >= 2 * _BLOCK:
-            block = Repeat(repeat.part, 1, _BLOCK)
-            number = self.add_rule((id(repeat.part), "up to"), block, is_greedy=True)
-            for _ in range(left // _BLOCK):
+        for size in _BLOCKS:
+            name = (repeat.part, "up to", size)
+            if left < 2 * size or not self._of_bytes or name in self._inline:
+                continue
+            number = self.add_rule(name, Repeat(repeat.part, 1, size), is_greedy=True)
+            for _ in range(left // size):
                 self.skip(start, end)
                 after = self.node()
                 self.edge(start, _RULE, number, after)
                 start = after
-            left %= _BLOCK
+            left %= size
         for _ in range(left):
             self.skip(start, end)
             after = self.node()
@@ -216,13 +352,16 @@ class _Builder:
         return self.skip(start, end)
 
     def _repeat_exactly(self, part: Expression, count: int, start: int) -> int:
-        if not self._is_inline and count >= 2 * _BLOCK:
-            number = self.add_rule((id(part), "exactly"), Repeat(part, _BLOCK, _BLOCK), is_greedy=False)
-            for _ in range(count // _BLOCK):
+        for size in _BLOCKS:
+            name = (part, "exactly", size)
+            if count < 2 * size or not self._of_bytes or name in self._inline:
+                continue
+            number = self.add_rule(name, Repeat(part, size, size), is_greedy=False)
+            for _ in range(count // size):
                 after = self.node()
                 self.edge(start, _RULE, number, after)
                 start = after
-            count %= _BLOCK
+            count %= size
         for _ in range(count):
             after = self.node()
             self.emit(part, start, after)
@@ -261,34 +400,10 @@ _EMITTERS: dict[type[Expression], Callable[[_Builder, Any, int, int], None]] = {
     Choice: _Builder._choice,
     Repeat: _Builder._repeat,
     Members: _Builder._members,
+    Paths: _Builder._paths,
     Call: _Builder._call,
-    Multiple: _Builder._multiple,
+    Block: _Builder._block,
+    Regular: _Builder._regular,
+    Escape: _Builder._escape,
     Until: _Builder._until,
 }
-
-
-@functools.lru_cache(maxsize=512)
-def _sequences(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    return tuple(sequence for low, high in ranges for sequence in _utf8_sequences(low, high))
-
-
-def _utf8_sequences(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Split a range of code points, none of them a surrogate, into sequences of byte ranges."""
-    for last in (0x7F, 0x7FF, 0xFFFF):
-        if low <= last < high:
-            yield from _utf8_sequences(low, last)
-            yield from _utf8_sequences(last + 1, high)
-            return
-    for bits in (6, 12, 18) if high > 0x7F else ():
-        mask = (1 << bits) - 1
-        if low & ~mask == high & ~mask:
-            continue
-        if low & mask:
-            yield from _utf8_sequences(low, low | mask)
-            yield from _utf8_sequences((low | mask) + 1, high)
-            return
-        if high & mask != mask:
-            yield from _utf8_sequences(low, (high & ~mask) - 1)
-            yield from _utf8_sequences(high & ~mask, high)
-            return
-    yield tuple(zip(chr(low).encode(), chr(high).encode(), strict=True))

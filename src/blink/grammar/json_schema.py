@@ -1,223 +1,175 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON schemas as expressions. What is generated is always valid; what cannot be promised is refused by its keyword.
 
-Members come in the order in which the schema declares them, and only those that it declares; see
-docs/structured-output.md.
+Members come in the order in which the schema declares them; see docs/structured-output.md.
 """
 
 from __future__ import annotations
 
-import urllib.parse
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from blink.grammar.errors import GrammarError, GrammarTooLargeError
-from blink.grammar.expression import NEVER, Call, Expression, choice
-from blink.grammar.json_text import BOOLEAN, Layout
-from blink.grammar.schema_containers import compile_array, compile_object
-from blink.grammar.schema_merge import Schema, constraints, merge_inside, types_of
-from blink.grammar.schema_overlap import check_one_of
-from blink.grammar.schema_scalars import compile_number, compile_string
+from blink.grammar.expression import EMPTY, NEVER, Call, Expression, Members, choice, optional, series
+from blink.grammar.forms import Form, any_form
+from blink.grammar.json_arrays import write_counted, write_distinct
+from blink.grammar.json_text import BOOLEAN, NUMBER_RULE, Layout, string_literal
+from blink.grammar.language import NO_TEXTS, texts
+from blink.grammar.nodes import ANYTHING, NOTHING, Node
+from blink.grammar.numbers import Numbers, all_numbers
+from blink.grammar.schema_forms import SchemaForms
+from blink.grammar.shapes import ArrayShape, ObjectShape
+from blink.grammar.strings import Strings, strings_of
 
-_TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
-_MAX_SCHEMAS = 20_000
-_MAX_DEPTH = 48
-_MAX_VALUES = 4096
-_REFUSED = {
-    "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas",
-    "dependencies", "$dynamicRef", "$recursiveRef", "extends", "disallow", "divisibleBy",
-}  # fmt: skip
-_KINDS = {
-    "object": {"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
-               "minProperties", "maxProperties", "unevaluatedProperties"},
-    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"},
-    "string": {"minLength", "maxLength", "pattern", "format"},
-    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
-}  # fmt: skip
-SHARED, INLINE, UNIONS = "shared", "inline", "unions"  # what a $ref becomes: a call; its target; that, if it must
+_MAX_ITEMS = 4096  # of arrays whose length has bounds
+_MAX_RULES = 20_000
 
 
 class SchemaCompiler:
-    """Compile the parts of one schema.
+    """Compile one schema; `rules` then has what the expression calls, beside the layout's.
 
     Args:
-        mode: SHARED makes a rule of each target of a $ref; INLINE only of those that hold themselves; UNIONS, of the
-            alternatives in these.
         prefix: of the rules' names.
     """
 
-    def __init__(self, root: Schema, layout: Layout, mode: str, prefix: str = "") -> None:
-        self.layout = layout
+    def __init__(self, schema: Any, layout: Layout, prefix: str = "") -> None:
+        self.rules: dict[str, Expression] = {}
+        self._layout = layout
         self._prefix = prefix
-        self.rules: dict[str, Expression] = layout.any_rules()
-        self._root = root
-        self._mode = mode
-        self._open: list[tuple[str, bool]] = []  # references and alternatives around, and whether they are such
-        self._called: set[str] = set()
-        self._num_schemas = 0
-        self._depth = 0
+        self._forms = SchemaForms(schema)
+        self._names: dict[Node | Numbers | Strings, str] = {}
+        self._left: list[tuple[str, Node]] = []
+        self._root = schema
 
-    def compile(self, schema: Any) -> Expression:
-        """Return the values that a schema allows; NEVER if none.
+    def compile(self) -> Expression:
+        """Return the values that the schema allows; NEVER if none.
 
         Raises:
             GrammarError: it is malformed, or has a keyword that cannot be kept.
         """
-        self._num_schemas += 1
-        self._depth += 1
-        if self._num_schemas > _MAX_SCHEMAS:
-            raise GrammarTooLargeError(f"it has more than {_MAX_SCHEMAS} parts, references resolved")
-        if self._depth > _MAX_DEPTH:
-            raise GrammarTooLargeError(f"it is nested more than {_MAX_DEPTH} levels deep")
-        try:
-            if isinstance(schema, bool):
-                return self.layout.any_value if schema else NEVER
-            if not isinstance(schema, Mapping):
-                raise GrammarError(f"a schema is an object or a boolean, got {type(schema).__name__}")
-            return self._compile_object(constraints(schema))
-        finally:
-            self._depth -= 1
-
-    def resolve(self, reference: Any) -> Schema:
-        """Return what a $ref of this schema means.
-
-        Raises:
-            GrammarError: it is of another document, or of nothing.
-        """
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise GrammarError(f"$ref {str(reference)[:80]!r} is not of this schema (such as #/$defs/name)")
-        found: Any = self._root
-        for part in reference.split("/")[1:]:
-            name = urllib.parse.unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            elif isinstance(found, Mapping) and name in found:
-                found = found[name]
-            else:
-                raise GrammarError(f"$ref {reference[:80]!r} leads nowhere")
+        found = self.value(self._forms.node(self._root))
+        while self._left:
+            name, node = self._left.pop()
+            self.rules[name] = self._write(self._forms.form(node, is_narrow=True))
         return found
 
-    def _compile_object(self, schema: dict[str, Any]) -> Expression:
-        for name in sorted(_REFUSED & schema.keys()):
-            raise GrammarError(f"the keyword {name!r} is not supported")
-        if "$ref" in schema and len(schema) == 1:
-            return self._refer(schema["$ref"])
-        if "$ref" in schema:
-            reference = schema.pop("$ref")
-            return self.compile(merge_inside(schema, [self.resolve(reference)], self.resolve))
-        if "allOf" in schema:
-            parts = schema.pop("allOf")
-            _check_list("allOf", parts)
-            return self.compile(merge_inside(schema, parts, self.resolve))
-        for name in ("anyOf", "oneOf"):
-            if name in schema:
-                return self._compile_options(name, schema)
-        if "const" in schema or "enum" in schema:
-            return self._compile_values(schema)
-        return choice([self._compile_type(kind, schema) for kind in self._kinds(schema)])
+    def value(self, node: Node) -> Expression:
+        """Return a value of a node."""
+        if node is ANYTHING:
+            return self._layout.any_value
+        if node is NOTHING:
+            return NEVER
+        if node not in self._names:
+            self._left.append((self._name(node), node))
+        return Call(self._names[node])
 
-    def _refer(self, reference: str) -> Expression:
-        target = self.resolve(reference)
-        is_open = (reference, False) in self._open
-        if self._mode == UNIONS and is_open:
-            # A union on the way cuts the recursion at its next turn.
-            is_open = not any(is_union for _, is_union in self._open[self._open.index((reference, False)) + 1 :])
-        if is_open or self._mode == SHARED:
-            return self._call(self._prefix + reference, reference, target)
-        self._open.append((reference, False))
-        try:
-            return self.compile(target)
-        finally:
-            self._open.pop()
+    def _name(self, key: Node | Numbers | Strings) -> str:
+        if len(self._names) >= _MAX_RULES:
+            raise GrammarTooLargeError(f"it has more than {_MAX_RULES} parts, references resolved")
+        return self._names.setdefault(key, f"{self._prefix}{len(self._names)}")
 
-    def _call(self, name: str, reference: str, schema: Any) -> Expression:
-        if name not in self._called:
-            self._called.add(name)
-            around, self._open = self._open, [(reference, False)]
-            self.rules[name] = self.compile(schema)
-            self._open = around
-        return Call(name)
+    def _write(self, form: Form) -> Expression:
+        if form == any_form():
+            return self._layout.any_value
+        options: list[Expression] = []
+        if form.null:
+            options.append(self._layout.literal(None))
+        if len(form.booleans) == 2:
+            options.append(BOOLEAN)
+        else:
+            options += [self._layout.literal(value) for value in form.booleans]
+        if form.numbers == all_numbers():
+            options.append(Call(NUMBER_RULE))
+        elif not form.numbers.is_empty:
+            options.append(self._scalar(form.numbers))
+        if not form.strings.is_empty:
+            options.append(self._scalar(form.strings))
+        options += [self._write_array(shape) for shape in form.arrays]
+        options += [self._write_object(shape) for shape in form.objects]
+        return choice(options)
 
-    def _compile_options(self, name: str, schema: dict[str, Any]) -> Expression:
-        key = f"{self._prefix}union {id(schema[name])}"
-        if self._mode == UNIONS:
-            if (key, True) in self._open or key in self._called:
-                return self._call_union(key, name, schema)
-            self._open.append((key, True))
-        try:
-            return self._compile_each(name, schema)
-        finally:
-            if self._mode == UNIONS:
-                self._open.pop()
+    def _scalar(self, values: Numbers | Strings) -> Expression:
+        """Return a rule of numbers or strings: many fields of one kind are one rule."""
+        if values not in self._names:
+            name = self._name(values)
+            self.rules[name] = values.expression()
+        return Call(self._names[values])
 
-    def _call_union(self, key: str, name: str, schema: dict[str, Any]) -> Expression:
-        if key not in self._called:
-            self._called.add(key)
-            around, self._open = self._open, [(key, True)]
-            self.rules[key] = self._compile_each(name, schema)
-            self._open = around
-        return Call(key)
+    def _write_object(self, shape: ObjectShape) -> Expression:
+        names = dict.fromkeys([*shape.listed, *shape.required])
+        items: list[tuple[Expression, bool]] = []
+        for name in names:
+            is_required = name in shape.required
+            node = shape.member(name)
+            if node is NOTHING and not is_required:
+                continue
+            member = series(string_literal(name), self._layout.colon, self.value(node))
+            items.append((member, is_required))
+        others: Expression | None = None
+        if shape.writes_rest or not names:
+            others = choice(list(self._other_members(shape, names.keys())))
+            others = None if others == NEVER else others
+        if shape.least > len(items) + (others is not None):
+            if others is None:
+                return NEVER
+            raise GrammarError("minProperties needs declared properties, as other names may repeat")
+        layout = self._layout
+        members = Members(tuple(items), layout.comma, others, shape.least, shape.most)
+        return series("{", layout.space, members, layout.space, "}")
 
-    def _compile_each(self, name: str, schema: dict[str, Any]) -> Expression:
-        options = schema[name]
-        _check_list(name, options)
-        rest = {key: value for key, value in schema.items() if key != name}
-        merged = [merge_inside(dict(rest), [option], self.resolve) for option in options] if rest else list(options)
-        if name == "oneOf":
-            check_one_of(merged, self.resolve)
-        return choice([self.compile(option) for option in merged])
+    def _other_members(self, shape: ObjectShape, names: Any) -> Iterator[Expression]:
+        declared = texts(names) if shape.rest and names else NO_TEXTS
+        for language, node in shape.rest:
+            others = language - declared
+            if node is NOTHING or others.is_empty:
+                continue
+            yield series(self._scalar(strings_of(others)), self._layout.colon, self.value(node))
 
-    def _compile_values(self, schema: dict[str, Any]) -> Expression:
-        values = [schema["const"]] if "const" in schema else schema["enum"]
-        _check_list("enum", values)
-        if len(values) > _MAX_VALUES:
-            raise GrammarTooLargeError(f"an enum may have {_MAX_VALUES} values")
-        if "const" in schema and "enum" in schema:
-            values = [value for value in values if value in schema["enum"]]
-        rest = schema.keys() - {"const", "enum", "type"}
-        if any(rest & names for names in _KINDS.values()):
-            raise GrammarError("an enum together with other constraints is not supported")
-        kinds = self._kinds(schema) if "type" in schema else _TYPES
-        return choice([self.layout.literal(value) for value in values if _type_of(value) & {*kinds}])
+    def _write_array(self, shape: ArrayShape) -> Expression:
+        layout = self._layout
+        least, most = shape.least, shape.most
+        if max(least, most or 0) > _MAX_ITEMS:
+            raise GrammarTooLargeError(f"arrays may have {_MAX_ITEMS} items if their number has bounds")
+        inside: Expression
+        if shape.is_unique and (most is None or most > 1):
+            inside = write_distinct(shape, self._literals_of(shape), layout.comma)
+        elif shape.contained:
+            inside = write_counted(shape, self.value, layout.comma)
+        else:
+            inside = self._write_items(shape)
+        return series("[", layout.space, inside, layout.space, "]")
 
-    def _kinds(self, schema: Mapping[str, Any]) -> list[str]:
-        """Return the types to generate: those that are named, or that the other keywords speak of."""
-        kinds = types_of(schema)
-        if kinds is None:
-            kinds = [kind for kind, names in _KINDS.items() if names & schema.keys()]
-            return kinds or list(_TYPES)
-        for kind in kinds:
-            if kind not in _TYPES:
-                raise GrammarError(f"{kind!r} is no type" if kind != "any" else "the type 'any' is not of JSON Schema")
-        return [kind for kind in kinds if kind != "integer" or "number" not in kinds]
+    def _write_items(self, shape: ArrayShape) -> Expression:
+        least, most = shape.least, shape.most
+        prefix = shape.prefix if most is None else shape.prefix[:most]
+        layout = self._layout
+        num_more = None if most is None else most - len(prefix)
+        others = self.value(shape.rest) if num_more != 0 else NEVER
+        if others == NEVER:
+            num_more = 0
+        if num_more == 0 and least > len(prefix):
+            return NEVER
+        if not prefix:
+            return layout.list_of(others, least, num_more)
+        num_least = max(least - len(prefix), 0)
+        tail: Expression = EMPTY
+        if num_more != 0:
+            tail = series(layout.comma, layout.list_of(others, max(num_least, 1), num_more))
+            tail = tail if num_least else optional(tail)
+        for index in range(len(prefix) - 1, -1, -1):
+            tail = series(layout.comma if index else EMPTY, self.value(prefix[index]), tail)
+            tail = tail if index < least else optional(tail)
+        return tail
 
-    def _compile_type(self, kind: str, schema: Mapping[str, Any]) -> Expression:
-        try:
-            if kind == "object":
-                return compile_object(self, schema)
-            if kind == "array":
-                return compile_array(self, schema)
-            if kind == "string":
-                return compile_string(schema)
-            if kind in ("integer", "number"):
-                return compile_number(schema, is_integer=kind == "integer")
-            return BOOLEAN if kind == "boolean" else self.layout.literal(None)
-        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise GrammarError(f"a keyword of type {kind!r} has a value that it cannot have ({error})") from None
-
-
-def _check_list(name: str, value: object) -> None:
-    if not isinstance(value, list) or not value:
-        raise GrammarError(f"{name!r} must be a list that is not empty")
-
-
-def _type_of(value: object) -> set[str]:
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, int):
-        return {"integer", "number"}
-    if isinstance(value, float):
-        return {"number", "integer"} if value.is_integer() else {"number"}
-    if value is None:
-        return {"null"}
-    return {"string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"}
+    def _literals_of(self, shape: ArrayShape) -> Sequence[tuple[str, Expression]]:
+        """Return the items that an array of different ones may have."""
+        if shape.prefix or shape.contained:
+            raise GrammarError("uniqueItems beside prefixItems or contains is not supported")
+        form = self._forms.form(shape.rest, is_narrow=True)
+        found: list[Any] = [None] * form.null + sorted(form.booleans)
+        numbers, strings = form.numbers, form.strings.listed(_MAX_ITEMS)
+        if form.arrays or form.objects or strings is None or (numbers.listed is None and not numbers.is_empty):
+            raise GrammarError("uniqueItems is supported where items are one of listed values (enum, const)")
+        found += [*(numbers.listed or ()), *strings]
+        return [(json.dumps(value), self._layout.literal(value)) for value in found]

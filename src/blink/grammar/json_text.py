@@ -1,106 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON's lexical parts: strings, numbers, any value; and texts as they are written inside of strings."""
+"""JSON's lexical parts: strings, numbers, spaces, any value. All of them that are long or many are rules."""
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterable
 from typing import Any
 
+from blink.grammar.escapes import BEYOND_ASCII, RAW_ASCII
 from blink.grammar.expression import (
     EMPTY,
     Call,
     Chars,
-    Choice,
+    Escape,
     Expression,
+    Regular,
     Repeat,
-    Series,
     Text,
     chars,
     choice,
     complement,
     optional,
     series,
-    subtract,
 )
-from blink.grammar.regex import ANY_CHAR
+from blink.grammar.language import texts
+from blink.grammar.numbers import all_numbers
 
-OBJECT_RULE, ARRAY_RULE = "any object", "any array"
-# More digits would be more than a double keeps.
-_MAX_DIGITS = 15
-_NO_RAW = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
-_SHORT_ESCAPES = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
+OBJECT_RULE, ARRAY_RULE, STRING_RULE, NUMBER_RULE = "any object", "any array", "any string", "any number"
+_ESCAPE_RULE, _BEYOND_RULE = "any escape", "any character beyond ASCII"
+_SPACE_RULE, _COMMA_RULE, _COLON_RULE = "space", "comma", "colon"
+# So much space a text may have in one place: enough for indented lines, and the end of endless blanks.
+_MAX_SPACES = 80
+_NEEDS_ESCAPES = frozenset("\"\\/&'<>\x7f")
 
-_DIGIT, _NONZERO = chars((0x30, 0x39)), chars((0x31, 0x39))
-NATURAL = choice(["0", series(_NONZERO, Repeat(_DIGIT, 0, _MAX_DIGITS - 1))])
-INTEGER = series(optional(Text(b"-")), NATURAL)
-FRACTION = series(".", Repeat(_DIGIT, 1, _MAX_DIGITS))
-_EXPONENT = series(chars((0x45, 0x45), (0x65, 0x65)), optional(chars((0x2B, 0x2B), (0x2D, 0x2D))), Repeat(_DIGIT, 1, 2))
-NUMBER = series(INTEGER, optional(FRACTION), optional(_EXPONENT))
 BOOLEAN = choice(["true", "false"])
+_ANY_CHAR = complement(())
+_STRING_CHAR = choice([Chars(RAW_ASCII), Call(_ESCAPE_RULE), Chars(BEYOND_ASCII)])
+# Of many characters in a row each has a state of its own: what is longer than a byte is a rule.
+_COUNTED_CHAR = choice([Chars(RAW_ASCII), Call(_ESCAPE_RULE), Call(_BEYOND_RULE)])
+_DIGITS = Repeat(chars((0x30, 0x39)), 1, None)
+_SPACES = chars((0x09, 0x0A), (0x0D, 0x0D), (0x20, 0x20))
 
 
-def inside_string(expression: Expression) -> Expression:
-    """Return texts as they are written between a JSON string's quotes."""
-    if isinstance(expression, Text):
-        return Text(json.dumps(expression.data.decode(), ensure_ascii=False)[1:-1].encode())
-    if isinstance(expression, Chars):
-        return _escape_chars(expression)
-    if isinstance(expression, Repeat):
-        return Repeat(inside_string(expression.part), expression.least, expression.most)
-    if isinstance(expression, Series):
-        return Series(tuple(inside_string(part) for part in expression.parts))
-    assert isinstance(expression, Choice)
-    return Choice(tuple(inside_string(option) for option in expression.options))
+def any_chars(least: int, most: int | None) -> Expression:
+    """Return a number of any characters as they are written inside of a JSON string."""
+    return Repeat(_COUNTED_CHAR, least, most)
 
 
-def _escape_chars(expression: Chars) -> Expression:
-    raw = Chars(subtract(expression.ranges, _NO_RAW))
-    hidden = subtract(expression.ranges, complement(_NO_RAW))
-    codes = [code for low, high in hidden for code in range(low, high + 1)]
-    # Of any character, control characters without a short form are left out: no text needs them.
-    if len(codes) > len(_SHORT_ESCAPES):
-        codes = [code for code in codes if code in _SHORT_ESCAPES]
-    escapes = [_SHORT_ESCAPES.get(code, f"\\u{code:04x}") for code in codes]
-    return choice([raw, *escapes]) if escapes else raw
-
-
-STRING_CHAR = inside_string(ANY_CHAR)
-
-
-def string(least: int = 0, most: int | None = None) -> Expression:
-    """Return JSON strings with a number of characters."""
-    return series('"', Repeat(STRING_CHAR, least, most), '"')
-
-
-STRING = string()
+def string_literal(text: str) -> Expression:
+    """Return one JSON string, in each way in which what is not plain in ASCII can be written."""
+    if text.isascii() and text.isprintable() and not _NEEDS_ESCAPES & set(text):
+        return Text(f'"{text}"'.encode())
+    return series('"', Regular(texts([text]), in_string=True), '"')
 
 
 class Layout:
-    """Where JSON may have a space."""
+    """Where JSON may have spaces: between any two of its tokens, or nowhere."""
 
     def __init__(self, *, allows_spaces: bool) -> None:
-        space = optional(Text(b" ")) if allows_spaces else EMPTY
-        self.comma = series(",", space)
-        self.colon = series(":", space)
         self._allows_spaces = allows_spaces
+        self.space = optional(Call(_SPACE_RULE, is_greedy=True)) if allows_spaces else EMPTY
+        self.comma = series(self.space, Call(_COMMA_RULE, is_greedy=True)) if allows_spaces else Text(b",")
+        self.colon = Call(_COLON_RULE, is_greedy=True) if allows_spaces else Text(b":")
+        self.any_value = choice(
+            [Call(STRING_RULE), Call(NUMBER_RULE), BOOLEAN, "null", Call(OBJECT_RULE), Call(ARRAY_RULE)]
+        )
 
     def literal(self, value: Any) -> Expression:
         """Return one JSON value."""
         if isinstance(value, dict):
-            members = [series(self.literal(key), self.colon, self.literal(item)) for key, item in value.items()]
+            members = [series(string_literal(key), self.colon, self.literal(item)) for key, item in value.items()]
             return self.enclosed("{", members, "}")
         if isinstance(value, list):
             return self.enclosed("[", [self.literal(item) for item in value], "]")
-        return Text(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
+        if isinstance(value, str):
+            return string_literal(value)
+        return Text(json.dumps(value, allow_nan=False).encode())
 
     def enclosed(self, start: str, parts: Iterable[Expression], end: str) -> Expression:
         """Return parts with commas between them."""
         found: list[Expression] = []
         for part in parts:
-            found += [self.comma, part] if found else [part]
-        return series(start, *found, end)
+            found += [self.comma, part] if found else [self.space, part]
+        return series(start, *found, self.space, end)
 
     def list_of(self, item: Expression, least: int, most: int | None) -> Expression:
         """Return a number of items with commas between them."""
@@ -110,15 +92,19 @@ class Layout:
         filled = series(item, rest)
         return filled if least > 0 else optional(filled)
 
-    @functools.cached_property
-    def any_value(self) -> Expression:
-        """Return any JSON value; containers are calls, so that nesting takes no states."""
-        return choice([STRING, NUMBER, BOOLEAN, "null", Call(OBJECT_RULE), Call(ARRAY_RULE)])
-
-    def any_rules(self) -> dict[str, Expression]:
-        """Return the rules that any_value calls."""
-        member = series(STRING, self.colon, self.any_value)
-        return {
-            OBJECT_RULE: series("{", self.list_of(member, 0, None), "}"),
-            ARRAY_RULE: series("[", self.list_of(self.any_value, 0, None), "]"),
+    def rules(self) -> dict[str, Expression]:
+        """Return the rules of all this."""
+        member = series(Call(STRING_RULE), self.colon, self.any_value)
+        found: dict[str, Expression] = {
+            STRING_RULE: series('"', Repeat(_STRING_CHAR, 0, None), '"'),
+            NUMBER_RULE: all_numbers().expression(),
+            _ESCAPE_RULE: Escape(_ANY_CHAR),
+            _BEYOND_RULE: Chars(BEYOND_ASCII),
+            OBJECT_RULE: series("{", self.space, self.list_of(member, 0, None), self.space, "}"),
+            ARRAY_RULE: series("[", self.space, self.list_of(self.any_value, 0, None), self.space, "]"),
         }
+        if self._allows_spaces:
+            found[_SPACE_RULE] = Repeat(_SPACES, 1, _MAX_SPACES)
+            found[_COMMA_RULE] = series(",", self.space)
+            found[_COLON_RULE] = series(self.space, ":", self.space)
+        return found

@@ -6,10 +6,15 @@ Classes such as \\w are those of ASCII, and their opposites leave out what any d
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 from blink.grammar.errors import GrammarError
 from blink.grammar.expression import (
     EMPTY,
     MAX_CODE_POINT,
+    NEVER,
+    Both,
     Chars,
     Choice,
     CodePoints,
@@ -20,6 +25,7 @@ from blink.grammar.expression import (
     complement,
     union,
 )
+from blink.grammar.unicode import category
 
 MAX_PATTERN_CHARS = 8192
 _MAX_COUNT = 100_000
@@ -44,6 +50,16 @@ class _Edge(Expression):
         self.is_start = is_start
 
 
+class _Look(Expression):
+    """A look-ahead; none is left when parse_regex() returns."""
+
+    __slots__ = ("ahead", "excludes")
+
+    def __init__(self, ahead: Expression, excludes: bool) -> None:
+        self.ahead = ahead
+        self.excludes = excludes
+
+
 def parse_regex(pattern: str, *, searches: bool = False) -> Expression:
     """Return the texts that a pattern matches: whole ones or, if it `searches`, those that have a match inside.
 
@@ -53,44 +69,133 @@ def parse_regex(pattern: str, *, searches: bool = False) -> Expression:
     if len(pattern) > MAX_PATTERN_CHARS:
         raise GrammarError(f"a pattern may have {MAX_PATTERN_CHARS} characters, got {len(pattern)}")
     try:
-        return _resolve_anchors(_Parser(pattern).parse(), searches)
+        found = _Parser(pattern).parse()
+        around = Repeat(ANY_CHAR, 0, None) if searches else EMPTY
+        at_start = _resolve(found, around, at_start=True)
+        if not searches or _must_start(found):
+            return at_start
+        if not _has_assertion(found, starts_only=True):
+            return Series((around, at_start))
+        return Choice((at_start, Series((ANY_CHAR, around, _resolve(found, around, at_start=False)))))
     except GrammarError as error:
         raise GrammarError(f"pattern {pattern[:80]!r}: {error.message}") from None
 
 
-def _resolve_anchors(expression: Expression, searches: bool) -> Expression:
-    """Replace anchors at both ends, and put any text where there is none."""
-    around = Repeat(ANY_CHAR, 0, None) if searches else EMPTY
-    options: list[Expression] = []
-    for option in _options(expression):
-        parts = list(option.parts) if isinstance(option, Series) else [option]
-        is_closed = [bool(parts) and isinstance(parts[at], _Edge) for at in (0, -1)]
-        while parts and isinstance(parts[0], _Edge) and parts[0].is_start:
-            parts.pop(0)
-        while parts and isinstance(parts[-1], _Edge) and not parts[-1].is_start:
-            parts.pop()
-        if len(parts) == 1 and isinstance(parts[0], Choice) and not any(is_closed):
-            options.append(_resolve_anchors(parts[0], searches))
-            continue
-        if any(_has_anchor(part) for part in parts):
-            raise GrammarError("^ and $ are supported at its ends only")
-        before, behind = (EMPTY if closed else around for closed in is_closed)
-        options.append(Series((before, *parts, behind)))
-    return options[0] if len(options) == 1 else Choice(tuple(options))
+def _resolve(part: Expression, behind: Expression, *, at_start: bool) -> Expression:
+    """Return a part and what follows it, with its assertions resolved; at_start: nothing stands before it."""
+    if not _has_assertion(part):
+        return behind if _is_empty(part) else part if _is_empty(behind) else Series((part, behind))
+    if isinstance(part, _Edge):
+        if part.is_start:
+            return behind if at_start else NEVER
+        return EMPTY if _may_be_empty(behind) else NEVER
+    if isinstance(part, _Look):
+        ahead = _resolve(part.ahead, Repeat(ANY_CHAR, 0, None), at_start=at_start)
+        return Both(behind, ahead, part.excludes)
+    if isinstance(part, Choice):
+        return Choice(tuple(_resolve(option, behind, at_start=at_start) for option in part.options))
+    if isinstance(part, Series):
+        return _resolve_series(part.parts, behind, at_start=at_start)
+    assert isinstance(part, Repeat)
+    if part.most == 0:
+        return behind
+    if any(_is_look_or_start(each) for each in _all_inside(part)) and part.most != 1:
+        raise GrammarError("an assertion that is no $ cannot be repeated")
+    # The end is reached in the last turn alone.
+    last = _resolve(part.part, behind, at_start=at_start)
+    if part.most != 1:
+        before = Repeat(_without_ends(part.part), max(part.least - 1, 0), None if part.most is None else part.most - 1)
+        last = Series((before, last))
+    return last if part.least > 0 else Choice((behind, last))
 
 
-def _options(expression: Expression) -> tuple[Expression, ...]:
-    return expression.options if isinstance(expression, Choice) else (expression,)
+def _resolve_series(parts: tuple[Expression, ...], behind: Expression, *, at_start: bool) -> Expression:
+    if not parts:
+        return behind
+    first, rest = parts[0], parts[1:]
+    if isinstance(first, Series):
+        return _resolve_series((*first.parts, *rest), behind, at_start=at_start)
+    if _has_assertion(first):
+        if isinstance(first, _Edge | _Look):
+            return _resolve(first, _resolve_series(rest, behind, at_start=at_start), at_start=at_start)
+        if isinstance(first, Repeat):
+            return _resolve(first, _resolve_series(rest, behind, at_start=at_start), at_start=at_start)
+        options = first.options if isinstance(first, Choice) else (first,)
+        return Choice(tuple(_resolve_series((option, *rest), behind, at_start=at_start) for option in options))
+    after = _resolve_series(rest, behind, at_start=False)
+    if _is_empty(after):
+        return first
+    moved = Series((first, after))
+    if at_start and _may_be_empty(first) and any(_has_assertion(part, starts_only=True) for part in rest):
+        return Choice((_resolve_series(rest, behind, at_start=True), moved))
+    return moved
 
 
-def _has_anchor(expression: Expression) -> bool:
-    if isinstance(expression, Series):
-        return any(_has_anchor(part) for part in expression.parts)
-    if isinstance(expression, Choice):
-        return any(_has_anchor(option) for option in expression.options)
-    if isinstance(expression, Repeat):
-        return _has_anchor(expression.part)
-    return isinstance(expression, _Edge)
+def _must_start(part: Expression) -> bool:
+    """Say whether every match begins where the text does."""
+    if isinstance(part, Series):
+        return bool(part.parts) and _must_start(part.parts[0])
+    if isinstance(part, Choice):
+        return all(_must_start(option) for option in part.options)
+    return isinstance(part, _Edge) and part.is_start
+
+
+def _inside(part: Expression) -> tuple[Expression, ...]:
+    if isinstance(part, Series):
+        return part.parts
+    if isinstance(part, Choice):
+        return part.options
+    if isinstance(part, Repeat):
+        return (part.part,)
+    return (part.ahead,) if isinstance(part, _Look) else ()
+
+
+def _has_assertion(part: Expression, *, starts_only: bool = False) -> bool:
+    if isinstance(part, _Edge):
+        return part.is_start or not starts_only
+    if isinstance(part, _Look) and not starts_only:
+        return True
+    return any(_has_assertion(each, starts_only=starts_only) for each in _inside(part))
+
+
+def _all_inside(part: Expression) -> Iterator[Expression]:
+    yield part
+    for each in _inside(part):
+        yield from _all_inside(each)
+
+
+def _is_look_or_start(part: Expression) -> bool:
+    return isinstance(part, _Look) or (isinstance(part, _Edge) and part.is_start)
+
+
+def _without_ends(part: Expression) -> Expression:
+    """Return a part that does not come to the text's end."""
+    if isinstance(part, _Edge):
+        return NEVER
+    if isinstance(part, Series):
+        return Series(tuple(_without_ends(each) for each in part.parts))
+    if isinstance(part, Choice):
+        return Choice(tuple(_without_ends(each) for each in part.options))
+    return Repeat(_without_ends(part.part), part.least, part.most) if isinstance(part, Repeat) else part
+
+
+def _is_empty(part: Expression) -> bool:
+    return (isinstance(part, Text) and not part.data) or (isinstance(part, Series) and not part.parts)
+
+
+def _may_be_empty(part: Expression) -> bool:
+    if isinstance(part, Text):
+        return not part.data
+    if isinstance(part, Chars):
+        return False
+    if isinstance(part, Repeat):
+        return part.least == 0 or _may_be_empty(part.part)
+    if isinstance(part, Series):
+        return all(_may_be_empty(each) for each in part.parts)
+    if isinstance(part, Choice):
+        return any(_may_be_empty(each) for each in part.options)
+    assert isinstance(part, Both)
+    return _may_be_empty(part.one) and _may_be_empty(part.other) != part.excludes
 
 
 class _Parser:
@@ -145,7 +250,7 @@ class _Parser:
                 raise GrammarError(f"{{{least},{most}}} allows nothing")
             if max(least, most or 0) > _MAX_COUNT:
                 raise GrammarError(f"a count may be {_MAX_COUNT} at most")
-            if isinstance(part, _Edge):
+            if isinstance(part, _Edge | _Look):
                 raise GrammarError("nothing to repeat")
             part = Repeat(part, least, most)
             if not self._take("?"):  # lazy: the same texts
@@ -191,18 +296,27 @@ class _Parser:
                 if end < 0:
                     raise GrammarError("a group's name has no end")
                 self._at = end + 1
+            elif self._peek("=") or self._peek("!"):
+                return self._look()
             elif not self._take(":"):
-                raise GrammarError("lookarounds, flags and conditions are not supported")
+                raise GrammarError("look-behinds, flags and conditions are not supported")
         found = self._alternatives()
         if not self._take(")"):
             raise GrammarError("a parenthesis is not closed")
         return found
 
+    def _look(self) -> Expression:
+        excludes = self._next() == "!"
+        found = self._alternatives()
+        if not self._take(")"):
+            raise GrammarError("a parenthesis is not closed")
+        return _Look(found, excludes)
+
     def _escape(self) -> Expression:
         char = self._next()
         if char in "AZz":
             return _Edge(char == "A")
-        if char in "bBGK" or (char.isdigit() and char != "0") or char in "kpPX":
+        if char in "bBGK" or (char.isdigit() and char != "0") or char in "kX":
             raise GrammarError(f"\\{char} is not supported")
         self._at -= 1
         return Chars(self._escaped(is_negated=False))
@@ -217,10 +331,21 @@ class _Parser:
             return complement(_CLASSES[char.lower()]) if is_negated else others
         if char in "xu":
             return self._coded(2 if char == "x" else 4)
+        if char in "pP":
+            return self._category(char == "P")
         if char == "c" or (char.isalpha() and char not in _CONTROLS):
             raise GrammarError(f"\\{char} is not supported")
         code = _CONTROLS.get(char, ord(char))
         return ((code, code),)
+
+    def _category(self, is_opposite: bool) -> CodePoints:
+        end = self._text.find("}", self._at)
+        if not self._take("{") or end < 0:
+            raise GrammarError("\\p needs a category, as in \\p{L}")
+        name = self._text[self._at : end]
+        self._at = end + 1
+        found = category(name)
+        return complement(found) if is_opposite else found
 
     def _coded(self, num_digits: int) -> CodePoints:
         start, end = self._at, self._at + num_digits
@@ -229,10 +354,13 @@ class _Parser:
             self._at = end + 1
         else:
             self._at = end
-        try:
-            code = int(self._text[start:end], 16)
-        except ValueError:
-            raise GrammarError("an escape has no hexadecimal number") from None
+        digits = self._text[start:end]
+        if not re.fullmatch("[0-9A-Fa-f]{1,8}", digits):
+            raise GrammarError("an escape has no hexadecimal number")
+        code = int(digits, 16)
+        if 0xD800 <= code < 0xDC00 and (second := re.match(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})", self._text[end:])):
+            code = 0x10000 + ((code - 0xD800) << 10) + int(second[1], 16) - 0xDC00
+            self._at += 6
         if code > MAX_CODE_POINT or 0xD800 <= code <= 0xDFFF or end > len(self._text):
             raise GrammarError("an escape is of no character")
         return ((code, code),)
@@ -272,23 +400,3 @@ def _encode(char: str) -> bytes:
         return char.encode()
     except UnicodeEncodeError:
         raise GrammarError("it holds a lone surrogate") from None
-
-
-def char_bounds(expression: Expression) -> tuple[int, int | None]:
-    """Return the least and the most characters of a pattern's texts; None: no limit."""
-    if isinstance(expression, Text):
-        length = len(expression.data.decode())
-        return length, length
-    if isinstance(expression, Chars):
-        return 1, 1
-    if isinstance(expression, Repeat):
-        least, most = char_bounds(expression.part)
-        limit = None if most is None or expression.most is None else most * expression.most
-        return least * expression.least, 0 if most == 0 else limit
-    parts = expression.parts if isinstance(expression, Series) else _options(expression)
-    bounds = [char_bounds(part) for part in parts]
-    mosts = [most for _, most in bounds]
-    combine, choose = (sum, sum) if isinstance(expression, Series) else (min, max)
-    if not bounds:
-        return 0, 0
-    return combine(least for least, _ in bounds), None if None in mosts else choose(m for m in mosts if m is not None)

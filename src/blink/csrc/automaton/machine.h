@@ -3,6 +3,7 @@
 // labels are intervals of bytes and calls of rules. Host only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -11,12 +12,14 @@
 
 namespace blink {
 
-// An edge of the graph that a frontend builds: for bytes low .. high, or one of the labels below.
+// An edge of the graph that a frontend builds: for symbols low .. high, or one of the labels below. Symbols are bytes
+// in an automaton and code points in a language.
 struct GraphEdge {
   uint32_t from, low, high, to;
 };
-constexpr uint32_t kEmptyLabel = 256;  // takes nothing
-constexpr uint32_t kRuleLabel = 257;   // takes a text of rule `high`
+constexpr uint32_t kCodePoints = 0x110000;
+constexpr uint32_t kEmptyLabel = kCodePoints;     // takes nothing
+constexpr uint32_t kRuleLabel = kCodePoints + 1;  // takes a text of rule `high`
 
 // A part of the graph; rule 0 is the whole text.
 struct GraphRule {
@@ -24,9 +27,16 @@ struct GraphRule {
   uint32_t is_greedy;  // takes as much as it can, where what follows could begin alike
 };
 
+struct Graph {
+  const GraphEdge* edges;
+  uint32_t num_edges, num_nodes;
+  const GraphRule* rules;
+  uint32_t num_rules;
+};
+
 enum class BuildError : int32_t { kTooLarge = -1, kEmpty = -2, kAmbiguous = -3 };
 
-// What stands for the time that a build may take.
+// What stands for the time that a build may take: some 10 ns each.
 class Budget {
  public:
   void spend(uint64_t work) {
@@ -35,7 +45,7 @@ class Budget {
   }
 
  private:
-  static constexpr uint64_t kMost = 60'000'000;
+  static constexpr uint64_t kMost = 400'000'000;
   uint64_t used_ = 0;
 };
 
@@ -43,16 +53,19 @@ struct Step {
   uint32_t label, to;
 };
 
-// States of all rules together. Labels below num_intervals are bytes, those above are calls.
+// States of all rules together. Labels below num_intervals are intervals of symbols, those above are calls.
 struct Machine {
   std::vector<std::vector<Step>> steps;
   std::vector<bool> finals;
-  std::vector<uint32_t> starts;      // of each rule; kNowhere: it can produce nothing
-  std::vector<uint32_t> needs;       // how much of the stack each state needs to come to an end
-  std::vector<uint8_t> interval_of;  // by byte
+  std::vector<uint32_t> starts;  // of each rule; kNowhere: it can produce nothing
+  std::vector<uint32_t> needs;   // how much of the stack each state needs to come to an end
+  std::vector<uint32_t> lows;    // the first symbol of each interval, ascending
   uint32_t num_intervals = 0;
 
   uint32_t size() const { return uint32_t(steps.size()); }
+  uint32_t interval_of(uint32_t symbol) const {
+    return uint32_t(std::upper_bound(lows.begin(), lows.end(), symbol) - lows.begin()) - 1;
+  }
   bool is_call(const Step& step) const { return step.label >= num_intervals; }
   uint32_t rule_of(const Step& step) const { return step.label - num_intervals; }
 };

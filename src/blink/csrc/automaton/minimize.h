@@ -100,7 +100,7 @@ class Minimize {
 
   Machine merge(const Partition& states) const {
     Machine merged;
-    merged.interval_of = machine_.interval_of;
+    merged.lows = machine_.lows;
     merged.num_intervals = machine_.num_intervals;
     for (const auto& [begin, end] : states.ranges) {
       const uint32_t one = states.elements[begin];

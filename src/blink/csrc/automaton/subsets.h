@@ -12,17 +12,19 @@ namespace blink {
 
 class Subsets {
  public:
-  Subsets(const GraphEdge* edges, uint32_t num_edges, uint32_t num_nodes, const GraphRule* rules, uint32_t num_rules,
-          Budget& budget)
-      : edges_(edges, edges + num_edges), rules_(rules, rules + num_rules), budget_(budget) {
+  Subsets(const Graph& graph, uint32_t num_symbols, Budget& budget)
+      : edges_(graph.edges, graph.edges + graph.num_edges),
+        rules_(graph.rules, graph.rules + graph.num_rules),
+        budget_(budget) {
     std::stable_sort(edges_.begin(), edges_.end(), [](auto& a, auto& b) { return a.from < b.from; });
-    first_.assign(num_nodes + 1, 0);
+    first_.assign(graph.num_nodes + 1, 0);
     for (const GraphEdge& edge : edges_) first_[edge.from + 1]++;
-    for (uint32_t node = 0; node < num_nodes; node++) first_[node + 1] += first_[node];
-    is_end_.assign(num_nodes, false);
+    for (uint32_t node = 0; node < graph.num_nodes; node++) first_[node + 1] += first_[node];
+    is_end_.assign(graph.num_nodes, false);
     for (const GraphRule& rule : rules_) is_end_[rule.end] = true;
-    seen_.assign(num_nodes, 0);
-    find_intervals();
+    seen_.assign(graph.num_nodes, 0);
+    replace_last_calls();
+    find_intervals(num_symbols);
   }
 
   Machine run() {
@@ -40,18 +42,25 @@ class Subsets {
       return hash;
     }
   };
-  static constexpr uint32_t kMostStates = 24'000;
+  static constexpr uint32_t kMostStates = 100'000;
 
-  void find_intervals() {
-    bool begins[kBytes + 1] = {true};
+  // A call behind which its rule ends goes on in the called rule, whose end is the caller's: it takes no stack.
+  void replace_last_calls() {
+    const auto is_last = [&](uint32_t node) { return is_end_[node] && first_[node] == first_[node + 1]; };
+    for (GraphEdge& edge : edges_)
+      if (edge.low == kRuleLabel && is_last(edge.to) && !rules_[edge.high].is_greedy)
+        edge = {edge.from, kEmptyLabel, kEmptyLabel, rules_[edge.high].start};
+  }
+
+  void find_intervals(uint32_t num_symbols) {
+    std::vector<uint32_t>& lows = machine_.lows;
+    lows.push_back(0);
     for (const GraphEdge& edge : edges_)
-      if (edge.low < kBytes) begins[edge.low] = begins[edge.high + 1] = true;
-    uint32_t interval = 0;
-    for (uint32_t byte = 0; byte < kBytes; byte++) {
-      interval += byte > 0 && begins[byte];
-      machine_.interval_of.push_back(uint8_t(interval));
-    }
-    machine_.num_intervals = interval + 1;
+      if (edge.low < num_symbols) lows.insert(lows.end(), {edge.low, edge.high + 1});
+    std::sort(lows.begin(), lows.end());
+    lows.erase(std::unique(lows.begin(), lows.end()), lows.end());
+    while (lows.back() >= num_symbols) lows.pop_back();
+    machine_.num_intervals = uint32_t(lows.size());
   }
 
   // The state of a set of nodes and all that they reach for nothing.
@@ -91,8 +100,8 @@ class Subsets {
         const GraphEdge& edge = edges_[i];
         if (edge.low == kEmptyLabel) continue;
         const bool is_rule = edge.low == kRuleLabel;
-        const uint32_t low = is_rule ? machine_.num_intervals + edge.high : machine_.interval_of[edge.low];
-        const uint32_t high = is_rule ? low : machine_.interval_of[edge.high];
+        const uint32_t low = is_rule ? machine_.num_intervals + edge.high : machine_.interval_of(edge.low);
+        const uint32_t high = is_rule ? low : machine_.interval_of(edge.high);
         budget_.spend(4 * (high - low + 1));
         for (uint32_t label = low; label <= high; label++) targets[label].push_back(edge.to);
       }

@@ -14,40 +14,49 @@ namespace blink {
 
 class Table {
  public:
-  Table(const Machine& machine, const GraphRule* rules, uint32_t num_rules, Budget& budget)
-      : machine_(machine), rules_(rules, rules + num_rules), budget_(budget) {
+  Table(const Machine& machine, const Graph& graph, Budget& budget, uint8_t* is_in_conflict)
+      : machine_(machine),
+        rules_(graph.rules, graph.rules + graph.num_rules),
+        budget_(budget),
+        is_in_conflict_(is_in_conflict) {
+    std::fill_n(is_in_conflict, graph.num_rules, uint8_t(0));
     find_first();
     for (uint32_t state = 0; state < machine.size(); state++) fill_row(state);
     check_returns();
+    if (is_ambiguous_) throw BuildError::kAmbiguous;
+    find_classes();
+    sort_by_width();
   }
 
   std::string bytes() const {
-    std::vector<uint8_t> class_of;  // by interval
-    std::vector<uint32_t> columns;  // the first interval of each class
-    find_classes(class_of, columns);
-    const AutomatonHeader header{machine_.size(), uint32_t(columns.size()), uint32_t(calls_.size()),
-                                 machine_.starts[0]};
+    AutomatonHeader header{};
+    header.num_full = uint16_t(num_of_width_[kFull]);
+    header.num_mapped = uint16_t(num_of_width_[kMapped]);
+    header.num_sparse = uint16_t(num_of_width_[kSparse]);
+    header.num_single = uint16_t(num_of_width_[kSingle]);
+    header.start = uint16_t(places_[machine_.starts[0]]);
+    header.num_classes = uint16_t(columns_.size());
+    header.num_calls = uint16_t(calls_.size());
+    header.num_patterns = uint16_t(patterns_.size());
     if (!valid_header(header)) throw BuildError::kTooLarge;
     const AutomatonLayout layout = automaton_layout(header);
     if (layout.bytes > kMaxAutomatonBytes) throw BuildError::kTooLarge;
     std::string out(layout.bytes, 0);
     std::memcpy(out.data(), &header, sizeof header);
     for (uint32_t byte = 0; byte < kBytes; byte++)
-      out[sizeof header + byte] = char(class_of[machine_.interval_of[byte]]);
+      out[sizeof header + byte] = char(class_of_[machine_.interval_of(byte)]);
     for (const auto& [call, index] : calls_) {
-      const AutomatonCall entry{uint16_t(call.first), uint16_t(call.second)};
+      const AutomatonCall entry{uint16_t(places_[call.first]), uint16_t(places_[call.second])};
       std::memcpy(&out[layout.calls + index * sizeof entry], &entry, sizeof entry);
     }
-    std::memset(&out[layout.rows], 0xff, layout.traits - layout.rows);
-    char* at = &out[layout.rows];
-    for (const auto& row : rows_)
-      for (const uint32_t column : columns) {
-        const auto entry = uint16_t(row[column]);
-        std::memcpy(at, &entry, 2);
-        at += 2;
-      }
-    for (uint32_t state = 0; state < machine_.size(); state++)
-      out[layout.traits + state] = char(machine_.needs[state] | (machine_.finals[state] ? kFinalTrait : 0));
+    std::memset(&out[layout.full], 0xff, layout.mapped - layout.full);
+    for (const auto& [pattern, index] : patterns_)
+      std::memcpy(&out[layout.patterns + index * pattern.size()], pattern.data(), pattern.size());
+    for (uint32_t state = 0; state < machine_.size(); state++) {
+      write_row(state, layout, out);
+      const uint32_t trait = machine_.needs[state] | (machine_.finals[state] ? kFinalTrait : 0);
+      out[layout.traits + places_[state]] = char(trait);
+    }
     return out;
   }
 
@@ -62,7 +71,7 @@ class Table {
       bool changed = false;
       for (uint32_t rule = 0; rule < count; rule++) {
         if (machine_.starts[rule] == kNowhere) continue;
-        if (rule > 0 && machine_.finals[machine_.starts[rule]]) throw BuildError::kAmbiguous;
+        if (rule > 0 && machine_.finals[machine_.starts[rule]]) mark_conflict(rule);
         const Intervals before = first_[rule];
         for (const Step& step : machine_.steps[machine_.starts[rule]])
           if (machine_.is_call(step))
@@ -77,7 +86,7 @@ class Table {
   }
 
   // No rule may call itself before it has taken a byte.
-  void check_beginnings() const {
+  void check_beginnings() {
     const auto count = uint32_t(rules_.size());
     for (uint32_t rule = 0; rule < count; rule++) {
       std::vector<bool> seen(count);
@@ -89,7 +98,10 @@ class Table {
         for (const Step& step : machine_.steps[start]) {
           if (!machine_.is_call(step)) continue;
           const uint32_t called = machine_.rule_of(step);
-          if (called == rule) throw BuildError::kAmbiguous;
+          if (called == rule) {
+            mark_conflict(rule);
+            throw BuildError::kAmbiguous;
+          }
           if (!seen[called]) left.push_back(called);
           seen[called] = true;
         }
@@ -97,16 +109,25 @@ class Table {
     }
   }
 
+  void mark_conflict(uint32_t rule) {
+    is_ambiguous_ = true;
+    is_in_conflict_[rule] = 1;
+  }
+
   void fill_row(uint32_t state) {
     std::vector<uint32_t> row(machine_.num_intervals, kDeadEntry);
-    const auto put = [&](uint32_t interval, uint32_t entry) {
-      if (row[interval] != kDeadEntry) throw BuildError::kAmbiguous;
+    std::vector<uint32_t> callee(machine_.num_intervals, kNowhere);
+    const auto put = [&](uint32_t interval, uint32_t entry, uint32_t rule) {
+      if (row[interval] != kDeadEntry && row[interval] != entry)
+        for (const uint32_t each : {rule, callee[interval]})
+          if (each != kNowhere) mark_conflict(each);
       row[interval] = entry;
+      callee[interval] = rule;
     };
     budget_.spend(machine_.num_intervals);
     for (const Step& step : machine_.steps[state]) {
       if (!machine_.is_call(step)) {
-        put(step.label, step.to);
+        put(step.label, step.to, kNowhere);
         continue;
       }
       const uint32_t rule = machine_.rule_of(step);
@@ -114,7 +135,7 @@ class Table {
       const auto call = calls_.try_emplace({machine_.starts[rule], step.to}, index).first;
       if (call->second >= kMaxAutomatonCalls) throw BuildError::kTooLarge;
       for (uint32_t interval = 0; interval < machine_.num_intervals; interval++)
-        if (first_[rule][interval]) put(interval, kCallEntry + call->second);
+        if (first_[rule][interval]) put(interval, kCallEntry + call->second, rule);
     }
     rows_.push_back(std::move(row));
   }
@@ -165,28 +186,134 @@ class Table {
     for (uint32_t rule = 1; rule < rules_.size(); rule++) {
       const Intervals behind = rules_[rule].is_greedy ? follow[rule] & ~first_[rule] : follow[rule];
       for (const uint32_t state : states[rule])
-        if (machine_.finals[state] && (viable(state) & behind).any()) throw BuildError::kAmbiguous;
+        if (machine_.finals[state] && (viable(state) & behind).any()) mark_conflict(rule);
     }
   }
 
   // Bytes that no state tells apart.
-  void find_classes(std::vector<uint8_t>& class_of, std::vector<uint32_t>& columns) const {
+  void find_classes() {
     std::map<std::vector<uint32_t>, uint8_t> known;
     for (uint32_t interval = 0; interval < machine_.num_intervals; interval++) {
       std::vector<uint32_t> column;
       for (const auto& row : rows_) column.push_back(row[interval]);
-      const auto [found, is_new] = known.try_emplace(std::move(column), uint8_t(columns.size()));
-      if (is_new) columns.push_back(interval);
-      class_of.push_back(found->second);
+      const auto [found, is_new] = known.try_emplace(std::move(column), uint8_t(columns_.size()));
+      if (is_new) columns_.push_back(interval);
+      class_of_.push_back(found->second);
     }
   }
+
+  // Number the states by the kind of row that they need. Full rows are read at once, but large: if they are many, only
+  // states that go on in themselves, as inside of a text, keep them.
+  void sort_by_width() {
+    std::vector<uint32_t> of_width[kWidths], wide;
+    for (uint32_t state = 0; state < machine_.size(); state++) {
+      const size_t count = entries_of(state).size();
+      if (count > kSparseClasses)
+        wide.push_back(state);
+      else
+        of_width[count <= 1 ? kSingle : kSparse].push_back(state);
+    }
+    const bool has_room = wide.size() * columns_.size() * sizeof(uint16_t) <= kFullRowBytes;
+    for (const uint32_t state : wide) {
+      const bool is_mapped = !has_room && !goes_on_in_itself(state) && add_pattern(state);
+      of_width[is_mapped ? kMapped : kFull].push_back(state);
+    }
+    places_.resize(machine_.size());
+    uint32_t place = 0;
+    for (uint32_t width = 0; width < kWidths; width++) {
+      num_of_width_[width] = uint32_t(of_width[width].size());
+      for (const uint32_t state : of_width[width]) places_[state] = place++;
+    }
+    if (place > kMaxAutomatonStates) throw BuildError::kTooLarge;
+  }
+
+  bool goes_on_in_itself(uint32_t state) const {
+    return std::find(rows_[state].begin(), rows_[state].end(), state) != rows_[state].end();
+  }
+
+  // The different entries of a state, in order, and by class which of them it is.
+  std::pair<std::vector<uint32_t>, std::string> map_row(uint32_t state) const {
+    std::vector<uint32_t> different;
+    std::string pattern;
+    for (const uint32_t column : columns_) {
+      const uint32_t entry = rows_[state][column];
+      const auto found = std::find(different.begin(), different.end(), entry);
+      if (entry == kDeadEntry) {
+        pattern.push_back(char(kNoMappedEntry));
+        continue;
+      }
+      pattern.push_back(char(found - different.begin()));
+      if (found == different.end()) different.push_back(entry);
+    }
+    return {different, pattern};
+  }
+
+  // Whether a state's row can be a mapped one; its pattern is known then.
+  bool add_pattern(uint32_t state) {
+    const auto [different, pattern] = map_row(state);
+    if (different.size() > kMappedEntries) return false;
+    patterns_.try_emplace(pattern, uint32_t(patterns_.size()));
+    return true;
+  }
+
+  uint16_t placed(uint32_t entry) const { return uint16_t(entry < kCallEntry ? places_[entry] : entry); }
+
+  // The classes that a state takes, and what is in its row for them.
+  std::vector<std::pair<uint8_t, uint32_t>> entries_of(uint32_t state) const {
+    std::vector<std::pair<uint8_t, uint32_t>> found;
+    for (uint32_t column = 0; column < columns_.size(); column++)
+      if (const uint32_t entry = rows_[state][columns_[column]]; entry != kDeadEntry)
+        found.push_back({uint8_t(column), entry});
+    return found;
+  }
+
+  void write_row(uint32_t state, const AutomatonLayout& layout, std::string& out) const {
+    const auto entries = entries_of(state);
+    const uint32_t first_mapped = num_of_width_[kFull], first_sparse = first_mapped + num_of_width_[kMapped];
+    const uint32_t first_single = first_sparse + num_of_width_[kSparse], place = places_[state];
+    const auto put = [&](uint32_t at, const auto& row) { std::memcpy(&out[at], &row, sizeof row); };
+    if (place >= first_single) {
+      SingleRow row{};
+      row.entry = entries.empty() ? uint16_t(kDeadEntry) : placed(entries[0].second);
+      row.classes[0] = entries.empty() ? uint8_t(0) : entries[0].first;
+      put(layout.single + (place - first_single) * uint32_t(sizeof row), row);
+    } else if (place >= first_sparse) {
+      SparseRow row{};
+      for (uint32_t i = 0; i < kSparseClasses; i++) {
+        const auto& [column, entry] = entries[i < entries.size() ? i : 0];
+        row.classes[i] = column;
+        row.entries[i] = placed(entry);
+      }
+      put(layout.sparse + (place - first_sparse) * uint32_t(sizeof row), row);
+    } else if (place >= first_mapped) {
+      const auto [different, pattern] = map_row(state);
+      MappedRow row{};
+      row.pattern = uint16_t(patterns_.at(pattern));
+      for (uint32_t i = 0; i < kMappedEntries; i++)
+        row.entries[i] = i < different.size() ? placed(different[i]) : uint16_t(kDeadEntry);
+      put(layout.mapped + (place - first_mapped) * uint32_t(sizeof row), row);
+    } else {
+      for (const auto& [column, entry] : entries)
+        put(layout.full + uint32_t((place * columns_.size() + column) * sizeof(uint16_t)), placed(entry));
+    }
+  }
+
+  enum Width { kFull, kMapped, kSparse, kSingle, kWidths };
+  static constexpr size_t kFullRowBytes = 24 << 10;
 
   const Machine& machine_;
   std::vector<GraphRule> rules_;
   std::vector<Intervals> first_;
   std::map<std::pair<uint32_t, uint32_t>, uint32_t> calls_;  // target and way back: index
   std::vector<std::vector<uint32_t>> rows_;
+  std::vector<uint8_t> class_of_;             // by interval
+  std::vector<uint32_t> columns_;             // the first interval of each class
+  std::map<std::string, uint32_t> patterns_;  // of mapped rows
+  std::vector<uint32_t> places_;              // by state: its number in the automaton
+  uint32_t num_of_width_[kWidths];            // states
   Budget& budget_;
+  uint8_t* is_in_conflict_;
+  bool is_ambiguous_ = false;
 };
 
 }  // namespace blink

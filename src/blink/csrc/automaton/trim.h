@@ -78,7 +78,7 @@ class Trim {
 
   Machine keep_reached() {
     Machine kept;
-    kept.interval_of = machine_.interval_of;
+    kept.lows = machine_.lows;
     kept.num_intervals = machine_.num_intervals;
     kept.steps.resize(num_reached_);
     kept.finals.resize(num_reached_);

@@ -9,21 +9,48 @@ namespace blink {
 struct Automaton {
   const uint8_t* classes;
   const AutomatonCall* calls;
-  const uint16_t* rows;
+  const uint16_t* full;
+  const MappedRow* mapped;
+  const SparseRow* sparse;
+  const SingleRow* single;
+  const uint8_t* patterns;
   const uint8_t* traits;
-  uint32_t num_classes, start;
+  uint32_t num_classes, num_full, first_sparse, first_single, start;
 
   BLINK_FN explicit Automaton(const uint8_t* bytes) {
     const auto& header = *reinterpret_cast<const AutomatonHeader*>(bytes);
     const AutomatonLayout layout = automaton_layout(header);
     classes = bytes + sizeof(AutomatonHeader);
     calls = reinterpret_cast<const AutomatonCall*>(bytes + layout.calls);
-    rows = reinterpret_cast<const uint16_t*>(bytes + layout.rows);
+    full = reinterpret_cast<const uint16_t*>(bytes + layout.full);
+    mapped = reinterpret_cast<const MappedRow*>(bytes + layout.mapped);
+    sparse = reinterpret_cast<const SparseRow*>(bytes + layout.sparse);
+    single = reinterpret_cast<const SingleRow*>(bytes + layout.single);
+    patterns = bytes + layout.patterns;
     traits = bytes + layout.traits;
     num_classes = header.num_classes;
+    num_full = header.num_full;
+    first_sparse = num_full + header.num_mapped;
+    first_single = first_sparse + header.num_sparse;
     start = header.start;
   }
 
+  BLINK_FN uint32_t entry_of(uint32_t state, uint32_t column) const {
+    if (state < num_full) return full[state * num_classes + column];
+    if (state >= first_single) {
+      const SingleRow row = single[state - first_single];
+      return row.classes[0] == column ? row.entry : kDeadEntry;
+    }
+    if (state < first_sparse) {
+      const MappedRow& row = mapped[state - num_full];
+      const uint32_t place = patterns[row.pattern * num_classes + column];
+      return place == kNoMappedEntry ? kDeadEntry : row.entries[place];
+    }
+    const SparseRow row = sparse[state - first_sparse];
+    uint32_t entry = kDeadEntry;
+    for (uint32_t i = kSparseClasses; i-- > 0;) entry = row.classes[i] == column ? row.entries[i] : entry;
+    return entry;
+  }
   BLINK_FN bool is_final(uint32_t state) const { return traits[state] & kFinalTrait; }
   BLINK_FN uint32_t need(uint32_t state) const { return traits[state] & (kFinalTrait - 1); }
 };
@@ -93,9 +120,7 @@ class Walk {
   }
 
  private:
-  BLINK_FN uint32_t entry_of(uint32_t column) const {
-    return automaton_.rows[state_ * automaton_.num_classes + column];
-  }
+  BLINK_FN uint32_t entry_of(uint32_t column) const { return automaton_.entry_of(state_, column); }
   BLINK_FN uint32_t depth() const { return kept_ + num_pushed_; }
   // Whether there is enough of the stack left to come from a state to its end.
   BLINK_FN bool fits(uint32_t state) const {

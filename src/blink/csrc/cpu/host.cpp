@@ -142,7 +142,18 @@ void blink_hash_blocks(const uint8_t* key, const uint8_t* root, const int32_t* t
 }
 
 // Build the automaton of a graph; see automaton/build.h.
-int32_t blink_automaton_build(const Graph* graph, uint8_t* out) { return build_automaton(*graph, out); }
+int32_t blink_automaton_build(const Graph* graph, uint8_t* out, uint8_t* is_in_conflict) {
+  return build_automaton(*graph, out, is_in_conflict);
+}
+
+// Languages (automaton/language.h): the first two return how many words the thread may take, or a BuildError.
+int32_t blink_language_build(const Graph* graph) {
+  return keep_language([&] { return build_language(*graph); });
+}
+int32_t blink_language_combine(const uint32_t* one, const uint32_t* other, uint32_t op) {
+  return keep_language([&] { return Product(one, other, LanguageOp(op)).run(); });
+}
+void blink_language_take(uint32_t* out) { std::copy(made_language.begin(), made_language.end(), out); }
 uint32_t blink_list_allowed(ConstrainedRow* row) { return list_allowed(*row); }
 
 void blink_json_weigh(const char* text, uint64_t bytes, JsonWeight* out) { *out = weigh_json(text, bytes); }

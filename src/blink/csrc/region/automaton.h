@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The format of an automaton: what the text of a constrained sequence may look like, over bytes.
 //
-//   AutomatonHeader | uint8 class of each byte [256] | AutomatonCall [num_calls] | uint16 rows
-//   [num_states][num_classes] | uint8 traits [num_states]
+//   AutomatonHeader | uint8 class of each byte [256] | AutomatonCall [num_calls] | uint16 full rows
+//   [num_full][num_classes] | MappedRow [num_mapped] | SparseRow [num_sparse] | SingleRow [num_single] |
+//   uint8 patterns [num_patterns][num_classes] | uint8 traits [num_states]
 //
+// States are numbered in the order of their rows: most states take few classes of bytes, or one, and need no full row.
 // An entry of a row is the next state, kDeadEntry, or kCallEntry + the index of a call: then the byte is read again in
 // the called state, with the state to come back to on the stack. A final state without an entry for a byte returns: the
 // byte is read again in the state on top of the stack.
@@ -32,10 +34,46 @@ constexpr uint32_t kSpecialTokenByte = 0xff;  // is never part of a text: begins
 
 struct AutomatonHeader {
   FIELDS_OF(AutomatonHeader);
-  FIELD(uint32_t, num_states);
-  FIELD(uint32_t, num_classes);
-  FIELD(uint32_t, num_calls);
-  FIELD(uint32_t, start);
+  FIELD(uint16_t, num_full);
+  FIELD(uint16_t, num_mapped);
+  FIELD(uint16_t, num_sparse);
+  FIELD(uint16_t, num_single);
+  FIELD(uint16_t, start);
+  FIELD(uint16_t, num_classes);
+  FIELD(uint16_t, num_calls);
+  FIELD(uint16_t, num_patterns);
+};
+static_assert(sizeof(AutomatonHeader) == 16, "a header is read at once");
+
+BLINK_FN uint32_t num_states(const AutomatonHeader& h) {
+  return uint32_t(h.num_full) + h.num_mapped + h.num_sparse + h.num_single;
+}
+
+// A row of many classes and few entries: its pattern has by class which of them it is, or kNoMappedEntry. Many rows
+// have one pattern, as those of the characters of a text that are counted.
+constexpr uint32_t kMappedEntries = 7;
+constexpr uint32_t kNoMappedEntry = kMappedEntries;
+struct alignas(16) MappedRow {
+  FIELDS_OF(MappedRow);
+  FIELD(uint16_t, pattern);
+  FIELD_ARRAY(uint16_t, entries, kMappedEntries);
+};
+static_assert(sizeof(MappedRow) == 16, "a mapped row lies in one line");
+
+// A row of few classes; places that it does not need repeat the first.
+constexpr uint32_t kSparseClasses = 5;
+struct alignas(16) SparseRow {
+  FIELDS_OF(SparseRow);
+  FIELD_ARRAY(uint16_t, entries, kSparseClasses);
+  FIELD_ARRAY(uint8_t, classes, kSparseClasses + 1);  // the last is not used
+};
+static_assert(sizeof(SparseRow) == 16, "a sparse row is read at once");
+
+// A row of one class; `entry` is kDeadEntry if it has none.
+struct alignas(4) SingleRow {
+  FIELDS_OF(SingleRow);
+  FIELD(uint16_t, entry);
+  FIELD_ARRAY(uint8_t, classes, 2);  // the second is not used
 };
 
 struct AutomatonCall {
@@ -65,21 +103,26 @@ BLINK_FN uint32_t list_words(uint32_t vocab_size) { return (vocab_size + 31) / 3
 
 // Byte offsets inside one automaton.
 struct AutomatonLayout {
-  uint32_t calls, rows, traits, bytes;
+  uint32_t calls, full, mapped, sparse, single, patterns, traits, bytes;
 };
 
 BLINK_FN bool valid_header(const AutomatonHeader& h) {
-  return h.num_states > 0 && h.num_states <= kMaxAutomatonStates && h.num_classes > 0 && h.num_classes <= kBytes &&
-         h.num_calls <= kMaxAutomatonCalls && h.start < h.num_states;
+  return num_states(h) > 0 && num_states(h) <= kMaxAutomatonStates && h.num_classes > 0 && h.num_classes <= kBytes &&
+         h.num_calls <= kMaxAutomatonCalls && h.num_patterns <= kMaxAutomatonStates && h.start < num_states(h);
 }
 
 // Of a valid header; the sizes cannot overflow then.
 BLINK_FN AutomatonLayout automaton_layout(const AutomatonHeader& h) {
   AutomatonLayout l{};
+  const auto aligned = [](uint32_t bytes, uint32_t unit) { return (bytes + unit - 1) / unit * unit; };
   l.calls = uint32_t(sizeof(AutomatonHeader)) + kBytes;
-  l.rows = l.calls + h.num_calls * uint32_t(sizeof(AutomatonCall));
-  l.traits = l.rows + (h.num_states * h.num_classes * 2 + 3) / 4 * 4;
-  l.bytes = (l.traits + h.num_states + kAutomatonUnit - 1) / kAutomatonUnit * kAutomatonUnit;
+  l.full = l.calls + h.num_calls * uint32_t(sizeof(AutomatonCall));
+  l.mapped = aligned(l.full + uint32_t(h.num_full) * h.num_classes * 2, uint32_t(sizeof(MappedRow)));
+  l.sparse = l.mapped + h.num_mapped * uint32_t(sizeof(MappedRow));
+  l.single = l.sparse + h.num_sparse * uint32_t(sizeof(SparseRow));
+  l.patterns = l.single + h.num_single * uint32_t(sizeof(SingleRow));
+  l.traits = aligned(l.patterns + uint32_t(h.num_patterns) * h.num_classes, 4);
+  l.bytes = aligned(l.traits + num_states(h), kAutomatonUnit);
   return l;
 }
 

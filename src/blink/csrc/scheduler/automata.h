@@ -33,20 +33,27 @@ BLINK_RARE_FN bool has_automaton_room(const State& s, const Sequence& q) {
 // Whether a word of an automaton leads out of none of its tables.
 BLINK_FN bool valid_automaton_word(const AutomatonHeader& h, const AutomatonLayout& l, uint32_t at, uint32_t word) {
   const uint32_t low = word & 0xffff, high = word >> 16;
-  if (at >= l.traits) {
-    bool valid = true;
-    for (uint32_t shift = 0; shift < 32; shift += 8) valid = valid && (word >> shift & (kFinalTrait - 1)) <= kMaxNeed;
-    return valid;
-  }
-  if (at < l.calls) {
-    bool valid = true;
-    for (uint32_t shift = 0; shift < 32; shift += 8) valid = valid && (word >> shift & 0xff) < h.num_classes;
-    return valid;
-  }
-  if (at < l.rows) return low < h.num_states && high < h.num_states;
   const auto valid_entry = [&](uint32_t entry) {
-    return entry < h.num_states || entry == kDeadEntry || (entry >= kCallEntry && entry - kCallEntry < h.num_calls);
+    return entry < num_states(h) || entry == kDeadEntry || (entry >= kCallEntry && entry - kCallEntry < h.num_calls);
   };
+  const auto all_bytes = [&](uint32_t mask, uint32_t most) {
+    bool valid = true;
+    for (uint32_t shift = 0; shift < 32; shift += 8) valid = valid && (word >> shift & mask) <= most;
+    return valid;
+  };
+  if (at >= l.traits) return all_bytes(kFinalTrait - 1, kMaxNeed);
+  if (at >= l.patterns) return all_bytes(0xff, kNoMappedEntry);
+  if (at >= l.single) return valid_entry(low);  // classes are compared only
+  if (at >= l.sparse) {
+    const uint32_t part = (at - l.sparse) / 4 % 4;
+    return part == 3 || (valid_entry(low) && (part == 2 || valid_entry(high)));
+  }
+  if (at >= l.mapped) {
+    const bool has_pattern = (at - l.mapped) % sizeof(MappedRow) == 0;
+    return (has_pattern ? low < h.num_patterns : valid_entry(low)) && valid_entry(high);
+  }
+  if (at < l.calls) return all_bytes(0xff, h.num_classes - 1u);
+  if (at < l.full) return low < num_states(h) && high < num_states(h);
   return valid_entry(low) && valid_entry(high);
 }
 

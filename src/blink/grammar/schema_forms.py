@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each keyword of JSON Schema means, as sets of values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+from blink.grammar.budget import spend
+from blink.grammar.errors import GrammarError, GrammarTooLargeError
+from blink.grammar.format_languages import format_language
+from blink.grammar.formats import FORMATS
+from blink.grammar.forms import Form, any_form, form_of_types, form_of_values, no_form
+from blink.grammar.language import ANY_TEXTS, NO_TEXTS, Language, texts
+from blink.grammar.nodes import ANYTHING, NOTHING, Node
+from blink.grammar.numbers import all_numbers, at_least, at_most, multiples
+from blink.grammar.pattern import pattern_language
+from blink.grammar.schema_index import SchemaIndex
+from blink.grammar.shapes import ArrayShape, Contained, NameClasses, ObjectShape
+from blink.grammar.strings import ALL_STRINGS, Strings, strings_of, strings_of_lengths
+
+KINDS = {
+    "object": {"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
+               "minProperties", "maxProperties", "unevaluatedProperties", "dependentRequired", "dependentSchemas",
+               "dependencies"},
+    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems",
+              "contains", "minContains", "maxContains"},
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+}  # fmt: skip
+_MAX_DEPTH = 150
+_LOOK_DEPTH = 5  # how deep it is asked whether there is a value
+
+
+class SchemaForms:
+    """The sets of values of one schema's parts."""
+
+    def __init__(self, root: Any) -> None:
+        self._index = SchemaIndex(root)
+        self._known: dict[tuple[Node, bool], Form] = {}
+        self._open: set[tuple[Node, bool]] = set()
+        self._looks_at_unevaluated = self._index.mentions("unevaluatedProperties", "unevaluatedItems")
+
+    def node(self, schema: Any) -> Node:
+        """Return the node of a part of the schema."""
+        return self._index.node(schema)
+
+    def form(self, node: Node, *, is_narrow: bool = False) -> Form:
+        """Return the values that a node allows.
+
+        is_narrow: of a schema without a type only the types that its keywords speak of, which is what is meant.
+
+        Raises:
+            GrammarError: a keyword has a value that it cannot have, or cannot be kept.
+        """
+        key = (node, is_narrow)
+        if key in self._known:
+            return self._known[key]
+        if key in self._open:
+            raise GrammarError("a $ref leads to itself with nothing between")
+        spend(1)
+        if len(self._open) > _MAX_DEPTH:
+            raise GrammarTooLargeError("it is nested too deeply, references resolved")
+        self._open.add(key)
+        try:
+            found = self._known[key] = self._form(node, is_narrow)
+        finally:
+            self._open.discard(key)
+        return found
+
+    def is_void(self, node: Node, depth: int = 0) -> bool:
+        """Say whether it can be seen that a node allows no value."""
+        if depth > _LOOK_DEPTH:
+            return False
+        try:
+            return self.is_void_form(self.form(node), depth)
+        except GrammarTooLargeError:
+            return False
+
+    def is_void_form(self, form: Form, depth: int = 0) -> bool:
+        """Say whether it can be seen that there is no value in a set."""
+        if form.null or form.booleans or not form.numbers.is_empty or not form.strings.is_empty:
+            return False
+        return all(self._is_void_object(shape, depth) for shape in form.objects) and all(
+            self._is_void_array(shape, depth) for shape in form.arrays
+        )
+
+    def _is_void_object(self, shape: ObjectShape, depth: int) -> bool:
+        return shape.is_impossible or any(self.is_void(shape.member(name), depth + 1) for name in shape.required)
+
+    def _is_void_array(self, shape: ArrayShape, depth: int) -> bool:
+        count = min(shape.least, len(shape.prefix) + 1)
+        return shape.is_impossible or any(self.is_void(shape.item(index), depth + 1) for index in range(count))
+
+    def _form(self, node: Node, is_narrow: bool) -> Form:
+        if node is ANYTHING:
+            return any_form()
+        if node is NOTHING:
+            return no_form()
+        kind, inside = node.key
+        if kind == "not":
+            return self.form(inside).others()
+        if kind == "and":
+            found = reduce(Form.__and__, (self.form(part) for part in inside))
+            return self._narrowed(found, [part.schema for part in inside]) if is_narrow else found
+        found = self._of_schema(node.schema)
+        return self._narrowed(found, [node.schema]) if is_narrow else found
+
+    def _narrowed(self, form: Form, schemas: Sequence[Any]) -> Form:
+        kinds: set[str] = set()
+        for schema in schemas:
+            if not isinstance(schema, Mapping) or schema.keys() & {"type", "enum", "const", "not"}:
+                return form
+            kinds.update(kind for kind, names in KINDS.items() if names & schema.keys())
+            if "$ref" in schema or "allOf" in schema or "if" in schema:
+                return form if not kinds or "$ref" in schema else form & form_of_types(kinds)
+        if not kinds:
+            return form
+        narrow = form & form_of_types(kinds)
+        return form if narrow.is_empty else narrow
+
+    def _of_schema(self, schema: Mapping[str, Any]) -> Form:
+        self._index.check_supported(schema)
+        found = any_form() if "type" not in schema else form_of_types(self._index.types_of(schema))
+        if "const" in schema:
+            found = found & form_of_values([schema["const"]])
+        if "enum" in schema:
+            found = found & form_of_values(schema["enum"])
+        if KINDS["string"] & schema.keys():
+            found = found & replace(any_form(), strings=_strings_of(schema))
+        if KINDS["number"] & schema.keys():
+            found = found & replace(any_form(), numbers=_numbers_of(schema))
+        if KINDS["object"] & schema.keys():
+            found = found & self._objects_of(schema)
+        if KINDS["array"] & schema.keys():
+            found = found & replace(any_form(), arrays=(self._array_of(schema),))
+        found = self._with_applicators(found, schema)
+        return self._with_unevaluated(found, schema) if self._looks_at_unevaluated else found
+
+    def _with_applicators(self, found: Form, schema: Mapping[str, Any]) -> Form:
+        if "$ref" in schema:
+            found = found & self.form(self.node(self._index.resolve(schema)))
+        for part in schema.get("allOf", ()):
+            found = found & self.form(self.node(part))
+        if "anyOf" in schema:
+            found = found & self._any_of(schema["anyOf"])
+        if "oneOf" in schema:
+            found = found & self._one_of(schema["oneOf"])
+        if "not" in schema:
+            found = found & self.form(~self.node(schema["not"]))
+        if "if" in schema and schema.keys() & {"then", "else"}:
+            condition = self.node(schema["if"])
+            then, otherwise = self.node(schema.get("then", True)), self.node(schema.get("else", True))
+            found = found & (self.form(condition & then) | self.form(~condition & otherwise))
+        return found
+
+    def _any_of(self, options: Sequence[Any]) -> Form:
+        return _joined([self.form(self.node(option), is_narrow=True) for option in options])
+
+    def _one_of(self, options: Sequence[Any]) -> Form:
+        """Return what exactly one of the options allows: what any does but not two."""
+        found, twice = no_form(), no_form()
+        wide = no_form()
+        for option in options:
+            form = self.form(self.node(option))
+            near = tuple(each for each in wide.objects if not self._are_apart(each, form.objects))
+            both = replace(wide, objects=near) & form
+            if not self.is_void_form(both):
+                twice = twice | self._without_void(both)
+            found = found | self.form(self.node(option), is_narrow=True)
+            wide = wide | form
+        return found if twice.is_empty else found & twice.others()
+
+    def _are_apart(self, shape: ObjectShape, others: Sequence[ObjectShape]) -> bool:
+        """Say whether a required member of an object tells it from others; a cheap look before a thorough one."""
+        spend(1 + len(others) // 8)
+        return all(
+            any(
+                self._tells_apart(shape.member(name), other.member(name))
+                for name in shape.required
+                if name in other.required
+            )
+            for other in others
+        )
+
+    def _tells_apart(self, one: Node, other: Node) -> bool:
+        if one is ANYTHING or other is ANYTHING or one == other:
+            return False
+        forms = (self.form(one), self.form(other))
+        if any(form.objects or form.arrays for form in forms):
+            return False
+        return (forms[0] & forms[1]).is_empty
+
+    def _without_void(self, form: Form) -> Form:
+        return replace(
+            form,
+            objects=tuple(shape for shape in form.objects if not self._is_void_object(shape, 0)),
+            arrays=tuple(shape for shape in form.arrays if not self._is_void_array(shape, 0)),
+        )
+
+    def _objects_of(self, schema: Mapping[str, Any]) -> Form:
+        listed = {name: self.node(value) for name, value in schema.get("properties", {}).items()}
+        patterns = [
+            (pattern_language(name), self.node(value)) for name, value in schema.get("patternProperties", {}).items()
+        ]
+        has_more = "additionalProperties" in schema
+        more = self.node(schema.get("additionalProperties", True))
+        for language, node in patterns:
+            listed = {name: member & node if language.matches(name) else member for name, member in listed.items()}
+        rest = _name_classes(patterns, more)
+        shape = ObjectShape(
+            listed,
+            dict.fromkeys(schema.get("required", ())),
+            rest,
+            int(schema.get("minProperties", 0)),
+            _count(schema, "maxProperties"),
+            writes_rest=bool(patterns) or has_more,
+            evaluated=self._evaluated_names(listed, patterns, has_more),
+        )
+        if "propertyNames" in schema:
+            names = self.form(self.node(schema["propertyNames"])).strings
+            allowed = reduce(Language.__or__, (part.exact for part in names.parts), NO_TEXTS)
+            classes = ((allowed, ANYTHING), (ANY_TEXTS - allowed, NOTHING))
+            shape = shape & ObjectShape(rest=tuple(each for each in classes if not each[0].is_empty))
+        found = replace(any_form(), objects=(shape,))
+        for name, needed in self._index.dependencies_of(schema):
+            present = ObjectShape(required={name: None})
+            if isinstance(needed, list):
+                then = replace(any_form(), objects=(present & ObjectShape(required=dict.fromkeys(needed)),))
+            else:
+                then = replace(any_form(), objects=(present,)) & self.form(self.node(needed))
+            absent = replace(any_form(), objects=(ObjectShape({name: NOTHING}),))
+            found = found & (absent | then)
+        return found
+
+    def _evaluated_names(
+        self, listed: Mapping[str, Node], patterns: Sequence[tuple[Language, Node]], has_more: bool
+    ) -> Language:
+        if not self._looks_at_unevaluated:
+            return NO_TEXTS
+        if has_more:
+            return ANY_TEXTS
+        return reduce(Language.__or__, (language for language, _ in patterns), texts(listed))
+
+    def _array_of(self, schema: Mapping[str, Any]) -> ArrayShape:
+        items, more = schema.get("items", True), schema.get("additionalItems", True)
+        prefix = schema.get("prefixItems", ())
+        has_rest = "items" in schema
+        if isinstance(items, list):  # of drafts before 2020
+            prefix, items, has_rest = items, more, "additionalItems" in schema
+        contained: tuple[Contained, ...] = ()
+        if "contains" in schema:
+            contained = (
+                Contained(
+                    self.node(schema["contains"]), int(schema.get("minContains", 1)), _count(schema, "maxContains")
+                ),
+            )
+        return ArrayShape(
+            tuple(self.node(item) for item in prefix),
+            self.node(items),
+            int(schema.get("minItems", 0)),
+            _count(schema, "maxItems"),
+            schema.get("uniqueItems") is True,
+            contained,
+            None if has_rest else len(prefix),
+        )
+
+    def _with_unevaluated(self, found: Form, schema: Mapping[str, Any]) -> Form:
+        objects, arrays = found.objects, found.arrays
+        if "unevaluatedProperties" in schema:
+            more = self.node(schema["unevaluatedProperties"])
+            objects = tuple(_with_unevaluated_names(shape, more) for shape in objects)
+        if "unevaluatedItems" in schema:
+            more = self.node(schema["unevaluatedItems"])
+            arrays = tuple(_with_unevaluated_items(shape, more) for shape in arrays)
+        return replace(found, objects=objects, arrays=arrays)
+
+
+def _name_classes(patterns: Sequence[tuple[Language, Node]], more: Node) -> NameClasses:
+    """Return all names by which of some patterns they match; those that match none are of `more`."""
+    classes: list[tuple[Language, Node, bool]] = [(ANY_TEXTS, ANYTHING, False)]
+    for language, node in patterns:
+        classes = [
+            each
+            for names, known, is_matched in classes
+            for each in ((names & language, known & node, True), (names - language, known, is_matched))
+            if not each[0].is_empty
+        ]
+        if len(classes) > 64:
+            raise GrammarTooLargeError("too many patternProperties overlap")
+    return tuple((names, known if is_matched else more) for names, known, is_matched in classes)
+
+
+def _with_unevaluated_names(shape: ObjectShape, more: Node) -> ObjectShape:
+    if shape.evaluated == ANY_TEXTS:
+        return shape
+    others = ANY_TEXTS - shape.evaluated
+    classes = ((others, more), (shape.evaluated, ANYTHING))
+    added = ObjectShape(rest=tuple(each for each in classes if not each[0].is_empty), writes_rest=True)
+    return replace(shape & added, evaluated=ANY_TEXTS)
+
+
+def _with_unevaluated_items(shape: ArrayShape, more: Node) -> ArrayShape:
+    if shape.evaluated is None:
+        return shape
+    if shape.contained:
+        raise GrammarError("'unevaluatedItems' beside 'contains' is not supported")
+    added = ArrayShape((ANYTHING,) * shape.evaluated, more)
+    return replace(shape & added, evaluated=None)
+
+
+def _joined(forms: Sequence[Form]) -> Form:
+    """Return the union of some sets, as a tree: of many it is cheaper than one after the other."""
+    if len(forms) == 1:
+        return forms[0]
+    middle = len(forms) // 2
+    return _joined(forms[:middle]) | _joined(forms[middle:])
+
+
+def _count(schema: Mapping[str, Any], name: str) -> int | None:
+    return int(schema[name]) if name in schema else None
+
+
+def _strings_of(schema: Mapping[str, Any]) -> Strings:
+    found = ALL_STRINGS
+    most = _count(schema, "maxLength")
+    if "format" in schema and schema["format"] in FORMATS:
+        found = found & strings_of(format_language(schema["format"], most))
+    if "pattern" in schema:
+        found = found & strings_of(pattern_language(schema["pattern"]))
+    return found & strings_of_lengths(int(schema.get("minLength", 0)), most)
+
+
+def _numbers_of(schema: Mapping[str, Any]) -> Any:
+    found = all_numbers()
+    for closed, opened, beyond in (
+        ("minimum", "exclusiveMinimum", at_least),
+        ("maximum", "exclusiveMaximum", at_most),
+    ):
+        limit = schema.get(opened)
+        if isinstance(limit, bool):  # of draft 4
+            if closed in schema:
+                found = found & beyond(schema[closed], is_open=limit)
+            continue
+        if closed in schema:
+            found = found & beyond(schema[closed], is_open=False)
+        if limit is not None:
+            found = found & beyond(limit, is_open=True)
+    return found & multiples(schema["multipleOf"]) if "multipleOf" in schema else found
