@@ -31,12 +31,18 @@ def encode(value: Any) -> bytes:
 def draw_values(automaton: PlainAutomaton, count: int, seed: int = 1) -> list[Any]:
     chance = random.Random(seed)
     drawn = [automaton.draw(chance, 60 if place % 2 else 5) for place in range(count)]
-    return [json.loads(text, parse_float=Decimal) for text in drawn if text is not None]
+    return [json.loads(text, parse_float=exact_number) for text in drawn if text is not None]
+
+
+def exact_number(text: str) -> int | Decimal:
+    """Return what a number is: of floats, 0.407 is no multiple of 0.0001."""
+    value = Decimal(text)
+    return int(value) if abs(value) < 10**30 and value == int(value) else value
 
 
 def exactly(schema: Any) -> Any:
-    """Return a schema whose numbers are decimals: of floats, 0.407 is no multiple of 0.0001."""
-    return json.loads(json.dumps(schema), parse_float=Decimal)
+    """Return a schema with exact numbers."""
+    return json.loads(json.dumps(schema), parse_float=exact_number)
 
 
 def check(case: Case) -> bool:
@@ -50,7 +56,8 @@ def check(case: Case) -> bool:
     where = f"{case.file}: {case.description}"
     for value, is_valid in case.tests:
         assert is_valid or not automaton.accepts(encode(value)), f"{where} lets {value!r} through"
-    for value in draw_values(automaton, 8):
+    # Python's patterns, which the validator takes, have no \\p.
+    for value in draw_values(automaton, 0 if "\\\\p" in json.dumps(case.schema) else 8):
         assert validator.is_valid(value), f"{where} lets {value!r} through"
     return True
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import re
 
+from blink.grammar.assertions import ANY_CHAR
 from blink.grammar.errors import GrammarError
 from blink.grammar.expression import Call, Expression, Repeat, Series, Text, choice
-from blink.grammar.regex import ANY_CHAR, parse_regex
+from blink.grammar.regex import parse_regex
 
 _ROOT = "root"
 _MAX_DEPTH = 40
