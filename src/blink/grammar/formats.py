@@ -124,9 +124,11 @@ def _mailbox(more: str, most: int, domain: str) -> str:
 
 def _plain_mailbox(most: int) -> tuple[str, ...]:
     """Return addresses of which both sides of the sign are short enough."""
-    local = min(64, most // 2)
     atom = f"[{_ATEXT}]+"
     host = rf"{_ANY_LABEL}(?:\.{_ANY_LABEL})*"
+    if most <= 64:
+        return (rf"{atom}(?:\.{atom})*@{host}",)
+    local = min(64, most // 2)
     return rf"{atom}(?:\.{atom})*@{host}", f"[^@]{{0,{local}}}@[^@]{{0,{min(63, most - local - 1)}}}"
 
 
