@@ -10,16 +10,13 @@ from typing import Any
 
 from blink.grammar.budget import spend
 from blink.grammar.errors import GrammarError, GrammarTooLargeError
-from blink.grammar.format_languages import format_language
-from blink.grammar.formats import FORMATS
 from blink.grammar.forms import Form, any_form, form_of_types, form_of_values, no_form
 from blink.grammar.language import ANY_TEXTS, NO_TEXTS, Language, texts
 from blink.grammar.nodes import ANYTHING, NOTHING, Node
-from blink.grammar.numbers import all_numbers, at_least, at_most, multiples
 from blink.grammar.pattern import pattern_language
 from blink.grammar.schema_index import SchemaIndex
+from blink.grammar.schema_scalars import count_of, numbers_of_schema, strings_of_schema
 from blink.grammar.shapes import ArrayShape, Contained, NameClasses, ObjectShape
-from blink.grammar.strings import ALL_STRINGS, Strings, strings_of, strings_of_lengths
 
 KINDS = {
     "object": {"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
@@ -129,9 +126,9 @@ class SchemaForms:
         if "enum" in schema:
             found = found & form_of_values(schema["enum"])
         if KINDS["string"] & schema.keys():
-            found = found & replace(any_form(), strings=_strings_of(schema))
+            found = found & replace(any_form(), strings=strings_of_schema(schema))
         if KINDS["number"] & schema.keys():
-            found = found & replace(any_form(), numbers=_numbers_of(schema))
+            found = found & replace(any_form(), numbers=numbers_of_schema(schema))
         if KINDS["object"] & schema.keys():
             found = found & self._objects_of(schema)
         if KINDS["array"] & schema.keys():
@@ -215,7 +212,7 @@ class SchemaForms:
             dict.fromkeys(schema.get("required", ())),
             rest,
             int(schema.get("minProperties", 0)),
-            _count(schema, "maxProperties"),
+            count_of(schema, "maxProperties"),
             writes_rest=bool(patterns) or has_more,
             evaluated=self._evaluated_names(listed, patterns, has_more),
         )
@@ -254,14 +251,14 @@ class SchemaForms:
         if "contains" in schema:
             contained = (
                 Contained(
-                    self.node(schema["contains"]), int(schema.get("minContains", 1)), _count(schema, "maxContains")
+                    self.node(schema["contains"]), int(schema.get("minContains", 1)), count_of(schema, "maxContains")
                 ),
             )
         return ArrayShape(
             tuple(self.node(item) for item in prefix),
             self.node(items),
             int(schema.get("minItems", 0)),
-            _count(schema, "maxItems"),
+            count_of(schema, "maxItems"),
             schema.get("uniqueItems") is True,
             contained,
             None if has_rest else len(prefix),
@@ -317,35 +314,3 @@ def _joined(forms: Sequence[Form]) -> Form:
         return forms[0]
     middle = len(forms) // 2
     return _joined(forms[:middle]) | _joined(forms[middle:])
-
-
-def _count(schema: Mapping[str, Any], name: str) -> int | None:
-    return int(schema[name]) if name in schema else None
-
-
-def _strings_of(schema: Mapping[str, Any]) -> Strings:
-    found = ALL_STRINGS
-    most = _count(schema, "maxLength")
-    if "format" in schema and schema["format"] in FORMATS:
-        found = found & strings_of(format_language(schema["format"], most))
-    if "pattern" in schema:
-        found = found & strings_of(pattern_language(schema["pattern"]))
-    return found & strings_of_lengths(int(schema.get("minLength", 0)), most)
-
-
-def _numbers_of(schema: Mapping[str, Any]) -> Any:
-    found = all_numbers()
-    for closed, opened, beyond in (
-        ("minimum", "exclusiveMinimum", at_least),
-        ("maximum", "exclusiveMaximum", at_most),
-    ):
-        limit = schema.get(opened)
-        if isinstance(limit, bool):  # of draft 4
-            if closed in schema:
-                found = found & beyond(schema[closed], is_open=limit)
-            continue
-        if closed in schema:
-            found = found & beyond(schema[closed], is_open=False)
-        if limit is not None:
-            found = found & beyond(limit, is_open=True)
-    return found & multiples(schema["multipleOf"]) if "multipleOf" in schema else found

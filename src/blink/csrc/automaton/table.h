@@ -15,10 +15,8 @@ namespace blink {
 class Table {
  public:
   Table(const Machine& machine, const Graph& graph, Budget& budget, uint8_t* is_in_conflict)
-      : machine_(machine),
-        rules_(graph.rules, graph.rules + graph.num_rules),
-        budget_(budget),
-        is_in_conflict_(is_in_conflict) {
+      : machine_(machine), rules_(graph.rules, graph.rules + graph.num_rules), budget_(budget) {
+    is_in_conflict_ = is_in_conflict;
     std::fill_n(is_in_conflict, graph.num_rules, uint8_t(0));
     find_first();
     for (uint32_t state = 0; state < machine.size(); state++) fill_row(state);
