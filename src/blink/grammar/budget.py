@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from blink.grammar.errors import GrammarTooLargeError
 
-_MAX_STEPS = 60_000
+_MAX_STEPS = 50_000
 
 
 class _Budget(threading.local):

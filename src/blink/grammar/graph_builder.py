@@ -32,7 +32,7 @@ from blink.region.layout import CONSTANTS
 _EMPTY, _RULE = 0x110000, 0x110001  # csrc/automaton/machine.h
 _MAX_EDGES = 1_000_000
 _MAX_COUNT = 100_000
-_MAX_COUNTED = 20_000
+_MAX_COUNTED = 10_000
 _MAX_DEPTH = 200
 _BLOCKS = (48, 8)  # of a longer repetition, this many are a rule of their own
 _SPECIAL = CONSTANTS["special_token_byte"]
@@ -182,7 +182,7 @@ class GraphBuilder:
         """Emit nodes for each number of members there are: none, one, ... up to what has to be counted."""
         least, most = members.least, members.most
         limit = max(1, least if most is None else most)
-        if limit * len(members.items) > _MAX_COUNTED:
+        if (least > 1 or most is not None) and limit * len(members.items) > _MAX_COUNTED:
             raise GrammarTooLargeError("minProperties or maxProperties has too much to count")
         nodes: dict[int, int] = {0: start}
         for item, is_required in members.items:

@@ -14,7 +14,7 @@ _MAX_ANY_ORDER = 7  # values that may come in any order: each set of them is a s
 _MAX_COUNTS = 4000
 
 
-def write_distinct(shape: ArrayShape, values: Sequence[tuple[str, Expression]], comma: Expression) -> Expression:
+def write_distinct(shape: ArrayShape, values: Sequence[Expression], comma: Expression) -> Expression:
     """Return arrays of different ones of some values: in any order if they are few, else in their order."""
     least, most = shape.least, min(len(values), len(values) if shape.most is None else shape.most)
     edges: list[tuple[int, Expression, int]] = []
@@ -22,7 +22,7 @@ def write_distinct(shape: ArrayShape, values: Sequence[tuple[str, Expression]], 
         for used in range(1 << len(values)):
             if used.bit_count() < most:
                 edges += [
-                    (used, value, used | 1 << index) for index, (_, value) in enumerate(values) if not used & 1 << index
+                    (used, value, used | 1 << index) for index, value in enumerate(values) if not used & 1 << index
                 ]
         ends = [used for used in range(1 << len(values)) if least <= used.bit_count() <= most]
         return Paths(tuple(edges), frozenset(ends), comma)
@@ -32,7 +32,7 @@ def write_distinct(shape: ArrayShape, values: Sequence[tuple[str, Expression]], 
         raise GrammarTooLargeError("uniqueItems has too many values to count")
     # A state is how many values have been passed by, and how many of them were written.
     width = len(counts)
-    for index, (_, value) in enumerate(values):
+    for index, value in enumerate(values):
         for count in counts:
             more = min(count + 1, width - 1)
             if more == count and is_counted:

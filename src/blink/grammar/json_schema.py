@@ -6,12 +6,11 @@ Members come in the order in which the schema declares them; see docs/structured
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from blink.grammar.errors import GrammarError, GrammarTooLargeError
-from blink.grammar.expression import EMPTY, NEVER, Call, Expression, Members, choice, optional, series
+from blink.grammar.expression import EMPTY, NEVER, Call, Expression, Members, Text, choice, optional, series
 from blink.grammar.forms import Form, any_form
 from blink.grammar.json_arrays import write_counted, write_distinct
 from blink.grammar.json_text import BOOLEAN, NUMBER_RULE, Layout, string_literal
@@ -24,6 +23,7 @@ from blink.grammar.strings import Strings, strings_of
 
 _MAX_ITEMS = 4096  # of arrays whose length has bounds
 _MAX_RULES = 20_000
+_MAX_MEMBERS = 8000
 
 
 class SchemaCompiler:
@@ -98,6 +98,8 @@ class SchemaCompiler:
 
     def _write_object(self, shape: ObjectShape) -> Expression:
         names = dict.fromkeys([*shape.listed, *shape.required])
+        if len(names) > _MAX_MEMBERS:
+            raise GrammarTooLargeError(f"an object may have {_MAX_MEMBERS} members that are declared")
         items: list[tuple[Expression, bool]] = []
         for name in names:
             is_required = name in shape.required
@@ -162,14 +164,13 @@ class SchemaCompiler:
             tail = tail if index < least else optional(tail)
         return tail
 
-    def _literals_of(self, shape: ArrayShape) -> Sequence[tuple[str, Expression]]:
+    def _literals_of(self, shape: ArrayShape) -> Sequence[Expression]:
         """Return the items that an array of different ones may have."""
         if shape.prefix or shape.contained:
             raise GrammarError("uniqueItems beside prefixItems or contains is not supported")
         form = self._forms.form(shape.rest, is_narrow=True)
-        found: list[Any] = [None] * form.null + sorted(form.booleans)
         numbers, strings = form.numbers, form.strings.listed(_MAX_ITEMS)
         if form.arrays or form.objects or strings is None or (numbers.listed is None and not numbers.is_empty):
             raise GrammarError("uniqueItems is supported where items are one of listed values (enum, const)")
-        found += [*(numbers.listed or ()), *strings]
-        return [(json.dumps(value), self._layout.literal(value)) for value in found]
+        values = [self._layout.literal(value) for value in (*[None] * form.null, *form.booleans, *strings)]
+        return [*values, *(Text(text.encode()) for text in numbers.listed or ())]

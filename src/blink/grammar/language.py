@@ -128,7 +128,7 @@ class Language:
 def _take(size: int) -> Language:
     if size < 0:
         raise GrammarTooLargeError("a pattern, or what holds together with it, needs too many states")
-    spend(1 + size // 256)
+    spend(12 + lib.blink_language_work() // 1200)
     out = ctypes.create_string_buffer(4 * size)
     lib.blink_language_take(out)
     return Language(out.raw)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from blink.grammar.errors import GrammarError, GrammarTooLargeError
-from blink.grammar.expression import NEVER, Expression, Regular, choice, series
+from blink.grammar.expression import NEVER, Expression, Regular, Repeat, Text, choice, optional, series
 from blink.grammar.language import NO_TEXTS, Language, make_language
 from blink.grammar.pattern import language_of, pattern_language
 
@@ -56,29 +56,40 @@ _SOME: tuple[Certainty, ...] = (None,) * len(_CLASSES)
 class Numbers:
     """A set of numbers.
 
-    plain: those without an exponent; whoever is in it is there in each way of writing it.
+    unlisted: those without an exponent; whoever is in it is there in each way of writing it.
     scientific: of each of the classes with an exponent, whether its numbers are in the set.
-    listed: the numbers, if they are some that were named.
+    listed: the numbers, as they are written, if they are some that were named; then `unlisted` is not used.
     """
 
-    plain: Language
+    unlisted: Language
     scientific: tuple[Certainty, ...]
-    listed: tuple[Any, ...] | None = None
+    listed: tuple[str, ...] | None = None
 
     @property
     def is_empty(self) -> bool:
-        return self.plain.is_empty and not any(each in (True, None) for each in self.scientific)
+        """Say whether it is plain that there is no number."""
+        if self.listed is not None:
+            return not self.listed
+        return self.unlisted.is_empty and not any(each in (True, None) for each in self.scientific)
+
+    @property
+    def plain(self) -> Language:
+        """Return the numbers without an exponent, in each way of writing them."""
+        return self.unlisted if self.listed is None else _all_texts(self.listed)
 
     def __and__(self, other: Numbers) -> Numbers:
         for one, beside in ((self, other), (other, self)):
+            if one.listed is not None and beside.listed is not None:
+                known = set(beside.listed)
+                return _listed(text for text in one.listed if text in known)
             if one.listed is not None:
-                return named(value for value in one.listed if beside.holds(value))
+                return _listed(text for text in one.listed if beside.plain.matches(text))
         both = [_and(a, b) for a, b in zip(self.scientific, other.scientific, strict=True)]
         return Numbers(self.plain & other.plain, tuple(both))
 
     def __or__(self, other: Numbers) -> Numbers:
         if self.listed is not None and other.listed is not None:
-            return named([*self.listed, *other.listed])
+            return _listed([*self.listed, *other.listed])
         either = [_not(_and(_not(a), _not(b))) for a, b in zip(self.scientific, other.scientific, strict=True)]
         return Numbers(self.plain | other.plain, tuple(either))
 
@@ -86,17 +97,13 @@ class Numbers:
         """Return all numbers that are not in the set."""
         return Numbers(_plain() - self.plain, tuple(_not(each) for each in self.scientific))
 
-    def holds(self, value: Any) -> bool:
-        """Say whether a number is in the set."""
-        return self.plain.matches(_text_of(value))
-
     def expression(self) -> Expression:
         """Return how the numbers are written: whole ones without a point, if there are no others."""
         if self.listed is not None:
-            return choice([_text_of(value) for value in self.listed])
-        if self.scientific == _ALL and self.plain == _plain():
+            return choice(self.listed)
+        if self.scientific == _ALL and self.unlisted == _plain():
             return Regular(_language(_ANY_NUMBER))
-        plain = self.plain
+        plain = self.unlisted
         if (plain - _whole()).is_empty:
             plain = plain & _integer_texts()
         for pattern, is_in in zip(_CLASSES.values(), self.scientific, strict=True):
@@ -122,13 +129,29 @@ def whole_numbers() -> Numbers:
 
 def named(values: Iterable[Any]) -> Numbers:
     """Return some numbers."""
-    known = {_text_of(value): value for value in values}
+    return _listed(_text_of(value) for value in values)
+
+
+def _listed(known: Iterable[str]) -> Numbers:
+    different = tuple(dict.fromkeys(known))
+    return Numbers(NO_TEXTS, _SOME, different) if different else no_numbers()
+
+
+@lru_cache(maxsize=256)
+def _all_texts(known: tuple[str, ...]) -> Language:
+    """Return some numbers in each way of writing them without an exponent."""
     if not known:
-        return no_numbers()
-    plain = NO_TEXTS
-    for value in known.values():
-        plain = plain | (_beyond(_decimal(value), 1, is_open=False) & _beyond(_decimal(value), -1, is_open=False))
-    return Numbers(plain, _SOME, tuple(known.values()))
+        return NO_TEXTS
+    options: list[Expression] = []
+    for text in known:
+        whole, _, fraction = text.partition(".")
+        zeros = Repeat(Text(b"0"), 0, None)
+        options.append(
+            series(whole, ".", fraction, zeros) if fraction else series(whole, optional(series(".0", zeros)))
+        )
+        if not whole.strip("-0") and not fraction:
+            options.append(series("-0", optional(series(".0", zeros))))
+    return language_of(choice(options))
 
 
 def at_least(bound: Any, *, is_open: bool) -> Numbers:
@@ -192,8 +215,10 @@ def _decimal(value: Any) -> Decimal:
 
 
 def _text_of(value: Any) -> str:
-    """Return a number without an exponent."""
-    return f"{value}" if isinstance(value, int) else f"{_decimal(value):f}"
+    """Return a number without an exponent, and without zeros at its end behind the point: equal numbers are equal."""
+    text = f"{_decimal(value):f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text
 
 
 @lru_cache(maxsize=1024)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from blink.grammar.budget import spend
 from blink.grammar.expression import Both, Choice, Expression, Regular, Repeat, Series
 from blink.grammar.graph import build_language
 from blink.grammar.language import Language
@@ -41,4 +42,5 @@ def pattern_language(pattern: str, *, searches: bool = True) -> Language:
     Raises:
         GrammarError: it is malformed, too large, or has something beyond regular expressions.
     """
+    spend(len(pattern) // 2)
     return language_of(parse_regex(pattern, searches=searches))

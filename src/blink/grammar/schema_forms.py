@@ -158,21 +158,25 @@ class SchemaForms:
 
     def _one_of(self, options: Sequence[Any]) -> Form:
         """Return what exactly one of the options allows: what any does but not two."""
-        found, twice = no_form(), no_form()
-        wide = no_form()
-        for option in options:
-            form = self.form(self.node(option))
-            near = tuple(each for each in wide.objects if not self._are_apart(each, form.objects))
-            both = replace(wide, objects=near) & form
-            if not self.is_void_form(both):
-                twice = twice | self._without_void(both)
-            found = found | self.form(self.node(option), is_narrow=True)
-            wide = wide | form
+        found = _joined([self.form(self.node(option), is_narrow=True) for option in options])
+        _, twice = self._any_and_two([self.form(self.node(option)) for option in options])
         return found if twice.is_empty else found & twice.others()
+
+    def _any_and_two(self, forms: Sequence[Form]) -> tuple[Form, Form]:
+        """Return what any of some sets has, and what two of them have."""
+        if len(forms) == 1:
+            return forms[0], no_form()
+        middle = len(forms) // 2
+        one, two_of_one = self._any_and_two(forms[:middle])
+        other, two_of_other = self._any_and_two(forms[middle:])
+        near = tuple(each for each in one.objects if not self._are_apart(each, other.objects))
+        both = replace(one, objects=near) & other
+        twice = two_of_one | two_of_other
+        return one | other, twice if self.is_void_form(both) else twice | self._without_void(both)
 
     def _are_apart(self, shape: ObjectShape, others: Sequence[ObjectShape]) -> bool:
         """Say whether a required member of an object tells it from others; a cheap look before a thorough one."""
-        spend(1 + len(others) // 8)
+        spend(1 + len(others) // 2)
         return all(
             any(
                 self._tells_apart(shape.member(name), other.member(name))

@@ -12,7 +12,7 @@ namespace blink {
 // `is_in_conflict` (num_rules) says which rules' calls one byte does not decide.
 inline int32_t build_automaton(const Graph& graph, uint8_t* out, uint8_t* is_in_conflict) {
   try {
-    Budget budget;
+    Budget budget(kWorkOfAutomaton);
     Machine machine = Subsets(graph, kBytes, budget).run();
     machine = Trim(std::move(machine), budget).run();
     machine = Minimize(machine, budget).run();

@@ -13,6 +13,9 @@
 
 namespace blink {
 
+// What the last language of this thread has taken, in the units of Budget.
+inline thread_local uint64_t language_work = 0;
+
 enum class LanguageOp : uint32_t { kAnd = 0, kOr = 1, kMinus = 2 };
 
 // A language that is read from its words.
@@ -53,6 +56,7 @@ inline std::vector<uint32_t> write_language(Machine machine, Budget& budget) {
   try {
     machine = Trim(std::move(machine), budget).run();
   } catch (const BuildError error) {
+    language_work = budget.used();
     if (error == BuildError::kEmpty) return {0, 0};
     throw;
   }
@@ -80,11 +84,12 @@ inline std::vector<uint32_t> write_language(Machine machine, Budget& budget) {
   std::vector<uint32_t> words{uint32_t(order.size()), uint32_t(edges.size())};
   for (const uint32_t state : order) words.push_back(machine.finals[state]);
   for (const GraphEdge& edge : edges) words.insert(words.end(), {edge.from, edge.low, edge.high, edge.to});
+  language_work = budget.used();
   return words;
 }
 
 inline std::vector<uint32_t> build_language(const Graph& graph) {
-  Budget budget;
+  Budget budget(kWorkOfLanguage);
   return write_language(Subsets(graph, kCodePoints, budget).run(), budget);
 }
 
@@ -102,7 +107,7 @@ class Product {
 
  private:
   using Pair = std::pair<uint32_t, uint32_t>;
-  static constexpr uint32_t kMostStates = 60'000;
+  static constexpr uint32_t kMostStates = 30'000;
 
   void find_intervals() {
     std::vector<uint32_t>& lows = machine_.lows;
@@ -156,7 +161,7 @@ class Product {
 
   LanguageView one_, other_;
   LanguageOp op_;
-  Budget budget_;
+  Budget budget_{kWorkOfLanguage};
   Machine machine_;
   std::map<Pair, uint32_t> states_;
   std::vector<Pair> pairs_;

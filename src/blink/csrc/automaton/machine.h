@@ -36,18 +36,22 @@ struct Graph {
 
 enum class BuildError : int32_t { kTooLarge = -1, kEmpty = -2, kAmbiguous = -3 };
 
-// What stands for the time that a build may take: some 10 ns each.
+// What stands for the time and the memory that a build may take: some 5 ns each.
 class Budget {
  public:
+  explicit Budget(uint64_t most) : most_(most) {}
   void spend(uint64_t work) {
     used_ += work;
-    if (used_ > kMost) throw BuildError::kTooLarge;
+    if (used_ > most_) throw BuildError::kTooLarge;
   }
 
+  uint64_t used() const { return used_; }
+
  private:
-  static constexpr uint64_t kMost = 400'000'000;
-  uint64_t used_ = 0;
+  uint64_t most_, used_ = 0;
 };
+
+constexpr uint64_t kWorkOfAutomaton = 100'000'000, kWorkOfLanguage = 20'000'000;
 
 struct Step {
   uint32_t label, to;

@@ -83,6 +83,7 @@ class Subsets {
       if (takes) kept.push_back(node);
     }
     std::sort(kept.begin(), kept.end());
+    budget_.spend(2 * kept.size());
     const auto [found, is_new] = states_.try_emplace(kept, uint32_t(sets_.size()));
     if (is_new) {
       if (sets_.size() >= kMostStates) throw BuildError::kTooLarge;

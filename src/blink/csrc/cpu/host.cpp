@@ -153,6 +153,7 @@ int32_t blink_language_build(const Graph* graph) {
 int32_t blink_language_combine(const uint32_t* one, const uint32_t* other, uint32_t op) {
   return keep_language([&] { return Product(one, other, LanguageOp(op)).run(); });
 }
+uint64_t blink_language_work() { return language_work; }
 void blink_language_take(uint32_t* out) { std::copy(made_language.begin(), made_language.end(), out); }
 uint32_t blink_list_allowed(ConstrainedRow* row) { return list_allowed(*row); }
 
