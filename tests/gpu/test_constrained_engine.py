@@ -35,7 +35,7 @@ ITEMS = {
     "items": {
         "type": "object",
         "properties": {
-            "id": {"type": "integer"},
+            "id": {"type": "integer", "minimum": 0, "maximum": 99999},
             "kind": {"enum": ["red", "blue"]},
             "word": {"type": "string", "pattern": "^[a-z]{4,9}$"},
         },
@@ -119,7 +119,7 @@ def test_texts_keep_their_form_while_the_host_process_is_stopped(engine: tuple[s
     patterns = [f"([0-9]{{3}}{chr(ord('a') + index)}){{{index + 1},900}}" for index in range(8)]
     automata = [compile_structured(StructuredOutputsParams(regex=pattern)) for pattern in patterns]
     short = compile_structured(StructuredOutputsParams(choice=["yes", "no"]))
-    items = compile_structured(StructuredOutputsParams(json=ITEMS))
+    items = compile_structured(StructuredOutputsParams(json=ITEMS, disable_any_whitespace=True))
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0)
     found = Texts(client)
     begun = [client.submit(PROMPT, params, seed=seed, automaton=each) for seed, each in enumerate(automata[:4])]

@@ -164,7 +164,7 @@ def test_the_arena_keeps_automata_until_it_needs_their_memory() -> None:
     with open_engine(arena_bytes=1 << 16) as h:
         pair, inbox = h.frontend(), Inbox()
         large = [
-            Automaton(compile_structured(StructuredOutputsParams(choice=["ab" * 2500 + str(index)])).data)
+            Automaton(compile_structured(StructuredOutputsParams(choice=["ab" * 1400 + str(index)])).data)
             for index in range(5)
         ]
         assert all(20_000 < len(automaton.data) < 1 << 15 for automaton in large)

@@ -59,7 +59,8 @@ class Layout:
 
     def __init__(self, *, allows_spaces: bool) -> None:
         self._allows_spaces = allows_spaces
-        self.space = optional(Call(_SPACE_RULE, is_greedy=True)) if allows_spaces else EMPTY
+        # The first space is no call: many tokens begin with one.
+        self.space = optional(series(_SPACES, optional(Call(_SPACE_RULE, is_greedy=True)))) if allows_spaces else EMPTY
         self.comma = series(self.space, Call(_COMMA_RULE, is_greedy=True)) if allows_spaces else Text(b",")
         self.colon = Call(_COLON_RULE, is_greedy=True) if allows_spaces else Text(b":")
         self.any_value = choice(
@@ -104,7 +105,7 @@ class Layout:
             ARRAY_RULE: series("[", self.space, self.list_of(self.any_value, 0, None), self.space, "]"),
         }
         if self._allows_spaces:
-            found[_SPACE_RULE] = Repeat(_SPACES, 1, _MAX_SPACES)
+            found[_SPACE_RULE] = Repeat(_SPACES, 1, _MAX_SPACES - 1)
             found[_COMMA_RULE] = series(",", self.space)
             found[_COLON_RULE] = series(self.space, ":", self.space)
         return found

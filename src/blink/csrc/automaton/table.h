@@ -200,18 +200,21 @@ class Table {
     }
   }
 
-  // Number the states by the kind of row that they need. Full rows are read at once, but large: if they are many, only
-  // states that go on in themselves, as inside of a text, keep them.
+  // Number the states by the kind of row that they get. Full rows are read at once, but large: where all of them have
+  // no room, only states of many classes keep them; where these have none either, those that go on in themselves, as
+  // inside of a text.
   void sort_by_width() {
     std::vector<uint32_t> of_width[kWidths], wide;
+    const size_t row_bytes = columns_.size() * sizeof(uint16_t);
+    const bool has_room_for_all = machine_.size() * row_bytes <= kFullRowBytes;
     for (uint32_t state = 0; state < machine_.size(); state++) {
       const size_t count = entries_of(state).size();
-      if (count > kSparseClasses)
+      if (has_room_for_all || count > kSparseClasses)
         wide.push_back(state);
       else
         of_width[count <= 1 ? kSingle : kSparse].push_back(state);
     }
-    const bool has_room = wide.size() * columns_.size() * sizeof(uint16_t) <= kFullRowBytes;
+    const bool has_room = wide.size() * row_bytes <= kFullRowBytes;
     for (const uint32_t state : wide) {
       const bool is_mapped = !has_room && !goes_on_in_itself(state) && add_pattern(state);
       of_width[is_mapped ? kMapped : kFull].push_back(state);
@@ -297,7 +300,7 @@ class Table {
   }
 
   enum Width { kFull, kMapped, kSparse, kSingle, kWidths };
-  static constexpr size_t kFullRowBytes = 24 << 10;
+  static constexpr size_t kFullRowBytes = 40 << 10;
 
   const Machine& machine_;
   std::vector<GraphRule> rules_;

@@ -6,50 +6,49 @@
 
 namespace blink {
 
+// An automaton's tables. What is read for each byte has a pointer; rows that are not full are found from the header.
 struct Automaton {
   const uint8_t* classes;
-  const AutomatonCall* calls;
   const uint16_t* full;
-  const MappedRow* mapped;
-  const SparseRow* sparse;
-  const SingleRow* single;
-  const uint8_t* patterns;
   const uint8_t* traits;
-  uint32_t num_classes, num_full, first_sparse, first_single, start;
+  uint32_t num_classes, num_full, start;
 
-  BLINK_FN explicit Automaton(const uint8_t* bytes) {
-    const auto& header = *reinterpret_cast<const AutomatonHeader*>(bytes);
-    const AutomatonLayout layout = automaton_layout(header);
-    classes = bytes + sizeof(AutomatonHeader);
-    calls = reinterpret_cast<const AutomatonCall*>(bytes + layout.calls);
+  BLINK_FN explicit Automaton(const uint8_t* bytes) : classes(bytes + sizeof(AutomatonHeader)) {
+    const AutomatonLayout layout = automaton_layout(header());
     full = reinterpret_cast<const uint16_t*>(bytes + layout.full);
-    mapped = reinterpret_cast<const MappedRow*>(bytes + layout.mapped);
-    sparse = reinterpret_cast<const SparseRow*>(bytes + layout.sparse);
-    single = reinterpret_cast<const SingleRow*>(bytes + layout.single);
-    patterns = bytes + layout.patterns;
     traits = bytes + layout.traits;
-    num_classes = header.num_classes;
-    num_full = header.num_full;
-    first_sparse = num_full + header.num_mapped;
-    first_single = first_sparse + header.num_sparse;
-    start = header.start;
+    num_classes = header().num_classes;
+    num_full = header().num_full;
+    start = header().start;
   }
 
+  BLINK_FN const AutomatonHeader& header() const {
+    return *reinterpret_cast<const AutomatonHeader*>(classes - sizeof(AutomatonHeader));
+  }
+  BLINK_FN const AutomatonCall& call(uint32_t index) const {
+    return reinterpret_cast<const AutomatonCall*>(classes + kBytes)[index];
+  }
   BLINK_FN uint32_t entry_of(uint32_t state, uint32_t column) const {
-    if (state < num_full) return full[state * num_classes + column];
-    if (state >= first_single) {
-      const SingleRow row = single[state - first_single];
+    return state < num_full ? full[state * num_classes + column] : narrow_entry_of(state - num_full, column);
+  }
+  BLINK_RARE_FN uint32_t narrow_entry_of(uint32_t place, uint32_t column) const {
+    const AutomatonHeader& h = header();
+    const AutomatonLayout layout = automaton_layout(h);
+    const uint8_t* bytes = classes - sizeof(AutomatonHeader);
+    if (place < h.num_mapped) {
+      const MappedRow& row = reinterpret_cast<const MappedRow*>(bytes + layout.mapped)[place];
+      const uint32_t found = bytes[layout.patterns + row.pattern * num_classes + column];
+      return found == kNoMappedEntry ? kDeadEntry : row.entries[found];
+    }
+    place -= h.num_mapped;
+    if (place >= h.num_sparse) {
+      const SingleRow& row = reinterpret_cast<const SingleRow*>(bytes + layout.single)[place - h.num_sparse];
       return row.classes[0] == column ? row.entry : kDeadEntry;
     }
-    if (state < first_sparse) {
-      const MappedRow& row = mapped[state - num_full];
-      const uint32_t place = patterns[row.pattern * num_classes + column];
-      return place == kNoMappedEntry ? kDeadEntry : row.entries[place];
-    }
-    const SparseRow row = sparse[state - first_sparse];
-    uint32_t entry = kDeadEntry;
-    for (uint32_t i = kSparseClasses; i-- > 0;) entry = row.classes[i] == column ? row.entries[i] : entry;
-    return entry;
+    const SparseRow& row = reinterpret_cast<const SparseRow*>(bytes + layout.sparse)[place];
+    for (uint32_t i = 0; i < kSparseClasses; i++)
+      if (row.classes[i] == column) return row.entries[i];
+    return kDeadEntry;
   }
   BLINK_FN bool is_final(uint32_t state) const { return traits[state] & kFinalTrait; }
   BLINK_FN uint32_t need(uint32_t state) const { return traits[state] & (kFinalTrait - 1); }
@@ -95,7 +94,7 @@ class Walk {
         return fits(state_);
       }
       if (entry != kDeadEntry) {
-        const AutomatonCall call = automaton_.calls[entry - kCallEntry];
+        const AutomatonCall call = automaton_.call(entry - kCallEntry);
         if (num_pushed_ == kMaxTokenPushes || !fits(call.back)) return false;
         pushes_.states[num_pushed_++] = call.back;
         state_ = call.target;
@@ -135,6 +134,18 @@ class Walk {
   const uint32_t plain_below_;  // entries that are the next state, and nothing else is to be done or checked
 };
 
+// The bytes that may come next at a place. Most tokens are told by their first byte.
+struct FirstBytes {
+  uint32_t words[kBytes / 32];
+
+  BLINK_FN bool has(uint32_t byte) const { return words[byte / 32] >> byte % 32 & 1; }
+};
+
+BLINK_FN bool may_begin(const Automaton& automaton, const AutomatonPlace& place, uint32_t byte) {
+  Pushes pushes;
+  return Walk(automaton, place, pushes).take(uint8_t(byte));
+}
+
 // The bytes of all tokens: token t has text[starts[t]] .. text[starts[t + 1]], and behind the last are some to fill a
 // uint64_t. A token without bytes is never allowed.
 struct Vocabulary {
@@ -148,16 +159,19 @@ struct Vocabulary {
     return end > starts[token];
   }
 
-  // Whether a token may come next at a place.
-  BLINK_FN bool allows(const Automaton& automaton, const AutomatonPlace& place, uint32_t token) const {
+  // Whether a token may come next at a place, where some bytes may.
+  BLINK_FN bool allows(const Automaton& automaton, const AutomatonPlace& place, const FirstBytes& firsts,
+                       uint32_t token) const {
     constexpr uint32_t kWindow = sizeof(uint64_t);
     const auto* windows = reinterpret_cast<const uint64_t*>(text);
     uint32_t at = starts[token];
     const uint32_t end = starts[token + 1];
     if (at == end) return false;
+    uint64_t window = windows[at / kWindow] >> at % kWindow * 8;
+    if (!firsts.has(uint8_t(window))) return false;
     Pushes pushes;
     Walk walk(automaton, place, pushes);
-    for (uint64_t window = windows[at / kWindow] >> at % kWindow * 8;;) {
+    for (;;) {
       if (!walk.take(uint8_t(window))) return false;
       if (++at == end) return true;
       window = at % kWindow == 0 ? windows[at / kWindow] : window >> 8;
