@@ -134,18 +134,6 @@ class Walk {
   const uint32_t plain_below_;  // entries that are the next state, and nothing else is to be done or checked
 };
 
-// The bytes that may come next at a place. Most tokens are told by their first byte.
-struct FirstBytes {
-  uint32_t words[kBytes / 32];
-
-  BLINK_FN bool has(uint32_t byte) const { return words[byte / 32] >> byte % 32 & 1; }
-};
-
-BLINK_FN bool may_begin(const Automaton& automaton, const AutomatonPlace& place, uint32_t byte) {
-  Pushes pushes;
-  return Walk(automaton, place, pushes).take(uint8_t(byte));
-}
-
 // The bytes of all tokens: token t has text[starts[t]] .. text[starts[t + 1]], and behind the last are some to fill a
 // uint64_t. A token without bytes is never allowed.
 struct Vocabulary {
@@ -159,19 +147,16 @@ struct Vocabulary {
     return end > starts[token];
   }
 
-  // Whether a token may come next at a place, where some bytes may.
-  BLINK_FN bool allows(const Automaton& automaton, const AutomatonPlace& place, const FirstBytes& firsts,
-                       uint32_t token) const {
+  // Whether a token may come next at a place.
+  BLINK_FN bool allows(const Automaton& automaton, const AutomatonPlace& place, uint32_t token) const {
     constexpr uint32_t kWindow = sizeof(uint64_t);
     const auto* windows = reinterpret_cast<const uint64_t*>(text);
     uint32_t at = starts[token];
     const uint32_t end = starts[token + 1];
     if (at == end) return false;
-    uint64_t window = windows[at / kWindow] >> at % kWindow * 8;
-    if (!firsts.has(uint8_t(window))) return false;
     Pushes pushes;
     Walk walk(automaton, place, pushes);
-    for (;;) {
+    for (uint64_t window = windows[at / kWindow] >> at % kWindow * 8;;) {
       if (!walk.take(uint8_t(window))) return false;
       if (++at == end) return true;
       window = at % kWindow == 0 ? windows[at / kWindow] : window >> 8;

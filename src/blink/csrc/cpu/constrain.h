@@ -25,12 +25,9 @@ struct ConstrainedRow {
 inline void fill_list(const ConstrainedRow& row, const AutomatonPlace& place, uint32_t* bits) {
   const Automaton automaton(row.automaton);
   const Vocabulary vocabulary{row.token_starts, row.token_text};
-  FirstBytes firsts{};
-  for (uint32_t byte = 0; byte < kBytes; byte++)
-    firsts.words[byte / 32] |= uint32_t(may_begin(automaton, place, byte)) << byte % 32;
   std::fill_n(bits, list_words(row.vocab_size), 0u);
   for (uint32_t token = 0; token < row.vocab_size; token++)
-    bits[token / 32] |= uint32_t(vocabulary.allows(automaton, place, firsts, token)) << token % 32;
+    bits[token / 32] |= uint32_t(vocabulary.allows(automaton, place, token)) << token % 32;
   for (uint32_t i = 0; i < row.num_stop_tokens; i++) {
     const auto token = uint32_t(row.stop_tokens[i]);
     if (row.may_end)

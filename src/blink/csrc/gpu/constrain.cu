@@ -83,17 +83,11 @@ __global__ void __launch_bounds__(kWarp) find_places(const ConstrainArgs args) {
 // List a block's share of the tokens; its words begin at `first`.
 __device__ inline void list_share(const ConstrainArgs& args, const Automaton& automaton, const AutomatonPlace& place,
                                   uint32_t first, uint32_t end, uint32_t* list) {
-  __shared__ FirstBytes firsts;
   const Vocabulary vocabulary{args.token_starts, args.token_text};
   const uint32_t lane = threadIdx.x % kWarp;
-  if (threadIdx.x < kBytes) {
-    const uint32_t found = __ballot_sync(~0u, may_begin(automaton, place, threadIdx.x));
-    if (lane == 0) firsts.words[threadIdx.x / kWarp] = found;
-  }
-  __syncthreads();
   for (uint32_t word = first + threadIdx.x / kWarp; word < end; word += kListThreads / kWarp) {
     const uint32_t token = word * kWarp + lane;
-    const bool is_allowed = token < args.vocab_size && vocabulary.allows(automaton, place, firsts, token);
+    const bool is_allowed = token < args.vocab_size && vocabulary.allows(automaton, place, token);
     __syncwarp();
     const uint32_t found = __ballot_sync(~0u, is_allowed);
     if (lane == 0) list[word] = found;
