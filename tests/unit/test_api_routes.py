@@ -51,7 +51,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def send(app: Any, method: str, path: str, **options: Any) -> httpx.Response:
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, **options)
 
     return asyncio.run(run())
@@ -162,7 +162,7 @@ def test_a_bug_is_500_in_the_apis_form(app: Any, monkeypatch: pytest.MonkeyPatch
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post("/v1/chat/completions", json=CHAT, headers=KEY)
 
     response = asyncio.run(run())
