@@ -90,7 +90,7 @@ class FakeWriter:
     def __init__(self) -> None:
         self.received = 0.0
         self.written = b""
-        self.leave: Callable[[], None] = lambda: None
+        self.leave: Callable[[], None] | None = None  # what the client's leaving calls, once a response waits for it
 
     def take_body(self, most: int) -> None:
         del most

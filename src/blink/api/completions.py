@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -53,6 +53,11 @@ if TYPE_CHECKING:
 REQUEST_ID_HEADER = "x-request-id"
 _TEXT_FIELDS = {"prompt", "messages", "tools", "documents", "stop", "user", "cache_salt"}
 _TEXT_FIELDS |= {"response_format", "structured_outputs"}
+_REFUSALS: dict[type[BlinkError], str] = {
+    OverloadedError: "queue_full",
+    ClientLimitError: "client_limit",
+    EngineUnavailableError: "engine_unavailable",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +79,11 @@ class CompletionService:
 
     @property
     def engine(self) -> RegionInfo:
-        """Return what the engine says about itself.
+        """Return what the engine says about itself; raises as require_engine() does."""
+        return self.require_engine()
+
+    def require_engine(self) -> RegionInfo:
+        """Return what the engine says about itself, for requests that need one now.
 
         Raises:
             EngineUnavailableError: it does not run, or this worker is shutting down.
@@ -119,8 +128,17 @@ class CompletionService:
         small = writer.take_body(min(LIGHT_BYTES, self.config.max_body_bytes)) if writer is not None else None
         if small is not None:
             return await self.reader.read(kind, small, self.bounds)
-        async with self.bodies.take(request) as data:
-            return await self.reader.read(kind, data, self.bounds)
+        with self._counting_refusals():
+            async with self.bodies.take(request) as data:
+                return await self.reader.read(kind, data, self.bounds)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except (OverloadedError, ClientLimitError, EngineUnavailableError) as error:
+            self.poller.metrics.count_rejection(_REFUSALS[type(error)])
+            raise
 
     async def answer(self, read: Read, request: Request) -> Response:
         """Run a request and return its response, streamed or whole.
@@ -130,7 +148,7 @@ class CompletionService:
         """
         tokenized = time.perf_counter()
         body: CompletionBody | ChatBody = read.body
-        try:
+        with self._counting_refusals():
             self.check_model(body.model)
             with naming_origins() if read.echo else nullcontext():
                 session, reply = await self._plan(read, request)
@@ -140,15 +158,6 @@ class CompletionService:
             if body.stream:
                 return session.start(lambda: EventStream(open_encoder(reply(), session), session))
             result = session.start(lambda: WholeResult(open_body(reply(), session)))
-        except OverloadedError:
-            self.poller.metrics.count_rejection("queue_full")
-            raise
-        except ClientLimitError:
-            self.poller.metrics.count_rejection("client_limit")
-            raise
-        except EngineUnavailableError:
-            self.poller.metrics.count_rejection("engine_unavailable")
-            raise
         await result.wait(session, request.scope)
         return Response(result.body.encode(), media_type="application/json")
 

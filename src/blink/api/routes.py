@@ -210,7 +210,7 @@ def _token_routes(service: CompletionService) -> APIRouter:
 
     def answer(body: Body, request: Request) -> Response:
         service.check_model(body.model)
-        assert service.engine  # raises the 503
+        service.require_engine()
         read: Read = request.state.read
         read.check_engine()
         return Response(read.answer, media_type="application/json")
@@ -235,14 +235,14 @@ def _status_routes(service: CompletionService) -> APIRouter:
     @_read(router, "/ping")
     async def health() -> Response:
         """Answer 200 when requests can be served now, else 503."""
-        assert service.engine  # raises the 503
+        service.require_engine()
         return Response()
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
         """Let the engine forget all cached prefixes; requests that run keep their blocks."""
         check_content_type(request, service.config.allowed_origins)  # a foreign page's post is refused
-        assert service.engine  # raises the 503
+        service.require_engine()
         await service.poller.reset_prefix_cache()
         return Response()
 
