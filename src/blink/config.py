@@ -155,7 +155,9 @@ class FrontendConfig:
     port: int = option(8000, "port to listen on")
     uds: str = option("", "listen on this Unix socket instead of host and port")
     allowed_hosts: tuple[str, ...] = option(
-        (), "name in the Host header that is served beside the server's own; without it, any unless HOST is a loopback"
+        (),
+        "host name that clients may use besides the server's own, * for any; may be given several times; without it "
+        "only a server on a loopback address checks",
     )
     api_key: tuple[str, ...] = option(
         (), "key that clients must send as Bearer token; may be given several times; also BLINK_API_KEY"
