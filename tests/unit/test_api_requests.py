@@ -235,7 +235,11 @@ def test_a_client_that_leaves_in_its_body_is_499_and_no_error(
 
     headers = [(b"authorization", b"Bearer first"), (b"content-type", b"application/json")]
     scope = {**scope_of("10.0.0.1"), "method": "POST", "path": path, "headers": headers, "query_string": b""}
-    asyncio.run(server.app(scope, receive, send))
+
+    async def run() -> None:
+        await server.app(scope, receive, send)
+
+    asyncio.run(run())
     assert sent[0]["status"] == 499
     assert json.loads(sent[1]["body"])["error"]["code"] == 499
     check_left(caplog)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from http import HTTPStatus
 
@@ -95,17 +96,19 @@ class HostGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on or answer 421."""
-        hosts = Headers(scope=scope).getlist("host") if scope["type"] == "http" else ()
-        foreign = next((host for host in hosts if _bare_host(host) not in self._names), None)
+        hosts = [value for name, value in scope["headers"] if name == b"host"] if scope["type"] == "http" else ()
+        foreign = next((host for host in hosts if _bare_host(host.decode("latin-1")) not in self._names), None)
         if foreign is None:  # or none is named, as no browser does
             await self._app(scope, receive, send)
             return
         status = HTTPStatus.MISDIRECTED_REQUEST
-        message = f"This server does not serve the host {foreign[:_MAX_HOST_CHARS]!r}; --allowed-hosts lets it."
+        shown = foreign[:_MAX_HOST_CHARS].decode("latin-1")
+        message = f"This server has no name {shown!r}: its operator can add one by --allowed-hosts."
         body = error_json(message, status.phrase, status)
         await Response(body, status, media_type="application/json")(scope, receive, send)
 
 
+@lru_cache(maxsize=64)
 def _bare_host(host: str) -> str:
     """Return a host's name or address without port, brackets and a dot at its end."""
     host = host.strip().lower()
