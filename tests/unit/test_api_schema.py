@@ -122,8 +122,12 @@ def test_the_model_defaults_apply_only_where_the_client_is_silent() -> None:
     assert params_of({}).temperature == 1.0
 
 
-def test_logit_biases_are_by_token_id_and_clamped() -> None:
-    assert params_of({"logit_bias": {"7": 1000, "8": -0.5}}).logit_bias == {7: 100.0, 8: -0.5}
+def test_logit_biases_are_by_token_id_and_within_their_bounds() -> None:
+    assert params_of({"logit_bias": {"7": 100, "8": -0.5, "9": -100}}).logit_bias == {7: 100.0, 8: -0.5, 9: -100.0}
+    for bias in (100.5, -101, 1e9, -1e300, "Infinity"):
+        with pytest.raises(BadRequestError, match=r"logit_bias must be in \[-100, 100\]") as caught:
+            params_of({"logit_bias": {"7": bias}})
+        assert caught.value.param == "logit_bias"
     for key in ("100", "-1", "x", "\u0661", "9" * 5000):
         with pytest.raises(BadRequestError) as caught:
             params_of({"logit_bias": {key: 1}})

@@ -24,6 +24,7 @@ from typing import IO, Any
 from blink.api.reading import Bounds, Read, is_light, read_body, without_texts
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
+from blink.host.logs import set_up_logging
 from blink.text.assets import ModelAssets, load_assets
 
 _SMALL_BYTES = 2 << 10  # of a body that may live as long as its request
@@ -203,7 +204,9 @@ def run_child() -> int:
         config = _take(source)
         if config is None:
             return 0
-        assets = load_assets(pickle.loads(config))
+        settings: FrontendConfig = pickle.loads(config)
+        set_up_logging(settings.log_level, settings.log_format)
+        assets = load_assets(settings)
         _limit_memory()
         _send(sink, b"")
         while (head := _take(source)) is not None:
@@ -219,10 +222,6 @@ def _try_to_read(kind: str, data: bytearray, assets: ModelAssets, bounds: Bounds
         return without_texts(read_body(kind, data, assets, bounds))
     except BlinkError as error:
         return error
-    except MemoryError:
-        return BadRequestError("The body takes too much memory to read.")
-    except Exception as error:
-        return BlinkError(f"Internal error: {type(error).__name__}.")
 
 
 def _limit_memory() -> None:

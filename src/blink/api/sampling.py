@@ -9,7 +9,7 @@ from typing import Any
 from blink.api.schema import ChatBody, CompletionBody
 from blink.api.structured import read_structured_outputs
 from blink.errors import BadRequestError
-from blink.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from blink.sampling_params import SamplingParams
 
 _STANDARD = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _MAX_DIGITS = 10  # more than any token id has
@@ -34,7 +34,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         seed=body.seed,
         logprobs=body.top_logprobs_count,
         prompt_logprobs=body.prompt_logprobs_count,
-        logit_bias={_token_id(key): _clamp(bias) for key, bias in (body.logit_bias or {}).items()},
+        logit_bias={_token_id(key): bias for key, bias in (body.logit_bias or {}).items()},
         stop=body.stop,
         stop_token_ids=body.stop_token_ids or (),
         ignore_eos=body.ignore_eos,
@@ -52,8 +52,3 @@ def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit()) or len(key) > _MAX_DIGITS:
         raise BadRequestError(f"logit_bias: {key[:_MAX_DIGITS]!r} is not a token id of this model.", "logit_bias")
     return int(key)
-
-
-def _clamp(bias: float) -> float:
-    """Return the bias within vLLM's bounds; what is no number stays, to be refused."""
-    return min(max(bias, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS)

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from blink.errors import BadRequestError
+from blink.text.json_weight import MAX_JSON_DEPTH, may_be_deep, weigh_json
 
 _REASONING_NAMES = ("reasoning_content", "reasoning")
 
@@ -66,7 +67,7 @@ def _call_of(call: Any, place: str) -> dict[str, Any]:
         raise BadRequestError(f"{place}.function must be an object with a name.", "messages")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        arguments = _object_of(arguments)
+        arguments = _object_of(arguments, place)
     elif arguments is None:
         arguments = {}
     elif not isinstance(arguments, dict):
@@ -74,12 +75,17 @@ def _call_of(call: Any, place: str) -> dict[str, Any]:
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def _object_of(arguments: str) -> dict[str, Any] | str:
+def _object_of(arguments: str, place: str) -> dict[str, Any] | str:
     """Return the object that arguments are; what a model once wrote wrongly stays as it is: the talk must go on."""
     if not arguments.strip():
         return {}
     try:
         value = orjson.loads(arguments)
-    except (orjson.JSONDecodeError, RecursionError):
+    except orjson.JSONDecodeError:
         return arguments
-    return value if isinstance(value, dict) else arguments
+    if not isinstance(value, dict):
+        return arguments
+    data = arguments.encode()
+    if may_be_deep(data) and weigh_json(data).depth > MAX_JSON_DEPTH:
+        raise BadRequestError(f"{place}.function.arguments must be nested at most {MAX_JSON_DEPTH} deep.", "messages")
+    return value
