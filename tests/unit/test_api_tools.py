@@ -276,7 +276,7 @@ def test_malformed_earlier_calls_are_refused(calls: Any) -> None:
 def test_templates_say_where_they_look_for_tools() -> None:
     places = {"{{ tools }}": "variable", "{{ messages[0]['tools'] }}": "message", "{{ messages[0].tools }}": "message"}
     for source, place in {**places, "{{ messages }}": "none"}.items():
-        assert ChatTemplate(source, {}).tools_place == place
+        assert ChatTemplate(source, {}).traits.tools_place == place
 
 
 def test_templates_that_take_no_tools_are_told_in_words() -> None:
