@@ -15,6 +15,7 @@ from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.models.weights.text_files import read_json, read_text
 from blink.sampling_params import SamplingParams
+from blink.text.call_shape import read_call_shape
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.message.formats import (
     CALL_FORMATS,
@@ -124,7 +125,7 @@ def _check_marks(tokenizer: Tokenizer) -> None:
 def _call_format(template: str, compiled: ChatTemplate | None) -> CallFormat | None:
     if compiled is not None and compiled.traits.tools_place == "none":
         return HERMES  # as the tools are told then
-    return CALL_FORMATS.get(find_call_format(template))
+    return CALL_FORMATS.get(find_call_format(template)) or (read_call_shape(compiled) if compiled is not None else None)
 
 
 # The tokenizer, the chat templates by name, the special tokens by name, and the end tokens.
