@@ -53,7 +53,7 @@ def render_response(template: str, items: list[dict[str, Any]], **fields: Any) -
     return Planner(assets_of(template)).render(chat.messages, chat.rendering)
 
 
-def of(role: str, content: str) -> dict[str, Any]:
+def of(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
@@ -255,7 +255,7 @@ def test_ids_have_nine_letters_where_a_template_demands_it() -> None:
 
 def test_refusals_are_text() -> None:
     part = {"type": "refusal", "refusal": "I won't."}
-    assert render(GENERIC, of("assistant", [part])) == "[assistant I won't.]"  # type: ignore[arg-type]
+    assert render(GENERIC, of("assistant", [part])) == "[assistant I won't.]"
     parts = [{"type": "output_text", "text": "Hm."}, part]
     assert render(GENERIC, {"role": "assistant", "content": parts}) == "[assistant Hm.\nI won't.]"
     assert render_response(GENERIC, [{"type": "message", "role": "assistant", "content": parts}]) == (

@@ -69,7 +69,7 @@ class ChatTemplate:
         environment.globals.update(functions)
         try:
             parsed = environment.parse(source)
-            self._mentioned_place = _mentioned_place(parsed)
+            self._mentioned_place: ToolsPlace = _mentioned_place(parsed)
             environment.instrument(parsed)
             code = environment.compile(parsed)
             self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))

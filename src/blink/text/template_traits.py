@@ -23,10 +23,11 @@ _UNKNOWN_ROLE, _UNKNOWN_FIELD = "unheardof", "unheardof_field"
 _ID, _LONG_ID = "probedid1", "call_probed-id-1"
 _VALUES = ("probedvalue1", "probedvalue2")
 _RESULTS = ("probedresult1", "probedresult2")
+_NAME = "probed_tool"
 _TOOL = {
     "type": "function",
     "function": {
-        "name": "probed_tool",
+        "name": _NAME,
         "description": "Probe.",
         "parameters": {
             "type": "object",
@@ -123,10 +124,10 @@ def _shows_later(probe: _Probe, roles: frozenset[str]) -> bool:
 
 
 def _find_tools_place(probe: _Probe) -> ToolsPlace:
-    name, (system, user) = _TOOL["function"]["name"], _begin("system")
-    if probe.shows([user], name, tools=[_TOOL]) or probe.shows([system, user], name, tools=[_TOOL]):
+    system, user = _begin("system")
+    if probe.shows([user], _NAME, tools=[_TOOL]) or probe.shows([system, user], _NAME, tools=[_TOOL]):
         return "variable"
-    is_shown, is_dumped = (probe.shows([{**system, field: name}, user], name) for field in ("tools", _UNKNOWN_FIELD))
+    is_shown, is_dumped = (probe.shows([{**system, field: _NAME}, user], _NAME) for field in ("tools", _UNKNOWN_FIELD))
     return "message" if is_shown and not is_dumped else "none"
 
 
@@ -137,7 +138,7 @@ def _arguments(place: int, as_text: bool) -> Any:
 
 def _call(place: int, arguments: Any, call_id: str = _ID) -> dict[str, Any]:
     # Ids differ in their last character.
-    function = {"name": _TOOL["function"]["name"], "arguments": arguments}
+    function = {"name": _NAME, "arguments": arguments}
     return {"id": call_id[:-1] + str(place + 1), "type": "function", "function": function}
 
 
