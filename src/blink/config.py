@@ -183,7 +183,9 @@ class FrontendConfig:
         0, "waiting requests of a worker before it answers 503; 0: as many as the engine holds"
     )
     page: bool = option(True, "serve a page with a chat and the server's live state at /")
-    chat_template: str = option("", "file with a Jinja chat template, instead of the model's")
+    chat_template: str = option(
+        "", "Jinja chat template for all chats: a file, or the name of one of the model's templates"
+    )
     enable_auto_tool_choice: bool = option(True, "let the model decide whether it calls tools")
     tool_call_parser: str = option(
         "auto",

@@ -5,29 +5,46 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 from pydantic import ValidationError
 
 from blink.api.message_form import constrain_message, message_form
-from blink.api.reading import Read
+from blink.api.reading import Bounds, Read, read_body
 from blink.api.sampling import build_sampling_params
 from blink.api.schema import ChatBody
 from blink.api.tools import MAX_SCHEMAS_BYTES, MAX_TOOLS
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError
+from blink.link.client import RegionInfo
 from blink.sampling_params import SamplingParams
 from blink.structured_outputs import StructuralTag, Tag
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.conversation import flatten_messages
 from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS, CallFormat, ReasoningFormat
-from blink.text.message.parser import MessageForm
+from blink.text.message.parser import MessageForm, MessageParser
+from blink.text.message.parts import Content, Reasoning, merge
 from blink.text.template import ChatTemplate
-from blink.text.tokenizer import NoTokenizer
+from blink.text.tokenizer import NoTokenizer, Tokenizer
 from blink.text.tool_prompt import put_tools_in_message, tell_tools
+from harmony_model import build_tokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+ENGINE = RegionInfo(
+    max_model_len=512,
+    vocab_size=512,
+    block_size=16,
+    model="m",
+    hash_key=bytes(32),
+    max_sequences=4,
+    prefix_caching=True,
+    scheduling_policy="fcfs",
+    num_queue_pairs=1,
+)
+BOUNDS = Bounds(max_tokenize_chars=1000, model_name="m", engine=ENGINE)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -192,6 +209,45 @@ def test_forms_hold_behind_the_reasoning(name: str, is_open: bool | None, tags: 
     assert (params.reasoning_start, params.reasoning_end) == tags
 
 
+VARIABLES: list[tuple[dict[str, Any], bool]] = [
+    ({}, False),
+    ({"chat_template_kwargs": {"enable_thinking": True, "thinking": None}}, False),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, True),
+    ({"chat_template_kwargs": {"thinking": False}}, True),
+    ({"add_generation_prompt": False, "continue_final_message": True}, True),
+]
+
+
+@pytest.mark.parametrize(("fields", "is_answer"), VARIABLES)
+@pytest.mark.parametrize("prompt", ["{{ messages[-1].content }}", "{{ messages[-1].content }}<think>"])
+def test_a_model_that_is_not_to_reason_answers_at_once(fields: Any, is_answer: bool, prompt: str) -> None:
+    assets = replace(assets_of(reasoning=REASONING_FORMATS["deepseek_r1"]), chat_template=ChatTemplate(prompt, {}))
+    assets = replace(assets, tokenizer=Tokenizer(build_tokenizer()))
+    body = orjson.dumps({"messages": [{"role": "assistant", "content": "So"}], **fields})
+    read = read_body("chat", body, assets, BOUNDS)
+    form = message_form(read, assets, may_choose=True)
+    assert form is not None
+    parser = MessageParser(form)
+    parts = merge([*parser.push(" far."), *parser.finish()])
+    is_open = prompt.endswith("<think>") and "continue_final_message" not in fields
+    assert parts == ([Content(" far.")] if is_answer and not is_open else [Reasoning("far.")])
+
+
+def test_a_message_is_continued_inside_of_its_reasoning_or_behind_it() -> None:
+    template = ChatTemplate("{{ messages[-1].content }}", {})
+    for name in ("deepseek_r1", "qwen3"):
+        assets = replace(assets_of(reasoning=REASONING_FORMATS[name]), chat_template=template)
+        assets = replace(assets, tokenizer=Tokenizer(build_tokenizer()))
+        for begun, kinds in {"<think>Let me": [Reasoning, Content], "<think>No.</think>Yes": [Content]}.items():
+            talk = {"messages": [{"role": "assistant", "content": begun}], "add_generation_prompt": False}
+            read = read_body("chat", orjson.dumps({**talk, "continue_final_message": True}), assets, BOUNDS)
+            form = message_form(read, assets, may_choose=True)
+            assert form is not None
+            parser = MessageParser(form)
+            rest = "think.</think>Done." if len(kinds) > 1 else ", sir."
+            assert [type(part) for part in merge([*parser.push(rest), *parser.finish()])] == kinds
+
+
 def test_an_answer_of_a_form_may_be_a_call_of_the_models_choice() -> None:
     body = body_of(tools=[tool()], response_format={"type": "json_object"})
     form = message_form(Read(body), assets_of(), may_choose=True)
@@ -270,7 +326,7 @@ def test_malformed_earlier_calls_are_refused(calls: Any) -> None:
 def test_templates_say_where_they_look_for_tools() -> None:
     places = {"{{ tools }}": "variable", "{{ messages[0]['tools'] }}": "message", "{{ messages[0].tools }}": "message"}
     for source, place in {**places, "{{ messages }}": "none"}.items():
-        assert ChatTemplate(source, {}).tools_place == place
+        assert ChatTemplate(source, {}).traits.tools_place == place
 
 
 def test_templates_that_take_no_tools_are_told_in_words() -> None:

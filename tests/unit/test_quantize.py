@@ -32,6 +32,7 @@ from quantized_checkpoints import write_checkpoints
 CPU = torch.device("cpu")
 VOCABULARY = 256
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 128}
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 FEW: dict[str, Any] = {"num_calibration_tokens": 640}
 
 
@@ -42,6 +43,8 @@ def write_model(folder: Path, **changes: Any) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(plain / "tokenizer.json"))
+    (plain / "additional_chat_templates").mkdir(exist_ok=True)
+    (plain / TOOL_TEMPLATE).write_text("{{ tools }}")
     return plain
 
 
@@ -85,7 +88,8 @@ def test_a_model_is_written_rounded_and_loads_with_near_outputs(
     stored = load_file(found / "model.safetensors")
     names = {name for name in stored if name.endswith("_proj.weight_scale")}
     assert len(names) == sum(name.endswith("_proj.weight") for name in load_file(plain / "model.safetensors"))
-    assert (found / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
+    for name in ("tokenizer.json", TOOL_TEMPLATE):
+        assert (found / name).read_bytes() == (plain / name).read_bytes()
 
 
 OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

@@ -34,9 +34,10 @@ from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, No
 from blink.link.client import RegionInfo
 from blink.request.planner import Planner
 from blink.text.assets import ModelAssets
+from blink.text.conversation import flatten_messages
 from blink.text.json_weight import weigh_json
 from blink.text.message import harmony
-from blink.text.message.reasoning import is_reasoning_open
+from blink.text.message.reasoning import is_reasoning_open, is_switched_off
 from blink.text.prompt import check_text_length, check_vocabulary
 
 # What is read at once rather than in another process, which takes longer by two waits for a core: some milliseconds of
@@ -82,6 +83,7 @@ class Read:
     echoes: list[str] = field(default_factory=list[str])
     role: str = "assistant"  # of the conversation's last message
     is_reasoning_open: bool | None = None  # as the prompt leaves it, if it says
+    is_answer: bool = False  # the reply does not reason unless it writes the opening tag
     echo: bytes = b""  # of /v1/responses: what the response repeats of its request, as JSON
     has_engine: bool = True  # else nothing was tokenized
     answer: bytes = b""  # of a request that needs no engine's work
@@ -159,12 +161,15 @@ def _read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regi
     text = Planner(assets).render(body.messages, body.rendering)
     _check_count(1, body, engine)
     role = body.messages[-1].get("role", "assistant")
+    form = assets.reasoning_format
     if assets.in_channels:
         is_open = harmony.is_reasoning_open(text)
     else:
-        is_open = is_reasoning_open(text, assets.reasoning_format) if assets.reasoning_format else None
+        begun = flatten_messages(body.messages[-1:])[0]["content"] if body.continue_final_message else ""
+        is_open = is_reasoning_open(text, form, begun) if form else None
+    is_answer = body.continue_final_message or is_switched_off(body.rendering.variables)
     tokens = _tokens_of(text, body, assets, engine)
-    return Read(body, [tokens], role=role, is_reasoning_open=is_open, parsed=parsed)
+    return Read(body, [tokens], role=role, is_reasoning_open=is_open, is_answer=is_answer, parsed=parsed)
 
 
 def _read_responses(body: ResponsesBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:

@@ -150,7 +150,7 @@ def _add_item(messages: list[Item], item: Item, place: str) -> None:
         if role == "assistant":
             _turn_for(messages, "content", "tool_calls")["content"] = item.get("content")
         else:
-            messages.append({"role": "system" if role == "developer" else role, "content": item.get("content")})
+            messages.append({"role": role, "content": item.get("content")})
     elif kind == "function_call":
         _turn_for(messages).setdefault("tool_calls", []).append(_chat_call(item))
     elif kind == "function_call_output":

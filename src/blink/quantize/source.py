@@ -22,6 +22,7 @@ from blink.models.weights.text_files import read_json
 from blink.quantize.directory import ModelDirectory
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.gguf_tokenizer import build_tokenizer
+from blink.text.template_sources import find_gguf_templates
 
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _TOKENIZER_FILES = (
@@ -90,6 +91,10 @@ class SourceModel:
         for name in _TOKENIZER_FILES:
             if (self.path / name).is_file():
                 shutil.copyfile(self.path / name, output.path / name)
+        if (named := self.path / "additional_chat_templates").is_dir():
+            (output.path / named.name).mkdir(exist_ok=True)
+            for path in named.glob("*.jinja"):
+                shutil.copyfile(path, output.path / named.name / path.name)
 
 
 def _describe_gguf(path: Path, spec: ModelSpec) -> dict[str, Any]:
@@ -122,8 +127,8 @@ def _write_gguf_tokenizer(path: Path, assets: ModelAssets, output: ModelDirector
     metadata = read_gguf_metadata(path)
     build_tokenizer(metadata).save(str(output.path / "tokenizer.json"))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    if template := metadata.get("tokenizer.chat_template"):
-        config["chat_template"] = template
+    if templates := find_gguf_templates(metadata, str(path)):
+        config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         token = metadata.get(
             f"tokenizer.ggml.{name.replace('unk', 'unknown').replace('pad_token', 'padding_token')}_id"

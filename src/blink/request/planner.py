@@ -16,9 +16,11 @@ from blink.link.client import RegionInfo
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.conversation import flatten_messages
+from blink.text.fitting import fit_messages
 from blink.text.generation import Generation
 from blink.text.harmony_prompt import arrange_messages, check_effort, describe_tools, spell
 from blink.text.prompt import Prompt, PromptRules, Source, prepare_prompts, prepare_prompts_now
+from blink.text.template_traits import TemplateTraits
 from blink.text.tool_prompt import put_tools_in_message, tell_tools
 
 _SEED_MASK = 2**64 - 1
@@ -68,11 +70,6 @@ class Planner:
         Raises:
             BadRequestError: the model has no chat template, or it or a message does not fit.
         """
-        template = self._assets.chat_template
-        if template is None:
-            raise BadRequestError(
-                "The model has no chat template; send a prompt, or start with --chat-template.", "messages"
-            )
         if not messages:
             raise BadRequestError("messages must not be empty.", "messages")
         if rendering.continue_final_message and rendering.add_generation_prompt:
@@ -80,23 +77,42 @@ class Planner:
                 "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
                 "continue_final_message",
             )
-        flat, tools = flatten_messages(messages), rendering.variables.get("tools") or ()
-        variables = rendering.variables
+        tools = rendering.variables.get("tools") or ()
+        template = self._assets.template_for(tools)
+        if template is None:
+            raise BadRequestError(
+                "The model has no chat template; send a prompt, or start with --chat-template.", "messages"
+            )
+        try:
+            arranged, variables = self._arrange(messages, tools, rendering.variables, template.traits)
+            return template.render(
+                arranged,
+                add_generation_prompt=rendering.add_generation_prompt,
+                continue_final_message=rendering.continue_final_message,
+                variables=variables,
+            )
+        except RecursionError:
+            raise BadRequestError("The messages are nested too deeply.", "messages") from None
+
+    def _arrange(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        traits: TemplateTraits,
+    ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+        """Return the messages and variables as the template takes them."""
+        flat: Sequence[Mapping[str, Any]] = flatten_messages(messages, text_arguments=traits.text_arguments)
         if self._assets.in_channels:
             check_effort(variables.get("reasoning_effort", "medium"))
             letters = self._assets.tokenizer.spell
             flat = spell(arrange_messages(flat), letters)
             variables = {**variables, "tools": spell(describe_tools(tools), letters) or None}
-        if template.tools_place == "none":
+        if traits.tools_place == "none":
             flat = tell_tools(flat, tools)
-        elif template.tools_place == "message" and tools:
+        elif traits.tools_place == "message" and tools:
             flat = put_tools_in_message(flat, tools)
-        return template.render(
-            flat,
-            add_generation_prompt=rendering.add_generation_prompt,
-            continue_final_message=rendering.continue_final_message,
-            variables=variables,
-        )
+        return fit_messages(flat, traits), variables
 
     async def plan(
         self, sources: Sequence[Source], params: SamplingParams, rules: PromptRules, engine: RegionInfo

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NoReturn
+from functools import cached_property
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -16,6 +17,7 @@ from jinja2.parser import Parser
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.fields import one_line
 from blink.text.template_budget import BudgetedEnvironment, limited
+from blink.text.template_traits import TemplateTraits, ToolsPlace, probe_traits
 
 # Marks where the last message ends; the space at its end shows whether the template strips messages.
 _END_MARK = "\ue000END-OF-MESSAGE\ue000 "
@@ -67,7 +69,7 @@ class ChatTemplate:
         environment.globals.update(functions)
         try:
             parsed = environment.parse(source)
-            self.tools_place = _tools_place(parsed)
+            self._mentioned_place: ToolsPlace = _mentioned_place(parsed)
             environment.instrument(parsed)
             code = environment.compile(parsed)
             self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
@@ -77,6 +79,14 @@ class ChatTemplate:
         except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # from Python's compiler
             raise ConfigError(f"The chat template is too large or nested too deeply ({one_line(error)}).") from error
         self._special_tokens = dict(special_tokens)
+
+    @cached_property
+    def traits(self) -> TemplateTraits:
+        """Return what the template shows and what it refuses."""
+        return probe_traits(
+            lambda messages, variables: self.render(messages, add_generation_prompt=False, variables=variables),
+            self._mentioned_place,
+        )
 
     def render(
         self,
@@ -105,8 +115,8 @@ class ChatTemplate:
         return _cut_at_mark(text) if continue_final_message else text
 
 
-def _tools_place(template: nodes.Template) -> Literal["variable", "message", "none"]:
-    """Say where a template looks for tools."""
+def _mentioned_place(template: nodes.Template) -> ToolsPlace:
+    """Say where a template's text mentions tools."""
     if any(node.name == "tools" for node in template.find_all(nodes.Name)):
         return "variable"
     items = [node.arg for node in template.find_all(nodes.Getitem)]

@@ -16,8 +16,8 @@ from blink.text.message.json_value import JsonValue, Status
 from blink.text.message.markers import Markers
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, merge
 
-_PREFIXED_NAME = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*")
-_NAME_CHARACTERS = re.compile(r"[\w.\-\[\]\s]*")
+_PREFIXED_NAME = r"([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:%s)?\s*"  # with the mark before its arguments
+_NAME_CHARACTERS = r"[\w.\-\[\]\s%s]*"
 _MAX_NAME = 256
 _PIECE_CHARS = 1024
 
@@ -29,6 +29,9 @@ class CallParser:
         """Expect calls of `names`: what stands without a marker is a call only if it has one of these."""
         self.num_calls = 0
         self._form = form
+        mark = re.escape(form.arguments_mark)
+        self._prefixed_name = re.compile(_PREFIXED_NAME % mark)
+        self._name_characters = re.compile(_NAME_CHARACTERS % mark)
         self._names = names
         self._parallel = parallel
         self._opens, self._closes = Markers(form.opens), Markers((*form.opens, *form.closes))
@@ -142,14 +145,14 @@ class CallParser:
     def _read_name(self, parts: list[Part]) -> bool:
         """Read a name before its arguments, as newer Mistral models write calls."""
         head, brace, _ = self._buffer.partition("{")
-        name = _PREFIXED_NAME.fullmatch(head)
+        name = self._prefixed_name.fullmatch(head)
         if brace and name:
             self._note_call()
             parts.append(CallOpened(name[1]))
             self._value = JsonValue()
             self._step = self._read_arguments
             self._buffer = self._buffer[len(head) :]
-        elif brace or len(head) > _MAX_NAME or not _NAME_CHARACTERS.fullmatch(head):
+        elif brace or len(head) > _MAX_NAME or not self._name_characters.fullmatch(head):
             self._fall_back("", parts)
         else:
             return False

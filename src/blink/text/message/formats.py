@@ -18,6 +18,7 @@ class CallFormat:
     closes: tuple[str, ...] = ()
     is_bare: bool = False  # an answer may begin with a call, without a marker
     has_prefixed_names: bool = False  # name{"argument": ...} too
+    arguments_mark: str = "[ARGS]"  # that may stand behind such a name
     id_chars: int = 0  # of a call's id, where the template insists; 0: any
     trigger: str  # what nothing but a call begins with
     prefix: str = ""
