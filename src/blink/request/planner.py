@@ -142,7 +142,9 @@ class Planner:
             for place in range(params.n):
                 # The prompt's own logprobs are the same for all choices: the first brings them.
                 chosen = fitted if place == 0 else replace(fitted, prompt_logprobs=None)
-                generation = Generation(len(sequences), assets.tokenizer, chosen, assets.eos_token_ids)
+                generation = Generation(
+                    len(sequences), assets.tokenizer, chosen, assets.eos_token_ids, prompt.tokens
+                )
                 seed = (base + place) & _SEED_MASK
                 sequences.append(PlannedSequence(prompt, chosen, seed, assets.eos_token_ids, generation, automaton))
         return Plan(prompts, sequences, params.n)

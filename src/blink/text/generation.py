@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
+from blink.text.detokenizer import Tokens
 from blink.text.stop_strings import StopMatcher
 from blink.text.tokenizer import Tokenizer
 
@@ -55,8 +56,14 @@ class Generation:
     )
 
     def __init__(
-        self, index: int, tokenizer: Tokenizer, params: SamplingParams, eos_token_ids: tuple[int, ...]
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        eos_token_ids: tuple[int, ...],
+        before: Tokens = (),
     ) -> None:
+        """Begin behind the prompt `before`."""
         self.index = index
         self.num_tokens = 0
         self.cached_tokens = 0
@@ -66,7 +73,7 @@ class Generation:
         self._params = params
         self._eos = () if params.ignore_eos else eos_token_ids
         self._detokenizer = tokenizer.open_detokenizer(
-            skip_special_tokens=params.skip_special_tokens, marks=params.token_marks
+            skip_special_tokens=params.skip_special_tokens, marks=params.token_marks, before=before
         )
         self._matcher = StopMatcher(params.stops, include=params.include_stop_str_in_output) if params.stops else None
         self._texts: list[str] = []
