@@ -43,7 +43,6 @@ from blink.request.planner import Plan, Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.message.parser import MessageForm
-from blink.text.prompt import PromptRules
 
 if TYPE_CHECKING:
     from blink.api.tracing import RequestTracer
@@ -170,7 +169,7 @@ class CompletionService:
     async def _plan_sequences(
         self, read: Read, params: SamplingParams, form: MessageForm | None, engine: RegionInfo
     ) -> Plan:
-        rules = _prompt_rules(read.body)
+        rules = read.body.prompt_rules
         if form is None:
             return await self.planner.plan(read.prompts, params, rules, engine)
         use = read.body.tool_use
@@ -229,15 +228,6 @@ def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
 def _open_timed(stamps: dict[str, float], reply: Reply, session: Session) -> TimedStream:
     stamps = {**stamps, "submitted": time.perf_counter()}
     return TimedStream(stamps, reply.id, open_encoder(reply, session), session)
-
-
-def _prompt_rules(body: CompletionBody | ChatBody) -> PromptRules:
-    return PromptRules(
-        add_special_tokens=body.add_special_tokens,
-        truncate=body.truncate_prompt_tokens,
-        truncate_right=body.truncation_side == "right",
-        cache_salt=body.cache_salt,
-    )
 
 
 def _reply_id(read: Read, request: Request) -> str:
