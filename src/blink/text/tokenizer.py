@@ -29,6 +29,8 @@ from blink.text.detokenizer import (
     find_unfinished,
 )
 
+from blink.text.tokenizer_files import NamedTokens, add_named_tokens, read_named_tokens
+
 # One text at a time: a pool of threads would only be a detour.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The largest vocabularies of today take 35 MiB.
@@ -174,8 +176,8 @@ class NoTokenizer(Tokenizer):
         raise BadRequestError("This server has no tokenizer (--skip-tokenizer-init): send token ids.", "prompt")
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Load the tokenizer.json of a model directory.
+def load_tokenizer(path: Path, named: NamedTokens | None = None) -> Tokenizer:
+    """Load the tokenizer.json of a model directory, and the tokens that the files beside it name.
 
     Raises:
         ConfigError: there is none, or it is broken.
@@ -188,7 +190,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
         )
     check_size(file, _MAX_TOKENIZER_BYTES)
     try:
-        return Tokenizer(Backend.from_file(str(file)))
+        backend = Backend.from_file(str(file))
+        add_named_tokens(backend, named or read_named_tokens(path))
+        return Tokenizer(backend)
+    except ConfigError:
+        raise
     except BaseException as error:
         # The library raises bare Exception, and of some malformed parts it panics, which is none.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
