@@ -92,7 +92,7 @@ def find_unfinished(data: bytes) -> bytes:
 class ByteLevelDetokenizer:
     """Decode byte-level BPE through a table; the slow path runs only inside characters of several tokens."""
 
-    __slots__ = ("_decoder", "_inside", "_texts")
+    __slots__ = ("_decoder", "_inside", "_stale", "_texts")
 
     def __init__(self, texts: TokenTexts, unfinished: bytes = b"") -> None:
         """Begin behind the beginning of a character, if `unfinished` is one."""
@@ -100,6 +100,7 @@ class ByteLevelDetokenizer:
         self._decoder = _Utf8Decoder("replace")
         self._decoder.decode(unfinished)
         self._inside = bool(unfinished)
+        self._stale = _REPLACEMENT if unfinished else ""  # not this text's, should the character stay unfinished
 
     def push(self, token: int) -> str:
         """Return the text that this token completes."""
@@ -109,12 +110,17 @@ class ByteLevelDetokenizer:
                 return text
         text = self._decoder.decode(self._texts.token_bytes[token])
         self._inside = bool(self._decoder.getstate()[0])
-        return text
+        return self._drop_stale(text)
 
     def finish(self) -> str:
         """Return a replacement character for an unfinished character, else nothing."""
         self._inside = False
-        return self._decoder.decode(b"", final=True)
+        return self._drop_stale(self._decoder.decode(b"", final=True))
+
+    def _drop_stale(self, text: str) -> str:
+        if text and self._stale:
+            text, self._stale = text.removeprefix(self._stale), ""
+        return text
 
 
 class StreamDetokenizer:
@@ -125,7 +131,7 @@ class StreamDetokenizer:
     before them; a stream has shown these already.
     """
 
-    __slots__ = ("_decode", "_known", "_num_known", "_window")
+    __slots__ = ("_decode", "_known", "_num_known", "_stale", "_window")
 
     def __init__(
         self, backend: Backend, skip_special_tokens: bool, before: Sequence[int] = (), num_unfinished: int = 0
@@ -134,19 +140,20 @@ class StreamDetokenizer:
         decode = partial(backend.decode, skip_special_tokens=skip_special_tokens)
         self._decode: Callable[[list[int]], str] = decode
         self._window = _find_window(decode, before)
-        self._num_known = max(0, len(self._window) - num_unfinished)  # tokens whose text has been told
+        self._num_known = len(self._window) - num_unfinished  # tokens whose text has been told
         self._known = decode(self._window[: self._num_known])
+        self._stale = _REPLACEMENT * num_unfinished  # not this text's, should the character stay unfinished
 
     def push(self, token: int) -> str:
         """Return the text that this token completes."""
         self._window.append(token)
         text = self._decode(self._window)
-        is_open = text.endswith(_REPLACEMENT) and len(self._window) - self._num_known <= MAX_UNFINISHED
         if text == self._known:
             self._num_known = len(self._window)
+        is_open = text.endswith(_REPLACEMENT) and len(self._window) - self._num_known <= MAX_UNFINISHED
         if is_open or len(text) <= len(self._known):
             return ""
-        new = text[len(self._known) :]
+        new = self._drop_stale(text[len(self._known) :])
         self._window = self._window[self._num_known :]
         self._num_known = len(self._window)
         self._known = self._decode(self._window)
@@ -154,7 +161,12 @@ class StreamDetokenizer:
 
     def finish(self) -> str:
         """Return what an unfinished character leaves behind."""
-        return self._decode(self._window)[len(self._known) :]
+        return self._drop_stale(self._decode(self._window)[len(self._known) :])
+
+    def _drop_stale(self, text: str) -> str:
+        if text and self._stale:
+            text, self._stale = text.removeprefix(self._stale), ""
+        return text
 
 
 def _find_window(decode: Callable[[list[int]], str], before: Sequence[int]) -> list[int]:

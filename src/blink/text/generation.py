@@ -92,6 +92,9 @@ class Generation:
 
     def add_token(self, token: int, logprob: float, reason: int) -> None:
         """Append a token; afterwards `finish_reason` says whether the sequence has ended."""
+        if self._params.max_tokens == 0:
+            self.finish(FINISH_NAMES[FinishReason.LENGTH])
+            return
         self.num_tokens += 1
         self._tokens.append(token)
         if self._params.logprobs is not None:
