@@ -160,9 +160,7 @@ class LLM:
             engine = self._await_engine()  # nobody renewed the lease since the last call
             plans: list[Plan] = []
             for source, chosen in zip(sources, each, strict=True):
-                rules = PromptRules(
-                    add_special_tokens=add_special_tokens, cache_salt=source.cache_salt, param=param
-                )
+                rules = PromptRules(add_special_tokens=add_special_tokens, cache_salt=source.cache_salt, param=param)
                 plans.append(self._planner.plan_now([source.prompt], chosen, rules, engine))
             sequences = [planned for plan in plans for planned in plan.sequences]
             with tqdm(total=len(sequences), desc="generating", unit="seq", disable=not use_tqdm) as progress:

@@ -175,14 +175,14 @@ class CompletionService:
         use = read.body.tool_use
         constrained = constrain_message(params, use, form)
         try:
-            return await self.planner.plan(read.prompts, constrained, rules, engine)
+            return await self.planner.plan(read.prompts, constrained, rules, engine, form)
         except BadRequestError as error:
             if error.param != "structured_outputs" or use is None:
                 raise
             if use.is_binding:
                 raise BadRequestError(f"The tools' parameters cannot be kept to: {error.message}", "tools") from None
         # Calls of the model's own choice may be free, as on other servers, or give way to the form of the answer.
-        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine)
+        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine, form)
 
     def _reply(self, read: Read, params: SamplingParams, form: MessageForm | None, reply_id: str) -> Reply:
         body: CompletionBody | ChatBody = read.body

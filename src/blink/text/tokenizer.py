@@ -28,7 +28,6 @@ from blink.text.detokenizer import (
     TokenTexts,
     find_unfinished,
 )
-
 from blink.text.tokenizer_files import NamedTokens, add_named_tokens, read_named_tokens
 
 # One text at a time: a pool of threads would only be a detour.
