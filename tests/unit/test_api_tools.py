@@ -28,6 +28,7 @@ from blink.text.tokenizer import NoTokenizer
 from blink.text.tool_prompt import put_tools_in_message, tell_tools
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+NO_ARGUMENTS: Any = {"type": "object", "properties": {}, "additionalProperties": False}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -149,7 +150,7 @@ def test_forced_calls_are_those_of_the_models_own_format() -> None:
     tools = [tool("f"), tool("g", parameters=None)]
     required = tag_of(assets_of(), tools=tools, tool_choice="required")
     assert required == StructuralTag(
-        tags=[Tag(begin % "f", SCHEMA, end), Tag(begin % "g", {"type": "object"}, end)], separator="\n"
+        tags=[Tag(begin % "f", SCHEMA, end), Tag(begin % "g", NO_ARGUMENTS, end)], separator="\n"
     )
     named = tag_of(assets_of(), tools=tools, tool_choice=choice_of("f"))
     assert named == StructuralTag(tags=[Tag(begin % "f", SCHEMA, end)], separator="\n", max_tags=1)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from blink.text.generation import TokenLogprob
@@ -32,14 +32,14 @@ class LogprobFormat:
         return {
             "text_offset": offsets,
             "token_logprobs": [_finite(entry.logprob) for entry in entries],
-            "tokens": [self._key(entry.token) for entry in entries],
+            "tokens": [self._name(entry.token) for entry in entries],
             "top_logprobs": [self._alternatives(entry) for entry in entries],
         }
 
     def echoed(self, first: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Return completion() of a prompt and its output; the prompt's first token has no logprob."""
         rest = self.completion(entries, len(self._tokenizer.token_text(first)))
-        heads = {"text_offset": 0, "token_logprobs": None, "tokens": self._key(first), "top_logprobs": None}
+        heads = {"text_offset": 0, "token_logprobs": None, "tokens": self._name(first), "top_logprobs": None}
         return {key: [head, *rest[key]] for key, head in heads.items()}
 
     def prompt(self, entries: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
@@ -67,12 +67,11 @@ class LogprobFormat:
 
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
         rivals = _rivals(entry)
-        keys = {entry.token: self._key(entry.token)}  # as in the list of tokens
+        keys = {entry.token: self._name(entry.token)}  # as in the list of tokens
         for token in rivals:
             if token not in keys:
                 taken = keys.values()
-                names = (self._key(token), self._tokenizer.token_name(token), _id_name(token))
-                keys[token] = next(name for name in names if name not in taken)
+                keys[token] = next(name for name in self._names(token) if name and name not in taken)
         return {keys[token]: _finite(logprob) for token, logprob in rivals.items()}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
@@ -82,15 +81,20 @@ class LogprobFormat:
     def _name(self, token: int) -> str:
         return _id_name(token) if self._as_token_ids else self._tokenizer.token_text(token)
 
-    def _key(self, token: int) -> str:
-        """Return a token's name where nothing else tells it apart: OpenAI's for parts of characters."""
-        if self._as_token_ids:
-            return _id_name(token)
-        data = self._tokenizer.token_bytes(token)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+    def _names(self, token: int) -> Iterator[str]:
+        """Yield names of a token, each telling it apart from more others: texts may be the same."""
+        if not self._as_token_ids:
+            yield _text_or_bytes(self._tokenizer.token_bytes(token))
+            yield self._tokenizer.token_name(token)
+        yield _id_name(token)
+
+
+def _text_or_bytes(data: bytes) -> str:
+    """Return a token's text; parts of characters as OpenAI writes them."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _id_name(token: int) -> str:

@@ -46,7 +46,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's way to ask for JSON. The schema may stand in it by itself, as llama.cpp, Together and Fireworks take it."""
+    """OpenAI's way to ask for JSON; a schema may stand in it by itself, as in llama.cpp, Together and Fireworks."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 

@@ -16,6 +16,7 @@ from blink.models.weights.fields import Fields, show
 from blink.models.weights.text_files import read_json
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MAX_DIGITS = 10  # more than any token id has
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
 
 
@@ -40,19 +41,21 @@ def read_named_tokens(path: Path) -> NamedTokens:
         ConfigError: a file is broken.
     """
     file = path / "tokenizer_config.json"
-    config = Fields(_read_json(file), str(file))
-    named = NamedTokens()
-    _add_special(named, _read_json(file), str(file))
+    values = _read_json(file)
+    config, named = Fields(values, str(file)), NamedTokens()
+    _add_special(named, values, str(file))
     if config.has("added_tokens_decoder"):
-        entries = config.mapping("added_tokens_decoder")
-        named.added.extend(_token_of(entries[key], f"{file}: added_tokens_decoder") for key in sorted(entries, key=_id))
+        entries, place = config.mapping("added_tokens_decoder"), f"{file}: added_tokens_decoder"
+        for key in sorted(entries, key=lambda key: _id(key, place)):
+            named.added.append(_token_of(entries[key], place))
         return named
     file = path / "special_tokens_map.json"
     _add_special(named, _read_json(file), str(file))
     special = {token.content for token in (*named.roles.values(), *named.others)}
     file = path / "added_tokens.json"
-    ids = Fields(_read_json(file), str(file))
-    for text in sorted(_read_json(file), key=lambda name: ids.integer(name, low=0)):
+    values = _read_json(file)
+    ids = Fields(values, str(file))
+    for text in sorted(values, key=lambda name: ids.integer(name, low=0)):
         named.added.append(AddedToken(text, special=text in special, normalized=text not in special))
     return named
 
@@ -106,9 +109,9 @@ def _items(entry: object, place: str) -> Iterable[object]:
     return entry
 
 
-def _id(key: str) -> int:
-    if not (key.isascii() and key.isdigit()) or len(key) > 10:
-        raise ConfigError(f"added_tokens_decoder: {show(key)} is not a token id.")
+def _id(key: str, place: str) -> int:
+    if not (key.isascii() and key.isdigit()) or len(key) > _MAX_DIGITS:
+        raise ConfigError(f"{place}: {show(key)} is not a token id.")
     return int(key)
 
 
