@@ -116,6 +116,7 @@ def test_the_first_word_has_its_space_behind_a_prompt_only(size: int) -> None:
     prompt = np.array([byte_fallback().token_to_id("ab")] * size + [0] * size, np.int32)
     detokenizer = Tokenizer(byte_fallback()).open_detokenizer(skip_special_tokens=True, before=prompt)
     word = byte_fallback().token_to_id("▁ab")
+    assert word is not None
     assert [detokenizer.push(word), detokenizer.push(word)] == [" ab" if size else "ab", " ab"]
 
 
