@@ -190,7 +190,7 @@ class FrontendConfig:
     tool_call_parser: str = option(
         "auto",
         "how the model writes tool calls; auto: as its chat template says",
-        choices=("auto", "hermes", "llama3_json", "mistral", "openai", "phi4_mini_json"),
+        choices=("auto", "granite", "hermes", "llama3_json", "mistral", "openai", "phi4_mini_json"),
     )
     reasoning_parser: str = option(
         "auto",

@@ -5,46 +5,30 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from typing import Any
 
-import orjson
 import pytest
 from pydantic import ValidationError
 
 from blink.api.message_form import constrain_message, message_form
-from blink.api.reading import Bounds, Read, read_body
+from blink.api.reading import Read
 from blink.api.sampling import build_sampling_params
 from blink.api.schema import ChatBody
 from blink.api.tools import MAX_SCHEMAS_BYTES, MAX_TOOLS
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError
-from blink.link.client import RegionInfo
 from blink.sampling_params import SamplingParams
 from blink.structured_outputs import StructuralTag, Tag
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.conversation import flatten_messages
 from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS, CallFormat, ReasoningFormat
-from blink.text.message.parser import MessageForm, MessageParser
-from blink.text.message.parts import Content, Reasoning, merge
+from blink.text.message.parser import MessageForm
 from blink.text.template import ChatTemplate
-from blink.text.tokenizer import NoTokenizer, Tokenizer
+from blink.text.tokenizer import NoTokenizer
 from blink.text.tool_prompt import put_tools_in_message, tell_tools
-from harmony_model import build_tokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-ENGINE = RegionInfo(
-    max_model_len=512,
-    vocab_size=512,
-    block_size=16,
-    model="m",
-    hash_key=bytes(32),
-    max_sequences=4,
-    prefix_caching=True,
-    scheduling_policy="fcfs",
-    num_queue_pairs=1,
-)
-BOUNDS = Bounds(max_tokenize_chars=1000, model_name="m", engine=ENGINE)
+NO_ARGUMENTS: Any = {"type": "object", "properties": {}, "additionalProperties": False}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -160,7 +144,7 @@ def test_forced_calls_are_those_of_the_models_own_format() -> None:
     tools = [tool("f"), tool("g", parameters=None)]
     required = tag_of(assets_of(), tools=tools, tool_choice="required")
     assert required == StructuralTag(
-        tags=[Tag(begin % "f", SCHEMA, end), Tag(begin % "g", {"type": "object"}, end)], separator="\n"
+        tags=[Tag(begin % "f", SCHEMA, end), Tag(begin % "g", NO_ARGUMENTS, end)], separator="\n"
     )
     named = tag_of(assets_of(), tools=tools, tool_choice=choice_of("f"))
     assert named == StructuralTag(tags=[Tag(begin % "f", SCHEMA, end)], separator="\n", max_tags=1)
@@ -207,45 +191,6 @@ def test_forms_hold_behind_the_reasoning(name: str, is_open: bool | None, tags: 
     params = constrain_message(build_sampling_params(body, {}), body.tool_use, form).structured_outputs
     assert params is not None
     assert (params.reasoning_start, params.reasoning_end) == tags
-
-
-VARIABLES: list[tuple[dict[str, Any], bool]] = [
-    ({}, False),
-    ({"chat_template_kwargs": {"enable_thinking": True, "thinking": None}}, False),
-    ({"chat_template_kwargs": {"enable_thinking": False}}, True),
-    ({"chat_template_kwargs": {"thinking": False}}, True),
-    ({"add_generation_prompt": False, "continue_final_message": True}, True),
-]
-
-
-@pytest.mark.parametrize(("fields", "is_answer"), VARIABLES)
-@pytest.mark.parametrize("prompt", ["{{ messages[-1].content }}", "{{ messages[-1].content }}<think>"])
-def test_a_model_that_is_not_to_reason_answers_at_once(fields: Any, is_answer: bool, prompt: str) -> None:
-    assets = replace(assets_of(reasoning=REASONING_FORMATS["deepseek_r1"]), chat_template=ChatTemplate(prompt, {}))
-    assets = replace(assets, tokenizer=Tokenizer(build_tokenizer()))
-    body = orjson.dumps({"messages": [{"role": "assistant", "content": "So"}], **fields})
-    read = read_body("chat", body, assets, BOUNDS)
-    form = message_form(read, assets, may_choose=True)
-    assert form is not None
-    parser = MessageParser(form)
-    parts = merge([*parser.push(" far."), *parser.finish()])
-    is_open = prompt.endswith("<think>") and "continue_final_message" not in fields
-    assert parts == ([Content(" far.")] if is_answer and not is_open else [Reasoning("far.")])
-
-
-def test_a_message_is_continued_inside_of_its_reasoning_or_behind_it() -> None:
-    template = ChatTemplate("{{ messages[-1].content }}", {})
-    for name in ("deepseek_r1", "qwen3"):
-        assets = replace(assets_of(reasoning=REASONING_FORMATS[name]), chat_template=template)
-        assets = replace(assets, tokenizer=Tokenizer(build_tokenizer()))
-        for begun, kinds in {"<think>Let me": [Reasoning, Content], "<think>No.</think>Yes": [Content]}.items():
-            talk = {"messages": [{"role": "assistant", "content": begun}], "add_generation_prompt": False}
-            read = read_body("chat", orjson.dumps({**talk, "continue_final_message": True}), assets, BOUNDS)
-            form = message_form(read, assets, may_choose=True)
-            assert form is not None
-            parser = MessageParser(form)
-            rest = "think.</think>Done." if len(kinds) > 1 else ", sir."
-            assert [type(part) for part in merge([*parser.push(rest), *parser.finish()])] == kinds
 
 
 def test_an_answer_of_a_form_may_be_a_call_of_the_models_choice() -> None:

@@ -56,7 +56,7 @@ def check(name: str, arguments: Any) -> None:
         assert arguments["unit"] in UNITS and set(arguments) <= {"unit", "days"}
         assert all(isinstance(day, int) for day in arguments.get("days", []))
     else:
-        assert name == "now"
+        assert (name, arguments) == ("now", {})
 
 
 @pytest.mark.parametrize("name", TAGGED)
@@ -143,3 +143,19 @@ def test_what_cannot_be_compiled_is_tried_once(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(BadRequestError):
             cache.compile(StructuredOutputsParams(json={"$ref": f"https://elsewhere/{number}"}))
     assert cache.find(wrong) is None
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+@pytest.mark.parametrize("choice", ["auto", "required", "named"])
+@pytest.mark.parametrize("name", ["hermes", "granite"])
+def test_a_function_without_parameters_takes_an_empty_object(name: str, choice: Any, parameters: Any) -> None:
+    form = CALL_FORMATS[name]
+    automaton = automaton_of(name, ToolUse((Function("now", parameters, strict=True),), choice))
+    call = form.prefix + form.begin % "now" + "%s" + form.end + form.suffix
+    assert automaton.accepts((call % "{}").encode())
+    assert not automaton.accepts((call % '{"zone":"UTC"}').encode())
+
+
+def test_a_function_of_any_object_takes_any() -> None:
+    automaton = automaton_of("hermes", ToolUse((Function("set", {"type": "object"}),), "required"))
+    assert automaton.accepts(b'<tool_call>\n{"name": "set", "arguments": {"a":1}}\n</tool_call>')

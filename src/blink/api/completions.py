@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -186,23 +187,20 @@ class CompletionService:
         use = read.body.tool_use
         constrained = constrain_message(params, use, form)
         try:
-            return await self.planner.plan(read.prompts, constrained, rules, engine)
+            return await self.planner.plan(read.prompts, constrained, rules, engine, form)
         except BadRequestError as error:
             if error.param != "structured_outputs" or use is None:
                 raise
             if use.is_binding:
                 raise BadRequestError(f"The tools' parameters cannot be kept to: {error.message}", "tools") from None
         # Calls of the model's own choice may be free, as on other servers, or give way to the form of the answer.
-        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine)
+        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine, form)
 
     def _prompt_rules(self, body: CompletionBody | ChatBody, request: Request) -> PromptRules:
-        is_apart = self.config.prefix_cache_isolation == "key"
-        return PromptRules(
-            add_special_tokens=body.add_special_tokens,
-            truncate=body.truncate_prompt_tokens,
-            truncate_right=body.truncation_side == "right",
-            cache_salt=salt_of(request.scope, body.cache_salt) if is_apart else body.cache_salt,
-        )
+        rules = body.prompt_rules
+        if self.config.prefix_cache_isolation != "key":
+            return rules
+        return replace(rules, cache_salt=salt_of(request.scope, body.cache_salt))
 
     def _reply(self, read: Read, params: SamplingParams, form: MessageForm | None, reply_id: str) -> Reply:
         body: CompletionBody | ChatBody = read.body

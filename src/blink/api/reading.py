@@ -38,7 +38,7 @@ from blink.text.conversation import flatten_messages
 from blink.text.json_weight import weigh_json
 from blink.text.message import harmony
 from blink.text.message.reasoning import is_reasoning_open, is_switched_off
-from blink.text.prompt import check_text_length, check_vocabulary
+from blink.text.prompt import check_vocabulary, read_tokens
 
 # What is read at once rather than in another process, which takes longer by two waits for a core: some milliseconds of
 # work at the worst, of which tokenizing has the most.
@@ -149,7 +149,7 @@ def without_texts(read: Read) -> Read:
 def _read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
     parsed, sources = time.perf_counter(), body.prompts
     _check_count(len(sources), body, engine)
-    prompts = [_tokens_of(source, body, assets, engine) for source in sources]
+    prompts = [read_tokens(source, body.prompt_rules, assets.tokenizer, engine) for source in sources]
     echoes = [_text_of(source, assets) for source in sources] if body.echo else []
     del bounds
     return Read(body, prompts, echoes, parsed=parsed)
@@ -168,7 +168,7 @@ def _read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regi
         begun = flatten_messages(body.messages[-1:])[0]["content"] if body.continue_final_message else ""
         is_open = is_reasoning_open(text, form, begun) if form else None
     is_answer = body.continue_final_message or is_switched_off(body.rendering.variables)
-    tokens = _tokens_of(text, body, assets, engine)
+    tokens = read_tokens(text, body.prompt_rules, assets.tokenizer, engine)
     return Read(body, [tokens], role=role, is_reasoning_open=is_open, is_answer=is_answer, parsed=parsed)
 
 
@@ -180,16 +180,6 @@ def _read_responses(body: ResponsesBody, assets: ModelAssets, bounds: Bounds, en
 def _check_count(num_prompts: int, body: GenerationBody, engine: RegionInfo) -> None:
     if num_prompts * max(body.n or 1, 1) > engine.max_sequences:
         raise BadRequestError(f"One request may ask for at most {engine.max_sequences} sequences.", "n")
-
-
-def _tokens_of(
-    source: str | list[int], body: CompletionBody | ChatBody, assets: ModelAssets, engine: RegionInfo
-) -> Tokens:
-    if isinstance(source, str):
-        check_text_length(source, assets.tokenizer, engine, may_be_cut=body.truncate_prompt_tokens is not None)
-        return np.array(assets.tokenizer.encode(source, add_special_tokens=body.add_special_tokens), np.int32)
-    check_vocabulary(source, engine.vocab_size)
-    return np.array(source, np.int32)
 
 
 def _text_of(source: str | list[int], assets: ModelAssets) -> str:

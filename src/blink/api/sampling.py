@@ -21,6 +21,8 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
     Raises:
         BadRequestError: a value is out of range; `param` names it.
     """
+    if body.token_limit == 0 and not body.echo:
+        raise BadRequestError("max_tokens must be at least 1 without echo, got 0.", "max_tokens")
     chosen = {name: getattr(body, name) for name in _STANDARD}
     filled: dict[str, Any] = {
         name: defaults.get(name, _STANDARD[name]) if value is None else value for name, value in chosen.items()

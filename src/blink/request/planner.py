@@ -19,6 +19,7 @@ from blink.text.conversation import flatten_messages
 from blink.text.fitting import fit_messages
 from blink.text.generation import Generation
 from blink.text.harmony_prompt import arrange_messages, check_effort, describe_tools, spell
+from blink.text.message.parser import MessageForm
 from blink.text.prompt import Prompt, PromptRules, Source, prepare_prompts, prepare_prompts_now
 from blink.text.template_traits import TemplateTraits
 from blink.text.tool_prompt import put_tools_in_message, tell_tools
@@ -115,9 +116,16 @@ class Planner:
         return fit_messages(flat, traits), variables
 
     async def plan(
-        self, sources: Sequence[Source], params: SamplingParams, rules: PromptRules, engine: RegionInfo
+        self,
+        sources: Sequence[Source],
+        params: SamplingParams,
+        rules: PromptRules,
+        engine: RegionInfo,
+        form: MessageForm | None = None,
     ) -> Plan:
         """Check a request for all its prompts and plan it; long prompts are tokenized in a thread.
+
+        form: how its replies are read, None where their text is their content.
 
         Raises:
             BadRequestError: the engine cannot do it; `param` names what to change.
@@ -130,7 +138,7 @@ class Planner:
             # Compiling mostly runs outside of the interpreter's lock.
             automaton = self._automata.find(structured) or await asyncio.to_thread(self._automata.compile, structured)
         prompts = await prepare_prompts(sources, rules, self._assets.tokenizer, engine)
-        return self._plan_sequences(prompts, params, engine, automaton)
+        return self._plan_sequences(prompts, params, engine, automaton, form)
 
     def plan_now(
         self, sources: Sequence[Source], params: SamplingParams, rules: PromptRules, engine: RegionInfo
@@ -148,7 +156,12 @@ class Planner:
         return self._plan_sequences(prompts, params, engine, automaton)
 
     def _plan_sequences(
-        self, prompts: list[Prompt], params: SamplingParams, engine: RegionInfo, automaton: Automaton | None
+        self,
+        prompts: list[Prompt],
+        params: SamplingParams,
+        engine: RegionInfo,
+        automaton: Automaton | None,
+        form: MessageForm | None = None,
     ) -> Plan:
         assets = self._assets
         sequences: list[PlannedSequence] = []
@@ -158,7 +171,9 @@ class Planner:
             for place in range(params.n):
                 # The prompt's own logprobs are the same for all choices: the first brings them.
                 chosen = fitted if place == 0 else replace(fitted, prompt_logprobs=None)
-                generation = Generation(len(sequences), assets.tokenizer, chosen, assets.eos_token_ids)
+                generation = Generation(
+                    len(sequences), assets.tokenizer, chosen, assets.eos_token_ids, prompt.tokens, form
+                )
                 seed = (base + place) & _SEED_MASK
                 sequences.append(PlannedSequence(prompt, chosen, seed, assets.eos_token_ids, generation, automaton))
         return Plan(prompts, sequences, params.n)

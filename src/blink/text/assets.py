@@ -31,10 +31,11 @@ from blink.text.message.harmony import END_TOKENS, MARKS
 from blink.text.template import ChatTemplate
 from blink.text.template_sources import DEFAULT, TOOL_USE, find_gguf_templates, find_templates
 from blink.text.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
+from blink.text.tokenizer_files import read_named_tokens
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GGUF_END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_GGUF_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,7 @@ def _load_gguf(path: Path) -> _Parts:
     fields = Fields(metadata, str(path), "tokenizer.ggml.")
     special_tokens = {
         name: tokenizer.token_name(fields.integer(f"{name}_id", low=0))
-        for name in _SPECIAL_TOKENS
+        for name in _GGUF_SPECIAL_TOKENS
         if fields.has(f"{name}_id")
     }
     found = (fields.integer(name, low=0) for name in _GGUF_END_TOKENS if fields.has(name))
@@ -154,19 +155,14 @@ def _load_gguf(path: Path) -> _Parts:
 
 
 def _load_directory(path: Path) -> _Parts:
-    tokenizer = load_tokenizer(path)
+    named = read_named_tokens(path)
+    tokenizer, special_tokens = load_tokenizer(path, named), named.texts
     config = _read_json(path / "tokenizer_config.json")
-    special_tokens = {name: text for name in _SPECIAL_TOKENS if (text := _token_text(config.get(name)))}
     eos_token_ids = _end_tokens(path)
     if not eos_token_ids and "eos_token" in special_tokens:
         token = tokenizer.token_id(special_tokens["eos_token"])
         eos_token_ids = () if token is None else (token,)
     return tokenizer, find_templates(path, config), special_tokens, eos_token_ids
-
-
-def _token_text(entry: object) -> str:
-    text = entry.get("content") if isinstance(entry, dict) else entry
-    return text if isinstance(text, str) else ""
 
 
 def _end_tokens(path: Path) -> tuple[int, ...]:

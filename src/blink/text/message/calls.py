@@ -14,7 +14,7 @@ from blink.text.message.call_object import SPACE, CallObject
 from blink.text.message.formats import CallFormat
 from blink.text.message.json_value import JsonValue, Status
 from blink.text.message.markers import Markers
-from blink.text.message.parts import CallArguments, CallOpened, Content, Part, merge
+from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reading, merge
 
 _PREFIXED_NAME = r"([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:%s)?\s*"  # with the mark before its arguments
 _NAME_CHARACTERS = r"[\w.\-\[\]\s%s]*"
@@ -43,6 +43,23 @@ class CallParser:
         self._value: JsonValue | None = None  # the arguments behind a prefixed name
         self._is_marked = False
         self._calls_in_region = 0
+
+    @property
+    def reading(self) -> Reading:
+        """Return what the text that came last is."""
+        if self._step == self._begin:
+            return Reading.TEXT
+        if self._step == self._read_content:
+            # The space behind a call is none of the content where another call follows.
+            is_unsure = self._buffer or (self.num_calls and self._space)
+            return Reading.UNSURE if is_unsure else Reading.TEXT
+        return Reading.CALL if self._calls_in_region else Reading.UNSURE
+
+    def stays_with(self, text: str) -> bool:
+        """Say whether a piece of text is certain to be what the text before it is."""
+        if self._step in (self._read_object, self._read_arguments):
+            return self._calls_in_region > 0 and "}" not in text
+        return self._step == self._read_content and self.reading is Reading.TEXT and self._opens.cannot_begin_in(text)
 
     def push(self, text: str) -> list[Part]:
         """Return what the message has gained by a piece of text."""

@@ -50,6 +50,17 @@ class ReasoningParser:
         """Say whether the text that comes next is reasoning."""
         return self._step == self._read_reasoning or (self._step == self._begin and self._begins_inside)
 
+    @property
+    def is_unsure(self) -> bool:
+        """Say whether the text so far may be the beginning of the opening tag."""
+        return self._step == self._begin and bool(self._buffer)
+
+    def stays_with(self, text: str) -> bool:
+        """Say whether a piece of text is certain to be what the text before it is."""
+        if self._step == self._read_reasoning:
+            return not self._buffer and self._form.close[0] not in text
+        return self._step == self._read_content
+
     def push(self, text: str) -> list[Part]:
         """Return what the message has gained by a piece of text."""
         parts: list[Part] = []
