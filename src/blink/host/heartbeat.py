@@ -62,7 +62,9 @@ class Silence:
         """
         elapsed = 0.0 if self._last_look is None else min(now - self._last_look, _LONGEST_LOOK)
         passed = ran = min(max(hindrance.core_time - self._last.core_time, 0.0), elapsed)
-        is_waiting = hindrance.is_runnable or hindrance.is_blocked  # for a core, or for pages: for how long, nobody knows
+        is_waiting = (
+            hindrance.is_runnable or hindrance.is_blocked
+        )  # for a core, or for pages: for how long, nobody knows
         if not is_waiting and hindrance.major_faults <= self._last.major_faults:
             waited = max(hindrance.core_wait - self._last.core_wait, 0.0)
             stalled = max(hindrance.memory_stall - self._last.memory_stall, 0.0)

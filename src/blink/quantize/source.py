@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,13 @@ from blink.models.weights.checkpoint import Checkpoint, GgufCheckpoint, Safetens
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.models.weights.source import find_format, read_spec
-from blink.models.weights.text_files import read_json
+from blink.models.weights.text_files import read_file, read_json
 from blink.quantize.directory import ModelDirectory
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.gguf_tokenizer import build_tokenizer
 
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+_MAX_FILE_BYTES = 128 << 20
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -89,7 +89,7 @@ class SourceModel:
             return
         for name in _TOKENIZER_FILES:
             if (self.path / name).is_file():
-                shutil.copyfile(self.path / name, output.path / name)
+                output.write_bytes(name, read_file(self.path / name, _MAX_FILE_BYTES))
 
 
 def _describe_gguf(path: Path, spec: ModelSpec) -> dict[str, Any]:

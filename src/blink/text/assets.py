@@ -13,7 +13,7 @@ from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.fields import Fields
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
-from blink.models.weights.text_files import read_json, read_text
+from blink.models.weights.text_files import read_json, read_named_text, read_text
 from blink.sampling_params import SamplingParams
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.message.formats import (
@@ -65,7 +65,7 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         # The model, not a borrowed tokenizer, says where its texts end and how it likes to be sampled.
         eos_token_ids = _end_tokens(root) or eos_token_ids
     if config.chat_template:
-        template = read_text(Path(config.chat_template))
+        template = read_named_text(Path(config.chat_template))
     chat_template = ChatTemplate(template, special_tokens) if template else None
     call_format, reasoning_format = _message_formats(config, template, chat_template)
     if call_format is HARMONY:
