@@ -59,6 +59,7 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
     windows = read_windows(tokenizer, config, length)
     if config.tune:
         check_differentiable(spec)
+    source.check_weights()
     directory = ModelDirectory(Path(output).expanduser())
     rounded: dict[str, QuantizedMatrix] = {}
     take = rounded.__setitem__ if config.tune else directory.add_matrix

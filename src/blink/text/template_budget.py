@@ -20,6 +20,7 @@ from jinja2.runtime import Context, LoopContext, Macro
 _STEP = 16
 _BYTES_PER_LOOK = 16 << 10  # at the clock and at what is left: asking for the time is a call of the system
 ITEM = 64  # bytes that an element of a container, a number or a short text may take
+_REFERENCE = 16  # bytes that an element takes that is there already
 SMALL_TEXT = 64  # is covered by the step around it
 _FREE_BYTES = 32 << 20
 _SECONDS = 0.8  # of this thread alone, so that a busy machine refuses no honest template
@@ -159,7 +160,7 @@ class Budget:
         """
         if not isinstance(value, (str, dict, range, LoopContext, Undefined, *_CONTAINERS)):
             raise TypeError(f"{type(value).__name__!r} object is not iterable")
-        self.spend(ITEM * len(value))
+        self.spend((ITEM if isinstance(value, (str, range)) else _REFERENCE) * len(value))
         return list(value)
 
 

@@ -76,7 +76,7 @@ def _spend_split(budget: Budget, text: str, sep: Any = None, maxsplit: Any = -1)
     parts = text.count(sep) if isinstance(sep, str) and sep else (len(text) >> 1) + 1
     if isinstance(maxsplit, int) and maxsplit >= 0:
         parts = min(parts, maxsplit)
-    budget.spend(2 * ITEM * (parts + 1))
+    budget.spend(ITEM * (parts + 1))
 
 
 def _spend_lines(budget: Budget, text: str, keepends: Any = False) -> None:
