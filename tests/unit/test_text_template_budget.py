@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single operations of a chat template: what one takes is paid for before it runs, and the usual ones are as they were."""
+"""Single operations of a chat template: paid for before it runs, and where it is usual, as it was."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def size(text: str) -> int:
     return length if type(text) is str else ESCAPE_GROWTH * length
 
 
-def width(*texts: str) -> int:
+def bytes_per_char(*texts: str) -> int:
     """Return the bytes that a character of a text made of these may take."""
     wide = 1 if all(map(str.isascii, texts)) else 4
     return wide if all(type(text) is str for text in texts) else ESCAPE_GROWTH * wide
@@ -59,7 +59,7 @@ def width(*texts: str) -> int:
 
 def room(*texts: str) -> int:
     """Return an upper bound of the bytes that texts take if they become one."""
-    return width(*texts) * sum(map(len, texts))
+    return bytes_per_char(*texts) * sum(map(len, texts))
 
 
 class Budget:

@@ -16,6 +16,7 @@ from blink.text.template_budget import (
     SCALARS,
     Budget,
     BudgetedContext,
+    bytes_per_char,
     check_key,
     check_number,
     refuse,
@@ -113,7 +114,7 @@ def _spend_indent(budget: Budget, text: str, width: Any = 4, first: Any = False,
     del first, blank
     lines = count_lines(text)
     indention = width if isinstance(width, str) else " " * check_width(width)
-    budget.spend(width(text, indention) * (len(text) + (lines + 1) * len(indention)) + 2 * ITEM * lines)
+    budget.spend(bytes_per_char(text, indention) * (len(text) + (lines + 1) * len(indention)) + 2 * ITEM * lines)
 
 
 def _spend_title(budget: Budget, text: str) -> None:

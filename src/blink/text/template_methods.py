@@ -10,7 +10,17 @@ from typing import Any
 
 from markupsafe import Markup
 
-from blink.text.template_budget import ESCAPE_GROWTH, ITEM, SCALARS, Budget, check_key, refuse, room, size, width
+from blink.text.template_budget import (
+    ESCAPE_GROWTH,
+    ITEM,
+    SCALARS,
+    Budget,
+    bytes_per_char,
+    check_key,
+    refuse,
+    room,
+    size,
+)
 
 Cost = Callable[..., None]  # of a budget, the object and the call's arguments
 
@@ -58,7 +68,7 @@ def spend_replace(budget: Budget, text: str, old: Any, new: Any, count: Any = -1
         places = text.count(old)
         if isinstance(count, int) and count >= 0:
             places = min(places, count)
-        budget.spend(width(text, new) * (len(text) + places * len(new)))
+        budget.spend(bytes_per_char(text, new) * (len(text) + places * len(new)))
 
 
 def spend_join(budget: Budget, separator: str, items: Any) -> None:
