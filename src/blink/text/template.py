@@ -17,6 +17,7 @@ from blink.text.template_budget import Budget, BudgetedContext, room
 from blink.text.template_sandbox import BudgetedEnvironment
 
 _MAX_CHARS = 1 << 20  # of a template: those of today have some 20,000
+_MAX_REASON = 1 << 12  # characters of what a template says
 # Marks where the last message ends; the space at its end shows whether the template strips messages.
 _END_MARK = "\ue000END-OF-MESSAGE\ue000 "
 
@@ -85,7 +86,8 @@ class ChatTemplate:
             context.budget.spend(room(*parts))
             text = "".join(parts)
         except Exception as error:  # templates are programs: a message they did not foresee may raise anything
-            raise BadRequestError(f"The chat template refused the messages: {error}", "messages") from error
+            reason = str(error)[:_MAX_REASON]
+            raise BadRequestError(f"The chat template refused the messages: {reason}", "messages") from error
         return _cut_at_mark(text) if continue_final_message else text
 
 
