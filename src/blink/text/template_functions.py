@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, pass_context
-from jinja2.runtime import Namespace
 from jinja2.sandbox import safe_range
 from jinja2.tests import TESTS
+from jinja2.utils import Namespace
 
 from blink.text.template_budget import ITEM, BudgetedContext, refuse
 from blink.text.template_filters import of_text

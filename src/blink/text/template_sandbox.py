@@ -274,7 +274,7 @@ def _count_chars(output: nodes.Output) -> int:
     return sum(len(part.data) for part in output.nodes if isinstance(part, nodes.TemplateData))
 
 
-def _wrap(node: nodes.Expr, charge: Callable[..., Any]) -> nodes.Filter:
+def _wrap(node: nodes.Node, charge: Callable[..., Any]) -> nodes.Filter:
     return nodes.Filter(node, f"blink{charge.__name__}", [], [], None, None, lineno=node.lineno)
 
 

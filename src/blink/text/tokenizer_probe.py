@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Backend
 
 from blink.errors import ConfigError
 
-_LOADING_BYTES = 448 << 20  # a vocabulary of 250,000 takes some 300 MiB
+_LOADING_BYTES = 384 << 20  # a vocabulary of 200,000 takes some 200 MiB
 _LOADING_SECONDS = 0.6  # of the processor, and
 _LOADING_SECONDS_PER_BYTE = 0.25 / (1 << 20)
 _PROBE_BYTES = 128 << 20
@@ -80,7 +80,7 @@ def _await_report(read_end: int, child: int) -> str:
     if os.WIFEXITED(status):
         return report.decode(errors="replace")
     too_slow = os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGKILL)
-    return f"tokenizing takes too much {'time' if too_slow else 'memory'}, already of short texts"
+    return f"loading it and tokenizing short texts takes too much {'time' if too_slow else 'memory'}"
 
 
 def _run_child(data: bytes, write_end: int) -> NoReturn:
