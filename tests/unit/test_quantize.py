@@ -92,6 +92,40 @@ def test_a_model_is_written_rounded_and_loads_with_near_outputs(
         assert (found / name).read_bytes() == (plain / name).read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model.layers.0.mlp.down_proj.weight", float("nan")),
+        ("model.layers.1.self_attn.k_proj.weight", float("-inf")),
+        ("model.norm.weight", float("inf")),
+        ("model.embed_tokens.weight", float("nan")),
+    ],
+)
+@pytest.mark.parametrize("form", ["fp8", "int4"])
+def test_a_weight_that_is_no_finite_number_is_refused_by_name_before_anything_is_written(
+    tmp_path: Path, name: str, value: float, form: str
+) -> None:
+    plain = write_model(tmp_path)
+    weights = load_file(plain / "model.safetensors")
+    weights[name].view(-1)[-1] = value
+    save_file(weights, plain / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"'{name}' holds weights that are infinite or no numbers"):
+        quantize(str(plain), str(tmp_path / "found"), QuantizeConfig(format=form, **FEW))
+    assert not (tmp_path / "found").exists()
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "special_tokens_map.json", TOOL_TEMPLATE, "tokenizer.model"])
+def test_a_link_out_of_the_models_directory_is_not_copied(tmp_path: Path, name: str) -> None:
+    plain = write_model(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_text("a password")
+    (plain / name).unlink(missing_ok=True)
+    (plain / name).symlink_to(secret)
+    with pytest.raises(ConfigError, match=f"{name} is a link out of the model's directory"):
+        quantize(str(plain), str(tmp_path / "found"), QuantizeConfig(format="fp8", **FEW))
+    assert not (tmp_path / "found").exists()
+
+
 OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 

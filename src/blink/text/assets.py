@@ -13,7 +13,7 @@ from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.fields import Fields
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
-from blink.models.weights.text_files import read_json, read_text
+from blink.models.weights.text_files import read_json, read_named_text
 from blink.sampling_params import SamplingParams
 from blink.text.call_shape import read_call_shape
 from blink.text.gguf_tokenizer import build_tokenizer
@@ -74,7 +74,7 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         eos_token_ids = _end_tokens(root) or eos_token_ids
     if config.chat_template:
         named = templates.get(config.chat_template)
-        templates = {DEFAULT: read_text(Path(config.chat_template)) if named is None else named}
+        templates = {DEFAULT: read_named_text(Path(config.chat_template)) if named is None else named}
     chat_template, tool_template = (
         ChatTemplate(templates[name], special_tokens) if templates.get(name) else None for name in (DEFAULT, TOOL_USE)
     )

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -16,9 +14,12 @@ from jinja2.parser import Parser
 
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.fields import one_line
-from blink.text.template_budget import BudgetedEnvironment, limited
+from blink.text.template_budget import Budget, BudgetedContext, room
+from blink.text.template_sandbox import BudgetedEnvironment
 from blink.text.template_traits import TemplateTraits, ToolsPlace, probe_traits
 
+_MAX_CHARS = 1 << 20  # of a template: those of today have some 20,000
+_MAX_REASON = 1 << 12  # characters of what a template says
 # Marks where the last message ends; the space at its end shows whether the template strips messages.
 _END_MARK = "\ue000END-OF-MESSAGE\ue000 "
 
@@ -33,25 +34,6 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML characters, which models have never seen.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
 class ChatTemplate:
     """One compiled chat template."""
 
@@ -64,9 +46,8 @@ class ChatTemplate:
         environment = BudgetedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
-        environment.filters["tojson"] = _to_json
-        functions: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        environment.globals.update(functions)
+        if len(source) > _MAX_CHARS:
+            raise ConfigError(f"The chat template has {len(source)} characters, more than {_MAX_CHARS}.")
         try:
             parsed = environment.parse(source)
             self._mentioned_place: ToolsPlace = _mentioned_place(parsed)
@@ -105,13 +86,18 @@ class ChatTemplate:
         if continue_final_message:
             final = messages[-1]
             messages = [*messages[:-1], {**final, "content": (final.get("content") or "") + _END_MARK}]
-        num_chars = sum(len(str(message.get("content"))) for message in messages)
-        num_chars += sum(map(len, map(str, names["tools"] or ())))
+        context = self._template.new_context(
+            {**names, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        )
+        assert isinstance(context, BudgetedContext)
+        context.budget = Budget(messages, names["tools"], variables)
         try:
-            with limited(num_chars):
-                text = self._template.render(names, messages=messages, add_generation_prompt=add_generation_prompt)
+            parts = list(self._template.root_render_func(context))
+            context.budget.spend(room(*parts))
+            text = "".join(parts)
         except Exception as error:  # templates are programs: a message they did not foresee may raise anything
-            raise BadRequestError(f"The chat template refused the messages: {error}", "messages") from error
+            reason = str(error)[:_MAX_REASON]
+            raise BadRequestError(f"The chat template refused the messages: {reason}", "messages") from error
         return _cut_at_mark(text) if continue_final_message else text
 
 

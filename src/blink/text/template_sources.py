@@ -12,6 +12,7 @@ from blink.models.weights.text_files import read_text
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"  # for requests with tools
+NAMED_FOLDER = "additional_chat_templates"
 _GGUF_KEY = "tokenizer.chat_template"
 
 
@@ -24,9 +25,9 @@ def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     found = _read_config(config, str(folder / "tokenizer_config.json"))
     file = folder / "chat_template.jinja"
     if file.is_file():
-        found[DEFAULT] = read_text(file)
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = read_text(path)
+        found[DEFAULT] = read_text(file, root=folder)
+    for path in sorted((folder / NAMED_FOLDER).glob("*.jinja")):
+        found[path.stem] = read_text(path, root=folder)
     return found
 
 

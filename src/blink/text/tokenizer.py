@@ -15,7 +15,7 @@ from tokenizers import decoders, models
 
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.fields import one_line
-from blink.models.weights.text_files import check_size
+from blink.models.weights.text_files import read_file
 from blink.text.detokenizer import (
     MAX_UNFINISHED,
     MAX_WINDOW,
@@ -29,6 +29,7 @@ from blink.text.detokenizer import (
     find_unfinished,
 )
 from blink.text.tokenizer_files import NamedTokens, add_named_tokens, read_named_tokens
+from blink.text.tokenizer_probe import check_tokenizer
 
 # One text at a time: a pool of threads would only be a detour.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -82,7 +83,7 @@ class Tokenizer:
         """Return the token ids of a text, parts of which may come from spell().
 
         Raises:
-            BadRequestError: the text holds lone surrogates, which no UTF-8 text can.
+            BadRequestError: the text holds lone surrogates, which no UTF-8 text can, or the tokenizer fails.
         """
         if not text.isascii():
             if _LETTERS_MARK in text:
@@ -90,8 +91,13 @@ class Tokenizer:
                 found = self.encode(first, add_special_tokens=add_special_tokens)
                 return found + [token for each in others for token in self.encode(each, add_special_tokens=False)]
             _check_unicode(text)
-        # The same ids as by encode(), which also finds their places in the text: that is more than half of its work.
-        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            # The same ids as by encode(), which also finds their places in the text: more than half of its work.
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:
+            if not _is_failure(error):
+                raise
+            raise BadRequestError("The model's tokenizer cannot tokenize this text.", "prompt") from error
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids; unknown ids are left out."""
@@ -187,15 +193,25 @@ def load_tokenizer(path: Path, named: NamedTokens | None = None) -> Tokenizer:
             f"{path} holds no tokenizer.json; name a directory that does with --tokenizer,"
             " or take token ids only with --skip-tokenizer-init."
         )
-    check_size(file, _MAX_TOKENIZER_BYTES)
+    data = read_file(file, _MAX_TOKENIZER_BYTES)
+    load = partial(_build, data, named or read_named_tokens(path))
+    check_tokenizer(load, len(data), file)
     try:
-        backend = Backend.from_file(str(file))
-        add_named_tokens(backend, named or read_named_tokens(path))
-        return Tokenizer(backend)
-    except ConfigError:
-        raise
+        return Tokenizer(load())
     except BaseException as error:
-        # The library raises bare Exception, and of some malformed parts it panics, which is none.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not _is_failure(error):
             raise
         raise ConfigError(f"{file} is not a readable tokenizer: {one_line(error)}") from error
+
+
+def _build(data: bytes, named: NamedTokens) -> Backend:
+    backend = Backend.from_buffer(data)
+    add_named_tokens(backend, named)
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Say whether the library failed: it raises bare Exception, and of some inputs it panics, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
