@@ -27,7 +27,7 @@ from blink.api.responses_schema import naming_origins
 from blink.api.sampling import build_sampling_params
 from blink.api.schema import MAX_ID_CHARS, ChatBody, CompletionBody
 from blink.api.session import Session
-from blink.api.stream import EventStream, WholeResult
+from blink.api.stream import EventStream, WholeResult, disconnect_error
 from blink.api.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
@@ -39,6 +39,7 @@ from blink.errors import (
     OverloadedError,
 )
 from blink.link.client import RegionInfo
+from blink.request.compilation import Client, Compilation
 from blink.request.planner import Plan, Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
@@ -65,7 +66,8 @@ class CompletionService:
         self.assets = assets
         self.poller = poller
         self.tracer = tracer
-        self.planner = Planner(assets)
+        self.compilation = Compilation()
+        self.planner = Planner(assets, self.compilation)
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reader = Reader(config, assets)
         self.is_draining = False
@@ -155,12 +157,13 @@ class CompletionService:
         read.check_engine()
         params = build_sampling_params(body, self.assets.sampling_defaults)
         form = message_form(read, self.assets, may_choose=self.config.enable_auto_tool_choice)
-        plan = await self._plan_sequences(read, params, form, engine)
+        client = _client_of(request)
+        plan = await self._plan_sequences(read, params, form, engine, client)
         reply_id = _reply_id(read, request)
         if self.config.enable_log_requests:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
             logger.info("request %s: %d prompt tokens, %s", reply_id, sum(p.num_tokens for p in plan.prompts), shown)
-        session = Session(self.poller, plan, writer_of(request.scope).received, flow_of(request.scope))
+        session = Session(self.poller, plan, writer_of(request.scope).received, client.flow)
         if self.config.enable_log_requests:
             session.on_end = partial(_log_end, reply_id, session)
         if self.tracer is not None:
@@ -168,22 +171,22 @@ class CompletionService:
         return session, partial(self._reply, read, params, form, reply_id)
 
     async def _plan_sequences(
-        self, read: Read, params: SamplingParams, form: MessageForm | None, engine: RegionInfo
+        self, read: Read, params: SamplingParams, form: MessageForm | None, engine: RegionInfo, client: Client
     ) -> Plan:
         rules = _prompt_rules(read.body)
         if form is None:
-            return await self.planner.plan(read.prompts, params, rules, engine)
+            return await self.planner.plan(read.prompts, params, rules, engine, client)
         use = read.body.tool_use
         constrained = constrain_message(params, use, form)
         try:
-            return await self.planner.plan(read.prompts, constrained, rules, engine)
+            return await self.planner.plan(read.prompts, constrained, rules, engine, client)
         except BadRequestError as error:
             if error.param != "structured_outputs" or use is None:
                 raise
             if use.is_binding:
                 raise BadRequestError(f"The tools' parameters cannot be kept to: {error.message}", "tools") from None
         # Calls of the model's own choice may be free, as on other servers, or give way to the form of the answer.
-        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine)
+        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine, client)
 
     def _reply(self, read: Read, params: SamplingParams, form: MessageForm | None, reply_id: str) -> Reply:
         body: CompletionBody | ChatBody = read.body
@@ -208,6 +211,11 @@ class CompletionService:
             temperature=params.temperature,
             top_p=params.top_p,
         )
+
+
+def _client_of(request: Request) -> Client:
+    writer = writer_of(request.scope)
+    return Client(flow_of(request.scope), lambda fail: writer.on_disconnect(lambda: fail(disconnect_error())))
 
 
 def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:

@@ -139,6 +139,7 @@ def _lifespan(service: CompletionService):
     @asynccontextmanager
     async def run(_: FastAPI) -> AsyncIterator[None]:
         service.poller.start()
+        service.compilation.start()
         start_beating(asyncio.get_running_loop())
         # What is alive now lives as long as the process: no collection need ever walk through it again.
         gc.collect()
@@ -148,6 +149,7 @@ def _lifespan(service: CompletionService):
         if service.tracer is not None:
             await asyncio.to_thread(service.tracer.close)
         service.reader.close()
+        service.compilation.close()
 
     return run
 

@@ -37,11 +37,12 @@ class Child:
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(niceness), module, *arguments]
         with theirs:
             self._process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL)
+        self._is_killed = False
 
     @property
     def is_alive(self) -> bool:
         """Say whether the process runs, and was not told to end."""
-        return self._socket.fileno() >= 0 and self._process.poll() is None
+        return not self._is_killed and self._process.poll() is None
 
     async def send(self, message: bytes | bytearray) -> None:
         """Send a message.
@@ -74,10 +75,21 @@ class Child:
         self._process.send_signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        """End the process at once."""
+        """End the process at once; what is being sent or received fails."""
+        self._is_killed = True
         self._process.kill()
-        self._socket.close()
-        _reap(self._process)
+        try:
+            asyncio.get_running_loop().call_later(_REAP_SECONDS, self._reap)
+        except RuntimeError:  # no loop runs
+            self._process.wait()
+            self._socket.close()
+
+    def _reap(self) -> None:
+        """Let the kernel forget the process, once it has given its memory back."""
+        if self._process.poll() is None:
+            asyncio.get_running_loop().call_later(_REAP_SECONDS, self._reap)
+        else:
+            self._socket.close()
 
     async def _receive_bytes(self, count: int) -> bytearray:
         data = bytearray(count)
@@ -89,13 +101,6 @@ class Child:
                 raise EOFError("it died")
             have += part
         return data
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Let the kernel forget a killed process, once it has given its memory back."""
-    if process.poll() is None:
-        with suppress(RuntimeError):  # no loop runs: this process ends, too
-            asyncio.get_running_loop().call_later(_REAP_SECONDS, _reap, process)
 
 
 class Parent:
