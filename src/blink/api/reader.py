@@ -112,14 +112,14 @@ class Reader:
     async def _ready_child(self) -> Child:
         if self._child is not None and self._child.is_alive:
             return self._child
-        child = self._child = Child(__name__, niceness=_NICENESS)
         try:
-            await child.send(pickle.dumps(self._config))
-            await asyncio.wait_for(child.receive(), _BOOT_SECONDS)
+            self._child = Child(__name__, niceness=_NICENESS)
+            await self._child.send(pickle.dumps(self._config))
+            await asyncio.wait_for(self._child.receive(), _BOOT_SECONDS)
         except (OSError, EOFError, asyncio.TimeoutError) as error:
-            child.kill()
+            self.close()
             raise EngineUnavailableError("The process that reads large requests does not start.") from error
-        return child
+        return self._child
 
 
 async def _ask(child: Child, job: _Job) -> None:

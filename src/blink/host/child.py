@@ -28,7 +28,10 @@ _REAP_SECONDS = 0.1
 
 
 class Child:
-    """The parent's side. Use from an event loop only, and kill() it once a message was not sent or received whole."""
+    """The parent's side. Use from an event loop only, and kill() it once a message was not sent or received whole.
+
+    It ends with the thread that starts it, which should be the event loop's.
+    """
 
     def __init__(self, module: str, *arguments: str, niceness: int) -> None:
         """Start a process; its first message, which says that it is ready, is for the caller to receive."""

@@ -14,7 +14,7 @@ from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, Ov
 from blink.grammar.automaton import Automaton
 from blink.host.child import Child
 from blink.request.automata import Ask
-from blink.request.compile_child import Outcome
+from blink.request.compile_child import PARAM, Outcome
 from blink.request.turns import Turns
 
 _BOOT_SECONDS = 60.0
@@ -69,8 +69,11 @@ class Lane:
     def prepare(self) -> None:
         """Start the child if there is none."""
         if self._child is None or not self._child.is_alive:
-            self._is_booted = False
-            self._child = Child("blink.request.compile_child", self._compiler, niceness=self._pace.niceness)
+            self._is_booted, self._child = False, None
+            try:
+                self._child = Child("blink.request.compile_child", self._compiler, niceness=self._pace.niceness)
+            except OSError as error:
+                logger.warning("no process that compiles structured outputs can be started: %r", error)
 
     def add(self, flow: int, job: Job) -> None:
         """Let a job wait in a client's name."""
@@ -154,21 +157,25 @@ class Lane:
             answer.cancel()
 
     async def _ask(self, child: Child, job: Job) -> Outcome:
-        await child.send(pickle.dumps((job.ask.params, self._pace.cpu_seconds)))
+        try:
+            message = pickle.dumps((job.ask.params, self._pace.cpu_seconds))
+        except RecursionError:
+            return Outcome(BadRequestError("structured_outputs is nested too deeply.", PARAM))
+        await child.send(message)
         return pickle.loads(await child.receive())
 
     async def _ready_child(self) -> Child:
         self.prepare()
-        child = self._child
-        assert child is not None
-        if not self._is_booted:
-            try:
-                await asyncio.wait_for(child.receive(), _BOOT_SECONDS)
-            except (OSError, EOFError, asyncio.TimeoutError) as error:
-                self._drop_child()
-                raise EngineUnavailableError("The process that compiles structured_outputs does not start.") from error
-            self._is_booted = True
-        return child
+        try:
+            if self._child is None:
+                raise EOFError
+            if not self._is_booted:
+                await asyncio.wait_for(self._child.receive(), _BOOT_SECONDS)
+        except (OSError, EOFError, asyncio.TimeoutError) as error:
+            self._drop_child()
+            raise EngineUnavailableError("The process that compiles structured_outputs does not start.") from error
+        self._is_booted = True
+        return self._child
 
     def _drop_child(self) -> None:
         if self._child is not None:
