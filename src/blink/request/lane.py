@@ -20,7 +20,7 @@ from blink.request.turns import Turns
 _BOOT_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 0.5  # of processor time, in which the child should have given up by itself
-_STALL_SECONDS = 5.0  # and ten times the time it has: a machine that gives less runs nothing
+_STALL_SECONDS = 5.0  # and twenty times the time it has: a machine that gives less runs nothing
 _LINGER_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class Lane:
                 if child.read_cpu_seconds() - ran > self._pace.cpu_seconds + _GRACE_SECONDS:
                     logger.warning("the process that compiles structured outputs was killed: it does not stop")
                     return Outcome(None, is_worn=True)
-                if loop.time() - started > _STALL_SECONDS + 10 * self._pace.cpu_seconds:
+                if loop.time() - started > _STALL_SECONDS + 20 * self._pace.cpu_seconds:
                     raise OverloadedError("This machine is too busy to compile structured_outputs. Retry later.")
             return answer.result()
         except (OSError, EOFError, pickle.UnpicklingError) as error:
