@@ -39,7 +39,7 @@ class Child:
         self._socket.setblocking(False)
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(niceness), module, *arguments]
         with theirs:
-            self._process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL)
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         self._is_killed = False
 
     @property

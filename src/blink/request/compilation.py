@@ -74,9 +74,14 @@ class Compilation:
         if found is not None:
             return found
         waiter: asyncio.Future[Automaton] = asyncio.get_running_loop().create_future()
+
+        def give_up(error: BlinkError) -> None:
+            if not waiter.done():
+                waiter.set_exception(error)
+
         job = self._enter(ask, client.flow, waiter)
         try:
-            with client.on_leave(lambda error: waiter.done() or waiter.set_exception(error)):
+            with client.on_leave(give_up):
                 return await waiter
         finally:
             self._leave(job, client.flow, waiter)
