@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from blink.structured_outputs import StructuredOutputsParams
 from stub_compiler import PLACE
 
 QUICK = Pace(cpu_seconds=0.05, niceness=0, is_ready=True)
+BRIEF = Pace(cpu_seconds=0.05, niceness=0, is_ready=False)
 ENDLESS = Pace(cpu_seconds=600, niceness=0, is_ready=False)
 LIMIT = 60  # seconds, on a machine that does much else
 
@@ -83,6 +85,7 @@ def run(*paces: Pace, script: Callable[[Desk], Awaitable[None]], compiler: str =
             await asyncio.wait_for(script(Desk(service)), LIMIT)
         finally:
             service.close()
+            await asyncio.wait_for(until(lambda: not children()), LIMIT)
 
     asyncio.run(play())
 
@@ -143,7 +146,7 @@ def test_what_overruns_every_lane_is_refused_once_and_for_all() -> None:
         with pytest.raises(BadRequestError, match="too much time"):
             await desk.compile("spin")
 
-    run(QUICK, QUICK, script=script)
+    run(BRIEF, BRIEF, script=script)
 
 
 def test_clients_take_turns() -> None:
@@ -212,11 +215,12 @@ def test_a_client_that_leaves_takes_its_forms_along() -> None:
 
 def test_a_form_is_stopped_only_when_nobody_waits_for_it_and_is_begun_anew_for_the_next() -> None:
     async def script(desk: Desk) -> None:
+        await desk.compile("before")
         leaver, other = Leaver(1), Leaver(2)
         first = asyncio.create_task(desk.service.compile(ask("spin"), leaver.client))
         second = asyncio.create_task(desk.service.compile(ask("spin"), other.client))
         behind = desk.begin("behind", flow=3)
-        await until(lambda: bool(children()))
+        await asyncio.sleep(0)
         leaver.leave()
         with pytest.raises(BlinkError, match="gone"):
             await first
@@ -238,19 +242,45 @@ def test_a_form_is_stopped_only_when_nobody_waits_for_it_and_is_begun_anew_for_t
         ("spin_deafly", "too much time"),
         ("exit", "too much memory or time"),
         ("allocate", "too much memory"),
-        ("refuse", "This is no form"),
-        ("fail", "cannot be compiled"),
     ],
 )
-def test_a_child_that_must_end_is_replaced(text: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_child_that_must_end_is_replaced(text: str, words: str) -> None:
     async def script(desk: Desk) -> None:
         with pytest.raises(BadRequestError, match=words) as caught:
             await desk.compile(text)
-        assert caught.value.param == "structured_outputs" and "secret" not in caught.value.message
+        assert caught.value.param == "structured_outputs"
+        assert (await desk.compile("next")).split()[1] == "1"  # of another child
+
+    run(BRIEF, script=script)
+
+
+def test_what_the_compiler_should_not_raise_is_a_refusal_and_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def script(desk: Desk) -> None:
+        for text, words in (("refuse", "This is no form"), ("fail", "cannot be compiled")):
+            with pytest.raises(BadRequestError, match=words) as caught:
+                await desk.compile(text)
+            assert caught.value.param == "structured_outputs" and "secret" not in caught.value.message
+        assert "a secret" in caplog.text and "no form" not in caplog.text
         assert await desk.compile("next")
 
-    run(QUICK, script=script)
-    assert ("a secret" in caplog.text) is (text == "fail")
+    run(BRIEF, script=script)
+
+
+def test_no_depth_of_nesting_is_an_error_of_the_server() -> None:
+    async def script(desk: Desk) -> None:
+        words = set[str]()
+        deep: Any = {}
+        for depth in range(1, 1001):
+            deep = {"not": deep}
+            if depth % 50 == 0:
+                with pytest.raises(BadRequestError) as caught:
+                    await desk.service.compile(StructuredOutputsParams(json=deep), Leaver(1).client)
+                words.add(caught.value.message)
+        assert any("nested too deeply" in message for message in words)
+
+    run(BRIEF, script=script)
 
 
 def test_memory_that_is_left_behind_ends_a_child() -> None:
