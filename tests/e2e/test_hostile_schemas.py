@@ -136,7 +136,7 @@ def _beside(number: int) -> Iterator[None]:
 def test_six_of_each_kind_are_answered_and_nobody_else_waits(frontend: Frontend, name: str, num_burners: int) -> None:
     bodies = bodies_of(name, first=10 * (1 + num_burners))  # none that another test has asked for
     before, started = memory_mib(frontend), time.monotonic()
-    with _beside(num_burners), Attack(frontend, bodies, patience=_PATIENCE) as attack:
+    with _beside(num_burners), Attack(frontend, bodies, patience=5 * _PATIENCE) as attack:
         waits = [ask_honestly(frontend)]
         while not attack.is_over:
             waits.append(ask_honestly(frontend))
