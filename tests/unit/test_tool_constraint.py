@@ -11,9 +11,6 @@ from typing import Any, Literal
 import pytest
 
 from automata import PlainAutomaton
-from blink.errors import BadRequestError
-from blink.grammar import compiler
-from blink.grammar.automaton import Automaton
 from blink.grammar.compiler import compile_structured
 from blink.grammar.tags import SPECIAL_MARK
 from blink.structured_outputs import StructuredOutputsParams
@@ -122,27 +119,6 @@ def test_an_answer_in_json_may_be_calls_instead(name: str) -> None:
     assert automaton.accepts((call % '{"unit":"celsius"}').encode())
     for text in ('{"unit":"kelvin"}', call % '{"unit":"kelvin"}', 'Text {"unit":"celsius"}', ""):
         assert not automaton.accepts(text.encode())
-
-
-def test_what_cannot_be_compiled_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries: list[StructuredOutputsParams] = []
-
-    def compile_counted(params: StructuredOutputsParams) -> Automaton:
-        tries.append(params)
-        return compile_structured(params)
-
-    monkeypatch.setattr(compiler, "compile_structured", compile_counted)
-    cache = compiler.AutomatonCache(max_bytes=4096)
-    wrong = StructuredOutputsParams(json={"$ref": "https://elsewhere/schema"})
-    for _ in range(2):
-        with pytest.raises(BadRequestError, match="cannot be compiled"):
-            cache.find(wrong)
-            cache.compile(wrong)
-    assert tries == [wrong]
-    for number in range(5):  # refusals make room too
-        with pytest.raises(BadRequestError):
-            cache.compile(StructuredOutputsParams(json={"$ref": f"https://elsewhere/{number}"}))
-    assert cache.find(wrong) is None
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])

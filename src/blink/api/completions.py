@@ -42,6 +42,7 @@ from blink.errors import (
     OverloadedError,
 )
 from blink.link.client import RegionInfo
+from blink.request.compilation import Client, Compilation
 from blink.request.planner import Plan, Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
@@ -73,7 +74,8 @@ class CompletionService:
         self.assets = assets
         self.poller = poller
         self.tracer = tracer
-        self.planner = Planner(assets)
+        self.compilation = Compilation()
+        self.planner = Planner(assets, self.compilation)
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reader = Reader(config, assets)
         self.is_draining = False
@@ -167,7 +169,7 @@ class CompletionService:
         read.check_engine()
         params = build_sampling_params(body, self.assets.sampling_defaults)
         form = message_form(read, self.assets, may_choose=self.config.enable_auto_tool_choice)
-        plan = await self._plan_sequences(read, params, form, self._prompt_rules(read.body, request), engine)
+        plan = await self._plan_sequences(read, params, form, engine, request)
         reply_id = _reply_id(read, request)
         if self.config.enable_log_requests:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
@@ -180,21 +182,22 @@ class CompletionService:
         return session, partial(self._reply, read, params, form, reply_id)
 
     async def _plan_sequences(
-        self, read: Read, params: SamplingParams, form: MessageForm | None, rules: PromptRules, engine: RegionInfo
+        self, read: Read, params: SamplingParams, form: MessageForm | None, engine: RegionInfo, request: Request
     ) -> Plan:
+        rules, client = self._prompt_rules(read.body, request), _client_of(request)
         if form is None:
-            return await self.planner.plan(read.prompts, params, rules, engine)
+            return await self.planner.plan(read.prompts, params, rules, engine, client)
         use = read.body.tool_use
         constrained = constrain_message(params, use, form)
         try:
-            return await self.planner.plan(read.prompts, constrained, rules, engine, form)
+            return await self.planner.plan(read.prompts, constrained, rules, engine, client, form)
         except BadRequestError as error:
             if error.param != "structured_outputs" or use is None:
                 raise
             if use.is_binding:
                 raise BadRequestError(f"The tools' parameters cannot be kept to: {error.message}", "tools") from None
         # Calls of the model's own choice may be free, as on other servers, or give way to the form of the answer.
-        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine, form)
+        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine, client, form)
 
     def _prompt_rules(self, body: CompletionBody | ChatBody, request: Request) -> PromptRules:
         rules = body.prompt_rules
@@ -225,6 +228,11 @@ class CompletionService:
             temperature=params.temperature,
             top_p=params.top_p,
         )
+
+
+def _client_of(request: Request) -> Client:
+    writer = writer_of(request.scope)
+    return Client(flow_of(request.scope), lambda fail: writer.on_disconnect(lambda: fail(ClientGoneError())))
 
 
 def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:

@@ -151,6 +151,7 @@ def _lifespan(service: CompletionService):
     @asynccontextmanager
     async def run(_: FastAPI) -> AsyncIterator[None]:
         service.poller.start()
+        service.compilation.start()
         start_beating(asyncio.get_running_loop())
         # What is alive now lives as long as the process: no collection need ever walk through it again.
         gc.collect()
@@ -160,6 +161,7 @@ def _lifespan(service: CompletionService):
         if service.tracer is not None:
             await asyncio.to_thread(service.tracer.close)
         service.reader.close()
+        service.compilation.close()
 
     return run
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,8 +10,9 @@ from typing import Any
 
 from blink.errors import BadRequestError
 from blink.grammar.automaton import Automaton
-from blink.grammar.compiler import AutomatonCache
 from blink.link.client import RegionInfo
+from blink.request.automata import AutomatonCache
+from blink.request.compilation import Client, Compilation
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.conversation import flatten_messages
@@ -59,10 +59,15 @@ class Plan:
 
 
 class Planner:
-    """Plan the requests for one model."""
+    """Plan the requests for one model.
 
-    def __init__(self, assets: ModelAssets) -> None:
+    Args:
+        compilation: compiles for plan(); the owner starts and closes it.
+    """
+
+    def __init__(self, assets: ModelAssets, compilation: Compilation | None = None) -> None:
         self._assets = assets
+        self._compilation = compilation
         self._automata = AutomatonCache()
 
     def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> str:
@@ -121,6 +126,7 @@ class Planner:
         params: SamplingParams,
         rules: PromptRules,
         engine: RegionInfo,
+        client: Client,
         form: MessageForm | None = None,
     ) -> Plan:
         """Check a request for all its prompts and plan it; long prompts are tokenized in a thread.
@@ -129,14 +135,16 @@ class Planner:
 
         Raises:
             BadRequestError: the engine cannot do it; `param` names what to change.
+            ClientLimitError: its client waits for too much already.
+            OverloadedError: too much waits.
         """
         check_request(params, len(sources), engine)
         rules = replace(rules, token_limit=params.max_tokens)
         structured = params.structured_outputs
         automaton = None
         if structured is not None:
-            # Compiling mostly runs outside of the interpreter's lock.
-            automaton = self._automata.find(structured) or await asyncio.to_thread(self._automata.compile, structured)
+            assert self._compilation is not None
+            automaton = await self._compilation.compile(structured, client)
         prompts = await prepare_prompts(sources, rules, self._assets.tokenizer, engine)
         return self._plan_sequences(prompts, params, engine, automaton, form)
 
