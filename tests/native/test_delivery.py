@@ -105,6 +105,34 @@ def test_a_cancelled_sequence_ends_once_and_frees_what_it_held(when: str) -> Non
         assert h.statistic("finished_abort") == 1 and h.statistic("num_blocks_used") == 0
 
 
+@pytest.mark.parametrize("why", ["it is cancelled", "its frontend has gone"])
+def test_what_is_sampled_of_a_sequence_that_nobody_waits_for_is_not_delivered(why: str) -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequence = submit(h, pair, PROMPT, max_tokens=40)
+        for _ in range(4):
+            h.step()
+        inbox.drain(pair)
+        h.step(finish=False)
+        inbox.drain(pair)
+        before, generated = inbox.tokens(sequence), h.statistic("generation_tokens")
+        if why == "it is cancelled":
+            pair.cancel(sequence)
+        else:
+            h.attach_later(0)
+        tail = int(h.queue_pairs["cq_tail"][0])
+        assert h.step(finish=False) == StepResult.BUSY
+        h.finish()
+        h.step()
+        h.step()
+        assert h.statistic("generation_tokens") == generated
+        if why == "it is cancelled":
+            inbox.drain(pair)
+            assert inbox.tokens(sequence) == before and inbox.finish(sequence) == FinishReason.ABORT
+        else:
+            assert int(h.queue_pairs["cq_tail"][0]) == tail and h.scheduler["num_live"] == 0
+
+
 @pytest.mark.parametrize("when", ["first token", "later"])
 def test_a_row_without_a_token_ends_its_sequence_alone_with_an_error(when: str) -> None:
     with running(small_config()) as h:
