@@ -166,4 +166,4 @@ def test_a_prefix_that_would_leave_too_few_blocks_is_not_begun() -> None:
         inbox.drain(pair)
         assert inbox.finish(other) is None and inbox.cached(late) is None
         run_until_finished(h, inbox, [pair], [other, late])
-        assert inbox.cached(late) == 40 and h.statistic("num_preemptions") == 0
+        assert inbox.tokens(late) == expected_tokens(shared + [3] * 16, 1, 97) and h.statistic("num_preemptions") == 0

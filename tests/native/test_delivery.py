@@ -105,6 +105,24 @@ def test_a_cancelled_sequence_ends_once_and_frees_what_it_held(when: str) -> Non
         assert h.statistic("finished_abort") == 1 and h.statistic("num_blocks_used") == 0
 
 
+@pytest.mark.parametrize("logprobs", [None, 3])
+def test_a_sequence_starts_only_where_its_admission_and_a_token_have_room(logprobs: int | None) -> None:
+    """Of sixteen completions all but those of one token are unread: with its admission they are one too few."""
+    room = 1 + (logprobs or 0)
+    with running(small_config(), cq_entries=16) as h:
+        pair, inbox = h.frontend(), Inbox()
+        first = submit(h, pair, PROMPT, max_tokens=15 - room)
+        while h.step() == StepResult.LAUNCHED:
+            pair.renew_lease()
+        late, tail = submit(h, pair, PROMPT, max_tokens=3, logprobs=logprobs), int(h.queue_pairs["cq_tail"][0])
+        for _ in range(3):
+            h.step()
+        assert int(h.queue_pairs["cq_tail"][0]) == tail
+        run_until_finished(h, inbox, [pair], [first, late])
+        assert inbox.tokens(first) == expected_tokens(PROMPT, 15 - room, VOCAB)
+        assert inbox.tokens(late) == expected_tokens(PROMPT, 3, VOCAB)
+
+
 @pytest.mark.parametrize("why", ["it is cancelled", "its frontend has gone"])
 def test_what_is_sampled_of_a_sequence_that_nobody_waits_for_is_not_delivered(why: str) -> None:
     with running(small_config()) as h:
