@@ -15,6 +15,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "tests" / "mutants.json"
@@ -46,8 +47,8 @@ class Mutant:
 
 def read_mutants(path: Path = LIST) -> list[Mutant]:
     """Return the listed mutants."""
-    entries = json.loads(path.read_text())
-    return [Mutant(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
+    entries: list[dict[str, Any]] = json.loads(path.read_text())
+    return [Mutant(tests=tuple(entry.pop("tests")), **entry) for entry in entries]
 
 
 class Tree:

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pytest brings it
+_READER = "tomllib" if sys.version_info >= (3, 11) else "tomli"  # which pytest brings
 
 
 def read_project(root: Path) -> dict[str, Any]:
     """Return the file's tables."""
-    return tomllib.loads((root / "pyproject.toml").read_text())
+    return importlib.import_module(_READER).loads((root / "pyproject.toml").read_text())
