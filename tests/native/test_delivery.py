@@ -123,6 +123,19 @@ def test_a_sequence_starts_only_where_its_admission_and_a_token_have_room(logpro
         assert inbox.tokens(late) == expected_tokens(PROMPT, 3, VOCAB)
 
 
+@pytest.mark.parametrize("times", [2, 5])
+def test_a_sequence_that_is_cancelled_more_than_once_ends_once(times: int) -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        victim, other = (submit(h, pair, PROMPT, max_tokens=20) for _ in range(2))
+        h.step()
+        for _ in range(times):
+            pair.cancel(victim)
+        run_until_finished(h, inbox, [pair], [victim, other])
+        assert inbox.finish(victim) == FinishReason.ABORT and int(h.scheduler["num_cancels"]) == 0
+        assert inbox.tokens(other) == expected_tokens(PROMPT, 20, VOCAB)
+
+
 @pytest.mark.parametrize("why", ["it is cancelled", "its frontend has gone"])
 def test_what_is_sampled_of_a_sequence_that_nobody_waits_for_is_not_delivered(why: str) -> None:
     with running(small_config()) as h:
