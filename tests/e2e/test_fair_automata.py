@@ -59,7 +59,7 @@ def flood(frontend: Frontend) -> Iterator[list[int]]:
     over, ended = threading.Event(), list[int]()
 
     def hold(index: int) -> None:
-        body = {"prompt": "Hi", "max_tokens": LENGTH, "ignore_eos": True, "stream": True}
+        body: dict[str, Any] = {"prompt": "Hi", "max_tokens": LENGTH, "ignore_eos": True, "stream": True}
         body["structured_outputs"] = {"regex": f"[a-z{index % 10}]{{{LENGTH},}}{'x' * (index // 10 + 1)}"}
         headers = {"Authorization": "Bearer greedy"}
         with (

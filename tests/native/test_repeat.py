@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from blink.region.layout import FinishReason
@@ -114,7 +116,7 @@ def test_a_stop_token_ends_a_row_no_sooner_than_behind_its_least_tokens(min_toke
     assert len(set(answer[:8])) == 8
     with running(small_config()) as h:
         pair, inbox = h.frontend(), Inbox()
-        options = {"max_tokens": 12, "min_tokens": min_tokens, "logprobs": logprobs}
+        options: dict[str, Any] = {"max_tokens": 12, "min_tokens": min_tokens, "logprobs": logprobs}
         early = submit(h, pair, PROMPTS[0], stop_tokens=(answer[max(min_tokens - 1, 0)], answer[7]), **options)
         in_time = submit(h, pair, PROMPTS[0], stop_tokens=(answer[min_tokens],), **options)
         run_until_finished(h, inbox, [pair], [early, in_time])

@@ -69,7 +69,7 @@ def test_who_is_ready_to_run_is_silent_only_while_it_has_a_core() -> None:
 def test_each_second_with_a_core_counts_once_whatever_waits_beside_it(
     share: float, num_others: int, is_runnable: bool
 ) -> None:
-    silence = Silence()
+    silence, silent = Silence(), 0.0
     for look in range(65):
         waited = (1 - share + num_others) * look
         stalled = 0.5 * look  # other processes wait for memory
@@ -86,7 +86,7 @@ def test_who_gets_no_core_is_never_silent_however_many_of_its_threads_wait() -> 
 
 
 def test_a_core_is_a_core_while_other_threads_wait_for_pages() -> None:
-    silence = Silence()
+    silence, silent = Silence(), 0.0
     for look in range(9):
         seen = Hindrance(core_time=0.5 * look, major_faults=look, is_blocked=look % 2 == 0)
         silent = silence.look(float(look), heard=False, hindrance=seen)
