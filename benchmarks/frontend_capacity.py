@@ -100,7 +100,7 @@ async def stream_all(port: int, num_streams: int, num_tokens: int) -> int:
     body = json.dumps(
         {"prompt": [1000, 1001], "max_tokens": num_tokens, "stream": True, "ignore_eos": True, "temperature": 0}
     ).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
     loop = asyncio.get_running_loop()
     futures: list[asyncio.Future[int]] = [loop.create_future() for _ in range(num_streams)]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 import blink.engine  # noqa: F401  # pyright: ignore[reportUnusedImport]  (sets OpenMP before a test loads torch)
 from early import begin_all, begin_early
-from groups import WAITING, group_of
+from groups import MACHINE, WAITING, group_of
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -63,6 +63,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
     is_alone = not hasattr(item.config, "workerinput")
     if is_alone or group_of(item.nodeid) == WAITING:
         begin_all(item.config)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what virtual machines were made of, whatever became of the tests in them."""
+    reports = [report for kind in terminalreporter.stats.values() for report in kind]
+    properties = [each for report in reports for each in getattr(report, "user_properties", ())]
+    for line in sorted({value for name, value in properties if name == MACHINE and value}):
+        terminalreporter.write_line(line)
 
 
 def _lack_of_gpu() -> str:

@@ -154,6 +154,11 @@ class FrontendConfig:
     host: str = option("127.0.0.1", "address to listen on (0.0.0.0 for all)")
     port: int = option(8000, "port to listen on")
     uds: str = option("", "listen on this Unix socket instead of host and port")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "host name that clients may use besides the server's own, * for any; may be given several times; without it "
+        "only a server on a loopback address checks",
+    )
     api_key: tuple[str, ...] = option(
         (), "key that clients must send as Bearer token; may be given several times; also BLINK_API_KEY"
     )
@@ -166,6 +171,11 @@ class FrontendConfig:
     body_timeout: float = option(30.0, "seconds for a request's body, and one more for each 16 KiB of it; 408 beyond")
     max_connections: int = option(0, "connections of a worker; 0: what its limit of open files permits")
     max_tokenize_chars: int = option(1 << 20, "longest text of /tokenize; /detokenize takes a quarter as many ids")
+    prefix_cache_isolation: str = option(
+        "key",
+        "who shares cached prefixes; key: requests with one API key; none: all, so that hits tell what others sent",
+        choices=("key", "none"),
+    )
     max_client_share: float = option(
         0.5, "share of a worker's sequences that one client (API key, else address) may hold; 429 beyond"
     )
@@ -173,12 +183,14 @@ class FrontendConfig:
         0, "waiting requests of a worker before it answers 503; 0: as many as the engine holds"
     )
     page: bool = option(True, "serve a page with a chat and the server's live state at /")
-    chat_template: str = option("", "file with a Jinja chat template, instead of the model's")
+    chat_template: str = option(
+        "", "Jinja chat template for all chats: a file, or the name of one of the model's templates"
+    )
     enable_auto_tool_choice: bool = option(True, "let the model decide whether it calls tools")
     tool_call_parser: str = option(
         "auto",
         "how the model writes tool calls; auto: as its chat template says",
-        choices=("auto", "hermes", "llama3_json", "mistral", "openai", "phi4_mini_json"),
+        choices=("auto", "granite", "hermes", "llama3_json", "mistral", "openai", "phi4_mini_json"),
     )
     reasoning_parser: str = option(
         "auto",

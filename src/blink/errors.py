@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Final
+from typing import ClassVar, Final
 
 # How the message of a request begins that an engine had taken, in contrast to those that were refused.
 LOST_REQUEST: Final = "The request was lost"
@@ -13,8 +13,8 @@ LOST_REQUEST: Final = "The request was lost"
 class BlinkError(Exception):
     """Base of all errors that Blink raises on purpose."""
 
-    status = HTTPStatus.INTERNAL_SERVER_ERROR
-    type = "InternalServerError"
+    status: ClassVar[int] = HTTPStatus.INTERNAL_SERVER_ERROR
+    type: ClassVar[str] = "InternalServerError"
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -52,6 +52,16 @@ class ClientLimitError(BlinkError):
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     type = "TooManyRequestsError"
+
+
+class ClientGoneError(BlinkError):
+    """The client has closed its connection: nobody reads the answer, and nothing went wrong here."""
+
+    status = 499  # as nginx has it; HTTP has none
+    type = "ClientClosedRequest"
+
+    def __init__(self) -> None:
+        super().__init__("The client closed the connection.")
 
 
 class EngineUnavailableError(BlinkError):

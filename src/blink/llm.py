@@ -112,7 +112,7 @@ class LLM:
             EngineUnavailableError: the engine failed.
         """
         sources = [source_of(prompt) for prompt in as_list(prompts)]
-        return self._run(sources, sampling_params, use_tqdm, add_special_tokens=True)
+        return self._run(sources, sampling_params, use_tqdm, "prompt", add_special_tokens=True)
 
     def chat(
         self,
@@ -140,7 +140,7 @@ class LLM:
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
         sources = [Source(self._planner.render(conversation, rendering)) for conversation in conversations]
-        return self._run(sources, sampling_params, use_tqdm, add_special_tokens=False)
+        return self._run(sources, sampling_params, use_tqdm, "messages", add_special_tokens=False)
 
     def stats(self) -> dict[str, int]:
         """Return the engine's counters and gauges (csrc/region/layout.h: Statistics)."""
@@ -151,6 +151,7 @@ class LLM:
         sources: Sequence[Source],
         params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        param: str,
         *,
         add_special_tokens: bool,
     ) -> list[RequestOutput]:
@@ -159,7 +160,7 @@ class LLM:
             engine = self._await_engine()  # nobody renewed the lease since the last call
             plans: list[Plan] = []
             for source, chosen in zip(sources, each, strict=True):
-                rules = PromptRules(add_special_tokens=add_special_tokens, cache_salt=source.cache_salt)
+                rules = PromptRules(add_special_tokens=add_special_tokens, cache_salt=source.cache_salt, param=param)
                 plans.append(self._planner.plan_now([source.prompt], chosen, rules, engine))
             sequences = [planned for plan in plans for planned in plan.sequences]
             with tqdm(total=len(sequences), desc="generating", unit="seq", disable=not use_tqdm) as progress:

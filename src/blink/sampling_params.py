@@ -34,7 +34,7 @@ class SamplingParams:
         top_k: 0 or -1 considers all tokens.
         logprobs: None for none, else how many top tokens to report beside the sampled one (0 to 20).
         prompt_logprobs: the same for each token of the prompt but the first; its prefix is not taken from the cache.
-        max_tokens: None fills the context.
+        max_tokens: None fills the context; 0 generates nothing, for prompts whose logprobs are wanted.
         stop: a string, or several, that end the text; cut from it unless include_stop_str_in_output.
         best_effort: run in the class that latency-sensitive requests may preempt.
         priority: lower runs earlier; only with the scheduling policy "priority".
@@ -71,7 +71,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _require(1 <= self.n <= 128, "n", "between 1 and 128", self.n)
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
+        _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
         _require(
             self.min_tokens >= 0 and (self.max_tokens is None or self.min_tokens <= self.max_tokens),
             "min_tokens",
@@ -131,7 +131,7 @@ class SamplingParams:
             "seed_low": seed & 0xFFFFFFFF,
             "seed_high": seed >> 32 & 0xFFFFFFFF,
             "service_class": _SERVICE_CLASSES[self.best_effort],
-            "max_tokens": self.max_tokens,
+            "max_tokens": max(self.max_tokens, 1),  # a prompt's last step has a token, which nobody sees with 0
             "priority": self.priority,
         }
         return {name: getattr(self, name) for name in _SAMPLING_FIELDS if name not in values} | values

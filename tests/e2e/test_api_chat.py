@@ -103,7 +103,7 @@ def test_the_final_message_is_continued(server: Frontend) -> None:
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "a\ud800"}]}, "prompt"),
+        ({"messages": [{"role": "user", "content": "a\ud800"}]}, "messages"),
         ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"continue_final_message": True}, "continue_final_message"),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from blink.text.tokenizer import Tokenizer
 from processes import Frontend
 
@@ -64,3 +66,34 @@ def test_embeddings_are_refused_by_name(tiny_server: Frontend) -> None:
     assert answer.status_code == 404
     error = answer.json()["error"]
     assert "embeddings" in error["message"] and error["code"] == 404
+
+
+def test_an_echo_of_no_new_tokens_is_the_scored_prompt(tiny_server: Frontend, tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode(TEXT, add_special_tokens=True)
+    body = {"max_tokens": 0, "echo": True, "return_token_ids": True}
+    found = tiny_server.complete([tokens, tokens[:4]], **body, logprobs=1, n=2)
+    scored = tiny_server.complete(tokens, max_tokens=1, prompt_logprobs=0)["choices"][0]["prompt_logprobs"]
+    assert found["usage"]["completion_tokens"] == 0
+    assert found["usage"]["total_tokens"] == found["usage"]["prompt_tokens"]
+    for choice in found["choices"]:
+        prompt = tokens if choice["index"] < 2 else tokens[:4]
+        assert choice["text"] == tokenizer.decode(prompt, skip_special_tokens=False)
+        assert (choice["finish_reason"], choice["stop_reason"], choice["token_ids"]) == ("length", None, [])
+        assert choice["logprobs"]["tokens"] == [tokenizer.token_text(token) for token in prompt]
+        assert choice["logprobs"]["token_logprobs"][0] is None
+        for value, token, entry in zip(choice["logprobs"]["token_logprobs"][1:], prompt[1:], scored[1:], strict=False):
+            assert abs(value - entry[str(token)]["logprob"]) < 1e-3
+    [plain] = tiny_server.complete(TEXT, **body)["choices"]
+    assert (plain["text"], plain["logprobs"], plain["finish_reason"]) == (TEXT, None, "length")
+
+
+def test_an_echo_of_no_new_tokens_streams(tiny_server: Frontend) -> None:
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(
+        tiny_server.client.completions.create(
+            model=tiny_server.model, prompt=TEXT, max_tokens=0, echo=True, logprobs=None, **options
+        )
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == TEXT
+    assert chunks[-1].usage.completion_tokens == 0
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"

@@ -20,7 +20,7 @@ from processes import MAX_SEQUENCES, Engine, Frontend, answers, resident_mib, st
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 _PATIENCE = 60.0  # seconds; reached only by failures
-_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 _MAX_CONNECTIONS = 12
 _FLAGS = ["--skip-tokenizer-init", "--body-timeout=1", f"--max-bodies-bytes={1 << 20}"]
 _KEYS = ["--api-key=a", "--api-key=b", "--api-key=c", "--max-client-share=0.5"]
@@ -109,10 +109,10 @@ def test_trailers_end_somewhere(frontend: Frontend, part: bytes) -> None:
 
 
 def test_pipelined_requests_wait_outside_and_all_are_answered(frontend: Frontend) -> None:
-    number, get = 1000, b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    number, get = 1000, b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connect(frontend) as connection:
         connection.sendall(get * (number - 1))
-        connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert read_all(connection).count(b"HTTP/1.1 200") == number
 
 

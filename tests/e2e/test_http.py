@@ -25,7 +25,7 @@ ABORTED = 'vllm:request_success_total{engine="0",finished_reason="abort"'
 
 def request(body: dict[str, Any], version: str = "1.1", path: str = "/v1/completions") -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
@@ -95,7 +95,8 @@ def test_http_1_0_gets_no_chunks_and_an_end(server: Frontend) -> None:
 def test_head_has_headers_and_no_body(server: Frontend) -> None:
     with connect(server) as connection:
         connection.sendall(
-            b"HEAD /v1/models HTTP/1.1\r\nHost: x\r\n\r\nHEAD /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            b"HEAD /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            b"HEAD /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         )
         first, second, rest = read_all(connection).split(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 200")
@@ -119,7 +120,7 @@ def test_pipelined_requests_are_answered_in_order(server: Frontend) -> None:
     streams = [True, False, True, True]
     with connect(server) as connection:
         connection.sendall(b"".join(request({**BODY, "stream": stream, "max_tokens": 3}) for stream in streams))
-        connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         reader = Reader(connection)
         bodies = [reader.read() for _ in range(5)]
     assert [status for status, _ in bodies] == [200] * 5
@@ -165,7 +166,7 @@ def test_large_bodies_are_413_and_the_connection_goes_on(server: Frontend) -> No
         connection.sendall(request({"prompt": "x" * (MAX_BODY_BYTES + 1)}))
         status, body = reader.read()
         assert (status, json.loads(body)["error"]["code"]) == (413, 413)
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         for _ in range(20):
             connection.sendall(b"%x\r\n%b\r\n" % (60_000, b" " * 60_000))
         connection.sendall(b"0\r\n\r\n")
@@ -235,7 +236,7 @@ def impatient(region: str) -> Iterator[Frontend]:
 def test_idle_connections_are_closed(impatient: Frontend) -> None:
     start = time.monotonic()
     with connect(impatient) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert read_all(connection).startswith(b"HTTP/1.1 200")
     assert time.monotonic() - start > 0.9
 
@@ -254,7 +255,7 @@ def test_missing_content_type_means_json(server: Frontend) -> None:
     assert response.status_code == 200
 
 
-@pytest.mark.parametrize("head", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"])
+@pytest.mark.parametrize("head", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"])
 def test_a_connection_that_sends_no_whole_head_is_closed(impatient: Frontend, head: bytes) -> None:
     started = time.monotonic()
     with connect(impatient) as connection:

@@ -160,6 +160,7 @@ class Harness:
         assert len(set(kv_slots.tolist())) == tokens, "two tokens write the same KV"
         tables = self.state.array("block_tables", "i4").reshape(len(self.tokens), -1)
         sampled = self.step_array("sampled_tokens", "i4")
+        self._check_padding(rows, tokens)
         self.kv[kv_slots] = positions.astype(np.int64) << 32 | ids
         for row in range(rows):
             assert starts[row] < starts[row + 1]
@@ -174,6 +175,17 @@ class Harness:
             sampled[row] = next_token(cells & 0xFFFFFFFF, self.vocab_size)
         self._write_logprobs(rows)
         self._write_scores(ids, positions)
+
+    def _check_padding(self, rows: int, tokens: int) -> None:
+        """See that what fills the graph's size up is harmless: tokens that write no KV, rows without any."""
+        size = self.geometry["graphs"][int(self.batch[0]["graph"])]
+        all_tokens, all_rows = int(size["tokens"]), int(size["rows"])
+        assert (self.step_array("kv_slots", "i4")[tokens:all_tokens] == -1).all(), "padding writes KV"
+        for name in ("input_ids", "positions"):
+            assert not self.step_array(name, "i4")[tokens:all_tokens].any(), f"padding has {name}"
+        for name in ("context_lens", "row_slots"):
+            assert not self.step_array(name, "i4")[rows:all_rows].any(), f"padding has {name}"
+        assert (self.step_array("query_starts", "i4")[rows : all_rows + 1] == tokens).all(), "padding has tokens"
 
     def _write_logprobs(self, rows: int) -> None:
         sampled = self.step_array("sampled_tokens", "i4")[:rows]

@@ -150,3 +150,20 @@ def test_a_request_without_a_slot_does_not_keep_parked_ones_from_running() -> No
         first = submit_and_await_start(20, True, 0)  # goes before the parked one when the urgent one has ended
         late = submit(h, pair, prompt_of(4), max_tokens=2)  # parks that one too, and finds no slot
         assert run_until_finished(h, inbox, [pair], [last, urgent, first, late]) < 100
+
+
+def test_a_prefix_that_would_leave_too_few_blocks_is_not_begun() -> None:
+    """Of ten blocks five hold the prefix, and as long as four are in use, the two behind it cannot be had."""
+    shared = [(7 * i) % 97 for i in range(40)]
+    with running(small_config(), num_blocks=10) as h:
+        pair, inbox = h.frontend(), Inbox()
+        run_until_finished(h, inbox, [pair], [submit(h, pair, shared, max_tokens=1)])
+        other = submit(h, pair, [5] * 26, max_tokens=5, cached=False)
+        h.step()
+        late = submit(h, pair, shared + [3] * 16, max_tokens=1)
+        for _ in range(3):
+            h.step()
+        inbox.drain(pair)
+        assert inbox.finish(other) is None and inbox.cached(late) is None
+        run_until_finished(h, inbox, [pair], [other, late])
+        assert inbox.tokens(late) == expected_tokens(shared + [3] * 16, 1, 97) and h.statistic("num_preemptions") == 0

@@ -23,8 +23,8 @@ VOCAB = 97
 SOUND = [Automaton(data) for data in sound_automata()]
 
 
-def constrained(pair: QueuePair, automaton: Automaton | None, count: int = 4) -> int:
-    submission = Submission(np.asarray(PROMPT, np.int32), (), 0, b"", automaton=automaton)
+def constrained(pair: QueuePair, automaton: Automaton | None, count: int = 4, flow: int = 0) -> int:
+    submission = Submission(np.asarray(PROMPT, np.int32), (), 0, b"", flow, automaton=automaton)
     return pair.submit(submission, SamplingParams(max_tokens=count))
 
 
@@ -77,10 +77,11 @@ def test_a_successor_takes_nothing_of_its_predecessor() -> None:
 
 
 def test_automata_beyond_their_number_wait_and_others_pass() -> None:
-    with open_engine(num_automata=2) as h:
+    with open_engine(num_automata=4) as h:
         pair, inbox = h.frontend(), Inbox()
         two = [constrained(pair, SOUND[index], 12) for index in range(2)]
         h.step()
+        assert h.scheduler["num_automata_used"] == 2
         third, same, plain = constrained(pair, SOUND[2]), constrained(pair, SOUND[0]), submit(h, pair, PROMPT)
         for _ in range(4):
             h.step()

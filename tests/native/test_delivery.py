@@ -105,6 +105,65 @@ def test_a_cancelled_sequence_ends_once_and_frees_what_it_held(when: str) -> Non
         assert h.statistic("finished_abort") == 1 and h.statistic("num_blocks_used") == 0
 
 
+@pytest.mark.parametrize("logprobs", [None, 3])
+def test_a_sequence_starts_only_where_its_admission_and_a_token_have_room(logprobs: int | None) -> None:
+    """Of sixteen completions all but those of one token are unread: with its admission they are one too few."""
+    room = 1 + (logprobs or 0)
+    with running(small_config(), cq_entries=16) as h:
+        pair, inbox = h.frontend(), Inbox()
+        first = submit(h, pair, PROMPT, max_tokens=15 - room)
+        while h.step() == StepResult.LAUNCHED:
+            pair.renew_lease()
+        late, tail = submit(h, pair, PROMPT, max_tokens=3, logprobs=logprobs), int(h.queue_pairs["cq_tail"][0])
+        for _ in range(3):
+            h.step()
+        assert int(h.queue_pairs["cq_tail"][0]) == tail
+        run_until_finished(h, inbox, [pair], [first, late])
+        assert inbox.tokens(first) == expected_tokens(PROMPT, 15 - room, VOCAB)
+        assert inbox.tokens(late) == expected_tokens(PROMPT, 3, VOCAB)
+
+
+@pytest.mark.parametrize("times", [2, 5])
+def test_a_sequence_that_is_cancelled_more_than_once_ends_once(times: int) -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        victim, other = (submit(h, pair, PROMPT, max_tokens=20) for _ in range(2))
+        h.step()
+        for _ in range(times):
+            pair.cancel(victim)
+        run_until_finished(h, inbox, [pair], [victim, other])
+        assert inbox.finish(victim) == FinishReason.ABORT and int(h.scheduler["num_cancels"]) == 0
+        assert inbox.tokens(other) == expected_tokens(PROMPT, 20, VOCAB)
+
+
+@pytest.mark.parametrize("why", ["it is cancelled", "its frontend has gone"])
+def test_what_is_sampled_of_a_sequence_that_nobody_waits_for_is_not_delivered(why: str) -> None:
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequence = submit(h, pair, PROMPT, max_tokens=40)
+        for _ in range(4):
+            h.step()
+        inbox.drain(pair)
+        h.step(finish=False)
+        inbox.drain(pair)
+        before, generated = inbox.tokens(sequence), h.statistic("generation_tokens")
+        if why == "it is cancelled":
+            pair.cancel(sequence)
+        else:
+            h.attach_later(0)
+        tail = int(h.queue_pairs["cq_tail"][0])
+        assert h.step(finish=False) == StepResult.BUSY
+        h.finish()
+        h.step()
+        h.step()
+        assert h.statistic("generation_tokens") == generated
+        if why == "it is cancelled":
+            inbox.drain(pair)
+            assert inbox.tokens(sequence) == before and inbox.finish(sequence) == FinishReason.ABORT
+        else:
+            assert int(h.queue_pairs["cq_tail"][0]) == tail and h.scheduler["num_live"] == 0
+
+
 @pytest.mark.parametrize("when", ["first token", "later"])
 def test_a_row_without_a_token_ends_its_sequence_alone_with_an_error(when: str) -> None:
     with running(small_config()) as h:

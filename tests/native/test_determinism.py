@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from blink.region.layout import DECISION_LOG_ENTRY
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from harness import MILLISECOND, Inbox, QueuePair, Step, running, small_config, submission
+from many_automata import ask, open_engine
 
 VOCAB = 97
 PASSES = 350
@@ -124,3 +126,32 @@ def test_any_number_of_lanes_takes_the_decisions_of_one(
         differs = np.flatnonzero(solo[0][field][: len(team[0])] != team[0][field][: len(solo[0])])
         assert len(differs) == 0, f"{field} differs first at row {differs[0]}"
     assert len(solo[0]) == len(team[0]) and solo[1:] == team[1:]
+
+
+def automata_decisions(step: Step) -> tuple[bytes, dict[int, list[int]]]:
+    """Let five flows of each queue pair ask at random for more automata than there are places."""
+    script = random.Random(11)
+    with open_engine(5, max_num_seqs=6, step=step) as h:
+        pairs, inbox = [h.frontend(0), h.frontend(1)], Inbox()
+        known: list[tuple[QueuePair, int]] = []
+        most = 0
+        for _ in range(70):
+            pair = script.choice(pairs)
+            if script.random() < 0.5:
+                index, flow, count = script.randrange(12), script.randrange(5), script.randint(1, 30)
+                with suppress(OverloadedError):
+                    known.append((pair, ask(pair, index, flow, count, best_effort=script.random() < 0.3)))
+            if known and script.random() < 0.1:
+                owner, sequence = script.choice(known[-8:])
+                owner.cancel(sequence)
+            inbox.drain(*pairs)
+            for other in pairs:
+                other._free_tags.sort()
+            h.step()
+            most = max(most, int(h.scheduler["num_automata_used"]))
+        assert most == 5, "all places were in use at times"
+        return h.decision_log().tobytes(), {sequence: inbox.tokens(sequence) for sequence in inbox.completions}
+
+
+def test_any_number_of_lanes_shares_automata_as_one_does(lane_steps: Callable[[int], Step]) -> None:
+    assert automata_decisions(lane_steps(3)) == automata_decisions(lib.blink_step)

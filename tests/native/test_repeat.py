@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from blink.region.layout import FinishReason
@@ -90,6 +92,36 @@ def test_a_stop_token_ends_its_row_in_time() -> None:
         assert repeats(h) > 20
         assert inbox.tokens(stopped) == answer[: at + 1] and inbox.finish(stopped) == FinishReason.STOP
         assert inbox.tokens(other) == expected_tokens(PROMPTS[1], 40, VOCAB)
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_each_of_eight_stop_tokens_ends_its_row_in_time(place: int) -> None:
+    answer = expected_tokens(PROMPTS[0], 40, VOCAB)
+    at = next(i for i, token in enumerate(answer) if i > 8 and token not in answer[:i])
+    stops = [token for token in range(VOCAB) if token not in answer][:8]
+    stops[place] = answer[at]
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        stopped = submit(h, pair, PROMPTS[0], max_tokens=40, stop_tokens=tuple(stops))
+        run_until_finished(h, inbox, [pair], [stopped])
+        assert inbox.tokens(stopped) == answer[: at + 1] and inbox.finish(stopped) == FinishReason.STOP
+        assert repeats(h) == at - 1, "all steps but those of its prompt, of its first token and of its last"
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize("min_tokens", [0, 1, 2, 5, 6])
+def test_a_stop_token_ends_a_row_no_sooner_than_behind_its_least_tokens(min_tokens: int, logprobs: int | None) -> None:
+    """With and without repeats, which rows with logprobs never have."""
+    answer = expected_tokens(PROMPTS[0], 12, VOCAB)
+    assert len(set(answer[:8])) == 8
+    with running(small_config()) as h:
+        pair, inbox = h.frontend(), Inbox()
+        options: dict[str, Any] = {"max_tokens": 12, "min_tokens": min_tokens, "logprobs": logprobs}
+        early = submit(h, pair, PROMPTS[0], stop_tokens=(answer[max(min_tokens - 1, 0)], answer[7]), **options)
+        in_time = submit(h, pair, PROMPTS[0], stop_tokens=(answer[min_tokens],), **options)
+        run_until_finished(h, inbox, [pair], [early, in_time])
+        assert inbox.tokens(early) == answer[: 8 if min_tokens else 1]
+        assert inbox.tokens(in_time) == answer[: min_tokens + 1]
 
 
 def test_top_logprobs_are_delivered_before_a_step_could_overwrite_them() -> None:

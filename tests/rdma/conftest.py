@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from early import begin_early
+from groups import MACHINE
 from guest import GuestRun, Outcome
 from model_servers import ModelServers, default_model, tiny_model
 from rdma_processes import CountingProcess, HttpFrontend
@@ -36,6 +37,7 @@ class GuestTest(pytest.Item):
 
     def runtest(self) -> None:
         failure = self.run.failure_of(self.name)
+        self.user_properties.append((MACHINE, self.run.packages()))
         if failure is not None:
             pytest.fail(failure, pytrace=False)
 
@@ -65,7 +67,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     selected = [item for item in session.items if Path(__file__).parent in item.path.parents]
     if any(isinstance(item, GuestTest) for item in selected):
         begin_early(session.config, lambda: session.config.stash[_GUEST_RUN].begin(_RIG))
-    if any(not isinstance(item, GuestTest) for item in selected):
+    if any("await_two_machines" in getattr(item, "fixturenames", ()) for item in selected):
         begin_early(session.config, lambda: _begin_two_machines(session.config))
 
 

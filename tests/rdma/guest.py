@@ -45,7 +45,12 @@ class GuestRun:
         except RigUnavailableError as error:
             pytest.skip(f"no virtual machine with RDMA: {error}")
         failure = read_report(outcome).get(name, f"the machine did not get to this test:\n{outcome.console[-4000:]}")
-        return failure and f"{failure}\nkernel:\n{kernel_messages(outcome.console)}"
+        return failure and f"{failure}\n{outcome.packages}\nkernel:\n{kernel_messages(outcome.console)}"
+
+    def packages(self) -> str:
+        """Return what the machine was made of, once it has ended; empty if there was none."""
+        is_over = self._outcome is not None and self._outcome.done() and self._outcome.exception() is None
+        return self._outcome.result().packages if is_over and self._outcome is not None else ""
 
     def _run(self) -> Outcome:
         return start_guest_tests(["-k", " or ".join(self._names), str(HERE)]).wait(self.TIMEOUT)

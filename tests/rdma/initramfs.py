@@ -21,16 +21,18 @@ MODULES = (
     "ib_uverbs",
     "rdma_rxe",
 )
+_ALIGNMENT = 4  # bytes; kernels since 6.1.0-56 take no header elsewhere
 _FOLDERS = ("bin", "dev", "proc", "sys", "modules", "host", "tools", "rw", "newroot")
 
 
 def build_initramfs(kernel: Path, busybox: Path) -> bytes:
-    """Return the compressed archive; `kernel` holds lib/modules."""
+    """Return the compressed archive, to which others may be strung; `kernel` holds lib/modules."""
     entries = [_entry(name, stat.S_IFDIR | 0o755, b"") for name in _FOLDERS]
     entries.append(_entry("bin/busybox", stat.S_IFREG | 0o755, busybox.read_bytes()))
     for number, (name, module) in enumerate(_modules_in_order(kernel).items()):
         entries.append(_entry(f"modules/{number:03}-{name}.ko", stat.S_IFREG | 0o644, module))
-    return gzip.compress(_archive(entries), 1)
+    packed = gzip.compress(_archive(entries), 1)
+    return packed + bytes(-len(packed) % _ALIGNMENT)  # zeros between archives are skipped
 
 
 def file_archive(name: str, data: bytes) -> bytes:

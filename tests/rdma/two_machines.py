@@ -36,4 +36,4 @@ def run_two_machines() -> Outcome:
             ).wait(_TIMEOUT)
         finally:
             ended = server.kill()
-    return Outcome(outcome.status, outcome.console + ended.console, outcome.report)
+    return Outcome(outcome.status, outcome.console + ended.console, outcome.report, outcome.packages)

@@ -49,6 +49,7 @@ class Outcome:
     status: int  # the command's exit status; 99 if the machine did not live to tell
     console: str
     report: str  # what the command wrote to descriptor 3
+    packages: str = ""  # what it was made of
 
 
 class Machine:
@@ -70,6 +71,7 @@ class Machine:
             RigUnavailableError: this machine cannot run the rig.
         """
         packages = fetch_packages()
+        self._packages = packages.describe()
         self._folder = tempfile.TemporaryDirectory(prefix="blink-vm-")
         folder = Path(self._folder.name)
         self._report = folder / "report"
@@ -110,7 +112,7 @@ class Machine:
         self._folder.cleanup()
         status = re.search(r"^@status=(\d+)\s*\Z", report, re.MULTILINE)
         text = report[: status.start()] if status else report
-        return Outcome(int(status[1]) if status else _DIED, "".join(self._console), text)
+        return Outcome(int(status[1]) if status else _DIED, "".join(self._console), text, self._packages)
 
     def kill(self) -> Outcome:
         """End the machine at once."""
@@ -148,7 +150,9 @@ def _base(packages: Packages) -> bytes:
     path = packages.kernel / "initramfs"
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
-            path.write_bytes(build_initramfs(packages.kernel, packages.tools / "usr/bin/busybox"))
+            fresh = path.with_suffix(".new")
+            fresh.write_bytes(build_initramfs(packages.kernel, packages.tools / "usr/bin/busybox"))
+            fresh.replace(path)  # whole, or not there
             shutil.rmtree(packages.kernel / "lib")  # 400 MB that nobody needs any more
     scripts = {"init": "init.sh", "guest.sh": "guest.sh"}
     return path.read_bytes() + b"".join(

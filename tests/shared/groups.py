@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests share a process under `pytest -n`."""
+"""Which tests share a process under `pytest -n`, and a virtual machine."""
 
 from __future__ import annotations
 
 from pathlib import PurePath
 
 WAITING = "waiting"
+MACHINE = "machine"  # a property of tests: what the virtual machine that they ran in was made of
 _WAITING_FOLDERS = {"e2e", "early", "rdma"}
 # Long ones that share no server with others.
 _ALONE = {"test_arm_wheels.py", "test_llm.py", "test_structured_llm.py", "test_wheel.py"}

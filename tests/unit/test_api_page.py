@@ -22,7 +22,7 @@ def get(path: str, method: str = "GET") -> httpx.Response:
     app.include_router(page_routes())
 
     async def ask() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             return await client.request(method, path)
 
     return asyncio.run(ask())

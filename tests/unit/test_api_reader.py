@@ -23,7 +23,13 @@ from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, OverloadedError
 from blink.link.client import RegionInfo
 from blink.models.weights.files import default_model_path
+from blink.models.weights.gguf_header import read_gguf_metadata
+from blink.request.planner import Planner
+from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets, load_assets
+from blink.text.gguf_tokenizer import build_tokenizer
+from blink.text.prompt import PromptRules
+from blink.text.tokenizer import Tokenizer
 from hostile_bodies import AUDITED, Hostile, audited_body
 
 pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
@@ -213,4 +219,39 @@ def test_a_bias_that_is_none_is_400_by_name(assets: ModelAssets, fields: str, pa
     with pytest.raises(BadRequestError) as caught:
         body = read_body("completions", f'{{"prompt":"a",{fields}}}'.encode(), assets, BOUNDS).body
         build_sampling_params(body, {})
+    assert caught.value.param == param
+
+
+@pytest.fixture(scope="module")
+def more_tokens(assets: ModelAssets) -> ModelAssets:
+    """Assets whose tokenizer has a token more than the model."""
+    backend = build_tokenizer(read_gguf_metadata(default_model_path()))
+    backend.add_special_tokens(["<extra>"])
+    return replace(assets, tokenizer=Tokenizer(backend))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        ("completions", {"prompt": "a <extra> b"}, "prompt"),
+        ("completions", {"prompt": ["a", "b", "<extra>"], "echo": True}, "prompt"),
+        ("completions", {"prompt": [[1], [2, 49152]]}, "prompt"),
+        ("chat", {"messages": [{"role": "user", "content": "<extra>"}]}, "messages"),
+        ("responses", {"input": "<extra>"}, "input"),
+        ("responses", {"input": "hi", "instructions": "Say <extra>."}, "input"),
+    ],
+)
+def test_tokens_that_the_model_has_no_row_for_are_refused_by_name(
+    more_tokens: ModelAssets, kind: str, fields: dict[str, object], param: str
+) -> None:
+    with pytest.raises(BadRequestError, match="49152") as caught:
+        read_body(kind, orjson.dumps(fields), more_tokens, BOUNDS)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("param", ["prompt", "messages"])
+def test_a_planner_refuses_them_too(more_tokens: ModelAssets, param: str) -> None:
+    rules = PromptRules(add_special_tokens=False, param=param)
+    with pytest.raises(BadRequestError, match="'<extra>' is token 49152") as caught:
+        Planner(more_tokens).plan_now(["fine", "not <extra>"], SamplingParams(), rules, ENGINE)
     assert caught.value.param == param

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from blink import __version__
 from blink.api.completions import CompletionService
+from blink.api.docs_page import render_docs
 from blink.api.metric_store import MetricStore
 from blink.api.metrics import NUM_VALUES, Metrics
 from blink.api.poller import Poller
@@ -51,7 +54,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def send(app: Any, method: str, path: str, **options: Any) -> httpx.Response:
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, **options)
 
     return asyncio.run(run())
@@ -162,11 +165,129 @@ def test_a_bug_is_500_in_the_apis_form(app: Any, monkeypatch: pytest.MonkeyPatch
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post("/v1/chat/completions", json=CHAT, headers=KEY)
 
     response = asyncio.run(run())
     assert (response.status_code, response.json()["error"]["message"]) == (500, "Internal error: ZeroDivisionError.")
+
+
+def host_statuses(config: FrontendConfig, hosts: Sequence[str], path: str = "/version") -> list[int]:
+    """What a server with this configuration answers under each name."""
+    app = add_middleware(FastAPI(), config)
+    return [send(app, "GET", path, headers=[("Host", host)]).status_code for host in hosts]
+
+
+_SERVED = 404  # by an application without routes
+OWN = ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:9", "[::1]", "[::1]:8000", "localhost."]
+FOREIGN = [
+    "evil.example",
+    "evil.example:8000",
+    "localhost.evil.example",
+    "127.0.0.1.nip.io",
+    "192.0.2.1",
+    "[2001:db8::1]",
+]
+FOREIGN += ["", ":8000", "evil.example@localhost", "localhost, evil.example", "localhost evil.example"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.7", "::1", "localhost"])
+def test_on_a_loopback_address_only_its_own_names_are_served(host: str) -> None:
+    named = f"[{host}]:80" if ":" in host else f"{host}:80"
+    assert host_statuses(FrontendConfig(host=host), [*OWN, named]) == [_SERVED] * (len(OWN) + 1)
+    assert host_statuses(FrontendConfig(host=host), FOREIGN) == [421] * len(FOREIGN)
+
+
+def test_names_that_are_allowed_are_served_and_others_are_not() -> None:
+    for host in ("127.0.0.1", "0.0.0.0"):  # with names given, other addresses are checked too
+        config = FrontendConfig(host=host, allowed_hosts=("Model.Example", "192.0.2.1"))
+        assert host_statuses(config, [*OWN, "model.example:443", "192.0.2.1"]) == [_SERVED] * (len(OWN) + 2)
+        assert host_statuses(config, ["evil.example", "a.model.example"]) == [421] * 2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FrontendConfig(host="0.0.0.0"),
+        FrontendConfig(host="::"),
+        FrontendConfig(uds="/tmp/x.sock"),
+        FrontendConfig(allowed_hosts=("*",)),
+    ],
+)
+def test_elsewhere_any_name_is_served_unless_some_are_given(config: FrontendConfig) -> None:
+    assert host_statuses(config, ["evil.example", "localhost", "pod-7.svc"]) == [_SERVED] * 3
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/", "/docs", "/openapi.json", "/v1/models", "/tokenize"])
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_no_path_is_served_under_a_foreign_name(app: Any, method: str, path: str) -> None:
+    refused = send(app, method, path, headers={**KEY, "Host": "rebound.example", "Origin": "http://rebound.example"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (421, 421)
+    assert "--allowed-hosts" in refused.json()["error"]["message"]
+    both = send(app, method, path, headers=[("Host", "localhost"), ("Host", "rebound.example")])
+    assert both.status_code == 421
+
+
+def test_a_request_that_names_no_host_is_served(app: Any) -> None:
+    """As clients of HTTP/1.0 do, and no browser."""
+    sent: list[Any] = []
+
+    async def run() -> None:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def note(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/version", "headers": [], "query_string": b""}
+        await app(scope, receive, note)
+
+    asyncio.run(run())
+    assert sent[0]["status"] == 200
+
+
+def test_every_page_is_bound_to_files_of_this_server(app: Any) -> None:
+    pages = [path for path in ("/", "/docs", "/redoc", "/docs/oauth2-redirect") if is_page(send(app, "GET", path))]
+    assert pages == ["/", "/docs"]
+    policies = {send(app, "GET", path).headers["content-security-policy"] for path in (*pages, "/page/docs.css")}
+    assert len(policies) == 1
+
+
+def is_page(response: httpx.Response) -> bool:
+    return response.headers["content-type"].startswith("text/html")
+
+
+def test_the_page_of_the_api_names_every_path_and_field_and_nothing_from_elsewhere(app: Any) -> None:
+    page = send(app, "GET", "/docs")
+    assert send(app, "HEAD", "/docs").headers["content-length"] == page.headers["content-length"]
+    document = send(app, "GET", "/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for method in methods:
+            assert f"<code>{method.upper()} {path}</code>" in page.text
+    for body in (
+        "CompletionBody",
+        "ChatBody",
+        "ResponsesBody",
+        "TokenizeTextBody",
+        "TokenizeChatBody",
+        "DetokenizeBody",
+    ):
+        for field in document["components"]["schemas"][body]["properties"]:
+            assert f"<code>{field}</code>" in page.text
+    assert not re.search(r"<script|<style|\sstyle=|\son\w+=|https?://|//\w", page.text)
+    linked = set(re.findall(r'(?:src|href)="([^"]+)"', page.text))
+    assert linked == {"page/docs.css", "openapi.json"}
+    assert all(send(app, "GET", f"/{path}").status_code == 200 for path in linked)
+
+
+def test_names_in_the_page_of_the_api_are_text() -> None:
+    fields = {"<b>": {"type": "array", "items": {"enum": ["<i>"]}, "default": "<u>"}}
+    schemas = {"Body": {"properties": fields, "required": []}}
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Body"}}}
+    paths = {"/<a>": {"post": {"description": "<em>", "requestBody": {"content": content}}}}
+    page = render_docs({"info": {"version": "<1>"}, "paths": paths, "components": {"schemas": schemas}})
+    assert not re.search("<b>|<i>|<u>|<a>|<em>|<1>", page)
+    assert "array of &quot;&lt;i&gt;&quot;" in page and "&lt;1&gt;" in page
 
 
 def test_unknown_routes_and_methods_have_the_apis_form(app: Any) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from blink.api.error_body import describe_validation
+from blink.api.responses_schema import ResponsesBody
 from blink.api.sampling import build_sampling_params
 from blink.api.schema import ChatBody, CompletionBody
 from blink.errors import BadRequestError
@@ -122,8 +124,12 @@ def test_the_model_defaults_apply_only_where_the_client_is_silent() -> None:
     assert params_of({}).temperature == 1.0
 
 
-def test_logit_biases_are_by_token_id_and_clamped() -> None:
-    assert params_of({"logit_bias": {"7": 1000, "8": -0.5}}).logit_bias == {7: 100.0, 8: -0.5}
+def test_logit_biases_are_by_token_id_and_within_their_bounds() -> None:
+    assert params_of({"logit_bias": {"7": 100, "8": -0.5, "9": -100}}).logit_bias == {7: 100.0, 8: -0.5, 9: -100.0}
+    for bias in (100.5, -101, 1e9, -1e300, "Infinity"):
+        with pytest.raises(BadRequestError, match=r"logit_bias must be in \[-100, 100\]") as caught:
+            params_of({"logit_bias": {"7": bias}})
+        assert caught.value.param == "logit_bias"
     for key in ("100", "-1", "x", "\u0661", "9" * 5000):
         with pytest.raises(BadRequestError) as caught:
             params_of({"logit_bias": {key: 1}})
@@ -170,3 +176,69 @@ def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None
     with pytest.raises(BadRequestError) as caught:
         params_of({field: value})
     assert caught.value.param == field
+
+
+SCHEMA = {"type": "object", "properties": {"v": {"enum": ["a", "b"]}}, "required": ["v"]}
+
+
+def form_of(**form: Any) -> Any:
+    body = CompletionBody.model_validate({"prompt": "x", "response_format": form})
+    return build_sampling_params(body, {}).structured_outputs
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object", "schema": SCHEMA},
+        {"type": "json_schema", "schema": SCHEMA},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+    ],
+)
+def test_a_schema_is_kept_wherever_it_stands(form: dict[str, Any]) -> None:
+    assert json.loads(form_of(**form).json) == SCHEMA
+
+
+def test_a_json_object_without_a_schema_is_any_object() -> None:
+    for schema in (None, {}, True):
+        assert form_of(type="json_object", schema=schema).json_object is True
+    assert form_of(type="json_object").json_object is True
+    assert form_of(type="text") is None
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "text", "schema": SCHEMA},
+        {"type": "json_object", "json_schema": {"schema": SCHEMA}},
+        {"type": "json_object", "schema": "an object"},
+        {"type": "json_object", "value": SCHEMA},
+        {"type": "json_schema", "schema": SCHEMA, "json_schema": {"schema": SCHEMA}},
+        {"type": "json_schema", "json_schema": {"schema": SCHEMA, "scheme": 1}},
+        {"type": "json_schema"},
+    ],
+)
+def test_what_a_response_format_cannot_say_is_refused_by_name(form: dict[str, Any]) -> None:
+    with pytest.raises((BadRequestError, ValidationError)) as caught:
+        form_of(**form)
+    error = caught.value
+    assert (error.param if isinstance(error, BadRequestError) else error.errors()[0]["loc"][0]) == "response_format"
+
+
+@pytest.mark.parametrize("form", [{"schema": SCHEMA}, {"scheme": SCHEMA}])
+def test_responses_keep_a_schema_too_or_refuse_the_field(form: dict[str, Any]) -> None:
+    fields = {"input": "hi", "text": {"format": {"type": "json_object", **form}}}
+    if "schema" in form:
+        params = build_sampling_params(ResponsesBody.model_validate(fields).chat, {})
+        assert params.structured_outputs is not None and json.loads(str(params.structured_outputs.json)) == SCHEMA
+    else:
+        with pytest.raises(BadRequestError) as caught:
+            ResponsesBody.model_validate(fields)
+        assert caught.value.param == "text"
+
+
+def test_nothing_is_generated_only_where_the_prompt_is_echoed() -> None:
+    assert params_of({"max_tokens": 0, "echo": True, "logprobs": 1}).max_tokens == 0
+    for fields in ({"max_tokens": 0}, {"max_completion_tokens": 0}):
+        with pytest.raises(BadRequestError) as caught:
+            build_sampling_params(ChatBody.model_validate({"messages": MESSAGES, **fields}), {})
+        assert caught.value.param == "max_tokens"

@@ -29,7 +29,7 @@ def preflight(config: FrontendConfig) -> httpx.Headers:
     asked = {"Origin": _ORIGIN, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "X-Mine"}
 
     async def ask() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             return await client.options("/", headers=asked)
 
     return asyncio.run(ask()).headers

@@ -12,7 +12,7 @@ import pytest
 
 from automata import PlainAutomaton
 from blink.errors import BadRequestError
-from blink.grammar.compiler import AutomatonCache, compile_structured
+from blink.grammar.compiler import compile_structured
 from blink.structured_outputs import StructuralTag, StructuredOutputsParams, Tag
 
 PATTERNS = [
@@ -178,16 +178,6 @@ def test_hostile_grammars_end_soon(name: str) -> None:
     except BadRequestError as error:
         assert error.param == "structured_outputs"
     assert time.monotonic() - started < 2
-
-
-def test_automata_are_kept_while_there_is_room() -> None:
-    cache = AutomatonCache(max_bytes=2000)
-    first = StructuredOutputsParams(regex="a+")
-    known = cache.compile(first)
-    assert cache.find(first) is known and cache.compile(StructuredOutputsParams(regex="a+")) is known
-    for index in range(20):
-        cache.compile(StructuredOutputsParams(regex=f"b{index}"))
-    assert cache.find(first) is None
 
 
 @pytest.mark.parametrize("params", [{}, {"regex": "a", "json": {}}, {"choice": []}])

@@ -50,8 +50,8 @@ def test_waiting_for_a_core_is_no_silence() -> None:
     silence.look(10.0, heard=True, hindrance=Hindrance(core_wait=100.0))
     assert silence.look(11.0, heard=False, hindrance=Hindrance(core_wait=100.75)) == 0.25
     assert silence.look(12.0, heard=False, hindrance=Hindrance(core_wait=100.75)) == 1.25
-    assert silence.look(13.0, heard=False, hindrance=Hindrance(core_wait=102.75)) == 0.25  # it had waited before, too
-    assert silence.look(13.5, heard=False, hindrance=Hindrance(core_wait=50.0)) == 0.75  # a thread has ended
+    assert silence.look(13.0, heard=False, hindrance=Hindrance(core_wait=102.75)) == 1.25  # it had waited before, too
+    assert silence.look(13.5, heard=False, hindrance=Hindrance(core_wait=50.0)) == 1.75  # a thread has ended
 
 
 def test_who_is_ready_to_run_is_silent_only_while_it_has_a_core() -> None:
@@ -61,6 +61,36 @@ def test_who_is_ready_to_run_is_silent_only_while_it_has_a_core() -> None:
     assert silence.look(12.0, heard=False, hindrance=Hindrance(core_time=5.25, is_runnable=True)) == 0.25
     assert silence.look(13.0, heard=False, hindrance=Hindrance(core_time=6.5, is_runnable=True)) == 1.25
     assert silence.look(14.0, heard=False, hindrance=Hindrance(core_time=6.5)) == 2.25
+
+
+@pytest.mark.parametrize("share", [0.125, 0.25, 0.5, 0.75, 1.0])
+@pytest.mark.parametrize("num_others", [0, 1, 4])  # other threads, that wait for a core all the time
+@pytest.mark.parametrize("is_runnable", [True, False])
+def test_each_second_with_a_core_counts_once_whatever_waits_beside_it(
+    share: float, num_others: int, is_runnable: bool
+) -> None:
+    silence, silent = Silence(), 0.0
+    for look in range(65):
+        waited = (1 - share + num_others) * look
+        stalled = 0.5 * look  # other processes wait for memory
+        seen = Hindrance(core_time=share * look, core_wait=waited, memory_stall=stalled, is_runnable=is_runnable)
+        silent = silence.look(float(look), heard=False, hindrance=seen)
+    assert silent == 64 * share
+
+
+def test_who_gets_no_core_is_never_silent_however_many_of_its_threads_wait() -> None:
+    silence = Silence()
+    for look in range(100):
+        seen = Hindrance(core_wait=3.0 * look, is_runnable=look % 2 == 0)
+        assert silence.look(float(look), heard=False, hindrance=seen) == 0.0
+
+
+def test_a_core_is_a_core_while_other_threads_wait_for_pages() -> None:
+    silence, silent = Silence(), 0.0
+    for look in range(9):
+        seen = Hindrance(core_time=0.5 * look, major_faults=look, is_blocked=look % 2 == 0)
+        silent = silence.look(float(look), heard=False, hindrance=seen)
+    assert silent == 4.0
 
 
 def test_waiting_for_pages_is_no_silence() -> None:
@@ -145,6 +175,51 @@ def test_a_child_is_silent_once_it_stops_to_beat_and_not_before_it_began(beating
     while beating.reap() is None:
         time.sleep(0.02)
     assert beating.silence(9000.0) == 0.0
+
+
+_HANGING = """
+import asyncio, os, sys, threading
+from blink.host.heartbeat import start_beating
+os.sched_setaffinity(0, {int(sys.argv[1])})
+def hang():
+    number = 1
+    while True:
+        number = number * 5 & 0xffff
+async def run():
+    start_beating(asyncio.get_running_loop())
+    threads = [threading.Thread(target=hang, daemon=True) for _ in range(int(sys.argv[2]))]
+    await asyncio.sleep(1.0)
+    for thread in threads:
+        thread.start()
+    hang()
+asyncio.run(run())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_threads", [0, 3])
+def test_a_loop_that_hangs_beside_two_busy_processes_is_found(num_threads: int) -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    burn = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    burners = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(2)]
+    child = Child("hanging", [sys.executable, "-c", _HANGING, core, str(num_threads)])
+    child.start()
+    try:
+        deadline, silent, ran = time.monotonic() + 4 * _PATIENCE, 0.0, 0.0
+        while silent <= 3.0:
+            assert time.monotonic() < deadline and child.reap() is None
+            time.sleep(0.5)
+            before, silent = silent, child.silence(time.monotonic())
+            if not before:
+                ran = child.hindrance().core_time
+        assert 2.0 < child.hindrance().core_time - ran < 6.0
+    finally:
+        child.send(signal.SIGKILL)
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+        while child.is_running and child.reap() is None:
+            time.sleep(0.02)
 
 
 class Beats:

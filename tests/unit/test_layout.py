@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xB30B193D0F4E0142
+GOLDEN_DIGEST = 0xF47A3D503AFF2AC8
 
 
 def test_the_digest_is_the_recorded_one() -> None:

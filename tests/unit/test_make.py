@@ -104,7 +104,27 @@ def test_an_installed_kind_is_kept_and_the_other_replaces_it(machine: Machine) -
     assert "pip" not in machine.plan("serve", "DEVICE=cpu")
     plan = machine.plan("serve", "DEVICE=cuda")
     assert f"rm -f {machine.venv}/.*-cpu" in plan and "uninstall --quiet --yes torch" in plan
-    assert plan.index("uninstall") < plan.index("install 'torch==") < plan.index("'.[gpu]'")
+    assert plan.index("uninstall") < plan.index("constraints.txt 'torch==") < plan.index("'.[gpu]'")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "target", ["serve", "test", "test-all", "wheel", "mutants", "pins", "update-pins", "outdated", "native"]
+)
+def test_all_that_is_installed_has_the_version_that_is_known_to_work(
+    machine: Machine, target: str, device: str
+) -> None:
+    plan = machine.plan(target, f"DEVICE={device}")
+    installs = [line for line in plan.replace("\\\n", " ").splitlines() if "pip" in line and " install " in line]
+    assert installs
+    for line in installs:
+        assert line.count(" install --constraint constraints") == line.count(" install "), line
+
+
+def test_long_tests_have_pins_of_their_own(machine: Machine) -> None:
+    plan = machine.plan("test-all", "DEVICE=cpu")
+    line = next(line for line in plan.splitlines() if "clients" in line and "install" in line)
+    assert "--constraint constraints-clients.txt" in line and "'.[engine,dev,clients,ray]'" in line
 
 
 def test_gpu_tests_name_what_they_need_instead_of_being_skipped(machine: Machine) -> None:

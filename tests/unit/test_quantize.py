@@ -32,6 +32,7 @@ from quantized_checkpoints import write_checkpoints
 CPU = torch.device("cpu")
 VOCABULARY = 256
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 128}
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 FEW: dict[str, Any] = {"num_calibration_tokens": 640}
 
 
@@ -42,6 +43,8 @@ def write_model(folder: Path, **changes: Any) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(plain / "tokenizer.json"))
+    (plain / "additional_chat_templates").mkdir(exist_ok=True)
+    (plain / TOOL_TEMPLATE).write_text("{{ tools }}")
     return plain
 
 
@@ -85,7 +88,42 @@ def test_a_model_is_written_rounded_and_loads_with_near_outputs(
     stored = load_file(found / "model.safetensors")
     names = {name for name in stored if name.endswith("_proj.weight_scale")}
     assert len(names) == sum(name.endswith("_proj.weight") for name in load_file(plain / "model.safetensors"))
-    assert (found / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
+    for name in ("tokenizer.json", TOOL_TEMPLATE):
+        assert (found / name).read_bytes() == (plain / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model.layers.0.mlp.down_proj.weight", float("nan")),
+        ("model.layers.1.self_attn.k_proj.weight", float("-inf")),
+        ("model.norm.weight", float("inf")),
+        ("model.embed_tokens.weight", float("nan")),
+    ],
+)
+@pytest.mark.parametrize("form", ["fp8", "int4"])
+def test_a_weight_that_is_no_finite_number_is_refused_by_name_before_anything_is_written(
+    tmp_path: Path, name: str, value: float, form: str
+) -> None:
+    plain = write_model(tmp_path)
+    weights = load_file(plain / "model.safetensors")
+    weights[name].view(-1)[-1] = value
+    save_file(weights, plain / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"'{name}' holds weights that are infinite or no numbers"):
+        quantize(str(plain), str(tmp_path / "found"), QuantizeConfig(format=form, **FEW))
+    assert not (tmp_path / "found").exists()
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "special_tokens_map.json", TOOL_TEMPLATE, "tokenizer.model"])
+def test_a_link_out_of_the_models_directory_is_not_copied(tmp_path: Path, name: str) -> None:
+    plain = write_model(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_text("a password")
+    (plain / name).unlink(missing_ok=True)
+    (plain / name).symlink_to(secret)
+    with pytest.raises(ConfigError, match=f"{name} is a link out of the model's directory"):
+        quantize(str(plain), str(tmp_path / "found"), QuantizeConfig(format="fp8", **FEW))
+    assert not (tmp_path / "found").exists()
 
 
 OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

@@ -123,6 +123,39 @@ def test_a_name_that_was_taken_meanwhile_is_left_to_its_taker(name: str) -> None
     first.close()
 
 
+@pytest.mark.parametrize("damage", [b"\0" * 4096, b"x" * 8192, b"\xff", b"#!/bin/sh\n", b"region?\0"])
+def test_a_region_whose_head_was_overwritten_is_replaced_by_who_has_reserved_its_name(
+    name: str, region: Region, damage: bytes
+) -> None:
+    os.pwrite(region.fd, damage, 0)
+    remove_unserved(region.path)
+    assert region.path.exists()
+    held = Reservation(name)
+    remove_unserved(region.path)
+    assert region.path.exists()  # its engine lives
+    region.close()
+    code = "import sys, pathlib, blink.region.files as f; f.remove_unserved(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(region.path)], check=True)  # as the engine does
+    assert not region.path.exists()
+    held.close()
+
+
+def test_a_file_that_is_no_region_is_named_where_nobody_has_reserved_the_name(name: str) -> None:
+    region_path(name).write_bytes(b"x" * 512)
+    region_path(name).chmod(0o600)
+    new = create_region(name, small_geometry(), "new")
+    with pytest.raises(ConfigError, match=f"{region_path(name)} is no region's file; delete it"):
+        publish_region(new, name)
+    assert region_path(name).read_bytes() == b"x" * 512
+    new.close()
+    held = Reservation(name)
+    new = create_region(name, small_geometry(), "new")
+    publish_region(new, name)
+    assert new.is_current()
+    new.close()
+    held.close()
+
+
 def test_a_region_deletes_its_own_file_only(name: str, region: Region) -> None:
     region.path.unlink()
     assert not region.is_current()

@@ -18,6 +18,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from blink.api import span_export
 from blink.api.span_export import SpanEncoder, can_prepare
@@ -26,6 +27,7 @@ from blink.request.table import OpenSequence
 from blink.sampling_params import SamplingParams
 from otlp_receiver import Receiver
 
+_REASONS = "gen_ai.response.finish_reasons"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0{}"
 
 
@@ -88,6 +90,16 @@ def test_spans_are_encoded_as_the_library_does_it() -> None:
         assert encoder.encode(spans) == encode_spans(spans).SerializeToString()
     mixed = ours + other_spans(SpanLimits(max_span_attribute_length=3))
     assert encoder.encode(mixed) == encode_spans(mixed).SerializeToString()
+
+
+def test_only_a_sequence_that_failed_is_an_error_to_a_collector() -> None:
+    found = {(span.attributes or {})[_REASONS]: span.status.status_code for span in spans_of_all_kinds()}
+    assert found == {
+        ("stop",): StatusCode.UNSET,
+        ("length",): StatusCode.UNSET,
+        ("abort",): StatusCode.UNSET,  # its client has gone
+        ("error",): StatusCode.ERROR,
+    }
 
 
 def test_forms_of_spans_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,3 +83,78 @@ def test_an_unfinished_character_ends_as_a_replacement_character() -> None:
 def test_unknown_ids_are_left_out() -> None:
     detokenizer = byte_level().open_detokenizer(skip_special_tokens=False)
     assert detokenizer.push(10**6) + detokenizer.finish() == ""
+
+
+@cache
+def metaspace() -> Backend:
+    """The same tokens, put together as T5's and others' are."""
+    backend = Backend.from_str(byte_fallback().to_str())
+    backend.decoder = decoders.Metaspace()
+    return backend
+
+
+@pytest.mark.parametrize("backend", [byte_fallback, metaspace])
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.sampled_from(["a", "ab b", " ", "b a b"]), min_size=1, max_size=9),
+    st.integers(0, 12),
+    st.lists(st.sampled_from(["a", "ab", " ", "  b", " a"]), max_size=9),
+)
+def test_an_answer_is_what_the_whole_text_has_behind_the_prompt(
+    backend: Callable[[], Backend], words: list[str], num_special: int, answer: list[str]
+) -> None:
+    """Also where special tokens, which are not shown, stand between them."""
+    prompt = [*backend().encode("".join(words)).ids, *[0] * num_special]
+    tokens = backend().encode("".join(answer)).ids
+    detokenizer = Tokenizer(backend()).open_detokenizer(skip_special_tokens=True, before=prompt)
+    text = "".join(detokenizer.push(token) for token in tokens) + detokenizer.finish()
+    assert backend().decode(prompt) + text == backend().decode(prompt + tokens)
+
+
+@pytest.mark.parametrize("size", [0, 1, 40])
+def test_the_first_word_has_its_space_behind_a_prompt_only(size: int) -> None:
+    prompt = np.array([byte_fallback().token_to_id("ab")] * size + [0] * size, np.int32)
+    detokenizer = Tokenizer(byte_fallback()).open_detokenizer(skip_special_tokens=True, before=prompt)
+    word = byte_fallback().token_to_id("▁ab")
+    assert word is not None
+    assert [detokenizer.push(word), detokenizer.push(word)] == [" ab" if size else "ab", " ab"]
+
+
+def test_a_prompt_written_in_bytes_leaves_nothing_in_the_answer() -> None:
+    tokenizer = Tokenizer(byte_fallback())
+    for text in ("中文", "👩👩👩", "中" * 20, "a" + "é" * 9 + "\n"):
+        prompt = tokenizer.encode(text, add_special_tokens=False)
+        detokenizer = tokenizer.open_detokenizer(skip_special_tokens=True, before=prompt)
+        answer = tokenizer.encode("文 a", add_special_tokens=False)[1:]
+        assert "".join(map(detokenizer.push, answer)) + detokenizer.finish() == "文 a"
+
+
+@pytest.mark.parametrize("kind", [byte_level, lambda: Tokenizer(byte_fallback())])
+def test_an_answer_completes_the_character_that_its_prompt_began(kind: Callable[[], Tokenizer]) -> None:
+    tokenizer = kind()
+    tokens = tokenizer.encode("a👩", add_special_tokens=False)
+    after = tokenizer.encode("ab", add_special_tokens=False)[-1:]
+    for cut in (1, 2):
+        detokenizer = tokenizer.open_detokenizer(skip_special_tokens=True, before=tokens[:-cut])
+        assert "".join(map(detokenizer.push, tokens[-cut:])) + detokenizer.finish() == "👩"
+        # Unfinished, it is a part of the prompt's text and not of the answer's.
+        detokenizer = tokenizer.open_detokenizer(skip_special_tokens=True, before=tokens[:-cut])
+        assert detokenizer.finish() == ""
+        detokenizer = tokenizer.open_detokenizer(skip_special_tokens=True, before=tokens[:-cut])
+        assert "\ufffd" not in "".join(map(detokenizer.push, after)) + detokenizer.finish()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 263), max_size=40), st.lists(st.integers(0, 263), max_size=40))
+def test_any_tokens_behind_any_prompt_have_a_text(prompt: list[int], tokens: list[int]) -> None:
+    detokenizer = Tokenizer(byte_fallback()).open_detokenizer(skip_special_tokens=True, before=prompt)
+    for token in tokens:
+        detokenizer.push(token)
+    detokenizer.finish()
+
+
+def test_tokens_that_are_parts_of_words_and_characters_have_their_bytes() -> None:
+    tokenizer = Tokenizer(byte_fallback())
+    tokens = tokenizer.encode("a 中 ab", add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, tokens)) == " a 中 ab".encode()
+    assert tokenizer.token_text(tokens[-1]) == " ab"

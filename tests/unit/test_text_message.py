@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from blink.text.message.formats import CALL_FORMATS, REASONING_FORMATS, find_call_format
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning, merge
+from blink.text.message.passages import Passages
 from blink.text.message.reasoning import is_reasoning_open
 
 # gpt-oss' messages stand between special tokens: test_harmony.py.
@@ -105,6 +106,13 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "",
         [("add", ADD)],
     ),
+    (
+        "granite",
+        f'<|tool_call|>[{{"name": "add", "arguments": {ADD}}}, {{"name": "get_weather", "arguments": {WEATHER}}}]',
+        "",
+        [("add", ADD), ("get_weather", WEATHER)],
+    ),
+    ("granite", f'Sure. <tool_call>[{{"arguments": {ADD}, "name": "add"}}]', "Sure.", [("add", ADD)]),
 ]
 # Texts without a call: all of each is content.
 WITHOUT_CALLS = [
@@ -125,6 +133,7 @@ WITHOUT_CALLS = [
     ("mistral", "[TOOL_CALLS] what?"),
     ("mistral", "A list [1, 2] and [TOOL"),
     ("phi4_mini_json", "functools are a module, functools[cache] too"),
+    ("granite", "<|tool_call|>[] and <tool_call> are markers"),
 ]
 
 
@@ -137,6 +146,25 @@ def test_what_models_write_is_read(name: str, text: str, content: str, calls: li
 @pytest.mark.parametrize(("name", "text"), WITHOUT_CALLS)
 def test_what_is_no_call_is_content_to_the_letter(name: str, text: str) -> None:
     assert parse(form_of(name), [text]) == [Content(text)]
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), WELL_FORMED)
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_passages_are_the_text_and_calls_are_in_those_of_calls(
+    name: str, text: str, content: str, calls: list[tuple[str, str]], size: int
+) -> None:
+    passages = Passages(form_of(name))
+    found = [passage for place in range(0, len(text), size) for passage in passages.push(text[place : place + size])]
+    found += passages.finish()
+    assert "".join(passage.text for passage in found) == text
+    free = "".join(passage.text for passage in found if not passage.is_call)
+    assert free.strip() == content and not any(arguments in free for _, arguments in calls)
+
+
+@pytest.mark.parametrize(("name", "text"), WITHOUT_CALLS)
+def test_passages_of_what_is_no_call_are_text(name: str, text: str) -> None:
+    passages = Passages(form_of(name))
+    assert {passage.is_call for passage in passages.push(text) + passages.finish()} == {False}
 
 
 @pytest.mark.parametrize(("name", "text"), [case[:2] for case in WELL_FORMED] + WITHOUT_CALLS)
@@ -276,6 +304,8 @@ def test_prompts_say_whether_reasoning_is_open() -> None:
         ("{{ '[TOOL_CALLS] [' }}", "mistral"),
         ('Respond in the format {"name": function name, "parameters": dictionary of argument name', "llama3_json"),
         ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "phi4_mini_json"),
+        ("{{ '<|tool_call|>' + call + '<|/tool_call|>' }}", "phi4_mini_json"),
+        ("{{ 'respond with <|tool_call|> followed by a JSON list of tools used' }}", "granite"),
         ("{{ ' to=assistant<|channel|>commentary<|message|>' + message.content }}", "openai"),
         ("{{ messages[0].content }}", ""),
     ],

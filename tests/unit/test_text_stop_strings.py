@@ -40,6 +40,13 @@ def test_any_split_gives_the_same_cut(pieces: list[str], stops: list[str], inclu
     assert run(pieces, stops, include) == search("".join(pieces), stops, include)
 
 
+@pytest.mark.parametrize("stops", [["lo", "hello", "o"], ["o", "lo", "hello"], ["hello", "o"]])
+@pytest.mark.parametrize("pieces", [["say hello!"], list("say hello!"), ["say hel", "lo!"]])
+def test_of_stop_strings_that_end_together_the_longest_is_cut(pieces: list[str], stops: list[str]) -> None:
+    assert run(pieces, stops, False) == ("say ", "hello")
+    assert run(pieces, stops, True) == ("say hello", "hello")
+
+
 @settings(max_examples=500, deadline=None)
 @given(PIECES, STOPS)
 def test_only_what_may_begin_a_stop_string_is_held_back(pieces: list[str], stops: list[str]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from blink.config import FrontendConfig
+from blink.config import FrontendConfig, ModelConfig
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.files import default_model_path
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.text.assets import load_assets
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.tokenizer import Tokenizer, load_tokenizer
+from model_mutations import memory_limit
 
 needs_model = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
 
@@ -208,3 +210,125 @@ def test_a_tokenizer_that_makes_the_library_panic_is_refused(tmp_path: Path) -> 
     (tmp_path / "tokenizer.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match="not a readable tokenizer"):
         load_tokenizer(tmp_path)
+
+
+LETTERS = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz0123456789 !")}
+
+
+def write_tokenizer(folder: Path, **parts: Any) -> Path:
+    """Write a tokenizer.json of one token for each letter, with some parts."""
+    values = json.loads(Backend(models.BPE(LETTERS, [])).to_str())
+    (folder / "tokenizer.json").write_text(json.dumps({**values, **parts}))
+    return folder
+
+
+def replacement(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def normalizers(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"normalizer": {"type": "Sequence", "normalizers": list(parts)}}
+
+
+def split(pattern: str) -> dict[str, Any]:
+    rule = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [rule]}}
+
+
+def around(count: int, ids: int = 1) -> dict[str, Any]:
+    text, other = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    mark = {"SpecialToken": {"id": "m", "type_id": 0}}
+    token = {"m": {"id": "m", "ids": [3] * ids, "tokens": ["m"] * ids}}
+    rule = {"type": "TemplateProcessing", "single": [mark] * count + [text], "pair": [text, other]}
+    return {"post_processor": {**rule, "special_tokens": token}}
+
+
+EXPLODING: dict[str, dict[str, Any]] = {
+    "a letter grows and grows": normalizers(*[replacement({"String": "k"}, "k" * 40)] * 5),
+    "a word grows": normalizers(*[replacement({"String": "hello"}, "hello hello" * 9)] * 4),
+    "a class of letters grows": normalizers(*[replacement({"Regex": "[\u0430-\u0436]"}, "\u0430" * 50)] * 5),
+    "a letter is long": normalizers(replacement({"String": "z"}, "z" * 5000)),
+    "a text begins with much": normalizers(*[{"type": "Prepend", "prepend": "b" * 50000}] * 30),
+    "a text begins with a novel": normalizers({"type": "Prepend", "prepend": "b" * 500_000}),
+    "a pattern tries all ways": split(r"^(\w+)+$"),
+    "a pattern tries all ways of words": split("^((ab|cd|abcd)+)+$"),
+    "a pattern wants a letter at its end": split(r"(\d+)*z"),
+    "a replacement tries all ways": normalizers(replacement({"Regex": "^(x|x?)+$"}, "")),
+    "many tokens around a text": around(5000),
+    "one mark of many tokens": around(1, ids=5000),
+    "a decoder grows": {
+        "decoder": {"type": "Sequence", "decoders": [replacement({"String": "e"}, "e" * 30)] * 5}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", EXPLODING.values(), ids=EXPLODING)
+def test_a_tokenizer_that_explodes_is_refused_by_name(tmp_path: Path, parts: dict[str, Any]) -> None:
+    write_tokenizer(tmp_path, **parts)
+    used = sum(os.times()[:4])
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is not used: "), memory_limit(1 << 29):
+        load_tokenizer(tmp_path)
+    assert sum(os.times()[:4]) - used < 4.0
+
+
+HONEST: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "spaces are marked": normalizers(
+        {"type": "Prepend", "prepend": "\u2581"}, replacement({"String": " "}, "\u2581"), {"type": "NFKD"}
+    ),
+    "quotes": normalizers(replacement({"String": "``"}, '"'), {"type": "NFKC"}, {"type": "Lowercase"}),
+    "as GPT-4": split(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+        r"\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "two marks": around(2),
+}
+
+
+@pytest.mark.parametrize("parts", HONEST.values(), ids=HONEST)
+def test_usual_rules_are_taken(tmp_path: Path, parts: dict[str, Any]) -> None:
+    ids = load_tokenizer(write_tokenizer(tmp_path, **parts)).encode("ab", add_special_tokens=False)
+    assert ids[-2:] == [0, 1]
+
+
+@pytest.mark.parametrize("strategy", [{"Fixed": 400_000_000}, "BatchLongest"])
+@pytest.mark.parametrize("multiple", [None, 200_000_000])
+def test_padding_and_truncation_are_taken_out(tmp_path: Path, strategy: Any, multiple: int | None) -> None:
+    padding = {"strategy": strategy, "direction": "Left", "pad_to_multiple_of": multiple}
+    padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+    truncation = {"direction": "Left", "max_length": 2, "strategy": "OnlyFirst", "stride": 0}
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path, padding=padding, truncation=truncation))
+    assert tokenizer.encode("cabbage", add_special_tokens=True) == [LETTERS[letter] for letter in "cabbage"]
+
+
+def test_a_text_of_which_the_library_panics_is_a_bad_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blink.text.tokenizer.check_tokenizer", lambda *_: None)
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path, **split("^(q+)+$")))
+    with pytest.raises(BadRequestError, match="cannot tokenize this text") as caught:
+        tokenizer.encode("q" * 40 + "!", add_special_tokens=False)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+        "config.json",
+    ],
+)
+def test_a_link_out_of_the_models_directory_is_refused(tmp_path: Path, name: str) -> None:
+    model = tmp_path / "model"
+    (model / name).parent.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    write_tokenizer(model)
+    secret = tmp_path / "secret"
+    secret.write_text((model / name).read_text() if (model / name).exists() else "{}")
+    (model / name).unlink(missing_ok=True)
+    (model / name).symlink_to(secret)
+    with pytest.raises(ConfigError, match=f"{name} is a link out of the model's directory"):
+        load_assets(FrontendConfig(model=ModelConfig(model=str(model))))

@@ -11,9 +11,6 @@ from typing import Any, Literal
 import pytest
 
 from automata import PlainAutomaton
-from blink.errors import BadRequestError
-from blink.grammar import compiler
-from blink.grammar.automaton import Automaton
 from blink.grammar.compiler import compile_structured
 from blink.grammar.tags import SPECIAL_MARK
 from blink.structured_outputs import StructuredOutputsParams
@@ -56,7 +53,7 @@ def check(name: str, arguments: Any) -> None:
         assert arguments["unit"] in UNITS and set(arguments) <= {"unit", "days"}
         assert all(isinstance(day, int) for day in arguments.get("days", []))
     else:
-        assert name == "now"
+        assert (name, arguments) == ("now", {})
 
 
 @pytest.mark.parametrize("name", TAGGED)
@@ -124,22 +121,17 @@ def test_an_answer_in_json_may_be_calls_instead(name: str) -> None:
         assert not automaton.accepts(text.encode())
 
 
-def test_what_cannot_be_compiled_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries: list[StructuredOutputsParams] = []
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+@pytest.mark.parametrize("choice", ["auto", "required", "named"])
+@pytest.mark.parametrize("name", ["hermes", "granite"])
+def test_a_function_without_parameters_takes_an_empty_object(name: str, choice: Any, parameters: Any) -> None:
+    form = CALL_FORMATS[name]
+    automaton = automaton_of(name, ToolUse((Function("now", parameters, strict=True),), choice))
+    call = form.prefix + form.begin % "now" + "%s" + form.end + form.suffix
+    assert automaton.accepts((call % "{}").encode())
+    assert not automaton.accepts((call % '{"zone":"UTC"}').encode())
 
-    def compile_counted(params: StructuredOutputsParams) -> Automaton:
-        tries.append(params)
-        return compile_structured(params)
 
-    monkeypatch.setattr(compiler, "compile_structured", compile_counted)
-    cache = compiler.AutomatonCache(max_bytes=4096)
-    wrong = StructuredOutputsParams(json={"$ref": "https://elsewhere/schema"})
-    for _ in range(2):
-        with pytest.raises(BadRequestError, match="cannot be compiled"):
-            cache.find(wrong)
-            cache.compile(wrong)
-    assert tries == [wrong]
-    for number in range(5):  # refusals make room too
-        with pytest.raises(BadRequestError):
-            cache.compile(StructuredOutputsParams(json={"$ref": f"https://elsewhere/{number}"}))
-    assert cache.find(wrong) is None
+def test_a_function_of_any_object_takes_any() -> None:
+    automaton = automaton_of("hermes", ToolUse((Function("set", {"type": "object"}),), "required"))
+    assert automaton.accepts(b'<tool_call>\n{"name": "set", "arguments": {"a":1}}\n</tool_call>')

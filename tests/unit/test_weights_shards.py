@@ -13,6 +13,7 @@ from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.models.weights.loader import load_model
 from blink.models.weights.shards import list_shards
+from blink.models.weights.text_files import read_json, read_text
 from model_mutations import write_directory
 
 INDEX = "model.safetensors.index.json"
@@ -85,3 +86,18 @@ def test_a_snapshot_of_the_hugging_face_cache_loads_through_its_links(tmp_path: 
     (snapshot / "one.safetensors").symlink_to(tmp_path / "x")
     with pytest.raises(ConfigError, match="link out of"):
         list_shards(snapshot)
+
+
+def test_a_text_of_a_hub_snapshot_is_read_through_its_link_and_one_of_a_linked_folder_is_not(tmp_path: Path) -> None:
+    snapshot, blobs, elsewhere = tmp_path / "m" / "snapshots" / "1", tmp_path / "m" / "blobs", tmp_path / "elsewhere"
+    for folder in (snapshot / "more", blobs, elsewhere):
+        folder.mkdir(parents=True)
+    (blobs / "f00").write_text("{}")
+    (snapshot / "more" / "a.json").symlink_to("../../../blobs/f00")
+    (elsewhere / "b.json").write_text("{}")
+    (snapshot / "linked").symlink_to(elsewhere)
+    (snapshot / "pipe").symlink_to("/dev/zero")
+    assert read_json(snapshot / "more" / "a.json", root=snapshot) == {}
+    for path in (snapshot / "linked" / "b.json", snapshot / "pipe"):
+        with pytest.raises(ConfigError, match="link out of the model's directory"):
+            read_text(path, root=snapshot)

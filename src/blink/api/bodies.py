@@ -10,7 +10,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from blink.api.http1 import writer_of
-from blink.errors import BadRequestError, BlinkError, OverloadedError
+from blink.errors import BadRequestError, ClientGoneError, OverloadedError
 
 _JSON = "application/json"
 _SMALL_BYTES = 8 << 10  # these do not give way to others
@@ -41,7 +41,7 @@ class Bodies:
 
         Raises:
             OverloadedError: the bodies of this worker fill its budget, and this one is the largest.
-            BlinkError: the client has gone.
+            ClientGoneError: nobody waits for an answer.
         """
         held = _Held(request)
         self._held.add(held)
@@ -54,7 +54,7 @@ class Bodies:
             held.is_complete = True
             yield held.data
         except ClientDisconnect:
-            raise _no_room() if held.is_evicted else BlinkError("The client closed the connection.") from None
+            raise _no_room() if held.is_evicted else ClientGoneError from None
         finally:
             self._held.discard(held)
             self._num_bytes -= held.num_bytes

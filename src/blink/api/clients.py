@@ -16,6 +16,12 @@ def note_key(scope: Scope, digest: bytes) -> None:
     scope[_KEY] = digest
 
 
+def salt_of(scope: Scope, salt: str | None) -> str | None:
+    """Return what keeps the cached blocks of a request's API key apart from others', and those of its own salts."""
+    key: bytes | None = scope.get(_KEY)
+    return salt if key is None else f"{key.hex()}:{salt or ''}"
+
+
 def flow_of(scope: Scope) -> int:
     """Return a number from 1 to 2^32 - 1 for a request's client, the same for all of its requests."""
     peer = scope.get("client")

@@ -6,15 +6,17 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
 
 from blink.api.bodies import Bodies, check_content_type
-from blink.api.clients import flow_of
+from blink.api.clients import flow_of, salt_of
 from blink.api.encoding import open_body, open_encoder
 from blink.api.http1 import find_writer, writer_of
 from blink.api.logprobs import LogprobFormat
@@ -33,12 +35,14 @@ from blink.config import FrontendConfig
 from blink.errors import (
     BadRequestError,
     BlinkError,
+    ClientGoneError,
     ClientLimitError,
     EngineUnavailableError,
     NotFoundError,
     OverloadedError,
 )
 from blink.link.client import RegionInfo
+from blink.request.compilation import Client, Compilation
 from blink.request.planner import Plan, Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
@@ -51,6 +55,11 @@ if TYPE_CHECKING:
 REQUEST_ID_HEADER = "x-request-id"
 _TEXT_FIELDS = {"prompt", "messages", "tools", "documents", "stop", "user", "cache_salt"}
 _TEXT_FIELDS |= {"response_format", "structured_outputs"}
+_REFUSALS: dict[type[BlinkError], str] = {
+    OverloadedError: "queue_full",
+    ClientLimitError: "client_limit",
+    EngineUnavailableError: "engine_unavailable",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +74,19 @@ class CompletionService:
         self.assets = assets
         self.poller = poller
         self.tracer = tracer
-        self.planner = Planner(assets)
+        self.compilation = Compilation()
+        self.planner = Planner(assets, self.compilation)
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reader = Reader(config, assets)
         self.is_draining = False
 
     @property
     def engine(self) -> RegionInfo:
-        """Return what the engine says about itself.
+        """Return what the engine says about itself; raises as require_engine() does."""
+        return self.require_engine()
+
+    def require_engine(self) -> RegionInfo:
+        """Return what the engine says about itself, for requests that need one now.
 
         Raises:
             EngineUnavailableError: it does not run, or this worker is shutting down.
@@ -117,8 +131,17 @@ class CompletionService:
         small = writer.take_body(min(LIGHT_BYTES, self.config.max_body_bytes)) if writer is not None else None
         if small is not None:
             return await self.reader.read(kind, small, self.bounds)
-        async with self.bodies.take(request) as data:
-            return await self.reader.read(kind, data, self.bounds)
+        with self._counting_refusals():
+            async with self.bodies.take(request) as data:
+                return await self.reader.read(kind, data, self.bounds)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except (OverloadedError, ClientLimitError, EngineUnavailableError) as error:
+            self.poller.metrics.count_rejection(_REFUSALS[type(error)])
+            raise
 
     async def answer(self, read: Read, request: Request) -> Response:
         """Run a request and return its response, streamed or whole.
@@ -128,7 +151,7 @@ class CompletionService:
         """
         tokenized = time.perf_counter()
         body: CompletionBody | ChatBody = read.body
-        try:
+        with self._counting_refusals():
             self.check_model(body.model)
             with naming_origins() if read.echo else nullcontext():
                 session, reply = await self._plan(read, request)
@@ -138,15 +161,6 @@ class CompletionService:
             if body.stream:
                 return session.start(lambda: EventStream(open_encoder(reply(), session), session))
             result = session.start(lambda: WholeResult(open_body(reply(), session)))
-        except OverloadedError:
-            self.poller.metrics.count_rejection("queue_full")
-            raise
-        except ClientLimitError:
-            self.poller.metrics.count_rejection("client_limit")
-            raise
-        except EngineUnavailableError:
-            self.poller.metrics.count_rejection("engine_unavailable")
-            raise
         await result.wait(session, request.scope)
         return Response(result.body.encode(), media_type="application/json")
 
@@ -155,7 +169,7 @@ class CompletionService:
         read.check_engine()
         params = build_sampling_params(body, self.assets.sampling_defaults)
         form = message_form(read, self.assets, may_choose=self.config.enable_auto_tool_choice)
-        plan = await self._plan_sequences(read, params, form, engine)
+        plan = await self._plan_sequences(read, params, form, engine, request)
         reply_id = _reply_id(read, request)
         if self.config.enable_log_requests:
             shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
@@ -168,22 +182,28 @@ class CompletionService:
         return session, partial(self._reply, read, params, form, reply_id)
 
     async def _plan_sequences(
-        self, read: Read, params: SamplingParams, form: MessageForm | None, engine: RegionInfo
+        self, read: Read, params: SamplingParams, form: MessageForm | None, engine: RegionInfo, request: Request
     ) -> Plan:
-        rules = _prompt_rules(read.body)
+        rules, client = self._prompt_rules(read.body, request), _client_of(request)
         if form is None:
-            return await self.planner.plan(read.prompts, params, rules, engine)
+            return await self.planner.plan(read.prompts, params, rules, engine, client)
         use = read.body.tool_use
         constrained = constrain_message(params, use, form)
         try:
-            return await self.planner.plan(read.prompts, constrained, rules, engine)
+            return await self.planner.plan(read.prompts, constrained, rules, engine, client, form)
         except BadRequestError as error:
             if error.param != "structured_outputs" or use is None:
                 raise
             if use.is_binding:
                 raise BadRequestError(f"The tools' parameters cannot be kept to: {error.message}", "tools") from None
         # Calls of the model's own choice may be free, as on other servers, or give way to the form of the answer.
-        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine)
+        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine, client, form)
+
+    def _prompt_rules(self, body: CompletionBody | ChatBody, request: Request) -> PromptRules:
+        rules = body.prompt_rules
+        if self.config.prefix_cache_isolation != "key":
+            return rules
+        return replace(rules, cache_salt=salt_of(request.scope, body.cache_salt))
 
     def _reply(self, read: Read, params: SamplingParams, form: MessageForm | None, reply_id: str) -> Reply:
         body: CompletionBody | ChatBody = read.body
@@ -210,14 +230,24 @@ class CompletionService:
         )
 
 
+def _client_of(request: Request) -> Client:
+    writer = writer_of(request.scope)
+    return Client(flow_of(request.scope), lambda fail: writer.on_disconnect(lambda: fail(ClientGoneError())))
+
+
 def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
-    """Write how a request ended."""
+    """Write how a request ended; a client that left is no error."""
+    if isinstance(error, ClientGoneError):
+        error, status = None, ClientGoneError.status
+    else:
+        status = HTTPStatus.OK if error is None else error.status
     fields = {
         "request_id": reply_id,
         "seconds": round(time.perf_counter() - session.arrived, 6),
         "prompt_tokens": sum(prompt.num_tokens for prompt in session.prompts),
         "completion_tokens": sum(generation.num_tokens for generation in session.generations),
         "finish_reasons": [generation.finish_reason for generation in session.generations],
+        "status": int(status),
         "error": error.message if error is not None else None,
     }
     text = "request {request_id} ended after {seconds:.3f} s: {prompt_tokens} prompt tokens, {completion_tokens} tokens"
@@ -229,15 +259,6 @@ def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
 def _open_timed(stamps: dict[str, float], reply: Reply, session: Session) -> TimedStream:
     stamps = {**stamps, "submitted": time.perf_counter()}
     return TimedStream(stamps, reply.id, open_encoder(reply, session), session)
-
-
-def _prompt_rules(body: CompletionBody | ChatBody) -> PromptRules:
-    return PromptRules(
-        add_special_tokens=body.add_special_tokens,
-        truncate=body.truncate_prompt_tokens,
-        truncate_right=body.truncation_side == "right",
-        cache_salt=body.cache_salt,
-    )
 
 
 def _reply_id(read: Read, request: Request) -> str:

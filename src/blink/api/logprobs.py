@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from blink.text.generation import TokenLogprob
@@ -25,23 +25,21 @@ class LogprobFormat:
 
     def completion(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         """Return /v1/completions' parallel lists; `offset` is the place of the first token in the text."""
-        tokens = [self._name(entry.token) for entry in entries]
         offsets: list[int] = []
-        for token in tokens:
+        for entry in entries:
             offsets.append(offset)
-            offset += len(token)
+            offset += len(self._tokenizer.token_text(entry.token))
         return {
             "text_offset": offsets,
             "token_logprobs": [_finite(entry.logprob) for entry in entries],
-            "tokens": tokens,
+            "tokens": [self._name(entry.token) for entry in entries],
             "top_logprobs": [self._alternatives(entry) for entry in entries],
         }
 
     def echoed(self, first: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Return completion() of a prompt and its output; the prompt's first token has no logprob."""
-        name = self._name(first)
-        rest = self.completion(entries, len(name))
-        heads = {"text_offset": 0, "token_logprobs": None, "tokens": name, "top_logprobs": None}
+        rest = self.completion(entries, len(self._tokenizer.token_text(first)))
+        heads = {"text_offset": 0, "token_logprobs": None, "tokens": self._name(first), "top_logprobs": None}
         return {key: [head, *rest[key]] for key, head in heads.items()}
 
     def prompt(self, entries: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
@@ -50,10 +48,9 @@ class LogprobFormat:
 
     def _ranked(self, entry: TokenLogprob) -> dict[str, Any]:
         ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
-        chosen = {**dict(entry.top), entry.token: entry.logprob}
         return {
             str(token): {"logprob": _finite(logprob), "rank": ranks.get(token), "decoded_token": self._name(token)}
-            for token, logprob in chosen.items()
+            for token, logprob in _rivals(entry).items()
         }
 
     def chat(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -66,16 +63,44 @@ class LogprobFormat:
 
     def length(self, entries: Sequence[TokenLogprob]) -> int:
         """Return the characters by which these tokens move the text offset."""
-        return sum(len(self._name(entry.token)) for entry in entries)
+        return sum(len(self._tokenizer.token_text(entry.token)) for entry in entries)
 
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
-        # The sampled token is always listed, also when it is not among the most likely.
-        names = {self._name(token): _finite(logprob) for token, logprob in entry.top}
-        return names | {self._name(entry.token): _finite(entry.logprob)}
+        rivals = _rivals(entry)
+        keys = {entry.token: self._name(entry.token)}  # as in the list of tokens
+        for token in rivals:
+            if token not in keys:
+                taken = keys.values()
+                keys[token] = next(name for name in self._names(token) if name and name not in taken)
+        return {keys[token]: _finite(logprob) for token, logprob in rivals.items()}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token)
         return {"token": self._name(token), "logprob": _finite(logprob), "bytes": list(data)}
 
     def _name(self, token: int) -> str:
-        return f"token_id:{token}" if self._as_token_ids else self._tokenizer.token_text(token)
+        return _id_name(token) if self._as_token_ids else self._tokenizer.token_text(token)
+
+    def _names(self, token: int) -> Iterator[str]:
+        """Yield names of a token, each telling it apart from more others: texts may be the same."""
+        if not self._as_token_ids:
+            yield _text_or_bytes(self._tokenizer.token_bytes(token))
+            yield self._tokenizer.token_name(token)
+        yield _id_name(token)
+
+
+def _text_or_bytes(data: bytes) -> str:
+    """Return a token's text; parts of characters as OpenAI writes them."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _id_name(token: int) -> str:
+    return f"token_id:{token}"
+
+
+def _rivals(entry: TokenLogprob) -> dict[int, float]:
+    """Return the most likely tokens, and the token itself, which is listed also where it is not among them."""
+    return {**dict(entry.top), entry.token: entry.logprob}

@@ -32,6 +32,8 @@ def message_form(read: Read, assets: ModelAssets, *, may_choose: bool) -> Messag
         return None
     if use is not None and use.choice == "auto":
         _check_choice(assets, may_choose)
+    if reasoning is not None and read.is_answer:
+        reasoning = replace(reasoning, begins_inside=False)
     return MessageForm(
         reasoning=reasoning,
         is_reasoning_open=read.is_reasoning_open,

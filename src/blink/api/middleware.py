@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before the routes: API keys, the limit of bodies, request ids. Plain ASGI: nothing per chunk."""
+"""What stands before the routes: names of the host, API keys, the limit of bodies, request ids.
+
+Plain ASGI: nothing per chunk.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from http import HTTPStatus
 
@@ -17,6 +21,7 @@ from blink.api.clients import note_key
 from blink.api.error_body import error_json
 
 _PROTECTED = ("/v1", "/reset_prefix_cache")
+_MAX_HOST_CHARS = 64
 
 
 class ApiKeyGuard:
@@ -77,6 +82,39 @@ class BodyLimit:
             return message
 
         await self._app(scope, receive_counted, send)
+
+
+class HostGuard:
+    """Refuse requests under a foreign name, by which a page elsewhere reaches this host through its visitor's browser.
+
+    A browser takes such a page for the server's own (DNS rebinding), so neither CORS nor the content type stops it.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        self._app = app
+        self._names = frozenset(map(_bare_host, names))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on or answer 421."""
+        hosts = [value for name, value in scope["headers"] if name == b"host"] if scope["type"] == "http" else ()
+        foreign = next((host for host in hosts if _bare_host(host.decode("latin-1")) not in self._names), None)
+        if foreign is None:  # or none is named, as no browser does
+            await self._app(scope, receive, send)
+            return
+        status = HTTPStatus.MISDIRECTED_REQUEST
+        shown = foreign[:_MAX_HOST_CHARS].decode("latin-1")
+        message = f"This server has no name {shown!r}: its operator can add one by --allowed-hosts."
+        body = error_json(message, status.phrase, status)
+        await Response(body, status, media_type="application/json")(scope, receive, send)
+
+
+@lru_cache(maxsize=64)
+def _bare_host(host: str) -> str:
+    """Return a host's name or address without port, brackets and a dot at its end."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return (host if host.count(":") > 1 else host.partition(":")[0]).removesuffix(".")
 
 
 class RequestIds:

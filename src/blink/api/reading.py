@@ -6,8 +6,7 @@ Needs no event loop and no engine, so that it runs beside the server for large b
 
 from __future__ import annotations
 
-import ctypes
-import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from blink.api.error_body import describe_validation
+from blink.api.json_body import parse_body
 from blink.api.responses_schema import ResponsesBody, naming_origins
 from blink.api.schema import (
     Body,
@@ -30,19 +30,16 @@ from blink.api.schema import (
     TokenizeChatBody,
     TokenizeTextBody,
 )
-from blink.errors import BadRequestError, EngineUnavailableError, NotFoundError
+from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, NotFoundError
 from blink.link.client import RegionInfo
-from blink.region.native import lib
 from blink.request.planner import Planner
 from blink.text.assets import ModelAssets
+from blink.text.conversation import flatten_messages
+from blink.text.json_weight import weigh_json
 from blink.text.message import harmony
-from blink.text.message.reasoning import is_reasoning_open
-from blink.text.prompt import check_text_length, check_vocabulary
+from blink.text.message.reasoning import is_reasoning_open, is_switched_off
+from blink.text.prompt import check_vocabulary, read_tokens
 
-# What a body may hold beside the text: objects of Python are many times larger than their JSON.
-_MAX_CONTAINERS = 1 << 16
-_MAX_ITEMS = 1 << 20
-_MAX_RETRIED_BYTES = 8 << 10
 # What is read at once rather than in another process, which takes longer by two waits for a core: some milliseconds of
 # work at the worst, of which tokenizing has the most.
 LIGHT_BYTES = 8 << 10
@@ -61,11 +58,11 @@ _DROPPED: dict[str, Any] = {
     **dict.fromkeys(("user", "tools", "documents", "chat_template_kwargs", "tool_choice", "reasoning_effort")),
     **{"prompt": "", "messages": [], "tokens": []},
 }
+# The field that most of a body's work is about, for errors that nobody foresaw.
+_MAIN_FIELDS = {"completions": "prompt", "chat": "messages", "responses": "input", "detokenize": "tokens"}
 Tokens = npt.NDArray[np.int32]
 
-
-class _JsonWeight(ctypes.Structure):
-    _fields_ = [("containers", ctypes.c_uint64), ("items", ctypes.c_uint64), ("text_bytes", ctypes.c_uint64)]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +83,7 @@ class Read:
     echoes: list[str] = field(default_factory=list[str])
     role: str = "assistant"  # of the conversation's last message
     is_reasoning_open: bool | None = None  # as the prompt leaves it, if it says
+    is_answer: bool = False  # the reply does not reason unless it writes the opening tag
     echo: bytes = b""  # of /v1/responses: what the response repeats of its request, as JSON
     has_engine: bool = True  # else nothing was tokenized
     answer: bytes = b""  # of a request that needs no engine's work
@@ -108,11 +106,22 @@ def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: B
         BlinkError: the request is refused.
     """
     try:
-        body = _ADAPTERS[kind].validate_python(_parse(data, bounds))
+        return _read(kind, data, assets, bounds)
+    except BlinkError:
+        raise
     except ValidationError as error:
         raise describe_validation(error.errors(include_url=False, include_input=False)) from None
-    except RecursionError:
-        raise BadRequestError("The body is nested too deeply.") from None
+    except MemoryError:
+        raise BadRequestError("The body takes too much memory to read.") from None
+    except Exception as error:  # a fault of this server's, which this body alone brings about
+        logger.exception("a body could not be read")
+        reason = f"{_MAIN_FIELDS.get(kind, 'The body')} cannot be read: {type(error).__name__}."
+        raise BadRequestError(reason, _MAIN_FIELDS.get(kind)) from None
+
+
+def _read(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> Read:
+    context = bounds.engine.max_model_len if bounds.engine is not None else 0
+    body = _ADAPTERS[kind].validate_python(parse_body(data, context))
     assert isinstance(body, Body)
     if bounds.engine is None:
         return Read(body, has_engine=False)
@@ -127,44 +136,8 @@ def is_light(data: bytes | bytearray) -> bool:
         return True
     if len(data) > _LIGHT_BYTES_OF_IDS:
         return False
-    weight = _weigh(data)
+    weight = weigh_json(data)
     return weight.containers <= _LIGHT_CONTAINERS and weight.items <= _LIGHT_ITEMS and weight.text_bytes <= _LIGHT_TEXT
-
-
-def _weigh(data: bytes | bytearray) -> _JsonWeight:
-    weight = _JsonWeight()
-    view = np.frombuffer(data, np.uint8)
-    lib.blink_json_weigh(view.ctypes.data, len(view), ctypes.byref(weight))
-    return weight
-
-
-def _parse(data: bytes | bytearray, bounds: Bounds) -> Any:
-    if len(data) > _MAX_CONTAINERS:  # each takes a byte
-        _check_weight(_weigh(data), bounds)
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        if len(data) <= _MAX_RETRIED_BYTES:
-            return _parse_again(data)
-        raise BadRequestError(f"{error.pos}: JSON decode error") from None
-
-
-def _check_weight(weight: _JsonWeight, bounds: Bounds) -> None:
-    context = bounds.engine.max_model_len if bounds.engine is not None else 0
-    if weight.containers > _MAX_CONTAINERS or weight.items > _MAX_ITEMS + context:
-        raise BadRequestError(
-            f"The body holds too much: at most {_MAX_CONTAINERS} lists and objects with {_MAX_ITEMS + context} members."
-        )
-
-
-def _parse_again(data: bytes | bytearray) -> Any:
-    """Parse what is no JSON as Python does, whose NaN and lone surrogates are then refused by their field's name."""
-    try:
-        return json.loads(data)
-    except json.JSONDecodeError as error:
-        raise BadRequestError(f"{error.pos}: JSON decode error") from None
-    except UnicodeDecodeError as error:
-        raise BadRequestError(f"{error.start}: the body is not UTF-8") from None
 
 
 def without_texts(read: Read) -> Read:
@@ -176,7 +149,7 @@ def without_texts(read: Read) -> Read:
 def _read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
     parsed, sources = time.perf_counter(), body.prompts
     _check_count(len(sources), body, engine)
-    prompts = [_tokens_of(source, body, assets, engine) for source in sources]
+    prompts = [read_tokens(source, body.prompt_rules, assets.tokenizer, engine) for source in sources]
     echoes = [_text_of(source, assets) for source in sources] if body.echo else []
     del bounds
     return Read(body, prompts, echoes, parsed=parsed)
@@ -188,12 +161,15 @@ def _read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regi
     text = Planner(assets).render(body.messages, body.rendering)
     _check_count(1, body, engine)
     role = body.messages[-1].get("role", "assistant")
+    form = assets.reasoning_format
     if assets.in_channels:
         is_open = harmony.is_reasoning_open(text)
     else:
-        is_open = is_reasoning_open(text, assets.reasoning_format) if assets.reasoning_format else None
-    tokens = _tokens_of(text, body, assets, engine)
-    return Read(body, [tokens], role=role, is_reasoning_open=is_open, parsed=parsed)
+        begun = flatten_messages(body.messages[-1:])[0]["content"] if body.continue_final_message else ""
+        is_open = is_reasoning_open(text, form, begun) if form else None
+    is_answer = body.continue_final_message or is_switched_off(body.rendering.variables)
+    tokens = read_tokens(text, body.prompt_rules, assets.tokenizer, engine)
+    return Read(body, [tokens], role=role, is_reasoning_open=is_open, is_answer=is_answer, parsed=parsed)
 
 
 def _read_responses(body: ResponsesBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
@@ -204,16 +180,6 @@ def _read_responses(body: ResponsesBody, assets: ModelAssets, bounds: Bounds, en
 def _check_count(num_prompts: int, body: GenerationBody, engine: RegionInfo) -> None:
     if num_prompts * max(body.n or 1, 1) > engine.max_sequences:
         raise BadRequestError(f"One request may ask for at most {engine.max_sequences} sequences.", "n")
-
-
-def _tokens_of(
-    source: str | list[int], body: CompletionBody | ChatBody, assets: ModelAssets, engine: RegionInfo
-) -> Tokens:
-    if isinstance(source, str):
-        check_text_length(source, assets.tokenizer, engine, may_be_cut=body.truncate_prompt_tokens is not None)
-        return np.array(assets.tokenizer.encode(source, add_special_tokens=body.add_special_tokens), np.int32)
-    check_vocabulary(source, engine.vocab_size)
-    return np.array(source, np.int32)
 
 
 def _text_of(source: str | list[int], assets: ModelAssets) -> str:

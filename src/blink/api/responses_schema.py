@@ -49,7 +49,7 @@ class ResponsesBody(Body):
 
     input: str | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     parallel_tool_calls: bool | None = None
     tools: Annotated[list[Item], Field(fail_fast=True)] | None = None
     tool_choice: Any = None
@@ -86,11 +86,7 @@ class ResponsesBody(Body):
 
     @property
     def echo(self) -> bytes:
-        """Return what the response repeats of the request, as a JSON object.
-
-        Raises:
-            BadRequestError: it holds what no JSON can.
-        """
+        """Return what the response repeats of the request, as a JSON object."""
         repeated = {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
@@ -102,10 +98,7 @@ class ResponsesBody(Body):
             "tools": self.tools or [],
             "user": self.user,
         }
-        try:
-            return orjson.dumps(repeated)
-        except TypeError:  # lone surrogates, deep nesting
-            raise BadRequestError("The body is not valid Unicode, or nested too deeply.") from None
+        return orjson.dumps(repeated)
 
     def _chat_fields(self) -> dict[str, Any]:
         extra = self.model_extra or {}
@@ -157,7 +150,7 @@ def _add_item(messages: list[Item], item: Item, place: str) -> None:
         if role == "assistant":
             _turn_for(messages, "content", "tool_calls")["content"] = item.get("content")
         else:
-            messages.append({"role": "system" if role == "developer" else role, "content": item.get("content")})
+            messages.append({"role": role, "content": item.get("content")})
     elif kind == "function_call":
         _turn_for(messages).setdefault("tool_calls", []).append(_chat_call(item))
     elif kind == "function_call_output":

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from blink import __version__
 from blink.api.bodies import check_content_type
 from blink.api.completions import CompletionService
+from blink.api.docs_page import add_docs_page
 from blink.api.error_body import bug_response, error_response, http_error_response, install_error_responses
 from blink.api.page import page_routes
 from blink.api.reading import Read
@@ -29,7 +30,7 @@ from blink.api.schema import (
     DetokenizeBody,
     TokenizeBody,
 )
-from blink.errors import BlinkError, NotFoundError
+from blink.errors import BlinkError, ClientGoneError, NotFoundError
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -80,8 +81,10 @@ def _body_router(service: CompletionService) -> APIRouter:
 def create_app(service: CompletionService, **options: Any) -> ASGIApp:
     """Return the application of one worker; `options` are FastAPI's."""
     # Clients that name no content type mean JSON.
-    app = FastAPI(title="Blink", version=__version__, strict_content_type=False, **options)
+    own_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # the framework's load scripts from elsewhere
+    app = FastAPI(title="Blink", version=__version__, strict_content_type=False, **own_pages, **options)
     install_error_responses(app)
+    add_docs_page(app)
     app.include_router(_generation_routes())
     app.include_router(_model_routes(service))
     app.include_router(_token_routes(service))
@@ -125,14 +128,23 @@ class DirectRoutes:
             return await self._service.answer(await self._service.read(kind, request), request)
         except BlinkError as error:
             if self._service.config.enable_log_requests:
-                fields = {"path": request.scope["path"], "status": int(error.status), "error": error.message}
-                logger.info("refused with %(status)d: %(error)s", fields, extra={"fields": fields})
+                _log_refusal(request.scope["path"], error)
             return error_response(error)
         except HTTPException as error:
             return http_error_response(error)
         except Exception as error:
             logger.exception("a request could not be answered")
             return bug_response(error)
+
+
+def _log_refusal(path: str, error: BlinkError) -> None:
+    """Write why a request was not answered; a client that left is no error."""
+    fields: dict[str, Any] = {"path": path, "status": int(error.status)}
+    if isinstance(error, ClientGoneError):
+        logger.info("not answered: its client has gone (%(status)d)", fields, extra={"fields": fields})
+        return
+    fields["error"] = error.message
+    logger.info("refused with %(status)d: %(error)s", fields, extra={"fields": fields})
 
 
 def _generation_routes() -> APIRouter:
@@ -198,7 +210,7 @@ def _token_routes(service: CompletionService) -> APIRouter:
 
     def answer(body: Body, request: Request) -> Response:
         service.check_model(body.model)
-        assert service.engine  # raises the 503
+        service.require_engine()
         read: Read = request.state.read
         read.check_engine()
         return Response(read.answer, media_type="application/json")
@@ -223,14 +235,14 @@ def _status_routes(service: CompletionService) -> APIRouter:
     @_read(router, "/ping")
     async def health() -> Response:
         """Answer 200 when requests can be served now, else 503."""
-        assert service.engine  # raises the 503
+        service.require_engine()
         return Response()
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
         """Let the engine forget all cached prefixes; requests that run keep their blocks."""
         check_content_type(request, service.config.allowed_origins)  # a foreign page's post is refused
-        assert service.engine  # raises the 503
+        service.require_engine()
         await service.poller.reset_prefix_cache()
         return Response()
 

@@ -9,7 +9,7 @@ from typing import Any
 from blink.api.schema import ChatBody, CompletionBody
 from blink.api.structured import read_structured_outputs
 from blink.errors import BadRequestError
-from blink.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from blink.sampling_params import SamplingParams
 
 _STANDARD = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _MAX_DIGITS = 10  # more than any token id has
@@ -21,6 +21,8 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
     Raises:
         BadRequestError: a value is out of range; `param` names it.
     """
+    if body.token_limit == 0 and not body.echo:
+        raise BadRequestError("max_tokens must be at least 1 without echo, got 0.", "max_tokens")
     chosen = {name: getattr(body, name) for name in _STANDARD}
     filled: dict[str, Any] = {
         name: defaults.get(name, _STANDARD[name]) if value is None else value for name, value in chosen.items()
@@ -34,7 +36,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         seed=body.seed,
         logprobs=body.top_logprobs_count,
         prompt_logprobs=body.prompt_logprobs_count,
-        logit_bias={_token_id(key): _clamp(bias) for key, bias in (body.logit_bias or {}).items()},
+        logit_bias={_token_id(key): bias for key, bias in (body.logit_bias or {}).items()},
         stop=body.stop,
         stop_token_ids=body.stop_token_ids or (),
         ignore_eos=body.ignore_eos,
@@ -52,8 +54,3 @@ def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit()) or len(key) > _MAX_DIGITS:
         raise BadRequestError(f"logit_bias: {key[:_MAX_DIGITS]!r} is not a token id of this model.", "logit_bias")
     return int(key)
-
-
-def _clamp(bias: float) -> float:
-    """Return the bias within vLLM's bounds; what is no number stays, to be refused."""
-    return min(max(bias, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS)

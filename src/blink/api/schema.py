@@ -26,6 +26,7 @@ from blink.errors import BadRequestError
 from blink.request.planner import Rendering
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS
 from blink.text.message.tool_use import ToolUse
+from blink.text.prompt import PromptRules
 
 # The first wrong item ends the check: a list of a million of them would take minutes and gigabytes.
 TokenIds = Annotated[list[StrictInt], Field(fail_fast=True)]
@@ -113,6 +114,15 @@ class GenerationBody(Body):
         """Return how many logprobs per prompt token are asked for, None for no logprobs."""
         return self.prompt_logprobs
 
+    def _prompt_rules(self, param: str, *, add_special_tokens: bool) -> PromptRules:
+        return PromptRules(
+            add_special_tokens=add_special_tokens,
+            truncate=self.truncate_prompt_tokens,
+            truncate_right=self.truncation_side == "right",
+            cache_salt=self.cache_salt,
+            param=param,
+        )
+
     @model_validator(mode="after")
     def _check_prompt_logprobs(self) -> GenerationBody:
         if self.prompt_logprobs_count is not None and self.stream:
@@ -169,6 +179,11 @@ class CompletionBody(GenerationBody):
         if self.prompt and isinstance(self.prompt[0], int):
             return [self.prompt]  # pyright: ignore[reportReturnType]
         return self.prompt  # pyright: ignore[reportReturnType]
+
+    @property
+    def prompt_rules(self) -> PromptRules:
+        """Return how the prompts are to be treated."""
+        return self._prompt_rules("prompt", add_special_tokens=self.add_special_tokens)
 
     @property
     def token_limit(self) -> int | None:
@@ -249,6 +264,11 @@ class ChatBody(GenerationBody, ConversationBody):
         if self.top_logprobs and not self.logprobs:
             raise BadRequestError("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
         return self
+
+    @property
+    def prompt_rules(self) -> PromptRules:
+        """Return how the conversation's text is to be treated."""
+        return self._prompt_rules("messages", add_special_tokens=self.add_special_tokens)
 
     @property
     def token_limit(self) -> int | None:

@@ -25,7 +25,7 @@ from blink.api.completions import CompletionService
 from blink.api.http1 import ConnectionLimits, limited_protocol
 from blink.api.metric_store import MetricStore
 from blink.api.metrics import NUM_VALUES, Metrics
-from blink.api.middleware import ApiKeyGuard, BodyLimit, RequestIds
+from blink.api.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
 from blink.api.poller import Poller
 from blink.api.routes import create_app
 from blink.api.sequence_metrics import SequenceMetrics
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from blink.api.tracing import RequestTracer
 
 _KEY_VARIABLE = "BLINK_API_KEY"
+_OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 _BACKLOG = 2048
 _LEASE_GRACE = 30.0  # seconds that a request may keep this process from its event loop before it counts as hung
 _HANDSHAKE_SECONDS = 5.0
@@ -130,15 +131,27 @@ def add_middleware(app: ASGIApp, config: FrontendConfig) -> ASGIApp:
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
         )
+    names = _served_hosts(config)
+    if "*" not in names:
+        app = HostGuard(app, names)
     if config.enable_request_id_headers:
         app = RequestIds(app)
     return app
+
+
+def _served_hosts(config: FrontendConfig) -> tuple[str, ...]:
+    """Return the names of the host that are served, "*" for any."""
+    address = Address(host=config.host, port=config.port, uds=config.uds)
+    if not config.allowed_hosts and not address.is_loopback:
+        return ("*",)
+    return (*_OWN_HOSTS, config.host, *config.allowed_hosts)
 
 
 def _lifespan(service: CompletionService):
     @asynccontextmanager
     async def run(_: FastAPI) -> AsyncIterator[None]:
         service.poller.start()
+        service.compilation.start()
         start_beating(asyncio.get_running_loop())
         # What is alive now lives as long as the process: no collection need ever walk through it again.
         gc.collect()
@@ -148,6 +161,7 @@ def _lifespan(service: CompletionService):
         if service.tracer is not None:
             await asyncio.to_thread(service.tracer.close)
         service.reader.close()
+        service.compilation.close()
 
     return run
 

@@ -12,17 +12,12 @@ from starlette.types import Receive, Scope, Send
 
 from blink.api.http1 import ResponseWriter, writer_of
 from blink.api.session import Session
-from blink.errors import BlinkError
+from blink.errors import BlinkError, ClientGoneError
 from blink.text.generation import Generation
 
 _MAX_UNSENT_BYTES = 1 << 20
 # Without these, proxies gather the events before they pass them on.
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
-
-def disconnect_error() -> BlinkError:
-    """Return the error of a request whose client has gone; nobody reads it."""
-    return BlinkError("The client closed the connection.")
 
 
 class Encoder(Protocol):
@@ -88,11 +83,11 @@ class EventStream(Response):
                 await self._done.wait()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._session.fail(disconnect_error(), "abort")
+            self._session.fail(ClientGoneError(), "abort")
 
     def _abandon(self) -> None:
         self._writer = None
-        self._session.fail(disconnect_error(), "abort")
+        self._session.fail(ClientGoneError(), "abort")
 
     def _write(self, data: bytes) -> None:
         if self._writer is None:  # the response has not started, or the client has gone
@@ -101,7 +96,7 @@ class EventStream(Response):
             # A client that does not read must not fill this worker's memory.
             writer, self._writer = self._writer, None
             writer.abort()
-            self._session.fail(disconnect_error(), "abort")
+            self._session.fail(ClientGoneError(), "abort")
 
 
 class WholeResult:
@@ -132,7 +127,7 @@ class WholeResult:
             BlinkError: the request failed or its client has gone.
         """
         try:
-            with writer_of(scope).on_disconnect(lambda: session.fail(disconnect_error(), "abort")):
+            with writer_of(scope).on_disconnect(lambda: session.fail(ClientGoneError(), "abort")):
                 await self._ended
         finally:
-            session.fail(disconnect_error(), "abort")
+            session.fail(ClientGoneError(), "abort")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from blink.errors import BadRequestError
 from blink.grammar.compiler import MAX_GRAMMAR_BYTES
@@ -37,7 +37,7 @@ _Choices = Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True), A
 class JsonSchemaFormat(BaseModel):
     """The schema of a response_format."""
 
-    model_config = ConfigDict(protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     name: str | None = None
     description: str | None = None
@@ -46,10 +46,34 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's way to ask for JSON."""
+    """OpenAI's way to ask for JSON; a schema may stand in it by itself, as in llama.cpp, Together and Fireworks."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[_Schema | None, Field(alias="schema")] = None
+
+    @model_validator(mode="after")
+    def _check_schemas(self) -> ResponseFormat:
+        allowed = {"text": (), "json_object": ("schema_",), "json_schema": ("json_schema", "schema_")}[self.type]
+        given = [name for name in ("json_schema", "schema_") if getattr(self, name) is not None]
+        if len(given) > 1 or not set(given) <= set(allowed):
+            told = " and ".join(name.rstrip("_") for name in given)
+            raise BadRequestError(f"response_format of type {self.type} cannot have {told}.", "response_format")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """Return the schema that JSON must keep to, None for any object.
+
+        Raises:
+            BadRequestError: there must be one.
+        """
+        schema = self.schema_ if self.json_schema is None else self.json_schema.schema_
+        if self.type == "json_schema" and schema is None:
+            raise BadRequestError("response_format of type json_schema needs json_schema.schema.", "response_format")
+        return None if self.type == "json_object" and schema in ({}, True) else _as_text(schema)
 
     @property
     def is_json(self) -> bool:
@@ -96,12 +120,8 @@ def read_structured_outputs(
         )
     if response_format is None or not response_format.is_json:
         return None
-    if response_format.type == "json_object":
-        return StructuredOutputsParams(json_object=True)
-    schema = response_format.json_schema.schema_ if response_format.json_schema is not None else None
-    if schema is None:
-        raise BadRequestError("response_format of type json_schema needs json_schema.schema.", "response_format")
-    return StructuredOutputsParams(json=_as_text(schema))
+    schema = response_format.schema_text
+    return StructuredOutputsParams(json_object=True) if schema is None else StructuredOutputsParams(json=schema)
 
 
 def _as_text(schema: dict[str, Any] | bool | str | None) -> str | None:

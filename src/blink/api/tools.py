@@ -13,7 +13,6 @@ from blink.structured_outputs import MAX_TAGS
 from blink.text.message.tool_use import Function, ToolUse
 
 MAX_TOOLS = MAX_TAGS  # each is a form that the output may have
-MAX_TOOL_DEPTH = 64
 MAX_SCHEMAS_BYTES = 256 << 10
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -78,7 +77,6 @@ def _read_functions(tools: Sequence[Mapping[str, Any]]) -> tuple[Function, ...]:
         if function.name in seen:
             raise BadRequestError(f"tools.{index}: another function has this name too.", "tools")
         seen.add(function.name)
-    # json, not orjson: a schema may hold lone surrogates from the request.
     if sum(len(json.dumps(function.parameters)) for function in functions) > MAX_SCHEMAS_BYTES:
         raise BadRequestError(f"The tools' parameters must be at most {MAX_SCHEMAS_BYTES} bytes of JSON.", "tools")
     return functions
@@ -87,7 +85,6 @@ def _read_functions(tools: Sequence[Mapping[str, Any]]) -> tuple[Function, ...]:
 def _read_function(tool: Mapping[str, Any], place: str) -> Function:
     if tool.get("type", "function") != "function":
         raise BadRequestError(f'{place}.type must be "function": this server has no tools of its own.', "tools")
-    _check_depth(tool, place)
     function = tool.get("function")
     if not isinstance(function, dict):
         raise BadRequestError(f"{place}.function must be an object.", "tools")
@@ -103,12 +100,3 @@ def _read_function(tool: Mapping[str, Any], place: str) -> Function:
     if not isinstance(strict, bool | None):
         raise BadRequestError(f"{place}.function.strict must be true or false.", "tools")
     return Function(name, parameters, bool(strict))
-
-
-def _check_depth(value: object, place: str) -> None:
-    level, depth = list[object]([value]), 0
-    while level:
-        if depth > MAX_TOOL_DEPTH:
-            raise BadRequestError(f"{place} must be nested at most {MAX_TOOL_DEPTH} deep.", "tools")
-        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        level, depth = [item for each in inner for item in each], depth + 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import cached_property
 from hashlib import blake2b
 
-from blink.region.layout import CONSTANTS
+from blink.region.constants import CONSTANTS
 
 _HASH_BYTES = CONSTANTS["automaton_hash_bytes"]
 

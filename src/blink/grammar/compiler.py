@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a request asks of its text's form to the automaton that the engine keeps it by; bounded, and cached."""
+"""From what a request asks of its text's form to the automaton that the engine keeps it by; bounded."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from typing import Any
 
 from blink.errors import BadRequestError
@@ -29,65 +26,6 @@ from blink.structured_outputs import StructuredOutputsParams
 
 MAX_GRAMMAR_BYTES = 256 << 10
 _PARAM = "structured_outputs"
-_CACHE_BYTES = 32 << 20
-_REFUSAL_BYTES = 1 << 10  # that a refusal counts as: what cannot be compiled is asked for again too
-
-
-class AutomatonCache:
-    """Compiled automata by what they were asked for, the least recently used dropped. Safe for use by threads."""
-
-    def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, Automaton | BadRequestError] = OrderedDict()
-
-    def find(self, params: StructuredOutputsParams) -> Automaton | None:
-        """Return what compile() would, if it is there.
-
-        Raises:
-            BadRequestError: it was refused before.
-        """
-        return self._find(_key_of(params))
-
-    def compile(self, params: StructuredOutputsParams) -> Automaton:
-        """Return the automaton of what a request asks for.
-
-        Raises:
-            BadRequestError: it is malformed, or nothing that can be kept; the message says why.
-        """
-        key = _key_of(params)
-        found = self._find(key)
-        if found is not None:
-            return found
-        try:
-            automaton = compile_structured(params)
-        except BadRequestError as refusal:
-            self._keep(key, refusal)
-            raise
-        self._keep(key, automaton)
-        return automaton
-
-    def _keep(self, key: bytes, result: Automaton | BadRequestError) -> None:
-        with self._lock:
-            if key not in self._known:
-                self._known[key] = result
-                self._bytes += _size_of(result)
-            while self._bytes > self._max_bytes:
-                self._bytes -= _size_of(self._known.popitem(last=False)[1])
-
-    def _find(self, key: bytes) -> Automaton | None:
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-            found = self._known.get(key)
-        if isinstance(found, BadRequestError):
-            raise BadRequestError(found.message, found.param)
-        return found
-
-
-def _size_of(result: Automaton | BadRequestError) -> int:
-    return _REFUSAL_BYTES if isinstance(result, BadRequestError) else len(result.data)
 
 
 def compile_structured(params: StructuredOutputsParams) -> Automaton:
@@ -182,10 +120,3 @@ def _encode(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise GrammarError("a choice holds a lone surrogate") from None
-
-
-def _key_of(params: StructuredOutputsParams) -> bytes:
-    try:
-        return blake2b(json.dumps(asdict(params), allow_nan=False).encode(), digest_size=32).digest()
-    except (TypeError, ValueError, RecursionError):
-        raise BadRequestError("structured_outputs holds what is no JSON, or is nested too deeply.", _PARAM) from None

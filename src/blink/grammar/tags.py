@@ -8,7 +8,7 @@ from typing import Any
 
 from blink.grammar.errors import GrammarError
 from blink.grammar.expression import Expression, Repeat, Text, Until, choice, optional, series
-from blink.region.layout import CONSTANTS
+from blink.region.constants import CONSTANTS
 from blink.structured_outputs import StructuralTag, StructuredOutputsParams
 
 SPECIAL_MARK = bytes([CONSTANTS["special_token_byte"]])

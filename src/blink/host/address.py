@@ -32,6 +32,15 @@ class Address:
         scheme = "https" if self.tls else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is a TCP address that only this host reaches.
+
+        Raises:
+            ConfigError: the host has no address.
+        """
+        return not self.uds and ipaddress.ip_address(self._resolve()[4][0].partition("%")[0]).is_loopback
+
     def reserve(self) -> socket.socket | None:
         """Check that nobody listens here, and hold the TCP port until the returned socket is closed.
 

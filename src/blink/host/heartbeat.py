@@ -46,7 +46,8 @@ class Pulse:
 class Silence:
     """How long nothing was heard, as far as somebody listened: where all processes pause, that does not count.
 
-    Nor does the time in which the silent one waited for a core or for pages: a busy host makes it slow, not dead.
+    Nor does the time in which the silent one waited for a core or for pages: a busy host makes it slow, not dead. But
+    each second in which it had a core counts, once.
     """
 
     def __init__(self) -> None:
@@ -59,14 +60,16 @@ class Silence:
 
         hindrance: of the other's whole life; less than before where a thread of it has ended.
         """
-        passed = 0.0 if self._last_look is None else min(now - self._last_look, _LONGEST_LOOK)
-        if hindrance.is_blocked or hindrance.major_faults > self._last.major_faults:
-            passed = 0.0
-        if hindrance.is_runnable:  # it may be waiting for a core just now
-            passed = min(passed, max(hindrance.core_time - self._last.core_time, 0.0))
-        # A wait is known when it has ended, and may be longer than the time between two looks.
-        passed -= max(hindrance.core_wait - self._last.core_wait, 0.0)
-        passed -= max(hindrance.memory_stall - self._last.memory_stall, 0.0)
+        elapsed = 0.0 if self._last_look is None else min(now - self._last_look, _LONGEST_LOOK)
+        passed = ran = min(max(hindrance.core_time - self._last.core_time, 0.0), elapsed)
+        is_waiting = (
+            hindrance.is_runnable or hindrance.is_blocked
+        )  # for a core, or for pages: for how long, nobody knows
+        if not is_waiting and hindrance.major_faults <= self._last.major_faults:
+            waited = max(hindrance.core_wait - self._last.core_wait, 0.0)
+            stalled = max(hindrance.memory_stall - self._last.memory_stall, 0.0)
+            # Of the time in which it had a core, nothing is taken off: the waits may be other threads', or others'.
+            passed = max(ran, elapsed - waited - stalled)
         self._last_look, self._last = now, hindrance
-        self.seconds = 0.0 if heard else max(self.seconds + passed, 0.0)
+        self.seconds = 0.0 if heard else self.seconds + passed
         return self.seconds

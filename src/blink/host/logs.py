@@ -7,9 +7,10 @@ import json
 import logging
 import sys
 import time
-from typing import Final
+from typing import Any, Final
 
 FORMATS: Final = ("text", "json")
+_INDENT: Final = "    "
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -32,8 +33,31 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
+class TextFormatter(logging.Formatter):
+    """Make one line of each record, whoever wrote its message: what is not printable is escaped.
+
+    The lines of an exception stand below it, each indented, so that none looks like a record.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return _printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        """Return the lines of an exception."""
+        return "\n".join(_INDENT + _printable(line) for line in super().formatException(ei).splitlines())
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
+    )
+
+
 def set_up_logging(level: str, log_format: str, text: str = _TEXT) -> None:
     """Send all records of this level and above to stderr, in one of FORMATS; `text` is how text looks."""
     output = logging.StreamHandler(sys.stderr)
-    output.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(text))
+    output.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(text))
     logging.basicConfig(level=level.upper(), handlers=[output], force=True)

@@ -21,7 +21,7 @@ from blink.models.spec import ModelSpec
 from blink.models.weights.decoder_loader import DecoderLoader
 from blink.models.weights.quantized_checkpoint import OUTPUT
 from blink.models.weights.target import WeightTarget
-from blink.models.weights.text_files import read_text
+from blink.models.weights.text_files import read_named_text
 from blink.quantize.calibration import CalibratedCheckpoint, feed, takes_rounding
 from blink.quantize.config import GROUP_SIZES, QuantizeConfig
 from blink.quantize.differentiable import EMBEDDING, check_differentiable
@@ -59,6 +59,7 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
     windows = read_windows(tokenizer, config, length)
     if config.tune:
         check_differentiable(spec)
+    source.check_weights()
     directory = ModelDirectory(Path(output).expanduser())
     rounded: dict[str, QuantizedMatrix] = {}
     take = rounded.__setitem__ if config.tune else directory.add_matrix
@@ -129,7 +130,7 @@ def read_windows(tokenizer: Tokenizer, config: QuantizeConfig, length: int) -> T
     """Return the text's tokens in windows [number, tokens], each beginning as the model's texts do."""
     path = Path(config.calibration).expanduser() if config.calibration else _TEXT
     begin = begin_text(tokenizer)
-    tokens = tokenizer.encode(read_text(path, _MAX_TEXT_BYTES), add_special_tokens=False)
+    tokens = tokenizer.encode(read_named_text(path, _MAX_TEXT_BYTES), add_special_tokens=False)
     tokens = tokens[: config.num_calibration_tokens]
     if len(tokens) < _SHORTEST:
         raise ConfigError(f"--calibration {path} has {len(tokens)} tokens; give a text of {_SHORTEST} or more.")

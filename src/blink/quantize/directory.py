@@ -69,6 +69,12 @@ class ModelDirectory:
         """Write a file beside the tensors."""
         (self.path / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write a file beside the tensors as it is."""
+        file = self.path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(data)
+
     def finish(self) -> int:
         """Write what is left, and the index if there are several files; return the tensors' bytes."""
         self._flush()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,18 @@ from torch import Tensor
 from blink.config import FrontendConfig, ModelConfig
 from blink.errors import ConfigError
 from blink.models.spec import PLAIN, ModelSpec
-from blink.models.weights.checkpoint import Checkpoint, GgufCheckpoint, SafetensorsCheckpoint
+from blink.models.weights.checkpoint import GgufCheckpoint, SafetensorsCheckpoint
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.models.weights.source import find_format, read_spec
-from blink.models.weights.text_files import read_json
+from blink.models.weights.text_files import read_file, read_json
 from blink.quantize.directory import ModelDirectory
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.gguf_tokenizer import build_tokenizer
+from blink.text.template_sources import NAMED_FOLDER, find_gguf_templates
 
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+_MAX_FILE_BYTES = 128 << 20
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -49,6 +50,11 @@ class SourceModel:
             ConfigError: there is none, or it cannot be quantized.
         """
         self.path = resolve_model(model)
+        self._files: dict[str, bytes] = {}
+        if self.path.is_dir():
+            names = [name for name in _TOKENIZER_FILES if (self.path / name).is_file()]
+            names += [f"{NAMED_FOLDER}/{path.name}" for path in (self.path / NAMED_FOLDER).glob("*.jinja")]
+            self._files = {name: read_file(self.path / name, _MAX_FILE_BYTES, root=self.path) for name in names}
         self.spec = read_spec(self.path)
         if self.spec.quantization is not None:
             raise ConfigError(
@@ -58,12 +64,24 @@ class SourceModel:
             raise ConfigError(f"{self.path}: experts that share a tensor ({self.spec.architecture}) are not quantized.")
         if find_format(self.path) == "gguf":
             self._config = _describe_gguf(self.path, self.spec)
-            self.checkpoint: Checkpoint = GgufCheckpoint(self.path, self.spec)
+            self.checkpoint: GgufCheckpoint | SafetensorsCheckpoint = GgufCheckpoint(self.path, self.spec)
         else:
             self._config = read_json(self.path / "config.json")
             if "text_config" in self._config:
                 raise ConfigError(f"{self.path} has more than a text model; only those are quantized.")
             self.checkpoint = SafetensorsCheckpoint(self.path)
+
+    def check_weights(self) -> None:
+        """Look at all weights once.
+
+        Raises:
+            ConfigError: one is not a number or infinite, at the latest in the type that read() returns.
+        """
+        is_gguf = isinstance(self.checkpoint, GgufCheckpoint)
+        for name, stored in self.checkpoint.each():
+            values = stored.to(torch.bfloat16) if is_gguf else stored
+            if values.is_floating_point() and values.numel() and not torch.stack(values.aminmax()).isfinite().all():
+                raise ConfigError(f"{self.path}: '{name}' holds weights that are infinite or no numbers.")
 
     def load_assets(self) -> ModelAssets:
         """Load the tokenizer and what goes with it."""
@@ -87,9 +105,8 @@ class SourceModel:
         if self.path.is_file():
             _write_gguf_tokenizer(self.path, self.load_assets(), output)
             return
-        for name in _TOKENIZER_FILES:
-            if (self.path / name).is_file():
-                shutil.copyfile(self.path / name, output.path / name)
+        for name, data in self._files.items():
+            output.write_bytes(name, data)
 
 
 def _describe_gguf(path: Path, spec: ModelSpec) -> dict[str, Any]:
@@ -122,8 +139,8 @@ def _write_gguf_tokenizer(path: Path, assets: ModelAssets, output: ModelDirector
     metadata = read_gguf_metadata(path)
     build_tokenizer(metadata).save(str(output.path / "tokenizer.json"))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    if template := metadata.get("tokenizer.chat_template"):
-        config["chat_template"] = template
+    if templates := find_gguf_templates(metadata, str(path)):
+        config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         token = metadata.get(
             f"tokenizer.ggml.{name.replace('unk', 'unknown').replace('pad_token', 'padding_token')}_id"

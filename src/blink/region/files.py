@@ -2,7 +2,7 @@
 """Files in /dev/shm: whose they are, who serves a region, and what may be deleted.
 
 /dev/shm is everybody's. A file there is used only if it is a regular file of this user that nobody else may open, links
-are never followed, and only files that are known to be regions are deleted.
+are never followed, and only files are deleted that are known to be regions or have a name that this server reserved.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def check_unserved(name: str) -> None:
     Raises:
         ConfigError: another one has it, or its file is somebody else's.
     """
-    holder = _read_holder(_reservation_path(name))
-    if holder is not None and holder not in (os.getpid(), os.getppid()):
+    holder = _read_holder(_reservation_path(region_path(name)))
+    if holder is not None and not _is_own(holder):
         raise ConfigError(f"process {holder}, a server, has the region {name!r}; stop it or give another --region")
     try:
         fd = open_own(region_path(name))
@@ -106,18 +106,25 @@ def check_unserved(name: str) -> None:
 
 
 def remove_unserved(path: Path) -> None:
-    """Delete a region's file if its engine is dead, and the spare names of dead engines; leave all else alone."""
+    """Delete a region's file if its engine is dead, and the spare names of dead engines.
+
+    A file that does not begin as a region is left alone, unless this process or its supervisor has reserved the name.
+    """
+    try:
+        is_reserved = _is_own(_read_holder(_reservation_path(path)))
+    except ConfigError:
+        is_reserved = False
     for each in [path, *path.parent.glob(f"{path.name}{_SPARE}*")]:
-        _remove_unserved(each)
+        _remove_unserved(each, is_reserved)
 
 
-def _remove_unserved(path: Path) -> None:
+def _remove_unserved(path: Path, is_reserved: bool) -> None:
     try:
         fd = open_own(path)
     except (FileNotFoundError, ConfigError):
         return
     try:
-        if not is_served(fd) and os.pread(fd, len(_MAGIC), 0) in (_MAGIC, b""):
+        if not is_served(fd) and (is_reserved or os.pread(fd, len(_MAGIC), 0) in (_MAGIC, b"")):
             remove_own(path, os.fstat(fd).st_ino)
     finally:
         os.close(fd)
@@ -160,7 +167,7 @@ class Reservation:
         Raises:
             ConfigError: another server has it, or /dev/shm takes no file.
         """
-        self._path = _reservation_path(name)
+        self._path = _reservation_path(region_path(name))
         self._fd = self._lock(name)
         try:
             os.ftruncate(self._fd, 0)
@@ -185,9 +192,13 @@ class Reservation:
         os.close(self._fd)
 
 
-def _reservation_path(name: str) -> Path:
-    path = region_path(name)
+def _reservation_path(path: Path) -> Path:
     return path.with_name(path.name + _RESERVATION)
+
+
+def _is_own(holder: int | None) -> bool:
+    """Say whether a reservation is this process's or its supervisor's."""
+    return holder in (os.getpid(), os.getppid())
 
 
 def _read_holder(path: Path) -> int | None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,26 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from blink.region.constants import CONSTANTS as CONSTANTS
+from blink.region.constants import TABLE, split_words
 from blink.region.native import lib
 
 _E = TypeVar("_E")
 
-_table: dict[str, dict[str, Any]] = json.loads(lib.blink_layout_text())
 DIGEST: int = lib.blink_layout_digest()
-
-
-def _words(native_name: str) -> str:
-    """Return the words of a name such as kMaxGraphs as max_graphs."""
-    return "_".join(re.findall("[A-Z][a-z0-9]*", native_name)).lower()
-
-
-CONSTANTS: dict[str, int] = {_words(name): value for name, value in _table["constants"].items()}
 
 
 @functools.cache
 def struct_dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a native struct, nested structs included."""
-    fields: dict[str, Any] = dict(_table["structs"][name])
+    fields: dict[str, Any] = dict(TABLE["structs"][name])
     size = fields.pop("")
     return np.dtype(
         {
@@ -48,7 +40,7 @@ def struct_dtype(name: str) -> np.dtype[Any]:
 def _field_type(code: str) -> Any:
     """Return the numpy type of a code such as "u4", "(8,)i4" or "(128,)GraphSize"."""
     count, element = re.fullmatch(r"(?:\((\d+),\))?(\w+)", code).groups()  # type: ignore[union-attr]
-    base = struct_dtype(element) if element in _table["structs"] else np.dtype(element)
+    base = struct_dtype(element) if element in TABLE["structs"] else np.dtype(element)
     return (base, (int(count),)) if count else base
 
 
@@ -145,11 +137,11 @@ class _NativeMeta(EnumMeta):
     @classmethod
     def __prepare__(metacls, cls: str, bases: tuple[type, ...], struct: str = "", **options: Any) -> Any:
         namespace = super().__prepare__(cls, bases, **options)
-        members = _table["enums"].get(cls, {})
+        members = TABLE["enums"].get(cls, {})
         if struct:
             members = {f"k_{name}": start // 4 for name, (_, start) in flat_fields(struct_dtype(struct)).items()}
         for name, value in members.items():
-            namespace[(name[2:] if struct else _words(name)).upper()] = value
+            namespace[(name[2:] if struct else split_words(name)).upper()] = value
         return namespace
 
     if TYPE_CHECKING:  # the members; one that does not exist raises AttributeError
@@ -210,5 +202,5 @@ class SequenceStatus(NativeEnum):
 def place_name(place: int) -> str:
     """Return the file and line of csrc that the control block's error_place means."""
     found = np.uint32(place).reshape(1).view(struct_dtype("Place"))[0]
-    files = {index: file for file, index in _table["files"].items()}
+    files = {index: file for file, index in TABLE["files"].items()}
     return f"{files[int(found['file'])]}:{found['line']}"

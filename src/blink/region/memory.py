@@ -186,7 +186,7 @@ def publish_region(region: Region, name: str) -> None:
     """Give the region its boot id and its name; frontends of an earlier engine notice the new file.
 
     Raises:
-        ConfigError: another engine has taken the name since.
+        ConfigError: another engine has taken the name since, or the file behind it is none of a region.
     """
     (epoch,) = struct.unpack("<Q", os.urandom(8))
     lib.blink_region_publish(region.address, epoch | 1)
@@ -196,7 +196,8 @@ def publish_region(region: Region, name: str) -> None:
         os.link(region.path, path)  # unlike rename(), it takes the name from nobody
     except OSError as error:
         region.remove()
-        raise ConfigError(f"another engine serves the region {name!r}; stop it or give another --region") from error
+        check_unserved(name)
+        raise ConfigError(f"{path} is no region's file; delete it or give another --region") from error
     remove_own(region.path, region.inode)
     region.path = path
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,14 +10,18 @@ from typing import Any
 
 from blink.errors import BadRequestError
 from blink.grammar.automaton import Automaton
-from blink.grammar.compiler import AutomatonCache
 from blink.link.client import RegionInfo
+from blink.request.automata import AutomatonCache
+from blink.request.compilation import Client, Compilation
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.conversation import flatten_messages
+from blink.text.fitting import fit_messages
 from blink.text.generation import Generation
 from blink.text.harmony_prompt import arrange_messages, check_effort, describe_tools, spell
+from blink.text.message.parser import MessageForm
 from blink.text.prompt import Prompt, PromptRules, Source, prepare_prompts, prepare_prompts_now
+from blink.text.template_traits import TemplateTraits
 from blink.text.tool_prompt import put_tools_in_message, tell_tools
 
 _SEED_MASK = 2**64 - 1
@@ -56,10 +59,15 @@ class Plan:
 
 
 class Planner:
-    """Plan the requests for one model."""
+    """Plan the requests for one model.
 
-    def __init__(self, assets: ModelAssets) -> None:
+    Args:
+        compilation: compiles for plan(); the owner starts and closes it.
+    """
+
+    def __init__(self, assets: ModelAssets, compilation: Compilation | None = None) -> None:
         self._assets = assets
+        self._compilation = compilation
         self._automata = AutomatonCache()
 
     def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> str:
@@ -68,11 +76,6 @@ class Planner:
         Raises:
             BadRequestError: the model has no chat template, or it or a message does not fit.
         """
-        template = self._assets.chat_template
-        if template is None:
-            raise BadRequestError(
-                "The model has no chat template; send a prompt, or start with --chat-template.", "messages"
-            )
         if not messages:
             raise BadRequestError("messages must not be empty.", "messages")
         if rendering.continue_final_message and rendering.add_generation_prompt:
@@ -80,41 +83,70 @@ class Planner:
                 "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
                 "continue_final_message",
             )
-        flat, tools = flatten_messages(messages), rendering.variables.get("tools") or ()
-        variables = rendering.variables
+        tools = rendering.variables.get("tools") or ()
+        template = self._assets.template_for(tools)
+        if template is None:
+            raise BadRequestError(
+                "The model has no chat template; send a prompt, or start with --chat-template.", "messages"
+            )
+        try:
+            arranged, variables = self._arrange(messages, tools, rendering.variables, template.traits)
+            return template.render(
+                arranged,
+                add_generation_prompt=rendering.add_generation_prompt,
+                continue_final_message=rendering.continue_final_message,
+                variables=variables,
+            )
+        except RecursionError:
+            raise BadRequestError("The messages are nested too deeply.", "messages") from None
+
+    def _arrange(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        traits: TemplateTraits,
+    ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+        """Return the messages and variables as the template takes them."""
+        flat: Sequence[Mapping[str, Any]] = flatten_messages(messages, text_arguments=traits.text_arguments)
         if self._assets.in_channels:
             check_effort(variables.get("reasoning_effort", "medium"))
             letters = self._assets.tokenizer.spell
             flat = spell(arrange_messages(flat), letters)
             variables = {**variables, "tools": spell(describe_tools(tools), letters) or None}
-        if template.tools_place == "none":
+        if traits.tools_place == "none":
             flat = tell_tools(flat, tools)
-        elif template.tools_place == "message" and tools:
+        elif traits.tools_place == "message" and tools:
             flat = put_tools_in_message(flat, tools)
-        return template.render(
-            flat,
-            add_generation_prompt=rendering.add_generation_prompt,
-            continue_final_message=rendering.continue_final_message,
-            variables=variables,
-        )
+        return fit_messages(flat, traits), variables
 
     async def plan(
-        self, sources: Sequence[Source], params: SamplingParams, rules: PromptRules, engine: RegionInfo
+        self,
+        sources: Sequence[Source],
+        params: SamplingParams,
+        rules: PromptRules,
+        engine: RegionInfo,
+        client: Client,
+        form: MessageForm | None = None,
     ) -> Plan:
         """Check a request for all its prompts and plan it; long prompts are tokenized in a thread.
 
+        form: how its replies are read, None where their text is their content.
+
         Raises:
             BadRequestError: the engine cannot do it; `param` names what to change.
+            ClientLimitError: its client waits for too much already.
+            OverloadedError: too much waits.
         """
         check_request(params, len(sources), engine)
         rules = replace(rules, token_limit=params.max_tokens)
         structured = params.structured_outputs
         automaton = None
         if structured is not None:
-            # Compiling mostly runs outside of the interpreter's lock.
-            automaton = self._automata.find(structured) or await asyncio.to_thread(self._automata.compile, structured)
+            assert self._compilation is not None
+            automaton = await self._compilation.compile(structured, client)
         prompts = await prepare_prompts(sources, rules, self._assets.tokenizer, engine)
-        return self._plan_sequences(prompts, params, engine, automaton)
+        return self._plan_sequences(prompts, params, engine, automaton, form)
 
     def plan_now(
         self, sources: Sequence[Source], params: SamplingParams, rules: PromptRules, engine: RegionInfo
@@ -132,7 +164,12 @@ class Planner:
         return self._plan_sequences(prompts, params, engine, automaton)
 
     def _plan_sequences(
-        self, prompts: list[Prompt], params: SamplingParams, engine: RegionInfo, automaton: Automaton | None
+        self,
+        prompts: list[Prompt],
+        params: SamplingParams,
+        engine: RegionInfo,
+        automaton: Automaton | None,
+        form: MessageForm | None = None,
     ) -> Plan:
         assets = self._assets
         sequences: list[PlannedSequence] = []
@@ -142,7 +179,9 @@ class Planner:
             for place in range(params.n):
                 # The prompt's own logprobs are the same for all choices: the first brings them.
                 chosen = fitted if place == 0 else replace(fitted, prompt_logprobs=None)
-                generation = Generation(len(sequences), assets.tokenizer, chosen, assets.eos_token_ids)
+                generation = Generation(
+                    len(sequences), assets.tokenizer, chosen, assets.eos_token_ids, prompt.tokens, form
+                )
                 seed = (base + place) & _SEED_MASK
                 sequences.append(PlannedSequence(prompt, chosen, seed, assets.eos_token_ids, generation, automaton))
         return Plan(prompts, sequences, params.n)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.fields import Fields
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
-from blink.models.weights.text_files import read_json, read_text
+from blink.models.weights.text_files import read_json, read_named_text
 from blink.sampling_params import SamplingParams
+from blink.text.call_shape import read_call_shape
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.message.formats import (
     CALL_FORMATS,
@@ -28,11 +29,13 @@ from blink.text.message.formats import (
 )
 from blink.text.message.harmony import END_TOKENS, MARKS
 from blink.text.template import ChatTemplate
+from blink.text.template_sources import DEFAULT, TOOL_USE, find_gguf_templates, find_templates
 from blink.text.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
+from blink.text.tokenizer_files import read_named_tokens
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GGUF_END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_GGUF_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class ModelAssets:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     eos_token_ids: tuple[int, ...]
+    tool_template: ChatTemplate | None = None  # for requests with tools, where the model has one of its own
     call_format: CallFormat | None = None  # None: the template has tools in a way that is not known here
     reasoning_format: ReasoningFormat | None = None
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict[str, "float | int"])
@@ -52,6 +56,10 @@ class ModelAssets:
         """Say whether replies are messages in gpt-oss' format."""
         return self.call_format is HARMONY
 
+    def template_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate | None:
+        """Return the chat template for a request with these tools, None if there is none."""
+        return (self.tool_template if tools else None) or self.chat_template
+
 
 def load_assets(config: FrontendConfig) -> ModelAssets:
     """Load the assets of the configured model; --tokenizer and --chat-template replace parts of them.
@@ -60,14 +68,18 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         ConfigError: a file is missing or broken, or parsers were chosen that do not fit.
     """
     root = resolve_model(config.model.model)
-    tokenizer, template, special_tokens, eos_token_ids = _load_parts(config, root)
+    tokenizer, templates, special_tokens, eos_token_ids = _load_parts(config, root)
     if root.is_dir():
         # The model, not a borrowed tokenizer, says where its texts end and how it likes to be sampled.
         eos_token_ids = _end_tokens(root) or eos_token_ids
     if config.chat_template:
-        template = read_text(Path(config.chat_template))
-    chat_template = ChatTemplate(template, special_tokens) if template else None
-    call_format, reasoning_format = _message_formats(config, template, chat_template)
+        named = templates.get(config.chat_template)
+        templates = {DEFAULT: read_named_text(Path(config.chat_template)) if named is None else named}
+    chat_template, tool_template = (
+        ChatTemplate(templates[name], special_tokens) if templates.get(name) else None for name in (DEFAULT, TOOL_USE)
+    )
+    with_tools = templates.get(TOOL_USE) or templates.get(DEFAULT, "")
+    call_format, reasoning_format = _message_formats(config, with_tools, tool_template or chat_template)
     if call_format is HARMONY:
         _check_marks(tokenizer)
         ends = (tokenizer.token_id(name) for name in END_TOKENS)
@@ -76,6 +88,7 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         root=str(root),
         tokenizer=tokenizer,
         chat_template=chat_template,
+        tool_template=tool_template,
         eos_token_ids=eos_token_ids,
         call_format=call_format,
         reasoning_format=reasoning_format,
@@ -111,17 +124,18 @@ def _check_marks(tokenizer: Tokenizer) -> None:
 
 
 def _call_format(template: str, compiled: ChatTemplate | None) -> CallFormat | None:
-    if compiled is not None and compiled.tools_place == "none":
+    if compiled is not None and compiled.traits.tools_place == "none":
         return HERMES  # as the tools are told then
-    return CALL_FORMATS.get(find_call_format(template))
+    return CALL_FORMATS.get(find_call_format(template)) or (read_call_shape(compiled) if compiled is not None else None)
 
 
-_Parts = tuple[Tokenizer, str, dict[str, str], tuple[int, ...]]
+# The tokenizer, the chat templates by name, the special tokens by name, and the end tokens.
+_Parts = tuple[Tokenizer, dict[str, str], dict[str, str], tuple[int, ...]]
 
 
 def _load_parts(config: FrontendConfig, root: Path) -> _Parts:
     if config.model.skip_tokenizer_init:
-        return NoTokenizer(), "", {}, ()
+        return NoTokenizer(), {}, {}, ()
     source = resolve_model(config.model.tokenizer) if config.model.tokenizer else root
     return _load_gguf(source) if source.is_file() else _load_directory(source)
 
@@ -132,38 +146,23 @@ def _load_gguf(path: Path) -> _Parts:
     fields = Fields(metadata, str(path), "tokenizer.ggml.")
     special_tokens = {
         name: tokenizer.token_name(fields.integer(f"{name}_id", low=0))
-        for name in _SPECIAL_TOKENS
+        for name in _GGUF_SPECIAL_TOKENS
         if fields.has(f"{name}_id")
     }
     found = (fields.integer(name, low=0) for name in _GGUF_END_TOKENS if fields.has(name))
-    template = Fields(metadata, str(path)).text("tokenizer.chat_template", "")
-    return tokenizer, template, special_tokens, tuple(dict.fromkeys(found))
+    templates = find_gguf_templates(metadata, str(path))
+    return tokenizer, templates, special_tokens, tuple(dict.fromkeys(found))
 
 
 def _load_directory(path: Path) -> _Parts:
-    tokenizer = load_tokenizer(path)
+    named = read_named_tokens(path)
+    tokenizer, special_tokens = load_tokenizer(path, named), named.texts
     config = _read_json(path / "tokenizer_config.json")
-    special_tokens = {name: text for name in _SPECIAL_TOKENS if (text := _token_text(config.get(name)))}
-    file = path / "chat_template.jinja"
-    template = read_text(file) if file.is_file() else _default_template(config, path)
     eos_token_ids = _end_tokens(path)
     if not eos_token_ids and "eos_token" in special_tokens:
         token = tokenizer.token_id(special_tokens["eos_token"])
         eos_token_ids = () if token is None else (token,)
-    return tokenizer, template, special_tokens, eos_token_ids
-
-
-def _token_text(entry: object) -> str:
-    text = entry.get("content") if isinstance(entry, dict) else entry
-    return text if isinstance(text, str) else ""
-
-
-def _default_template(config: Mapping[str, Any], path: Path) -> str:
-    entry = config.get("chat_template")
-    if isinstance(entry, list):  # several named templates
-        named = [item for item in entry if isinstance(item, dict) and item.get("name") == "default"]
-        entry = named[0].get("template") if named else ""
-    return Fields({"chat_template": entry}, str(path / "tokenizer_config.json")).text("chat_template", "")
+    return tokenizer, find_templates(path, config), special_tokens, eos_token_ids
 
 
 def _end_tokens(path: Path) -> tuple[int, ...]:

@@ -3,28 +3,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from blink.errors import BadRequestError
+from blink.text.json_weight import MAX_JSON_DEPTH, may_be_deep, weigh_json
+from blink.text.template_traits import REASONING_NAMES
 
-_REASONING_NAMES = ("reasoning_content", "reasoning")
+# Parts of a message that are text, and the field that it is in.
+_TEXT_FIELDS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
-def flatten_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def flatten_messages(messages: Sequence[Mapping[str, Any]], *, text_arguments: bool = False) -> list[dict[str, Any]]:
     """Return the messages with content as one string each; text parts are joined by newlines, as vLLM does.
 
-    The arguments of earlier calls, which clients send as JSON, become objects, which is what templates expect.
+    A refusal is content, too. Reasoning, whatever its name, becomes `reasoning_content`. The arguments of earlier
+    calls, which clients send as JSON, become objects, as most templates expect, or stay text (`text_arguments`).
 
     Raises:
         BadRequestError: a message has no role, content that is not text, or calls without a form.
     """
-    return [_flatten(message, f"messages.{index}") for index, message in enumerate(messages)]
+    return [_flatten(message, f"messages.{index}", text_arguments) for index, message in enumerate(messages)]
 
 
-def _flatten(message: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _flatten(message: Mapping[str, Any], place: str, text_arguments: bool) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise BadRequestError(f"{place}.role must be a non-empty string.", "messages")
@@ -37,49 +42,66 @@ def _flatten(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     elif not isinstance(content, str):
         raise BadRequestError(f"{place}.content must be a string or a list of parts.", "messages")
     flat = {**message, "content": content}
+    if refusal := _pop_text(flat, "refusal", place):
+        flat["content"] = f"{content}\n{refusal}" if content else refusal
     calls = flat.pop("tool_calls", None)
     if calls:
         if not isinstance(calls, list):
             raise BadRequestError(f"{place}.tool_calls must be a list.", "messages")
-        flat["tool_calls"] = [_call_of(call, f"{place}.tool_calls.{index}") for index, call in enumerate(calls)]
-    reasoning = next((flat.pop(name) for name in _REASONING_NAMES if isinstance(flat.get(name), str)), None)
-    if reasoning is not None:
-        flat[_REASONING_NAMES[0]] = reasoning
+        flat["tool_calls"] = [
+            _call_of(call, f"{place}.tool_calls.{index}", text_arguments) for index, call in enumerate(calls)
+        ]
+    reasoning = [_pop_text(flat, name, place) for name in REASONING_NAMES]
+    if any(reasoning):
+        flat[REASONING_NAMES[0]] = next(filter(None, reasoning))
     return flat
+
+
+def _pop_text(message: dict[str, Any], name: str, place: str) -> str:
+    text = message.pop(name, None)
+    if text is not None and not isinstance(text, str):
+        raise BadRequestError(f"{place}.{name} must be a string.", "messages")
+    return text or ""
 
 
 def _text_of(part: Any, place: str) -> str:
     if isinstance(part, str):
         return part
-    if not isinstance(part, dict) or part.get("type") not in ("text", "input_text", "output_text"):
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    name = _TEXT_FIELDS.get(kind) if isinstance(part, dict) and isinstance(kind, str) else None
+    if name is None:
         raise BadRequestError(f"{place}: parts of type {kind!r} are not supported; only text is.", "messages")
-    text = part.get("text")
+    text = part.get(name)
     if not isinstance(text, str):
-        raise BadRequestError(f"{place}.text must be a string.", "messages")
+        raise BadRequestError(f"{place}.{name} must be a string.", "messages")
     return text
 
 
-def _call_of(call: Any, place: str) -> dict[str, Any]:
+def _call_of(call: Any, place: str, text_arguments: bool) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRequestError(f"{place}.function must be an object with a name.", "messages")
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = _object_of(arguments)
-    elif arguments is None:
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         arguments = {}
-    elif not isinstance(arguments, dict):
+    if not isinstance(arguments, str | dict):
         raise BadRequestError(f"{place}.function.arguments must be a string that holds JSON.", "messages")
+    if text_arguments and isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif isinstance(arguments, str) and not text_arguments:
+        arguments = _object_of(arguments, place)
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def _object_of(arguments: str) -> dict[str, Any] | str:
+def _object_of(arguments: str, place: str) -> dict[str, Any] | str:
     """Return the object that arguments are; what a model once wrote wrongly stays as it is: the talk must go on."""
-    if not arguments.strip():
-        return {}
     try:
         value = orjson.loads(arguments)
-    except (orjson.JSONDecodeError, RecursionError):
+    except orjson.JSONDecodeError:
         return arguments
-    return value if isinstance(value, dict) else arguments
+    if not isinstance(value, dict):
+        return arguments
+    data = arguments.encode()
+    if may_be_deep(data) and weigh_json(data).depth > MAX_JSON_DEPTH:
+        raise BadRequestError(f"{place}.function.arguments must be nested at most {MAX_JSON_DEPTH} deep.", "messages")
+    return value

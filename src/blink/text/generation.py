@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
+from blink.text.detokenizer import Tokens
+from blink.text.message.parser import MessageForm
+from blink.text.message.passages import Passages
 from blink.text.stop_strings import StopMatcher
 from blink.text.tokenizer import Tokenizer
 
@@ -43,6 +46,7 @@ class Generation:
         "_logprobs",
         "_matcher",
         "_params",
+        "_passages",
         "_texts",
         "_tokens",
         "_top",
@@ -55,8 +59,15 @@ class Generation:
     )
 
     def __init__(
-        self, index: int, tokenizer: Tokenizer, params: SamplingParams, eos_token_ids: tuple[int, ...]
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        eos_token_ids: tuple[int, ...],
+        before: Tokens = (),
+        form: MessageForm | None = None,
     ) -> None:
+        """Begin behind the prompt `before`; `form` says how the text is read, where stop strings must spare calls."""
         self.index = index
         self.num_tokens = 0
         self.cached_tokens = 0
@@ -66,9 +77,11 @@ class Generation:
         self._params = params
         self._eos = () if params.ignore_eos else eos_token_ids
         self._detokenizer = tokenizer.open_detokenizer(
-            skip_special_tokens=params.skip_special_tokens, marks=params.token_marks
+            skip_special_tokens=params.skip_special_tokens, marks=params.token_marks, before=before
         )
         self._matcher = StopMatcher(params.stops, include=params.include_stop_str_in_output) if params.stops else None
+        has_calls = form is not None and (form.calls is not None or form.in_channels)
+        self._passages = Passages(form) if form is not None and has_calls and params.stops else None
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -85,6 +98,9 @@ class Generation:
 
     def add_token(self, token: int, logprob: float, reason: int) -> None:
         """Append a token; afterwards `finish_reason` says whether the sequence has ended."""
+        if self._params.max_tokens == 0:
+            self.finish(FINISH_NAMES[FinishReason.LENGTH])
+            return
         self.num_tokens += 1
         self._tokens.append(token)
         if self._params.logprobs is not None:
@@ -101,6 +117,8 @@ class Generation:
     def finish(self, reason: str) -> None:
         """End the sequence and release the text that was held back."""
         self._add_text(self._detokenizer.finish())
+        for passage in self._passages.finish() if self._passages is not None else ():
+            self._search(*passage)
         if self.finish_reason is None:
             if self._matcher is not None:
                 self._texts.append(self._matcher.finish())
@@ -113,13 +131,25 @@ class Generation:
         return delta
 
     def _add_text(self, text: str) -> None:
-        # Text of the first min_tokens tokens is not searched for stop strings, as in vLLM.
-        if self._matcher is None or self.num_tokens <= self._params.min_tokens:
+        if self._matcher is None:
             self._texts.append(text)
-            return
+        elif self._passages is None:
+            self._search(text, is_call=False)
+        else:
+            for passage in self._passages.push(text):
+                self._search(*passage)
+
+    def _search(self, text: str, is_call: bool) -> None:
+        """Add text, up to the end of a stop string where it is no call's."""
+        matcher = self._matcher
+        assert matcher is not None
         if self.finish_reason is not None:
             return
-        self._texts.append(self._matcher.push(text))
-        if self._matcher.matched is not None:
+        # Text of the first min_tokens tokens is not searched for stop strings, as in vLLM.
+        if is_call or self.num_tokens <= self._params.min_tokens:
+            self._texts.append(matcher.finish() + text)
+            return
+        self._texts.append(matcher.push(text))
+        if matcher.matched is not None:
             self.finish_reason = "stop"
-            self.stop_reason = self._matcher.matched
+            self.stop_reason = matcher.matched

@@ -52,6 +52,7 @@ class PromptRules:
     truncate: int | None = None  # tokens to keep; -1: as many as fit
     truncate_right: bool = False
     cache_salt: str | None = None
+    param: str = "prompt"  # the field that the prompts come from
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,31 +98,45 @@ def prepare_prompts_now(
 
 
 def _prepare(source: Source, rules: PromptRules, tokenizer: Tokenizer, limits: Limits) -> Prompt:
-    if isinstance(source, str):
-        check_text_length(source, tokenizer, limits, may_be_cut=rules.truncate is not None)
-        source = tokenizer.encode(source, add_special_tokens=rules.add_special_tokens)
-    elif isinstance(source, list):
-        check_vocabulary(source, limits.vocab_size)
-    tokens = _truncate(np.array(source, np.int32), rules, limits)
+    tokens = source if isinstance(source, np.ndarray) else read_tokens(source, rules, tokenizer, limits)
+    tokens = _truncate(tokens, rules, limits)
     if not len(tokens):
-        raise BadRequestError("The prompt cannot be empty.", "prompt")
-    _check_length(len(tokens), rules.token_limit, limits)
+        raise BadRequestError("The prompt cannot be empty.", rules.param)
+    _check_length(len(tokens), rules, limits)
     root = hash_root(limits.hash_key, (rules.cache_salt or "").encode())
     hashes = hash_blocks(tokens, limits.block_size, limits.hash_key, root) if limits.prefix_caching else b""
     return Prompt(tokens, hashes, root)
 
 
-def check_text_length(text: str, tokenizer: Tokenizer, limits: Limits, *, may_be_cut: bool) -> None:
-    """Refuse a text before the work of tokenizing it, if it cannot fit or is longer than any that is served.
+def read_tokens(
+    source: str | list[int], rules: PromptRules, tokenizer: Tokenizer, limits: Limits
+) -> npt.NDArray[np.int32]:
+    """Return the tokens of a text, or checked token ids.
 
     Raises:
-        BadRequestError: it is too long.
+        BadRequestError: the text is too long, or a token is none of the model's.
     """
-    if not may_be_cut and len(text) > limits.max_model_len * tokenizer.max_token_chars:
-        raise _too_long(f"more than {limits.max_model_len}", limits)
+    if isinstance(source, list):
+        check_vocabulary(source, limits.vocab_size, rules.param)
+        return np.array(source, np.int32)
+    _check_text_length(source, rules, tokenizer, limits)
+    tokens = np.array(tokenizer.encode(source, add_special_tokens=rules.add_special_tokens), np.int32)
+    # A tokenizer may have more tokens than its model: a borrowed one, or one with tokens added.
+    unknown = tokens[tokens >= limits.vocab_size]
+    if len(unknown):
+        name = tokenizer.token_name(int(unknown[0]))
+        raise BadRequestError(f"{name!r} is token {unknown[0]}, which is out of the model's vocabulary.", rules.param)
+    return tokens
+
+
+def _check_text_length(text: str, rules: PromptRules, tokenizer: Tokenizer, limits: Limits) -> None:
+    """Refuse a text before the work of tokenizing it, if it cannot fit or is longer than any that is served."""
+    if rules.truncate is None and len(text) > limits.max_model_len * tokenizer.max_token_chars:
+        raise _too_long(f"more than {limits.max_model_len}", rules, limits)
     longest = max(_MAX_CHARS, _MAX_CHARS_PER_TOKEN * limits.max_model_len)
     if len(text) > longest:
-        raise BadRequestError(f"The prompt has {len(text)} characters; this server takes at most {longest}.", "prompt")
+        told = f"The prompt has {len(text)} characters; this server takes at most {longest}."
+        raise BadRequestError(told, rules.param)
 
 
 def check_vocabulary(tokens: list[int], vocab_size: int, param: str = "prompt") -> None:
@@ -150,9 +165,10 @@ def _truncate(tokens: npt.NDArray[np.int32], rules: PromptRules, limits: Limits)
     return tokens[:keep] if rules.truncate_right else tokens[len(tokens) - keep :]
 
 
-def _check_length(num_tokens: int, token_limit: int | None, limits: Limits) -> None:
+def _check_length(num_tokens: int, rules: PromptRules, limits: Limits) -> None:
+    token_limit = rules.token_limit
     if num_tokens >= limits.max_model_len:
-        raise _too_long(str(num_tokens), limits)
+        raise _too_long(str(num_tokens), rules, limits)
     if token_limit is not None and num_tokens + token_limit > limits.max_model_len:
         room = f"{token_limit} > {limits.max_model_len} - {num_tokens}"
         raise BadRequestError(
@@ -162,11 +178,11 @@ def _check_length(num_tokens: int, token_limit: int | None, limits: Limits) -> N
         )
 
 
-def _too_long(num_tokens: str, limits: Limits) -> BadRequestError:
+def _too_long(num_tokens: str, rules: PromptRules, limits: Limits) -> BadRequestError:
     return BadRequestError(
         f"This model's maximum context length is {limits.max_model_len} tokens. However, your request has {num_tokens}"
         " input tokens. Please reduce the length of the input messages.",
-        "prompt",
+        rules.param,
     )
 
 

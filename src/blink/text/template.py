@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, Literal, NoReturn
+from functools import cached_property
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -15,8 +14,12 @@ from jinja2.parser import Parser
 
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.fields import one_line
-from blink.text.template_budget import BudgetedEnvironment, limited
+from blink.text.template_budget import Budget, BudgetedContext, room
+from blink.text.template_sandbox import BudgetedEnvironment
+from blink.text.template_traits import TemplateTraits, ToolsPlace, probe_traits
 
+_MAX_CHARS = 1 << 20  # of a template: those of today have some 20,000
+_MAX_REASON = 1 << 12  # characters of what a template says
 # Marks where the last message ends; the space at its end shows whether the template strips messages.
 _END_MARK = "\ue000END-OF-MESSAGE\ue000 "
 
@@ -31,25 +34,6 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML characters, which models have never seen.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
 class ChatTemplate:
     """One compiled chat template."""
 
@@ -62,12 +46,11 @@ class ChatTemplate:
         environment = BudgetedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
-        environment.filters["tojson"] = _to_json
-        functions: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        environment.globals.update(functions)
+        if len(source) > _MAX_CHARS:
+            raise ConfigError(f"The chat template has {len(source)} characters, more than {_MAX_CHARS}.")
         try:
             parsed = environment.parse(source)
-            self.tools_place = _tools_place(parsed)
+            self._mentioned_place: ToolsPlace = _mentioned_place(parsed)
             environment.instrument(parsed)
             code = environment.compile(parsed)
             self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
@@ -77,6 +60,14 @@ class ChatTemplate:
         except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # from Python's compiler
             raise ConfigError(f"The chat template is too large or nested too deeply ({one_line(error)}).") from error
         self._special_tokens = dict(special_tokens)
+
+    @cached_property
+    def traits(self) -> TemplateTraits:
+        """Return what the template shows and what it refuses."""
+        return probe_traits(
+            lambda messages, variables: self.render(messages, add_generation_prompt=False, variables=variables),
+            self._mentioned_place,
+        )
 
     def render(
         self,
@@ -95,18 +86,23 @@ class ChatTemplate:
         if continue_final_message:
             final = messages[-1]
             messages = [*messages[:-1], {**final, "content": (final.get("content") or "") + _END_MARK}]
-        num_chars = sum(len(str(message.get("content"))) for message in messages)
-        num_chars += sum(map(len, map(str, names["tools"] or ())))
+        context = self._template.new_context(
+            {**names, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        )
+        assert isinstance(context, BudgetedContext)
+        context.budget = Budget(messages, names["tools"], variables)
         try:
-            with limited(num_chars):
-                text = self._template.render(names, messages=messages, add_generation_prompt=add_generation_prompt)
+            parts = list(self._template.root_render_func(context))
+            context.budget.spend(room(*parts))
+            text = "".join(parts)
         except Exception as error:  # templates are programs: a message they did not foresee may raise anything
-            raise BadRequestError(f"The chat template refused the messages: {error}", "messages") from error
+            reason = str(error)[:_MAX_REASON]
+            raise BadRequestError(f"The chat template refused the messages: {reason}", "messages") from error
         return _cut_at_mark(text) if continue_final_message else text
 
 
-def _tools_place(template: nodes.Template) -> Literal["variable", "message", "none"]:
-    """Say where a template looks for tools."""
+def _mentioned_place(template: nodes.Template) -> ToolsPlace:
+    """Say where a template's text mentions tools."""
     if any(node.name == "tools" for node in template.find_all(nodes.Name)):
         return "variable"
     items = [node.arg for node in template.find_all(nodes.Getitem)]

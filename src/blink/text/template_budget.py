@@ -1,141 +1,193 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bound what a chat template may do: it comes with the model, is a program, and must not hold a frontend for ever.
+"""What one rendering of a chat template may cost: bytes made and steps done are spent before each operation.
 
-Each turn of a loop, each call and each character made are taken from a budget, and the time from a deadline; a template
-that exceeds either is refused. What one operation of Python does between two of these is not interrupted.
+A template comes with the model, is a program, and must not hold a frontend: no operation runs that its budget does not
+cover, whatever its operands are.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import ItemsView, Iterable, KeysView, ValuesView
+from itertools import chain
+from typing import Any, NoReturn
 
-from jinja2 import TemplateRuntimeError, nodes, pass_context
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateRuntimeError, Undefined
+from jinja2.runtime import Context, LoopContext, Macro
 
-# A turn of a loop counts as much as so many characters: both take some tenths of a microsecond.
+# A step counts as much as so many bytes: both take some tenths of a microsecond.
 _STEP = 16
-_STEPS_PER_LOOK = 32  # at the clock and at what is left
-_SMALL_TEXT = 64  # is covered by the step around it
-_FREE_CHARS = 64 << 20
-_SECONDS = 2.0  # of this thread alone, so that a busy machine refuses no honest template
-_CHARGE = "blink_charge"
-_CONCATENATE = "blink_concatenate"
+_BYTES_PER_LOOK = 16 << 10  # at the clock and at what is left: asking for the time is a call of the system
+ITEM = 64  # bytes that an element of a container, a number or a short text may take
+_REFERENCE = 16  # bytes that an element takes that is there already
+SMALL_TEXT = 64  # is covered by the step around it
+_FREE_BYTES = 32 << 20
+_SECONDS = 0.8  # of this thread alone, so that a busy machine refuses no honest template
+_BYTES_PER_CHAR = 64  # of the input: each is copied some times
+_SECONDS_PER_CHAR = 2e-6
+_MAX_DEPTH = 128
+_MAX_BITS = 64
+_MAX_KEY = 1 << 16
+ESCAPE_GROWTH = 6  # of a text that is escaped for HTML, as all beside Markup is
+_REPR_GROWTH = 4  # of a text that is shown inside of a container: a control character becomes four
+SCALARS = frozenset((str, int, float, bool, type(None)))
+_CONTAINERS = (list, tuple, KeysView, ValuesView, ItemsView)
+_OPAQUE = (int, float, type(None), Undefined, range, LoopContext, Macro)  # are shown in a few letters
 
 
-class _Budget:
+def refuse(reason: str) -> NoReturn:
+    """Refuse what a template is about to do.
+
+    Raises:
+        TemplateRuntimeError: always.
+    """
+    raise TemplateRuntimeError(f"it does too much: {reason}")
+
+
+def size(text: str) -> int:
+    """Return an upper bound of the bytes that a copy of a text takes, escaped for HTML where it is Markup."""
+    length = len(text) if text.isascii() else 4 * len(text)
+    return length if type(text) is str else ESCAPE_GROWTH * length
+
+
+def bytes_per_char(*texts: str) -> int:
+    """Return the bytes that a character of a text made of these may take."""
+    wide = 1 if all(map(str.isascii, texts)) else 4
+    return wide if all(type(text) is str for text in texts) else ESCAPE_GROWTH * wide
+
+
+def room(*texts: str) -> int:
+    """Return an upper bound of the bytes that texts take if they become one."""
+    return bytes_per_char(*texts) * sum(map(len, texts))
+
+
+class Budget:
     """What is left to one rendering."""
 
-    __slots__ = ("_deadline", "_left", "_unchecked")
+    __slots__ = ("_deadline", "_inputs", "_unchecked", "left")
 
-    def __init__(self, chars: int) -> None:
-        self._left = self._unchecked = chars
-        self._deadline = time.thread_time() + _SECONDS
+    def __init__(self, *inputs: Any) -> None:
+        """Give a rendering of these inputs its budget."""
+        self.left = _FREE_BYTES
+        self._unchecked = _FREE_BYTES - _BYTES_PER_LOOK
+        self._deadline: float | None = None  # for a while nobody looks
+        self._inputs = inputs
 
-    def spend(self, chars: int) -> None:
-        self._left -= chars + _STEP
-        if self._left > self._unchecked:
-            return
-        # The clock is a call of the system.
-        self._unchecked = self._left - _STEPS_PER_LOOK * _STEP
-        if self._left < 0:
-            raise TemplateRuntimeError("it does too much: a loop of it may have no end")
-        if time.thread_time() > self._deadline:
-            raise TemplateRuntimeError(f"it takes longer than {_SECONDS:g} s: a loop of it may have no end")
+    def spend(self, num_bytes: int) -> None:
+        """Take a step that makes so many bytes, of which there are never less than none.
+
+        Raises:
+            TemplateRuntimeError: that is more than is left.
+        """
+        self.left -= num_bytes + _STEP
+        if self.left <= self._unchecked:
+            self._look()
+
+    def _look(self) -> None:
+        self._unchecked = self.left - _BYTES_PER_LOOK
+        now = time.thread_time()
+        if self._deadline is None:
+            self._deadline = now + _SECONDS
+        if (now > self._deadline or self.left < 0) and self._inputs:
+            # How large the input is matters seldom.
+            length = len(repr(self._inputs))
+            self._inputs = ()
+            self.left += _BYTES_PER_CHAR * length
+            self._unchecked = self.left - _BYTES_PER_LOOK
+            self._deadline += _SECONDS_PER_CHAR * length
+        if self.left < 0:
+            refuse("it makes more of its input than any template has to")
+        if now > self._deadline:
+            raise TemplateRuntimeError("it takes longer than it may: a loop of it may have no end")
+
+    def weigh(self, value: Any, per_char: int = 1, per_level: int = 0, depth: int = 1) -> None:
+        """Spend what it takes to walk through a value and all in it: a list that holds another twice does so twice.
+
+        per_char: bytes for each of a text; per_level: bytes for each element and level of depth.
+        """
+        if depth > _MAX_DEPTH:
+            refuse(f"a value is nested deeper than {_MAX_DEPTH} levels")
+        if isinstance(value, str):
+            return self.spend(per_char * room(value))
+        if isinstance(value, dict):
+            items: Iterable[Any] = chain(value, value.values())
+        elif isinstance(value, _CONTAINERS):
+            items = value
+        elif isinstance(value, _OPAQUE):
+            return self.spend(ITEM)
+        else:
+            refuse(f"a {type(value).__name__} has no text and is equal to nothing")
+        total = (ITEM + per_level * depth) * (2 * len(value) if isinstance(value, dict) else len(value))
+        self.spend(total)
+        total = 0
+        for item in items:
+            kind = type(item)
+            if kind is str:
+                total += sys.getsizeof(item)
+            elif kind not in SCALARS:
+                self.weigh(item, per_char, per_level, depth + 1)
+        self.spend(per_char * total)
+        return None
+
+    def text(self, value: Any) -> str:
+        """Return a value as text, paid for unless it is one."""
+        if isinstance(value, str):
+            return value
+        if type(value) not in SCALARS:
+            self.weigh(value, _REPR_GROWTH)
+        return str(value)
+
+    def operand(self, value: Any) -> Any:
+        """Return a value that is going to be compared, and spend what that may take."""
+        kind = type(value)
+        if kind is str:
+            if len(value) > SMALL_TEXT:
+                self.spend(len(value) >> 2)
+        elif kind not in SCALARS and not isinstance(value, Undefined):
+            self.weigh(value, _REPR_GROWTH)  # an error may show it
+        return value
+
+    def container(self, value: Any) -> Any:
+        """Return a value in which something is going to be looked for, and spend what that may take."""
+        return value if isinstance(value, dict) else self.operand(value)
+
+    def items(self, value: Any) -> list[Any]:
+        """Return a list of what a value holds, which is paid for.
+
+        Raises:
+            TypeError: it holds nothing.
+        """
+        if not isinstance(value, (str, dict, range, LoopContext, Undefined, *_CONTAINERS)):
+            raise TypeError(f"{type(value).__name__!r} object is not iterable")
+        self.spend((ITEM if isinstance(value, (str, range)) else _REFERENCE) * len(value))
+        return list(value)
 
 
-_budget: ContextVar[_Budget | None] = ContextVar("template_budget", default=None)
+def check_key(key: Any) -> Any:
+    """Return what is a key of a mapping, or an index: a text, a number or nothing at all."""
+    if (type(key) not in SCALARS and not isinstance(key, (str, Undefined))) or (
+        isinstance(key, str) and len(key) > 1 << 16
+    ):
+        refuse("a key is neither a number nor a text of some letters")
+    return key
 
 
-@contextmanager
-def limited(num_chars: int) -> Iterator[None]:
-    """Give what is rendered in here a budget, for an input of so many characters."""
-    token = _budget.set(_Budget(_FREE_CHARS + 64 * num_chars))
-    try:
-        yield
-    finally:
-        _budget.reset(token)
-
-
-def _spend(chars: int) -> None:
-    if (budget := _budget.get()) is not None:
-        budget.spend(chars)
-
-
-# Filters that take the context are never evaluated at compile time, when there is no budget.
-@pass_context
-def _charge(context: Context, chars: int) -> str:  # noqa: ARG001
-    _spend(chars)
-    return ""
-
-
-@pass_context
-def _concatenate(context: Context, parts: list[Any]) -> str:  # noqa: ARG001
-    texts = [str(part) for part in parts]
-    _spend(sum(map(len, texts)))
-    return "".join(texts)
-
-
-@pass_context
-def _show(context: Context, value: Any) -> Any:  # noqa: ARG001
-    _spend(_size(value))
+def check_number(value: Any) -> Any:
+    """Return a number, unless it is an integer of more than 64 bits."""
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        refuse(f"an integer has more than {_MAX_BITS} bits")
     return value
 
 
-def _size(value: object) -> int:
-    if isinstance(value, int):
-        return value.bit_length() // 8
-    return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
+class BudgetedContext(Context):
+    """The variables of one rendering, and its budget."""
 
+    budget: Budget
 
-class BudgetedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, with every loop and whatever grows charged to the budget of limited()."""
-
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(optimized=False, finalize=_show, **options)
-        charges: dict[str, Any] = {_CHARGE: _charge, _CONCATENATE: _concatenate}
-        self.filters.update(charges)
-
-    def instrument(self, template: nodes.Template) -> nodes.Template:
-        """Return the parsed template with its charges."""
-        for node in list(template.find_all(nodes.Concat)):
-            # In place: what holds the node does not matter then.
-            parts = nodes.List(list(node.nodes), lineno=node.lineno)
-            node.nodes = [nodes.Filter(parts, _CONCATENATE, [], [], None, None, lineno=node.lineno)]
-        for output in template.find_all(nodes.Output):
-            chars = sum(len(part.data) for part in output.nodes if isinstance(part, nodes.TemplateData))
-            if chars > _SMALL_TEXT:
-                output.nodes.insert(0, _make_charge(chars, output.lineno))
-        for block in template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-            block.body.insert(0, nodes.ExprStmt(_make_charge(0, block.lineno), lineno=block.lineno))
-        for node in template.find_all(nodes.Node):
-            node.set_environment(self)
-        return template
-
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function of the template and charge what it returns."""
-        _spend(0)
-        result = super().call(__context, __obj, *args, **kwargs)
-        _spend(_size(result))
-        return result
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute an operation whose result may be large, if the budget has room for it."""
-        if operator == "*" and not (isinstance(left, int) and isinstance(right, int)):
-            factors = [value if isinstance(value, int) else _size(value) for value in (left, right)]
-            _spend(max(0, factors[0]) * max(0, factors[1]))
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _spend(left.bit_length() * max(0, right) // 8)
-        else:
-            _spend(_size(left) + _size(right))
-        return super().call_binop(context, operator, left, right)
-
-
-def _make_charge(chars: int, line: int) -> nodes.Filter:
-    return nodes.Filter(nodes.Const(chars, lineno=line), _CHARGE, [], [], None, None, lineno=line)
+    def derived(self, locals: dict[str, Any] | None = None) -> BudgetedContext:
+        """Return a context with more variables and the same budget."""
+        context = super().derived(locals)
+        assert isinstance(context, BudgetedContext)
+        context.budget = self.budget
+        return context

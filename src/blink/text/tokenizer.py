@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
@@ -14,15 +15,21 @@ from tokenizers import decoders, models
 
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.fields import one_line
-from blink.models.weights.text_files import check_size
+from blink.models.weights.text_files import read_file
 from blink.text.detokenizer import (
+    MAX_UNFINISHED,
+    MAX_WINDOW,
     ByteLevelDetokenizer,
     Detokenizer,
     MarkingDetokenizer,
     StreamDetokenizer,
     TokenBytes,
+    Tokens,
     TokenTexts,
+    find_unfinished,
 )
+from blink.text.tokenizer_files import NamedTokens, add_named_tokens, read_named_tokens
+from blink.text.tokenizer_probe import check_tokenizer
 
 # One text at a time: a pool of threads would only be a detour.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -76,7 +83,7 @@ class Tokenizer:
         """Return the token ids of a text, parts of which may come from spell().
 
         Raises:
-            BadRequestError: the text holds lone surrogates, which no UTF-8 text can.
+            BadRequestError: the text holds lone surrogates, which no UTF-8 text can, or the tokenizer fails.
         """
         if not text.isascii():
             if _LETTERS_MARK in text:
@@ -84,21 +91,42 @@ class Tokenizer:
                 found = self.encode(first, add_special_tokens=add_special_tokens)
                 return found + [token for each in others for token in self.encode(each, add_special_tokens=False)]
             _check_unicode(text)
-        # The same ids as by encode(), which also finds their places in the text: that is more than half of its work.
-        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            # The same ids as by encode(), which also finds their places in the text: more than half of its work.
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:
+            if not _is_failure(error):
+                raise
+            raise BadRequestError("The model's tokenizer cannot tokenize this text.", "prompt") from error
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids; unknown ids are left out."""
         return self._backend.decode(tokens, skip_special_tokens=skip_special_tokens)
 
-    def open_detokenizer(self, *, skip_special_tokens: bool, marks: Mapping[str, str] | None = None) -> Detokenizer:
-        """Return a fresh decoder for one sequence; `marks`, by tokens' names, are what these tokens are shown as."""
+    def open_detokenizer(
+        self, *, skip_special_tokens: bool, marks: Mapping[str, str] | None = None, before: Tokens = ()
+    ) -> Detokenizer:
+        """Return a fresh decoder for one sequence.
+
+        Args:
+            skip_special_tokens: leave special tokens out.
+            marks: by tokens' names, what these tokens are shown as.
+            before: the tokens of the prompt: a text's first word has its space only behind others.
+        """
         if marks:
             ids = {token: mark for name, mark in marks.items() if (token := self.token_id(name)) is not None}
-            return MarkingDetokenizer(ids, lambda: self.open_detokenizer(skip_special_tokens=skip_special_tokens))
+            open_inner = partial(self._open_unmarked, skip_special_tokens)
+            return MarkingDetokenizer(ids, open_inner, before)
+        return self._open_unmarked(skip_special_tokens, before)
+
+    def _open_unmarked(self, skip_special_tokens: bool, before: Tokens) -> Detokenizer:
+        unfinished = find_unfinished(b"".join([self.token_bytes(int(token)) for token in before[-MAX_UNFINISHED:]]))
         if self._is_byte_level:
-            return ByteLevelDetokenizer(self._texts_without_special if skip_special_tokens else self._texts)
-        return StreamDetokenizer(self._backend, skip_special_tokens)
+            return ByteLevelDetokenizer(self._texts_without_special if skip_special_tokens else self._texts, unfinished)
+        skipped = self.special_tokens if skip_special_tokens else ()
+        shown = (int(token) for token in reversed(before) if token not in skipped)
+        last = list(islice(shown, MAX_WINDOW))[::-1]
+        return StreamDetokenizer(self._backend, skip_special_tokens, last, len(unfinished))
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its vocabulary entry."""
@@ -109,12 +137,10 @@ class Tokenizer:
         return self._backend.id_to_token(token) or ""
 
     def token_text(self, token: int) -> str:
-        """Return the text of a token by itself, with U+FFFD for parts of characters."""
-        if self._is_byte_level:
-            return self._texts.token_bytes[token].decode("utf-8", "replace")
-        return self.decode([token], skip_special_tokens=False)
+        """Return the text that a token is inside of a text, with U+FFFD for parts of characters."""
+        return self.token_bytes(token).decode("utf-8", "replace")
 
-    def plain_bytes(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for anywhere in a text; none for an unknown id."""
         name = self.token_name(token)
         if self._is_byte_level or token in self._added:
@@ -122,12 +148,6 @@ class Tokenizer:
         if _BYTE_TOKEN.fullmatch(name):
             return bytes([int(name[3:5], 16)])
         return name.replace(_SPACE_MARK, " ").encode()
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token adds to the text."""
-        if self._is_byte_level:
-            return self._texts.token_bytes[token]
-        return self.token_text(token).encode()
 
 
 def _check_unicode(text: str) -> None:
@@ -161,8 +181,8 @@ class NoTokenizer(Tokenizer):
         raise BadRequestError("This server has no tokenizer (--skip-tokenizer-init): send token ids.", "prompt")
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Load the tokenizer.json of a model directory.
+def load_tokenizer(path: Path, named: NamedTokens | None = None) -> Tokenizer:
+    """Load the tokenizer.json of a model directory, and the tokens that the files beside it name.
 
     Raises:
         ConfigError: there is none, or it is broken.
@@ -173,11 +193,25 @@ def load_tokenizer(path: Path) -> Tokenizer:
             f"{path} holds no tokenizer.json; name a directory that does with --tokenizer,"
             " or take token ids only with --skip-tokenizer-init."
         )
-    check_size(file, _MAX_TOKENIZER_BYTES)
+    data = read_file(file, _MAX_TOKENIZER_BYTES)
+    load = partial(_build, data, named or read_named_tokens(path))
+    check_tokenizer(load, len(data), file)
     try:
-        return Tokenizer(Backend.from_file(str(file)))
+        return Tokenizer(load())
     except BaseException as error:
-        # The library raises bare Exception, and of some malformed parts it panics, which is none.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not _is_failure(error):
             raise
         raise ConfigError(f"{file} is not a readable tokenizer: {one_line(error)}") from error
+
+
+def _build(data: bytes, named: NamedTokens) -> Backend:
+    backend = Backend.from_buffer(data)
+    add_named_tokens(backend, named)
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Say whether the library failed: it raises bare Exception, and of some inputs it panics, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from blink.text.template_traits import INSTRUCTING
+
 _INSTRUCTIONS = """You can call functions. Their signatures, as JSON, are between the tags <tools> and </tools>:
 <tools>
 %s
@@ -24,8 +26,8 @@ def tell_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
         told.append({"role": "system", "content": _INSTRUCTIONS % "\n".join(_dump(tool) for tool in tools)})
     for place, message in enumerate(messages):
         last = told[-1] if told else None
-        if place == 0 and last and message["role"] == "system":
-            last["content"] = f"{message['content']}\n\n{last['content']}"
+        if place == 0 and last and message["role"] in INSTRUCTING:
+            told = [{**message, "content": f"{message['content']}\n\n{last['content']}"}]
         elif message["role"] == "tool":
             result = f"<tool_response>\n{message['content']}\n</tool_response>"
             # Results of parallel calls are one turn: some templates insist that turns alternate.
@@ -46,9 +48,9 @@ def put_tools_in_message(
     """Return the messages with the tools as a field of the system's, where Phi-4's template looks for them."""
     first: Mapping[str, Any] = {"role": "system", "content": ""}
     rest = messages
-    if messages and messages[0]["role"] == "system":
+    if messages and messages[0]["role"] in INSTRUCTING:
         first, rest = messages[0], messages[1:]
-    return [{**first, "tools": json.dumps(tools, ensure_ascii=False)}, *rest]
+    return [{**first, "role": "system", "tools": json.dumps(tools, ensure_ascii=False)}, *rest]
 
 
 def _tell_call(function: Mapping[str, Any]) -> str:

@@ -36,5 +36,5 @@ def list_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
 def _token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     if token in tokenizer.special_tokens:
         return _SPECIAL_MARK + tokenizer.token_name(token).encode()
-    data = tokenizer.plain_bytes(token)
+    data = tokenizer.token_bytes(token)
     return b"" if _SPECIAL_MARK in data else data  # the mark alone would pass for the beginning of a special token

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The automata that the engine holds: copied out of an arena and checked when a sequence first needs one, shared by all
 // that name it on the same queue pair, and left where it is until its place is needed.
+//
+// A place cannot be taken back while a sequence uses its automaton, however long the answer. So a flow takes another
+// one only while it has fewer than are free: alone it has half of them, and whoever comes finds some (the dynamic
+// thresholds of Choudhury and Hahne, 1998). A shared automaton takes a place of one of its users' flows.
 #pragma once
 
+#include "scheduler/policy.h"
 #include "scheduler/queue_pair.h"
 
 namespace blink {
@@ -19,14 +24,19 @@ BLINK_FN bool is_automaton(const State& s, const AutomatonEntry& entry, const Se
 // more waits for the next step, so that nobody holds up the others' tokens by it.
 constexpr uint32_t kAutomatonBytesOfPass = 128 << 10;
 
-// Whether a waiting sequence's automaton is here, or has a place to go to and may be copied now.
+// Whether a waiting sequence's automaton is in use, or its flow may take a place for it, and it is here or may be
+// copied now.
 BLINK_RARE_FN bool has_automaton_room(const State& s, const Sequence& q) {
   const uint32_t bytes = q.sqe.automaton_bytes;
   if (bytes == 0 || q.slot != kNone) return true;
   const bool has_time = s.automaton_bytes_copied == 0 || s.automaton_bytes_copied + bytes <= kAutomatonBytesOfPass;
-  if (has_time && s.num_automata_used < s.geometry.num_automata) return true;
+  const bool has_place = flow_of(s, q).num_automata < s.geometry.num_automata - s.num_automata_used;
+  if (has_time && has_place) return true;
   bool is_here = false;  // without branches, for many sequences may ask
-  for (uint32_t i = 0; i < s.geometry.num_automata; i++) is_here |= is_automaton(s, s.automaton_entries[i], q);
+  for (uint32_t i = 0; i < s.geometry.num_automata; i++) {
+    const AutomatonEntry& entry = s.automaton_entries[i];
+    is_here |= (has_place | (entry.num_users > 0)) & is_automaton(s, entry, q);
+  }
   return is_here;
 }
 
@@ -121,6 +131,13 @@ BLINK_FN uint32_t find_automaton(Env& env, const State& s, const Sequence& q, bo
   return best == kNowhere ? kNone : uint32_t(best);
 }
 
+// Let an automaton take a place of a flow that has so many of its users. Runs on: one lane.
+BLINK_FN void give_place(State& s, AutomatonEntry& entry, uint32_t flow, uint32_t num_own) {
+  entry.flow = flow;
+  entry.num_own = num_own;
+  s.flows[flow].num_automata++;
+}
+
 // Let a sequence with a slot use its automaton. False if that is broken.
 template <class Env>
 BLINK_RARE_FN bool take_automaton(Env& env, State& s, Sequence& q) {
@@ -143,7 +160,11 @@ BLINK_RARE_FN bool take_automaton(Env& env, State& s, Sequence& q) {
     for (uint32_t i = 0; i < kAutomatonHashBytes; i++) entry.hash[i] = q.sqe.automaton_hash[i];
     if (is_valid) {
       q.automaton = index;
-      s.num_automata_used += entry.num_users++ == 0;
+      if (entry.num_users++ == 0) {
+        s.num_automata_used++;
+        give_place(s, entry, flow_index(q), 0);
+      }
+      entry.num_own += entry.flow == flow_index(q);
       s.statistics.automata_loaded += !is_here;
     }
   }
@@ -151,11 +172,44 @@ BLINK_RARE_FN bool take_automaton(Env& env, State& s, Sequence& q) {
   return is_valid;
 }
 
-// Runs on: one lane, when the sequence gives its slot back.
-BLINK_FN void release_automaton(State& s, Sequence& q) {
-  if (q.automaton == kNone) return;
-  s.num_automata_used -= --s.automaton_entries[q.automaton].num_users == 0;
-  q.automaton = kNone;
+// Among the sequences that use an automaton: those whose flow is the first of all.
+struct Heirs {
+  uint32_t flow, count;  // kNone and 0: nobody uses it
+};
+template <class Env>
+BLINK_RARE_FN Heirs find_heirs(Env& env, const State& s, uint32_t index) {
+  const auto flow_at = [&](uint32_t i) {
+    const Sequence& q = s.sequences[i < s.num_running ? s.running[i] : s.waiting[i - s.num_running]];
+    return q.automaton == index ? flow_index(q) : kNone;
+  };
+  Heirs heirs{kNone, 0};
+  const uint32_t count = s.num_running + s.num_waiting;
+  for (uint32_t i = env.lane(); i < count; i += env.lanes()) heirs.flow = least(heirs.flow, flow_at(i));
+  heirs.flow = env.least(heirs.flow);
+  for (uint32_t i = env.lane(); i < count; i += env.lanes())
+    heirs.count += heirs.flow != kNone && flow_at(i) == heirs.flow;
+  heirs.count = env.sum(heirs.count);
+  return heirs;
+}
+
+// Let a sequence that gives its slot back no longer use its automaton. The last of the flow whose place that takes
+// leaves it to another user's.
+template <class Env>
+BLINK_RARE_FN void release_automaton(Env& env, State& s, Sequence& q) {
+  const uint32_t index = q.automaton;
+  if (index == kNone) return;
+  AutomatonEntry& entry = s.automaton_entries[index];
+  env.sync();
+  if (env.lane() == 0) {
+    q.automaton = kNone;
+    s.num_automata_used -= --entry.num_users == 0;
+    if (entry.flow == flow_index(q) && --entry.num_own == 0) s.flows[entry.flow].num_automata--;
+  }
+  env.sync();
+  if (entry.num_own > 0 || entry.num_users == 0) return;
+  const Heirs heirs = find_heirs(env, s, index);
+  if (env.lane() == 0) give_place(s, entry, heirs.flow, heirs.count);
+  env.sync();
 }
 
 }  // namespace blink

@@ -15,11 +15,11 @@ template <class Env>
 BLINK_RARE_FN void free_sequence(Env& env, State& s, uint32_t index) {
   Sequence& q = s.sequences[index];
   if (q.num_blocks > 0) release_blocks(env, s, q.slot, q.num_blocks);
+  if (q.slot != kNone) release_automaton(env, s, q);
   env.sync();
   if (env.lane() == 0) {
     if (q.slot != kNone) {
       s.free_slots[s.num_free_slots++] = q.slot;
-      release_automaton(s, q);
       s.qps[q.queue_pair].num_slots--;
     }
     if (q.cancelled) s.num_cancels--;

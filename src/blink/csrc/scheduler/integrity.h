@@ -192,7 +192,7 @@ class IntegrityCheck {
   }
 
   const char* automata() {
-    std::vector<uint32_t> users(s_.geometry.num_automata);
+    std::vector<uint32_t> users(s_.geometry.num_automata), own(users.size());
     for (uint32_t i = 0; i < num_sequences(); i++) {
       const Sequence& q = s_.sequences[i];
       if (q.status == SequenceStatus::kFree || q.slot == kNone) continue;
@@ -202,12 +202,21 @@ class IntegrityCheck {
       if (q.automaton >= users.size()) return "a sequence has no such automaton";
       if (s_.automaton_entries[q.automaton].queue_pair != q.queue_pair) return "a sequence has a foreign automaton";
       users[q.automaton]++;
+      own[q.automaton] += s_.automaton_entries[q.automaton].flow == flow_index(q);
     }
     uint32_t used = 0;
+    std::vector<uint32_t> places(s_.geometry.num_queue_pairs * kFlows);
     for (uint32_t i = 0; i < users.size(); i++) {
-      if (s_.automaton_entries[i].num_users != users[i]) return "an automaton's users are miscounted";
-      used += users[i] > 0;
+      const AutomatonEntry& entry = s_.automaton_entries[i];
+      if (entry.num_users != users[i]) return "an automaton's users are miscounted";
+      if (entry.num_own != own[i]) return "an automaton miscounts the users whose place it takes";
+      if (users[i] == 0) continue;
+      if (own[i] == 0) return "an automaton takes the place of a flow that does not use it";
+      places[entry.flow]++;
+      used++;
     }
+    for (uint32_t i = 0; i < places.size(); i++)
+      if (s_.flows[i].num_automata != places[i]) return "a flow's automata are miscounted";
     return s_.num_automata_used == used ? nullptr : "the used automata are miscounted";
   }
 

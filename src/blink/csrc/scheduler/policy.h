@@ -22,9 +22,8 @@ BLINK_FN bool operator<(Rank a, Rank b) {
 constexpr Rank kLastRank{~0ull, ~0ull, ~0ull, kNone};  // behind every sequence
 constexpr Rank kFirstRank{0, 0, 0, kNone};             // before every sequence
 
-BLINK_FN Flow& flow_of(const State& s, const Sequence& q) {
-  return s.flows[q.queue_pair * kFlows + q.sqe.flow % kFlows];
-}
+BLINK_FN uint32_t flow_index(const Sequence& q) { return q.queue_pair * kFlows + q.sqe.flow % kFlows; }
+BLINK_FN Flow& flow_of(const State& s, const Sequence& q) { return s.flows[flow_index(q)]; }
 
 // Time spent waiting, before and between runs.
 BLINK_FN uint64_t waited_ns(const Sequence& q, uint64_t now) {

@@ -69,6 +69,8 @@ struct AutomatonEntry {
   FIELD(uint32_t, queue_pair);
   FIELD(uint32_t, owner);      // generation of the queue pair; 0: the entry is empty
   FIELD(uint32_t, num_users);  // slots
+  FIELD(uint32_t, flow);       // whose place it takes: of its users'
+  FIELD(uint32_t, num_own);    // users of that flow; 0: it is not in use
   FIELD(uint32_t, stamp);      // when it was last taken
   FIELD_ARRAY(uint8_t, hash, kAutomatonHashBytes);
 };
@@ -89,7 +91,8 @@ struct Flow {
   FIELD(uint64_t, computed);  // tokens computed for it, but never less than others had when it came back
   FIELD(uint32_t, num_live);
   FIELD(uint32_t, num_running);
-  FIELD(uint32_t, pending);  // scratch of one phase of a step
+  FIELD(uint32_t, num_automata);  // entries whose place is its own
+  FIELD(uint32_t, pending);       // scratch of one phase of a step
 };
 
 // The scheduler's side of one queue pair.

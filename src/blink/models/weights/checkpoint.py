@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -121,6 +121,12 @@ class GgufCheckpoint:
             return values
         return values.view(num_heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
 
+    def each(self) -> Iterator[tuple[str, Tensor]]:
+        """Return all tensors by their names in the file, one entry of the first dimension after the other."""
+        for name, tensor in self._file.tensors.items():
+            for entry in range(tensor.shape[0]) if len(tensor.shape) > 2 else (None,):
+                yield name, torch.from_numpy(self._file.read_tensor(name, entry))
+
     def _find_name(self, name: str) -> tuple[str, int | None]:
         """Return a tensor's name in the file, and which entry of it is meant where it holds all experts."""
         expert = None
@@ -191,6 +197,11 @@ class SafetensorsCheckpoint:
 
     def read_quantized(self, names: Sequence[str]) -> None:
         """Fill all."""
+
+    def each(self) -> Iterator[tuple[str, Tensor]]:
+        """Return all tensors by their names, as they are stored."""
+        for name, file in self._owners.items():
+            yield name, file.get_tensor(name)
 
     def _find_name(self, name: str) -> str:
         return self._prefix + name.removeprefix("model.") if name.startswith("model.") else name

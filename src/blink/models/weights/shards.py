@@ -7,7 +7,7 @@ from pathlib import Path
 
 from blink.errors import ConfigError
 from blink.models.weights.fields import show
-from blink.models.weights.text_files import read_json
+from blink.models.weights.text_files import find_inside, read_json
 
 
 def list_shards(directory: Path) -> list[Path]:
@@ -21,10 +21,8 @@ def list_shards(directory: Path) -> list[Path]:
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise ConfigError(f"{directory} lacks {', '.join(missing)}, which its index names; download the model again.")
-    homes = _find_homes(directory.resolve())
     for path in paths:
-        if path.resolve().parent not in homes:
-            raise ConfigError(f"{path} is a link out of the model's directory; put the file itself there.")
+        find_inside(path)
     return paths
 
 
@@ -39,10 +37,3 @@ def _read_index(index: Path) -> list[Path]:
                 f"{index} is malformed ({show(name)} is no safetensors file beside it); download it again."
             )
     return [index.parent / name for name in names]
-
-
-def _find_homes(directory: Path) -> set[Path]:
-    """Return where the files may lie: the snapshots of a Hugging Face cache are links to its blobs."""
-    if directory.parent.name != "snapshots":
-        return {directory}
-    return {directory, (directory.parent.parent / "blobs").resolve()}

@@ -14,10 +14,10 @@ from blink.text.message.call_object import SPACE, CallObject
 from blink.text.message.formats import CallFormat
 from blink.text.message.json_value import JsonValue, Status
 from blink.text.message.markers import Markers
-from blink.text.message.parts import CallArguments, CallOpened, Content, Part, merge
+from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reading, merge
 
-_PREFIXED_NAME = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*")
-_NAME_CHARACTERS = re.compile(r"[\w.\-\[\]\s]*")
+_PREFIXED_NAME = r"([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:%s)?\s*"  # with the mark before its arguments
+_NAME_CHARACTERS = r"[\w.\-\[\]\s%s]*"
 _MAX_NAME = 256
 _PIECE_CHARS = 1024
 
@@ -29,6 +29,9 @@ class CallParser:
         """Expect calls of `names`: what stands without a marker is a call only if it has one of these."""
         self.num_calls = 0
         self._form = form
+        mark = re.escape(form.arguments_mark)
+        self._prefixed_name = re.compile(_PREFIXED_NAME % mark)
+        self._name_characters = re.compile(_NAME_CHARACTERS % mark)
         self._names = names
         self._parallel = parallel
         self._opens, self._closes = Markers(form.opens), Markers((*form.opens, *form.closes))
@@ -40,6 +43,23 @@ class CallParser:
         self._value: JsonValue | None = None  # the arguments behind a prefixed name
         self._is_marked = False
         self._calls_in_region = 0
+
+    @property
+    def reading(self) -> Reading:
+        """Return what the text that came last is."""
+        if self._step == self._begin:
+            return Reading.TEXT
+        if self._step == self._read_content:
+            # The space behind a call is none of the content where another call follows.
+            is_unsure = self._buffer or (self.num_calls and self._space)
+            return Reading.UNSURE if is_unsure else Reading.TEXT
+        return Reading.CALL if self._calls_in_region else Reading.UNSURE
+
+    def stays_with(self, text: str) -> bool:
+        """Say whether a piece of text is certain to be what the text before it is."""
+        if self._step in (self._read_object, self._read_arguments):
+            return self._calls_in_region > 0 and "}" not in text
+        return self._step == self._read_content and self.reading is Reading.TEXT and self._opens.cannot_begin_in(text)
 
     def push(self, text: str) -> list[Part]:
         """Return what the message has gained by a piece of text."""
@@ -142,14 +162,14 @@ class CallParser:
     def _read_name(self, parts: list[Part]) -> bool:
         """Read a name before its arguments, as newer Mistral models write calls."""
         head, brace, _ = self._buffer.partition("{")
-        name = _PREFIXED_NAME.fullmatch(head)
+        name = self._prefixed_name.fullmatch(head)
         if brace and name:
             self._note_call()
             parts.append(CallOpened(name[1]))
             self._value = JsonValue()
             self._step = self._read_arguments
             self._buffer = self._buffer[len(head) :]
-        elif brace or len(head) > _MAX_NAME or not _NAME_CHARACTERS.fullmatch(head):
+        elif brace or len(head) > _MAX_NAME or not self._name_characters.fullmatch(head):
             self._fall_back("", parts)
         else:
             return False

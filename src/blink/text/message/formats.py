@@ -18,6 +18,7 @@ class CallFormat:
     closes: tuple[str, ...] = ()
     is_bare: bool = False  # an answer may begin with a call, without a marker
     has_prefixed_names: bool = False  # name{"argument": ...} too
+    arguments_mark: str = "[ARGS]"  # that may stand behind such a name
     id_chars: int = 0  # of a call's id, where the template insists; 0: any
     trigger: str  # what nothing but a call begins with
     prefix: str = ""
@@ -71,6 +72,12 @@ CALL_FORMATS = {
         prefix="[TOOL_CALLS] [",
         suffix="]",
     ),
+    "granite": CallFormat(
+        opens=("<|tool_call|>", "<tool_call>"),
+        trigger="<|tool_call|>",
+        prefix="<|tool_call|>[",
+        suffix="]",
+    ),
     "phi4_mini_json": CallFormat(
         opens=("functools[", "<|tool_call|>"),
         closes=("<|/tool_call|>",),
@@ -92,7 +99,8 @@ _SIGNS = (
     ("openai", ("<|channel|>commentary",)),
     ("hermes", ("<tool_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
-    ("phi4_mini_json", ("<|tool_call|>", "functools[", "<|/tool|>")),
+    ("phi4_mini_json", ("functools[", "<|/tool|>", "<|/tool_call|>")),
+    ("granite", ("<|tool_call|>",)),
     ("llama3_json", ("<|python_tag|>", '"parameters": dictionary of argument name')),
 )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning, merge
+from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reading, Reasoning, merge
 
 START, CHANNEL, CONSTRAIN, MESSAGE, END, RETURN, CALL = "\udc81\udc82\udc83\udc84\udc85\udc86\udc87"  # lone surrogates
 MARKS = {
@@ -71,6 +71,7 @@ class HarmonyParser:
         self._is_fresh = False  # the open message has no text yet
         self._given: set[type[Part]] = set()
         self._is_over = False
+        self._is_at_mark = False  # the last text was one
         if is_reasoning_open is not None:
             self._open(self._reasoning if is_reasoning_open else Content)
 
@@ -78,6 +79,17 @@ class HarmonyParser:
     def is_inside(self) -> bool:
         """Say whether the text that comes next is reasoning."""
         return self._kind is Reasoning
+
+    @property
+    def reading(self) -> Reading:
+        """Return what the text that came last is; a header counts as a call once it has led to a message."""
+        if self._kind is None:
+            return Reading.UNSURE
+        return Reading.CALL if self._kind is CallArguments or self._is_at_mark else Reading.TEXT
+
+    def stays_with(self, text: str) -> bool:
+        """Say whether a piece of text is certain to be what the text before it is."""
+        return self._kind is not None and not self._is_at_mark and not _MARK.search(text)
 
     def push(self, text: str) -> list[Part]:
         """Return what the message has gained by a piece of text."""
@@ -89,6 +101,8 @@ class HarmonyParser:
                 _TAKERS[piece](self, parts)
             elif piece:
                 self._take_text(piece, parts)
+            if piece:
+                self._is_at_mark = piece in _TAKERS
         return merge(parts)
 
     def finish(self) -> list[Part]:

@@ -12,6 +12,7 @@ class Markers:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = sorted(texts, key=len, reverse=True)
+        self._firsts = frozenset(text[0] for text in texts)
         self._pattern = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
 
     def search(self, text: str) -> tuple[int, int] | None:
@@ -27,6 +28,10 @@ class Markers:
     def may_begin(self, text: str) -> bool:
         """Say whether the text is the beginning of a marker."""
         return any(marker.startswith(text) for marker in self._texts)
+
+    def cannot_begin_in(self, text: str) -> bool:
+        """Say whether no marker begins anywhere in a text."""
+        return self._firsts.isdisjoint(text)
 
     def certain(self, text: str) -> int:
         """Return how many characters cannot be part of a marker, whatever follows."""

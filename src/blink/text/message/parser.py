@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from blink.text.message.calls import CallParser
 from blink.text.message.formats import CallFormat, ReasoningFormat
 from blink.text.message.harmony import HarmonyParser
-from blink.text.message.parts import Content, Part, Reasoning, merge
+from blink.text.message.parts import Content, Part, Reading, Reasoning, merge
 from blink.text.message.reasoning import ReasoningParser
 
 
@@ -67,6 +67,23 @@ class MessageParser:
         """Say whether the text that comes next is reasoning."""
         reader = self._channels or self._reasoning
         return reader is not None and reader.is_inside
+
+    @property
+    def reading(self) -> Reading:
+        """Return what the text that came last is."""
+        if self._channels is not None:
+            return self._channels.reading
+        if self._reasoning is not None and self._reasoning.is_unsure:
+            return Reading.UNSURE
+        return Reading.TEXT if self._calls is None or self.is_reasoning else self._calls.reading
+
+    def stays_with(self, text: str) -> bool:
+        """Say whether all of a piece of text is certain to be what the text before it is."""
+        if self._channels is not None:
+            return self._channels.stays_with(text)
+        if self._reasoning is not None and not self._reasoning.stays_with(text):
+            return False
+        return self._calls is None or self.is_reasoning or self._calls.stays_with(text)
 
     def push(self, text: str) -> list[Part]:
         """Return what the message has gained by a piece of text."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
 from itertools import groupby
 from typing import NamedTuple
 
@@ -30,6 +31,14 @@ class CallArguments(NamedTuple):
     """A piece of the arguments' JSON, as the model wrote it."""
 
     text: str
+
+
+class Reading(Enum):
+    """What a parser takes the text for that it read last."""
+
+    TEXT = 0
+    CALL = 1
+    UNSURE = 2  # what follows will tell
 
 
 Part = Content | Reasoning | CallOpened | CallArguments

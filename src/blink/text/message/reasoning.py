@@ -3,21 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from blink.text.message.formats import ReasoningFormat
 from blink.text.message.markers import Markers
 from blink.text.message.parts import Content, Part, Reasoning, merge
 
 _TAIL_CHARS = 256
+_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates
 
 
-def is_reasoning_open(prompt: str, form: ReasoningFormat) -> bool | None:
-    """Say whether a prompt leaves its reply inside (true) or behind (false) reasoning; None if it says nothing."""
+def is_reasoning_open(prompt: str, form: ReasoningFormat, begun: str = "") -> bool | None:
+    """Say whether a prompt leaves its reply inside (true) or behind (false) reasoning; None if it says nothing.
+
+    `begun` is what there is of the message, where one is to be continued.
+    """
     tail = prompt[-_TAIL_CHARS:].rstrip()
     if tail.endswith(form.open):
         return True
-    return False if tail.endswith(form.close) else None
+    if tail.endswith(form.close):
+        return False
+    return True if begun.rfind(form.open) > begun.rfind(form.close) else None
+
+
+def is_switched_off(variables: Mapping[str, Any]) -> bool:
+    """Say whether a request's variables tell its chat template that the model shall not reason."""
+    return any(variables.get(name) is not None and not variables[name] for name in _SWITCHES)
 
 
 class ReasoningParser:
@@ -37,6 +49,17 @@ class ReasoningParser:
     def is_inside(self) -> bool:
         """Say whether the text that comes next is reasoning."""
         return self._step == self._read_reasoning or (self._step == self._begin and self._begins_inside)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Say whether the text so far may be the beginning of the opening tag."""
+        return self._step == self._begin and bool(self._buffer)
+
+    def stays_with(self, text: str) -> bool:
+        """Say whether a piece of text is certain to be what the text before it is."""
+        if self._step == self._read_reasoning:
+            return not self._buffer and self._form.close[0] not in text
+        return self._step == self._read_content
 
     def push(self, text: str) -> list[Part]:
         """Return what the message has gained by a piece of text."""

@@ -10,12 +10,14 @@ from typing import Any, Literal
 from blink.structured_outputs import StructuralTag, Tag
 from blink.text.message.formats import CallFormat
 
-_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+# Of a schema that says of its members nothing but that there are none.
+_PLAIN_KEYWORDS = {"type", "properties", "required", "$schema", "title", "description"}
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that may be called; `parameters` is the JSON schema of its arguments."""
+    """A function that may be called; `parameters` is the JSON schema of its arguments, empty where it takes none."""
 
     name: str
     parameters: Mapping[str, Any] | None = None
@@ -58,7 +60,13 @@ def constrain(use: ToolUse, form: CallFormat) -> StructuralTag | None:
 
 def schemas_of(use: ToolUse) -> dict[str, Mapping[str, Any]]:
     """Return the schemas of the arguments by the functions' names."""
-    return {function.name: function.parameters or _ANY_OBJECT for function in use.functions}
+    return {function.name: _schema_of(function.parameters or {}) for function in use.functions}
+
+
+def _schema_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of arguments; parameters that name no property allow none, as in OpenAI's API."""
+    has_none = parameters.get("properties") == {} and parameters.keys() <= _PLAIN_KEYWORDS
+    return _NO_ARGUMENTS if has_none or not parameters else parameters
 
 
 def _tags(use: ToolUse, form: CallFormat, before: str = "", behind: str = "") -> list[Tag]:

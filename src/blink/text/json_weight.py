@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a JSON text holds, and how deep: measured by native code before it becomes objects of Python."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from blink.region.native import lib
+
+# Of what a client sends: far below the depth at which parsers, encoders and templates give up, each at its own.
+MAX_JSON_DEPTH = 64
+_MAX_NAME_BYTES = 64  # of a name that an error repeats
+
+
+class JsonWeight(ctypes.Structure):
+    """What csrc/cpu/json_weight.h counts."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("containers", "items", "text_bytes", "depth", "begin", "length")]
+    containers: int
+    items: int
+    text_bytes: int
+    depth: int
+    begin: int
+    length: int
+
+    def name_in(self, data: bytes | bytearray) -> str | None:
+        """Return the name of the outermost object's member that is nested the deepest; None if there is none."""
+        name = data[self.begin : self.begin + min(self.length, _MAX_NAME_BYTES)].decode(errors="replace")
+        return name or None
+
+
+def weigh_json(data: bytes | bytearray) -> JsonWeight:
+    """Return what a text holds, in time that is linear in its length; it may be malformed."""
+    weight = JsonWeight()
+    view = np.frombuffer(data, np.uint8)
+    lib.blink_json_weigh(view.ctypes.data, len(view), ctypes.byref(weight))
+    return weight
+
+
+def may_be_deep(data: bytes | bytearray) -> bool:
+    """Say quickly whether a text has as many brackets as one that is nested too deeply."""
+    return data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH

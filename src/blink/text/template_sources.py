@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the chat templates that come with a model, by their names, as transformers does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from blink.models.weights.fields import Fields
+from blink.models.weights.text_files import read_text
+
+DEFAULT = "default"
+TOOL_USE = "tool_use"  # for requests with tools
+NAMED_FOLDER = "additional_chat_templates"
+_GGUF_KEY = "tokenizer.chat_template"
+
+
+def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the templates of a directory whose tokenizer_config.json is `config`; files of their own win.
+
+    Raises:
+        ConfigError: one is malformed or cannot be read.
+    """
+    found = _read_config(config, str(folder / "tokenizer_config.json"))
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        found[DEFAULT] = read_text(file, root=folder)
+    for path in sorted((folder / NAMED_FOLDER).glob("*.jinja")):
+        found[path.stem] = read_text(path, root=folder)
+    return found
+
+
+def _read_config(config: Mapping[str, Any], place: str) -> dict[str, str]:
+    entry = config.get("chat_template")
+    if not isinstance(entry, list):
+        return {DEFAULT: Fields(config, place).text("chat_template", "")}
+    named = [Fields(item if isinstance(item, dict) else {}, f"{place}: chat_template") for item in entry]
+    return {fields.text("name"): fields.text("template") for fields in named}
+
+
+def find_gguf_templates(metadata: Mapping[str, Any], place: str) -> dict[str, str]:
+    """Return the templates that a GGUF file's metadata holds.
+
+    Raises:
+        ConfigError: one is no text.
+    """
+    fields = Fields(metadata, place)
+    keys = [key for key in metadata if key == _GGUF_KEY or key.startswith(_GGUF_KEY + ".")]
+    return {key[len(_GGUF_KEY) + 1 :] or DEFAULT: fields.text(key, "") for key in keys}

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole API through ASGI, in front of an engine that notes what is submitted and answers each with one token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import numpy as np
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from blink.api.completions import CompletionService
+from blink.api.metric_store import MetricStore
+from blink.api.metrics import NUM_VALUES, Metrics
+from blink.api.poller import Poller
+from blink.api.routes import create_app
+from blink.api.server import add_middleware
+from blink.config import FrontendConfig
+from blink.errors import BlinkError
+from blink.link.client import EngineClient, RegionInfo
+from blink.region.layout import COMPLETION, CqeKind, FinishReason
+from blink.text.assets import ModelAssets
+
+ENGINE = RegionInfo(
+    max_model_len=2048,
+    vocab_size=49152,
+    block_size=16,
+    model="m",
+    hash_key=bytes(32),
+    max_sequences=64,
+    prefix_caching=True,
+    scheduling_policy="fcfs",
+    num_queue_pairs=1,
+    can_constrain=True,
+)
+_TOKEN = 28
+
+
+class FakeEngine:
+    """Stands for the client of an engine."""
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.info: RegionInfo | None = ENGINE
+        self.unavailable_reason = ""
+        self.refusal: BlinkError | None = None
+        self.is_silent = False  # takes requests, and answers none
+        self.submitted: list[SimpleNamespace] = []
+        self.cancelled: list[int] = []
+        self.wake: Callable[[], object] = lambda: None
+        self._answered = 0
+
+    def submit(self, prompt: Any, params: Any, **options: Any) -> int:
+        if self.refusal is not None:
+            raise self.refusal
+        self.submitted.append(SimpleNamespace(prompt=prompt, params=params, **options))
+        if not self.is_silent:
+            asyncio.get_running_loop().call_soon(self.wake)
+        return len(self.submitted)
+
+    def cancel(self, sequence: int) -> None:
+        self.cancelled.append(sequence)
+
+    def drain(self) -> Any:
+        fresh = range(self._answered + 1, len(self.submitted) + 1)
+        self._answered = len(self.submitted)
+        rows = np.zeros(2 * len(fresh), COMPLETION)
+        for place, sequence in enumerate(fresh):
+            rows[2 * place]["kind"], rows[2 * place]["sequence"] = CqeKind.ADMITTED, sequence
+            row = rows[2 * place + 1]
+            row["kind"], row["sequence"], row["token"] = CqeKind.TOKEN, sequence, _TOKEN
+            row["finish_reason"] = FinishReason.LENGTH
+        return rows
+
+    def stats(self) -> dict[str, int]:
+        return {}
+
+    def reset_prefix_cache(self) -> None:
+        raise BlinkError("a fake engine has no cache")
+
+
+class FakeWriter:
+    """Stands for the writer of a response: gathers what is written past ASGI."""
+
+    def __init__(self) -> None:
+        self.received = 0.0
+        self.written = b""
+        self.leave: Callable[[], None] | None = None  # what the client's leaving calls, once a response waits for it
+
+    def take_body(self, most: int) -> None:
+        del most
+
+    def prepare_stream(self) -> None:
+        pass
+
+    def write(self, data: bytes) -> int:
+        self.written += data
+        return 0
+
+    def abort(self) -> None:
+        pass
+
+    @contextmanager
+    def on_disconnect(self, callback: Callable[[], None]) -> Iterator[None]:
+        self.leave = callback
+        yield
+
+
+class FakeServer:
+    """The application of a worker, and the engine that it talks to."""
+
+    def __init__(self, config: FrontendConfig, assets: ModelAssets, folder: Path) -> None:
+        self.engine = FakeEngine()
+        client = cast(EngineClient, self.engine)
+        self._store = MetricStore(config.region, NUM_VALUES, folder)
+        self.service = CompletionService(
+            config, assets, Poller(client, Metrics(self._store, client.stats), 0, config.max_client_share)
+        )
+        self.engine.wake = self.service.poller.table.drain
+        self.app = add_middleware(create_app(self.service), config)
+        self.writer = FakeWriter()
+
+    def close(self) -> None:
+        self.service.reader.close()
+        self._store.close()
+
+    def send(self, method: str, path: str, address: str = "127.0.0.1", **options: Any) -> httpx.Response:
+        return asyncio.run(self.send_soon(method, path, address, **options))
+
+    def post(self, path: str, body: Mapping[str, Any], **options: Any) -> httpx.Response:
+        return self.send("POST", path, json=body, **options)
+
+    async def send_soon(self, method: str, path: str, address: str = "127.0.0.1", **options: Any) -> httpx.Response:
+        """Send a request from an address; the text of a stream is in `self.writer`."""
+        self.writer = writer = FakeWriter()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["extensions"] = {"blink.response_writer": writer}
+            await cast(ASGIApp, self.app)(scope, receive, send)
+
+        transport = httpx.ASGITransport(app, client=(address, 1), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, **options)

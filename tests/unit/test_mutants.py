@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of wrong lines fits the tree, and the program that tries them tells a survivor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mutants import ROOT, Mutant, Tree, read_mutants, run_mutants
+
+MUTANTS = read_mutants()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_a_listed_line_stands_once_in_its_file_and_its_tests_exist(mutant: Mutant) -> None:
+    assert (ROOT / mutant.file).read_text().count(mutant.old) == 1 and mutant.old != mutant.new
+    assert mutant.tests and all((ROOT / test.partition("::")[0]).is_file() for test in mutant.tests)
+
+
+def test_names_are_told_apart() -> None:
+    assert [name for name, count in Counter(mutant.name for mutant in MUTANTS).items() if count > 1] == []
+
+
+def play_tests(tree: Tree, tests: tuple[str, ...]) -> tuple[int, str]:
+    """Run the one test in this process."""
+    sizes: dict[str, Callable[..., int]] = {}
+    exec((tree.root / tests[0]).read_text(), sizes)
+    return int(not (sizes["larger"](1, 2) == 2 and sizes["least"]() > 1)), ""
+
+
+def test_survivors_are_told_and_the_tree_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src").mkdir()
+    file = "src/sizes.py"
+    text = "def larger(a, b):\n    return a if a > b else b\n\n\ndef least():\n    return 3\n"
+    (tmp_path / file).write_text(text)
+    monkeypatch.setattr(Tree, "test", play_tests)
+    mutants = [
+        Mutant("caught", file, "a > b", "a < b", (file,)),
+        Mutant("equivalent", file, "a > b", "a >= b", (file,), "of equals either will do"),
+        Mutant("survivor", file, "return 3", "return 2", (file,)),
+        Mutant("not equivalent", file, "return 3", "return 1", (file,), "so it was thought"),
+        Mutant("stale", file, "return 4", "return 1", (file,)),
+    ]
+    assert run_mutants(tmp_path, mutants) == ["survivor", "not equivalent", "stale"]
+    told = capsys.readouterr().out
+    assert "caught: is caught" in told and "survivor: it survives" in told and "stands 0 times" in told
+    assert (tmp_path / file).read_text() == text
+    with pytest.raises(SystemExit, match="without any mutant"):
+        (tmp_path / file).write_text(text.replace("a > b", "a < b"))
+        run_mutants(tmp_path, mutants[:1])

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `make` installs is the same on every fresh machine: all that tests need is pinned, for each Python served."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from pins import BUILD_TOOLS, EXTRAS, GATE, LONG, ROOT, torch_pin
+from project import read_project
+
+PYTHONS = ("3.10.0", "3.10.19", "3.11.7", "3.12.12")
+
+
+def environment(python: str) -> dict[str, str]:
+    return {
+        "python_version": python.rpartition(".")[0],
+        "python_full_version": python,
+        "sys_platform": "linux",
+        "os_name": "posix",
+        "platform_system": "Linux",
+        "platform_machine": "x86_64",
+        "platform_python_implementation": "CPython",
+        "implementation_name": "cpython",
+        "extra": "",
+    }
+
+
+def pins_of(name: str, python: str) -> dict[str, Version]:
+    """Return the versions that a file pins on one Python."""
+    found: dict[str, Version] = {}
+    for line in (ROOT / name).read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        pin = Requirement(line)
+        assert re.fullmatch(r"==[\w.]+", str(pin.specifier)), f"{line}: a version that any machine can get"
+        assert pin.url is None and not pin.extras, f"{line}: pip takes no extras in constraints"
+        if pin.marker is None or pin.marker.evaluate(environment(python)):
+            assert canonicalize_name(pin.name) not in found, f"{line}: pinned twice on {python}"
+            found[canonicalize_name(pin.name)] = Version(str(pin.specifier)[2:])
+    return found
+
+
+def wanted(name: str) -> list[Requirement]:
+    """Return what pyproject.toml names of what is installed under one file of pins."""
+    project: dict[str, Any] = read_project(ROOT)
+    extras = project["project"]["optional-dependencies"]
+    lines = [*project["project"]["dependencies"], *project["build-system"]["requires"], *BUILD_TOOLS]
+    lines += [line for extra in EXTRAS[name] for line in extras[extra]]
+    return [Requirement(line) for line in lines if not line.startswith("blink-serve")]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("name", EXTRAS)
+def test_all_that_pyproject_names_is_pinned_to_a_version_that_it_allows(name: str, python: str) -> None:
+    pins = pins_of(name, python)
+    for requirement in wanted(name):
+        if requirement.marker is None or requirement.marker.evaluate(environment(python)):
+            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), str(requirement)
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_all_that_comes_along_is_pinned_too(name: str) -> None:
+    """As far as it is installed here."""
+    pins, seen = pins_of(name, "3.11.7"), set[str]()
+    left = [(requirement.name, frozenset(requirement.extras)) for requirement in wanted(name)]
+    while left:
+        package, extras = left.pop()
+        try:
+            needs = [Requirement(line) for line in distribution(package).requires or ()]
+        except PackageNotFoundError:
+            continue
+        seen.add(canonicalize_name(package))
+        for need in needs:
+            contexts = [environment("3.11.7") | {"extra": extra} for extra in ("", *extras)]
+            applies = need.marker is None or any(need.marker.evaluate(context) for context in contexts)
+            if applies and canonicalize_name(need.name) not in seen:
+                left.append((need.name, frozenset(need.extras)))
+    assert seen - set(pins) <= {"pip"} and len(seen) > 60
+
+
+def test_both_files_name_one_torch_in_a_line_that_the_makefile_reads() -> None:
+    assert all(torch_pin() in (ROOT / name).read_text().splitlines() for name in (GATE, LONG))
+
+
+def test_users_machines_are_free_to_differ() -> None:
+    project = read_project(ROOT)["project"]
+    extras = [line for extra in ("engine", "gpu") for line in project["optional-dependencies"][extra]]
+    assert [line for line in [*project["dependencies"], *extras] if "==" in line] == []
