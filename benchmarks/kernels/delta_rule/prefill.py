@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportCallIssue=false, reportMissingParameterType=false
-"""The gated delta-net of prompts, in chunks of 64 tokens on tensor cores: four kernels.
+"""The gated delta-net of prompts, in chunks of 64 tokens on tensor cores.
+
+With G the decay since the chunk's start, and L_ij = exp(G_i - G_j) for j <= i:
 
 _mix (a program for each chunk and head of q and k) convolves and normalises.
-_transform (for each chunk and value head) convolves v and computes what needs no state: with G the decay since the
-chunk's start, L_ij = exp(G_i - G_j) for j <= i, and T the inverse of I + strictly lower(beta K K^T L), that is
-U = T beta V, W = T beta exp(G) K and P = Q K^T L.
+_relate (for each chunk and key head) computes P = Q K^T L, and A = strictly lower(beta K K^T L).
+invert() returns T = (I + A)^-1 beta.
+_solve (for each chunk and value head) convolves v, and computes U = T V and W = T exp(G) K.
 _scan (for each sequence, value head and some columns of its state) walks over the chunks: N = U - W S;
 O = exp(G) Q S + P N; S = exp(G_last) S + K^T (exp(G_last - G) N).
 _finish normalises the outputs and gates them.
@@ -22,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from delta_rule.invert import invert
 from delta_rule.reference import CHUNK, Cache, Parameters, Projections, Rows
 
 
@@ -29,16 +32,14 @@ class Config(NamedTuple):
     """Sizes that decide the speed alone."""
 
     columns: int = 32  # of the state, of a program of _scan
-    part: int = 128  # of a value head's columns, that _transform multiplies at once
-    transform_warps: int = 4
-    transform_registers: int | None = None
+    part: int = 128  # of a value head's columns, that _solve multiplies at once
+    warps: int = 4
     scan_warps: int = 4
-    scan_stages: int = 2
-    inverse: str = "tf32"  # the precision of T's products
+    scan_stages: int = 3
 
 
 class _Chunks(NamedTuple):
-    """What _mix and _transform leave for _scan, a chunk's heads one after the other."""
+    """What the kernels leave for those behind, a chunk's heads one after the other."""
 
     q: Tensor  # [chunks, nk, 64, dk]
     k: Tensor
@@ -46,6 +47,8 @@ class _Chunks(NamedTuple):
     w: Tensor  # [chunks, nv, 64, dk]
     p: Tensor  # [chunks, nv, 64, 64]
     decays: Tensor  # [chunks, nv, 64], float32: G
+    systems: Tensor  # [chunks, nv, 64, 64], float32: what lies below the diagonal of I + A
+    betas: Tensor  # [chunks, nv, 64], float32
 
 
 def prefill(
@@ -68,28 +71,34 @@ def prefill(
         "C": CHUNK,
     }
     is_exact = x.qkv.dtype == torch.float32
-    precision, inverse = ("tf32x3", "tf32x3") if is_exact else ("tf32", config.inverse)
+    precision = "tf32x3" if is_exact else "tf32"
     if is_exact or min(k_dim, v_dim) < 64:  # Triton 3.6 reads beside small operands of warpgroups' products
-        config = config._replace(transform_warps=2, scan_warps=2, scan_stages=1)
+        config = config._replace(warps=2, scan_warps=2, scan_stages=1)
     strides = tuple(part.stride(0) for part in x)
     of_rows = (rows.slots, rows.positions, rows.starts)
     _mix[(most_chunks, 2 * parameters.k_heads)](
         *(x.qkv, cache.inputs, parameters.conv, *of_rows, *chunks[:2], strides[0], num_rows), **sizes, num_warps=8
     )
-    _transform[(most_chunks, v_heads)](
-        *(x.qkv, x.b, x.a, cache.inputs, parameters.conv, parameters.rate, parameters.dt_bias),
-        *(*of_rows, *chunks, strides[0], strides[2], strides[3], num_rows),
+    _relate[(most_chunks, parameters.k_heads)](
+        *(x.b, x.a, parameters.rate, parameters.dt_bias, *of_rows, *chunks[:2], *chunks[4:], strides[2], strides[3]),
+        num_rows,
+        **sizes,
+        PRECISION=precision,
+        num_warps=config.warps,
+    )
+    inverses = invert(chunks.systems, chunks.betas, x.qkv.dtype)
+    _solve[(most_chunks, v_heads)](
+        *(x.qkv, cache.inputs, parameters.conv, *of_rows, chunks.k, inverses, chunks.decays, *chunks[2:4], strides[0]),
+        num_rows,
         **sizes,
         PART=min(config.part, v_dim),
         PRECISION=precision,
-        INVERSE=inverse,
-        num_warps=config.transform_warps,
-        maxnreg=config.transform_registers,
+        num_warps=config.warps,
         num_stages=1,
     )
     columns = min(config.columns, v_dim)
     _scan[(v_dim // columns, v_heads, num_rows)](
-        *(x.qkv, *cache, *of_rows, *chunks, out, strides[0], num_rows),
+        *(x.qkv, *cache, *of_rows, *chunks[:6], out, strides[0], num_rows),
         **sizes,
         COLUMNS=columns,
         PRECISION=precision,
@@ -109,7 +118,7 @@ def _allocate(chunks: int, k_heads: int, v_heads: int, k_dim: int, v_dim: int, l
         like.new_empty(chunks, v_heads, CHUNK, v_dim),
         like.new_empty(chunks, v_heads, CHUNK, k_dim),
         like.new_empty(chunks, v_heads, CHUNK, CHUNK),
-        torch.empty(chunks, v_heads, CHUNK, dtype=torch.float32, device=like.device),
+        *(torch.empty(chunks, v_heads, *size, device=like.device) for size in ((CHUNK,), (CHUNK, CHUNK), (CHUNK,))),
     )
 
 
@@ -203,24 +212,9 @@ def _load_gates(a, b, a_stride, b_stride, dt_bias, rate, head, at, here):
 
 
 @triton.jit
-def _invert(a, C: tl.constexpr, INVERSE: tl.constexpr):
-    """Return the inverse of I + a, a being strictly lower: of blocks along the diagonal, twice as large each time."""
-    i = tl.arange(0, C)[:, None]
-    j = tl.arange(0, C)[None, :]
-    t = tl.where(i == j, 1.0, 0.0) - tl.where(i // 2 == j // 2, a, 0.0)
-    for level in range(1, 6):
-        below = tl.where((i >> (level + 1) == j >> (level + 1)) & (i >> level != j >> level), a, 0.0)
-        t -= tl.dot(tl.dot(t, below, input_precision=INVERSE), t, input_precision=INVERSE)
-    return t
-
-
-@triton.jit
-def _transform(
-    qkv,
+def _relate(
     b,
     a,
-    inputs,
-    conv,
     rate,
     dt_bias,
     slots,
@@ -228,11 +222,10 @@ def _transform(
     starts,
     q_in,
     k_in,
-    u_out,
-    w_out,
     p_out,
     decay_out,
-    stride,
+    system_out,
+    beta_out,
     b_stride,
     a_stride,
     num_rows,
@@ -242,9 +235,53 @@ def _transform(
     DV: tl.constexpr,
     ROWS: tl.constexpr,
     C: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    chunk, k_head = tl.program_id(0), tl.program_id(1)
+    start, position, count, slot, index = _find_chunk(chunk, slots, positions, starts, num_rows, ROWS, C)
+    if slot < 0:
+        return
+    i, j, k_channel = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], tl.arange(0, DK)[None, :]
+    token = index * C + tl.arange(0, C)
+    place = (chunk * K_HEADS + k_head).to(tl.int64) * C * DK + i * DK + k_channel
+    k = tl.load(k_in + place)
+    kk = tl.dot(k, k.T, input_precision=PRECISION)
+    qk = tl.dot(tl.load(q_in + place), k.T, input_precision=PRECISION)
+    for repeat in range(V_HEADS // K_HEADS):
+        head = k_head * (V_HEADS // K_HEADS) + repeat
+        at, to = (start + token).to(tl.int64), (chunk * V_HEADS + head).to(tl.int64) * C
+        g, beta = _load_gates(a, b, a_stride, b_stride, dt_bias, rate, head, at, token < count)
+        decay = tl.cumsum(g)
+        tl.store(decay_out + to + tl.arange(0, C), decay)
+        tl.store(beta_out + to + tl.arange(0, C), beta)
+        between = tl.exp(tl.where(i >= j, decay[:, None] - decay[None, :], float("-inf")))
+        tl.store(p_out + to * C + i * C + j, (qk * between).to(p_out.dtype.element_ty))
+        tl.store(system_out + to * C + i * C + j, tl.where(i > j, kk * between * beta[:, None], 0.0))
+
+
+@triton.jit
+def _solve(
+    qkv,
+    inputs,
+    conv,
+    slots,
+    positions,
+    starts,
+    k_in,
+    inverse_in,
+    decay_in,
+    u_out,
+    w_out,
+    stride,
+    num_rows,
+    K_HEADS: tl.constexpr,
+    V_HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    ROWS: tl.constexpr,
+    C: tl.constexpr,
     PART: tl.constexpr,
     PRECISION: tl.constexpr,
-    INVERSE: tl.constexpr,
 ):
     CHANNELS: tl.constexpr = 2 * K_HEADS * DK + V_HEADS * DV
     chunk, head = tl.program_id(0), tl.program_id(1)
@@ -253,29 +290,20 @@ def _transform(
         return
     i, j, k_channel = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], tl.arange(0, DK)[None, :]
     token = index * C + tl.arange(0, C)
-    to = (chunk * V_HEADS + head).to(tl.int64)
-    place = (chunk * K_HEADS + head // (V_HEADS // K_HEADS)).to(tl.int64) * C * DK + i * DK + k_channel
     dtype = qkv.dtype.element_ty
-
-    g, beta = _load_gates(a, b, a_stride, b_stride, dt_bias, rate, head, (start + token).to(tl.int64), token < count)
-    decay = tl.cumsum(g)
-    tl.store(decay_out + to * C + tl.arange(0, C), decay)
-    between = tl.exp(tl.where(i >= j, decay[:, None] - decay[None, :], float("-inf")))
-    k = tl.load(k_in + place)
-    p = tl.dot(tl.load(q_in + place), k.T, input_precision=PRECISION) * between
-    tl.store(p_out + to * C * C + i * C + j, p.to(dtype))
-    system = tl.dot(k, k.T, input_precision=PRECISION) * between * beta[:, None]
-    t = _invert(tl.where(i > j, system, 0.0), C, INVERSE) * beta[None, :]
-    w = tl.dot((t * tl.exp(decay)[None, :]).to(dtype), k, input_precision=PRECISION)
-    tl.store(w_out + to * C * DK + i * DK + k_channel, w.to(dtype))
-    t = t.to(dtype)
+    to = (chunk * V_HEADS + head).to(tl.int64) * C
+    inverse = tl.load(inverse_in + to * C + i * C + j)
+    decay = tl.load(decay_in + to + tl.arange(0, C))
+    k = tl.load(k_in + ((chunk * K_HEADS + head // (V_HEADS // K_HEADS)).to(tl.int64) * C + i) * DK + k_channel)
+    w = tl.dot((inverse.to(tl.float32) * tl.exp(decay)[None, :]).to(dtype), k, input_precision=PRECISION)
+    tl.store(w_out + (to + i) * DK + k_channel, w.to(dtype))
     past = inputs + slot.to(tl.int64) * 4 * CHANNELS
     for first in range(0, DV, PART):
         column = first + tl.arange(0, PART)
         channel = 2 * K_HEADS * DK + head * DV + column
         v = _convolve(qkv, past, conv, stride, start, position, token, count, channel, CHANNELS).to(dtype)
-        u = tl.dot(t, v, input_precision=PRECISION)
-        tl.store(u_out + to * C * DV + i * DV + column[None, :], u.to(dtype))
+        u = tl.dot(inverse, v, input_precision=PRECISION)
+        tl.store(u_out + (to + i) * DV + column[None, :], u.to(dtype))
 
 
 @triton.jit
