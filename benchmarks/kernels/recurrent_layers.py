@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-
 from delta_rule.decode import decode
 from delta_rule.prefill import prefill
 from delta_rule.reference import Cache, Parameters, Projections, Rows
@@ -75,9 +75,9 @@ def time_decode(name: str, counts: Sequence[int], **options: Any) -> None:
         rows = make_rows([1000] * num_rows, [1] * num_rows)
         layers = max(4, min(256, _ROTATED_BYTES // (num_rows * shape[1] * shape[2] * shape[3] * 4)))
         caches = [make_cache(shape, num_rows) for _ in range(layers)]
-        steps = [lambda cache=cache: decode(x, cache, rows, parameters, **options) for cache in caches]
+        steps = [partial(decode, x, cache, rows, parameters, **options) for cache in caches]
         pairs = zip(caches, [*caches[layers // 2 :], *caches[: layers // 2]], strict=True)
-        copies = [lambda to=to, of=of: to.states.copy_(of.states) for to, of in pairs]
+        copies = [partial(to.states.copy_, of.states) for to, of in pairs]
         step, copied, moved = time_graph(steps), time_graph(copies), 2 * caches[0].states.nbytes
         print(
             f"decode {name:8} {num_rows:5} rows {step:9.2f} us {moved / step / 1e6:6.2f} TB/s   copy {copied:9.2f} us "
@@ -87,16 +87,16 @@ def time_decode(name: str, counts: Sequence[int], **options: Any) -> None:
 
 
 @triton.jit
-def _recur(q, k, v, decays, states, count, D: tl.constexpr, COLUMNS: tl.constexpr):
-    """Apply the rule token by token, the state in registers, to q and k [tokens, heads / 2, D] and v."""
+def _recur(q, k, v, decays, states, count, D: tl.constexpr, COLUMNS: tl.constexpr, REPEATS: tl.constexpr):
+    """Apply the rule token by token, the state in registers, to q and k [tokens, key heads, D] and v, which the outputs
+    replace."""
     block, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, column = tl.arange(0, D), block * COLUMNS + tl.arange(0, COLUMNS)
     home = states + head * D * D + row[:, None] * D + column[None, :]
     state = tl.load(home)
     for token in range(count):
-        at = token * heads + head
-        of_k = tl.load(k + (token * (heads // 2) + head // 2) * D + row).to(tl.float32)
-        of_q = tl.load(q + (token * (heads // 2) + head // 2) * D + row).to(tl.float32)
+        at, at_k = token * heads + head, (token * (heads // REPEATS) + head // REPEATS) * D
+        of_k, of_q = tl.load(k + at_k + row).to(tl.float32), tl.load(q + at_k + row).to(tl.float32)
         state *= tl.exp(tl.load(decays + at))
         update = tl.load(v + at * D + column).to(tl.float32) - tl.sum(state * of_k[:, None], 0)
         state += of_k[:, None] * update[None, :]
@@ -111,10 +111,8 @@ def time_recurrence(shape: tuple[int, int, int, int], tokens: int) -> float:
     v, decays = torch.randn(tokens, v_heads, dim, device="cuda").bfloat16(), -torch.rand(tokens, v_heads, device="cuda")
     states = torch.zeros(v_heads, dim, dim, device="cuda")
     columns = 16
-    grid = (dim // columns, v_heads)
-    return time_graph(
-        [lambda: _recur[grid](q, k, v, decays, states, tokens, D=dim, COLUMNS=columns, num_warps=1)], 5  # type: ignore[arg-type]
-    )
+    grid, sizes = (dim // columns, v_heads), {"D": dim, "COLUMNS": columns, "REPEATS": v_heads // k_heads}
+    return time_graph([lambda: _recur[grid](q, k, v, decays, states, tokens, **sizes, num_warps=1)], 5)
 
 
 def time_prompts(name: str, cases: Sequence[Sequence[int]], **options: Any) -> None:
@@ -125,7 +123,7 @@ def time_prompts(name: str, cases: Sequence[Sequence[int]], **options: Any) -> N
         tokens = sum(counts)
         parameters, x = draw(shape, tokens)
         cache, rows = make_cache(shape, len(counts)), make_rows([64] * len(counts), counts)
-        taken = time_graph([lambda: prefill(x, cache, rows, parameters, **options)] * 3)  # noqa: B023
+        taken = time_graph([partial(prefill, x, cache, rows, parameters, **options)] * 3)
         moved = 2 * tokens * (2 * k_heads * k_dim + 3 * v_heads * v_dim) + 2 * cache.states.nbytes
         chunks = sum(-(-count // 64) for count in counts)
         flops = chunks * v_heads * 2 * 64 * (64 * (3 * k_dim + 2 * v_dim) + 3 * k_dim * v_dim)

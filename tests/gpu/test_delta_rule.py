@@ -6,6 +6,7 @@ With TRITON_INTERPRET=1 those of prompts run on the CPU, in float32.
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_a_prompt_cut_anywhere_leaves_the_same_state(
     wanted, found = copy(cache), list[Tensor]()
     expected = reference.advance(x, wanted, make_rows([1], [0], [tokens], DEVICE), parameters)
     cuts = [0, *sorted(random.Random(seed).sample(range(1, tokens), 6)), tokens]
-    for first, end in zip(cuts, cuts[1:], strict=False):
+    for first, end in itertools.pairwise(cuts):
         rows = make_rows([1], [first], [end - first], DEVICE)
         found.append(prefill.prefill(x.cut(first, end), cache, rows, parameters))
     check((torch.cat(found), cache), (expected, wanted), [1], dtype)

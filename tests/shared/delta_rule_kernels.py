@@ -40,9 +40,7 @@ def draw_parameters(
     )
 
 
-def draw_projections(
-    tokens: int, parameters: Any, *, device: Any = "cpu", dtype: torch.dtype = torch.float32
-) -> Any:
+def draw_projections(tokens: int, parameters: Any, *, device: Any = "cpu", dtype: torch.dtype = torch.float32) -> Any:
     """Return random projections, as parts of one matrix, as one product would leave them."""
     channels, v_heads, v_dim = parameters.conv.shape[1], parameters.rate.shape[0], parameters.norm.shape[0]
     widths = (channels, v_heads * v_dim, v_heads, v_heads)

@@ -78,7 +78,9 @@ def test_a_prompt_equals_transformers(tokens: int, heads: tuple[int, int, int, i
 @torch.no_grad()
 def test_a_prompt_and_tokens_after_it_equal_transformers_cached() -> None:
     layer = make_layer(2, 4, 16, 16)
-    cache = qwen3_next.DynamicCache(config=qwen3_next.Qwen3NextConfig(layer_types=["linear_attention"], num_hidden_layers=1))
+    cache = qwen3_next.DynamicCache(
+        config=qwen3_next.Qwen3NextConfig(layer_types=["linear_attention"], num_hidden_layers=1)
+    )
     hidden = torch.randn(1, 75, 48)
     own, position = make_cache(layer), 0
     for tokens in (70, 1, 1, 1, 1, 1):
@@ -117,7 +119,9 @@ def test_a_prompt_cut_anywhere_leaves_the_same_state(chunked: bool) -> None:
     for cuts in ((1,), (2, 3), (63,), (64, 65), (5, 70, 98)):
         cache, found = random_cache(), []
         for first, end in zip((0, *cuts), (*cuts, 100), strict=True):
-            found.append(reference.advance(x.cut(first, end), cache, make_rows(first, end - first), parameters, chunked=chunked))
+            found.append(
+                reference.advance(x.cut(first, end), cache, make_rows(first, end - first), parameters, chunked=chunked)
+            )
         torch.testing.assert_close(torch.cat(found), expected, atol=TOLERANCE, rtol=TOLERANCE)
         torch.testing.assert_close(cache.states[1], whole.states[1], atol=TOLERANCE, rtol=TOLERANCE)
         assert torch.equal(cache.inputs[1], whole.inputs[1])

@@ -8,19 +8,19 @@ namespace blink {
 constexpr int kWidth = 4;  // of the convolution
 
 struct DeltaDecodeArgs {
-  const Bf16* qkv;        // [rows, channels]: q, k and v of all heads
-  const Bf16* z;          // [rows, v_heads * v_dim]
-  const Bf16* b;          // [rows, v_heads]
-  const Bf16* a;          // [rows, v_heads]
-  const Bf16* conv;       // [kWidth, channels], the newest input last
-  const float* rate;      // [v_heads]: -exp(A_log)
-  const float* dt_bias;   // [v_heads]
-  const float* norm;      // [v_dim]
-  const int* slots;       // [rows]; below 0: padding, nothing is written
-  const int* positions;   // [rows]; 0: the slot counts as zeros
-  float* states;          // [slots, v_heads, k_dim, v_dim]
-  Bf16* inputs;           // [slots, kWidth, channels]; that of position p at p % kWidth
-  Bf16* out;              // [rows, v_heads * v_dim]
+  const Bf16* qkv;                               // [rows, channels]: q, k and v of all heads
+  const Bf16* z;                                 // [rows, v_heads * v_dim]
+  const Bf16* b;                                 // [rows, v_heads]
+  const Bf16* a;                                 // [rows, v_heads]
+  const Bf16* conv;                              // [kWidth, channels], the newest input last
+  const float* rate;                             // [v_heads]: -exp(A_log)
+  const float* dt_bias;                          // [v_heads]
+  const float* norm;                             // [v_dim]
+  const int* slots;                              // [rows]; below 0: padding, nothing is written
+  const int* positions;                          // [rows]; 0: the slot counts as zeros
+  float* states;                                 // [slots, v_heads, k_dim, v_dim]
+  Bf16* inputs;                                  // [slots, kWidth, channels]; that of position p at p % kWidth
+  Bf16* out;                                     // [rows, v_heads * v_dim]
   int qkv_stride, z_stride, b_stride, a_stride;  // elements from one row to the next
   float eps;
 };
@@ -157,8 +157,8 @@ __device__ inline Gates find_gates(const Loaded<S>& in) {
 // The output's gates at four columns, times the norm's weights.
 template <class S>
 __device__ inline float4 find_output_gates(const Loaded<S>& in) {
-  return {silu(low_float(in.z.x)) * in.norm.x, silu(high_float(in.z.x)) * in.norm.y, silu(low_float(in.z.y)) * in.norm.z,
-          silu(high_float(in.z.y)) * in.norm.w};
+  return {silu(low_float(in.z.x)) * in.norm.x, silu(high_float(in.z.x)) * in.norm.y,
+          silu(low_float(in.z.y)) * in.norm.z, silu(high_float(in.z.y)) * in.norm.w};
 }
 
 __device__ inline float4 scale_add(float4 a, float scale, float4 b) {

@@ -38,9 +38,7 @@ def choose_split(items: int) -> Split:
     return Split(512, 1) if items <= 132 else Split(256, 2)
 
 
-def decode(
-    x: Projections, cache: Cache, rows: Rows, parameters: Parameters, split: Split | None = None
-) -> Tensor:
+def decode(x: Projections, cache: Cache, rows: Rows, parameters: Parameters, split: Split | None = None) -> Tensor:
     """Return reference.advance() of rows that have a token each, in bf16; of padding rows, anything."""
     _, v_heads, k_dim, v_dim = cache.states.shape
     tokens = x.qkv.shape[0]

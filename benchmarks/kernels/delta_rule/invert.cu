@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inverses of unit lower triangular matrices of 64 x 64, in float32, by forward substitution: a thread has a column.
+// The inverses of unit lower triangular matrices of 64 x 64, in float32, by forward substitution: a thread has a
+// column.
 #include "ptx.cuh"
 
 namespace blink {

@@ -4,13 +4,13 @@
 
 With G the decay since the chunk's start, and L_ij = exp(G_i - G_j) for j <= i:
 
-_mix (a program for each chunk and head of q and k) convolves and normalises.
+_mix (a program for some tokens of a head of q, k or v) convolves, and normalises q and k.
 _relate (for each chunk and key head) computes P = Q K^T L, and A = strictly lower(beta K K^T L).
 invert() returns T = (I + A)^-1 beta.
-_solve (for each chunk and value head) convolves v, and computes U = T V and W = T exp(G) K.
+_solve (for each chunk and value head) computes U = T V and W = T exp(G) K.
 _scan (for each sequence, value head and some columns of its state) walks over the chunks: N = U - W S;
 O = exp(G) Q S + P N; S = exp(G_last) S + K^T (exp(G_last - G) N).
-_finish normalises the outputs and gates them.
+_keep_inputs leaves the last inputs in the slots, and _finish normalises the outputs and gates them.
 
 Chunks begin at each row's first token. The last is filled up with tokens of beta = 0 and g = 0, which change nothing.
 """
@@ -25,14 +25,16 @@ import triton.language as tl
 from torch import Tensor
 
 from delta_rule.invert import invert
-from delta_rule.reference import CHUNK, Cache, Parameters, Projections, Rows
+from delta_rule.reference import CHUNK, WIDTH, Cache, Parameters, Projections, Rows
+
+_MIXED, _FINISHED = 16, 16  # tokens that a program of _mix has, and of _finish
+_KEPT = 1024  # channels that one of _keep_inputs has
 
 
 class Config(NamedTuple):
     """Sizes that decide the speed alone."""
 
     columns: int = 32  # of the state, of a program of _scan
-    part: int = 128  # of a value head's columns, that _solve multiplies at once
     warps: int = 4
     scan_warps: int = 4
     scan_stages: int = 3
@@ -43,7 +45,7 @@ class _Chunks(NamedTuple):
 
     q: Tensor  # [chunks, nk, 64, dk]
     k: Tensor
-    u: Tensor  # [chunks, nv, 64, dv]
+    u: Tensor  # [chunks, nv, 64, dv]; V before _solve
     w: Tensor  # [chunks, nv, 64, dk]
     p: Tensor  # [chunks, nv, 64, 64]
     decays: Tensor  # [chunks, nv, 64], float32: G
@@ -51,64 +53,77 @@ class _Chunks(NamedTuple):
     betas: Tensor  # [chunks, nv, 64], float32
 
 
-def prefill(
-    x: Projections, cache: Cache, rows: Rows, parameters: Parameters, config: Config | None = None
-) -> Tensor:
+def prefill(x: Projections, cache: Cache, rows: Rows, parameters: Parameters, config: Config | None = None) -> Tensor:
     """Return reference.advance() in the type of the inputs; of padding rows, anything."""
     config = config or Config()
     _, v_heads, k_dim, v_dim = cache.states.shape
-    tokens, num_rows = x.qkv.shape[0], rows.slots.shape[0]
     assert all(part.stride(1) == 1 for part in x)
-    most_chunks = tokens // CHUNK + min(num_rows, tokens)
-    chunks = _allocate(most_chunks, parameters.k_heads, v_heads, k_dim, v_dim, x.qkv)
-    out = x.qkv.new_empty(tokens, v_heads * v_dim)
-    sizes = {
-        "K_HEADS": parameters.k_heads,
-        "V_HEADS": v_heads,
-        "DK": k_dim,
-        "DV": v_dim,
-        "ROWS": triton.next_power_of_2(num_rows),
-        "C": CHUNK,
-    }
-    is_exact = x.qkv.dtype == torch.float32
-    precision = "tf32x3" if is_exact else "tf32"
+    is_exact, num_rows = x.qkv.dtype == torch.float32, rows.slots.shape[0]
     if is_exact or min(k_dim, v_dim) < 64:  # Triton 3.6 reads beside small operands of warpgroups' products
         config = config._replace(warps=2, scan_warps=2, scan_stages=1)
-    strides = tuple(part.stride(0) for part in x)
-    of_rows = (rows.slots, rows.positions, rows.starts)
-    _mix[(most_chunks, 2 * parameters.k_heads)](
-        *(x.qkv, cache.inputs, parameters.conv, *of_rows, *chunks[:2], strides[0], num_rows), **sizes, num_warps=8
-    )
-    _relate[(most_chunks, parameters.k_heads)](
-        *(x.b, x.a, parameters.rate, parameters.dt_bias, *of_rows, *chunks[:2], *chunks[4:], strides[2], strides[3]),
-        num_rows,
-        **sizes,
-        PRECISION=precision,
-        num_warps=config.warps,
-    )
-    inverses = invert(chunks.systems, chunks.betas, x.qkv.dtype)
-    _solve[(most_chunks, v_heads)](
-        *(x.qkv, cache.inputs, parameters.conv, *of_rows, chunks.k, inverses, chunks.decays, *chunks[2:4], strides[0]),
-        num_rows,
-        **sizes,
-        PART=min(config.part, v_dim),
-        PRECISION=precision,
-        num_warps=config.warps,
-        num_stages=1,
-    )
+    sizes = {"K_HEADS": parameters.k_heads, "V_HEADS": v_heads, "DK": k_dim, "DV": v_dim, "C": CHUNK}
+    sizes["ROWS"] = triton.next_power_of_2(num_rows)
+    precision = "tf32x3" if is_exact else "tf32"
+    chunks = _prepare(x, cache, rows, parameters, sizes, precision, config.warps)
+    out = torch.empty_like(x.z, memory_format=torch.contiguous_format)
     columns = min(config.columns, v_dim)
     _scan[(v_dim // columns, v_heads, num_rows)](
-        *(x.qkv, *cache, *of_rows, *chunks[:6], out, strides[0], num_rows),
+        *(cache.states, *rows, *chunks[:6], out, num_rows),
         **sizes,
         COLUMNS=columns,
         PRECISION=precision,
         STAGES=config.scan_stages,
         num_warps=config.scan_warps,
     )
-    _finish[(triton.cdiv(tokens, 16), v_heads)](
-        out, x.z, parameters.norm, rows.starts, strides[1], parameters.eps, num_rows, V_HEADS=v_heads, DV=v_dim, TOKENS=16
+    channels = x.qkv.shape[1]
+    _keep_inputs[(num_rows, triton.cdiv(channels, _KEPT))](
+        *(x.qkv, cache.inputs, *rows, x.qkv.stride(0), channels), WIDTH=WIDTH, BLOCK=_KEPT
+    )
+    _finish[(triton.cdiv(out.shape[0], _FINISHED), v_heads)](
+        *(out, x.z, parameters.norm, rows.starts, x.z.stride(0), parameters.eps, num_rows),
+        V_HEADS=v_heads,
+        DV=v_dim,
+        TOKENS=_FINISHED,
     )
     return out
+
+
+def _prepare(
+    x: Projections,
+    cache: Cache,
+    rows: Rows,
+    parameters: Parameters,
+    sizes: dict[str, int],
+    precision: str,
+    warps: int,
+) -> _Chunks:
+    """Compute all that needs no state."""
+    tokens, num_rows, v_heads = x.qkv.shape[0], rows.slots.shape[0], sizes["V_HEADS"]
+    most_chunks = tokens // CHUNK + min(num_rows, tokens)
+    chunks = _allocate(most_chunks, parameters.k_heads, v_heads, sizes["DK"], sizes["DV"], x.qkv)
+    for of_v, heads in ((False, 2 * parameters.k_heads), (True, v_heads)):
+        _mix[(most_chunks * (CHUNK // _MIXED), heads)](
+            *(x.qkv, cache.inputs, parameters.conv, *rows, *chunks[:3], x.qkv.stride(0), num_rows),
+            **sizes,
+            PART=_MIXED,
+            OF_V=of_v,
+        )
+    _relate[(most_chunks, parameters.k_heads)](
+        *(x.b, x.a, parameters.rate, parameters.dt_bias, *rows, *chunks[:2], *chunks[4:], x.b.stride(0), x.a.stride(0)),
+        num_rows,
+        **sizes,
+        PRECISION=precision,
+        num_warps=warps,
+    )
+    inverses = invert(chunks.systems, chunks.betas, x.qkv.dtype)
+    _solve[(most_chunks, v_heads)](
+        *(*rows, chunks.k, inverses, chunks.decays, chunks.u, chunks.w, num_rows),
+        **sizes,
+        PRECISION=precision,
+        num_warps=warps,
+        num_stages=1,
+    )
+    return chunks
 
 
 def _allocate(chunks: int, k_heads: int, v_heads: int, k_dim: int, v_dim: int, like: Tensor) -> _Chunks:
@@ -132,10 +147,10 @@ def _count_chunks(starts, num_rows, ROWS: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _convolve(qkv, inputs, conv, stride, start, position, token, count, channel, CHANNELS: tl.constexpr):
+def _convolve(qkv, inputs, conv, stride, start, position, is_first, token, count, channel, CHANNELS: tl.constexpr):
     """Return the convolved values of some channels of a row's tokens, in float32; zeros where there is no token.
 
-    qkv: of the row's first token; token: which ones, count in all; position: of the row's first.
+    start, position: of the row's first token; is_first: whether that is among these; count: of the row's tokens.
     """
     total = tl.zeros((token.shape[0], channel.shape[0]), tl.float32)
     for back in tl.static_range(4):
@@ -145,10 +160,11 @@ def _convolve(qkv, inputs, conv, stride, start, position, token, count, channel,
             ((at >= 0) & (token < count))[:, None],
             other=0.0,
         )
-        if back > 0:
-            place = (position + at) & 3
-            has_past = (at < 0) & (position + at >= 0)
-            now += tl.load(inputs + place[:, None] * CHANNELS + channel[None, :], has_past[:, None], other=0.0)
+        if back > 0:  # noqa: SIM102  (known when compiled, the other is not)
+            if is_first:
+                place = (position + at) & 3
+                has_past = (at < 0) & (position + at >= 0)
+                now += tl.load(inputs + place[:, None] * CHANNELS + channel[None, :], has_past[:, None], other=0.0)
         weight = tl.load(conv + (3 - back) * CHANNELS + channel)
         total += now.to(tl.float32) * weight.to(tl.float32)[None, :]
     return tl.where((token < count)[:, None], total * tl.sigmoid(total), 0.0)
@@ -178,6 +194,7 @@ def _mix(
     starts,
     q_out,
     k_out,
+    v_out,
     stride,
     num_rows,
     K_HEADS: tl.constexpr,
@@ -186,20 +203,28 @@ def _mix(
     DV: tl.constexpr,
     ROWS: tl.constexpr,
     C: tl.constexpr,
+    PART: tl.constexpr,
+    OF_V: tl.constexpr,
 ):
+    """Convolve some tokens of a chunk; of q and k, heads one after the other, or with OF_V of v."""
     CHANNELS: tl.constexpr = 2 * K_HEADS * DK + V_HEADS * DV
-    chunk, head = tl.program_id(0), tl.program_id(1)
+    D: tl.constexpr = DV if OF_V else DK
+    chunk, part, head = tl.program_id(0) // (C // PART), tl.program_id(0) % (C // PART), tl.program_id(1)
     start, position, count, slot, index = _find_chunk(chunk, slots, positions, starts, num_rows, ROWS, C)
     if slot < 0:
         return
-    i, channel = tl.arange(0, C), tl.arange(0, DK)
+    i, channel = part * PART + tl.arange(0, PART), tl.arange(0, D)
     past = inputs + slot.to(tl.int64) * 4 * CHANNELS
-    x = _convolve(qkv, past, conv, stride, start, position, index * C + i, count, head * DK + channel, CHANNELS)
-    x *= tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None]
-    of_q = head < K_HEADS
-    to = tl.where(of_q, q_out, k_out) + (chunk * K_HEADS + head % K_HEADS).to(tl.int64) * C * DK
-    x *= tl.where(of_q, DK**-0.5, 1.0)
-    tl.store(to + i[:, None] * DK + channel[None, :], x.to(q_out.dtype.element_ty))
+    first = head * D + (2 * K_HEADS * DK if OF_V else 0)
+    is_first = (index == 0) & (part == 0)
+    token = index * C + i
+    x = _convolve(qkv, past, conv, stride, start, position, is_first, token, count, first + channel, CHANNELS)
+    if OF_V:
+        to = v_out + (chunk * V_HEADS + head).to(tl.int64) * C * D
+    else:
+        x *= tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None] * tl.where(head < K_HEADS, DK**-0.5, 1.0)
+        to = tl.where(head < K_HEADS, q_out, k_out) + (chunk * K_HEADS + head % K_HEADS).to(tl.int64) * C * D
+    tl.store(to + i[:, None] * D + channel[None, :], x.to(v_out.dtype.element_ty))
 
 
 @triton.jit
@@ -232,13 +257,13 @@ def _relate(
     K_HEADS: tl.constexpr,
     V_HEADS: tl.constexpr,
     DK: tl.constexpr,
-    DV: tl.constexpr,
+    DV: tl.constexpr,  # noqa: ARG001  (as the others)
     ROWS: tl.constexpr,
     C: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     chunk, k_head = tl.program_id(0), tl.program_id(1)
-    start, position, count, slot, index = _find_chunk(chunk, slots, positions, starts, num_rows, ROWS, C)
+    start, _, count, slot, index = _find_chunk(chunk, slots, positions, starts, num_rows, ROWS, C)
     if slot < 0:
         return
     i, j, k_channel = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], tl.arange(0, DK)[None, :]
@@ -261,18 +286,14 @@ def _relate(
 
 @triton.jit
 def _solve(
-    qkv,
-    inputs,
-    conv,
     slots,
     positions,
     starts,
     k_in,
     inverse_in,
     decay_in,
-    u_out,
+    u,
     w_out,
-    stride,
     num_rows,
     K_HEADS: tl.constexpr,
     V_HEADS: tl.constexpr,
@@ -280,37 +301,28 @@ def _solve(
     DV: tl.constexpr,
     ROWS: tl.constexpr,
     C: tl.constexpr,
-    PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    CHANNELS: tl.constexpr = 2 * K_HEADS * DK + V_HEADS * DV
+    """Compute W, and U in the place of V."""
     chunk, head = tl.program_id(0), tl.program_id(1)
-    start, position, count, slot, index = _find_chunk(chunk, slots, positions, starts, num_rows, ROWS, C)
+    _, _, _, slot, _ = _find_chunk(chunk, slots, positions, starts, num_rows, ROWS, C)
     if slot < 0:
         return
-    i, j, k_channel = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], tl.arange(0, DK)[None, :]
-    token = index * C + tl.arange(0, C)
-    dtype = qkv.dtype.element_ty
+    i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    k_channel, v_channel = tl.arange(0, DK)[None, :], tl.arange(0, DV)[None, :]
     to = (chunk * V_HEADS + head).to(tl.int64) * C
     inverse = tl.load(inverse_in + to * C + i * C + j)
     decay = tl.load(decay_in + to + tl.arange(0, C))
     k = tl.load(k_in + ((chunk * K_HEADS + head // (V_HEADS // K_HEADS)).to(tl.int64) * C + i) * DK + k_channel)
-    w = tl.dot((inverse.to(tl.float32) * tl.exp(decay)[None, :]).to(dtype), k, input_precision=PRECISION)
-    tl.store(w_out + (to + i) * DK + k_channel, w.to(dtype))
-    past = inputs + slot.to(tl.int64) * 4 * CHANNELS
-    for first in range(0, DV, PART):
-        column = first + tl.arange(0, PART)
-        channel = 2 * K_HEADS * DK + head * DV + column
-        v = _convolve(qkv, past, conv, stride, start, position, token, count, channel, CHANNELS).to(dtype)
-        u = tl.dot(inverse, v, input_precision=PRECISION)
-        tl.store(u_out + (to + i) * DV + column[None, :], u.to(dtype))
+    v = tl.load(u + (to + i) * DV + v_channel)
+    decayed = (inverse.to(tl.float32) * tl.exp(decay)[None, :]).to(k.dtype)
+    tl.store(w_out + (to + i) * DK + k_channel, tl.dot(decayed, k, input_precision=PRECISION).to(k.dtype))
+    tl.store(u + (to + i) * DV + v_channel, tl.dot(inverse, v, input_precision=PRECISION).to(k.dtype))
 
 
 @triton.jit
 def _scan(
-    qkv,
     states,
-    inputs,
     slots,
     positions,
     starts,
@@ -321,7 +333,6 @@ def _scan(
     p_in,
     decay_in,
     out,
-    stride,
     num_rows,
     K_HEADS: tl.constexpr,
     V_HEADS: tl.constexpr,
@@ -340,49 +351,66 @@ def _scan(
     if (slot < 0) | (count == 0):
         return
     first = tl.sum(tl.where(tl.arange(0, ROWS) < row, _count_chunks(starts, num_rows, ROWS, C), 0))
-    i, k_channel, column = tl.arange(0, C), tl.arange(0, DK), block * COLUMNS + tl.arange(0, COLUMNS)
+    k_channel, column = tl.arange(0, DK), block * COLUMNS + tl.arange(0, COLUMNS)
     k_head = head // (V_HEADS // K_HEADS)
-    dtype = out.dtype.element_ty
     home = states + (slot * V_HEADS + head) * DK * DV + k_channel[:, None] * DV + column[None, :]
     has_state = (position + 0 * k_channel > 0)[:, None]
     state = tl.load(home, has_state, other=0.0)
     for index in tl.range(0, (count + C - 1) // C, num_stages=STAGES):
-        at = ((first + index) * V_HEADS + head).to(tl.int64)
-        at_k = ((first + index) * K_HEADS + k_head).to(tl.int64) * C * DK
-        w = tl.load(w_in + at * C * DK + i[:, None] * DK + k_channel[None, :])
-        u = tl.load(u_in + at * C * DV + i[:, None] * DV + column[None, :])
-        q = tl.load(q_in + at_k + i[:, None] * DK + k_channel[None, :])
-        k = tl.load(k_in + at_k + i[None, :] * DK + k_channel[:, None])
-        p = tl.load(p_in + at * C * C + i[:, None] * C + i[None, :])
-        decay = tl.load(decay_in + at * C + i)
-        last = tl.load(decay_in + at * C + C - 1)
-        rounded = state.to(dtype)
-        updates = u.to(tl.float32) - tl.dot(w, rounded, input_precision=PRECISION)
-        o = tl.dot(q, rounded, input_precision=PRECISION) * tl.exp(decay)[:, None]
-        o += tl.dot(p, updates.to(dtype), input_precision=PRECISION)
-        updates = (updates * tl.exp(last - decay)[:, None]).to(dtype)
-        state = state * tl.exp(last) + tl.dot(k, updates, input_precision=PRECISION)
-        token = index * C + i
+        at = ((first + index) * V_HEADS + head).to(tl.int64) * C
+        at_k = ((first + index) * K_HEADS + k_head).to(tl.int64) * C
+        o, state = _apply_chunk(
+            *(state, q_in + at_k * DK, k_in + at_k * DK, u_in + at * DV, w_in + at * DK, p_in + at * C, decay_in + at),
+            *(column, DK, DV, C, PRECISION),
+        )
+        token = index * C + tl.arange(0, C)
         to = out + (start + token).to(tl.int64)[:, None] * (V_HEADS * DV) + head * DV + column[None, :]
-        tl.store(to, o.to(dtype), (token < count)[:, None])
+        tl.store(to, o, (token < count)[:, None])
     tl.store(home, state)
-    CHANNELS: tl.constexpr = 2 * K_HEADS * DK + V_HEADS * DV
-    past = inputs + slot * 4 * CHANNELS
-    _keep_inputs(qkv, past, stride, start, position, count, 2 * K_HEADS * DK + head * DV + column, CHANNELS)
-    if head % (V_HEADS // K_HEADS) == 0:
-        part: tl.constexpr = DK * COLUMNS // DV
-        channel = k_head * DK + block * part + tl.arange(0, part)
-        _keep_inputs(qkv, past, stride, start, position, count, channel, CHANNELS)
-        _keep_inputs(qkv, past, stride, start, position, count, K_HEADS * DK + channel, CHANNELS)
 
 
 @triton.jit
-def _keep_inputs(qkv, inputs, stride, start, position, count, channel, CHANNELS: tl.constexpr):
-    """Keep the last four inputs of some channels, each at the place of its position."""
-    token = count - 4 + tl.arange(0, 4)
-    here = (token >= 0)[:, None]
+def _apply_chunk(
+    state,
+    q,
+    k,
+    u,
+    w,
+    p,
+    decay,
+    column,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    C: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return a chunk's outputs and the state behind it, in some columns."""
+    i, k_channel = tl.arange(0, C), tl.arange(0, DK)
+    by_token, by_channel = i[:, None] * DK + k_channel[None, :], i[None, :] * DK + k_channel[:, None]
+    of_w, of_q, of_k = tl.load(w + by_token), tl.load(q + by_token), tl.load(k + by_channel)
+    of_u, of_p = tl.load(u + i[:, None] * DV + column[None, :]), tl.load(p + i[:, None] * C + i[None, :])
+    decays, last = tl.load(decay + i), tl.load(decay + C - 1)
+    rounded = state.to(of_q.dtype)
+    updates = of_u.to(tl.float32) - tl.dot(of_w, rounded, input_precision=PRECISION)
+    o = tl.dot(of_q, rounded, input_precision=PRECISION) * tl.exp(decays)[:, None]
+    o += tl.dot(of_p, updates.to(of_q.dtype), input_precision=PRECISION)
+    updates = (updates * tl.exp(last - decays)[:, None]).to(of_q.dtype)
+    return o.to(of_q.dtype), state * tl.exp(last) + tl.dot(of_k, updates, input_precision=PRECISION)
+
+
+@triton.jit
+def _keep_inputs(qkv, inputs, slots, positions, starts, stride, num_channels, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Keep a row's last inputs, each at the place of its position."""
+    row, channel = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    slot, start = tl.load(slots + row).to(tl.int64), tl.load(starts + row)
+    count = tl.load(starts + row + 1) - start
+    if slot < 0:
+        return
+    token = count - WIDTH + tl.arange(0, WIDTH)
+    here = (token >= 0)[:, None] & (channel < num_channels)[None, :]
     values = tl.load(qkv + (start + token).to(tl.int64)[:, None] * stride + channel[None, :], here)
-    tl.store(inputs + ((position + token) & 3)[:, None] * CHANNELS + channel[None, :], values, here)
+    place = slot * WIDTH + (tl.load(positions + row) + token) % WIDTH
+    tl.store(inputs + place[:, None] * num_channels + channel[None, :], values, here)
 
 
 @triton.jit
