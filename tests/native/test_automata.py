@@ -13,7 +13,7 @@ from blink.errors import OverloadedError
 from blink.grammar.automaton import Automaton
 from blink.grammar.compiler import compile_structured
 from blink.link.queue_pair import QueuePair, Submission
-from blink.region.layout import CONSTANTS, SLOT_PARAMS, CqeKind, FinishReason, RejectCode, StepResult
+from blink.region.layout import AUTOMATON_PLACE, CONSTANTS, SLOT_PARAMS, CqeKind, FinishReason, RejectCode, StepResult
 from blink.sampling_params import SamplingParams
 from blink.structured_outputs import StructuredOutputsParams
 from harness import Harness, Inbox, expected_tokens, run_until_finished, running, small_config, submit
@@ -128,7 +128,7 @@ def test_places_are_forgotten_with_their_sequence() -> None:
         constrained(pair, SOUND[0])
         h.step()
         slot = int(h.state.array("row_slots", "i4")[0])
-        places = h.state.array("automaton_places", "u4").reshape(-1, 2, 32)
+        places = h.state.array("automaton_places", "u4").reshape(-1, 2, AUTOMATON_PLACE.itemsize // 4)
         assert places[slot, :, 0].tolist() == [0xFFFFFFFF] * 2
 
 

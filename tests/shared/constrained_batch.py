@@ -6,12 +6,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from automata import Place, PlainAutomaton
+from automata import ItemText, Place, PlainAutomaton
 from blink.grammar.automaton import Automaton
 from blink.grammar.compiler import compile_structured
 from blink.kernels.batch import Batch, Header, Param
+from blink.region.layout import AUTOMATON_PLACE
 from blink.structured_outputs import StructuredOutputsParams
 
 NUM_PROMPT = 3
@@ -102,18 +104,30 @@ def place_behind(automaton: Automaton, texts: Sequence[bytes]) -> Place:
     """Return where these tokens lead, by the plain walker."""
     plain = PlainAutomaton(automaton.data)
     place: Place | None = plain.start
-    for byte in b"".join(texts):
+    for text in texts:
         assert place is not None
-        place = plain.take(place, byte)
+        place = plain.take_token(place, text)
     assert place is not None
     return place
 
 
 def _store_place(batch: Batch, slot: int, num_generated: int, place: Place) -> None:
-    state, stack = place
-    halves = torch.zeros(64, dtype=torch.int16)
-    halves[2], halves[3] = state, len(stack)
-    halves[4 : 4 + len(stack)] = torch.tensor(stack, dtype=torch.int16)
-    words = halves.view(torch.int32)
-    words[0] = num_generated
-    batch.automaton_places[slot].view(2, -1)[num_generated % 2] = words
+    found = np.zeros((), AUTOMATON_PLACE)
+    found["num_generated"], found["state"], found["depth"] = num_generated, place.state, len(place.stack)
+    found["stack"][: len(place.stack)] = place.stack
+    items = place.items
+    found["item_depth"], found["num_closed"] = items.depth, len(items.closed)
+    found["item_hash"] = _hash_of(items.text) if items.depth else 0
+    found["closed"][: len(items.closed)] = [_hash_of(text) for text in sorted(items.closed)]
+    found["trail_states"] = 0xFFFF
+    for at, state in enumerate(items.trail):
+        found["trail_states"][at] = 0xFFFF if state is None else state
+        found["trail_hashes"][at] = _hash_of(items.text[: len(items.text) - 1 - at])
+    batch.automaton_places[slot].view(2, -1)[num_generated % 2] = torch.from_numpy(found.reshape(1).view(np.int32))
+
+
+def _hash_of(text: ItemText) -> int:
+    found = 0x811C9DC5
+    for symbol in text:
+        found = (found ^ symbol) * 0x01000193 & 0xFFFFFFFF
+    return found

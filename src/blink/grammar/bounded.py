@@ -8,7 +8,7 @@ their characters: each counts as if it was full. So texts are never too long; of
 from __future__ import annotations
 
 from blink.grammar.errors import GrammarTooLargeError
-from blink.grammar.expression import EMPTY, Block, CodePoints, Expression, Paths, Regular
+from blink.grammar.expression import EMPTY, Block, CodePoints, Escapes, Expression, Paths, Regular
 from blink.grammar.language import NO_TEXTS, Language, make_language
 
 _MAX_STATES = 8000
@@ -16,18 +16,19 @@ _BLOCKS = (48, 8)
 _EXACT = 48  # up to here each character counts
 
 
-def bounded(language: Language, least: int, most: int) -> Expression:
+def bounded(language: Language, least: int, most: int, escapes: Escapes) -> Expression:
     """Return the texts of a language, as they are written inside of a JSON string, that have a number of characters.
 
     Raises:
         GrammarTooLargeError: it takes too many states.
     """
-    return _Bounded(language, least, most).expression()
+    return _Bounded(language, least, most, escapes).expression()
 
 
 class _Bounded:
-    def __init__(self, language: Language, least: int, most: int) -> None:
+    def __init__(self, language: Language, least: int, most: int, escapes: Escapes) -> None:
         self._language = language
+        self._escapes = escapes
         self._least = least
         self._most = most
         self._turns = {state: _turns_of(language, state) for state in range(language.num_states)}
@@ -70,7 +71,7 @@ class _Bounded:
         for end, ranges in self._language.moves[state].items():
             if not takes_blocks or turns is None or end not in turns:
                 # By its first byte it is told from the block's characters.
-                char = Regular(_one_of(ranges), in_string=True, escapes=not takes_blocks)
+                char = Regular(_one_of(ranges), in_string=True, escapes=Escapes.NONE if takes_blocks else self._escapes)
                 self._edges.append((here, char, self._place(end, count + 1)))
 
     def _block(self, state: int, size: int) -> Block:
@@ -78,7 +79,7 @@ class _Bounded:
         known = self._blocks.get((state, size))
         if known is None:
             texts = _turn_texts(self._language, state, self._turns[state] or frozenset(), size)
-            known = self._blocks[state, size] = Block(Regular(texts, in_string=True))
+            known = self._blocks[state, size] = Block(Regular(texts, in_string=True, escapes=self._escapes))
         return known
 
 

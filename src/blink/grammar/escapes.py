@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from blink.grammar.expression import CodePoints, complement, subtract
+from blink.grammar.expression import CodePoints, Escapes, complement, subtract
 from blink.grammar.utf8 import byte_sequences
 
 Edge = tuple[int, int, int, int]  # from, low, high, to
@@ -63,6 +63,14 @@ class Template:
             self._hex(second, 0xDC00 + column, 0xDC00 + until % 0x400, 4, _END)
             first = until + 1
 
+    def add_text(self, text: str) -> None:
+        """Add a text alone."""
+        at = _START
+        for place, letter in enumerate(text, 1):
+            after = _END if place == len(text) else self.node()
+            self.edges.append((at, ord(letter), ord(letter), after))
+            at = after
+
     def _slash(self) -> int:
         if self._backslash is None:
             self._backslash = self.node()
@@ -115,12 +123,15 @@ class Template:
 
 
 @lru_cache(maxsize=512)
-def string_template(ranges: CodePoints, *, raw: bool = True, escapes: bool = True) -> Template:
+def string_template(ranges: CodePoints, *, raw: bool = True, escapes: Escapes = Escapes.ALL) -> Template:
     """Return how one character of these can be written: as it is and by escapes, or by one of both."""
     template = Template()
     if raw:
         template.add_raw(subtract(ranges, _NO_RAW))
-    if not escapes:
+    if escapes is Escapes.NONE:
+        return template
+    if escapes is Escapes.NEEDED:
+        _add_needed(template, ranges)
         return template
     for code in _SHORT:
         if any(low <= code <= high for low, high in ranges):
@@ -129,6 +140,17 @@ def string_template(ranges: CodePoints, *, raw: bool = True, escapes: bool = Tru
     for low, high in ranges if is_wide else subtract(ranges, _PLAIN):
         template.add_coded(low, high)
     return template
+
+
+def _add_needed(template: Template, ranges: CodePoints) -> None:
+    for first, last in _NO_RAW:
+        for code in range(first, last + 1):
+            if not any(low <= code <= high for low, high in ranges):
+                continue
+            if code in _SHORT:
+                template.add_short(code)
+            else:
+                template.add_text(f"\\u{code:04x}")
 
 
 RAW_ASCII = subtract(subtract(complement(()), _NO_RAW), ((0x80, 0x10FFFF),))

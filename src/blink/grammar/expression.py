@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum, IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,22 @@ if TYPE_CHECKING:
 CodePoints = tuple[tuple[int, int], ...]  # ranges, ascending, never adjacent, both ends included
 MAX_CODE_POINT = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
+
+
+class Escapes(Enum):
+    """The characters that may be escaped inside of a JSON string."""
+
+    NONE = 0
+    NEEDED = 1  # those that cannot stand for themselves, each in one way
+    ALL = 2
+
+
+class Mark(IntEnum):  # csrc/automaton/machine.h
+    """What a part means for items that have to differ."""
+
+    ITEM = 1  # its texts do from those before it
+    FIRST_ITEM = 2  # there are none before it
+    SEPARATOR = 3  # another item follows
 
 
 class Expression:
@@ -40,6 +57,7 @@ class Escape(Expression):
     """One character of a set as an escape of a JSON string."""
 
     ranges: CodePoints
+    escapes: Escapes = Escapes.ALL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,15 +122,20 @@ class Block(Expression):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Regular(Expression):
-    """The texts of a language; inside of a JSON string, in any of the ways in which they can be written there.
+class Marked(Expression):
+    """A part with a meaning for items that have to differ. Those of no other array may be between an array's."""
 
-    escapes: there also by escapes.
-    """
+    part: Expression
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Regular(Expression):
+    """The texts of a language; inside of a JSON string, in the ways in which they can be written there."""
 
     language: Language
     in_string: bool = False
-    escapes: bool = True
+    escapes: Escapes = Escapes.ALL
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from blink.grammar.errors import AmbiguousGrammarError, GrammarError, GrammarTooLargeError
-from blink.grammar.expression import Block, Call, Choice, Expression, Members, Paths, Repeat, Series, Until
+from blink.grammar.expression import Block, Call, Choice, Expression, Marked, Members, Paths, Repeat, Series, Until
 from blink.grammar.graph_builder import GraphBuilder
 from blink.grammar.language import Language, take_built
 from blink.region.layout import CONSTANTS
@@ -33,7 +33,7 @@ def build_automaton(root: Expression, rules: Mapping[str, Expression]) -> bytes:
         builder = GraphBuilder(rules, inline)
         builder.add_rule("", root, is_greedy=False)
         builder.finish()
-        conflicts = ctypes.create_string_buffer(len(builder.table) // 3)
+        conflicts = ctypes.create_string_buffer(len(builder.table) // 4)
         out = ctypes.create_string_buffer(CONSTANTS["max_automaton_bytes"])
         size: int = lib.blink_automaton_build(ctypes.byref(builder.graph()), out, conflicts)
         if size >= 0:
@@ -43,6 +43,8 @@ def build_automaton(root: Expression, rules: Mapping[str, Expression]) -> bytes:
         if size == _NEVER:
             raise GrammarError("no finite text fits it")
         found = {name for name, is_one in zip(builder.names(), conflicts.raw, strict=True) if is_one} - inline
+        if any(isinstance(name, Marked) for name in found):
+            raise AmbiguousGrammarError("arrays with uniqueItems, and others that may stand for them, begin alike")
         if not found:
             break
         inline |= found
@@ -89,6 +91,8 @@ def _parts_of(expression: Expression) -> list[tuple[Expression, bool]]:
         return [(expression.part, max(expression.least, expression.most or 0) > 1)]
     if isinstance(expression, Until):
         return [(expression.rest, False)]
+    if isinstance(expression, Marked):
+        return [(expression.part, False)]
     if isinstance(expression, Block):
         return [(expression.part, True)]
     if isinstance(expression, Paths):

@@ -18,6 +18,8 @@ from blink.grammar.expression import (
     CodePoints,
     Escape,
     Expression,
+    Mark,
+    Marked,
     Members,
     Paths,
     Regular,
@@ -53,7 +55,7 @@ class GraphBuilder:
 
     def __init__(self, rules: Mapping[str, Expression], inline: Collection[object], *, of_bytes: bool = True) -> None:
         self.edges = array("I")
-        self.table = array("I")  # start, end and greediness of each rule
+        self.table = array("I")  # start, end and kind of each rule (csrc/automaton/machine.h)
         self.num_nodes = 0
         self._rules = rules
         self._inline = inline
@@ -66,19 +68,19 @@ class GraphBuilder:
     def graph(self) -> Graph:
         """Return what the library reads; valid as long as this object does not change."""
         edges, table = self.edges, self.table
-        return Graph(edges.buffer_info()[0], len(edges) // 4, self.num_nodes, table.buffer_info()[0], len(table) // 3)
+        return Graph(edges.buffer_info()[0], len(edges) // 4, self.num_nodes, table.buffer_info()[0], len(table) // 4)
 
     def names(self) -> Iterable[object]:
         """Return the rules' names, by number."""
         return self._numbers
 
-    def add_rule(self, name: object, expression: Expression, *, is_greedy: bool) -> int:
+    def add_rule(self, name: object, expression: Expression, *, is_greedy: bool, mark: int = 0) -> int:
         """Return the number of a rule, whose expression will be emitted by finish()."""
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = len(self._numbers)
             start, end = self.node(), self.node()
-            self.table.extend((start, end, is_greedy))
+            self.table.extend((start, end, is_greedy, mark))
             self._left.append((name, expression, start, end))
         return number
 
@@ -135,7 +137,7 @@ class GraphBuilder:
                     at = after
 
     def _escape(self, escape: Escape, start: int, end: int) -> None:
-        self._template(string_template(escape.ranges, raw=False), start, end)
+        self._template(string_template(escape.ranges, raw=False, escapes=escape.escapes), start, end)
 
     def _template(self, template: Template, start: int, end: int) -> None:
         nodes = [start, end, *(self.node() for _ in range(template.num_nodes - 2))]
@@ -177,6 +179,10 @@ class GraphBuilder:
 
     def _block(self, block: Block, start: int, end: int) -> None:
         self.edge(start, _RULE, self.add_rule(block, block.part, is_greedy=True), end)
+
+    def _marked(self, marked: Marked, start: int, end: int) -> None:
+        is_greedy = marked.mark is Mark.SEPARATOR
+        self.edge(start, _RULE, self.add_rule(marked, marked.part, is_greedy=is_greedy, mark=marked.mark), end)
 
     def _members(self, members: Members, start: int, end: int) -> None:
         """Emit nodes for each number of members there are: none, one, ... up to what has to be counted."""
@@ -316,6 +322,7 @@ _EMITTERS: dict[type[Expression], Callable[[GraphBuilder, Any, int, int], None]]
     Paths: GraphBuilder._paths,
     Call: GraphBuilder._call,
     Block: GraphBuilder._block,
+    Marked: GraphBuilder._marked,
     Regular: GraphBuilder._regular,
     Escape: GraphBuilder._escape,
     Until: GraphBuilder._until,

@@ -3,47 +3,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from blink.grammar.errors import GrammarError, GrammarTooLargeError
-from blink.grammar.expression import Expression, Paths
+from blink.grammar.expression import EMPTY, NEVER, Expression, Mark, Marked, Paths, Repeat, optional, series
+from blink.grammar.json_text import Layout
 from blink.grammar.nodes import NOTHING, Node
 from blink.grammar.shapes import ArrayShape
+from blink.region.layout import CONSTANTS
 
-_MAX_ANY_ORDER = 7  # values that may come in any order: each set of them is a state
 _MAX_COUNTS = 4000
+MAX_UNIQUE = CONSTANTS["max_unique_items"]
 
 
-def write_distinct(shape: ArrayShape, values: Sequence[Expression], comma: Expression) -> Expression:
-    """Return arrays of different ones of some values: in any order if they are few, else in their order."""
-    least, most = shape.least, min(len(values), len(values) if shape.most is None else shape.most)
-    edges: list[tuple[int, Expression, int]] = []
-    if len(values) <= _MAX_ANY_ORDER:
-        for used in range(1 << len(values)):
-            if used.bit_count() < most:
-                edges += [
-                    (used, value, used | 1 << index) for index, value in enumerate(values) if not used & 1 << index
-                ]
-        ends = [used for used in range(1 << len(values)) if least <= used.bit_count() <= most]
-        return Paths(tuple(edges), frozenset(ends), comma)
-    is_counted = least > 1 or most < len(values)
-    counts = range(most + 1) if is_counted else range(2)
-    if len(values) * len(counts) > _MAX_COUNTS:
-        raise GrammarTooLargeError("uniqueItems has too many values to count")
-    # A state is how many values have been passed by, and how many of them were written.
-    width = len(counts)
-    for index, value in enumerate(values):
-        for count in counts:
-            more = min(count + 1, width - 1)
-            if more == count and is_counted:
-                continue
-            for after in range(index + 1):
-                if after == 0 and count == 0:
-                    edges.append((0, value, (index + 1) * width + more))
-                elif after > 0 and count > 0:
-                    edges.append((after * width + count, value, (index + 1) * width + more))
-    ends = [after * width + count for after in range(1, len(values) + 1) for count in counts if count >= max(least, 1)]
-    return Paths(tuple(edges), frozenset([*ends, *([0] if least == 0 else [])]), comma)
+def write_unique(shape: ArrayShape, value: Expression, count: int, layout: Layout) -> Expression:
+    """Return arrays of different values, of which there are `count` or, if that is above MAX_UNIQUE, many."""
+    if shape.least > count:
+        return NEVER
+    if shape.least > MAX_UNIQUE:
+        raise GrammarTooLargeError(f"arrays with uniqueItems may have {MAX_UNIQUE} items")
+    most = shape.most if count > MAX_UNIQUE else count if shape.most is None else min(shape.most, count)
+    if most == 0:
+        return EMPTY
+    comma = layout.limiting_comma if most is None or most > MAX_UNIQUE else layout.comma
+    others = series(comma, Marked(value, Mark.ITEM))
+    filled = series(
+        Marked(value, Mark.FIRST_ITEM), Repeat(others, max(shape.least - 1, 0), None if most is None else most - 1)
+    )
+    return filled if shape.least > 0 else optional(filled)
 
 
 def write_counted(shape: ArrayShape, value: Callable[[Node], Expression], comma: Expression) -> Expression:

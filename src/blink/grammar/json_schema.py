@@ -6,13 +6,25 @@ Members come in the order in which the schema declares them; see docs/structured
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from blink.grammar.errors import GrammarError, GrammarTooLargeError
-from blink.grammar.expression import EMPTY, NEVER, Call, Expression, Members, Text, choice, optional, series
+from blink.grammar.expression import (
+    EMPTY,
+    NEVER,
+    Call,
+    Escapes,
+    Expression,
+    Members,
+    Regular,
+    choice,
+    optional,
+    series,
+)
 from blink.grammar.forms import Form, any_form
-from blink.grammar.json_arrays import write_counted, write_distinct
+from blink.grammar.json_arrays import MAX_UNIQUE, write_counted, write_unique
 from blink.grammar.json_text import BOOLEAN, NUMBER_RULE, Layout, string_literal
 from blink.grammar.language import NO_TEXTS, texts
 from blink.grammar.nodes import ANYTHING, NOTHING, Node
@@ -135,7 +147,7 @@ class SchemaCompiler:
             raise GrammarTooLargeError(f"arrays may have {_MAX_ITEMS} items if their number has bounds")
         inside: Expression
         if shape.is_unique and (most is None or most > 1):
-            inside = write_distinct(shape, self._literals_of(shape), layout.comma)
+            inside = self._write_unique(shape)
         elif shape.contained:
             inside = write_counted(shape, self.value, layout.comma)
         else:
@@ -164,13 +176,15 @@ class SchemaCompiler:
             tail = tail if index < least else optional(tail)
         return tail
 
-    def _literals_of(self, shape: ArrayShape) -> Sequence[Expression]:
-        """Return the items that an array of different ones may have."""
+    def _write_unique(self, shape: ArrayShape) -> Expression:
         if shape.prefix or shape.contained:
             raise GrammarError("uniqueItems beside prefixItems or contains is not supported")
         form = self._forms.form(shape.rest, is_narrow=True)
-        numbers, strings = form.numbers, form.strings.listed(_MAX_ITEMS)
-        if form.arrays or form.objects or strings is None or (numbers.listed is None and not numbers.is_empty):
-            raise GrammarError("uniqueItems is supported where items are one of listed values (enum, const)")
-        values = [self._layout.literal(value) for value in (*[None] * form.null, *form.booleans, *strings)]
-        return [*values, *(Text(text.encode()) for text in numbers.listed or ())]
+        if form.arrays or form.objects:
+            raise GrammarError("uniqueItems is supported where items are strings, numbers, booleans or null")
+        numbers, strings = form.numbers.distinct, form.strings.listed(MAX_UNIQUE)
+        words = ["null"] * form.null + [json.dumps(value) for value in form.booleans]
+        count = len(words) + numbers.count(MAX_UNIQUE) + (MAX_UNIQUE + 1 if strings is None else len(strings))
+        # Each value in one way, so that those that are equal have equal bytes.
+        value = choice([*words, Regular(numbers), form.strings.expression(Escapes.NEEDED)])
+        return write_unique(shape, value, count, self._layout)

@@ -13,7 +13,10 @@ from blink.grammar.expression import (
     Call,
     Chars,
     Escape,
+    Escapes,
     Expression,
+    Mark,
+    Marked,
     Regular,
     Repeat,
     Text,
@@ -27,7 +30,8 @@ from blink.grammar.language import texts
 from blink.grammar.numbers import all_numbers
 
 OBJECT_RULE, ARRAY_RULE, STRING_RULE, NUMBER_RULE = "any object", "any array", "any string", "any number"
-_ESCAPE_RULE, _BEYOND_RULE = "any escape", "any character beyond ASCII"
+_BEYOND_RULE = "any character beyond ASCII"
+_ESCAPE_RULES = {Escapes.ALL: "any escape", Escapes.NEEDED: "any needed escape"}
 _SPACE_RULE, _COMMA_RULE, _COLON_RULE = "space", "comma", "colon"
 # So much space a text may have in one place: enough for indented lines, and the end of endless blanks.
 _MAX_SPACES = 80
@@ -35,16 +39,23 @@ _NEEDS_ESCAPES = frozenset("\"\\/&'<>\x7f")
 
 BOOLEAN = choice(["true", "false"])
 _ANY_CHAR = complement(())
-_STRING_CHAR = choice([Chars(RAW_ASCII), Call(_ESCAPE_RULE), Chars(BEYOND_ASCII)])
 # Of many characters in a row each has a state of its own: what is longer than a byte is a rule.
-_COUNTED_CHAR = choice([Chars(RAW_ASCII), Call(_ESCAPE_RULE), Call(_BEYOND_RULE)])
+_COUNTED_CHARS = {
+    each: choice([Chars(RAW_ASCII), Call(rule), Call(_BEYOND_RULE)]) for each, rule in _ESCAPE_RULES.items()
+}
 _DIGITS = Repeat(chars((0x30, 0x39)), 1, None)
 _SPACES = chars((0x09, 0x0A), (0x0D, 0x0D), (0x20, 0x20))
 
 
-def any_chars(least: int, most: int | None) -> Expression:
+def any_string(escapes: Escapes) -> Expression:
+    """Return any string with its quotes."""
+    char = choice([Chars(RAW_ASCII), Call(_ESCAPE_RULES[escapes]), Chars(BEYOND_ASCII)])
+    return series('"', Repeat(char, 0, None), '"')
+
+
+def any_chars(least: int, most: int | None, escapes: Escapes) -> Expression:
     """Return a number of any characters as they are written inside of a JSON string."""
-    return Repeat(_COUNTED_CHAR, least, most)
+    return Repeat(_COUNTED_CHARS[escapes], least, most)
 
 
 def string_literal(text: str) -> Expression:
@@ -61,7 +72,9 @@ class Layout:
         self._allows_spaces = allows_spaces
         # The first space is no call: many tokens begin with one.
         self.space = optional(series(_SPACES, optional(Call(_SPACE_RULE, is_greedy=True)))) if allows_spaces else EMPTY
-        self.comma = series(self.space, Call(_COMMA_RULE, is_greedy=True)) if allows_spaces else Text(b",")
+        comma = Call(_COMMA_RULE, is_greedy=True) if allows_spaces else Text(b",")
+        self.comma = series(self.space, comma)
+        self.limiting_comma = series(self.space, Marked(comma, Mark.SEPARATOR))  # of items that have to differ
         self.colon = Call(_COLON_RULE, is_greedy=True) if allows_spaces else Text(b":")
         self.any_value = choice(
             [Call(STRING_RULE), Call(NUMBER_RULE), BOOLEAN, "null", Call(OBJECT_RULE), Call(ARRAY_RULE)]
@@ -97,9 +110,9 @@ class Layout:
         """Return the rules of all this."""
         member = series(Call(STRING_RULE), self.colon, self.any_value)
         found: dict[str, Expression] = {
-            STRING_RULE: series('"', Repeat(_STRING_CHAR, 0, None), '"'),
+            STRING_RULE: any_string(Escapes.ALL),
             NUMBER_RULE: all_numbers().expression(),
-            _ESCAPE_RULE: Escape(_ANY_CHAR),
+            **{rule: Escape(_ANY_CHAR, each) for each, rule in _ESCAPE_RULES.items()},
             _BEYOND_RULE: Chars(BEYOND_ASCII),
             OBJECT_RULE: series("{", self.space, self.list_of(member, 0, None), self.space, "}"),
             ARRAY_RULE: series("[", self.space, self.list_of(self.any_value, 0, None), self.space, "]"),

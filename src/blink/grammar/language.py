@@ -81,6 +81,23 @@ class Language:
         """Return the least and the most characters of a text; None: no limit. Not of an empty language."""
         return self._shortest(), self._longest()
 
+    def count(self, limit: int) -> int:
+        """Return how many texts there are, or a number above a limit."""
+        if self.is_empty:
+            return 0
+        if self.lengths[1] is None:
+            return limit + 1
+        found, ways = 0, {0: 1}
+        while ways and found <= limit:
+            found += sum(number for state, number in ways.items() if self.finals[state])
+            after: dict[int, int] = {}
+            for state, number in ways.items():
+                for end, ranges in self.moves[state].items():
+                    size = number * sum(high - low + 1 for low, high in ranges)
+                    after[end] = min(after.get(end, 0) + size, limit + 1)
+            ways = after
+        return found
+
     @cached_property
     def _numbers(self) -> array[int]:
         return array("I", self.words)

@@ -11,7 +11,7 @@ from typing import Any
 
 from blink.grammar.errors import GrammarError, GrammarTooLargeError
 from blink.grammar.expression import NEVER, Expression, Regular, Repeat, Text, choice, optional, series
-from blink.grammar.language import NO_TEXTS, Language, make_language
+from blink.grammar.language import NO_TEXTS, Language, make_language, texts
 from blink.grammar.pattern import language_of, pattern_language
 
 _MAX_STATES = 20_000
@@ -34,6 +34,11 @@ def _whole() -> Language:
 
 def _integer_texts() -> Language:
     return _language(r"-?(0|[1-9][0-9]*)")
+
+
+def _distinct_texts() -> Language:
+    fractions = _language(r"-?(0|[1-9][0-9]*)\.[0-9]*[1-9]") & _language(r"-?[0-9.]{1,16}")
+    return _language(r"0|-?[1-9][0-9]*") | fractions
 
 
 _EXPONENT = r"([0-9]{1,2}|[12][0-9]{2}|30[0-7])"  # beyond, a double may have no such number
@@ -96,6 +101,11 @@ class Numbers:
     def others(self) -> Numbers:
         """Return all numbers that are not in the set."""
         return Numbers(_plain() - self.plain, tuple(_not(each) for each in self.scientific))
+
+    @property
+    def distinct(self) -> Language:
+        """Return one text of each number; of those that are not listed, no two are the same in a double, either."""
+        return self.plain & _distinct_texts() if self.listed is None else texts(self.listed)
 
     def expression(self) -> Expression:
         """Return how the numbers are written: whole ones without a point, if there are no others."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from blink.grammar.bounded import bounded
 from blink.grammar.errors import GrammarTooLargeError
-from blink.grammar.expression import Call, Expression, Regular, Repeat, choice, series
-from blink.grammar.json_text import STRING_RULE, any_chars
+from blink.grammar.expression import Call, Escapes, Expression, Regular, Repeat, choice, series
+from blink.grammar.json_text import STRING_RULE, any_chars, any_string
 from blink.grammar.language import ANY_TEXTS, NO_TEXTS, Language, make_language, texts, texts_of_lengths
 
 _MAX_PARTS = 64
@@ -91,9 +91,9 @@ class Strings:
             found |= shortest
         return sorted(found) if len(found) <= most else None
 
-    def expression(self) -> Expression:
+    def expression(self, escapes: Escapes = Escapes.ALL) -> Expression:
         """Return how the strings are written, with their quotes."""
-        return choice([_write(part) for part in self.parts])
+        return choice([_write(part, escapes) for part in self.parts])
 
 
 def _strings(parts: Iterable[Part]) -> Strings:
@@ -151,18 +151,18 @@ def _list(part: Part, most: int) -> set[str] | None:
     return found
 
 
-def _write(part: Part) -> Expression:
+def _write(part: Part, escapes: Escapes) -> Expression:
     if part.language == ANY_TEXTS:
         if part.least == 0 and part.most is None:
-            return Call(STRING_RULE)
-        return series('"', any_chars(part.least, part.most), '"')
+            return Call(STRING_RULE) if escapes is Escapes.ALL else any_string(escapes)
+        return series('"', any_chars(part.least, part.most, escapes), '"')
     char = _only_class(part.language)
     if char is not None:
-        return series('"', Repeat(Regular(char, in_string=True), part.least, part.most), '"')
+        return series('"', Repeat(Regular(char, in_string=True, escapes=escapes), part.least, part.most), '"')
     size = part.language.num_states * max(part.least, part.most or 0)
     if part.most is not None and size > _MAX_EXACT:
-        return series('"', bounded(part.language, part.least, part.most), '"')
-    return series('"', Regular(part.exact, in_string=True), '"')
+        return series('"', bounded(part.language, part.least, part.most, escapes), '"')
+    return series('"', Regular(part.exact, in_string=True, escapes=escapes), '"')
 
 
 def _only_class(language: Language) -> Language | None:

@@ -25,7 +25,9 @@ constexpr uint32_t kRuleLabel = kCodePoints + 1;  // takes a text of rule `high`
 struct GraphRule {
   uint32_t start, end;
   uint32_t is_greedy;  // takes as much as it can, where what follows could begin alike
+  uint32_t mark;       // kItem: its texts are items that have to differ; kFirstItem: from those behind them alone
 };
+constexpr uint32_t kItem = 1, kFirstItem = 2, kSeparator = 3;  // the last: another item follows
 
 struct Graph {
   const GraphEdge* edges;

@@ -48,7 +48,7 @@ class Subsets {
   void replace_last_calls() {
     const auto is_last = [&](uint32_t node) { return is_end_[node] && first_[node] == first_[node + 1]; };
     for (GraphEdge& edge : edges_)
-      if (edge.low == kRuleLabel && is_last(edge.to) && !rules_[edge.high].is_greedy)
+      if (edge.low == kRuleLabel && is_last(edge.to) && !rules_[edge.high].is_greedy && !rules_[edge.high].mark)
         edge = {edge.from, kEmptyLabel, kEmptyLabel, rules_[edge.high].start};
   }
 

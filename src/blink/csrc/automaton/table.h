@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <tuple>
 
 #include "automaton/machine.h"
 
@@ -24,6 +25,7 @@ class Table {
     if (is_ambiguous_) throw BuildError::kAmbiguous;
     find_classes();
     sort_by_width();
+    if (has_items_) count_texts();
   }
 
   std::string bytes() const {
@@ -32,7 +34,7 @@ class Table {
     header.num_mapped = uint16_t(num_of_width_[kMapped]);
     header.num_sparse = uint16_t(num_of_width_[kSparse]);
     header.num_single = uint16_t(num_of_width_[kSingle]);
-    header.start = uint16_t(places_[machine_.starts[0]]);
+    header.start = uint16_t(places_[machine_.starts[0]] | (has_items_ ? kMark : 0));
     header.num_classes = uint16_t(columns_.size());
     header.num_calls = uint16_t(calls_.size());
     header.num_patterns = uint16_t(patterns_.size());
@@ -44,7 +46,10 @@ class Table {
     for (uint32_t byte = 0; byte < kBytes; byte++)
       out[sizeof header + byte] = char(class_of_[machine_.interval_of(byte)]);
     for (const auto& [call, index] : calls_) {
-      const AutomatonCall entry{uint16_t(places_[call.first]), uint16_t(places_[call.second])};
+      const auto& [target, back, mark] = call;
+      const uint32_t is_item = mark == kItem || mark == kFirstItem, is_limit = mark == kFirstItem || mark == kSeparator;
+      const AutomatonCall entry{uint16_t(places_[target] | is_item * kMark),
+                                uint16_t(places_[back] | is_limit * kMark)};
       std::memcpy(&out[layout.calls + index * sizeof entry], &entry, sizeof entry);
     }
     std::memset(&out[layout.full], 0xff, layout.mapped - layout.full);
@@ -52,7 +57,9 @@ class Table {
       std::memcpy(&out[layout.patterns + index * pattern.size()], pattern.data(), pattern.size());
     for (uint32_t state = 0; state < machine_.size(); state++) {
       write_row(state, layout, out);
-      const uint32_t trait = machine_.needs[state] | (machine_.finals[state] ? kFinalTrait : 0);
+      const uint32_t trait = machine_.needs[state] | (machine_.finals[state] ? kFinalTrait : 0) |
+                             (has_items_ && counts_[state] == 1 ? kDecidedTrait : 0) |
+                             (has_items_ && counts_[state] <= kMaxUniqueItems ? kFewTrait : 0);
       out[layout.traits + places_[state]] = char(trait);
     }
     return out;
@@ -130,7 +137,8 @@ class Table {
       }
       const uint32_t rule = machine_.rule_of(step);
       const auto index = uint32_t(calls_.size());
-      const auto call = calls_.try_emplace({machine_.starts[rule], step.to}, index).first;
+      const auto call = calls_.try_emplace({machine_.starts[rule], step.to, rules_[rule].mark}, index).first;
+      has_items_ = has_items_ || rules_[rule].mark;
       if (call->second >= kMaxAutomatonCalls) throw BuildError::kTooLarge;
       for (uint32_t interval = 0; interval < machine_.num_intervals; interval++)
         if (first_[rule][interval]) put(interval, kCallEntry + call->second, rule);
@@ -186,6 +194,36 @@ class Table {
       for (const uint32_t state : states[rule])
         if (machine_.finals[state] && (viable(state) & behind).any()) mark_conflict(rule);
     }
+  }
+
+  // Count how many texts lead from each state to its rule's end, as far as they are few and without calls.
+  void count_texts() {
+    constexpr uint32_t kMany = kMaxUniqueItems + 1;
+    counts_.assign(machine_.size(), kMany);
+    std::vector<std::vector<uint32_t>> back(machine_.size());
+    std::vector<size_t> num_open(machine_.size());
+    std::vector<uint32_t> left;
+    for (uint32_t state = 0; state < machine_.size(); state++) {
+      const auto& steps = machine_.steps[state];
+      num_open[state] = steps.size();
+      for (const Step& step : steps) back[step.to].push_back(state);
+      if (steps.empty()) left.push_back(state);
+    }
+    while (!left.empty()) {
+      const uint32_t state = left.back();
+      left.pop_back();
+      uint32_t count = machine_.finals[state];
+      for (const Step& step : machine_.steps[state])
+        count = std::min(kMany, machine_.is_call(step) ? kMany : count + width_of(step.label) * counts_[step.to]);
+      counts_[state] = count;
+      for (const uint32_t from : back[state])
+        if (--num_open[from] == 0) left.push_back(from);
+    }
+  }
+
+  uint32_t width_of(uint32_t interval) const {
+    const uint32_t next = interval + 1 < machine_.num_intervals ? machine_.lows[interval + 1] : kBytes;
+    return next - machine_.lows[interval];
   }
 
   // Bytes that no state tells apart.
@@ -305,13 +343,15 @@ class Table {
   const Machine& machine_;
   std::vector<GraphRule> rules_;
   std::vector<Intervals> first_;
-  std::map<std::pair<uint32_t, uint32_t>, uint32_t> calls_;  // target and way back: index
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, uint32_t> calls_;  // target, way back and mark: index
   std::vector<std::vector<uint32_t>> rows_;
   std::vector<uint8_t> class_of_;             // by interval
   std::vector<uint32_t> columns_;             // the first interval of each class
   std::map<std::string, uint32_t> patterns_;  // of mapped rows
   std::vector<uint32_t> places_;              // by state: its number in the automaton
-  uint32_t num_of_width_[kWidths];            // states
+  std::vector<uint32_t> counts_;              // by state: the texts from there to an end, if they are few
+  bool has_items_ = false;
+  uint32_t num_of_width_[kWidths];  // states
   Budget& budget_;
   uint8_t* is_in_conflict_;
   bool is_ambiguous_ = false;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "automaton/walk.h"
 
@@ -21,13 +22,21 @@ struct ConstrainedRow {
   uint32_t may_end;  // result: whether the text may
 };
 
-// Set the bits of the tokens that may come next; stop tokens may where the text may end.
-inline void fill_list(const ConstrainedRow& row, const AutomatonPlace& place, uint32_t* bits) {
+template <Items kItems>
+void fill_bits(const ConstrainedRow& row, const AutomatonPlace& place, uint32_t* bits) {
   const Automaton automaton(row.automaton);
   const Vocabulary vocabulary{row.token_starts, row.token_text};
-  std::fill_n(bits, list_words(row.vocab_size), 0u);
   for (uint32_t token = 0; token < row.vocab_size; token++)
-    bits[token / 32] |= uint32_t(vocabulary.allows(automaton, place, token)) << token % 32;
+    bits[token / 32] |= uint32_t(vocabulary.allows<kItems>(automaton, place, token)) << token % 32;
+}
+
+// Set the bits of the tokens that may come next; stop tokens may where the text may end.
+inline void fill_list(const ConstrainedRow& row, const AutomatonPlace& place, uint32_t* bits) {
+  std::fill_n(bits, list_words(row.vocab_size), 0u);
+  if (Automaton(row.automaton).has_items())
+    fill_bits<Items::kCompare>(row, place, bits);
+  else
+    fill_bits<Items::kNone>(row, place, bits);
   for (uint32_t i = 0; i < row.num_stop_tokens; i++) {
     const auto token = uint32_t(row.stop_tokens[i]);
     if (row.may_end)
@@ -45,7 +54,7 @@ inline uint32_t list_allowed(ConstrainedRow& row) {
   row.may_end = 0;
   const Listing listing = advance(automaton, vocabulary, row.places, row.num_generated, row.last_token, place);
   if (listing == Listing::kNothing) return kNoList;
-  row.places[row.num_generated & 1] = place;
+  std::memcpy(&row.places[row.num_generated & 1], &place, place_words(automaton) * 4);
   row.may_end = may_end(automaton, place);
   if (listing == Listing::kNew) fill_list(row, place, row.lists + (place.list - 1) * list_words(row.vocab_size));
   return place.list;

@@ -41,10 +41,10 @@ __device__ inline const uint8_t* automaton_of(const ConstrainArgs& args, uint32_
   return args.automata + uint64_t(args.params[slot].automaton - 1) * kMaxAutomatonBytes;
 }
 
-// One warp copies a place.
-__device__ inline void copy_place(AutomatonPlace& to, const AutomatonPlace& from) {
-  static_assert(sizeof(AutomatonPlace) == kWarp * sizeof(uint32_t));
-  reinterpret_cast<uint32_t*>(&to)[threadIdx.x] = reinterpret_cast<const uint32_t*>(&from)[threadIdx.x];
+// One warp copies what an automaton uses of a place.
+__device__ inline void copy_place(AutomatonPlace& to, const AutomatonPlace& from, uint32_t words) {
+  for (uint32_t i = threadIdx.x; i < words; i += kWarp)
+    reinterpret_cast<uint32_t*>(&to)[i] = reinterpret_cast<const uint32_t*>(&from)[i];
 }
 
 // grid: rows, of one warp. Needs nothing of the step's model, so it runs beside the kernel before it; but it does not
@@ -54,18 +54,19 @@ __global__ void __launch_bounds__(kWarp) find_places(const ConstrainArgs args) {
   const uint32_t row = blockIdx.x;
   const bool is_row = row < args.header->num_rows;
   const uint32_t slot = is_row ? uint32_t(args.row_slots[row]) : 0;
-  uint32_t at = 0;
+  uint32_t at = 0, words = 0;
   bool ends = false;
   Listing listing = Listing::kNothing;
   if (is_row && args.params[slot].automaton != 0) {
     const int32_t context = args.context_lens[row], generated = context - int32_t(args.params[slot].num_prompt_tokens);
     const uint32_t count = generated > 0 ? uint32_t(generated) : 0;
     const int32_t last = args.tokens[uint64_t(slot) * args.max_model_len + uint32_t(context) - 1];
-    for (uint32_t i = 0; i < 2; i++) copy_place(before[i], args.places[slot * 2 + i]);
+    const Automaton automaton(automaton_of(args, slot));
+    words = place_words(automaton);
+    for (uint32_t i = 0; i < 2; i++) copy_place(before[i], args.places[slot * 2 + i], words);
     __syncwarp();
     at = slot * 2 + (count & 1);
     if (threadIdx.x == 0) {
-      const Automaton automaton(automaton_of(args, slot));
       listing = advance(automaton, {args.token_starts, args.token_text}, before, count, last, place);
       ends = listing != Listing::kNothing && may_end(automaton, place);
     }
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kWarp) find_places(const ConstrainArgs args) {
     listing = Listing(__shfl_sync(~0u, uint32_t(listing), 0));
   }
   wait_for_others();
-  if (listing != Listing::kNothing) copy_place(args.places[at], place);
+  if (listing != Listing::kNothing) copy_place(args.places[at], place, words);
   if (threadIdx.x > 0) return;
   args.lists[row] = listing == Listing::kNothing ? kNoIndex : int32_t(slot * kListsOfSlot + place.list - 1);
   args.may_end[row] = ends;
@@ -81,13 +82,14 @@ __global__ void __launch_bounds__(kWarp) find_places(const ConstrainArgs args) {
 }
 
 // List a block's share of the tokens; its words begin at `first`.
+template <Items kItems>
 __device__ inline void list_share(const ConstrainArgs& args, const Automaton& automaton, const AutomatonPlace& place,
                                   uint32_t first, uint32_t end, uint32_t* list) {
   const Vocabulary vocabulary{args.token_starts, args.token_text};
   const uint32_t lane = threadIdx.x % kWarp;
   for (uint32_t word = first + threadIdx.x / kWarp; word < end; word += kListThreads / kWarp) {
     const uint32_t token = word * kWarp + lane;
-    const bool is_allowed = token < args.vocab_size && vocabulary.allows(automaton, place, token);
+    const bool is_allowed = token < args.vocab_size && vocabulary.allows<kItems>(automaton, place, token);
     __syncwarp();
     const uint32_t found = __ballot_sync(~0u, is_allowed);
     if (lane == 0) list[word] = found;
@@ -108,16 +110,20 @@ __global__ void __launch_bounds__(kListThreads, kListBlocksOfSm) list_allowed_to
   uint32_t* list = args.bits + uint64_t(args.lists[row]) * args.words;
   const uint8_t* bytes = automaton_of(args, slot);
   const uint32_t automaton_bytes = automaton_layout(*reinterpret_cast<const AutomatonHeader*>(bytes)).bytes;
-  if (threadIdx.x < kWarp) copy_place(place, args.places[at]);
+  const bool has_items = Automaton(bytes).has_items();
+  if (threadIdx.x < kWarp) copy_place(place, args.places[at], place_words(Automaton(bytes)));
   const bool is_near = automaton_bytes <= args.shared_bytes;
   for (uint32_t i = threadIdx.x; is_near && i < automaton_bytes / sizeof(uint4); i += kListThreads)
     near_automaton[i] = reinterpret_cast<const uint4*>(bytes)[i];
   __syncthreads();
   // Twice, so that the compiler knows which memory it reads.
-  if (is_near)
-    list_share(args, Automaton(reinterpret_cast<const uint8_t*>(near_automaton)), place, first, end, list);
+  const auto* near_bytes = reinterpret_cast<const uint8_t*>(near_automaton);
+  if (has_items)
+    list_share<Items::kCompare>(args, Automaton(is_near ? near_bytes : bytes), place, first, end, list);
+  else if (is_near)
+    list_share<Items::kNone>(args, Automaton(near_bytes), place, first, end, list);
   else
-    list_share(args, Automaton(bytes), place, first, end, list);
+    list_share<Items::kNone>(args, Automaton(bytes), place, first, end, list);
   __syncthreads();
   // Where the text may end, stop tokens may come, whatever they are; elsewhere they may not.
   const int32_t* stops = args.stop_tokens + uint64_t(slot) * kMaxStopTokens;

@@ -9,6 +9,10 @@
 // An entry of a row is the next state, kDeadEntry, or kCallEntry + the index of a call: then the byte is read again in
 // the called state, with the state to come back to on the stack. A final state without an entry for a byte returns: the
 // byte is read again in the state on top of the stack.
+//
+// Items that have to differ, as those of a JSON array, are texts of marked calls. A walk through one hashes its bytes,
+// and keeps the hash where one text alone can complete it, or where it returns: there no other item may come to. Where
+// all that could follow some bytes of an item is closed in that way, their hash is kept instead.
 #pragma once
 
 #include "region/fields.h"
@@ -29,7 +33,14 @@ constexpr uint32_t kMaxAutomatonStates = 0x7fff;
 constexpr uint32_t kMaxAutomatonCalls = 0x7fff;
 constexpr uint32_t kCallEntry = 0x8000;
 constexpr uint32_t kDeadEntry = 0xffff;
-constexpr uint32_t kFinalTrait = 0x80;        // a trait's other bits: how much of the stack it takes to come to an end
+constexpr uint32_t kFinalTrait = 0x80;
+constexpr uint32_t kDecidedTrait = 0x40;  // one text alone leads from here to the end of its rule
+constexpr uint32_t kFewTrait = 0x20;      // at most kMaxUniqueItems texts do; both only where there are marked calls
+constexpr uint32_t kNeedOfTrait = 0x1f;   // how much of the stack it takes to come to an end
+constexpr uint32_t kMark = 0x8000;        // of a header's start: it has marked calls; of a call's two states: below
+constexpr uint32_t kMaxUniqueItems = 64;  // that one array can have
+constexpr uint32_t kMaxTokenItems = 8;    // of them by one token
+constexpr uint32_t kTrail = 16;           // of so many last bytes of an item it is kept where they began
 constexpr uint32_t kSpecialTokenByte = 0xff;  // is never part of a text: begins the text of a special token
 
 struct AutomatonHeader {
@@ -78,8 +89,8 @@ struct alignas(4) SingleRow {
 
 struct AutomatonCall {
   FIELDS_OF(AutomatonCall);
-  FIELD(uint16_t, target);
-  FIELD(uint16_t, back);
+  FIELD(uint16_t, target);  // marked: of an item that has to differ from others
+  FIELD(uint16_t, back);  // marked: of the first one; or, of what is no item, another one follows, if there can be one
 };
 
 // Where a sequence stands in its automaton after `num_generated` tokens. Of a slot there are two, for even and odd
@@ -91,8 +102,17 @@ struct AutomatonPlace {
   FIELD(uint8_t, depth);
   FIELD(uint8_t, list);  // which of the slot's lists is of this place, from 1; kNoList: none
   FIELD_ARRAY(uint16_t, stack, kMaxAutomatonDepth);
+  // From here on only for automata with marked calls.
+  FIELD(uint32_t, item_hash);   // of the open item's bytes so far
+  FIELD(uint16_t, item_depth);  // with its way back on the stack; 0: no item is open
+  FIELD(uint16_t, num_closed);
+  FIELD_ARRAY(uint32_t, closed, kMaxUniqueItems);  // hashes
+  FIELD_ARRAY(uint32_t, trail_hashes, kTrail);     // before the open item's last bytes, the last one's first
+  FIELD_ARRAY(uint16_t, trail_states, kTrail);     // kDeadEntry: none, or it was left on another way
 };
-static_assert(sizeof(AutomatonPlace) == 128, "a place is 32 words");
+constexpr uint32_t kPlaceWords = 32, kPlaceWordsWithItems = sizeof(AutomatonPlace) / 4;
+static_assert(kPlaceWordsWithItems == kPlaceWords + 2 + kMaxUniqueItems + kTrail / 2 * 3,
+              "a place without items is 32 words");
 
 constexpr uint32_t kNoPlace = 0xffffffffu;  // its number of tokens before there is one
 constexpr uint32_t kNoList = 0;
@@ -108,7 +128,8 @@ struct AutomatonLayout {
 
 BLINK_FN bool valid_header(const AutomatonHeader& h) {
   return num_states(h) > 0 && num_states(h) <= kMaxAutomatonStates && h.num_classes > 0 && h.num_classes <= kBytes &&
-         h.num_calls <= kMaxAutomatonCalls && h.num_patterns <= kMaxAutomatonStates && h.start < num_states(h);
+         h.num_calls <= kMaxAutomatonCalls && h.num_patterns <= kMaxAutomatonStates &&
+         (h.start & ~kMark) < num_states(h);
 }
 
 // Of a valid header; the sizes cannot overflow then.

@@ -132,6 +132,9 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kMaxAutomatonDepth);
   CONSTANT(kMaxTokenPushes);
   CONSTANT(kMaxNeed);
+  CONSTANT(kMaxUniqueItems);
+  CONSTANT(kMaxTokenItems);
+  CONSTANT(kTrail);
   CONSTANT(kMaxByteMoves);
   CONSTANT(kMaxAutomatonStates);
   CONSTANT(kMaxAutomatonCalls);

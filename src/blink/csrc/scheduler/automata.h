@@ -51,7 +51,7 @@ BLINK_FN bool valid_automaton_word(const AutomatonHeader& h, const AutomatonLayo
     for (uint32_t shift = 0; shift < 32; shift += 8) valid = valid && (word >> shift & mask) <= most;
     return valid;
   };
-  if (at >= l.traits) return all_bytes(kFinalTrait - 1, kMaxNeed);
+  if (at >= l.traits) return all_bytes(kNeedOfTrait, kMaxNeed);
   if (at >= l.patterns) return all_bytes(0xff, kNoMappedEntry);
   if (at >= l.single) return valid_entry(low);  // classes are compared only
   if (at >= l.sparse) {
@@ -63,7 +63,10 @@ BLINK_FN bool valid_automaton_word(const AutomatonHeader& h, const AutomatonLayo
     return (has_pattern ? low < h.num_patterns : valid_entry(low)) && valid_entry(high);
   }
   if (at < l.calls) return all_bytes(0xff, h.num_classes - 1u);
-  if (at < l.full) return low < num_states(h) && high < num_states(h);
+  if (at < l.full) {
+    const uint32_t mark = h.start & kMark;
+    return (low & ~mark) < num_states(h) && (high & ~mark) < num_states(h);
+  }
   return valid_entry(low) && valid_entry(high);
 }
 
