@@ -53,10 +53,10 @@ def find_bits(batch: Batch, num_rows: int = 1) -> list[list[int] | None]:
     return [None if at < 0 else allowed.bits[at].tolist() for at in allowed.lists.tolist()]
 
 
-def bits_behind(automaton: Automaton, text: bytes) -> list[int]:
+def bits_behind(automaton: Automaton, texts: bytes | list[bytes]) -> list[int]:
     """Return what may follow a text by the plain walker: tokens all of whose bytes it takes, a stop token at an end."""
     plain = PlainAutomaton(automaton.data)
-    place = place_behind(automaton, [text])
+    place = place_behind(automaton, [texts] if isinstance(texts, bytes) else texts)
     bits = torch.zeros(-(-len(VOCABULARY) // 32), dtype=torch.int64)
     for token, each in enumerate(VOCABULARY):
         if plain.may_end(place) if token == STOP_TOKEN else each and walks(plain, each, place):
@@ -106,13 +106,7 @@ def test_constrained_rows_sample_as_the_reference(
 
 
 def walks(automaton: PlainAutomaton, text: bytes, begin: Place | None = None) -> bool:
-    place = begin or automaton.start
-    for byte in text:
-        found = automaton.take(place, byte)
-        if found is None:
-            return False
-        place = found
-    return True
+    return automaton.take_token(begin or automaton.start, text) is not None
 
 
 def test_a_complete_text_ends_with_or_without_a_stop_token(device: torch.device) -> None:
@@ -183,6 +177,22 @@ def test_a_list_is_not_that_of_the_slot_s_last_sequence(device: torch.device) ->
         assert find_bits(batch) == [bits_behind(automata[1], b"x" * length)]
 
 
+UNIQUE = automaton_of(json={"type": "array", "items": {"type": "integer", "minimum": 0}, "uniqueItems": True})
+
+
+@pytest.mark.parametrize("texts", [[b"["], [b"[", b"1"], [b"[", *b"1,12,1"], [b"[", *b"10, 1,0,10"]], ids=str)
+def test_rows_know_which_items_they_have(texts: list[bytes | int], device: torch.device) -> None:
+    tokens = [VOCABULARY.index(bytes([each]) if isinstance(each, int) else each) for each in texts]
+    kinds, begun = [UNIQUE, KINDS[0], UNIQUE], [tokens, BEGUN[0], tokens[:2]]
+    batch = make_constrained(VOCABULARY, kinds, begun)
+    found = move(batch, device)
+    lists = find_bits(found, 3)
+    assert lists == [expected_bits(batch, row)[0] for row in range(3)]
+    assert found.automaton_places.cpu().tolist() == batch.automaton_places.tolist()
+    assert lists[0] == bits_behind(UNIQUE, [VOCABULARY[token] for token in tokens])
+    assert find_bits(found, 3) == lists  # the step is done again
+
+
 def test_rows_beyond_the_batch_are_left_alone(device: torch.device) -> None:
     batch = move(make_constrained(VOCABULARY, [KINDS[0]] * 3, [[]] * 3), device)
     batch.header[Header.NUM_ROWS] = 1
@@ -215,22 +225,35 @@ def test_a_token_that_the_automaton_does_not_take_leaves_nothing(device: torch.d
     assert batch.sampled_tokens.tolist() == [NO_TOKEN]
 
 
-def test_a_text_goes_on_token_by_token_as_the_plain_walker_says(device: torch.device) -> None:
-    steps = 6 if IS_INTERPRETED else 60
-    automaton, chance = KINDS[0], random.Random(6)
-    assert automaton is not None
+ITEMS = {"type": ["string", "integer", "boolean"]}
+
+
+@pytest.mark.parametrize(
+    "automaton",
+    [
+        automaton_of(json_object=True),
+        automaton_of(json={"type": "array", "items": ITEMS, "uniqueItems": True}),
+        automaton_of(json={"type": "array", "items": {"type": "integer", "maximum": 12}, "uniqueItems": True}),
+    ],
+    ids=["object", "unique", "unique numbers"],
+)
+def test_a_text_goes_on_token_by_token_as_the_plain_walker_says(automaton: Automaton, device: torch.device) -> None:
+    steps, chance = 6 if IS_INTERPRETED else 60, random.Random(6)
     plain, tokens = PlainAutomaton(automaton.data), []
     batch = move(make_constrained(VOCABULARY, [automaton], [[]]), device)
-    slot, text = int(batch.row_slots[0]), b""
+    slot, text, place = int(batch.row_slots[0]), b"", plain.start
     for step in range(steps):
         batch.context_lens[0] = NUM_PROMPT + step
         bits = find_bits(batch)[0]
         assert bits is not None
         listed = [token for token in range(len(VOCABULARY)) if bits[token // 32] >> token % 32 & 1]
         for token in chance.sample(range(2, len(VOCABULARY)), 50):
-            assert (token in listed) == walks(plain, text + VOCABULARY[token])
+            assert (token in listed) == (plain.take_token(place, VOCABULARY[token]) is not None), text
         if not (plain_choices := [token for token in listed if token != STOP_TOKEN]):
             break
         tokens.append(chance.choice(plain_choices))
         text += VOCABULARY[tokens[-1]]
+        found = plain.take_token(place, VOCABULARY[tokens[-1]])
+        assert found is not None
+        place = found
         batch.tokens[slot, NUM_PROMPT + step] = tokens[-1]

@@ -101,7 +101,8 @@ class PlainAutomaton:
                 if self.has_items:
                     is_item, is_limit = bool(state & _MARK), bool(back & _MARK)
                     if is_item:
-                        items = Items(len(stack) + 1, closed=frozenset() if is_limit else items.closed)
+                        known = Items() if is_limit else items
+                        items = Items(len(stack) + 1, closed=known.closed, completed=known.completed)
                     elif is_limit and (len(items.closed) == _MOST_ITEMS or () in items.closed):
                         return None
                     state, back = state & ~_MARK, back & ~_MARK

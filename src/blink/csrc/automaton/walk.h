@@ -327,6 +327,11 @@ BLINK_FN bool move_on(const Automaton& automaton, const Vocabulary& vocabulary, 
   return true;
 }
 
+BLINK_RARE_FN bool move_on_in_items(const Automaton& automaton, const Vocabulary& vocabulary,
+                                    const AutomatonPlace& from, int32_t token, AutomatonPlace& found) {
+  return move_on<Items::kKeep>(automaton, vocabulary, from, token, found);
+}
+
 // Find where a slot stands after `num_generated` tokens, of which `token` is the last. What the step before has left is
 // read, and what this one leaves is the slot's other place. False for a row that samples nothing, because only a part
 // of its text is computed again, and for a token that the automaton does not allow.
@@ -342,8 +347,8 @@ BLINK_FN bool find_place(const Automaton& automaton, const Vocabulary& vocabular
   const AutomatonPlace& last = places[~num_generated & 1];
   if (num_generated > 1 && last.num_generated != num_generated - 1) return false;
   const AutomatonPlace& from = num_generated > 1 ? last : start;
-  return automaton.has_items() ? move_on<Items::kKeep>(automaton, vocabulary, from, token, found)
-                             : move_on<Items::kNone>(automaton, vocabulary, from, token, found);
+  return automaton.has_items() ? move_on_in_items(automaton, vocabulary, from, token, found)
+                               : move_on<Items::kNone>(automaton, vocabulary, from, token, found);
 }
 
 BLINK_FN bool is_same_place(const Automaton& automaton, const AutomatonPlace& a, const AutomatonPlace& b) {

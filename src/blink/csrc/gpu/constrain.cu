@@ -43,8 +43,11 @@ __device__ inline const uint8_t* automaton_of(const ConstrainArgs& args, uint32_
 
 // One warp copies what an automaton uses of a place.
 __device__ inline void copy_place(AutomatonPlace& to, const AutomatonPlace& from, uint32_t words) {
-  for (uint32_t i = threadIdx.x; i < words; i += kWarp)
-    reinterpret_cast<uint32_t*>(&to)[i] = reinterpret_cast<const uint32_t*>(&from)[i];
+  auto* target = reinterpret_cast<uint32_t*>(&to);
+  const auto* source = reinterpret_cast<const uint32_t*>(&from);
+  static_assert(kPlaceWords == kWarp);
+  target[threadIdx.x] = source[threadIdx.x];
+  for (uint32_t i = threadIdx.x + kWarp; i < words; i += kWarp) target[i] = source[i];
 }
 
 // grid: rows, of one warp. Needs nothing of the step's model, so it runs beside the kernel before it; but it does not
@@ -83,17 +86,23 @@ __global__ void __launch_bounds__(kWarp) find_places(const ConstrainArgs args) {
 
 // List a block's share of the tokens; its words begin at `first`.
 template <Items kItems>
-__device__ inline void list_share(const ConstrainArgs& args, const Automaton& automaton, const AutomatonPlace& place,
-                                  uint32_t first, uint32_t end, uint32_t* list) {
-  const Vocabulary vocabulary{args.token_starts, args.token_text};
+__device__ inline void list_share(const Vocabulary& vocabulary, uint32_t vocab_size, const Automaton& automaton,
+                                  const AutomatonPlace& place, uint32_t first, uint32_t end, uint32_t* list) {
   const uint32_t lane = threadIdx.x % kWarp;
   for (uint32_t word = first + threadIdx.x / kWarp; word < end; word += kListThreads / kWarp) {
     const uint32_t token = word * kWarp + lane;
-    const bool is_allowed = token < args.vocab_size && vocabulary.allows<kItems>(automaton, place, token);
+    const bool is_allowed = token < vocab_size && vocabulary.allows<kItems>(automaton, place, token);
     __syncwarp();
     const uint32_t found = __ballot_sync(~0u, is_allowed);
     if (lane == 0) list[word] = found;
   }
+}
+
+// A piece of code of its own: beside it the walks without items keep their registers.
+__device__ __noinline__ void list_share_of_items(Vocabulary vocabulary, uint32_t vocab_size, const uint8_t* automaton,
+                                                 const AutomatonPlace& place, uint32_t first, uint32_t end,
+                                                 uint32_t* list) {
+  list_share<Items::kCompare>(vocabulary, vocab_size, Automaton(automaton), place, first, end, list);
 }
 
 // grid: (blocks of a row, rows). Reads what find_places() has found, so it waits for it first. A block brings its
@@ -117,13 +126,14 @@ __global__ void __launch_bounds__(kListThreads, kListBlocksOfSm) list_allowed_to
     near_automaton[i] = reinterpret_cast<const uint4*>(bytes)[i];
   __syncthreads();
   // Twice, so that the compiler knows which memory it reads.
+  const Vocabulary vocabulary{args.token_starts, args.token_text};
   const auto* near_bytes = reinterpret_cast<const uint8_t*>(near_automaton);
   if (has_items)
-    list_share<Items::kCompare>(args, Automaton(is_near ? near_bytes : bytes), place, first, end, list);
+    list_share_of_items(vocabulary, args.vocab_size, is_near ? near_bytes : bytes, place, first, end, list);
   else if (is_near)
-    list_share<Items::kNone>(args, Automaton(near_bytes), place, first, end, list);
+    list_share<Items::kNone>(vocabulary, args.vocab_size, Automaton(near_bytes), place, first, end, list);
   else
-    list_share<Items::kNone>(args, Automaton(bytes), place, first, end, list);
+    list_share<Items::kNone>(vocabulary, args.vocab_size, Automaton(bytes), place, first, end, list);
   __syncthreads();
   // Where the text may end, stop tokens may come, whatever they are; elsewhere they may not.
   const int32_t* stops = args.stop_tokens + uint64_t(slot) * kMaxStopTokens;
