@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import random
-from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -15,7 +13,8 @@ from automata import PlainAutomaton
 from blink.errors import BadRequestError
 from blink.grammar.compiler import compile_structured
 from blink.structured_outputs import StructuredOutputsParams
-from json_schemas import PROGRAMS, Case, read_suite
+from json_schemas import PROGRAMS, Case, exactly, read_suite
+from value_walks import draw_values
 
 FORMATS = ("date", "uuid", "email", "ipv4", "ipv6")
 
@@ -26,23 +25,6 @@ def compile_schema(schema: Any) -> PlainAutomaton:
 
 def encode(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def draw_values(automaton: PlainAutomaton, count: int, seed: int = 1) -> list[Any]:
-    chance = random.Random(seed)
-    drawn = [automaton.draw(chance, 60 if place % 2 else 5) for place in range(count)]
-    return [json.loads(text, parse_float=exact_number) for text in drawn if text is not None]
-
-
-def exact_number(text: str) -> int | Decimal:
-    """Return what a number is: of floats, 0.407 is no multiple of 0.0001."""
-    value = Decimal(text)
-    return int(value) if abs(value) < 10**30 and value == int(value) else value
-
-
-def exactly(schema: Any) -> Any:
-    """Return a schema with exact numbers."""
-    return json.loads(json.dumps(schema), parse_float=exact_number)
 
 
 def check(case: Case) -> bool:

@@ -3,23 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 from blink.grammar.budget import spend
 from blink.grammar.errors import GrammarError, GrammarTooLargeError
-from blink.grammar.format_languages import format_language
-from blink.grammar.formats import FORMATS
 from blink.grammar.forms import Form, any_form, form_of_types, form_of_values, no_form
 from blink.grammar.language import ANY_TEXTS, NO_TEXTS, Language, texts
 from blink.grammar.nodes import ANYTHING, NOTHING, Node
-from blink.grammar.numbers import all_numbers, at_least, at_most, multiples
 from blink.grammar.pattern import pattern_language
 from blink.grammar.schema_index import SchemaIndex
+from blink.grammar.schema_scalars import limit_of, numbers_of_schema, strings_of_schema
 from blink.grammar.shapes import ArrayShape, Contained, NameClasses, ObjectShape
-from blink.grammar.strings import ALL_STRINGS, Strings, strings_of, strings_of_lengths
 
 KINDS = {
     "object": {"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
@@ -129,9 +126,9 @@ class SchemaForms:
         if "enum" in schema:
             found = found & form_of_values(schema["enum"])
         if KINDS["string"] & schema.keys():
-            found = found & replace(any_form(), strings=_strings_of(schema))
+            found = found & replace(any_form(), strings=strings_of_schema(schema))
         if KINDS["number"] & schema.keys():
-            found = found & replace(any_form(), numbers=_numbers_of(schema))
+            found = found & replace(any_form(), numbers=numbers_of_schema(schema))
         if KINDS["object"] & schema.keys():
             found = found & self._objects_of(schema)
         if KINDS["array"] & schema.keys():
@@ -147,7 +144,7 @@ class SchemaForms:
         if "anyOf" in schema:
             found = found & self._any_of(schema["anyOf"])
         if "oneOf" in schema:
-            found = found & self._one_of(schema["oneOf"])
+            found = found & self._one_of(schema["oneOf"], _always_required(found))
         if "not" in schema:
             found = found & self.form(~self.node(schema["not"]))
         if "if" in schema and schema.keys() & {"then", "else"}:
@@ -159,13 +156,13 @@ class SchemaForms:
     def _any_of(self, options: Sequence[Any]) -> Form:
         return _joined([self.form(self.node(option), is_narrow=True) for option in options])
 
-    def _one_of(self, options: Sequence[Any]) -> Form:
-        """Return what exactly one of the options allows: what any does but not two."""
+    def _one_of(self, options: Sequence[Any], required: Set[str]) -> Form:
+        """Return what exactly one of the options allows: what any does but not two; required: beside the options."""
         found, twice = no_form(), no_form()
         wide = no_form()
         for option in options:
             form = self.form(self.node(option))
-            near = tuple(each for each in wide.objects if not self._are_apart(each, form.objects))
+            near = tuple(each for each in wide.objects if not self._are_apart(each, form.objects, required))
             both = replace(wide, objects=near) & form
             if not self.is_void_form(both):
                 twice = twice | self._without_void(both)
@@ -173,14 +170,14 @@ class SchemaForms:
             wide = wide | form
         return found if twice.is_empty else found & twice.others()
 
-    def _are_apart(self, shape: ObjectShape, others: Sequence[ObjectShape]) -> bool:
+    def _are_apart(self, shape: ObjectShape, others: Sequence[ObjectShape], required: Set[str]) -> bool:
         """Say whether a required member of an object tells it from others; a cheap look before a thorough one."""
         spend(1 + len(others) // 8)
         return all(
             any(
                 self._tells_apart(shape.member(name), other.member(name))
-                for name in shape.required
-                if name in other.required
+                for name in {**shape.required, **dict.fromkeys(required)}
+                if name in other.required or name in required
             )
             for other in others
         )
@@ -215,7 +212,7 @@ class SchemaForms:
             dict.fromkeys(schema.get("required", ())),
             rest,
             int(schema.get("minProperties", 0)),
-            _count(schema, "maxProperties"),
+            limit_of(schema, "maxProperties"),
             writes_rest=bool(patterns) or has_more,
             evaluated=self._evaluated_names(listed, patterns, has_more),
         )
@@ -254,14 +251,14 @@ class SchemaForms:
         if "contains" in schema:
             contained = (
                 Contained(
-                    self.node(schema["contains"]), int(schema.get("minContains", 1)), _count(schema, "maxContains")
+                    self.node(schema["contains"]), int(schema.get("minContains", 1)), limit_of(schema, "maxContains")
                 ),
             )
         return ArrayShape(
             tuple(self.node(item) for item in prefix),
             self.node(items),
             int(schema.get("minItems", 0)),
-            _count(schema, "maxItems"),
+            limit_of(schema, "maxItems"),
             schema.get("uniqueItems") is True,
             contained,
             None if has_rest else len(prefix),
@@ -311,41 +308,16 @@ def _with_unevaluated_items(shape: ArrayShape, more: Node) -> ArrayShape:
     return replace(shape & added, evaluated=None)
 
 
+def _always_required(form: Form) -> Set[str]:
+    """Return the members that all objects of a set have."""
+    return (
+        frozenset.intersection(*(frozenset(shape.required) for shape in form.objects)) if form.objects else frozenset()
+    )
+
+
 def _joined(forms: Sequence[Form]) -> Form:
     """Return the union of some sets, as a tree: of many it is cheaper than one after the other."""
     if len(forms) == 1:
         return forms[0]
     middle = len(forms) // 2
     return _joined(forms[:middle]) | _joined(forms[middle:])
-
-
-def _count(schema: Mapping[str, Any], name: str) -> int | None:
-    return int(schema[name]) if name in schema else None
-
-
-def _strings_of(schema: Mapping[str, Any]) -> Strings:
-    found = ALL_STRINGS
-    most = _count(schema, "maxLength")
-    if "format" in schema and schema["format"] in FORMATS:
-        found = found & strings_of(format_language(schema["format"], most))
-    if "pattern" in schema:
-        found = found & strings_of(pattern_language(schema["pattern"]))
-    return found & strings_of_lengths(int(schema.get("minLength", 0)), most)
-
-
-def _numbers_of(schema: Mapping[str, Any]) -> Any:
-    found = all_numbers()
-    for closed, opened, beyond in (
-        ("minimum", "exclusiveMinimum", at_least),
-        ("maximum", "exclusiveMaximum", at_most),
-    ):
-        limit = schema.get(opened)
-        if isinstance(limit, bool):  # of draft 4
-            if closed in schema:
-                found = found & beyond(schema[closed], is_open=limit)
-            continue
-        if closed in schema:
-            found = found & beyond(schema[closed], is_open=False)
-        if limit is not None:
-            found = found & beyond(limit, is_open=True)
-    return found & multiples(schema["multipleOf"]) if "multipleOf" in schema else found
