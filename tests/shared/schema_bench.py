@@ -42,6 +42,7 @@ def measure(path: Path) -> dict[str, Any]:
         found["refusal"] = refusal.message
     except Exception as error:  # what no request may meet: told by the test
         found["refusal"] = found["failure"] = repr(error)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     found |= {"seconds": time.process_time() - began, "mib": _peak_mib() - memory}
     if automaton is None:
         return found
