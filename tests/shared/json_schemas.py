@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 _SUITE = Path(__file__).with_name("json_schema_suite.jsonl")
+_PROGRAMS = Path(__file__).with_name("schemas_of_programs.jsonl")
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,33 @@ class Case:
     tests: list[tuple[Any, bool]]
 
 
+@dataclass(frozen=True)
+class Program:
+    """A schema as a program writes it, and values that it allows and forbids."""
+
+    name: str
+    schema: Any
+    valid: list[Any]
+    invalid: list[Any]
+
+
 def read_suite() -> list[Case]:
     return [Case(**json.loads(line)) for line in _SUITE.read_text().splitlines()]
+
+
+def read_programs() -> list[Program]:
+    return [Program(**json.loads(line)) for line in _PROGRAMS.read_text().splitlines()]
+
+
+def exact_number(text: str) -> int | Decimal:
+    """Return what a number is: of floats, 0.407 is no multiple of 0.0001."""
+    value = Decimal(text)
+    return int(value) if abs(value) < 10**30 and value == int(value) else value
+
+
+def exactly(value: Any) -> Any:
+    """Return a schema or a value with exact numbers."""
+    return json.loads(json.dumps(value), parse_float=exact_number)
 
 
 _PERSON = {

@@ -187,3 +187,12 @@ def test_ipv6_is_what_ipaddress_reads() -> None:
         assert matches("ipv6", text) == is_valid, text
         num_valid += is_valid
     assert num_valid > 400
+
+
+@pytest.mark.parametrize("format", ["uri-reference", "iri-reference"])
+def test_references_beside_a_length_may_be_relative_to_a_document(format: str) -> None:
+    language = format_language(format, 120)
+    for text in ("s", "img/a.png?x#y", "../up", "./this:that", "/", "/a//b", "", "?q", "#f", "@", "a:b", "%41/"):
+        assert language.matches(text), text
+        assert CHECKER.conforms(text, format), text
+    assert [text for text in ("1:b", ":", "a b", "%4", "a[", "é:/", "\\") if language.matches(text)] == []

@@ -213,7 +213,8 @@ _PLAIN_URI = (
     rf"{_SCHEME}(?://[A-Za-z0-9.-]*(?::[0-9]{{0,5}})?(?:/{_PLAIN_CHAR}*)?|(?:[{_PLAIN}:@-]|{_PERCENT}){_PLAIN_CHAR}*)"
     rf"{_PLAIN_REST}"
 )
-_PLAIN_REFERENCE = _any((_PLAIN_URI, rf"(?:/(?:(?:[{_PLAIN}:@-]|{_PERCENT}){_PLAIN_CHAR}*)?)?{_PLAIN_REST}"))
+_PLAIN_PATH = _any((rf"/(?:[{_PLAIN}:@-]|{_PERCENT})", rf"(?:[{_PLAIN}@-]|{_PERCENT})+/"))
+_PLAIN_REFERENCE = _any((_PLAIN_URI, rf"(?:{_PLAIN_PATH}{_PLAIN_CHAR}*|/|(?:[{_PLAIN}@-]|{_PERCENT})*){_PLAIN_REST}"))
 
 # RFC 6570 and its erratum 6937. Left out: the operators that it reserves, since their expansion is an error.
 _LITERALS = rf"(?:[!#$&'-;=?-\[\]_a-z~{_UCS}{_PRIVATE}]|{_PERCENT})"

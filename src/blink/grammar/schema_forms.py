@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -144,7 +144,7 @@ class SchemaForms:
         if "anyOf" in schema:
             found = found & self._any_of(schema["anyOf"])
         if "oneOf" in schema:
-            found = found & self._one_of(schema["oneOf"])
+            found = found & self._one_of(schema["oneOf"], _always_required(found))
         if "not" in schema:
             found = found & self.form(~self.node(schema["not"]))
         if "if" in schema and schema.keys() & {"then", "else"}:
@@ -156,32 +156,32 @@ class SchemaForms:
     def _any_of(self, options: Sequence[Any]) -> Form:
         return _joined([self.form(self.node(option), is_narrow=True) for option in options])
 
-    def _one_of(self, options: Sequence[Any]) -> Form:
-        """Return what exactly one of the options allows: what any does but not two."""
+    def _one_of(self, options: Sequence[Any], required: Set[str]) -> Form:
+        """Return what exactly one of the options allows: what any does but not two; required: beside the options."""
         found = _joined([self.form(self.node(option), is_narrow=True) for option in options])
-        _, twice = self._any_and_two([self.form(self.node(option)) for option in options])
+        _, twice = self._any_and_two([self.form(self.node(option)) for option in options], required)
         return found if twice.is_empty else found & twice.others()
 
-    def _any_and_two(self, forms: Sequence[Form]) -> tuple[Form, Form]:
+    def _any_and_two(self, forms: Sequence[Form], required: Set[str]) -> tuple[Form, Form]:
         """Return what any of some sets has, and what two of them have."""
         if len(forms) == 1:
             return forms[0], no_form()
         middle = len(forms) // 2
-        one, two_of_one = self._any_and_two(forms[:middle])
-        other, two_of_other = self._any_and_two(forms[middle:])
-        near = tuple(each for each in one.objects if not self._are_apart(each, other.objects))
+        one, two_of_one = self._any_and_two(forms[:middle], required)
+        other, two_of_other = self._any_and_two(forms[middle:], required)
+        near = tuple(each for each in one.objects if not self._are_apart(each, other.objects, required))
         both = replace(one, objects=near) & other
         twice = two_of_one | two_of_other
         return one | other, twice if self.is_void_form(both) else twice | self._without_void(both)
 
-    def _are_apart(self, shape: ObjectShape, others: Sequence[ObjectShape]) -> bool:
+    def _are_apart(self, shape: ObjectShape, others: Sequence[ObjectShape], required: Set[str]) -> bool:
         """Say whether a required member of an object tells it from others; a cheap look before a thorough one."""
         spend(1 + len(others) // 2)
         return all(
             any(
                 self._tells_apart(shape.member(name), other.member(name))
-                for name in shape.required
-                if name in other.required
+                for name in {**shape.required, **dict.fromkeys(required)}
+                if name in other.required or name in required
             )
             for other in others
         )
@@ -318,3 +318,10 @@ def _joined(forms: Sequence[Form]) -> Form:
         return forms[0]
     middle = len(forms) // 2
     return _joined(forms[:middle]) | _joined(forms[middle:])
+
+
+def _always_required(form: Form) -> Set[str]:
+    """Return the members that all objects of a set have."""
+    return (
+        frozenset.intersection(*(frozenset(shape.required) for shape in form.objects)) if form.objects else frozenset()
+    )
