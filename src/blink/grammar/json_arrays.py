@@ -35,7 +35,7 @@ def write_unique(shape: ArrayShape, value: Expression, count: int, layout: Layou
 
 def write_counted(shape: ArrayShape, value: Callable[[Node], Expression], comma: Expression) -> Expression:
     """Return arrays of which a number of items are of a kind."""
-    if len(shape.contained) > 1:
+    if len(shape.contained) != 1:
         raise GrammarError("several 'contains' that must hold together are not supported")
     [contained] = shape.contained
     node, limit = contained.node, contained.least if contained.most is None else contained.most
