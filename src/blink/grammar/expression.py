@@ -45,6 +45,9 @@ class Text(Expression):
     data: bytes
 
 
+EMPTY = Text(b"")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Chars(Expression):
     """One character of a set."""
@@ -87,7 +90,8 @@ class Repeat(Expression):
 class Members(Expression):
     """Items in order with a separator between any two; those that are not required may be missing.
 
-    Behind them come any number of `others`. `least` and `most` bound how many there are in all.
+    Behind them come any number of `others`. `least` and `most` bound how many there are in all; `behind` follows if
+    there is one.
     """
 
     items: tuple[tuple[Expression, bool], ...]  # and whether each is required
@@ -95,15 +99,20 @@ class Members(Expression):
     others: Expression | None = None
     least: int = 0
     most: int | None = None
+    behind: Expression = EMPTY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paths(Expression):
-    """Items on a way through states, from state 0 to one of `ends`, with a separator between any two."""
+    """Items on a way through states, from state 0 to one of `ends`, with a separator between any two.
+
+    `behind` follows if there is one.
+    """
 
     edges: tuple[tuple[int, Expression, int], ...]
     ends: frozenset[int]
     separator: Expression
+    behind: Expression = EMPTY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +168,6 @@ class Until(Expression):
     is_once: bool = False
 
 
-EMPTY = Text(b"")
 NEVER = Choice(())
 
 

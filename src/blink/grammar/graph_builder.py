@@ -11,6 +11,7 @@ from typing import Any
 from blink.grammar.errors import GrammarTooLargeError
 from blink.grammar.escapes import Template, string_template
 from blink.grammar.expression import (
+    EMPTY,
     Block,
     Call,
     Chars,
@@ -222,14 +223,14 @@ class GraphBuilder:
             self.skip(start, end)
         for state in paths.ends:
             if state in firsts:
-                self.skip(firsts[state], end)
+                self.emit(paths.behind, firsts[state], end)
 
     def _others(self, members: Members, nodes: dict[int, int], end: int) -> None:
         """Emit the members behind those that are listed. Their names may repeat, so they count as one for `least`."""
         least, most, others = members.least, members.most, members.others
         for count, node in nodes.items():
             if count >= least:
-                self.skip(node, end)
+                self.emit(members.behind if count > 0 else EMPTY, node, end)
             if others is None or count + 1 < least or (most is not None and count >= most):
                 continue
             after = node
@@ -237,7 +238,8 @@ class GraphBuilder:
                 after = self.node()
                 self.emit(members.separator, node, after)
             left = None if most is None else most - count - 1
-            self.emit(Series((others, Repeat(Series((members.separator, others)), 0, left))), after, end)
+            more = Repeat(Series((members.separator, others)), 0, left)
+            self.emit(Series((others, more, members.behind)), after, end)
 
     def _repeat(self, repeat: Repeat, start: int, end: int) -> None:
         least, most = repeat.least, repeat.most

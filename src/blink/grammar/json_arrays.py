@@ -26,14 +26,14 @@ def write_unique(shape: ArrayShape, value: Expression, count: int, layout: Layou
     if most == 0:
         return EMPTY
     comma = layout.limiting_comma if most is None or most > MAX_UNIQUE else layout.comma
-    others = series(comma, Marked(value, Mark.ITEM))
-    filled = series(
-        Marked(value, Mark.FIRST_ITEM), Repeat(others, max(shape.least - 1, 0), None if most is None else most - 1)
+    others = Repeat(
+        series(comma, Marked(value, Mark.ITEM)), max(shape.least - 1, 0), None if most is None else most - 1
     )
+    filled = series(Marked(value, Mark.FIRST_ITEM), others, layout.space)
     return filled if shape.least > 0 else optional(filled)
 
 
-def write_counted(shape: ArrayShape, value: Callable[[Node], Expression], comma: Expression) -> Expression:
+def write_counted(shape: ArrayShape, value: Callable[[Node], Expression], layout: Layout) -> Expression:
     """Return arrays of which a number of items are of a kind."""
     if len(shape.contained) != 1:
         raise GrammarError("several 'contains' that must hold together are not supported")
@@ -65,4 +65,4 @@ def write_counted(shape: ArrayShape, value: Callable[[Node], Expression], comma:
         for count in range(width)
         if count >= contained.least and at >= shape.least
     ]
-    return Paths(tuple(edges), frozenset(ends), comma)
+    return Paths(tuple(edges), frozenset(ends), layout.comma, layout.space)

@@ -20,7 +20,6 @@ from blink.grammar.expression import (
     Members,
     Regular,
     choice,
-    optional,
     series,
 )
 from blink.grammar.forms import Form, any_form
@@ -129,8 +128,8 @@ class SchemaCompiler:
                 return NEVER
             raise GrammarError("minProperties needs declared properties, as other names may repeat")
         layout = self._layout
-        members = Members(tuple(items), layout.comma, others, shape.least, shape.most)
-        return series("{", layout.space, members, layout.space, "}")
+        members = Members(tuple(items), layout.comma, others, shape.least, shape.most, layout.space)
+        return series("{", layout.space, members, "}")
 
     def _other_members(self, shape: ObjectShape, names: Any) -> Iterator[Expression]:
         declared = texts(names) if shape.rest and names else NO_TEXTS
@@ -149,10 +148,10 @@ class SchemaCompiler:
         if shape.is_unique and (most is None or most > 1):
             inside = self._write_unique(shape)
         elif shape.contained:
-            inside = write_counted(shape, self.value, layout.comma)
+            inside = write_counted(shape, self.value, layout)
         else:
             inside = self._write_items(shape)
-        return series("[", layout.space, inside, layout.space, "]")
+        return series("[", layout.space, inside, "]")
 
     def _write_items(self, shape: ArrayShape) -> Expression:
         least, most = shape.least, shape.most
@@ -167,13 +166,13 @@ class SchemaCompiler:
         if not prefix:
             return layout.list_of(others, least, num_more)
         num_least = max(least - len(prefix), 0)
-        tail: Expression = EMPTY
+        tail = layout.space
         if num_more != 0:
-            tail = series(layout.comma, layout.list_of(others, max(num_least, 1), num_more))
-            tail = tail if num_least else optional(tail)
+            more = series(layout.comma, layout.list_of(others, max(num_least, 1), num_more))
+            tail = more if num_least else choice([tail, more])
         for index in range(len(prefix) - 1, -1, -1):
-            tail = series(layout.comma if index else EMPTY, self.value(prefix[index]), tail)
-            tail = tail if index < least else optional(tail)
+            more = series(layout.comma if index else EMPTY, self.value(prefix[index]), tail)
+            tail = more if index < least else choice([layout.space if index else EMPTY, more])
         return tail
 
     def _write_unique(self, shape: ArrayShape) -> Expression:

@@ -99,11 +99,11 @@ class Layout:
         return series(start, *found, self.space, end)
 
     def list_of(self, item: Expression, least: int, most: int | None) -> Expression:
-        """Return a number of items with commas between them."""
+        """Return a number of items with commas between them, and what space may be behind them."""
         if most == 0:
             return EMPTY
         rest = Repeat(series(self.comma, item), max(least - 1, 0), None if most is None else most - 1)
-        filled = series(item, rest)
+        filled = series(item, rest, self.space)
         return filled if least > 0 else optional(filled)
 
     def rules(self) -> dict[str, Expression]:
@@ -114,8 +114,8 @@ class Layout:
             NUMBER_RULE: all_numbers().expression(),
             **{rule: Escape(_ANY_CHAR, each) for each, rule in _ESCAPE_RULES.items()},
             _BEYOND_RULE: Chars(BEYOND_ASCII),
-            OBJECT_RULE: series("{", self.space, self.list_of(member, 0, None), self.space, "}"),
-            ARRAY_RULE: series("[", self.space, self.list_of(self.any_value, 0, None), self.space, "]"),
+            OBJECT_RULE: series("{", self.space, self.list_of(member, 0, None), "}"),
+            ARRAY_RULE: series("[", self.space, self.list_of(self.any_value, 0, None), "]"),
         }
         if self._allows_spaces:
             found[_SPACE_RULE] = Repeat(_SPACES, 1, _MAX_SPACES - 1)
