@@ -11,7 +11,7 @@ from typing import Any
 from automata import Place, PlainAutomaton
 from json_schemas import exact_number
 
-_MAX_STEPS, _MAX_STEPS_OF_ALL_ORDERS = 2000, 600
+_MAX_STEPS, _MAX_STEPS_OF_ALL_ORDERS = 5000, 600
 
 
 class TooManyOrdersError(Exception):

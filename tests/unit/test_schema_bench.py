@@ -53,7 +53,7 @@ def test_valid_examples_can_be_written_and_no_invalid_one(results: list[dict[str
     compiled = [each for each in results if not each["refusal"]]
     assert [(each["name"], each["let_through"]) for each in compiled if each["let_through"]] == []
     assert [(each["name"], each["missed"]) for each in compiled if each["missed"]] == []
-    assert sum(len(each["undecided"]) for each in compiled) <= 3  # they have too many orders of members
+    assert sum(len(each["undecided"]) for each in compiled) <= 6  # they have too many orders of members
     num_undeclared = sum(len(each["undeclared"]) for each in compiled)
     print(f"{sum(each['valid'] for each in compiled)} valid ones, {num_undeclared} more but for undeclared members")
     assert sum(each["valid"] for each in compiled) > 20 * num_undeclared

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import jsonschema.validators
 import pytest
+import referencing.exceptions
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ from json_schemas import exactly
 from value_walks import draw_values
 
 _MAX_SECONDS = 3.0  # of a core, on a machine that does much else
-_GATE_SECONDS, _LONG_SECONDS = 4.0, 60.0  # for each of two tests
+_GATE_SECONDS, _LONG_SECONDS = 4.0, 60.0  # of a core, for each of two tests
 
 SCHEMAS = ["additionalProperties", "unevaluatedProperties", "propertyNames", "additionalItems", "unevaluatedItems",
            "contains", "not", "if", "then", "else", "items"]  # fmt: skip
@@ -96,8 +98,12 @@ def is_valid(validator: Any, value: Any) -> bool:
             return bool(validator.is_valid(value))
     except (re.error, RecursionError):  # of the validator
         return True
-    except Exception as error:  # a reference that it does not find
-        return "Unresolvable" in type(error).__name__ or "Unresolvable" in repr(error)
+    except referencing.exceptions.Unresolvable:  # a reference without effect that leads nowhere
+        return True
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # of the validator's part in Rust: endless references
+            return True
+        raise
 
 
 def table() -> Iterator[tuple[str, Any, str]]:
@@ -108,10 +114,10 @@ def table() -> Iterator[tuple[str, Any, str]]:
 
 
 def check_table(seconds: float) -> tuple[int, int]:
-    end = time.monotonic() + seconds
+    end = time.process_time() + seconds
     num_tried = num_compiled = 0
     for keyword, value, combinator in table():
-        if time.monotonic() > end:
+        if time.process_time() > end:
             break
         num_tried += 1
         num_compiled += check_answer(COMBINATORS[combinator]({keyword: value}), 2)
@@ -178,17 +184,17 @@ schemas = of_schemas(of_schemas(flat) | flat)
 
 def check_combinations(seconds: float, start: int) -> tuple[int, int]:
     """Try rounds of schemas until a time has passed; the rounds are the same each time."""
-    end = time.monotonic() + seconds
+    end = time.process_time() + seconds
     tried = [0, 0]
 
     @given(schemas)
     @settings(max_examples=50, database=None)
     def check_round(schema: Any) -> None:
-        if time.monotonic() < end:
+        if time.process_time() < end:
             tried[check_answer(schema)] += 1
 
     number = start
-    while time.monotonic() < end:
+    while time.process_time() < end:
         seed(number)(check_round)()
         number += 1
     return tried[0], tried[1]
@@ -217,7 +223,7 @@ LARGE: dict[str, Any] = {
                            "patternProperties": {f"^n{{1,{i + 1}}}[0-9]*$": {"type": "string"} for i in range(200)}},
     "long bounds": {"type": "object", "properties": {f"p{i}": NUMBER for i in range(300)}},
     "long bounds by turns": {"anyOf": [{"minimum": 10**29 + i, "maximum": 10**30 + i} for i in range(4000)]},
-    "intervals": {"type": "integer", "anyOf": [{"multipleOf": 1, "minimum": i, "maximum": i + 99} for i in range(3000)]},
+    "intervals": {"type": "integer", "anyOf": [{"multipleOf": 1, "minimum": i, "maximum": i + 9} for i in range(3000)]},
     "required names": {"properties": {f"a{i}": {} for i in range(12000)}, "required": [f"b{i}" for i in range(12000)]},
     "references that double": {"$defs": {"d0": {"type": "string"}, **{f"d{i}": {"type": "object", "properties": {
         name: {"$ref": f"#/$defs/d{i - 1}"} for name in "ab"}} for i in range(1, 23)}},

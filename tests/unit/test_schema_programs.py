@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import jsonschema
+import jsonschema.protocols
+import jsonschema.validators
 import pytest
 
 from automata import PlainAutomaton
