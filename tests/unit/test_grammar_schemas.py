@@ -205,3 +205,11 @@ def test_options_without_a_type_are_of_all_types_where_they_are_negated(
         return
     assert [value for value in allowed if not walks(automaton, value)] == []
     assert [value for value in forbidden if walks(automaton, value)] == []
+
+
+@pytest.mark.parametrize("more", [{}, {"additionalProperties": True}, {"patternProperties": {"^b": {}}}])
+@pytest.mark.parametrize("listed", [{}, {"a": {"type": "integer"}}, {"a": {}, "b": {"type": "null"}}])
+def test_an_object_of_no_members_is_empty(listed: dict[str, Any], more: dict[str, Any]) -> None:
+    automaton = compile_schema({"type": "object", "properties": listed, "maxProperties": 0, **more})
+    assert walks(automaton, {})
+    assert not any(walks(automaton, value) for value in ({"a": 1}, {"b": None}, {"c": 1}, {"a": 1, "b": None}))

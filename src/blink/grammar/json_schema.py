@@ -97,6 +97,8 @@ class SchemaCompiler:
         return Call(self._names[values])
 
     def _write_object(self, shape: ObjectShape) -> Expression:
+        if shape.most == 0:
+            return self._layout.enclosed("{", (), "}")
         names = dict.fromkeys([*shape.listed, *shape.required])
         items: list[tuple[Expression, bool]] = []
         for name in names:
