@@ -183,3 +183,33 @@ def test_what_cannot_be_promised_is_refused_by_name(schema: Any, reason: str) ->
     with pytest.raises(BadRequestError) as failure:
         compile_schema(schema)
     assert reason in failure.value.message and failure.value.param == "structured_outputs"
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "forbidden"),
+    [
+        ({"not": {"anyOf": [{"maxLength": 3}, {"minimum": 5}]}}, [], [0, 7, "a", "abcd", None, [], {}]),
+        ({"oneOf": [{"oneOf": [{"maxProperties": 0}]}, {}]}, [{"a": 1}], [0, "a", {}, [], None]),
+        ({"if": {"anyOf": [{"maxItems": 1}, {"required": ["a"]}]}, "then": {"type": ["string", "array"]},
+          "else": {"type": "null"}}, ["a", [1, 2]], [None, {}, 5]),
+        ({"type": ["integer", "string"], "not": {"oneOf": [{"minimum": 5}, {"maxLength": 2}]}}, [7, "a"], [4, "abc"]),
+    ],
+)  # fmt: skip
+def test_options_without_a_type_are_of_all_types_where_they_are_negated(
+    schema: Any, allowed: list[Any], forbidden: list[Any]
+) -> None:
+    try:
+        automaton = compile_schema(schema)
+    except BadRequestError as refusal:
+        assert "no finite text" in refusal.message and not allowed
+        return
+    assert [value for value in allowed if not walks(automaton, value)] == []
+    assert [value for value in forbidden if walks(automaton, value)] == []
+
+
+@pytest.mark.parametrize("more", [{}, {"additionalProperties": True}, {"patternProperties": {"^b": {}}}])
+@pytest.mark.parametrize("listed", [{}, {"a": {"type": "integer"}}, {"a": {}, "b": {"type": "null"}}])
+def test_an_object_of_no_members_is_empty(listed: dict[str, Any], more: dict[str, Any]) -> None:
+    automaton = compile_schema({"type": "object", "properties": listed, "maxProperties": 0, **more})
+    assert walks(automaton, {})
+    assert not any(walks(automaton, value) for value in ({"a": 1}, {"b": None}, {"c": 1}, {"a": 1, "b": None}))

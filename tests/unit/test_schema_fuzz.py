@@ -94,7 +94,7 @@ def sound_validator(schema: Any) -> Any:
 
 def is_valid(validator: Any, value: Any) -> bool:
     try:
-        with warnings.catch_warnings(), decimal.localcontext(prec=1000):
+        with warnings.catch_warnings(), decimal.localcontext(decimal.Context(prec=1000)):
             warnings.simplefilter("ignore", FutureWarning)
             return bool(validator.is_valid(value))
     except (re.error, RecursionError):  # of the validator

@@ -108,6 +108,8 @@ class SchemaCompiler:
         return Call(self._names[values])
 
     def _write_object(self, shape: ObjectShape) -> Expression:
+        if shape.most == 0:
+            return self._layout.enclosed("{", (), "}")
         names = dict.fromkeys([*shape.listed, *shape.required])
         if len(names) > _MAX_MEMBERS:
             raise GrammarTooLargeError(f"an object may have {_MAX_MEMBERS} members that are declared")

@@ -36,23 +36,24 @@ class SchemaForms:
 
     def __init__(self, root: Any) -> None:
         self._index = SchemaIndex(root)
-        self._known: dict[tuple[Node, bool], Form] = {}
-        self._open: set[tuple[Node, bool]] = set()
+        self._known: dict[tuple[Node, bool, bool], Form] = {}
+        self._open: set[tuple[Node, bool, bool]] = set()
         self._looks_at_unevaluated = self._index.mentions("unevaluatedProperties", "unevaluatedItems")
 
     def node(self, schema: Any) -> Node:
         """Return the node of a part of the schema."""
         return self._index.node(schema)
 
-    def form(self, node: Node, *, is_narrow: bool = False) -> Form:
+    def form(self, node: Node, *, is_narrow: bool = False, is_exact: bool = False) -> Form:
         """Return the values that a node allows.
 
         is_narrow: of a schema without a type only the types that its keywords speak of, which is what is meant.
+        is_exact: all values, those of options without a type too: what is not in the set is asked for.
 
         Raises:
             GrammarError: a keyword has a value that it cannot have, or cannot be kept.
         """
-        key = (node, is_narrow)
+        key = (node, is_narrow, is_exact)
         if key in self._known:
             return self._known[key]
         if key in self._open:
@@ -62,7 +63,7 @@ class SchemaForms:
             raise GrammarTooLargeError("it is nested too deeply, references resolved")
         self._open.add(key)
         try:
-            found = self._known[key] = self._form(node, is_narrow)
+            found = self._known[key] = self._form(node, is_narrow, is_exact)
         finally:
             self._open.discard(key)
         return found
@@ -91,18 +92,18 @@ class SchemaForms:
         count = min(shape.least, len(shape.prefix) + 1)
         return shape.is_impossible or any(self.is_void(shape.item(index), depth + 1) for index in range(count))
 
-    def _form(self, node: Node, is_narrow: bool) -> Form:
+    def _form(self, node: Node, is_narrow: bool, is_exact: bool) -> Form:
         if node is ANYTHING:
             return any_form()
         if node is NOTHING:
             return no_form()
         kind, inside = node.key
         if kind == "not":
-            return self.form(inside).others()
+            return self.form(inside, is_exact=True).others()
         if kind == "and":
-            found = reduce(Form.__and__, (self.form(part) for part in inside))
+            found = reduce(Form.__and__, (self.form(part, is_exact=is_exact) for part in inside))
             return self._narrowed(found, [part.schema for part in inside]) if is_narrow else found
-        found = self._of_schema(node.schema)
+        found = self._of_schema(node.schema, is_exact)
         return self._narrowed(found, [node.schema]) if is_narrow else found
 
     def _narrowed(self, form: Form, schemas: Sequence[Any]) -> Form:
@@ -118,7 +119,7 @@ class SchemaForms:
         narrow = form & form_of_types(kinds)
         return form if narrow.is_empty else narrow
 
-    def _of_schema(self, schema: Mapping[str, Any]) -> Form:
+    def _of_schema(self, schema: Mapping[str, Any], is_exact: bool) -> Form:
         self._index.check_supported(schema)
         found = any_form() if "type" not in schema else form_of_types(self._index.types_of(schema))
         if "const" in schema:
@@ -130,36 +131,41 @@ class SchemaForms:
         if KINDS["number"] & schema.keys():
             found = found & replace(any_form(), numbers=numbers_of_schema(schema))
         if KINDS["object"] & schema.keys():
-            found = found & self._objects_of(schema)
+            found = found & self._objects_of(schema, is_exact)
         if KINDS["array"] & schema.keys():
             found = found & replace(any_form(), arrays=(self._array_of(schema),))
-        found = self._with_applicators(found, schema)
+        found = self._with_applicators(found, schema, is_exact)
         return self._with_unevaluated(found, schema) if self._looks_at_unevaluated else found
 
-    def _with_applicators(self, found: Form, schema: Mapping[str, Any]) -> Form:
+    def _with_applicators(self, found: Form, schema: Mapping[str, Any], is_exact: bool) -> Form:
         if "$ref" in schema:
-            found = found & self.form(self.node(self._index.resolve(schema)))
+            found = found & self.form(self.node(self._index.resolve(schema)), is_exact=is_exact)
         for part in schema.get("allOf", ()):
-            found = found & self.form(self.node(part))
+            found = found & self.form(self.node(part), is_exact=is_exact)
         if "anyOf" in schema:
-            found = found & self._any_of(schema["anyOf"])
+            found = found & self._any_of(schema["anyOf"], is_exact)
         if "oneOf" in schema:
-            found = found & self._one_of(schema["oneOf"], _always_required(found))
+            found = found & self._one_of(schema["oneOf"], _always_required(found), is_exact)
         if "not" in schema:
             found = found & self.form(~self.node(schema["not"]))
         if "if" in schema and schema.keys() & {"then", "else"}:
             condition = self.node(schema["if"])
             then, otherwise = self.node(schema.get("then", True)), self.node(schema.get("else", True))
-            found = found & (self.form(condition & then) | self.form(~condition & otherwise))
+            found = found & (
+                self.form(condition, is_exact=True) & self.form(then, is_exact=is_exact)
+                | self.form(~condition & otherwise, is_exact=is_exact)
+            )
         return found
 
-    def _any_of(self, options: Sequence[Any]) -> Form:
-        return _joined([self.form(self.node(option), is_narrow=True) for option in options])
+    def _any_of(self, options: Sequence[Any], is_exact: bool) -> Form:
+        return _joined([self.form(self.node(option), is_narrow=not is_exact, is_exact=is_exact) for option in options])
 
-    def _one_of(self, options: Sequence[Any], required: Set[str]) -> Form:
+    def _one_of(self, options: Sequence[Any], required: Set[str], is_exact: bool) -> Form:
         """Return what exactly one of the options allows: what any does but not two; required: beside the options."""
-        found = _joined([self.form(self.node(option), is_narrow=True) for option in options])
-        _, twice = self._any_and_two([self.form(self.node(option)) for option in options], required)
+        wide = [self.form(self.node(option), is_exact=True) for option in options]
+        _, twice = self._any_and_two(wide, required)
+        narrow = wide if is_exact else [self.form(self.node(option), is_narrow=True) for option in options]
+        found = _joined(narrow)
         return found if twice.is_empty else found & twice.others()
 
     def _any_and_two(self, forms: Sequence[Form], required: Set[str]) -> tuple[Form, Form]:
@@ -201,7 +207,7 @@ class SchemaForms:
             arrays=tuple(shape for shape in form.arrays if not self._is_void_array(shape, 0)),
         )
 
-    def _objects_of(self, schema: Mapping[str, Any]) -> Form:
+    def _objects_of(self, schema: Mapping[str, Any], is_exact: bool) -> Form:
         listed = {name: self.node(value) for name, value in schema.get("properties", {}).items()}
         patterns = [
             (pattern_language(name), self.node(value)) for name, value in schema.get("patternProperties", {}).items()
@@ -221,7 +227,7 @@ class SchemaForms:
             evaluated=self._evaluated_names(listed, patterns, has_more),
         )
         if "propertyNames" in schema:
-            names = self.form(self.node(schema["propertyNames"])).strings
+            names = self.form(self.node(schema["propertyNames"]), is_exact=is_exact).strings
             allowed = reduce(Language.__or__, (part.exact for part in names.parts), NO_TEXTS)
             classes = ((allowed, ANYTHING), (ANY_TEXTS - allowed, NOTHING))
             shape = shape & ObjectShape(rest=tuple(each for each in classes if not each[0].is_empty))
@@ -231,7 +237,7 @@ class SchemaForms:
             if isinstance(needed, list):
                 then = replace(any_form(), objects=(present & ObjectShape(required=dict.fromkeys(needed)),))
             else:
-                then = replace(any_form(), objects=(present,)) & self.form(self.node(needed))
+                then = replace(any_form(), objects=(present,)) & self.form(self.node(needed), is_exact=is_exact)
             absent = replace(any_form(), objects=(ObjectShape({name: NOTHING}),))
             found = found & (absent | then)
         return found
