@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from processes import Engine, Frontend, resident_mib, start_frontend, stop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 _MIB = 1 << 20
+_OBJECT_FACTOR = 24
 _SPARE_MIB = 64.0  # of a body's memory, beside four times its size
 _PROBE_SECONDS = 0.02
 _WAIT_SECONDS = 0.1  # that others may wait longer
@@ -43,14 +45,15 @@ def control(tiny_engine: Engine) -> Iterator[Frontend]:
 
 
 def memory_mib(frontend: Frontend) -> float:
-    pid = frontend.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    total = resident_mib(pid)
-    for child in children:
-        try:
-            total += resident_mib(int(child))
-        except (OSError, IndexError):  # it has just died
-            continue
+    return resident_mib(frontend.process.pid)
+
+
+def children_mib(frontend: Frontend) -> float:
+    """Return the memory of the processes that read and compile for a frontend."""
+    total = 0.0
+    for task in Path(f"/proc/{frontend.process.pid}/task").iterdir():
+        with contextlib.suppress(OSError, IndexError):  # it has just ended
+            total += sum(resident_mib(int(child)) for child in (task / "children").read_text().split())
     return total
 
 
@@ -100,6 +103,7 @@ class Watch:
         self.attacked, self.control = Client(frontend), Client(control)
         self._over = threading.Event()
         self.most_mib = self.base_mib = memory_mib(frontend)
+        self.most_of_children = self.base_of_children = children_mib(frontend)
         self._threads = [threading.Thread(target=self._weigh), *self.attacked.threads, *self.control.threads]
 
     def __enter__(self) -> Watch:
@@ -125,6 +129,7 @@ class Watch:
     def _weigh(self) -> None:
         while not self._over.wait(0.01):
             self.most_mib = max(self.most_mib, memory_mib(self._frontend))
+            self.most_of_children = max(self.most_of_children, children_mib(self._frontend))
 
 
 def attack(frontend: Frontend, hostile: Hostile) -> int:
@@ -138,6 +143,9 @@ def check(frontend: Frontend, control: Frontend, hostile: Hostile) -> tuple[int,
         status = attack(frontend, hostile)
     allowed = 4 * len(hostile.body) / _MIB + _SPARE_MIB
     assert watch.most_mib - watch.base_mib <= allowed, (hostile.path, hostile.body[:80])
+    # The reader makes an object of each item, which may be four bytes in the body.
+    allowed = _OBJECT_FACTOR * len(hostile.body) / _MIB + _SPARE_MIB
+    assert watch.most_of_children - watch.base_of_children <= allowed, (hostile.path, hostile.body[:80])
     return status, watch
 
 

@@ -118,18 +118,18 @@ def test_max_tokens_stop_strings_min_tokens_and_biases_keep_their_meaning(llm: L
 def test_tagged_texts_are_free_until_their_trigger(llm: LLM) -> None:
     call = Tag("<call>", {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}, "</call>")
     forced = generate(llm, {"structural_tag": StructuralTag(tags=[call], max_tags=1)})[0]
-    assert re.fullmatch(r'<call>\{"n": ?[12]\}</call>', forced.text)
+    assert re.fullmatch(r'<call>\{"n":[12]\}</call>', "".join(forced.text.split()))
     pushed = dict.fromkeys(llm._assets.tokenizer.encode("<call>", add_special_tokens=False), 100.0)
     auto = {"structural_tag": StructuralTag(tags=[call], trigger="<call>")}
     texts = [each.text for each in generate(llm, auto, n=8, logit_bias=pushed, max_tokens=60)]
     calls = [text.split("<call>")[1] for text in texts if "<call>" in text]
-    assert calls and all(re.match(r'\{("n": ?([12](\}(<(/c|$)|$)|$)|$)|$|"n?$)', text) for text in calls)
+    assert calls and all(re.match(r'\{("n":([12](\}(<(/c|$)|$)|$)|$)|$|"n?$)', "".join(text.split())) for text in calls)
 
 
 def test_what_cannot_be_compiled_is_refused_before_anything_runs(llm: LLM) -> None:
     before = llm.stats()["prompt_tokens"]
-    with pytest.raises(BadRequestError, match="'not'"):
-        generate(llm, {"json": {"not": {}}})
+    with pytest.raises(BadRequestError, match="dynamicRef"):
+        generate(llm, {"json": {"$dynamicRef": "#x"}})
     assert llm.stats()["prompt_tokens"] == before
 
 
