@@ -116,8 +116,8 @@ def check_counts(counts: dict[str, int], num_entries: int) -> None:
 
 def test_hostile_entries_of_several_frontends_harm_nobody() -> None:
     with host_machine() as machine:
-        counts = besiege(machine, 300_000)
-    check_counts(counts, 300_000)
+        counts = besiege(machine, 600_000)
+    check_counts(counts, 600_000)
     assert counts["automata"] > 500 and machine.num_walks > 3000 and machine.num_dead_ends > 200
     assert counts["losses"] > 0
 
