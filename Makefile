@@ -40,8 +40,7 @@ endif
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CPU_PINS := $(if $(filter cpu,$(DEVICE)),--constraint constraints-cpu.txt)
-PIP_INSTALL := $(PIP) install $(CPU_PINS) --constraint constraints.txt
+PIP_INSTALL := $(PIP) install --constraint constraints.txt$(if $(filter cpu,$(DEVICE)), --constraint constraints-cpu.txt)
 PIP_INSTALL_LONG := $(PIP) install --constraint constraints-clients.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 EXTRA := $(if $(filter cuda,$(DEVICE)),gpu,engine)
