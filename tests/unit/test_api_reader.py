@@ -15,13 +15,13 @@ from pathlib import Path
 import orjson
 import pytest
 
+import fake_engine
 from blink.api import reader as reader_module
 from blink.api.reader import Reader
 from blink.api.reading import Bounds, Read, is_light, read_body, without_texts
 from blink.api.sampling import build_sampling_params
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, OverloadedError
-from blink.link.client import RegionInfo
 from blink.models.weights.files import default_model_path
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.request.planner import Planner
@@ -33,17 +33,7 @@ from blink.text.tokenizer import Tokenizer
 from hostile_bodies import AUDITED, Hostile, audited_body
 
 pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
-ENGINE = RegionInfo(
-    max_model_len=8192,
-    vocab_size=49152,
-    block_size=16,
-    model="m",
-    hash_key=bytes(32),
-    max_sequences=64,
-    prefix_caching=True,
-    scheduling_policy="fcfs",
-    num_queue_pairs=1,
-)
+ENGINE = replace(fake_engine.ENGINE, max_model_len=8192, can_constrain=False)
 BOUNDS = Bounds(max_tokenize_chars=100_000, model_name="m", engine=ENGINE)
 TEXT = "It is a truth universally acknowledged. " * 600
 

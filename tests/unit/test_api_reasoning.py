@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
+import fake_engine
 from blink.api.message_form import message_form
 from blink.api.reading import Bounds, read_body
-from blink.link.client import RegionInfo
 from blink.text.assets import ModelAssets
 from blink.text.message.formats import HERMES, REASONING_FORMATS
 from blink.text.message.parser import MessageParser
@@ -19,17 +20,7 @@ from blink.text.template import ChatTemplate
 from blink.text.tokenizer import Tokenizer
 from harmony_model import build_tokenizer
 
-ENGINE = RegionInfo(
-    max_model_len=512,
-    vocab_size=512,
-    block_size=16,
-    model="m",
-    hash_key=bytes(32),
-    max_sequences=4,
-    prefix_caching=True,
-    scheduling_policy="fcfs",
-    num_queue_pairs=1,
-)
+ENGINE = replace(fake_engine.ENGINE, max_model_len=512, vocab_size=512, max_sequences=4, can_constrain=False)
 BOUNDS = Bounds(max_tokenize_chars=1000, model_name="m", engine=ENGINE)
 
 

@@ -8,8 +8,8 @@ their characters: each counts as if it was full. So texts are never too long; of
 from __future__ import annotations
 
 from blink.grammar.errors import GrammarTooLargeError
-from blink.grammar.expression import EMPTY, Block, CodePoints, Escapes, Expression, Paths, Regular
-from blink.grammar.language import NO_TEXTS, Language, make_language
+from blink.grammar.expression import EMPTY, Block, Escapes, Expression, Paths, Regular
+from blink.grammar.language import NO_TEXTS, Language, make_language, one_char
 
 _MAX_STATES = 8000
 _BLOCKS = (48, 8)
@@ -71,7 +71,9 @@ class _Bounded:
         for end, ranges in self._language.moves[state].items():
             if not takes_blocks or turns is None or end not in turns:
                 # By its first byte it is told from the block's characters.
-                char = Regular(_one_of(ranges), in_string=True, escapes=Escapes.NONE if takes_blocks else self._escapes)
+                char = Regular(
+                    one_char(ranges), in_string=True, escapes=Escapes.NONE if takes_blocks else self._escapes
+                )
                 self._edges.append((here, char, self._place(end, count + 1)))
 
     def _block(self, state: int, size: int) -> Block:
@@ -117,7 +119,3 @@ def _turn_texts(language: Language, state: int, inside: frozenset[int], size: in
             edges += [(numbers[key], low, high, numbers[after]) for low, high in ranges]
     finals = [int(one == state and count > 0) for one, count in numbers]
     return make_language(finals, edges) if edges else NO_TEXTS
-
-
-def _one_of(ranges: CodePoints) -> Language:
-    return make_language([0, 1], [(0, low, high, 1) for low, high in ranges])

@@ -96,9 +96,10 @@ def _parts_of(expression: Expression) -> list[tuple[Expression, bool]]:
     if isinstance(expression, Block):
         return [(expression.part, True)]
     if isinstance(expression, Paths):
-        return [(part, True) for part in (expression.separator, *(item for _, item, _ in expression.edges))]
+        items = (item for _, item, _ in expression.edges)
+        return [(part, True) for part in (expression.separator, expression.behind, *items)]
     if isinstance(expression, Members):
-        others = [expression.separator] if expression.others is None else [expression.separator, expression.others]
+        others = [each for each in (expression.separator, expression.behind, expression.others) if each is not None]
         is_counted = expression.least > 1 or expression.most is not None
         return [*((item, is_counted) for item, _ in expression.items), *((other, True) for other in others)]
     return []

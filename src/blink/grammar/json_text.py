@@ -43,7 +43,6 @@ _ANY_CHAR = complement(())
 _COUNTED_CHARS = {
     each: choice([Chars(RAW_ASCII), Call(rule), Call(_BEYOND_RULE)]) for each, rule in _ESCAPE_RULES.items()
 }
-_DIGITS = Repeat(chars((0x30, 0x39)), 1, None)
 _SPACES = chars((0x09, 0x0A), (0x0D, 0x0D), (0x20, 0x20))
 
 

@@ -175,6 +175,11 @@ NO_TEXTS = _pack([], [])
 ANY_TEXTS = _pack([1], [(0, low, high, 0) for low, high in union([(0, MAX_CODE_POINT)])])
 
 
+def one_char(ranges: CodePoints) -> Language:
+    """Return the texts of one character of a class."""
+    return make_language([0, 1], [(0, low, high, 1) for low, high in ranges])
+
+
 def texts_of_lengths(least: int, most: int | None) -> Language:
     """Return all texts of a number of characters."""
     last = least if most is None else most

@@ -16,7 +16,7 @@ from blink.grammar.nodes import ANYTHING, NOTHING, Node
 from blink.grammar.pattern import pattern_language
 from blink.grammar.schema_index import SchemaIndex
 from blink.grammar.schema_scalars import count_of, numbers_of_schema, strings_of_schema
-from blink.grammar.shapes import ArrayShape, Contained, NameClasses, ObjectShape
+from blink.grammar.shapes import ArrayShape, Contained, NameClasses, ObjectShape, names_shape
 
 KINDS = {
     "object": {"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
@@ -229,8 +229,7 @@ class SchemaForms:
         if "propertyNames" in schema:
             names = self.form(self.node(schema["propertyNames"]), is_exact=is_exact).strings
             allowed = reduce(Language.__or__, (part.exact for part in names.parts), NO_TEXTS)
-            classes = ((allowed, ANYTHING), (ANY_TEXTS - allowed, NOTHING))
-            shape = shape & ObjectShape(rest=tuple(each for each in classes if not each[0].is_empty))
+            shape = shape & names_shape(allowed, ANYTHING, NOTHING)
         found = replace(any_form(), objects=(shape,))
         for name, needed in self._index.dependencies_of(schema):
             present = ObjectShape(required={name: None})
@@ -303,9 +302,7 @@ def _name_classes(patterns: Sequence[tuple[Language, Node]], more: Node) -> Name
 def _with_unevaluated_names(shape: ObjectShape, more: Node) -> ObjectShape:
     if shape.evaluated == ANY_TEXTS:
         return shape
-    others = ANY_TEXTS - shape.evaluated
-    classes = ((others, more), (shape.evaluated, ANYTHING))
-    added = ObjectShape(rest=tuple(each for each in classes if not each[0].is_empty), writes_rest=True)
+    added = names_shape(ANY_TEXTS - shape.evaluated, more, writes_rest=True)
     return replace(shape & added, evaluated=ANY_TEXTS)
 
 

@@ -90,10 +90,10 @@ class ObjectShape:
             yield ObjectShape(least=self.most + 1)
 
 
-def names_shape(names: Language, node: Node) -> ObjectShape:
-    """Return objects whose members of some names are of one kind."""
-    classes = ((names, node), (ANY_TEXTS - names, ANYTHING))
-    return ObjectShape(rest=tuple(each for each in classes if not each[0].is_empty))
+def names_shape(names: Language, node: Node, others: Node = ANYTHING, *, writes_rest: bool = False) -> ObjectShape:
+    """Return objects whose members of some names are of one kind, and those of all others of another."""
+    classes = ((names, node), (ANY_TEXTS - names, others))
+    return ObjectShape(rest=tuple(each for each in classes if not each[0].is_empty), writes_rest=writes_rest)
 
 
 @dataclass(frozen=True, slots=True)

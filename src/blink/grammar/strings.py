@@ -10,7 +10,7 @@ from blink.grammar.bounded import bounded
 from blink.grammar.errors import GrammarTooLargeError
 from blink.grammar.expression import Call, Escapes, Expression, Regular, Repeat, choice, series
 from blink.grammar.json_text import STRING_RULE, any_chars, any_string
-from blink.grammar.language import ANY_TEXTS, NO_TEXTS, Language, make_language, texts, texts_of_lengths
+from blink.grammar.language import ANY_TEXTS, NO_TEXTS, Language, one_char, texts, texts_of_lengths
 
 _MAX_PARTS = 64
 _MAX_STATES = 12_000
@@ -169,4 +169,4 @@ def _only_class(language: Language) -> Language | None:
     """Return one character of those of which all texts of a language are any repetition."""
     if language.num_states != 1:
         return None
-    return make_language([0, 1], [(0, low, high, 1) for low, high in language.moves[0].get(0, ())])
+    return one_char(language.moves[0].get(0, ()))
