@@ -211,3 +211,18 @@ def test_patterns_match_what_python_s_do(pattern: str) -> None:
     language = pattern_language(pattern)
     for text in map("".join, itertools.chain.from_iterable(itertools.product("abxy-", repeat=n) for n in range(5))):
         assert language.matches(text) == (re.search(pattern, text, re.ASCII) is not None), text
+
+
+def test_options_are_apart_only_if_all_their_values_are() -> None:
+    """Texts pass `minimum` and numbers pass `minLength`: each k that one option speaks of, the other allows, too."""
+    kinds = [{"anyOf": [{"minLength": 1}]}, {"anyOf": [{"minimum": 0}]}]
+    options = [{"type": "object", "properties": {"k": kind}, "required": ["k"]} for kind in kinds]
+    with pytest.raises(BadRequestError, match="no finite text"):
+        automaton_of({"oneOf": options})
+    said = [
+        option | {"properties": {"k": kind | {"type": ["string", "number"]}}}
+        for option, kind in zip(options, kinds, strict=True)
+    ]
+    automaton = automaton_of({"oneOf": said})
+    assert not automaton.accepts(b'{"k":5}') and not automaton.accepts(b'{"k":"a"}')
+    assert automaton.accepts(b'{"k":-5}') and automaton.accepts(b'{"k":""}')

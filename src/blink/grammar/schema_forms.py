@@ -73,7 +73,7 @@ class SchemaForms:
         if depth > _LOOK_DEPTH:
             return False
         try:
-            return self.is_void_form(self.form(node), depth)
+            return self.is_void_form(self.form(node, is_exact=True), depth)
         except GrammarTooLargeError:
             return False
 
@@ -195,7 +195,7 @@ class SchemaForms:
     def _tells_apart(self, one: Node, other: Node) -> bool:
         if one is ANYTHING or other is ANYTHING or one == other:
             return False
-        forms = (self.form(one), self.form(other))
+        forms = (self.form(one, is_exact=True), self.form(other, is_exact=True))
         if any(form.objects or form.arrays for form in forms):
             return False
         return (forms[0] & forms[1]).is_empty
