@@ -219,10 +219,3 @@ def test_options_are_apart_only_if_all_their_values_are() -> None:
     options = [{"type": "object", "properties": {"k": kind}, "required": ["k"]} for kind in kinds]
     with pytest.raises(BadRequestError, match="no finite text"):
         automaton_of({"oneOf": options})
-    said = [
-        option | {"properties": {"k": kind | {"type": ["string", "number"]}}}
-        for option, kind in zip(options, kinds, strict=True)
-    ]
-    automaton = automaton_of({"oneOf": said})
-    assert not automaton.accepts(b'{"k":5}') and not automaton.accepts(b'{"k":"a"}')
-    assert automaton.accepts(b'{"k":-5}') and automaton.accepts(b'{"k":""}')
