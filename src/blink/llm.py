@@ -162,6 +162,7 @@ class LLM:
             for source, chosen in zip(sources, each, strict=True):
                 rules = PromptRules(add_special_tokens=add_special_tokens, cache_salt=source.cache_salt, param=param)
                 plans.append(self._planner.plan_now([source.prompt], chosen, rules, engine))
+            self._await_engine()  # nor while these were planned
             sequences = [planned for plan in plans for planned in plan.sequences]
             with tqdm(total=len(sequences), desc="generating", unit="seq", disable=not use_tqdm) as progress:
                 self._generate(sequences, _Call(self._table, progress))

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -18,7 +17,7 @@ import pytest
 from blink.bench.burners import Burners
 from blink.models.weights.files import default_model_path
 from hostile_schemas import SCHEMAS, hostile_body
-from processes import Engine, Frontend, resident_mib, start_frontend, stop, wait_for
+from processes import Engine, Frontend, children_of, resident_mib, start_frontend, stop, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 _HONEST_SECONDS = 2.0  # that others may wait; usual are some hundredths
@@ -40,9 +39,7 @@ def frontend(tiny_engine: Engine) -> Iterator[Frontend]:
 
 def compilers(frontend: Frontend) -> list[int]:
     """The processes of a frontend that compile."""
-    pid = frontend.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if b"request.compile_child" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return children_of(frontend.process.pid, "blink.request.compile_child")
 
 
 def memory_mib(frontend: Frontend) -> float:

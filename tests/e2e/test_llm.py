@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -105,6 +105,20 @@ def test_each_prompt_may_have_its_parameters(llm: LLM) -> None:
     ]
     with pytest.raises(BadRequestError, match="2 prompts need as many"):
         llm.generate([PROMPT, PROMPT], params[:1])
+
+
+def test_planning_may_take_longer_than_a_lease(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many schemas do that are compiled before the first sequence is submitted."""
+    with load(model, lease_timeout=0.5) as llm:
+        planner = cast("Any", llm)._planner
+        plan = planner.plan_now
+
+        def plan_slowly(*arguments: Any) -> Any:
+            time.sleep(0.8)
+            return plan(*arguments)
+
+        monkeypatch.setattr(planner, "plan_now", plan_slowly)
+        assert len(texts(llm, [PROMPT, PROMPT])) == 2
 
 
 def test_a_stop_string_is_one_string_and_not_its_letters(llm: LLM) -> None:

@@ -20,7 +20,7 @@ import pytest
 from blink.models.weights.files import default_model_path
 from browser import Browser, Page, run_browser
 from ports import free_port
-from processes import stop, under_load, wait_for
+from processes import children_of, stop, under_load, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 KEY = "a-key"
@@ -226,5 +226,4 @@ def test_an_engine_that_dies_is_shown_and_its_return_too(page: Page, server: Ser
 
 def find_engine(supervisor: int) -> int:
     """Return the process id of a server's engine."""
-    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    return next(int(pid) for pid in children if b"\0engine\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return children_of(supervisor, "engine")[0]

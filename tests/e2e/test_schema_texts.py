@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts that a model of random weights writes at temperature 1 under schemas of programs: whatever ends is valid."""
+"""Texts that a model of random weights writes at temperature 1 under schemas of programs: whatever ends is valid.
+
+It runs on a GPU where there is one. BLINK_TEST_TOKENIZER names a tokenizer if not the default model's.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any
 import jsonschema
 import jsonschema.validators
 import pytest
+import torch
 
 import schema_bench
 from blink import LLM, SamplingParams
@@ -22,20 +26,24 @@ from blink.structured_outputs import StructuredOutputsParams
 from json_schemas import exact_number, exactly, read_programs
 from tiny_model import write_tiny_model
 
+TOKENIZER = Path(os.environ.get("BLINK_TEST_TOKENIZER") or default_model_path())
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(not default_model_path().is_file(), reason="the default model's tokenizer is not downloaded"),
+    pytest.mark.skipif(not TOKENIZER.exists(), reason="the default model's tokenizer is not downloaded"),
 ]
 SEEDS = (1, 2, 3)
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = write_tiny_model(tmp_path_factory.mktemp("model"))
+    has_gpu = torch.cuda.is_available()
+    shape = {"hidden_size": 256, "num_attention_heads": 4} if has_gpu else {}
+    folder = write_tiny_model(tmp_path_factory.mktemp("model"), **shape)
+    place: dict[str, Any] = {"device": "cuda"} if has_gpu else {"device": "cpu", "cpu_threads": 1}
     sizes = {"max_model_len": 512, "max_num_seqs": 16}
-    with LLM(str(folder), load_format="dummy", tokenizer=str(default_model_path()), cpu_threads=1, **sizes) as llm:
+    with LLM(str(folder), load_format="dummy", tokenizer=str(TOKENIZER), **place, **sizes) as llm:
         yield llm
 
 

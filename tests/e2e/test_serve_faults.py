@@ -21,7 +21,7 @@ import pytest
 from blink.models.weights.files import default_model_path
 from blink.region.files import region_path
 from ports import free_port
-from processes import wait_for
+from processes import children_of, wait_for
 from tiny_model import write_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -94,8 +94,7 @@ class Served:
         return len(self._children(command)) == 1
 
     def _children(self, command: str) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in children if command in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:4]]
+        return children_of(self.process.pid, command)
 
 
 def serve_command(folder: Path) -> list[str]:

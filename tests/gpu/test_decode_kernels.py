@@ -550,7 +550,7 @@ def test_a_short_step_with_prompts_gives_the_logits_of_the_general_one(
 ) -> None:
     torch.manual_seed(10)
     decoder = make_decoder(qk_norm=qk_norm, bias=bias)
-    assert can_mix(decoder.spec, torch.bfloat16, sum(prompts), decoder._layers[0], BLOCK_SIZE)
+    assert can_mix(decoder.spec, torch.bfloat16, sum(prompts), decoder._layers, BLOCK_SIZE)
     logits: list[Tensor] = []
     for most in (decode_step.MAX_MIXED_TOKENS, 0):
         monkeypatch.setattr(decode_step, "MAX_MIXED_TOKENS", most)

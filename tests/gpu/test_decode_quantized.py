@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from activation_planes import split
+from blink import LLM, SamplingParams
 from blink.kernels.cpu import moe as cpu_moe
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
@@ -170,8 +172,32 @@ def test_an_output_layer_in_fp8_follows_layers_of_4_bits(tmp_path: Path) -> None
         assert isinstance(weight, PackedWeight) and weight.format is Format.INT4
     assert isinstance(found._lm_head, PackedWeight) and found._lm_head.format is Format.FP8
     for rows in (1, 3, 6, 29):
-        assert can_multiply_packed(layer, found._lm_head, rows)  # or other kernels would be tested
+        assert can_multiply_packed(found._layers, found._lm_head, rows)  # or other kernels would be tested
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2
+
+
+@groups_only
+@pytest.mark.parametrize("plain_layers", [[0], [1], [0, 2]], ids=str)
+@pytest.mark.parametrize("scheme", ["fp8-channel", "packed", "packed-fp8-head"])
+def test_layers_in_16_bits_stand_beside_packed_ones(tmp_path: Path, scheme: str, plain_layers: list[int]) -> None:
+    path, plain = write_checkpoints(tmp_path, scheme, plain_layers=plain_layers, num_hidden_layers=3)
+    exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
+    for index, layer in enumerate(found._layers):
+        assert isinstance(layer.qkv, PackedWeight) == (index not in plain_layers)
+    for rows in (1, 2, 3, 8, 16, 20, 24, 29, 33, 48, 64, 96):
+        assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 8e-2
+
+
+@groups_only
+@pytest.mark.parametrize("max_num_seqs", [16, 24, 48, 64])
+def test_a_model_whose_first_layer_is_in_16_bits_boots_and_serves(tmp_path: Path, max_num_seqs: int) -> None:
+    path, _ = write_checkpoints(tmp_path, "fp8-channel", plain_layers=[0], num_hidden_layers=3)
+    sizes: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_model_len": 128, "num_gpu_blocks_override": 1024}
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    prompts = [[3 + index % 100, 5, 7] for index in range(max_num_seqs)]
+    with LLM(str(path), device="cuda", skip_tokenizer_init=True, **sizes) as llm:
+        found = llm.generate(prompts, params, use_tqdm=False)
+    assert [len(each.outputs[0].token_ids) for each in found] == [8] * max_num_seqs
 
 
 @groups_only
@@ -266,7 +292,12 @@ def test_experts_write_the_next_norm_as_planes(rows: int, format: Format) -> Non
 
 @groups_only
 def test_experts_of_a_model_are_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experts = {"model_type": "qwen3_moe", "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
+    experts: dict[str, Any] = {
+        "model_type": "qwen3_moe",
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 128,
+    }
     path, plain = write_checkpoints(tmp_path, "fp8-channel", **experts)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
     mlp = found._layers[0].mlp

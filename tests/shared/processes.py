@@ -145,6 +145,19 @@ def under_load(url: str, key: str = "", **body: object) -> Iterator[None]:
             thread.join()
 
 
+def children_of(pid: int, word: str) -> list[int]:
+    """Return the children of a process that have a word in their command, such as a module's name."""
+    lines = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(child) for line in lines for child in line.split() if word in _words_of(int(child))]
+
+
+def _words_of(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []  # it has just ended
+
+
 def open_files(pid: int) -> int:
     """Count the file descriptors of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))

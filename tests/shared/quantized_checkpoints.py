@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,13 @@ SCHEMES |= {
 }
 
 
-def write_checkpoints(folder: Path, scheme: str, **changes: Any) -> tuple[Path, Path]:
-    """Write a random model quantized by a scheme and the same dequantised in float32; return both directories."""
+def write_checkpoints(
+    folder: Path, scheme: str, *, plain_layers: Collection[int] = (), **changes: Any
+) -> tuple[Path, Path]:
+    """Write a random model quantized by a scheme and the same dequantised in float32; return both directories.
+
+    plain_layers: those that stay in 16 bits, as the scheme, one of compressed-tensors, then says.
+    """
     generator = torch.Generator().manual_seed(1)
     config = CONFIG | changes
     stored: dict[str, Tensor] = {}
@@ -99,6 +105,8 @@ def write_checkpoints(folder: Path, scheme: str, **changes: Any) -> tuple[Path, 
     of_layers, of_head = _WITH_HEAD.get(scheme, (scheme, ""))
     for name, shape in _list_shapes(config).items():
         chosen = of_head if name == "lm_head" else of_layers
+        if any(name.startswith(f"model.layers.{index}.") for index in plain_layers):
+            chosen = ""
         if len(shape) == 1 or "embed" in name or not chosen or name.endswith("mlp.gate"):
             scale = 0.1 if len(shape) == 1 else shape[-1] ** -0.5
             values = torch.randn(shape, generator=generator) * scale + (len(shape) == 1)
@@ -106,8 +114,11 @@ def write_checkpoints(folder: Path, scheme: str, **changes: Any) -> tuple[Path, 
         else:
             parts, plain[f"{name}.weight"] = _quantize(chosen, shape, generator)
             stored.update({f"{name}.{ending}": value.contiguous() for ending, value in parts.items()})
+    quantization = dict(SCHEMES[scheme])
+    if plain_layers:
+        quantization["ignore"] = quantization["ignore"] + [rf"re:.*layers\.{index}\..*" for index in plain_layers]
     for place, tensors, extra in (
-        (folder / scheme, stored, {"quantization_config": SCHEMES[scheme]}),
+        (folder / scheme, stored, {"quantization_config": quantization}),
         (folder / "plain", plain, {}),
     ):
         place.mkdir(parents=True)

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import orjson
 import pytest
@@ -31,6 +30,7 @@ from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.prompt import PromptRules
 from blink.text.tokenizer import Tokenizer
 from hostile_bodies import AUDITED, Hostile, audited_body
+from processes import children_of
 
 pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
 ENGINE = replace(fake_engine.ENGINE, max_model_len=8192, can_constrain=False)
@@ -55,10 +55,7 @@ def reader(assets: ModelAssets) -> Iterator[Reader]:
 
 
 def children() -> set[int]:
-    pid = os.getpid()
-    found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    pids = {int(child) for line in found for child in line}
-    return {pid for pid in pids if b"blink.api.reader" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return set(children_of(os.getpid(), "blink.api.reader"))
 
 
 def test_a_large_body_is_read_as_a_small_one_would_be(reader: Reader, assets: ModelAssets) -> None:
@@ -99,17 +96,17 @@ def test_prompts_of_some_thousand_tokens_need_no_other_process(assets: ModelAsse
 
 @pytest.mark.parametrize("name", list(AUDITED))
 def test_a_body_that_is_read_at_once_takes_no_longer_than_small_ones_may(assets: ModelAssets, name: str) -> None:
-    """The largest body of each hostile shape that is light; the bound is several times what is usual."""
+    """The largest body of each hostile shape that is light; of a core's time, several times what is usual."""
     sizes = range(200, 200_000, 4000)
     hostile = max((audited_body(name, size) for size in sizes if is_light(audited_body(name, size).body)), key=len_of)
     kind = {"/v1/chat/completions": "chat"}.get(hostile.path, hostile.path.removeprefix("/v1/").removeprefix("/"))
     taken: list[float] = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.thread_time()
         with contextlib.suppress(BlinkError):
             read_body(kind, bytearray(hostile.body), assets, BOUNDS)
-        taken.append(time.perf_counter() - started)
-    assert min(taken) < 0.1
+        taken.append(time.thread_time() - started)
+    assert min(taken) < 0.15
 
 
 def test_a_refusal_comes_back_as_it_is(reader: Reader) -> None:

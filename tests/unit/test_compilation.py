@@ -25,6 +25,7 @@ from blink.request.compilation import Client, Compilation
 from blink.request.lane import Pace
 from blink.request.turns import Turns
 from blink.structured_outputs import StructuredOutputsParams
+from processes import children_of
 from stub_compiler import PLACE
 
 QUICK = Pace(cpu_seconds=0.05, niceness=0, is_ready=True)
@@ -91,9 +92,7 @@ def run(*paces: Pace, script: Callable[[Desk], Awaitable[None]], compiler: str =
 
 
 def children() -> set[int]:
-    found = (path.read_text().split() for path in Path(f"/proc/{os.getpid()}/task").glob("*/children"))
-    pids = {int(child) for line in found for child in line}
-    return {pid for pid in pids if b"blink.request.compile_child" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return set(children_of(os.getpid(), "blink.request.compile_child"))
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -193,8 +193,8 @@ def test_layers_of_4_bits_decode_fewer_rows_with_experts(monkeypatch: pytest.Mon
             attention_norm=None, qkv=_pack_int4(64), qkv_bias=None, output=_pack_int4(64), output_bias=None,
             head_norm=None, mlp_norm=None, mlp=mlp,
         )  # fmt: skip
-        assert decode_step.can_multiply_packed(layer, matrix, most)
-        assert not decode_step.can_multiply_packed(layer, matrix, most + 1)
+        assert decode_step.can_multiply_packed([layer], matrix, most)
+        assert not decode_step.can_multiply_packed([layer], matrix, most + 1)
 
 
 def _pack_int4(rows: int) -> PackedWeight:

@@ -196,3 +196,50 @@ def test_references_beside_a_length_may_be_relative_to_a_document(format: str) -
         assert language.matches(text), text
         assert CHECKER.conforms(text, format), text
     assert [text for text in ("1:b", ":", "a b", "%4", "a[", "é:/", "\\") if language.matches(text)] == []
+
+
+# What a validator takes and no small automaton can judge, and what is surely not valid.
+PERHAPS = {
+    "date": "0000-02-30",
+    "time": "08:17:60+07:43",
+    "date-time": "1998-03-05T11:59:60.5+00:30",
+    "duration": "p3d",
+    "email": f'"{chr(92)}q{"z" * 60}"@b.example',
+    "idn-email": "ö" * 20 + "a" * 20 + "@b.example",
+    "hostname": "www.xn--bcher-kva.example",
+    "idn-hostname": "l·l.example",
+    "uri-template": "/x{=rest}",
+    "relative-json-pointer": "2+1/a",
+    "regex": r"((([a]))\1)",
+}
+NEVER = {
+    "date": "2023-2-3",
+    "time": "08:17+01:00",
+    "date-time": "1998-03-05",
+    "duration": "3 days",
+    "email": "b.example",
+    "idn-email": "ö.example",
+    "hostname": "10.0.0.200",
+    "idn-hostname": "a b",
+    "uri-template": "/x{",
+    "relative-json-pointer": "/a",
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_left_out_of_a_format_is_not_of_its_opposite_either(format: str) -> None:
+    inner, outer = format_language(format), format_language(format, is_outer=True)
+    assert (inner - outer).is_empty
+    assert (format in PERHAPS) == (FORMATS[format].outer is not None)
+    if format in PERHAPS:
+        assert not inner.matches(PERHAPS[format])
+        assert outer.matches(PERHAPS[format])
+    if format != "regex":
+        assert not outer.matches(NEVER.get(format, "a b"))
+
+
+@pytest.mark.parametrize("format", sorted(CASES))
+def test_all_valid_texts_are_of_the_outer_language(format: str) -> None:
+    language = format_language(format, is_outer=True)
+    valid = CASES[format]["valid"] + VALID.get(format, [])
+    assert [text for text in valid if not language.matches(text)] == []

@@ -219,3 +219,26 @@ def test_options_are_apart_only_if_all_their_values_are() -> None:
     options = [{"type": "object", "properties": {"k": kind}, "required": ["k"]} for kind in kinds]
     with pytest.raises(BadRequestError, match="no finite text"):
         automaton_of({"oneOf": options})
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string", "not": {"format": "hostname"}}, ['"a b"', '"10.0.0.1"'], ['"a.b"', '"xn--bcher-kva"']),
+        ({"type": "string", "not": {"not": {"format": "time"}}}, ['"08:17:00Z"'], ['"08:17"', '"08:17:60+07:43"']),
+        ({"oneOf": [{"format": "ipv4"}, {"format": "hostname"}], "type": "string"},
+         ['"10.0.0.1"', '"a.b"'], ['"xn--bcher-kva"', '"a b"']),
+        ({"if": {"format": "duration"}, "then": {"maxLength": 3}, "type": "string"},
+         ['"P1D"', '"other"'], ['"P10D"', '"p10d"', '"p1d"']),
+        ({"type": "string", "not": {"pattern": r"^\d+$"}}, ['"1a"', '""'], ['"12"', '"٣"', r'"7\n"', r'"\u0663"']),
+        ({"type": "string", "not": {"pattern": r"\s"}}, ['"ab"'], ['"a b"', r'"\u001c"', r'"\u00a0"']),
+        ({"type": "string", "pattern": r"^\S$"}, ['"a"'], [r'"\u001c"', r'"\u00a0"', '" "']),
+        ({"type": "string", "pattern": r"^(?!\w).$"}, ['"-"'], ['"ä"', '"a"', r'"\u0085"', r'"\r"']),
+        ({"type": "string", "pattern": r"^[^\D]$"}, ['"4"'], ['"٣"', '"a"']),
+        ({"type": "string", "not": {"pattern": r"[^\w-]"}, "minLength": 1}, ['"a-b"'], ['"ä"', '"a b"']),
+    ],
+)  # fmt: skip
+def test_what_validators_judge_differently_is_neither_meant_nor_excluded(
+    schema: Any, right: list[str], wrong: list[str]
+) -> None:
+    check(schema, right, wrong)

@@ -12,12 +12,13 @@ ANY_CHAR = Chars(complement(()))
 
 
 class Edge(Expression):
-    """The beginning or the end of a text."""
+    """The beginning or the end of a text; may_precede_newline: also before a newline that is the last character."""
 
-    __slots__ = ("is_start",)
+    __slots__ = ("is_start", "may_precede_newline")
 
-    def __init__(self, is_start: bool) -> None:
+    def __init__(self, is_start: bool, *, may_precede_newline: bool = False) -> None:
         self.is_start = is_start
+        self.may_precede_newline = may_precede_newline
 
 
 class Look(Expression):
@@ -52,6 +53,8 @@ def _resolve(part: Expression, behind: Expression, *, at_start: bool) -> Express
     if isinstance(part, Edge):
         if part.is_start:
             return behind if at_start else NEVER
+        if part.may_precede_newline:
+            return Both(behind, Repeat(Text(b"\n"), 0, 1), excludes=False)
         return EMPTY if _may_be_empty(behind) else NEVER
     if isinstance(part, Look):
         ahead = _resolve(part.ahead, Repeat(ANY_CHAR, 0, None), at_start=at_start)

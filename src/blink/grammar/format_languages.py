@@ -11,9 +11,14 @@ from blink.grammar.pattern import pattern_language
 
 
 @lru_cache(maxsize=64)
-def format_language(name: str, most: int | None = None) -> Language:
-    """Return the texts of a format; of texts longer than `most` characters some may be missing."""
+def format_language(name: str, most: int | None = None, *, is_outer: bool = False) -> Language:
+    """Return the texts of a format; of texts longer than `most` characters some may be missing.
+
+    is_outer: all texts that some validator takes, not those that are surely valid.
+    """
     form = FORMATS[name]
+    if is_outer:
+        return pattern_language(form.outer, searches=False) if form.outer else _matching(form.patterns, form.excluded)
     found = _matching(form.patterns, form.excluded)
     if most is not None and form.plain is not None:
         longest = found.lengths[1]

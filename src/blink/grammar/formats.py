@@ -2,6 +2,7 @@
 """The formats of JSON Schema's draft 2020-12: which texts each takes, as data of which automata are made.
 
 All that a format takes is valid. What no small automaton can decide is left out; comments list what valid texts are.
+Where something is left out, `outer` takes that too: what is not in it is surely not valid.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from dataclasses import dataclass
 class Format:
     """Texts that match every pattern and none of the excluded, each as a whole.
 
+    outer: a pattern of all texts that some validator takes, if those are more.
     plain: patterns of valid texts alone that take fewer states, for texts of at most so many characters.
     """
 
     patterns: tuple[str, ...]
     excluded: tuple[str, ...] = ()
+    outer: str | None = None
     plain: Callable[[int], tuple[str, ...]] | None = None
 
 
 def _any(options: Iterable[str]) -> str:
     return f"(?:{'|'.join(options)})"
 
+
+_ANY_CHAR = "(?:[^a]|a)"
 
 # RFC 3339, section 5.6: dates and times.
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"  # validators have no year 0
@@ -47,6 +52,8 @@ def _leap_seconds(sign: str, offsets: Iterable[int]) -> str:
     return _any(options)
 
 
+_OUTER_DATE = f"(?:{_DATE}|0000-[01][0-9]-[0-3][0-9])"
+_OUTER_TIME = f"{_HOUR}:{_MINUTE}:(?:{_MINUTE}|60){_FRACTION}(?:[Zz]|[+-]{_HOUR}:{_MINUTE})"
 _UTC_LEAP_SECOND = rf"23:59:60{_FRACTION}(?:[Zz]|[+-]00:00)"
 # Left out: leap seconds at offsets that are neither whole nor half hours, and in date-time those that no place has.
 _HALF_HOURS = range(30, 24 * 60, 30)
@@ -66,6 +73,7 @@ _MONTHS = f"[0-9]+M(?:{_DAYS})?"
 _MINUTES = "[0-9]+M(?:[0-9]+S)?"
 _CLOCK = f"T(?:[0-9]+H(?:{_MINUTES})?|{_MINUTES}|[0-9]+S)"
 _DURATION = f"P(?:(?:[0-9]+Y(?:{_MONTHS})?|{_MONTHS}|{_DAYS})(?:{_CLOCK})?|{_CLOCK}|[0-9]+W)"
+_OUTER_DURATION = "[Pp][0-9YMDTHSWymdthsw]+"
 
 # RFC 2673 and 4291: addresses, as RFC 3986 writes them.
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -106,6 +114,8 @@ def _plain_host(most: int) -> tuple[str, ...]:
 _A_LABELS = r"(?:.*\.)?[xX][nN]--.*"
 _DOT = "[.\u3002\uff0e\uff61]"  # as RFC 3490 knows them
 _DOTTED_DECIMAL = f"[0-9]{{1,3}}(?:{_DOT}[0-9]{{1,3}}){{3}}"
+_OUTER_HOST = f"(?!{_DOTTED_DECIMAL}$)[A-Za-z0-9._-]*"
+_OUTER_IDN_HOST = f"(?!{_DOTTED_DECIMAL}$)[A-Za-z0-9._\x80-\ud7ff\ue000-\U0010ffff-]*"
 
 # RFC 5321, section 4.1.2: a local part has 64 octets at most. Left out: long quoted ones with backslashes.
 _ATEXT = "-A-Za-z0-9!#$%&'*+/=?^_`{|}~"
@@ -130,6 +140,9 @@ def _plain_mailbox(most: int) -> tuple[str, ...]:
         return (rf"{atom}(?:\.{atom})*@{host}",)
     local = min(64, most // 2)
     return rf"{atom}(?:\.{atom})*@{host}", f"[^@]{{0,{local}}}@[^@]{{0,{min(63, most - local - 1)}}}"
+
+
+_OUTER_MAIL = f"{_ANY_CHAR}*@{_ANY_CHAR}*"
 
 
 def _short_local(characters: str) -> str:
@@ -221,6 +234,7 @@ _LITERALS = rf"(?:[!#$&'-;=?-\[\]_a-z~{_UCS}{_PRIVATE}]|{_PERCENT})"
 _NAME_CHAR = f"(?:[A-Za-z0-9_]|{_PERCENT})"
 _VARIABLE = rf"{_NAME_CHAR}(?:\.?{_NAME_CHAR})*(?::[1-9][0-9]{{0,3}}|\*)?"
 _URI_TEMPLATE = rf"(?:{_LITERALS}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
+_OUTER_URI_TEMPLATE = rf"(?:{_LITERALS}|\{{[^}}]*\}})*"
 
 # RFC 6901. Left out of relative ones: index manipulation (0+1), which validators refuse.
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
@@ -259,20 +273,27 @@ _REGEX = rf"(?:{_GROUP_TERMS}|\((?:\?:)?(?:{_GROUP_TERMS})*\)(?:{_QUANTIFIER})?|
 
 
 FORMATS: dict[str, Format] = {
-    "date": Format((_DATE,)),
+    "date": Format((_DATE,), outer=_OUTER_DATE),
     "time": Format(
-        (_any((_TIME, _UTC_LEAP_SECOND, _leap_seconds("+", _HALF_HOURS), _leap_seconds("-", _HALF_HOURS))),)
+        (_any((_TIME, _UTC_LEAP_SECOND, _leap_seconds("+", _HALF_HOURS), _leap_seconds("-", _HALF_HOURS))),),
+        outer=_OUTER_TIME,
     ),
-    "date-time": Format((_any((f"{_DATE}[Tt]{_TIME}", _LEAP_DATE_TIME)),)),
-    "duration": Format((_DURATION,)),
-    "email": Format((_mailbox("", 31, _MAIL_HOST), _short_local("[!#-?A-~]{1,64}")), plain=_plain_mailbox),
+    "date-time": Format((_any((f"{_DATE}[Tt]{_TIME}", _LEAP_DATE_TIME)),), outer=f"{_OUTER_DATE}[Tt]{_OUTER_TIME}"),
+    "duration": Format((_DURATION,), outer=_OUTER_DURATION),
+    "email": Format(
+        (_mailbox("", 31, _MAIL_HOST), _short_local("[!#-?A-~]{1,64}")), outer=_OUTER_MAIL, plain=_plain_mailbox
+    ),
     "idn-email": Format(
         (_mailbox(_NOT_ASCII, 15, _any((_MAIL_HOST, _idn_host("\u0300-\u033f")))), _short_local(_OCTETS)),
+        outer=_OUTER_MAIL,
         plain=_plain_mailbox,
     ),
-    "hostname": Format((_HOST,), (_A_LABELS, _DOTTED_DECIMAL), plain=_plain_host),
+    "hostname": Format((_HOST,), (_A_LABELS, _DOTTED_DECIMAL), outer=_OUTER_HOST, plain=_plain_host),
     "idn-hostname": Format(
-        (_idn_host(""),), (_THIRD_AND_FOURTH_HYPHEN, _DOTTED_DECIMAL, _MARKS_OUT_OF_ORDER), plain=_plain_host
+        (_idn_host(""),),
+        (_THIRD_AND_FOURTH_HYPHEN, _DOTTED_DECIMAL, _MARKS_OUT_OF_ORDER),
+        outer=_OUTER_IDN_HOST,
+        plain=_plain_host,
     ),
     "ipv4": Format((_IPV4,)),
     "ipv6": Format((_IPV6,)),
@@ -281,8 +302,10 @@ FORMATS: dict[str, Format] = {
     "iri": Format((_IRI,), plain=lambda _: (_PLAIN_URI,)),
     "iri-reference": Format((_any((_IRI, _reference(_UCS, _PRIVATE, ""))),), plain=lambda _: (_PLAIN_REFERENCE,)),
     "uuid": Format((f"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",)),
-    "uri-template": Format((_URI_TEMPLATE,)),
+    "uri-template": Format((_URI_TEMPLATE,), outer=_OUTER_URI_TEMPLATE),
     "json-pointer": Format((_POINTER,)),
-    "relative-json-pointer": Format((f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",)),
-    "regex": Format((_REGEX,)),
+    "relative-json-pointer": Format(
+        (f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",), outer=f"[0-9]+(?:[+-][0-9]+)?(?:#|{_POINTER})"
+    ),
+    "regex": Format((_REGEX,), outer=f"{_ANY_CHAR}*"),
 }

@@ -28,6 +28,7 @@ from blink.grammar.json_text import BOOLEAN, NUMBER_RULE, Layout, string_literal
 from blink.grammar.language import NO_TEXTS, texts
 from blink.grammar.nodes import ANYTHING, NOTHING, Node
 from blink.grammar.numbers import Numbers, all_numbers
+from blink.grammar.readings import Reading
 from blink.grammar.schema_forms import SchemaForms
 from blink.grammar.shapes import ArrayShape, ObjectShape
 from blink.grammar.strings import Strings, strings_of
@@ -62,7 +63,7 @@ class SchemaCompiler:
         found = self.value(self._forms.node(self._root))
         while self._left:
             name, node = self._left.pop()
-            self.rules[name] = self._write(self._forms.form(node, is_narrow=True))
+            self.rules[name] = self._write(self._forms.form(node, Reading.NARROW))
         return found
 
     def value(self, node: Node) -> Expression:
@@ -180,7 +181,7 @@ class SchemaCompiler:
     def _write_unique(self, shape: ArrayShape) -> Expression:
         if shape.prefix or shape.contained:
             raise GrammarError("uniqueItems beside prefixItems or contains is not supported")
-        form = self._forms.form(shape.rest, is_narrow=True)
+        form = self._forms.form(shape.rest, Reading.NARROW)
         if form.arrays or form.objects:
             raise GrammarError("uniqueItems is supported where items are strings, numbers, booleans or null")
         numbers, strings = form.numbers.distinct, form.strings.listed(MAX_UNIQUE)

@@ -36,11 +36,13 @@ def without_both(expression: Expression) -> Expression:
 
 
 @lru_cache(maxsize=256)
-def pattern_language(pattern: str, *, searches: bool = True) -> Language:
+def pattern_language(pattern: str, *, searches: bool = True, is_outer: bool = False) -> Language:
     """Return the texts that a pattern matches: those with a match inside or, unless it searches, whole ones.
+
+    is_outer: the texts that it matches in any dialect, not those that it matches in all.
 
     Raises:
         GrammarError: it is malformed, too large, or has something beyond regular expressions.
     """
     spend(len(pattern) // 2)
-    return language_of(parse_regex(pattern, searches=searches))
+    return language_of(parse_regex(pattern, searches=searches, is_outer=is_outer))

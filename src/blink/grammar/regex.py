@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regular expressions as expressions: what JSON Schema's patterns and vLLM's `regex` have in common.
 
-Classes such as \\w are those of ASCII, and their opposites leave out what any dialect might count to them.
+What dialects read differently, such as letters beyond ASCII for \\w, is matched neither by a class nor by its opposite.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ _MAX_DEPTH = 40
 _DIGITS = ((0x30, 0x39),)
 _WORD = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _SPACE = ((0x09, 0x0D), (0x20, 0x20))
-_BEYOND_ASCII = ((0x80, MAX_CODE_POINT),)
+_BEYOND_ASCII = (0x80, MAX_CODE_POINT)
+# What some dialect counts to a class besides.
+_PERHAPS: dict[str, CodePoints] = {"d": (_BEYOND_ASCII,), "w": (_BEYOND_ASCII,), "s": ((0x1C, 0x1F), _BEYOND_ASCII)}
 _CLASSES: dict[str, CodePoints] = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B, "0": 0}
-_NEWLINES = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
+_NEWLINE = ((0x0A, 0x0A),)
+_LINE_ENDS = union((*_NEWLINE, (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029)))
 
 
-def parse_regex(pattern: str, *, searches: bool = False) -> Expression:
+def parse_regex(pattern: str, *, searches: bool = False, is_outer: bool = False) -> Expression:
     """Return the texts that a pattern matches: whole ones or, if it `searches`, those that have a match inside.
+
+    is_outer: the texts that it matches in any dialect, not those that it matches in all.
 
     Raises:
         GrammarError: it is malformed, or has something beyond regular expressions.
@@ -46,7 +51,7 @@ def parse_regex(pattern: str, *, searches: bool = False) -> Expression:
     if len(pattern) > MAX_PATTERN_CHARS:
         raise GrammarError(f"a pattern may have {MAX_PATTERN_CHARS} characters, got {len(pattern)}")
     try:
-        return resolve_assertions(_Parser(pattern).parse(), searches=searches)
+        return resolve_assertions(_Parser(pattern, is_outer).parse(), searches=searches)
     except GrammarError as error:
         raise GrammarError(f"pattern {pattern[:80]!r}: {error.message}") from None
 
@@ -54,8 +59,9 @@ def parse_regex(pattern: str, *, searches: bool = False) -> Expression:
 class _Parser:
     """Recursive descent over one pattern."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, is_outer: bool) -> None:
         self._text = pattern
+        self._is_outer = is_outer
         self._at = 0
         self._depth = 0
 
@@ -133,9 +139,9 @@ class _Parser:
         if char == "[":
             return Chars(self._set())
         if char == ".":
-            return Chars(complement(_NEWLINES))
+            return Chars(complement(_NEWLINE if self._is_outer else _LINE_ENDS))
         if char in "^$":
-            return Edge(char == "^")
+            return Edge(char == "^", may_precede_newline=self._is_outer and char == "$")
         if char in "*+?":
             raise GrammarError(f"nothing to repeat at {self._at - 1}")
         if char == "\\":
@@ -160,7 +166,9 @@ class _Parser:
 
     def _look(self) -> Expression:
         excludes = self._next() == "!"
+        self._is_outer ^= excludes
         found = self._alternatives()
+        self._is_outer ^= excludes
         if not self._take(")"):
             raise GrammarError("a parenthesis is not closed")
         return Look(found, excludes)
@@ -172,16 +180,16 @@ class _Parser:
         if char in "bBGK" or (char.isdigit() and char != "0") or char in "kX":
             raise GrammarError(f"\\{char} is not supported")
         self._at -= 1
-        return Chars(self._escaped(is_negated=False))
+        return Chars(self._escaped())
 
-    def _escaped(self, *, is_negated: bool) -> CodePoints:
-        """Return what an escape stands for, the backslash being read; is_negated: in a set of what is not meant."""
+    def _escaped(self) -> CodePoints:
+        """Return what an escape stands for, the backslash being read."""
         char = self._next()
-        if char in _CLASSES:
-            return union((*_CLASSES[char], *(_BEYOND_ASCII if is_negated else ())))
-        if char.lower() in _CLASSES:
-            others = complement(union((*_CLASSES[char.lower()], *_BEYOND_ASCII)))
-            return complement(_CLASSES[char.lower()]) if is_negated else others
+        name = char.lower()
+        if name in _CLASSES:
+            takes_all = self._is_outer == (char == name)
+            found = union((*_CLASSES[name], *_PERHAPS[name])) if takes_all else _CLASSES[name]
+            return found if char == name else complement(found)
         if char in "xu":
             return self._coded(2 if char == "x" else 4)
         if char in "pP":
@@ -220,30 +228,32 @@ class _Parser:
 
     def _set(self) -> CodePoints:
         is_negated = self._take("^")
+        self._is_outer ^= is_negated
         ranges: list[tuple[int, int]] = []
         if self._peek("]"):
             raise GrammarError("an empty set of characters; write \\] for a bracket")
         while not self._peek("]"):
-            low = self._set_item(is_negated)
+            low = self._set_item()
             if len(low) == 1 and low[0][0] == low[0][1] and self._peek("-") and not self._peek("-]"):
                 self._at += 1
-                high = self._set_item(is_negated)
+                high = self._set_item()
                 if len(high) != 1 or high[0][1] < low[0][0]:
                     raise GrammarError("a range of characters is reversed")
                 low = ((low[0][0], high[0][1]),)
             ranges += low
         self._at += 1
+        self._is_outer ^= is_negated
         found = union(ranges)
         return complement(found) if is_negated else found
 
-    def _set_item(self, is_negated: bool) -> CodePoints:
+    def _set_item(self) -> CodePoints:
         char = self._next()
         if char == "[" and self._peek(":"):
             raise GrammarError("[[:names:]] are not supported")
         if char == "\\":
             if self._take("b"):
                 return ((8, 8),)
-            return self._escaped(is_negated=is_negated)
+            return self._escaped()
         _encode(char)
         return ((ord(char), ord(char)),)
 

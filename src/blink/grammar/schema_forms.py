@@ -14,6 +14,7 @@ from blink.grammar.forms import Form, any_form, form_of_types, form_of_values, n
 from blink.grammar.language import ANY_TEXTS, NO_TEXTS, Language, texts
 from blink.grammar.nodes import ANYTHING, NOTHING, Node
 from blink.grammar.pattern import pattern_language
+from blink.grammar.readings import Reading
 from blink.grammar.schema_index import SchemaIndex
 from blink.grammar.schema_scalars import count_of, numbers_of_schema, strings_of_schema
 from blink.grammar.shapes import ArrayShape, Contained, NameClasses, ObjectShape, names_shape
@@ -36,24 +37,21 @@ class SchemaForms:
 
     def __init__(self, root: Any) -> None:
         self._index = SchemaIndex(root)
-        self._known: dict[tuple[Node, bool, bool], Form] = {}
-        self._open: set[tuple[Node, bool, bool]] = set()
+        self._known: dict[tuple[Node, Reading], Form] = {}
+        self._open: set[tuple[Node, Reading]] = set()
         self._looks_at_unevaluated = self._index.mentions("unevaluatedProperties", "unevaluatedItems")
 
     def node(self, schema: Any) -> Node:
         """Return the node of a part of the schema."""
         return self._index.node(schema)
 
-    def form(self, node: Node, *, is_narrow: bool = False, is_exact: bool = False) -> Form:
+    def form(self, node: Node, reading: Reading = Reading.USUAL) -> Form:
         """Return the values that a node allows.
-
-        is_narrow: of a schema without a type only the types that its keywords speak of, which is what is meant.
-        is_exact: all values, those of options without a type too: what is not in the set is asked for.
 
         Raises:
             GrammarError: a keyword has a value that it cannot have, or cannot be kept.
         """
-        key = (node, is_narrow, is_exact)
+        key = (node, reading)
         if key in self._known:
             return self._known[key]
         if key in self._open:
@@ -63,7 +61,7 @@ class SchemaForms:
             raise GrammarTooLargeError("it is nested too deeply, references resolved")
         self._open.add(key)
         try:
-            found = self._known[key] = self._form(node, is_narrow, is_exact)
+            found = self._known[key] = self._form(node, reading)
         finally:
             self._open.discard(key)
         return found
@@ -73,7 +71,7 @@ class SchemaForms:
         if depth > _LOOK_DEPTH:
             return False
         try:
-            return self.is_void_form(self.form(node, is_exact=True), depth)
+            return self.is_void_form(self.form(node, Reading.OUTER), depth)
         except GrammarTooLargeError:
             return False
 
@@ -92,19 +90,20 @@ class SchemaForms:
         count = min(shape.least, len(shape.prefix) + 1)
         return shape.is_impossible or any(self.is_void(shape.item(index), depth + 1) for index in range(count))
 
-    def _form(self, node: Node, is_narrow: bool, is_exact: bool) -> Form:
+    def _form(self, node: Node, reading: Reading) -> Form:
         if node is ANYTHING:
             return any_form()
         if node is NOTHING:
             return no_form()
         kind, inside = node.key
         if kind == "not":
-            return self.form(inside, is_exact=True).others()
+            return self.form(inside, reading.of_negation).others()
         if kind == "and":
-            found = reduce(Form.__and__, (self.form(part, is_exact=is_exact) for part in inside))
-            return self._narrowed(found, [part.schema for part in inside]) if is_narrow else found
-        found = self._of_schema(node.schema, is_exact)
-        return self._narrowed(found, [node.schema]) if is_narrow else found
+            found = reduce(Form.__and__, (self.form(part, reading.of_parts) for part in inside))
+            schemas = [part.schema for part in inside]
+        else:
+            found, schemas = self._of_schema(node.schema, reading.of_parts), [node.schema]
+        return self._narrowed(found, schemas) if reading is Reading.NARROW else found
 
     def _narrowed(self, form: Form, schemas: Sequence[Any]) -> Form:
         kinds: set[str] = set()
@@ -119,7 +118,7 @@ class SchemaForms:
         narrow = form & form_of_types(kinds)
         return form if narrow.is_empty else narrow
 
-    def _of_schema(self, schema: Mapping[str, Any], is_exact: bool) -> Form:
+    def _of_schema(self, schema: Mapping[str, Any], reading: Reading) -> Form:
         self._index.check_supported(schema)
         found = any_form() if "type" not in schema else form_of_types(self._index.types_of(schema))
         if "const" in schema:
@@ -127,45 +126,41 @@ class SchemaForms:
         if "enum" in schema:
             found = found & form_of_values(schema["enum"])
         if KINDS["string"] & schema.keys():
-            found = found & replace(any_form(), strings=strings_of_schema(schema))
+            found = found & replace(any_form(), strings=strings_of_schema(schema, is_outer=reading is Reading.OUTER))
         if KINDS["number"] & schema.keys():
             found = found & replace(any_form(), numbers=numbers_of_schema(schema))
         if KINDS["object"] & schema.keys():
-            found = found & self._objects_of(schema, is_exact)
+            found = found & self._objects_of(schema, reading)
         if KINDS["array"] & schema.keys():
             found = found & replace(any_form(), arrays=(self._array_of(schema),))
-        found = self._with_applicators(found, schema, is_exact)
+        found = self._with_applicators(found, schema, reading)
         return self._with_unevaluated(found, schema) if self._looks_at_unevaluated else found
 
-    def _with_applicators(self, found: Form, schema: Mapping[str, Any], is_exact: bool) -> Form:
+    def _with_applicators(self, found: Form, schema: Mapping[str, Any], reading: Reading) -> Form:
         if "$ref" in schema:
-            found = found & self.form(self.node(self._index.resolve(schema)), is_exact=is_exact)
+            found = found & self.form(self.node(self._index.resolve(schema)), reading)
         for part in schema.get("allOf", ()):
-            found = found & self.form(self.node(part), is_exact=is_exact)
+            found = found & self.form(self.node(part), reading)
         if "anyOf" in schema:
-            found = found & self._any_of(schema["anyOf"], is_exact)
+            found = found & _joined([self.form(self.node(option), reading.of_options) for option in schema["anyOf"]])
         if "oneOf" in schema:
-            found = found & self._one_of(schema["oneOf"], _always_required(found), is_exact)
+            found = found & self._one_of(schema["oneOf"], _always_required(found), reading)
         if "not" in schema:
-            found = found & self.form(~self.node(schema["not"]))
+            found = found & self.form(~self.node(schema["not"]), reading)
         if "if" in schema and schema.keys() & {"then", "else"}:
             condition = self.node(schema["if"])
             then, otherwise = self.node(schema.get("then", True)), self.node(schema.get("else", True))
             found = found & (
-                self.form(condition, is_exact=True) & self.form(then, is_exact=is_exact)
-                | self.form(~condition & otherwise, is_exact=is_exact)
+                self.form(condition, reading.of_conditions) & self.form(then, reading)
+                | self.form(~condition & otherwise, reading)
             )
         return found
 
-    def _any_of(self, options: Sequence[Any], is_exact: bool) -> Form:
-        return _joined([self.form(self.node(option), is_narrow=not is_exact, is_exact=is_exact) for option in options])
-
-    def _one_of(self, options: Sequence[Any], required: Set[str], is_exact: bool) -> Form:
+    def _one_of(self, options: Sequence[Any], required: Set[str], reading: Reading) -> Form:
         """Return what exactly one of the options allows: what any does but not two; required: beside the options."""
-        wide = [self.form(self.node(option), is_exact=True) for option in options]
+        wide = [self.form(self.node(option), reading.of_negation) for option in options]
         _, twice = self._any_and_two(wide, required)
-        narrow = wide if is_exact else [self.form(self.node(option), is_narrow=True) for option in options]
-        found = _joined(narrow)
+        found = _joined([self.form(self.node(option), reading.of_options) for option in options])
         return found if twice.is_empty else found & twice.others()
 
     def _any_and_two(self, forms: Sequence[Form], required: Set[str]) -> tuple[Form, Form]:
@@ -195,7 +190,7 @@ class SchemaForms:
     def _tells_apart(self, one: Node, other: Node) -> bool:
         if one is ANYTHING or other is ANYTHING or one == other:
             return False
-        forms = (self.form(one, is_exact=True), self.form(other, is_exact=True))
+        forms = (self.form(one, Reading.OUTER), self.form(other, Reading.OUTER))
         if any(form.objects or form.arrays for form in forms):
             return False
         return (forms[0] & forms[1]).is_empty
@@ -207,7 +202,7 @@ class SchemaForms:
             arrays=tuple(shape for shape in form.arrays if not self._is_void_array(shape, 0)),
         )
 
-    def _objects_of(self, schema: Mapping[str, Any], is_exact: bool) -> Form:
+    def _objects_of(self, schema: Mapping[str, Any], reading: Reading) -> Form:
         listed = {name: self.node(value) for name, value in schema.get("properties", {}).items()}
         patterns = [
             (pattern_language(name), self.node(value)) for name, value in schema.get("patternProperties", {}).items()
@@ -227,7 +222,7 @@ class SchemaForms:
             evaluated=self._evaluated_names(listed, patterns, has_more),
         )
         if "propertyNames" in schema:
-            names = self.form(self.node(schema["propertyNames"]), is_exact=is_exact).strings
+            names = self.form(self.node(schema["propertyNames"]), reading).strings
             allowed = reduce(Language.__or__, (part.exact for part in names.parts), NO_TEXTS)
             shape = shape & names_shape(allowed, ANYTHING, NOTHING)
         found = replace(any_form(), objects=(shape,))
@@ -236,7 +231,7 @@ class SchemaForms:
             if isinstance(needed, list):
                 then = replace(any_form(), objects=(present & ObjectShape(required=dict.fromkeys(needed)),))
             else:
-                then = replace(any_form(), objects=(present,)) & self.form(self.node(needed), is_exact=is_exact)
+                then = replace(any_form(), objects=(present,)) & self.form(self.node(needed), reading)
             absent = replace(any_form(), objects=(ObjectShape({name: NOTHING}),))
             found = found & (absent | then)
         return found

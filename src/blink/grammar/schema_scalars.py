@@ -18,14 +18,14 @@ def count_of(schema: Mapping[str, Any], name: str) -> int | None:
     return int(schema[name]) if name in schema else None
 
 
-def strings_of_schema(schema: Mapping[str, Any]) -> Strings:
-    """Return the strings that a schema allows."""
+def strings_of_schema(schema: Mapping[str, Any], *, is_outer: bool = False) -> Strings:
+    """Return the strings that a schema allows; is_outer: all that any validator might take."""
     found = ALL_STRINGS
     most = count_of(schema, "maxLength")
     if "format" in schema and schema["format"] in FORMATS:
-        found = found & strings_of(format_language(schema["format"], most))
+        found = found & strings_of(format_language(schema["format"], most, is_outer=is_outer))
     if "pattern" in schema:
-        found = found & strings_of(pattern_language(schema["pattern"]))
+        found = found & strings_of(pattern_language(schema["pattern"], is_outer=is_outer))
     return found & strings_of_lengths(int(schema.get("minLength", 0)), most)
 
 

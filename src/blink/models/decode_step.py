@@ -78,29 +78,29 @@ def can_decode(spec: ModelSpec, dtype: torch.dtype, rows: int, block_size: int) 
     return all(can_multiply(rows, n, k, dtype) for n, k in weights)
 
 
-def can_mix(spec: ModelSpec, dtype: torch.dtype, tokens: int, layer: Layer, block_size: int) -> bool:
+def can_mix(spec: ModelSpec, dtype: torch.dtype, tokens: int, layers: Sequence[Layer], block_size: int) -> bool:
     """Tell whether steps of so many tokens, with prompts, run on these kernels' products: those of dense models in 16
     bits; needs a current GPU."""
     if tokens > MAX_MIXED_TOKENS or spec.num_experts:
         return False
-    if any(isinstance(weight, PackedWeight) for weight in _list_matrices(layer)):
+    if any(isinstance(weight, PackedWeight) for layer in layers for weight in _list_matrices(layer)):
         return False
     return can_decode(spec, dtype, max(tokens, MAX_GEMV_ROWS + 1), block_size)
 
 
-def can_multiply_packed(layer: Layer, lm_head: Weight, rows: int) -> bool:
-    """Tell whether the kernels take those weights that are quantized, layers being alike."""
-    packed = _list_packed(layer, lm_head)
-    if _takes_few(layer, packed, rows):
+def can_multiply_packed(layers: Sequence[Layer], lm_head: Weight, rows: int) -> bool:
+    """Tell whether the kernels take those weights that are quantized."""
+    packed = _list_packed(layers, lm_head)
+    if _takes_few(layers, packed, rows):
         return True
-    if isinstance(layer.mlp, MoeMlp) and packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS:
+    if packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS and any(isinstance(layer.mlp, MoeMlp) for layer in layers):
         return False
     return all(gemm.can_multiply_packed(weight, rows) for weight in packed)
 
 
-def _has_planes(layer: Layer, rows: int) -> bool:
-    """Tell whether all of a layer's products take planes."""
-    return all(_takes_planes(weight, rows) for weight in _list_matrices(layer))
+def _has_planes(layers: Sequence[Layer], rows: int) -> bool:
+    """Tell whether all products of some layers take planes."""
+    return all(_takes_planes(weight, rows) for layer in layers for weight in _list_matrices(layer))
 
 
 def _takes_planes(weight: Weight, rows: int) -> bool:
@@ -108,19 +108,21 @@ def _takes_planes(weight: Weight, rows: int) -> bool:
     return is_taken and gemm.order_for(weight, rows) is not None
 
 
-def _list_packed(layer: Layer, lm_head: Weight) -> list[PackedWeight]:
-    weights = [*_list_matrices(layer), lm_head]
+def _list_packed(layers: Sequence[Layer], lm_head: Weight) -> list[PackedWeight]:
+    weights = [*(weight for layer in layers for weight in _list_matrices(layer)), lm_head]
     return [weight for weight in weights if isinstance(weight, PackedWeight)]
 
 
-def _takes_few(layer: Layer, packed: Sequence[PackedWeight], rows: int) -> bool:
+def _takes_few(layers: Sequence[Layer], packed: Sequence[PackedWeight], rows: int) -> bool:
     """Tell whether the kernels for few rows are there and the faster ones: planes mostly are."""
-    if _has_planes(layer, rows):
-        most = MAX_INT4_ROWS_BEFORE_PLANES if _is_int4(layer) else 0
+    are_int4 = all(_is_int4(layer) for layer in layers)
+    if _has_planes(layers, rows):
+        most = MAX_INT4_ROWS_BEFORE_PLANES if are_int4 else 0
     else:
-        most = MAX_INT4_GEMV_ROWS if _is_int4(layer) else MAX_GEMV_ROWS
-    few = rows <= most and not _is_grouped(layer, rows)
-    return few and all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
+        most = MAX_INT4_GEMV_ROWS if are_int4 else MAX_GEMV_ROWS
+    if rows > most or any(_is_grouped(layer, rows) for layer in layers):
+        return False
+    return all(gemv_quantized.can_multiply(weight, rows) for weight in packed)
 
 
 def _is_int4(layer: Layer) -> bool:
@@ -175,8 +177,8 @@ def run_decode_layers(
     weights: DecodeWeights, batch: Batch, kv_cache: Tensor, rows: int, layers: range, before: Suspended | None = None
 ) -> Suspended:
     """Run some layers of such a step; before: what the layers before these left, None with the first."""
-    packed = _list_packed(weights.layers[0], weights.lm_head)
-    if _takes_few(weights.layers[0], packed, rows):
+    packed = _list_packed(weights.layers, weights.lm_head)
+    if _takes_few(weights.layers, packed, rows):
         return _decode_few(weights, batch, kv_cache, rows, layers, before)
 
     def attend(qkv: Tensor, cache: Tensor, layer: Layer) -> Tensor:
@@ -235,7 +237,7 @@ def _run_many(
     spec, eps, every = weights.spec, weights.spec.rms_norm_eps, weights.layers
     next_norms = [*(_norms(layer)[0] for layer in every[1:]), weights.norm]
     readers = [*(layer.qkv for layer in every[1:]), weights.lm_head]  # of what each layer leaves
-    packed = _list_packed(every[0], weights.lm_head)
+    packed = _list_packed(every, weights.lm_head)
     tokens = pad_rows(rows, fine=not packed and not spec.num_experts)
     if before is None:
         ids, planes = batch.input_ids[:rows], gemm.order_for(every[0].qkv, rows)

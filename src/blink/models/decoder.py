@@ -242,14 +242,14 @@ class Decoder:
         from blink.models.decode_step import can_decode, can_multiply_packed
 
         fits = can_decode(self.spec, self.dtype, num_rows, kv_cache.shape[3])
-        return fits and can_multiply_packed(self._layers[0], self._lm_head, num_rows)
+        return fits and can_multiply_packed(self._layers, self._lm_head, num_rows)
 
     def _has_mixed_kernels(self, num_tokens: int, kv_cache: Tensor) -> bool:
         if not self._may_have_kernels:
             return False
         from blink.models.decode_step import can_mix
 
-        return can_mix(self.spec, self.dtype, num_tokens, self._layers[0], kv_cache.shape[3])
+        return can_mix(self.spec, self.dtype, num_tokens, self._layers, kv_cache.shape[3])
 
     def _decode(self, batch: Batch, kv_cache: Tensor, num_rows: int) -> Tensor:
         from blink.models.decode_step import compute_decode_logits
