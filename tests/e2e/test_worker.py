@@ -155,7 +155,7 @@ def test_a_full_queue_is_503_and_leaves_nothing_behind(start: Start) -> None:
 
 
 def test_more_sequences_than_the_engine_holds_are_503_and_leave_nothing_behind(server: Frontend) -> None:
-    stream = Stream(server, **{**ENDLESS, "max_tokens": 30, "n": 60})
+    stream = Stream(server, **{**ENDLESS, "max_tokens": 12, "n": 60})
     response = server.post("/v1/completions", **{**BODY, "n": 60})
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert server.http.get("/load").json() == {"server_load": 60}

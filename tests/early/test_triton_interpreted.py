@@ -45,21 +45,34 @@ def list_kernels() -> set[str]:
     return launched
 
 
-_run = EarlyModule(
+_COMMAND = (
     *("pytest", "-q", "-p", "no:cacheprovider", "--timeout=600"),
     *(f"tests/gpu/test_{name}.py" for name in _MODULES),
-    TRITON_INTERPRET="1",
-    OMP_NUM_THREADS="1",
 )
-begin = _run.begin
+_SOME = EarlyModule(*_COMMAND, TRITON_INTERPRET="1", OMP_NUM_THREADS="1", BLINK_TEST_CASES="1")
+begin = _SOME.begin
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("triton") is None, reason="needs triton: pip offers it for Linux on x86-64 and arm64"),
+]
 
 
 @pytest.mark.early
-@pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute of one core
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton: pip offers it for Linux on x86-64 and arm64")
+def test_every_triton_kernel_passes_some_cases_of_its_tests_in_the_interpreter() -> None:
+    check(*_SOME.wait())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_every_triton_kernel_passes_its_tests_in_the_interpreter() -> None:
-    status, output = _run.wait()
+    every = EarlyModule(*_COMMAND, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    every.begin()
+    check(*every.wait())
+
+
+def check(status: int, output: str) -> None:
+    """Check that the tests passed and ran every kernel."""
     assert status == 0, output[-8000:]
     interpreted = re.search(r"^interpreted kernels: (.*)$", output, re.MULTILINE)
     assert interpreted is not None

@@ -6,6 +6,9 @@ tests/early/test_triton_interpreted.py does the latter in the gate.
 
 from __future__ import annotations
 
+import itertools
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,23 @@ _launched: set[str] = set()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if most := int(os.environ.get("BLINK_TEST_CASES", "0")):
+        taken = list(take_cases(items, most))
+        config.hook.pytest_deselected(items=[item for item in items if item not in taken])
+        items[:] = taken
     if not IS_INTERPRETED:
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(pytest.mark.gpu)
+
+
+def take_cases(items: list[pytest.Item], most: int) -> Iterator[pytest.Item]:
+    """Return some cases of each test, evenly from the first to the last."""
+    for _, group in itertools.groupby(items, lambda item: (item.path, getattr(item, "originalname", item.name))):
+        cases = list(group)
+        count = min(most, len(cases))
+        yield from (cases[place * (len(cases) - 1) // max(count - 1, 1)] for place in range(count))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

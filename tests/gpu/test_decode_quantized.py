@@ -180,7 +180,7 @@ def test_an_output_layer_in_fp8_follows_layers_of_4_bits(tmp_path: Path) -> None
 @pytest.mark.parametrize("plain_layers", [[0], [1], [0, 2]], ids=str)
 @pytest.mark.parametrize("scheme", ["fp8-channel", "packed", "packed-fp8-head"])
 def test_layers_in_16_bits_stand_beside_packed_ones(tmp_path: Path, scheme: str, plain_layers: list[int]) -> None:
-    path, plain = write_checkpoints(tmp_path, scheme, plain_layers=plain_layers, num_hidden_layers=3)
+    path, plain = write_checkpoints(tmp_path, scheme, plain_layers, num_hidden_layers=3)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
     for index, layer in enumerate(found._layers):
         assert isinstance(layer.qkv, PackedWeight) == (index not in plain_layers)
@@ -191,7 +191,7 @@ def test_layers_in_16_bits_stand_beside_packed_ones(tmp_path: Path, scheme: str,
 @groups_only
 @pytest.mark.parametrize("max_num_seqs", [16, 24, 48, 64])
 def test_a_model_whose_first_layer_is_in_16_bits_boots_and_serves(tmp_path: Path, max_num_seqs: int) -> None:
-    path, _ = write_checkpoints(tmp_path, "fp8-channel", plain_layers=[0], num_hidden_layers=3)
+    path, _ = write_checkpoints(tmp_path, "fp8-channel", [0], num_hidden_layers=3)
     sizes: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_model_len": 128, "num_gpu_blocks_override": 1024}
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     prompts = [[3 + index % 100, 5, 7] for index in range(max_num_seqs)]

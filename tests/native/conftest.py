@@ -18,7 +18,7 @@ _HERE = Path(__file__).parent
 _CSRC = _HERE.parents[1] / "src" / "blink" / "csrc"
 _FLAGS = ["-std=c++20", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{_CSRC}", f"-I{_HERE}"]
 
-settings.register_profile("default", max_examples=150, stateful_step_count=40, deadline=None)
+settings.register_profile("default", max_examples=80, stateful_step_count=40, deadline=None)
 settings.register_profile("ci", max_examples=400, stateful_step_count=50, deadline=None)
 settings.register_profile("deep", max_examples=6000, stateful_step_count=60, deadline=None)
 for _name in ("default", "ci", "deep"):

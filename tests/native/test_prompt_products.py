@@ -36,8 +36,17 @@ def multiply(compile_device: CompileDevice) -> Multiply:
     return multiply_rows
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize(("split", "rows", "n", "k"), [(1, 40, 176, 2048), (1, 100, 80, 512), (2, 64, 80, 4352)])
+@pytest.mark.parametrize(
+    ("split", "rows", "n", "k", "gated"),
+    [
+        (1, 40, 176, 2048, True),
+        (1, 100, 80, 512, False),
+        (1, 100, 80, 512, True),
+        (2, 64, 80, 4352, False),
+        pytest.param(1, 40, 176, 2048, False, marks=pytest.mark.long),
+        pytest.param(2, 64, 80, 4352, True, marks=pytest.mark.long),
+    ],
+)
 def test_products_equal_those_of_the_dequantised_weight(
     multiply: Multiply, split: int, rows: int, n: int, k: int, gated: bool
 ) -> None:

@@ -5,8 +5,10 @@ hold NaN where no token is."""
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -55,10 +57,18 @@ def plan(num_tokens: int, context: int, tile_queries: int, chunk_keys: int) -> T
     return torch.tensor([item + [0] * (_ITEM_WORDS - len(item)) for item in [*items, [0] * 9]], dtype=torch.int32)
 
 
-@pytest.mark.parametrize(("group", "block_size"), [(4, 16), (3, 8), (1, 128)])
-@pytest.mark.parametrize(
-    ("num_tokens", "context", "chunk_keys"), [(2, 2, 1024), (33, 300, 1024), (40, 390, 128), (5, 700, 1024)]
-)
+_HEADS = [(4, 16), (3, 8), (1, 128)]
+_SHAPES = [(2, 2, 1024), (33, 300, 1024), (40, 390, 128), (5, 700, 1024)]
+
+
+def list_cases() -> Iterator[Any]:
+    """Return each shape with each kind of heads; one of each shape is long."""
+    for index, (shape, heads) in enumerate(itertools.product(_SHAPES, _HEADS)):
+        is_long = index % len(_HEADS) == (index // len(_HEADS) + 2) % len(_HEADS)
+        yield pytest.param(*shape, *heads, marks=[pytest.mark.long] if is_long else [])
+
+
+@pytest.mark.parametrize(("num_tokens", "context", "chunk_keys", "group", "block_size"), list_cases())
 def test_prompts_are_attended_as_by_pytorch(
     attend: Attend, group: int, block_size: int, num_tokens: int, context: int, chunk_keys: int
 ) -> None:

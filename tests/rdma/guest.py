@@ -66,16 +66,15 @@ def start_guest_tests(tests: list[str], **machine: object) -> Machine:
         "-v",
         "--color=no",
         "--durations=0",
-        "-p",
-        "no:cacheprovider",
+        *("-p", "no:cacheprovider", "-p", "pytest_timeout"),  # other plugins take an emulated processor seconds
         "--timeout=2900",  # a machine that takes so long is ended from outside
-        "--long",  # what is not wanted was deselected before the machine booted
+        f"--confcutdir={HERE}",  # nor are the whole suite's rules loaded: what is not wanted was deselected before
         "--basetemp=/run/tests",  # /tmp shows this machine's, where the tests here make and delete folders too
         "--junitxml=/run/report.xml",
     ]
     script = shell_command(
         [sys.executable, *command, *tests],
-        {"BLINK_TEST_RDMA": "here", **library_environment(), **environment},
+        {"BLINK_TEST_RDMA": "here", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **library_environment(), **environment},
         folder=ROOT,
     )
     return Machine(f"{script}\nstatus=$?\ncat /run/report.xml >&3\nexit $status", **machine)  # type: ignore[arg-type]

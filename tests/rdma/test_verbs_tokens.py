@@ -10,6 +10,7 @@ from model_servers import ModelServers
 pytestmark = pytest.mark.rdma
 
 
+@pytest.mark.long
 def test_tokens_of_a_tiny_model_over_rdma_equal_those_over_shared_memory(tiny_servers: ModelServers) -> None:
     answers = tiny_servers.answers()
     assert answers["rdma"] == answers["shm"]

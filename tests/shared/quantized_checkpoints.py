@@ -92,7 +92,7 @@ SCHEMES |= {
 
 
 def write_checkpoints(
-    folder: Path, scheme: str, *, plain_layers: Collection[int] = (), **changes: Any
+    folder: Path, scheme: str, plain_layers: Collection[int] = (), /, **changes: Any
 ) -> tuple[Path, Path]:
     """Write a random model quantized by a scheme and the same dequantised in float32; return both directories.
 
