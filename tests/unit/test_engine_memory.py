@@ -44,6 +44,7 @@ def grow(capacity: str | None = None) -> int:
     return int(process.stdout)
 
 
+@pytest.mark.long
 def test_new_numbers_of_tokens_take_no_memory_for_good() -> None:
     unbounded = grow("1024")
     if unbounded < 64 << 20:

@@ -63,9 +63,9 @@ def logits(decoder: Decoder, tokenizer: Tokenizer) -> Tensor:
     ("options", "changes", "bound"),
     [
         ({"format": "fp8"}, {}, 0.028),  # rounding to nearest: 0.034
-        ({"format": "int4"}, {}, 0.22),  # 0.30
+        pytest.param({"format": "int4"}, {}, 0.22, marks=pytest.mark.long),  # 0.30
         ({"format": "int4"}, {"hidden_size": 192, "head_dim": 48}, 0.2),  # 0.26
-        ({"format": "int4", "group_size": 32}, EXPERTS, 0.4),
+        pytest.param({"format": "int4", "group_size": 32}, EXPERTS, 0.4, marks=pytest.mark.long),
         ({"format": "fp8"}, EXPERTS, 0.1),
         ({"format": "int4", "fp8_matrices": ("k_proj", "v_proj", "down_proj")}, {}, 0.17),
     ],
@@ -129,8 +129,15 @@ def test_a_link_out_of_the_models_directory_is_not_copied(tmp_path: Path, name: 
 OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
-@pytest.mark.parametrize(("form", "bound"), [("fp8", 0.04), ("int4", 0.22)])
+@pytest.mark.parametrize(
+    ("form", "bound", "tied"),
+    [
+        pytest.param("fp8", 0.04, False, marks=pytest.mark.long),
+        ("fp8", 0.04, True),
+        ("int4", 0.22, False),
+        pytest.param("int4", 0.22, True, marks=pytest.mark.long),
+    ],
+)
 def test_the_output_layer_becomes_fp8_beside_the_embeddings(
     tmp_path: Path, form: str, bound: float, tied: bool
 ) -> None:
