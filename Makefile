@@ -46,7 +46,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 EXTRA := $(if $(filter cuda,$(DEVICE)),gpu,engine)
 CMAKE = $(or $(shell command -v cmake),$(BIN)/cmake)
 NATIVE_SOURCES := CMakeLists.txt $(shell find src/blink/csrc -type f)
-CXX_FILES = $(shell find src tests benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+CXX_FILES = $(shell find src tests benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PYTEST_PROCESSES := -n 2 --no-loadscope-reorder  # in groups: tests/shared/groups.py
 # Whether the installed torch is built for CUDA.
 TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'

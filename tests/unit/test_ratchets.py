@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ratchets: counts of what the product has too much of. A change may lower a count, and then lowers it here too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_PACKAGE = Path(__file__).resolve().parents[2] / "src" / "blink"
+_MODELS = ("kernels", "models")
+
+
+def nodes_of(*rooms: str) -> Iterator[ast.AST]:
+    """Yield every node of the Python files of some rooms; without any, of all."""
+    for room in rooms or ("",):
+        for path in sorted((_PACKAGE / room).rglob("*.py")):
+            yield from ast.walk(ast.parse(path.read_text()))
+
+
+def count_isinstance() -> int:
+    """Count the questions for a type where kernels are chosen and models read."""
+    return sum(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
+        for node in nodes_of(*_MODELS)
+    )
+
+
+def count_cache_subscripts() -> int:
+    """Count where an index into a KV cache's shape is written down."""
+    return sum(
+        isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "shape"
+        and any(word in ast.unparse(node.value.value) for word in ("cache", "kv"))
+        for node in nodes_of()
+    )
+
+
+def count_structures() -> int:
+    """Count the mirrors of native structures that are written by hand."""
+    return sum(isinstance(node, ast.Attribute) and ast.unparse(node) == "ctypes.Structure" for node in nodes_of())
+
+
+def count_inner_imports() -> int:
+    """Count the imports that stand inside of functions."""
+    functions = (node for node in nodes_of() if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    inner = {
+        node for function in functions for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    return len(inner)
+
+
+def count_asserts_of_api() -> int:
+    """Count the asserts of the API that do more than narrow a type: `python -O` leaves them out."""
+    tests = (ast.unparse(node.test) for node in nodes_of("api") if isinstance(node, ast.Assert))
+    return sum(not (test.startswith("isinstance(") or test.endswith(" is not None")) for test in tests)
+
+
+def count_stubs_of_api() -> int:
+    """Count the functions of the API that only raise NotImplementedError."""
+    return sum(
+        isinstance(node, ast.Raise) and ast.unparse(node) == "raise NotImplementedError" for node in nodes_of("api")
+    )
+
+
+@dataclass(frozen=True)
+class Ratchet:
+    """A count as it is, which may only fall, and as it is to be."""
+
+    count: Callable[[], int]
+    today: int
+    end: int
+
+
+RATCHETS = [
+    Ratchet(count_isinstance, 65, 12),
+    Ratchet(count_cache_subscripts, 29, 0),
+    Ratchet(count_structures, 25, 6),
+    Ratchet(count_inner_imports, 57, 20),
+    Ratchet(count_asserts_of_api, 0, 0),
+    Ratchet(count_stubs_of_api, 4, 0),
+]
+
+
+@pytest.mark.parametrize("ratchet", RATCHETS, ids=lambda ratchet: ratchet.count.__name__)
+def test_a_count_only_falls(ratchet: Ratchet) -> None:
+    found = ratchet.count()
+    assert found <= ratchet.today, f"{ratchet.count.__doc__} There were {ratchet.today}, now there are {found}."
+    assert found == ratchet.today, f"It fell: write {found} in RATCHETS."
+    assert ratchet.end <= ratchet.today
