@@ -123,6 +123,23 @@ def test_a_sequence_starts_only_where_its_admission_and_a_token_have_room(logpro
         assert inbox.tokens(late) == expected_tokens(PROMPT, 3, VOCAB)
 
 
+def test_a_sequence_whose_completions_are_unread_gives_its_blocks_to_others() -> None:
+    """It has six of the eight blocks, and room for no token more than what it may not take."""
+    with running(small_config(), num_blocks=8, cq_entries=16) as h:
+        silent, reader, late, inbox = h.frontend(0), h.frontend(1), Inbox(), Inbox()
+        long = submit(h, silent, PROMPT * 3, max_tokens=30, cached=False)
+        while h.step() == StepResult.LAUNCHED:
+            silent.renew_lease()
+        other = submit(h, reader, PROMPT * 3, max_tokens=12, cached=False)
+        for _ in range(60):
+            silent.renew_lease()
+            h.step()
+            inbox.drain(reader)
+        assert inbox.tokens(other) == expected_tokens(PROMPT * 3, 12, VOCAB)
+        run_until_finished(h, late, [silent], [long])
+        assert late.tokens(long) == expected_tokens(PROMPT * 3, 30, VOCAB)
+
+
 @pytest.mark.parametrize("times", [2, 5])
 def test_a_sequence_that_is_cancelled_more_than_once_ends_once(times: int) -> None:
     with running(small_config()) as h:

@@ -28,6 +28,7 @@ from blink.kernels.gpu.decode import (
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
 from blink.kernels.quantized import Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
+from blink.kernels.weight import Weight
 from blink.models import decode_step
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
@@ -195,6 +196,36 @@ def test_layers_of_4_bits_decode_fewer_rows_with_experts(monkeypatch: pytest.Mon
         )  # fmt: skip
         assert decode_step.can_multiply_packed([layer], matrix, most)
         assert not decode_step.can_multiply_packed([layer], matrix, most + 1)
+
+
+def _layer_of(weight: Weight) -> Layer:
+    """Return a dense layer of one square matrix, whatever it is to multiply."""
+    return Layer(
+        attention_norm=None, qkv=weight, qkv_bias=None, output=weight, output_bias=None,
+        head_norm=None, mlp_norm=None, mlp=DenseMlp(weight, weight),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("packed_layers", [{0}, {1}, {2}, {0, 1, 2}], ids=str)
+def test_a_packed_layer_among_others_takes_no_mixed_steps(
+    packed_layers: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_step, "can_decode", lambda *_: True)
+    plain, packed = torch.zeros(64, 256), _pack_int4(64)
+    layers = [_layer_of(packed if index in packed_layers else plain) for index in range(3)]
+    spec = read_spec(_CONFIGS / "llama-3-8b")
+    assert not decode_step.can_mix(spec, torch.bfloat16, 16, layers, 16)
+    assert decode_step.can_mix(spec, torch.bfloat16, 16, [_layer_of(plain)] * 3, 16)
+
+
+def test_4_bits_in_some_layers_are_not_4_bits_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 4 bits throughout, more rows take the kernels for few of them."""
+    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: False)
+    monkeypatch.setattr(gemv_quantized, "can_multiply", lambda *_: True)
+    plain, packed, rows = torch.zeros(64, 256), _pack_int4(64), decode_step.MAX_INT4_GEMV_ROWS
+    assert decode_step.can_multiply_packed([_layer_of(packed)] * 2, plain, rows)
+    assert not decode_step.can_multiply_packed([_layer_of(packed), _layer_of(plain)], plain, rows)
+    assert not decode_step.can_multiply_packed([_layer_of(plain), _layer_of(packed)], plain, rows)
 
 
 def _pack_int4(rows: int) -> PackedWeight:

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request's choices ask of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from blink.config import FrontendConfig, ModelConfig
+from blink.request.planner import Planner, PromptRules
+from blink.sampling_params import SamplingParams
+from blink.text.assets import load_assets
+from fake_engine import ENGINE
+from tiny_model import write_tiny_model
+
+
+def test_one_choice_alone_asks_for_the_logprobs_of_its_prompt(tmp_path: Path) -> None:
+    model = ModelConfig(model=str(write_tiny_model(tmp_path)), skip_tokenizer_init=True)
+    planner = Planner(load_assets(FrontendConfig(model=model)))
+    params = SamplingParams(n=3, prompt_logprobs=2, seed=7, max_tokens=1)
+    plan = planner.plan_now(
+        [[1, 2, 3], [4, 5]], params, PromptRules(add_special_tokens=False), replace(ENGINE, max_model_len=64)
+    )
+    assert [planned.params.prompt_logprobs for planned in plan.sequences] == [2, None, None] * 2
+    assert [planned.seed for planned in plan.sequences] == [7, 8, 9] * 2
