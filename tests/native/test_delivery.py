@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blink.link import queue_pair
 from blink.link.queue_pair import Submission
 from blink.region.layout import SAMPLING, SLOT_PARAMS, CqeKind, FinishReason, StepResult
 from blink.sampling_params import SamplingParams
@@ -123,19 +124,27 @@ def test_a_sequence_starts_only_where_its_admission_and_a_token_have_room(logpro
         assert inbox.tokens(late) == expected_tokens(PROMPT, 3, VOCAB)
 
 
-def test_a_sequence_whose_completions_are_unread_gives_its_blocks_to_others() -> None:
-    """It has six of the eight blocks, and room for no token more than what it may not take."""
-    with running(small_config(), num_blocks=8, cq_entries=16) as h:
+def test_a_parked_sequence_that_cannot_start_gives_its_blocks_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes first and keeps six of the eight blocks; its frontend has read one completion, which is not enough."""
+    with running(small_config(max_num_seqs=1, scheduling_policy="priority"), num_blocks=8, cq_entries=16) as h:
         silent, reader, late, inbox = h.frontend(0), h.frontend(1), Inbox(), Inbox()
         long = submit(h, silent, PROMPT * 3, max_tokens=30, cached=False)
         while h.step() == StepResult.LAUNCHED:
             silent.renew_lease()
-        other = submit(h, reader, PROMPT * 3, max_tokens=12, cached=False)
-        for _ in range(60):
+        other = submit(h, reader, PROMPT, max_tokens=30, cached=False, priority=5)
+        while not inbox.tokens(other):
             silent.renew_lease()
             h.step()
             inbox.drain(reader)
-        assert inbox.tokens(other) == expected_tokens(PROMPT * 3, 12, VOCAB)
+        assert h.statistic("num_parked") == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(queue_pair, "_DRAIN_BATCH", 1)
+            late.drain(silent)
+        for _ in range(80):
+            silent.renew_lease()
+            h.step()
+            inbox.drain(reader)
+        assert inbox.tokens(other) == expected_tokens(PROMPT, 30, VOCAB)
         run_until_finished(h, late, [silent], [long])
         assert late.tokens(long) == expected_tokens(PROMPT * 3, 30, VOCAB)
 
