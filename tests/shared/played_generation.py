@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from blink.api.encoding import open_body, open_encoder
+from blink.api.endpoints import Writing, writing_of
 from blink.api.reply import Reply
 from blink.api.session import Session
 from blink.text.generation import Generation
@@ -21,20 +21,24 @@ class PlayedGeneration(ABC):
     _reply: Reply
     _session: Session
 
+    @property
+    def _writing(self) -> Writing:
+        return writing_of("responses" if self._reply.echo else "chat")
+
     @abstractmethod
     def _steps(self) -> Iterator[None]:
         """Add the tokens of one step after the other."""
 
     def stream(self) -> list[dict[str, Any]]:
         """Return the JSON of all events."""
-        encoder = open_encoder(self._reply, self._session)
+        encoder = self._writing.stream(self._reply, self._session)
         data = b"".join([encoder.encode(self.generation) for _ in self._steps()]) + encoder.encode_end(None)
         lines = [line[6:] for line in data.splitlines() if line.startswith(b"data: ") and line != b"data: [DONE]"]
         return [json.loads(line) for line in lines]
 
     def whole(self) -> dict[str, Any]:
         """Return the JSON of the whole body."""
-        body = open_body(self._reply, self._session)
+        body = self._writing.whole(self._reply, self._session)
         for _ in self._steps():
             body.take(self.generation)
         return json.loads(body.encode())

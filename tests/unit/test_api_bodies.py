@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from blink.api import reading
+from blink.api.endpoints import ENDPOINTS
 from blink.api.json_body import parse_body
-from blink.api.reading import Bounds, read_body
+from blink.api.read import Bounds
+from blink.api.reading import read_body
 from blink.api.responses_schema import ResponsesBody
 from blink.api.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody
 from blink.config import FrontendConfig
@@ -220,7 +222,7 @@ def test_what_nobody_foresaw_is_refused_and_logged_once(
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setitem(reading._READERS, CompletionBody, fail)
+    monkeypatch.setitem(ENDPOINTS, "completions", replace(ENDPOINTS["completions"], read=fail))
     with pytest.raises(BadRequestError) as caught:
         read_body("completions", b'{"prompt": "a"}', assets, Bounds(1000, "m", ENGINE))
     assert (caught.value.param, caught.value.message) == ("prompt", "prompt cannot be read: ZeroDivisionError.")

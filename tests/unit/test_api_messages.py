@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from blink.api.encoding import open_encoder
+from blink.api.endpoints import writing_of
 from blink.api.logprobs import LogprobFormat
 from blink.api.reply import Reply
 from blink.api.session import Session
@@ -186,7 +186,7 @@ def test_a_response_that_is_cut_is_incomplete(tokenizer: Tokenizer) -> None:
 
 def test_a_response_that_fails_ends_with_an_error_event(tokenizer: Tokenizer) -> None:
     play = Play(tokenizer, "x", echo=ECHO)
-    encoder = open_encoder(play._reply, play._session)
+    encoder = writing_of("responses").stream(play._reply, play._session)
     data = encoder.encode_end(BlinkError("It broke."))
     assert data.startswith(b"event: error\ndata: ")
     event = json.loads(data.split(b"data: ")[1])

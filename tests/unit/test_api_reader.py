@@ -16,8 +16,9 @@ import pytest
 
 import fake_engine
 from blink.api import reader as reader_module
+from blink.api.read import Bounds, Read
 from blink.api.reader import Reader
-from blink.api.reading import Bounds, Read, is_light, read_body, without_texts
+from blink.api.reading import is_light, read_body, without_texts
 from blink.api.sampling import build_sampling_params
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, OverloadedError

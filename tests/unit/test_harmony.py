@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from automata import PlainAutomaton
 from blink.api.message_form import constrain_message, message_form
-from blink.api.reading import Read
+from blink.api.read import Read
 from blink.api.reply import Reply
 from blink.api.sampling import build_sampling_params
 from blink.api.schema import ChatBody
@@ -222,7 +222,7 @@ def test_a_chat_has_reasoning_content_and_calls_whole_and_streamed(assets: Model
 
 
 def test_a_plain_chat_is_its_final_message(assets: ModelAssets) -> None:
-    form = message_form(Read(ChatBody.model_validate({"messages": MESSAGES})), assets, may_choose=True)
+    form = message_form(Read("chat", ChatBody.model_validate({"messages": MESSAGES})), assets, may_choose=True)
     assert form is not None
     tokens = tokens_of(assets, THOUGHT + ANSWER + "<|return|>")
     choice = Play(assets, tokens, form).whole()["choices"][0]
@@ -418,7 +418,7 @@ ROLE_CALL = ' to=functions.add<|channel|>commentary json<|message|>{"a":1}'
 
 def automaton_of(assets: ModelAssets, is_open: bool | None = None, **fields: Any) -> PlainAutomaton:
     body = ChatBody.model_validate({"messages": MESSAGES, **fields})
-    form = message_form(Read(body, is_reasoning_open=is_open), assets, may_choose=True)
+    form = message_form(Read("chat", body, is_reasoning_open=is_open), assets, may_choose=True)
     assert form is not None
     params = constrain_message(build_sampling_params(body, {}), body.tool_use, form).structured_outputs
     assert params is not None

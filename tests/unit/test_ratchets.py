@@ -63,7 +63,8 @@ def count_asserts_of_api() -> int:
 def count_stubs_of_api() -> int:
     """Count the functions of the API that only raise NotImplementedError."""
     return sum(
-        isinstance(node, ast.Raise) and ast.unparse(node) == "raise NotImplementedError" for node in nodes_of("api")
+        isinstance(node, ast.Raise) and ast.unparse(node).startswith("raise NotImplementedError")
+        for node in nodes_of("api")
     )
 
 
@@ -82,7 +83,7 @@ RATCHETS = [
     Ratchet(count_structures, 25, 6),
     Ratchet(count_inner_imports, 57, 20),
     Ratchet(count_asserts_of_api, 0, 0),
-    Ratchet(count_stubs_of_api, 4, 0),
+    Ratchet(count_stubs_of_api, 0, 0),
 ]
 
 

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -17,19 +17,19 @@ from fastapi import Request, Response
 
 from blink.api.bodies import Bodies, check_content_type
 from blink.api.clients import flow_of, salt_of
-from blink.api.encoding import open_body, open_encoder
+from blink.api.endpoints import writing_of
 from blink.api.http1 import find_writer, writer_of
 from blink.api.logprobs import LogprobFormat
 from blink.api.message_form import constrain_message, message_form
 from blink.api.poller import Poller
+from blink.api.read import Bounds, Read
 from blink.api.reader import Reader
-from blink.api.reading import LIGHT_BYTES, Bounds, Read
+from blink.api.reading import LIGHT_BYTES
 from blink.api.reply import Reply
-from blink.api.responses_schema import naming_origins
 from blink.api.sampling import build_sampling_params
 from blink.api.schema import MAX_ID_CHARS, ChatBody, CompletionBody
 from blink.api.session import Session
-from blink.api.stream import EventStream, WholeResult
+from blink.api.stream import Encoder, EventStream, WholeResult
 from blink.api.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
@@ -151,16 +151,17 @@ class CompletionService:
         """
         tokenized = time.perf_counter()
         body: CompletionBody | ChatBody = read.body
+        writing = writing_of(read.kind)
         with self._counting_refusals():
             self.check_model(body.model)
-            with naming_origins() if read.echo else nullcontext():
+            with writing.naming():
                 session, reply = await self._plan(read, request)
             if body.stream and self.config.enable_log_timings:
                 stamps = {"received": session.arrived, "parsed": read.parsed, "tokenized": tokenized}
-                return session.start(lambda: _open_timed(stamps, reply(), session))
+                return session.start(lambda: _open_timed(stamps, writing.stream, reply(), session))
             if body.stream:
-                return session.start(lambda: EventStream(open_encoder(reply(), session), session))
-            result = session.start(lambda: WholeResult(open_body(reply(), session)))
+                return session.start(lambda: EventStream(writing.stream(reply(), session), session))
+            result = session.start(lambda: WholeResult(writing.whole(reply(), session)))
         await result.wait(session, request.scope)
         return Response(result.body.encode(), media_type="application/json")
 
@@ -256,14 +257,15 @@ def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
     logger.info("%s: %s", text.format(**fields), how, extra={"fields": fields})
 
 
-def _open_timed(stamps: dict[str, float], reply: Reply, session: Session) -> TimedStream:
+def _open_timed(
+    stamps: dict[str, float], stream: Callable[[Reply, Session], Encoder], reply: Reply, session: Session
+) -> TimedStream:
     stamps = {**stamps, "submitted": time.perf_counter()}
-    return TimedStream(stamps, reply.id, open_encoder(reply, session), session)
+    return TimedStream(stamps, reply.id, stream(reply, session), session)
 
 
 def _reply_id(read: Read, request: Request) -> str:
     given = request.headers.get(REQUEST_ID_HEADER, "")
     if len(given) > MAX_ID_CHARS or not given.isprintable():
         raise BadRequestError(f"X-Request-Id must hold at most {MAX_ID_CHARS} printable characters.", "request_id")
-    kind = "resp_" if read.echo else "chatcmpl-" if isinstance(read.body, ChatBody) else "cmpl-"
-    return kind + (given or read.body.request_id or secrets.token_hex(16))
+    return writing_of(read.kind).id_prefix + (given or read.body.request_id or secrets.token_hex(16))

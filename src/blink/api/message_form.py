@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from blink.api.reading import Read
+from blink.api.read import Read
 from blink.api.schema import ChatBody
 from blink.errors import BadRequestError
 from blink.sampling_params import SamplingParams

@@ -18,34 +18,22 @@ from blink import __version__
 from blink.api.bodies import check_content_type
 from blink.api.completions import CompletionService
 from blink.api.docs_page import add_docs_page
+from blink.api.endpoints import ENDPOINTS, Endpoint
 from blink.api.error_body import bug_response, error_response, http_error_response, install_error_responses
 from blink.api.page import page_routes
-from blink.api.reading import Read
-from blink.api.responses_schema import ResponsesBody
-from blink.api.schema import (
-    MAX_ID_CHARS,
-    Body,
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeBody,
-)
+from blink.api.read import Read
+from blink.api.schema import MAX_ID_CHARS
 from blink.errors import BlinkError, ClientGoneError, NotFoundError
 
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+Route = TypeVar("Route", bound=Callable[..., Any])
 
 
-_GENERATIONS = {
-    "/v1/completions": "completions",
-    "/v1/chat/completions": "chat",
-    "/v1/responses": "responses",
-}
 _SCRAPE = "metrics"
 _DIRECT = {
-    **{("POST", path): kind for path, kind in _GENERATIONS.items()},
+    **{("POST", endpoint.path): kind for kind, endpoint in ENDPOINTS.items() if endpoint.writing is not None},
     **{(method, "/metrics"): _SCRAPE for method in ("GET", "HEAD")},
 }
-_TOKENS = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
+_KINDS = {endpoint.path: kind for kind, endpoint in ENDPOINTS.items()}
 
 logger = logging.getLogger(__name__)
 
@@ -63,19 +51,19 @@ class _ReadRequest(Request):
         return self.state.read.body
 
 
-def _body_router(service: CompletionService) -> APIRouter:
-    """Return a router whose bodies are read within the limits, not by the framework."""
+def _body_route(service: CompletionService) -> type[APIRoute]:
+    """Return the class of routes whose bodies are read within the limits, not by the framework."""
 
     class BodyRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle, kind = super().get_route_handler(), _TOKENS[self.path]
+            handle, kind = super().get_route_handler(), _KINDS[self.path]
 
             async def read_and_handle(request: Request) -> Response:
                 return await handle(_ReadRequest(request, await service.read(kind, request)))
 
             return read_and_handle
 
-    return APIRouter(route_class=BodyRoute)
+    return BodyRoute
 
 
 def create_app(service: CompletionService, **options: Any) -> ASGIApp:
@@ -85,7 +73,7 @@ def create_app(service: CompletionService, **options: Any) -> ASGIApp:
     app = FastAPI(title="Blink", version=__version__, strict_content_type=False, **own_pages, **options)
     install_error_responses(app)
     add_docs_page(app)
-    app.include_router(_generation_routes())
+    app.include_router(_generation_routes(service))
     app.include_router(_model_routes(service))
     app.include_router(_token_routes(service))
     app.include_router(_status_routes(service))
@@ -94,13 +82,13 @@ def create_app(service: CompletionService, **options: Any) -> ASGIApp:
     return DirectRoutes(app, service)
 
 
-def _read(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
+def _read(router: APIRouter, path: str) -> Callable[[Route], Route]:
     """Register a route for GET, and for HEAD, which FastAPI does not add by itself."""
 
-    def register(endpoint: Endpoint) -> Endpoint:
-        router.get(path)(endpoint)
-        router.head(path, include_in_schema=False)(endpoint)
-        return endpoint
+    def register(route: Route) -> Route:
+        router.get(path)(route)
+        router.head(path, include_in_schema=False)(route)
+        return route
 
     return register
 
@@ -124,7 +112,7 @@ class DirectRoutes:
     async def _answer(self, kind: str, request: Request) -> Response:
         try:
             if kind == _SCRAPE:
-                return Response(self._service.poller.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+                return _scrape(self._service)
             return await self._service.answer(await self._service.read(kind, request), request)
         except BlinkError as error:
             if self._service.config.enable_log_requests:
@@ -137,6 +125,10 @@ class DirectRoutes:
             return bug_response(error)
 
 
+def _scrape(service: CompletionService) -> Response:
+    return Response(service.poller.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
 def _log_refusal(path: str, error: BlinkError) -> None:
     """Write why a request was not answered; a client that left is no error."""
     fields: dict[str, Any] = {"path": path, "status": int(error.status)}
@@ -147,24 +139,14 @@ def _log_refusal(path: str, error: BlinkError) -> None:
     logger.info("refused with %(status)d: %(error)s", fields, extra={"fields": fields})
 
 
-def _generation_routes() -> APIRouter:
-    """Return the routes that DirectRoutes answers: here they describe the API and refuse other methods."""
+def _generation_routes(service: CompletionService) -> APIRouter:
+    """Return the routes of generation; DirectRoutes takes the short way to the same answers."""
     router = APIRouter()
 
-    @router.post("/v1/completions", response_model=None)
-    async def complete(body: CompletionBody) -> Response:
-        """Continue prompts."""
-        raise NotImplementedError
+    async def answer(request: Request) -> Response:
+        return await service.answer(request.state.read, request)
 
-    @router.post("/v1/chat/completions", response_model=None)
-    async def chat(body: ChatBody) -> Response:
-        """Answer a conversation."""
-        raise NotImplementedError
-
-    @router.post("/v1/responses", response_model=None)
-    async def respond(body: ResponsesBody) -> Response:
-        """Answer a conversation, in the form of OpenAI's newer API."""
-        raise NotImplementedError
+    _add_endpoints(router, service, answer, generate=True)
 
     @router.get("/v1/responses/{name}")
     @router.delete("/v1/responses/{name}")
@@ -206,26 +188,50 @@ def _model_routes(service: CompletionService) -> APIRouter:
 
 
 def _token_routes(service: CompletionService) -> APIRouter:
-    router = _body_router(service)
+    router = APIRouter()
 
-    def answer(body: Body, request: Request) -> Response:
-        service.check_model(body.model)
-        service.require_engine()
+    async def answer(request: Request) -> Response:
         read: Read = request.state.read
+        service.check_model(read.body.model)
+        service.require_engine()
         read.check_engine()
         return Response(read.answer, media_type="application/json")
 
-    @router.post("/tokenize", response_model=None)
-    async def tokenize(body: TokenizeBody, request: Request) -> Response:
-        """Return the token ids of a text or a conversation."""
-        return answer(body, request)
-
-    @router.post("/detokenize", response_model=None)
-    async def detokenize(body: DetokenizeBody, request: Request) -> Response:
-        """Return the text of token ids."""
-        return answer(body, request)
-
+    _add_endpoints(router, service, answer, generate=False)
     return router
+
+
+def _add_endpoints(
+    router: APIRouter,
+    service: CompletionService,
+    answer: Callable[[Request], Coroutine[Any, Any, Response]],
+    *,
+    generate: bool,
+) -> None:
+    """Add the endpoints that generate, or the others."""
+    route_class = _body_route(service)
+    for endpoint in ENDPOINTS.values():
+        if (endpoint.writing is not None) == generate:
+            router.add_api_route(
+                endpoint.path,
+                _route_of(endpoint, answer),
+                methods=["POST"],
+                name=endpoint.name,
+                description=endpoint.summary,
+                response_model=None,
+                route_class_override=route_class,
+            )
+
+
+def _route_of(endpoint: Endpoint, answer: Callable[[Request], Coroutine[Any, Any, Response]]) -> Callable[..., Any]:
+    """Return a route of which the API's description shows the body."""
+
+    async def route(body: Any, request: Request) -> Response:
+        del body  # the request has it, read
+        return await answer(request)
+
+    route.__annotations__["body"] = endpoint.body
+    return route
 
 
 def _status_routes(service: CompletionService) -> APIRouter:
@@ -264,6 +270,6 @@ def _status_routes(service: CompletionService) -> APIRouter:
     @_read(router, "/metrics")
     async def metrics() -> Response:
         """Return the metrics of all workers and the engine."""
-        raise NotImplementedError  # DirectRoutes answers
+        return _scrape(service)
 
     return router

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoints that take a body: one row each, which routes, readers, answers and the documentation follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from blink.api.body_readers import answer_detokenize, answer_tokenize, read_chat, read_completion, read_responses
+from blink.api.chunks import ChunkEncoder
+from blink.api.message_chunks import MessageChunkEncoder
+from blink.api.read import Bounds, Read
+from blink.api.reply import Reply, WholeChoices
+from blink.api.responses import ResponseEncoder, WholeResponse
+from blink.api.responses_schema import ResponsesBody, naming_origins
+from blink.api.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from blink.api.session import Session
+from blink.api.stream import Encoder, WholeBody
+from blink.api.whole_messages import WholeMessages
+from blink.link.client import RegionInfo
+from blink.text.assets import ModelAssets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """How the answers of an endpoint that generates are written.
+
+    naming: lets errors name the fields that a client sent, where the request is carried out as another's.
+    """
+
+    id_prefix: str
+    stream: Callable[[Reply, Session], Encoder]
+    whole: Callable[[Reply, Session], WholeBody]
+    naming: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One endpoint.
+
+    main_field: what most of a body's work is about, for errors that nobody foresaw. read: what becomes of a checked
+    body. writing: None if `read` has answered it. name and summary: what the API's description says.
+    """
+
+    kind: str
+    path: str
+    name: str
+    summary: str
+    body: Any
+    main_field: str | None
+    read: Callable[[Any, ModelAssets, Bounds, RegionInfo], Read]
+    writing: Writing | None = None
+
+
+def _write_chunks(reply: Reply, session: Session) -> Encoder:
+    return ChunkEncoder(reply, session) if reply.message is None else MessageChunkEncoder(reply, session, reply.message)
+
+
+def _write_choices(reply: Reply, session: Session) -> WholeBody:
+    return WholeChoices(reply, session) if reply.message is None else WholeMessages(reply, session, reply.message)
+
+
+_ALL = (
+    Endpoint(
+        kind="completions",
+        path="/v1/completions",
+        name="complete",
+        summary="Continue prompts.",
+        body=CompletionBody,
+        main_field="prompt",
+        read=read_completion,
+        writing=Writing(id_prefix="cmpl-", stream=_write_chunks, whole=_write_choices),
+    ),
+    Endpoint(
+        kind="chat",
+        path="/v1/chat/completions",
+        name="chat",
+        summary="Answer a conversation.",
+        body=ChatBody,
+        main_field="messages",
+        read=read_chat,
+        writing=Writing(id_prefix="chatcmpl-", stream=_write_chunks, whole=_write_choices),
+    ),
+    Endpoint(
+        kind="responses",
+        path="/v1/responses",
+        name="respond",
+        summary="Answer a conversation, in the form of OpenAI's newer API.",
+        body=ResponsesBody,
+        main_field="input",
+        read=read_responses,
+        writing=Writing(id_prefix="resp_", stream=ResponseEncoder, whole=WholeResponse, naming=naming_origins),
+    ),
+    Endpoint(
+        kind="tokenize",
+        path="/tokenize",
+        name="tokenize",
+        summary="Return the token ids of a text or a conversation.",
+        body=TokenizeBody,
+        main_field=None,
+        read=answer_tokenize,
+    ),
+    Endpoint(
+        kind="detokenize",
+        path="/detokenize",
+        name="detokenize",
+        summary="Return the text of token ids.",
+        body=DetokenizeBody,
+        main_field="tokens",
+        read=answer_detokenize,
+    ),
+)
+ENDPOINTS = {endpoint.kind: endpoint for endpoint in _ALL}
+
+
+def writing_of(kind: str) -> Writing:
+    """Return how the answers of an endpoint that generates are written."""
+    writing = ENDPOINTS[kind].writing
+    if writing is None:
+        raise ValueError(f"{kind} generates nothing")
+    return writing
