@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the whole suite: GPU tests are skipped, with a reason, where there is no GPU; long ones wait for --long."""
+"""Rules of the whole suite: GPU tests are skipped, with a reason, where there is no GPU; long ones wait for --long.
+
+A skip for a reason that is not in tests/skips.txt fails the run.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from hypothesis import HealthCheck, settings
 import blink.engine  # noqa: F401  # pyright: ignore[reportUnusedImport]  (sets OpenMP before a test loads torch)
 from early import begin_all, begin_early
 from groups import MACHINE, WAITING, group_of
+from skips import LIST, find_unlisted, read_reasons
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -65,12 +69,27 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
         begin_all(item.config)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a test was skipped for a reason that is not listed; xdist's workers leave it to their controller."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and session.exitstatus == pytest.ExitCode.OK and _unlisted_skips(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what virtual machines were made of, whatever became of the tests in them."""
+    """Name the skips that fail the run, and what virtual machines were made of, whatever became of their tests."""
+    if unlisted := _unlisted_skips(terminalreporter):
+        terminalreporter.section("skipped for a reason that is not in tests/skips.txt", red=True, bold=True)
+        for line in unlisted:
+            terminalreporter.write_line(line)
     reports = [report for kind in terminalreporter.stats.values() for report in kind]
     properties = [each for report in reports for each in getattr(report, "user_properties", ())]
     for line in sorted({value for name, value in properties if name == MACHINE and value}):
         terminalreporter.write_line(line)
+
+
+def _unlisted_skips(reporter: pytest.TerminalReporter) -> list[str]:
+    return find_unlisted(reporter.stats.get("skipped", []), read_reasons(LIST.read_text()))
 
 
 def _lack_of_gpu() -> str:

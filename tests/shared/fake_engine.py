@@ -25,10 +25,11 @@ from blink.errors import BlinkError
 from blink.link.client import EngineClient, RegionInfo
 from blink.region.layout import COMPLETION, CqeKind, FinishReason
 from blink.text.assets import ModelAssets
+from make_tokenizer import VOCAB_SIZE
 
 ENGINE = RegionInfo(
     max_model_len=2048,
-    vocab_size=49152,
+    vocab_size=VOCAB_SIZE,
     block_size=16,
     model="m",
     hash_key=bytes(32),

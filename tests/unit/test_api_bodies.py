@@ -19,12 +19,12 @@ from blink.api.responses_schema import ResponsesBody
 from blink.api.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError
-from blink.models.weights.files import default_model_path
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.json_weight import MAX_JSON_DEPTH, weigh_json
 from fake_engine import ENGINE, FakeServer
+from small_tokenizer import MODEL
 
-CONFIG = FrontendConfig(region="test-odd-bodies", max_client_share=1.0)
+CONFIG = FrontendConfig(model=MODEL, region="test-odd-bodies", max_client_share=1.0)
 # Each endpoint with a body that it serves; the odd value takes the place of, or stands beside, what is there.
 SOUND: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
@@ -91,8 +91,6 @@ WHOLE = {
 
 @pytest.fixture(scope="module")
 def assets() -> ModelAssets:
-    if not default_model_path().is_file():
-        pytest.skip("the default model, whose tokenizer it has, is not downloaded")
     return load_assets(CONFIG)
 
 

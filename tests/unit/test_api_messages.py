@@ -19,17 +19,15 @@ from blink.api.endpoints import writing_of
 from blink.api.logprobs import LogprobFormat
 from blink.api.reply import Reply
 from blink.api.session import Session
-from blink.config import FrontendConfig
 from blink.errors import BlinkError
-from blink.models.weights.files import default_model_path
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
-from blink.text.assets import load_assets
 from blink.text.generation import Generation
 from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS
 from blink.text.message.parser import MessageForm
 from blink.text.tokenizer import Tokenizer
 from played_generation import PlayedGeneration
+from small_tokenizer import load_small_assets
 
 TEXT = (
     '<think>Two sums.</think>\n\nLet me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
@@ -40,9 +38,7 @@ FORM = MessageForm(reasoning=REASONING_FORMATS["qwen3"], calls=HERMES, names=fro
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    if not default_model_path().is_file():
-        pytest.skip("the default model, whose tokenizer it has, is not downloaded")
-    return load_assets(FrontendConfig()).tokenizer
+    return load_small_assets().tokenizer
 
 
 class Play(PlayedGeneration):

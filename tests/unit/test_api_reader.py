@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
+from tokenizers import Tokenizer as Backend
 
 import fake_engine
 from blink.api import reader as reader_module
@@ -22,18 +23,17 @@ from blink.api.reading import is_light, read_body, without_texts
 from blink.api.sampling import build_sampling_params
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, OverloadedError
-from blink.models.weights.files import default_model_path
-from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.request.planner import Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets, load_assets
-from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.prompt import PromptRules
 from blink.text.tokenizer import Tokenizer
 from hostile_bodies import AUDITED, Hostile, audited_body
+from make_tokenizer import FOLDER, VOCAB_SIZE
 from processes import children_of
+from small_tokenizer import MODEL
 
-pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
+CONFIG = FrontendConfig(model=MODEL)
 ENGINE = replace(fake_engine.ENGINE, max_model_len=8192, can_constrain=False)
 BOUNDS = Bounds(max_tokenize_chars=100_000, model_name="m", engine=ENGINE)
 TEXT = "It is a truth universally acknowledged. " * 600
@@ -45,12 +45,12 @@ def len_of(hostile: Hostile) -> int:
 
 @pytest.fixture(scope="module")
 def assets() -> ModelAssets:
-    return load_assets(FrontendConfig())
+    return load_assets(CONFIG)
 
 
 @pytest.fixture(scope="module")
 def reader(assets: ModelAssets) -> Iterator[Reader]:
-    reader = Reader(FrontendConfig(), assets)
+    reader = Reader(CONFIG, assets)
     yield reader
     reader.close()
 
@@ -64,7 +64,7 @@ def test_a_large_body_is_read_as_a_small_one_would_be(reader: Reader, assets: Mo
         "completions": {"prompt": [TEXT, "b"], "echo": True, "user": "me", "temperature": 0.5},
         "chat": {"messages": [{"role": "system", "content": TEXT}, {"role": "user", "content": "hi"}], "n": 2},
         "tokenize": {"prompt": TEXT, "return_token_strs": True},
-        "detokenize": {"tokens": list(range(1000, 4000)) * 6},
+        "detokenize": {"tokens": list(range(24, VOCAB_SIZE)) * 18},
     }
 
     async def read_all() -> dict[str, Read]:
@@ -81,8 +81,8 @@ def test_a_large_body_is_read_as_a_small_one_would_be(reader: Reader, assets: Mo
 
 
 def test_prompts_of_some_thousand_tokens_need_no_other_process(assets: ModelAssets) -> None:
-    reader, before = Reader(FrontendConfig(), assets), children()
-    ids = list(range(1000, 5000))
+    reader, before = Reader(CONFIG, assets), children()
+    ids = list(range(24, VOCAB_SIZE)) * 4
     light = [{"prompt": ids}, {"prompt": TEXT[:15_000]}, {"prompt": [ids, ids], "logit_bias": {"5": 1}, "stop": ["x"]}]
     heavy = [{"prompt": TEXT}, {"prompt": "a", "stop": ["a"] * 4000}, {"prompt": [ids] * 6}]
 
@@ -213,7 +213,7 @@ def test_a_bias_that_is_none_is_400_by_name(assets: ModelAssets, fields: str, pa
 @pytest.fixture(scope="module")
 def more_tokens(assets: ModelAssets) -> ModelAssets:
     """Assets whose tokenizer has a token more than the model."""
-    backend = build_tokenizer(read_gguf_metadata(default_model_path()))
+    backend = Backend.from_file(str(FOLDER / "tokenizer.json"))
     backend.add_special_tokens(["<extra>"])
     return replace(assets, tokenizer=Tokenizer(backend))
 
@@ -223,7 +223,7 @@ def more_tokens(assets: ModelAssets) -> ModelAssets:
     [
         ("completions", {"prompt": "a <extra> b"}, "prompt"),
         ("completions", {"prompt": ["a", "b", "<extra>"], "echo": True}, "prompt"),
-        ("completions", {"prompt": [[1], [2, 49152]]}, "prompt"),
+        ("completions", {"prompt": [[1], [2, VOCAB_SIZE]]}, "prompt"),
         ("chat", {"messages": [{"role": "user", "content": "<extra>"}]}, "messages"),
         ("responses", {"input": "<extra>"}, "input"),
         ("responses", {"input": "hi", "instructions": "Say <extra>."}, "input"),
@@ -232,7 +232,7 @@ def more_tokens(assets: ModelAssets) -> ModelAssets:
 def test_tokens_that_the_model_has_no_row_for_are_refused_by_name(
     more_tokens: ModelAssets, kind: str, fields: dict[str, object], param: str
 ) -> None:
-    with pytest.raises(BadRequestError, match="49152") as caught:
+    with pytest.raises(BadRequestError, match=str(VOCAB_SIZE)) as caught:
         read_body(kind, orjson.dumps(fields), more_tokens, BOUNDS)
     assert caught.value.param == param
 
@@ -240,6 +240,6 @@ def test_tokens_that_the_model_has_no_row_for_are_refused_by_name(
 @pytest.mark.parametrize("param", ["prompt", "messages"])
 def test_a_planner_refuses_them_too(more_tokens: ModelAssets, param: str) -> None:
     rules = PromptRules(add_special_tokens=False, param=param)
-    with pytest.raises(BadRequestError, match="'<extra>' is token 49152") as caught:
+    with pytest.raises(BadRequestError, match=f"'<extra>' is token {VOCAB_SIZE}") as caught:
         Planner(more_tokens).plan_now(["fine", "not <extra>"], SamplingParams(), rules, ENGINE)
     assert caught.value.param == param

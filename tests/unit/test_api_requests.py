@@ -18,12 +18,14 @@ from starlette.types import Message, Scope
 from blink.api.clients import flow_of, note_key, salt_of
 from blink.config import FrontendConfig
 from blink.errors import BlinkError, EngineUnavailableError, OverloadedError
-from blink.models.weights.files import default_model_path
 from blink.text.assets import ModelAssets, load_assets
 from fake_engine import FakeServer
+from small_tokenizer import MODEL
 
 KEYS = ("first", "second")
-CONFIG = FrontendConfig(region="test-requests", api_key=KEYS, enable_log_requests=True, max_client_share=0.5)
+CONFIG = FrontendConfig(
+    model=MODEL, region="test-requests", api_key=KEYS, enable_log_requests=True, max_client_share=0.5
+)
 COMPLETION: dict[str, Any] = {"prompt": "Hello there", "max_tokens": 1}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": COMPLETION,
@@ -34,8 +36,6 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def assets() -> ModelAssets:
-    if not default_model_path().is_file():
-        pytest.skip("the default model, whose tokenizer it has, is not downloaded")
     return load_assets(CONFIG)
 
 

@@ -22,14 +22,14 @@ from blink.api.metrics import NUM_VALUES, Metrics
 from blink.api.poller import Poller
 from blink.api.routes import create_app
 from blink.api.server import add_middleware
-from blink.config import FrontendConfig
+from blink.config import FrontendConfig, ModelConfig
 from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
-from blink.models.weights.files import default_model_path
 from blink.text.assets import load_assets
+from small_tokenizer import MODEL, write_hollow_gguf
 
-pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
 CONFIG = FrontendConfig(
+    model=MODEL,
     region="test-no-engine",
     api_key=("secret", "schlüssel"),
     max_body_bytes=1000,
@@ -333,10 +333,15 @@ def test_only_json_is_served_and_nothing_unasked_to_a_foreign_page(
         assert response.json()["error"]["message"] == "Unsupported Media Type: Only 'application/json' is allowed"
 
 
-def test_templates_assets_and_flags(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["directory", "gguf"])
+def test_templates_assets_and_flags(tmp_path: Path, kind: str) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("{{ messages[0].content }}|{{ eos_token }}")
-    assets = load_assets(FrontendConfig(chat_template=str(template)))
+    model = MODEL
+    if kind == "gguf":
+        model = ModelConfig(model=str(tmp_path / "model.gguf"))
+        write_hollow_gguf(Path(model.model))
+    assets = load_assets(FrontendConfig(model=model, chat_template=str(template)))
     assert assets.chat_template is not None
     assert assets.chat_template.render(CHAT["messages"]) == "hi|<|im_end|>"
     assert assets.eos_token_ids == (2,)

@@ -30,9 +30,9 @@ from blink.cli.torch_probe import probe_torch
 from blink.host.isolation import format_cpus
 from blink.kernels.quantized import FP8, QuantizedMatrix, pack
 from blink.models.quantization import FP8_ROWS, Quantization
-from blink.models.weights.files import default_model_path
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.source import read_spec
+from small_tokenizer import write_hollow_gguf
 from tiny_model import write_tiny_model
 
 # Without the limits and, if it had them, without the capabilities (CAP_IPC_LOCK, CAP_SYS_NICE) that its children need.
@@ -119,16 +119,17 @@ def test_taken_port_is_a_warning() -> None:
     assert "in use" in finding.text
 
 
-@pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not in Blink's cache")
-def test_a_model_that_fits_is_described_with_its_bytes() -> None:
-    found = {finding.subject: finding for finding in examine_given_model(str(default_model_path()))}
+def test_a_model_that_fits_is_described_with_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_hollow_gguf(path)
+    found = {finding.subject: finding for finding in examine_given_model(str(path))}
     assert {finding.level for finding in found.values()} == {"ok"}
     assert found["model"].text.startswith("Llama, SmolLM2: 0.13 billion parameters, 30 layers")
     assert found["precision"].text.startswith("stored as Q4_1, computed in ")
     if "stay as they are stored" in found["precision"].text:
-        weights = sum(tensor.num_bytes for tensor in GgufFile(default_model_path()).tensors.values()) / 2**30
+        weights = sum(tensor.num_bytes for tensor in GgufFile(path).tensors.values()) / 2**30
     else:
-        weights = read_spec(default_model_path()).num_parameters * 2 / 2**30
+        weights = read_spec(path).num_parameters * 2 / 2**30
     assert found["weights"].text.startswith(f"{weights:.2f} GiB of ")
     # Tied embeddings are read whole for each token's logits.
     assert f": {weights:.2f} GiB at " in found["speed"].text

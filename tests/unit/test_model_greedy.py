@@ -22,7 +22,7 @@ from model_driver import Driver
 NUM_TOKENS = 16
 RECORDING = Path(__file__).parents[1] / "e2e" / "greedy_tokens.json"
 
-pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not in Blink's cache")
+pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="needs the default model's own weights")
 
 
 @pytest.fixture(scope="module")

@@ -12,24 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blink.api.logprobs import LogprobFormat
-from blink.config import FrontendConfig
-from blink.models.weights.files import default_model_path
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
-from blink.text.assets import load_assets
 from blink.text.generation import Generation, TokenLogprob
 from blink.text.message.formats import CALL_FORMATS, REASONING_FORMATS
 from blink.text.message.parser import MessageForm
 from blink.text.tokenizer import NoTokenizer, Tokenizer
+from small_tokenizer import load_small_assets
 
-pytestmark = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
 EOS = 2
 TEXT = "One fish, two fish, red fish, blue fish. 👩‍👩‍👧 Ünïcode!"
 
 
 @cache
 def tokenizer() -> Tokenizer:
-    return load_assets(FrontendConfig()).tokenizer
+    return load_small_assets().tokenizer
 
 
 def encode(text: str) -> list[int]:

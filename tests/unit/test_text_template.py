@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from blink.errors import BadRequestError, ConfigError
-from blink.models.weights.files import default_model_path
-from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.text.conversation import flatten_messages
 from blink.text.template import ChatTemplate
+from make_tokenizer import FOLDER
 from model_mutations import memory_limit
 
 LLAMA_LIKE = """{{- bos_token }}
@@ -36,10 +36,7 @@ CHATS: list[list[dict[str, Any]]] = [
 
 
 def templates() -> list[str]:
-    found = [LLAMA_LIKE]
-    if default_model_path().is_file():
-        found.append(read_gguf_metadata(default_model_path())["tokenizer.chat_template"])
-    return found
+    return [LLAMA_LIKE, json.loads((FOLDER / "tokenizer_config.json").read_text())["chat_template"]]
 
 
 def render_reference(source: str, messages: list[dict[str, Any]], **options: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,13 @@ from tokenizers import models, pre_tokenizers
 
 from blink.config import FrontendConfig, ModelConfig
 from blink.errors import BadRequestError, ConfigError
-from blink.models.weights.files import default_model_path
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.text.assets import load_assets
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.tokenizer import Tokenizer, load_tokenizer
 from model_mutations import memory_limit
+from small_tokenizer import MISSING, write_hollow_gguf
 
-needs_model = pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded")
-
-# The model's vocabulary has no token for the bytes of these.
-MISSING = "\x04\x06\x13\x14\x16\x1d"
 TEXT = st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"], exclude_characters=MISSING), max_size=60)
 NASTY = [
     "",
@@ -44,21 +39,27 @@ NASTY = [
 ]
 
 
-@cache
-def smollm() -> Tokenizer:
-    return load_assets(FrontendConfig()).tokenizer
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    write_hollow_gguf(path)
+    return path
 
 
-@cache
-def reference() -> Any:
+@pytest.fixture(scope="module")
+def small(file: Path) -> Tokenizer:
+    return load_assets(FrontendConfig(model=ModelConfig(model=str(file)))).tokenizer
+
+
+@pytest.fixture(scope="module")
+def reference(file: Path) -> Any:
     """transformers' tokenizer of the same file, with the pre-tokenizer of the original model.
 
     Its GGUF conversion leaves out that SmolLM2 splits digits off: for " 1 2  3" it merges the spaces differently.
     """
     from transformers import AutoTokenizer
 
-    path = default_model_path()
-    tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -66,47 +67,41 @@ def reference() -> Any:
     return tokenizer
 
 
-@needs_model
 @pytest.mark.parametrize("text", NASTY)
-def test_ids_equal_transformers(text: str) -> None:
-    assert smollm().encode(text, add_special_tokens=True) == reference()(text)["input_ids"]
+def test_ids_equal_transformers(small: Tokenizer, reference: Any, text: str) -> None:
+    assert small.encode(text, add_special_tokens=True) == reference(text)["input_ids"]
 
 
-@needs_model
 @settings(max_examples=300, deadline=None)
-@given(st.text(max_size=60))
-def test_ids_equal_transformers_on_any_text(text: str) -> None:
-    assert smollm().encode(text, add_special_tokens=False) == reference()(text, add_special_tokens=False)["input_ids"]
+@given(text=st.text(max_size=60))
+def test_ids_equal_transformers_on_any_text(small: Tokenizer, reference: Any, text: str) -> None:
+    assert small.encode(text, add_special_tokens=False) == reference(text, add_special_tokens=False)["input_ids"]
 
 
-@needs_model
 @settings(max_examples=300, deadline=None)
-@given(TEXT)
-def test_decoding_gives_the_text_back(text: str) -> None:
-    tokens = smollm().encode(text, add_special_tokens=False)
-    assert smollm().decode(tokens, skip_special_tokens=False) == text
+@given(text=TEXT)
+def test_decoding_gives_the_text_back(small: Tokenizer, text: str) -> None:
+    tokens = small.encode(text, add_special_tokens=False)
+    assert small.decode(tokens, skip_special_tokens=False) == text
 
 
-@needs_model
-def test_special_tokens_are_one_id_and_can_be_skipped() -> None:
-    tokens = smollm().encode("<|im_start|>hi<|im_end|>", add_special_tokens=False)
+def test_special_tokens_are_one_id_and_can_be_skipped(small: Tokenizer) -> None:
+    tokens = small.encode("<|im_start|>hi<|im_end|>", add_special_tokens=False)
     assert tokens[0] == 1
     assert tokens[-1] == 2
-    assert smollm().decode(tokens, skip_special_tokens=True) == "hi"
+    assert small.decode(tokens, skip_special_tokens=True) == "hi"
 
 
-@needs_model
-def test_lone_surrogates_are_a_bad_request() -> None:
+def test_lone_surrogates_are_a_bad_request(small: Tokenizer) -> None:
     with pytest.raises(BadRequestError):
-        smollm().encode("a\ud800b", add_special_tokens=False)
+        small.encode("a\ud800b", add_special_tokens=False)
 
 
-@needs_model
-def test_metadata_equals_the_gguf_package() -> None:
+def test_metadata_equals_the_gguf_package(file: Path) -> None:
     from gguf import GGUFReader
 
-    ours = read_gguf_metadata(default_model_path())
-    fields = GGUFReader(default_model_path()).fields
+    ours = read_gguf_metadata(file)
+    fields = GGUFReader(file).fields
     theirs = {name: fields[name].contents() for name in fields if not name.startswith("GGUF.")}
     assert ours == theirs
 
