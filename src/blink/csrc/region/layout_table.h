@@ -7,6 +7,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "gpu/args.h"
 #include "gpu/program.h"
 #include "scheduler/failure.h"
 #include "scheduler/state.h"
@@ -151,6 +152,9 @@ inline const std::string& layout_text() {
       t.structs<SlotParams, BatchHeader, StepOutput, DecisionLogEntry, GraphCost, Account>();
       t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry>();
       t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs, DeviceProgram>();
+      t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PlacementArgs, RoutingArgs>();
+      t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, ProductArgs, GateArgs, PromptArgs>();
+      t.structs<ConstrainArgs>();
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
