@@ -45,6 +45,14 @@ def _field_type(code: str) -> Any:
     return (base, (int(count),)) if count else base
 
 
+def new_struct(name: str, **values: int) -> npt.NDArray[np.void]:
+    """Return a native struct with these values in its fields and zeros in the others."""
+    made = np.zeros((), struct_dtype(name))
+    for field, value in values.items():
+        made[field] = value
+    return made
+
+
 GEOMETRY = struct_dtype("Geometry")
 STATISTICS = struct_dtype("Statistics")
 HEADER = struct_dtype("Header")
