@@ -14,8 +14,8 @@ template <int kOutputs, int kCluster>
 static void run(const Tensors& tensors, int outputs, int rows, int k) {
   using S = GateShape<64, kOutputs, kCluster>;
   GateArgs args{};
-  args.weight = {tensors.gate_up, {k, long(outputs) * k}, {kOutputs, 2}, outputs};
-  args.x = {tensors.x, {k}, {S::copied_tokens}, rows};
+  args.weight = Boxes{tensors.gate_up, {k, long(outputs) * k}, {kOutputs, 2}, outputs};
+  args.x = Boxes{tensors.x, {k}, {S::copied_tokens}, rows};
   args.out = reinterpret_cast<Bf16*>(tensors.out);
   args.outputs = outputs, args.rows = rows, args.boxes = k / kBoxRow;
   for (int first = 0; first < outputs; first += kOutputs * kCluster) {

@@ -37,7 +37,7 @@ inline void start_copy(void* to, const void* from) {
 inline void wait_for_copies() {}
 
 // Copy a box of some matrices, as many as its second size. Rows behind the last are zeros.
-inline void copy_boxes(void* to, const TensorMap& map, int column, int row, Barrier& barrier, int matrices) {
+inline void copy_boxes(void* to, const Boxes& map, int column, int row, Barrier& barrier, int matrices) {
   for (int i = 0; i < matrices * map.box[0]; i++)
     for (int chunk = 0; chunk < 8; chunk++) {
       const int matrix = i / map.box[0], in_matrix = row + i % map.box[0];
@@ -51,10 +51,10 @@ inline void copy_boxes(void* to, const TensorMap& map, int column, int row, Barr
   change_phase(barrier, 0, -128l * matrices * map.box[0]);
 }
 inline void copy_box(void* to, const TensorMap& map, int column, int row, Barrier& barrier, unsigned long long) {
-  copy_boxes(to, map, column, row, barrier, 1);
+  copy_boxes(to, boxes_of(map), column, row, barrier, 1);
 }
 inline void copy_box_3d(void* to, const TensorMap& map, int column, int row, Barrier& barrier, unsigned long long) {
-  copy_boxes(to, map, column, row, barrier, map.box[1]);
+  copy_boxes(to, boxes_of(map), column, row, barrier, boxes_of(map).box[1]);
 }
 inline void copy_box_to_all(void* to, const TensorMap& map, int column, int row, Barrier& barrier,
                             unsigned short blocks, unsigned long long policy) {

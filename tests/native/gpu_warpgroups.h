@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "gpu/args.h"
 #include "gpu_threads.h"
 
 #define __grid_constant__
@@ -93,14 +94,23 @@ inline void take_registers() {}
 inline unsigned shared_address(const void* p) { return unsigned(static_cast<const char*>(p) - block->shared()); }
 inline char* in_box(unsigned address) { return block->shared() + (address ^ (address >> 7 & 7) << 4); }
 
-struct TensorMap {  // in boxes whose first size is 128 bytes
+struct Boxes {  // what a TensorMap holds here: boxes whose first size is 128 bytes
   const char* base;
   long strides[4];            // elements, of all dimensions but the first
   int box[4];                 // sizes
   int rows = 0, element = 2;  // of matrices; bytes
+
+  operator TensorMap() const {
+    static_assert(sizeof(Boxes) <= sizeof(TensorMap));
+    TensorMap map{};
+    std::memcpy(&map, this, sizeof(Boxes));
+    return map;
+  }
 };
+inline const Boxes& boxes_of(const TensorMap& map) { return reinterpret_cast<const Boxes&>(map); }
 inline void prefetch_map(const TensorMap&) {}
-inline void copy_box_5d(void* to, const TensorMap& map, int third, int fourth, int fifth, Barrier& barrier) {
+inline void copy_box_5d(void* to, const TensorMap& described, int third, int fourth, int fifth, Barrier& barrier) {
+  const Boxes& map = boxes_of(described);
   const int first[4] = {0, third, fourth, fifth}, rows = map.box[0] * map.box[1] * map.box[2] * map.box[3];
   for (int row = 0; row < rows; row++) {
     long at = 0;

@@ -16,9 +16,9 @@ static void run(const Tensors& tensors, int n, int rows, int k) {
   using S = ProductShape<kTokens, kSplit, kGated>;
   ProductArgs args{};
   args.n = kGated ? n / 2 : n, args.rows = rows, args.units = k / kUnit<Format::kInt4>;
-  args.weight = {tensors.weight, {k / 2}, {kTileRows}, n, 1};
-  if (kGated) args.weight = {tensors.weight, {k / 2, args.n * (k / 2l)}, {8, 2}, args.n, 1};
-  args.x = {tensors.x, {k}, {kTokens}, rows, 2};
+  args.weight = Boxes{tensors.weight, {k / 2}, {kTileRows}, n, 1};
+  if (kGated) args.weight = Boxes{tensors.weight, {k / 2, args.n * (k / 2l)}, {8, 2}, args.n, 1};
+  args.x = Boxes{tensors.x, {k}, {kTokens}, rows, 2};
   args.words = reinterpret_cast<const uint2*>(tensors.words), args.out = reinterpret_cast<Bf16*>(tensors.out);
   const unsigned tiles = (n + kTileRows - 1) / kTileRows;
   gridDim = {tiles * kSplit, unsigned((rows + kTokens - 1) / kTokens)};

@@ -16,7 +16,7 @@ template <int kGroup, int kKvHeads, int kBlockSize>
 static void run(const Tensors& tensors, int num_blocks, int table_stride, int items, float scale) {
   constexpr long token = kKvHeads * kHeadDim;
   PromptArgs args{};
-  args.cells = {tensors.cache, {token, 64, 8 * token, num_blocks * kBlockSize * token}, {8, 2, kBlockSize / 8, 1}};
+  args.cells = Boxes{tensors.cache, {token, 64, 8 * token, num_blocks * kBlockSize * token}, {8, 2, kBlockSize / 8, 1}};
   args.query = reinterpret_cast<const Bf16*>(tensors.query), args.out = reinterpret_cast<Bf16*>(tensors.out);
   args.block_tables = tensors.block_tables, args.table_stride = table_stride, args.items = tensors.items;
   args.counters = tensors.counters, args.partials = tensors.partials, args.lses = tensors.lses, args.scale = scale;

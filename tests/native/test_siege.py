@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 
 from blink.engine.state import HostState
-from blink.kernels.cpu.constraint import ConstrainedRow
-from blink.region.layout import BATCH_HEADER, CONSTANTS, SLOT_PARAMS, STEP_OUTPUT, StepResult
+from blink.region.layout import BATCH_HEADER, CONSTANTS, SLOT_PARAMS, STEP_OUTPUT, StepResult, new_struct
 from blink.region.native import lib
 from siege import MAX_MODEL_LEN, VOCAB_BYTES, VOCAB_SIZE, besiege, make_region, next_token, place_weights
 
@@ -76,24 +74,24 @@ class HostMachine:
             if not index:
                 continue
             context = int(self._lens[row])
-            entry = ConstrainedRow(
-                automata[index - 1].ctypes.data,
-                places[slot].ctypes.data,
-                lists[slot].ctypes.data,
-                starts.ctypes.data,
-                text.ctypes.data,
-                stops.ctypes.data,
-                0,
-                VOCAB_SIZE,
-                max(context - int(params[slot]["num_prompt_tokens"]), 0),
-                int(self._tokens[slot, context - 1]),
+            entry = new_struct(
+                "ConstrainedRow",
+                automaton=automata[index - 1].ctypes.data,
+                places=places[slot].ctypes.data,
+                lists=lists[slot].ctypes.data,
+                token_starts=starts.ctypes.data,
+                token_text=text.ctypes.data,
+                stop_tokens=stops.ctypes.data,
+                vocab_size=VOCAB_SIZE,
+                num_generated=max(context - int(params[slot]["num_prompt_tokens"]), 0),
+                last_token=int(self._tokens[slot, context - 1]),
             )
-            number = lib.blink_list_allowed(ctypes.addressof(entry))
+            number = lib.blink_list_allowed(entry.ctypes.data)
             allowed = lists[slot, number - 1] if number else np.zeros(1, np.uint32)
             listed = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little"))
             self.num_walks += 1
             self.num_dead_ends += not len(listed)
-            nothing = CONSTANTS["text_end" if entry.may_end else "no_token"]
+            nothing = CONSTANTS["text_end" if entry["may_end"] else "no_token"]
             self._sampled[row] = listed[self._sampled[row] % len(listed)] if len(listed) else nothing
 
 

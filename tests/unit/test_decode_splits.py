@@ -239,7 +239,7 @@ def test_kernels_are_compiled_ahead_without_being_launched(monkeypatch: pytest.M
 
     def run() -> None:
         for name in ("first", "second", "first"):
-            launch.launch(launch.compile_kernel(name, "a.cu"), (1, 1), 32, gemm._EmbedArguments())
+            launch.launch(launch.compile_kernel(name, "a.cu"), (1, 1), 32, b"")
 
     launch.compile_ahead(run)
     assert sorted(compiled) == [("first", "a.cu"), ("second", "a.cu")]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from delta_rule.reference import Cache, Parameters, Projections, Rows
 
 _SOURCE = str(Path(__file__).with_suffix(".cu"))
@@ -46,8 +46,8 @@ def decode(x: Projections, cache: Cache, rows: Rows, parameters: Parameters, spl
     assert x.z.stride(0) % 4 == 0 and all(part.dtype == torch.bfloat16 and part.stride(1) == 1 for part in x)
     out = torch.empty(tokens, v_heads * v_dim, dtype=torch.bfloat16, device=x.qkv.device)
     tensors = (*x, *parameters[:4], rows.slots, rows.positions, *cache, out)
-    values = (*map(address, tensors), *(part.stride(0) for part in x), parameters.eps)
+    values = (*(tensor.data_ptr() for tensor in tensors), *(part.stride(0) for part in x), parameters.eps)
     sizes = (parameters.k_heads, v_heads, k_dim, v_dim, *split)
     kernel = compile_kernel(f"blink::delta_decode<{', '.join(map(str, sizes))}>", _SOURCE)
-    launch(kernel, (v_heads, tokens), split.threads, _Arguments(*values))
+    launch(kernel, (v_heads, tokens), split.threads, bytes(_Arguments(*values)))
     return out

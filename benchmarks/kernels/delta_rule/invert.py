@@ -32,7 +32,7 @@ def invert(below: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 
     out = torch.empty_like(below, dtype=dtype)
     matrices = below.numel() // _SIZE**2
-    arguments = _Arguments(below.data_ptr(), factor.data_ptr(), out.data_ptr(), matrices)
+    arguments = bytes(_Arguments(below.data_ptr(), factor.data_ptr(), out.data_ptr(), matrices))
     threads = _MATRICES * _SIZE
     launch(compile_kernel(f"blink::invert<{threads}>", _SOURCE), (-(-matrices // _MATRICES), 1), threads, arguments)
     return out

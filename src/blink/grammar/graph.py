@@ -35,7 +35,7 @@ def build_automaton(root: Expression, rules: Mapping[str, Expression]) -> bytes:
         builder.finish()
         conflicts = ctypes.create_string_buffer(len(builder.table) // 4)
         out = ctypes.create_string_buffer(CONSTANTS["max_automaton_bytes"])
-        size: int = lib.blink_automaton_build(ctypes.byref(builder.graph()), out, conflicts)
+        size: int = lib.blink_automaton_build(builder.graph(), out, conflicts)
         if size >= 0:
             return out.raw[:size]
         if size == _TOO_LARGE:
@@ -60,7 +60,7 @@ def build_language(expression: Expression) -> Language:
     builder = GraphBuilder({}, set(), of_bytes=False)
     builder.add_rule("", expression, is_greedy=False)
     builder.finish()
-    return take_built(lambda: lib.blink_language_build(ctypes.byref(builder.graph())))
+    return take_built(lambda: lib.blink_language_build(builder.graph()))
 
 
 def _called_once(root: Expression, rules: Mapping[str, Expression]) -> set[object]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -30,7 +29,7 @@ from blink.grammar.expression import (
     Until,
 )
 from blink.grammar.utf8 import byte_sequences
-from blink.region.layout import CONSTANTS
+from blink.region.layout import CONSTANTS, StructPacker, struct_dtype
 
 _EMPTY, _RULE = 0x110000, 0x110001  # csrc/automaton/machine.h
 _MAX_EDGES = 1_000_000
@@ -39,16 +38,7 @@ _MAX_COUNTED = 10_000
 _MAX_DEPTH = 200
 _BLOCKS = (48, 8)  # of a longer repetition, this many are a rule of their own
 _SPECIAL = CONSTANTS["special_token_byte"]
-
-
-class Graph(ctypes.Structure):  # csrc/automaton/build.h
-    _fields_ = [
-        ("edges", ctypes.c_void_p),
-        ("num_edges", ctypes.c_uint32),
-        ("num_nodes", ctypes.c_uint32),
-        ("rules", ctypes.c_void_p),
-        ("num_rules", ctypes.c_uint32),
-    ]
+_GRAPH = StructPacker(struct_dtype("Graph"))
 
 
 class GraphBuilder:
@@ -66,10 +56,11 @@ class GraphBuilder:
         self._left: list[tuple[object, Expression, int, int]] = []
         self._depth = 0
 
-    def graph(self) -> Graph:
-        """Return what the library reads; valid as long as this object does not change."""
-        edges, table = self.edges, self.table
-        return Graph(edges.buffer_info()[0], len(edges) // 4, self.num_nodes, table.buffer_info()[0], len(table) // 4)
+    def graph(self) -> bytes:
+        """Return what the library reads, a Graph; valid as long as this object does not change."""
+        (edges, num_edges), (rules, num_rules) = self.edges.buffer_info(), self.table.buffer_info()
+        sizes = {"num_edges": num_edges // 4, "num_nodes": self.num_nodes, "num_rules": num_rules // 4}
+        return _GRAPH.pack({"edges": edges, "rules": rules, **sizes})
 
     def names(self) -> Iterable[object]:
         """Return the rules' names, by number."""

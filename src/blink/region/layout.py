@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import EnumMeta, IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +18,7 @@ from blink.region.constants import TABLE, split_words
 from blink.region.native import lib
 
 _E = TypeVar("_E")
+Fields = dict[str, tuple[np.dtype[Any], int]]
 
 DIGEST: int = lib.blink_layout_digest()
 
@@ -44,6 +45,14 @@ def _field_type(code: str) -> Any:
     return (base, (int(count),)) if count else base
 
 
+def new_struct(name: str, **values: int) -> npt.NDArray[np.void]:
+    """Return a native struct with these values in its fields and zeros in the others."""
+    made = np.zeros((), struct_dtype(name))
+    for field, value in values.items():
+        made[field] = value
+    return made
+
+
 GEOMETRY = struct_dtype("Geometry")
 STATISTICS = struct_dtype("Statistics")
 HEADER = struct_dtype("Header")
@@ -68,10 +77,15 @@ STEP_GRAPHS = struct_dtype("StepGraphs")
 DEVICE_PROGRAM = struct_dtype("DeviceProgram")
 
 
-def flat_fields(dtype: np.dtype[Any]) -> dict[str, tuple[np.dtype[Any], int]]:
+def own_fields(dtype: np.dtype[Any]) -> Fields:
+    """Return type and offset of each field of a struct; one that is a struct stays whole."""
+    return {name: (field, offset) for name, (field, offset, *_) in (dtype.fields or {}).items()}
+
+
+def flat_fields(dtype: np.dtype[Any]) -> Fields:
     """Return type and offset of each field of a struct, those of nested structs under their own names."""
-    found: dict[str, tuple[np.dtype[Any], int]] = {}
-    for name, (field, offset, *_) in (dtype.fields or {}).items():
+    found: Fields = {}
+    for name, (field, offset) in own_fields(dtype).items():
         inner = {key: (kind, offset + start) for key, (kind, start) in flat_fields(field).items()}
         found |= inner or {name: (field, offset)}
     return found
@@ -84,14 +98,18 @@ def field_offset(dtype: np.dtype[Any], name: str) -> int:
 
 
 class StructPacker:
-    """Make the bytes of one struct from the values of its flat fields, without numpy's cost for single values."""
+    """Make the bytes of one struct from the values of its fields, without numpy's cost for single values.
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._names = [*flat_fields(dtype)]
-        self._struct = _native_struct(dtype, self._names)
+    list_fields: whether these are the flat ones or its own.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], list_fields: Callable[[np.dtype[Any]], Fields] = flat_fields) -> None:
+        fields = list_fields(dtype)
+        self._names = [*fields]
+        self._struct = _native_struct(dtype, fields)
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
-        """Return the bytes; an array's value is its own bytes, or the first of them."""
+        """Return the bytes; an array's or a struct's value is its own bytes, or the first of them."""
         return self._struct.pack(*[values[name] for name in self._names])
 
 
@@ -99,25 +117,25 @@ class StructReader:
     """Take some flat fields, named in the order of their places, out of structs that follow each other."""
 
     def __init__(self, dtype: np.dtype[Any], names: Sequence[str]) -> None:
-        self._struct = _native_struct(dtype, names)
+        fields = flat_fields(dtype)
+        self._struct = _native_struct(dtype, {name: fields[name] for name in names})
 
     def read(self, structs: npt.NDArray[np.void]) -> Iterator[tuple[Any, ...]]:
         """Return the values of each struct."""
         return self._struct.iter_unpack(structs.data)
 
 
-def _native_struct(dtype: np.dtype[Any], names: Sequence[str]) -> struct.Struct:
-    """Return what packs the fields of these names; the other bytes are padding."""
-    fields, parts, end = flat_fields(dtype), ["<"], 0
-    for name in names:
-        kind, start = fields[name]
+def _native_struct(dtype: np.dtype[Any], fields: Fields) -> struct.Struct:
+    """Return what packs these fields; the other bytes are padding."""
+    parts, end = ["<"], 0
+    for kind, start in fields.values():
         parts.append(f"{start - end}x")
-        parts.append(f"{kind.itemsize}s" if kind.shape else _PACKED[kind.str])
+        parts.append(_PACKED.get(kind.str) or f"{kind.itemsize}s")
         end = start + kind.itemsize
     return struct.Struct("".join(parts) + f"{dtype.itemsize - end}x")
 
 
-_PACKED = {"<u4": "I", "<i4": "i", "<u8": "Q", "<f4": "f", "|u1": "B"}
+_PACKED = {"<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q", "<f4": "f", "|u1": "B"}
 
 
 def _completion() -> np.dtype[Any]:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "region/automaton.h"
+#include "region/fields.h"
 
 namespace blink {
 
@@ -30,10 +31,12 @@ struct GraphRule {
 constexpr uint32_t kItem = 1, kFirstItem = 2, kSeparator = 3;  // the last: another item follows
 
 struct Graph {
-  const GraphEdge* edges;
-  uint32_t num_edges, num_nodes;
-  const GraphRule* rules;
-  uint32_t num_rules;
+  FIELDS_OF(Graph);
+  FIELD(const GraphEdge*, edges);
+  FIELD(uint32_t, num_edges);
+  FIELD(uint32_t, num_nodes);
+  FIELD(const GraphRule*, rules);
+  FIELD(uint32_t, num_rules);
 };
 
 enum class BuildError : int32_t { kTooLarge = -1, kEmpty = -2, kAmbiguous = -3 };

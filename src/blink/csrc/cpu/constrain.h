@@ -6,20 +6,24 @@
 #include <cstring>
 
 #include "automaton/walk.h"
+#include "region/fields.h"
 
 namespace blink {
 
 // One row's slot and where its tables are.
 struct ConstrainedRow {
-  const uint8_t* automaton;
-  AutomatonPlace* places;  // two
-  uint32_t* lists;         // two
-  const uint32_t* token_starts;
-  const uint8_t* token_text;
-  const int32_t* stop_tokens;
-  uint32_t num_stop_tokens, vocab_size, num_generated;
-  int32_t last_token;
-  uint32_t may_end;  // result: whether the text may
+  FIELDS_OF(ConstrainedRow);
+  FIELD(const uint8_t*, automaton);
+  FIELD(AutomatonPlace*, places);  // two
+  FIELD(uint32_t*, lists);         // two
+  FIELD(const uint32_t*, token_starts);
+  FIELD(const uint8_t*, token_text);
+  FIELD(const int32_t*, stop_tokens);
+  FIELD(uint32_t, num_stop_tokens);
+  FIELD(uint32_t, vocab_size);
+  FIELD(uint32_t, num_generated);
+  FIELD(int32_t, last_token);
+  FIELD(uint32_t, may_end);  // result: whether the text may
 };
 
 template <Items kItems>

@@ -2,18 +2,20 @@
 // How much a JSON text holds, before it becomes objects of Python, which are many times larger.
 #pragma once
 
-#include <cstdint>
 #include <cstring>
+
+#include "region/fields.h"
 
 namespace blink {
 
 struct JsonWeight {
-  uint64_t containers;  // arrays and objects
-  uint64_t items;       // their members, at most one too few for each container
-  uint64_t text_bytes;  // of all strings, as they are written, and some for each to be one
-  uint64_t depth;       // containers around the innermost one, itself included
-  uint64_t name_begin;  // of the outermost object's member that is so deep, within its quotes
-  uint64_t name_bytes;
+  FIELDS_OF(JsonWeight);
+  FIELD(uint64_t, containers);  // arrays and objects
+  FIELD(uint64_t, items);       // their members, at most one too few for each container
+  FIELD(uint64_t, text_bytes);  // of all strings, as they are written, and some for each to be one
+  FIELD(uint64_t, depth);       // containers around the innermost one, itself included
+  FIELD(uint64_t, name_begin);  // of the outermost object's member that is so deep, within its quotes
+  FIELD(uint64_t, name_bytes);
 };
 constexpr uint64_t kStringBytes = 16;
 

@@ -3,6 +3,7 @@
 // lists, for rows that have come to another place by that, what may follow there: a walk over the bytes of every token
 // of the vocabulary. Lists stay with their slots, for inside of a string most tokens leave a text where it is.
 #include "automaton/walk.h"
+#include "gpu/args.h"
 #include "scheduler/state.h"
 
 namespace blink {
@@ -10,25 +11,6 @@ namespace blink {
 constexpr uint32_t kListThreads = 512, kWarp = 32;
 constexpr uint32_t kListBlocksOfSm = 3;
 constexpr int32_t kNoIndex = -1;
-
-struct ConstrainArgs {
-  const BatchHeader* header;
-  const int32_t* row_slots;
-  const int32_t* context_lens;
-  const SlotParams* params;
-  const int32_t* tokens;
-  const int32_t* stop_tokens;
-  const uint8_t* automata;
-  AutomatonPlace* places;
-  const uint32_t* token_starts;
-  const uint8_t* token_text;
-  uint32_t* bits;       // [slots * 2, words]
-  int32_t* lists;       // [rows], the row's list in `bits`; kNoIndex: nothing is allowed, or all
-  int32_t* may_end;     // [rows]
-  int32_t* new_places;  // [rows], index in `places` of what the row's list is to be made for; kNoIndex: it is made
-  uint32_t max_model_len, vocab_size, words;
-  uint32_t shared_bytes;  // of dynamic shared memory in a block of list_allowed_tokens()
-};
 
 // What was read or written before by other kernels is free from here on.
 __device__ inline void wait_for_others() {

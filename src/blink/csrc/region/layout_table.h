@@ -7,6 +7,10 @@
 #include <string_view>
 #include <type_traits>
 
+#include "automaton/machine.h"
+#include "cpu/constrain.h"
+#include "cpu/json_weight.h"
+#include "gpu/args.h"
 #include "gpu/program.h"
 #include "scheduler/failure.h"
 #include "scheduler/state.h"
@@ -151,6 +155,9 @@ inline const std::string& layout_text() {
       t.structs<SlotParams, BatchHeader, StepOutput, DecisionLogEntry, GraphCost, Account>();
       t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry>();
       t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs, DeviceProgram>();
+      t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PlacementArgs, RoutingArgs>();
+      t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, ProductArgs, GateArgs, PromptArgs>();
+      t.structs<ConstrainArgs, ConstrainedRow, Graph, JsonWeight>();
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();

@@ -3,31 +3,12 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from blink.kernels.batch import LISTS_OF_SLOT, Batch, Param
+from blink.region.layout import new_struct
 from blink.region.native import lib
-
-
-class ConstrainedRow(ctypes.Structure):
-    """Where one row's tables are (csrc/cpu/constrain.h)."""
-
-    _fields_ = [
-        ("automaton", ctypes.c_void_p),
-        ("places", ctypes.c_void_p),
-        ("lists", ctypes.c_void_p),
-        ("token_starts", ctypes.c_void_p),
-        ("token_text", ctypes.c_void_p),
-        ("stop_tokens", ctypes.c_void_p),
-        ("num_stop_tokens", ctypes.c_uint32),
-        ("vocab_size", ctypes.c_uint32),
-        ("num_generated", ctypes.c_uint32),
-        ("last_token", ctypes.c_int32),
-        ("may_end", ctypes.c_uint32),
-    ]
 
 
 def list_allowed(batch: Batch, slot: int, context_len: int) -> tuple[Tensor | None, bool]:
@@ -36,21 +17,22 @@ def list_allowed(batch: Batch, slot: int, context_len: int) -> tuple[Tensor | No
     The tokens are one of the slot's lists, int32 [ceil(vocab / 32)]; None: none may. The slot has an automaton.
     """
     words = batch.params[slot].tolist()
-    row = ConstrainedRow(
-        batch.automata[words[Param.AUTOMATON] - 1].data_ptr(),
-        batch.automaton_places[slot].data_ptr(),
-        batch.allowed_lists[slot].data_ptr(),
-        batch.token_starts.data_ptr(),
-        batch.token_text.data_ptr(),
-        batch.stop_tokens[slot].data_ptr(),
-        words[Param.NUM_STOP_TOKENS],
-        batch.token_starts.shape[0] - 1,
-        max(context_len - words[Param.NUM_PROMPT_TOKENS], 0),
-        int(batch.tokens[slot, context_len - 1]),
+    row = new_struct(
+        "ConstrainedRow",
+        automaton=batch.automata[words[Param.AUTOMATON] - 1].data_ptr(),
+        places=batch.automaton_places[slot].data_ptr(),
+        lists=batch.allowed_lists[slot].data_ptr(),
+        token_starts=batch.token_starts.data_ptr(),
+        token_text=batch.token_text.data_ptr(),
+        stop_tokens=batch.stop_tokens[slot].data_ptr(),
+        num_stop_tokens=words[Param.NUM_STOP_TOKENS],
+        vocab_size=batch.token_starts.shape[0] - 1,
+        num_generated=max(context_len - words[Param.NUM_PROMPT_TOKENS], 0),
+        last_token=int(batch.tokens[slot, context_len - 1]),
     )
-    found = lib.blink_list_allowed(ctypes.addressof(row))
+    found = lib.blink_list_allowed(row.ctypes.data)
     lists = batch.allowed_lists[slot].view(LISTS_OF_SLOT, -1)
-    return (lists[found - 1] if found else None), bool(row.may_end)
+    return (lists[found - 1] if found else None), bool(row["may_end"])
 
 
 def constrain(logits: Tensor, batch: Batch, slot: int, context_len: int) -> bool:

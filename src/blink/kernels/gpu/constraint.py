@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from blink.kernels.batch import LISTS_OF_SLOT, Batch, Header, Param
 from blink.kernels.cpu.constraint import list_allowed
+from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.launch import can_launch, compile_kernel, launch
 
 SOURCE = "constrain.cu"
@@ -29,29 +29,6 @@ class Allowed(NamedTuple):
     may_end: Tensor  # int32 [rows]; whether the text may end here, 0 for unconstrained rows
 
 
-class _Arguments(ctypes.Structure):  # csrc/gpu/constrain.cu's ConstrainArgs
-    _fields_ = [
-        ("header", ctypes.c_void_p),
-        ("row_slots", ctypes.c_void_p),
-        ("context_lens", ctypes.c_void_p),
-        ("params", ctypes.c_void_p),
-        ("tokens", ctypes.c_void_p),
-        ("stop_tokens", ctypes.c_void_p),
-        ("automata", ctypes.c_void_p),
-        ("places", ctypes.c_void_p),
-        ("token_starts", ctypes.c_void_p),
-        ("token_text", ctypes.c_void_p),
-        ("bits", ctypes.c_void_p),
-        ("lists", ctypes.c_void_p),
-        ("may_end", ctypes.c_void_p),
-        ("new_places", ctypes.c_void_p),
-        ("max_model_len", ctypes.c_uint32),
-        ("vocab_size", ctypes.c_uint32),
-        ("words", ctypes.c_uint32),
-        ("shared_bytes", ctypes.c_uint32),
-    ]
-
-
 def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     """Return what the rows may sample; the rows' slots move on by their last tokens."""
     words, (num_slots, list_words) = -(-vocab_size // 32), batch.allowed_lists.shape
@@ -63,14 +40,26 @@ def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     if device.type != "cuda":  # Triton's interpreter
         _find_on_host(allowed, batch, num_rows)
         return allowed
-    arguments = _Arguments(
-        *(tensor.data_ptr() for tensor in (batch.header, batch.row_slots, batch.context_lens, batch.params)),
-        *(tensor.data_ptr() for tensor in (batch.tokens, batch.stop_tokens, batch.automata, batch.automaton_places)),
-        *(tensor.data_ptr() for tensor in (batch.token_starts, batch.token_text, *allowed, new_places)),
-        batch.tokens.stride(0),
-        min(vocab_size, batch.token_starts.shape[0] - 1),
-        words,
-        _SHARED_BYTES,
+    arguments = args(
+        "ConstrainArgs",
+        header=batch.header,
+        row_slots=batch.row_slots,
+        context_lens=batch.context_lens,
+        params=batch.params,
+        tokens=batch.tokens,
+        stop_tokens=batch.stop_tokens,
+        automata=batch.automata,
+        places=batch.automaton_places,
+        token_starts=batch.token_starts,
+        token_text=batch.token_text,
+        bits=bits,
+        lists=lists,
+        may_end=may_end,
+        new_places=new_places,
+        max_model_len=batch.tokens.stride(0),
+        vocab_size=min(vocab_size, batch.token_starts.shape[0] - 1),
+        words=words,
+        shared_bytes=_SHARED_BYTES,
     )
     row_blocks = min(max(_MAX_BLOCKS // num_rows, _MIN_ROW_BLOCKS), _MAX_ROW_BLOCKS)
     find, list_tokens = compile_kernel(FIND_PLACES, SOURCE), compile_kernel(LIST_TOKENS, SOURCE)

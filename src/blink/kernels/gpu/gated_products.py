@@ -4,7 +4,6 @@ faster than cuBLAS and the activation behind it."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 from collections.abc import Callable
@@ -15,8 +14,9 @@ from torch import Tensor
 
 from blink.kernels.gpu import choices, products
 from blink.kernels.gpu.activation import activate
+from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, is_compiling_ahead, launch
-from blink.kernels.gpu.decode.tensor_map import BOX_ROW, TensorMap, encode_matrix, encode_planes
+from blink.kernels.gpu.decode.tensor_map import BOX_ROW, encode_matrix, encode_planes
 
 MAX_ROWS = 256
 _MIN_ROWS = 65
@@ -38,17 +38,6 @@ class Split(NamedTuple):
 
 # Each is the fastest for some shape.
 SPLITS = (Split(64, 1), Split(64, 4), Split(128, 4))
-
-
-class _Arguments(ctypes.Structure):  # gates.cu's GateArgs
-    _fields_ = [
-        ("weight", TensorMap),
-        ("x", TensorMap),
-        ("out", ctypes.c_void_p),
-        ("outputs", ctypes.c_int),
-        ("rows", ctypes.c_int),
-        ("boxes", ctypes.c_int),
-    ]
 
 
 def multiply(x: Tensor, gate_up: Tensor) -> Tensor:
@@ -84,13 +73,14 @@ def multiply_split(x: Tensor, gate_up: Tensor, split: Split) -> Tensor:
     assert can_multiply(x, gate_up)
     tokens = next(count for count in _TOKENS if rows <= count)
     out = x.new_empty(rows, outputs)
-    arguments = _Arguments(
-        encode_planes(gate_up.view(2, outputs, k), split.outputs),
-        encode_matrix(x, tokens // split.cluster),
-        out.data_ptr(),
-        outputs,
-        rows,
-        k // BOX_ROW,
+    arguments = args(
+        "GateArgs",
+        weight=encode_planes(gate_up.view(2, outputs, k), split.outputs),
+        x=encode_matrix(x, tokens // split.cluster),
+        out=out,
+        outputs=outputs,
+        rows=rows,
+        boxes=k // BOX_ROW,
     )
     launch(
         compile_kernel(f"blink::gate_prompts<{tokens}, {split.outputs}, {split.cluster}>", _SOURCE),

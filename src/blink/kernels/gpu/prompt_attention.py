@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 
 import torch
 from torch import Tensor
 
+from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.attention_work import Tile, WorkList
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
-from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_token_groups
+from blink.kernels.gpu.decode.tensor_map import encode_token_groups
 from blink.kernels.operands import AttentionOptions
 
 _SOURCE = "prompts/attention.cu"
@@ -22,21 +22,6 @@ TILE = Tile(
     block_m=128, block_n=_KEYS, combined_pairs=16, min_chunk=512, num_programs=131, num_warps=12, num_stages=2,
     by_warpgroups=True,
 )  # fmt: skip
-
-
-class _Arguments(ctypes.Structure):  # tiles.cuh's PromptArgs
-    _fields_ = [
-        ("cells", TensorMap),
-        ("query", ctypes.c_void_p),
-        ("block_tables", ctypes.c_void_p),
-        ("items", ctypes.c_void_p),
-        ("counters", ctypes.c_void_p),
-        ("partials", ctypes.c_void_p),
-        ("lses", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("scale", ctypes.c_float),
-        ("table_stride", ctypes.c_int),
-    ]
 
 
 def can_attend_prompts(kv_cache: Tensor, group: int, dtype: torch.dtype) -> bool:
@@ -62,17 +47,18 @@ def attend_prompts(
     block_size, kv_heads, _ = kv_cache.shape[2:]
     group = num_heads // kv_heads
     assert can_attend_prompts(kv_cache, group, query.dtype) and options.is_plain
-    arguments = _Arguments(
-        encode_token_groups(kv_cache),
-        query.data_ptr(),
-        block_tables.data_ptr(),
-        work.items.data_ptr(),
-        work.counters.data_ptr(),
-        work.partials.data_ptr(),
-        work.lses.data_ptr(),
-        result.data_ptr(),
-        options.scale_for(head_dim) * math.log2(math.e),
-        block_tables.stride(0),
+    arguments = args(
+        "PromptArgs",
+        cells=encode_token_groups(kv_cache),
+        query=query,
+        block_tables=block_tables,
+        items=work.items,
+        counters=work.counters,
+        partials=work.partials,
+        lses=work.lses,
+        out=result,
+        scale=options.scale_for(head_dim) * math.log2(math.e),
+        table_stride=block_tables.stride(0),
     )
     launch(
         compile_kernel(f"blink::attend_prompts<{group}, {kv_heads}, {block_size}>", _SOURCE),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import math
@@ -12,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import count_free_processors
-from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
+from blink.kernels.gpu.decode.tensor_map import encode_bytes, encode_matrix, encode_planes
 from blink.kernels.quantized import Format, PackedWeight
 
 _SOURCE = "prompts/products.cu"
@@ -34,18 +34,6 @@ class Split(NamedTuple):
 # Those that are the fastest somewhere; the kernel takes others, too.
 SPLITS = tuple(itertools.starmap(Split, itertools.product((128, 160, 192, 224, 256), (1, 2))))
 _BESIDE = 96  # tokens that are multiplied while a block does all that their number does not change
-
-
-class _Arguments(ctypes.Structure):  # products.cu's ProductArgs
-    _fields_ = [
-        ("weight", TensorMap),
-        ("x", TensorMap),
-        ("words", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("n", ctypes.c_int),
-        ("rows", ctypes.c_int),
-        ("units", ctypes.c_int),
-    ]
 
 
 def can_multiply(weight: PackedWeight, *, gated: bool = False) -> bool:
@@ -80,14 +68,15 @@ def launch_product(x: Tensor, weight: PackedWeight, out: Tensor, split: Split, *
     (rows, k), n = x.shape, weight.shape[0]
     assert can_multiply(weight, gated=gated) and x.is_contiguous() and out.is_contiguous() and weight.groups is not None
     halves = weight.values.view(2, n // 2, -1) if gated else None
-    arguments = _Arguments(
-        encode_bytes(weight.values, _TILE_ROWS) if halves is None else encode_planes(halves, _ALIGNED),
-        encode_matrix(x, split.tokens),
-        weight.groups.data_ptr(),
-        out.data_ptr(),
-        out.shape[1],
-        rows,
-        k // Format.INT4.unit,
+    arguments = args(
+        "ProductArgs",
+        weight=encode_bytes(weight.values, _TILE_ROWS) if halves is None else encode_planes(halves, _ALIGNED),
+        x=encode_matrix(x, split.tokens),
+        words=weight.groups,
+        out=out,
+        n=out.shape[1],
+        rows=rows,
+        units=k // Format.INT4.unit,
     )
     launch(
         compile_kernel(f"blink::multiply_prompts<{split.tokens}, {split.cluster}, {str(gated).lower()}>", _SOURCE),

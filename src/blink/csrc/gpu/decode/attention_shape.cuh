@@ -1,31 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of decoding rows' attention share: arguments, sizes, shared memory, and where a warp works.
+// What the parts of decoding rows' attention share: sizes, shared memory, and where a warp works.
 #pragma once
 
+#include "gpu/args.h"
 #include "quantized.cuh"
 #include "tensor_copy.cuh"
 
 namespace blink {
-
-struct AttentionArgs {
-  TensorMap cells;  // the cache as [2, kv_heads, parts of a head, blocks * block_size, box_row]
-  const Bf16* qkv;  // [rows, (kGroup + 2) * kv_heads * head_dim]
-  void* cache;      // [2, blocks, block_size, kv_heads, head_dim], bf16 or e4m3
-  long values;      // elements from keys to values
-  const int* block_tables;
-  const int* row_slots;     // [rows]
-  const int* context_lens;  // [rows]; with the new token, 0 for padding
-  const int* positions;     // [rows]
-  const int* kv_slots;      // [rows]; where the new key and value go, -1: nowhere
-  const float* rotary;      // [positions, kRotaryDim], cosines before sines
-  const Bf16* query_norm;   // [head_dim], with kNorm
-  const Bf16* key_norm;
-  Bf16* out;  // [rows, kGroup * kv_heads * head_dim]; with kWrites planes
-  float eps;
-  float scale;                              // of the scores, for powers of 2
-  float key_rate, value_rate, value_scale;  // of FP8: what keys and values are multiplied by, and values once more
-  int table_stride;
-};
 
 // An element of the cache.
 template <bool kFp8>

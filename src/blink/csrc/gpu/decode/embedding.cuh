@@ -2,19 +2,10 @@
 // The first residual of a step, with what the first layer's norm needs.
 #pragma once
 
+#include "gpu/args.h"
 #include "planes.cuh"
 
 namespace blink {
-
-struct EmbedArgs {
-  const int* ids;         // [rows]
-  const Bf16* embedding;  // [vocab, hidden]
-  const Bf16* norm;       // [hidden]
-  Bf16* residual;         // [rows, hidden]
-  Bf16* next_x;           // [rows, hidden]: residual * norm; with kWrites planes
-  float* next_squares;    // [1, tokens]
-  int hidden;
-};
 
 constexpr int kEmbedThreads = 256;
 

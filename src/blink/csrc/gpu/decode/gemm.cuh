@@ -5,19 +5,11 @@
 // norm's weight, and its squares; the product scales its sums by the rate.
 #pragma once
 
+#include "gpu/args.h"
 #include "output.cuh"
 #include "wgmma.cuh"
 
 namespace blink {
-
-struct GemmArgs {
-  TensorMap weight;  // [n, k]; kGate: [2 * n, k], gates first
-  TensorMap x;       // [rows, k]
-  OutputArgs output;
-  int stages;              // of all of k
-  int num_groups;          // of a row of a quantized weight; gemm_planes.cuh
-  const unsigned* groups;  // [weight rows, num_groups]
-};
 
 // Sizes. kGroups warpgroups take 64 weight rows each; kCluster blocks share k; a stage holds kStageK of it. What is
 // written may be planes, kWrites.

@@ -5,21 +5,10 @@
 // part of it.
 #pragma once
 
+#include "gpu/args.h"
 #include "ptx.cuh"
 
 namespace blink {
-
-struct GemvArgs {
-  const Bf16* weight;      // [n, k]; kGate: [2 * n, k], gates first
-  const Bf16* bias;        // [n] or null
-  const Bf16* x;           // [rows, k]
-  const Bf16* norm;        // [k], with kNorm
-  Bf16* out;               // [rows, n], n at least a tile's outputs
-  const float* scales;     // [weight rows], of weights of 8 bits; gemv_quantized.cuh
-  const unsigned* groups;  // [weight rows, k / kGroup], in place of scales
-  float eps;
-  int n;
-};
 
 // Sizes. A 16-byte load of a warp takes 32 * kSlices consecutive k of 8 / kSlices weight rows. To the matrix
 // instruction these are 8 columns of 32 k, and the activations' slices are as many rows: of its 16 rows x 8 columns

@@ -5,22 +5,12 @@
 // between. While the router still chooses, blocks of the gates' product copy what is likely to be chosen.
 #pragma once
 
+#include "gpu/args.h"
 #include "grouped_tiles.cuh"
 #include "planes.cuh"
 #include "wgmma_planes.cuh"
 
 namespace blink {
-
-struct GroupedArgs {
-  TensorMap weight;     // [experts * halves, n, k]; kGate: halves are gates and ups
-  TensorMap x;          // [planes, experts * places, k], or one of bf16
-  const int* counts;    // [experts], rows that chose an expert
-  const int* pairs;     // kStore: [experts, places], where in out they go
-  const float* scales;  // [experts, weight_rows], of FP8
-  Bf16* out;            // kGate: [experts * places, n], silu(gate) * up, or planes of them; kStore: [pairs, n]
-  int experts, places, n;
-  int stages;  // of all of k
-};
 
 // Sizes. kGroups warpgroups take 64 weight rows each; a stage has kBoxes boxes of 128 bytes of each weight row.
 template <bool kPlaned, int kTokens, int kGroups, int kBoxes, int kStages, Output kOutput>

@@ -3,24 +3,11 @@
 // chosen experts, one after the other.
 #pragma once
 
+#include "gpu/args.h"
 #include "moe.cuh"
 #include "planes.cuh"
 
 namespace blink {
-
-struct MoeDownArgs {
-  RoutingArgs routing;
-  const Bf16* weight;  // [kExperts, n, kSize]
-  const Bf16* x;       // [rows * kTopK, kSize], as moe_gate leaves it
-  Bf16* residual;      // [rows, n]
-  // With more rows the inputs of the next norm, as output.cuh leaves them; next_norm is null with few.
-  const Bf16* next_norm;  // [n]
-  Bf16* next_x;           // [rows, n], or planes
-  float* next_squares;    // [blocks, kMaxMoeRows]
-  const unsigned* words;  // [kExperts, S::words, n], of quantized weights
-  int n;
-  Planes planes;  // that next_x is
-};
 
 template <int kRows_, int kExperts_, int kTopK_, int kSize_, int kWarps_, int kTile_, int kStages_, Experts kForm_>
 struct MoeDownShape {

@@ -3,19 +3,10 @@
 // The work is cut into parts, some outputs of one expert, which blocks take in turn.
 #pragma once
 
+#include "gpu/args.h"
 #include "moe.cuh"
 
 namespace blink {
-
-struct MoeGateArgs {
-  RoutingArgs routing;
-  const Bf16* weight;  // [kExperts, 2 * kSize, kK], gates first
-  const Bf16* x;       // [rows, kK]
-  const Bf16* norm;    // [kK]
-  Bf16* out;           // [rows * kTopK, kSize]; a row's chosen experts in order; quantized f16, over kActivationDivisor
-  const unsigned* words;  // [kExperts, S::words, 2 * kSize], of quantized weights
-  float eps;
-};
 
 template <int kRows_, int kExperts_, int kTopK_, int kK_, int kSize_, int kWarps_, int kOutputs_, int kStages_,
           Experts kForm_>

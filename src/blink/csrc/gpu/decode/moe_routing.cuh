@@ -3,15 +3,10 @@
 // itself: that takes less time than one more kernel.
 #pragma once
 
+#include "gpu/args.h"
 #include "ptx.cuh"
 
 namespace blink {
-
-struct RoutingArgs {
-  const Bf16* logits;       // [rows, kExperts]
-  const int* context_lens;  // [rows]; rows without context are padding and choose no expert
-  int renormalize;          // whether the chosen experts' weights add up to 1
-};
 
 template <int kRows, int kExperts, int kTopK>
 struct Routing {  // in shared memory

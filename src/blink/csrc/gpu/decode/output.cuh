@@ -3,22 +3,10 @@
 // the residual or apply the gate. With the residual come the inputs of the next norm.
 #pragma once
 
+#include "gpu/args.h"
 #include "planes.cuh"
 
 namespace blink {
-
-struct OutputArgs {
-  const Bf16* bias;       // [n] or null
-  Bf16* out;              // [rows, n]; with kGate and kWrites planes
-  const float* squares;   // [num_squares, kTokens], with kNorm: parts of each row's sum of squares
-  const Bf16* next_norm;  // [n], with kAdd
-  Bf16* next_x;           // [rows, n], with kAdd: out * next_norm; with kWrites planes
-  float* next_squares;    // [blocks, kTokens], with kAdd
-  const float* scales;    // [weight rows], where each has one
-  float* rates;           // [rows], the norm's, for who else applies it; or null
-  float eps, per_k;       // 1 / k
-  int n, rows, num_squares;
-};
 
 template <int kTokens_, int kGroups_, int kCluster_, Output kOutput_, bool kNorm_, bool kScaled_ = false,
           Planes kWrites_ = Planes::kNone>

@@ -4,22 +4,11 @@
 // counting the logits that are ahead.
 #pragma once
 
+#include "gpu/args.h"
 #include "moe_routing.cuh"
 #include "planes.cuh"
 
 namespace blink {
-
-struct PlacementArgs {
-  const Bf16* logits;     // [rows, experts]
-  const int* num_tokens;  // [1]; rows beyond it choose no expert
-  const Bf16* x;          // [rows, hidden], times the norm's weight
-  const float* rates;     // [rows], the norm's; null: x is normalised
-  float* weights;         // [rows * kTopK], probability of each pair's expert; pairs are row * kTopK + rank
-  int* pairs;             // [experts, places], an expert's
-  int* counts;            // [experts]
-  Bf16* out;              // [experts * places, hidden], or planes of it
-  int rows, experts, hidden, places;
-};
 
 // Sizes. Warps look at so many rows at once as they have registers for; groups of threads copy a row each.
 template <int kRows>

@@ -2,28 +2,13 @@
 // What is asked of a row of logits beyond the largest: a token drawn from it, and its best logprobs. A cluster has one
 // row, which its blocks share out and keep in shared memory. The same row gives the same, whatever runs beside it.
 #include "draw.cuh"
+#include "gpu/args.h"
 #include "logprobs.cuh"
 
 namespace blink {
 
 constexpr int kHeadBytes = 11776;  // of shared memory, before a row
 static_assert(kHeadBytes % 16 == 0 && sizeof(RowShared) % 16 == 0 && sizeof(RowShared) + sizeof(Best) <= kHeadBytes);
-
-struct SampleArgs {
-  const void* logits;      // [rows, stride]
-  const float* scaled;     // [rows, width], changed and divided by the temperature; -inf where nothing is
-  const int32_t* changed;  // [rows]; whether a row is drawn from `scaled`
-  const BatchHeader* header;
-  const int32_t *row_slots, *context_lens;
-  const SlotParams* params;
-  // [rows, num_parts]; what is found of a row becomes that of its first part, and nothing that of the others.
-  float* best;  // what won, with noise; or a NaN or an infinity if nothing can be drawn
-  int32_t* tokens;
-  float *largest, *mass;  // of rows with logprobs
-  int32_t* top_tokens;    // [rows, kMaxLogprobs]; null: the scan has found the logprobs
-  float* top_logprobs;
-  uint32_t stride, vocab_size, width, num_parts;  // all but the last are multiples of 4
-};
 
 template <class T, int kThreads>
 __device__ void draw_token(const SampleArgs& args, uint64_t row, const SlotParams& slot, RowShared& shared, T* staged) {

@@ -2,13 +2,10 @@
 // Copies of boxes of tensors to shared memory.
 #pragma once
 
+#include "gpu/args.h"
 #include "ptx.cuh"
 
 namespace blink {
-
-struct alignas(64) TensorMap {  // what cuTensorMapEncodeTiled makes
-  unsigned long long words[16];
-};
 
 // Rows of a box hold 64 elements in shared memory, 128 bytes: 16-byte chunk c of row r is at place c ^ r % 8. Boxes
 // start at multiples of 1,024 bytes.

@@ -3,17 +3,11 @@
 // two warpgroups multiplies the gates and ups of 64, or 64 outputs, of which one has the gates and the other the ups. A
 // third warpgroup copies ahead. Blocks of a cluster, neighbouring tiles, read the same tokens: each copies a part for
 // all.
+#include "gpu/args.h"
 #include "gpu/prompts/ring.cuh"
 #include "gpu/prompts/warpgroups.cuh"
 
 namespace blink {
-
-struct GateArgs {
-  TensorMap weight;          // [2, outputs, k], in boxes of a tile's gates and ups
-  TensorMap x;               // [rows, k], in boxes of what a block copies
-  Bf16* out;                 // [rows, outputs]
-  int outputs, rows, boxes;  // boxes: of k
-};
 
 constexpr int kGateThreads = 256;  // of the warpgroups that multiply
 

@@ -3,19 +3,12 @@
 // tokens. Each of two warpgroups makes operands of 64 rows in registers, one word ahead of the products of the tensor
 // cores; a third copies weights and tokens ahead. Blocks of a cluster share k, and then exchange their sums. Of gates
 // and ups a tile has 64 each, in eights by turns: a lane's upper row is a gate, and its lower one the gate's up.
+#include "gpu/args.h"
 #include "gpu/prompts/ring.cuh"
 #include "gpu/prompts/warpgroups.cuh"
 #include "quantized.cuh"
 
 namespace blink {
-
-struct ProductArgs {
-  TensorMap weight;    // [n, k / 2] bytes, in boxes of 128 rows; of gates and ups [2, n, k / 2], in boxes of two eights
-  TensorMap x;         // [rows, k], in boxes of a block's tokens
-  const uint2* words;  // of the groups of a unit, of each weight row
-  Bf16* out;           // [rows, n]; of gates and ups silu(gate) * up
-  int n, rows, units;  // units: of k
-};
 
 constexpr int kTileRows = 128;  // of the weight, 64 for each warpgroup
 constexpr int kMultiplyingWarps = 8;

@@ -1,23 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of prompts' attention share: arguments, sizes, shared memory and tiles.
+// What the parts of prompts' attention share: sizes, shared memory and tiles.
 #pragma once
 
+#include "gpu/args.h"
 #include "gpu/prompts/warpgroups.cuh"
 
 namespace blink {
-
-struct PromptArgs {
-  TensorMap cells;    // the cache as [2, groups of 8 tokens, halves of heads, 8 tokens, 64]
-  const Bf16* query;  // [tokens, kv_heads * group, 128]
-  const int* block_tables;
-  const int* items;  // [grid's second, kItemWords]
-  int* counters;     // [partials, kv_heads]; at a tile's first partial result, how many are there
-  float* partials;   // [partials, kv_heads, kTilePairs, 128]
-  float* lses;       // [partials, kv_heads, kTilePairs]; log2 of the sum of exponentials
-  Bf16* out;         // [tokens, kv_heads * group * 128]
-  float scale;       // of the scores, for powers of 2
-  int table_stride;
-};
 
 // One chunk of a tile's keys: kernels/gpu/attention_plan.py's words.
 struct PromptItem {

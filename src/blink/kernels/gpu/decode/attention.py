@@ -3,44 +3,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 
 import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch
+from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm_planes import name_order, new_rows
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import TILE_KEYS, choose_attention_split
-from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_cells
+from blink.kernels.gpu.decode.tensor_map import encode_cells
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
 from blink.kernels.quantized import FP8, Format
-
-
-class _Arguments(ctypes.Structure):  # csrc/gpu/decode/attention.cuh's AttentionArgs
-    _fields_ = [
-        ("cells", TensorMap),
-        ("qkv", ctypes.c_void_p),
-        ("cache", ctypes.c_void_p),
-        ("values", ctypes.c_int64),
-        ("block_tables", ctypes.c_void_p),
-        ("row_slots", ctypes.c_void_p),
-        ("context_lens", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("kv_slots", ctypes.c_void_p),
-        ("rotary", ctypes.c_void_p),
-        ("query_norm", ctypes.c_void_p),
-        ("key_norm", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("eps", ctypes.c_float),
-        ("scale", ctypes.c_float),
-        ("key_rate", ctypes.c_float),
-        ("value_rate", ctypes.c_float),
-        ("value_scale", ctypes.c_float),
-        ("table_stride", ctypes.c_int),
-        ("padding", ctypes.c_char * 8),
-    ]
 
 
 def can_attend(
@@ -101,26 +76,27 @@ def _make_arguments(
     rotary_table: Tensor,
     heads: tuple[HeadNorm | None, KvScales],
     out: Tensor,
-) -> _Arguments:
+) -> bytes:
     norm, scales = heads
-    return _Arguments(
-        encode_cells(kv_cache, TILE_KEYS),
-        qkv.data_ptr(),
-        kv_cache.data_ptr(),
-        kv_cache.stride(0),
-        batch.block_tables.data_ptr(),
-        batch.row_slots.data_ptr(),
-        batch.context_lens.data_ptr(),
-        batch.positions.data_ptr(),
-        batch.kv_slots.data_ptr(),
-        rotary_table.data_ptr(),
-        norm.query_weight.data_ptr() if norm else None,
-        norm.key_weight.data_ptr() if norm else None,
-        out.data_ptr(),
-        norm.eps if norm else 0.0,
-        math.log2(math.e) / math.sqrt(kv_cache.shape[-1]) * scales.key,
-        1 / scales.key,
-        1 / scales.value,
-        scales.value,
-        batch.block_tables.stride(0),
+    return args(
+        "AttentionArgs",
+        cells=encode_cells(kv_cache, TILE_KEYS),
+        qkv=qkv,
+        cache=kv_cache,
+        values=kv_cache.stride(0),
+        block_tables=batch.block_tables,
+        row_slots=batch.row_slots,
+        context_lens=batch.context_lens,
+        positions=batch.positions,
+        kv_slots=batch.kv_slots,
+        rotary=rotary_table,
+        query_norm=norm.query_weight if norm else None,
+        key_norm=norm.key_weight if norm else None,
+        out=out,
+        eps=norm.eps if norm else 0.0,
+        scale=math.log2(math.e) / math.sqrt(kv_cache.shape[-1]) * scales.key,
+        key_rate=1 / scales.key,
+        value_rate=1 / scales.value,
+        value_scale=scales.value,
+        table_stride=batch.block_tables.stride(0),
     )

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch
-from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
+from blink.kernels.gpu.arguments import args
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.sampling_rows import Parts
 
 # Few rows leave most of the GPU to each cluster: larger blocks.
@@ -17,28 +16,6 @@ _FEW_ROWS, _FEW_ROWS_THREADS, _THREADS = 16, 1024, 256
 _CLUSTER = 8  # csrc/gpu/decode/cluster_row.cuh's kRowCluster
 _HEAD_BYTES = 11776  # csrc/gpu/decode/sample.cu's kHeadBytes
 _TYPES = {torch.bfloat16: "blink::Bf16", torch.float16: "blink::Half", torch.float32: "float"}
-
-
-class _Arguments(ctypes.Structure):  # csrc/gpu/decode/sample.cu's SampleArgs
-    _fields_ = [
-        ("logits", ctypes.c_void_p),
-        ("scaled", ctypes.c_void_p),
-        ("changed", ctypes.c_void_p),
-        ("header", ctypes.c_void_p),
-        ("row_slots", ctypes.c_void_p),
-        ("context_lens", ctypes.c_void_p),
-        ("params", ctypes.c_void_p),
-        ("best", ctypes.c_void_p),
-        ("tokens", ctypes.c_void_p),
-        ("largest", ctypes.c_void_p),
-        ("mass", ctypes.c_void_p),
-        ("top_tokens", ctypes.c_void_p),
-        ("top_logprobs", ctypes.c_void_p),
-        ("stride", ctypes.c_uint32),
-        ("vocab_size", ctypes.c_uint32),
-        ("width", ctypes.c_uint32),
-        ("num_parts", ctypes.c_uint32),
-    ]
 
 
 def can_read(logits: Tensor) -> bool:
@@ -56,16 +33,25 @@ def sample_rows(
     """
     num_rows, num_parts = parts.best.shape
     assert width % 4 == 0 and batch.params.is_contiguous()
-    tops = (batch.top_tokens, batch.top_logprobs) if finds_logprobs else (None, None)
-    arguments = _Arguments(
-        *(tensor.data_ptr() for tensor in (logits, parts.scaled, changed)),
-        *(tensor.data_ptr() for tensor in (batch.header, batch.row_slots, batch.context_lens, batch.params)),
-        *(tensor.data_ptr() for tensor in (parts.best, parts.tokens, parts.raw_largest, parts.raw_mass)),
-        *(address(tensor) for tensor in tops),
-        logits.stride(0),
-        logits.shape[1],
-        width,
-        num_parts,
+    arguments = args(
+        "SampleArgs",
+        logits=logits,
+        scaled=parts.scaled,
+        changed=changed,
+        header=batch.header,
+        row_slots=batch.row_slots,
+        context_lens=batch.context_lens,
+        params=batch.params,
+        best=parts.best,
+        tokens=parts.tokens,
+        largest=parts.raw_largest,
+        mass=parts.raw_mass,
+        top_tokens=batch.top_tokens if finds_logprobs else None,
+        top_logprobs=batch.top_logprobs if finds_logprobs else None,
+        stride=logits.stride(0),
+        vocab_size=logits.shape[1],
+        width=width,
+        num_parts=num_parts,
     )
     threads = _FEW_ROWS_THREADS if num_rows <= _FEW_ROWS else _THREADS
     part_bytes = -(-logits.shape[1] // (4 * _CLUSTER)) * 4 * logits.element_size()

@@ -9,15 +9,15 @@ weights' format.
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode import gemm_int4, gemm_planes, gemm_planes_int4
-from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
@@ -26,43 +26,6 @@ from blink.kernels.weight import Weight, plain
 
 MAX_ROWS = 128
 _EMBED_THREADS = 256
-
-
-class _Arguments(ctypes.Structure):  # csrc/gpu/decode/gemm.cuh's GemmArgs
-    _fields_ = [
-        ("weight", TensorMap),
-        ("x", TensorMap),
-        ("bias", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("squares", ctypes.c_void_p),
-        ("next_norm", ctypes.c_void_p),
-        ("next_x", ctypes.c_void_p),
-        ("next_squares", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("rates", ctypes.c_void_p),
-        ("eps", ctypes.c_float),
-        ("per_k", ctypes.c_float),
-        ("n", ctypes.c_int),
-        ("rows", ctypes.c_int),
-        ("num_squares", ctypes.c_int),
-        ("unused", ctypes.c_int),  # OutputArgs' size is a multiple of 8
-        ("stages", ctypes.c_int),
-        ("num_groups", ctypes.c_int),
-        ("groups", ctypes.c_void_p),
-        ("padding", ctypes.c_char * 24),
-    ]
-
-
-class _EmbedArguments(ctypes.Structure):
-    _fields_ = [
-        ("ids", ctypes.c_void_p),
-        ("embedding", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
-        ("residual", ctypes.c_void_p),
-        ("next_x", ctypes.c_void_p),
-        ("next_squares", ctypes.c_void_p),
-        ("hidden", ctypes.c_int),
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +44,15 @@ def embed(
     assert ids.dtype == torch.int32 and ids.is_contiguous() and embedding.is_contiguous() and hidden % 8 == 0
     residual = embedding.new_empty(rows, hidden)
     normed = Normed(gemm_planes.new_inputs(residual, planes=planes), new_squares(residual, 1, tokens))
-    arguments = _EmbedArguments(
-        ids.data_ptr(),
-        embedding.data_ptr(),
-        norm_weight.data_ptr(),
-        residual.data_ptr(),
-        normed.x.data_ptr(),
-        normed.squares.data_ptr(),
-        hidden,
+    arguments = args(
+        "EmbedArgs",
+        ids=ids,
+        embedding=embedding,
+        norm=norm_weight,
+        residual=residual,
+        next_x=normed.x,
+        next_squares=normed.squares,
+        hidden=hidden,
     )
     launch(compile_kernel(f"blink::embed<{gemm_planes.name_order(planes)}>"), (rows, 1), _EMBED_THREADS, arguments)
     return residual, normed
@@ -193,13 +157,30 @@ class _Kernel:
     stages: int  # of all of k
     shared_bytes: int
 
-    def launch(self, blocks: int, arguments: _Arguments) -> None:
-        """Launch so many blocks."""
+    def launch(
+        self,
+        blocks: int,
+        operands: tuple[TensorMap, TensorMap],
+        output: bytes,
+        *,
+        num_groups: int,
+        groups: Tensor | None,
+    ) -> None:
+        """Launch so many blocks. operands: weight and activations; output: OutputArgs."""
+        weight, x = operands
         launch(
             compile_kernel(self.name),
             (blocks, 1),
             self.threads,
-            arguments,
+            args(
+                "GemmArgs",
+                weight=weight,
+                x=x,
+                output=output,
+                stages=self.stages,
+                num_groups=num_groups,
+                groups=groups,
+            ),
             cluster=self.cluster,
             shared_bytes=self.shared_bytes,
         )
@@ -232,28 +213,24 @@ def _launch(
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     blocks = -(-n // outputs) * kernel.cluster
     next_squares = new_squares(out, blocks if output is Output.ADD else 1, tokens)
-    packed = weight if isinstance(weight, PackedWeight) else None
-    arguments = _Arguments(
-        *_encode(weight, outputs, x, tokens),
-        address(bias),
-        out.data_ptr(),
-        address(squares),
-        address(next_norm),
-        address(next_x),
-        next_squares.data_ptr(),
-        None if packed is None else address(packed.scales),
-        address(rates),
-        eps,
-        1 / k,
-        n,
-        rows,
-        0 if squares is None else squares.shape[0],
-        0,
-        kernel.stages,
-        -(-k // GROUP),
-        None if packed is None else address(packed.groups),
+    scales, groups = (weight.scales, weight.groups) if isinstance(weight, PackedWeight) else (None, None)
+    written = args(
+        "OutputArgs",
+        bias=bias,
+        out=out,
+        squares=squares,
+        next_norm=next_norm,
+        next_x=next_x,
+        next_squares=next_squares,
+        scales=scales,
+        rates=rates,
+        eps=eps,
+        per_k=1 / k,
+        n=n,
+        rows=rows,
+        num_squares=0 if squares is None else squares.shape[0],
     )
-    kernel.launch(blocks, arguments)
+    kernel.launch(blocks, _encode(weight, outputs, x, tokens), written, num_groups=-(-k // GROUP), groups=groups)
     return next_squares
 
 

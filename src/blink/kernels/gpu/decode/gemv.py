@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode import gemv_quantized
-from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import PackedWeight
 from blink.kernels.weight import Weight, plain
@@ -21,20 +21,6 @@ _UNIT = 32  # k of one row that a load takes at least
 _FEW_STEPS = 8  # for each, a lane keeps two 16-byte parts of the activations in registers, or one with few rows
 _STAGE_BYTES = 16 << 10
 _RING_BYTES = 64 << 10  # with which three blocks fit a multiprocessor
-
-
-class _Arguments(ctypes.Structure):  # csrc/gpu/decode/gemv.cuh's GemvArgs
-    _fields_ = [
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("x", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("groups", ctypes.c_void_p),
-        ("eps", ctypes.c_float),
-        ("n", ctypes.c_int),
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +128,17 @@ def _launch(
     else:
         values, scales, groups = plain(weight), None, None
     assert values.is_contiguous()
-    arguments = _Arguments(
-        values.data_ptr(),
-        address(bias),
-        x.data_ptr(),
-        address(norm_weight),
-        out.data_ptr(),
-        address(scales),
-        address(groups),
-        eps,
-        n,
+    arguments = args(
+        "GemvArgs",
+        weight=values,
+        bias=bias,
+        x=x,
+        norm=norm_weight,
+        out=out,
+        scales=scales,
+        groups=groups,
+        eps=eps,
+        n=n,
     )
     name, split, shared_bytes = _choose_kernel(output, weight, rows, norm=norm_weight is not None)
     outputs = split.tile // 2 if output is Output.GATE else split.tile

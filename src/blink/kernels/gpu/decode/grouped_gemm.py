@@ -7,18 +7,18 @@ planes (planes.cuh), in the columns' usual order.
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from blink.kernels.experts import ExpertWeights, Fp8Experts, split_experts
+from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm_planes import PLANES, are_planes, new_rows
-from blink.kernels.gpu.decode.launch import address, can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import count_free_processors
 from blink.kernels.gpu.decode.splits import Output
-from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_stages
+from blink.kernels.gpu.decode.tensor_map import encode_stages
 from blink.kernels.gpu.moe_routing import Routes
 from blink.kernels.quantized import FP8
 
@@ -30,22 +30,6 @@ _WIDE = 32  # columns of a tile: from so many on they are half as many bytes as 
 _MAX_EXPERTS, _MAX_CHUNKS = 256, 512  # grouped_gemm.cuh's
 _BOX_BYTES = 128
 _SHARED_BYTES = 224 << 10  # of a multiprocessor, that blocks share
-
-
-class _Arguments(ctypes.Structure):  # grouped_gemm.cuh's GroupedArgs
-    _fields_ = [
-        ("weight", TensorMap),
-        ("x", TensorMap),
-        ("counts", ctypes.c_void_p),
-        ("pairs", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("experts", ctypes.c_int),
-        ("places", ctypes.c_int),
-        ("n", ctypes.c_int),
-        ("stages", ctypes.c_int),
-        ("padding", ctypes.c_char * 16),
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +119,18 @@ def _launch(output: Output, x: Tensor, weight: ExpertWeights, routes: Routes, ou
     assert weight_rows % (64 * split.groups) == 0 and k % stage_k == 0 and planes == (scales is not None)
     assert x.is_contiguous() and x.shape[-2] == num_experts * places and places % split.tokens == 0
     n, activations = out.shape[-1], x.view(-1, num_experts * places, k)  # planes of them, or one
-    arguments = _Arguments(
-        encode_stages(values.view(-1, n, k), (weight_rows // n, outputs, split.boxes)),
-        encode_stages(activations, (len(activations), split.tokens, split.boxes)),
-        routes.counts.data_ptr(),
-        routes.pairs.data_ptr(),
-        address(scales),
-        out.data_ptr(),
-        num_experts,
-        places,
-        out.shape[-1],
-        k // stage_k,
+    arguments = args(
+        "GroupedArgs",
+        weight=encode_stages(values.view(-1, n, k), (weight_rows // n, outputs, split.boxes)),
+        x=encode_stages(activations, (len(activations), split.tokens, split.boxes)),
+        counts=routes.counts,
+        pairs=routes.pairs,
+        scales=scales,
+        out=out,
+        experts=num_experts,
+        places=places,
+        n=n,
+        stages=k // stage_k,
     )
     stages = split.stages(planes=planes)
     sizes = (str(planes).lower(), split.tokens, split.groups, split.boxes, stages, split.blocks, output.value)

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 from cuda.core import Device, ObjectCode, Program, ProgramOptions
-from torch import Tensor
 
 from blink.errors import ConfigError
 
@@ -105,13 +104,14 @@ def launch(
     kernel: driver.CUfunction,
     grid: tuple[int, int],
     threads: int,
-    arguments: ctypes.Structure,
+    arguments: bytes,
     *,
     cluster: int = 1,
     shared_bytes: int = 0,
     programmatic: bool = True,
 ) -> None:
-    """Launch a kernel that takes one struct. grid: in blocks; cluster: how many of a row of them work together."""
+    """Launch a kernel that takes one struct. grid: in blocks; arguments: the struct's bytes; cluster: how many of a
+    row of blocks work together."""
     if _wanted is not None:
         return
     config = driver.CUlaunchConfig()
@@ -126,13 +126,8 @@ def launch(
         attributes.append(_attribute(_ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 1))
     config.attrs = attributes
     config.numAttrs = len(attributes)
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+    pointers = (ctypes.c_char_p * 1)(arguments)
     check(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0))
-
-
-def address(tensor: Tensor | None) -> int | None:
-    """Return where a tensor's first element lies, None for none: a kernel's pointer."""
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _attribute(kind: driver.CUlaunchAttributeID, value: int) -> driver.CUlaunchAttribute:

@@ -6,7 +6,6 @@ Only the chosen experts' weights are read, each once, whichever rows chose it; n
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,9 +13,10 @@ import torch
 from torch import Tensor
 
 from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts, split_experts
+from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.gemm_planes import new_inputs, order_number
-from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import count_free_processors
 from blink.kernels.quantized import GROUP, Format
 
@@ -24,37 +24,6 @@ MAX_ROWS = 8
 _RING_BYTES, _MOST_BYTES = 96 << 10, 200 << 10  # of which two blocks fit a multiprocessor; of which one does
 _MOST_K = 512  # of a warp: a lane keeps as many bytes of the activations in registers
 _MOST_CHOICES = 32  # of a row
-
-
-class _Routing(ctypes.Structure):  # csrc/gpu/decode/moe_routing.cuh's RoutingArgs
-    _fields_ = [("logits", ctypes.c_void_p), ("context_lens", ctypes.c_void_p), ("renormalize", ctypes.c_int)]
-
-
-class _GateArguments(ctypes.Structure):  # csrc/gpu/decode/moe_gate.cuh's MoeGateArgs
-    _fields_ = [
-        ("routing", _Routing),
-        ("weight", ctypes.c_void_p),
-        ("x", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("words", ctypes.c_void_p),
-        ("eps", ctypes.c_float),
-    ]
-
-
-class _DownArguments(ctypes.Structure):  # csrc/gpu/decode/moe_down.cuh's MoeDownArgs
-    _fields_ = [
-        ("routing", _Routing),
-        ("weight", ctypes.c_void_p),
-        ("x", ctypes.c_void_p),
-        ("residual", ctypes.c_void_p),
-        ("next_norm", ctypes.c_void_p),
-        ("next_x", ctypes.c_void_p),
-        ("next_squares", ctypes.c_void_p),
-        ("words", ctypes.c_void_p),
-        ("n", ctypes.c_int),
-        ("planes", ctypes.c_int),
-    ]
 
 
 class Form(Enum):
@@ -207,14 +176,15 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeig
     out = x.new_empty(rows * routes.top_k, size)
     sizes = (rows, num_experts, routes.top_k, hidden, size)
     numbers = (*sizes, split.warps, split.outputs, split.stages, split.blocks, form.value)
-    arguments = _GateArguments(
-        _routing(routes, x),
-        values.data_ptr(),
-        x.data_ptr(),
-        norm_weight.data_ptr(),
-        out.data_ptr(),
-        address(words),
-        eps,
+    arguments = args(
+        "MoeGateArgs",
+        routing=_routing(routes, x),
+        weight=values,
+        x=x,
+        norm=norm_weight,
+        out=out,
+        words=words,
+        eps=eps,
     )
     blocks = split.blocks * count_free_processors()
     launch(
@@ -268,17 +238,18 @@ def _launch_down(
     assert split is not None and down.shape == (num_experts, hidden, size) and x.shape == (rows * routes.top_k, size)
     assert x.is_contiguous() and residual.is_contiguous() and residual.dtype == torch.bfloat16
     numbers = (rows, num_experts, routes.top_k, size, split.warps, split.outputs, split.stages, form.value)
-    arguments = _DownArguments(
-        _routing(routes, x),
-        values.data_ptr(),
-        x.data_ptr(),
-        residual.data_ptr(),
-        address(next_norm),
-        None if normed is None else normed.x.data_ptr(),
-        None if normed is None else normed.squares.data_ptr(),
-        address(words),
-        hidden,
-        order_number(planes),
+    arguments = args(
+        "MoeDownArgs",
+        routing=_routing(routes, x),
+        weight=values,
+        x=x,
+        residual=residual,
+        next_norm=next_norm,
+        next_x=None if normed is None else normed.x,
+        next_squares=None if normed is None else normed.squares,
+        words=words,
+        n=hidden,
+        planes=order_number(planes),
     )
     stage_rows = split.outputs + 16 // form.bits * rows  # so many of the ring's rows has one of activations
     launch(
@@ -305,10 +276,10 @@ def _split(weight: ExpertWeights) -> tuple[Form, Tensor, Tensor | None]:
     return form, weight.values, weight.groups
 
 
-def _routing(routes: Routes, x: Tensor) -> _Routing:
+def _routing(routes: Routes, x: Tensor) -> bytes:
     assert routes.logits.is_contiguous() and routes.logits.dtype == x.dtype
     assert routes.context_lens.dtype == torch.int32 and routes.context_lens.shape[0] >= routes.logits.shape[0]
-    return _Routing(routes.logits.data_ptr(), routes.context_lens.data_ptr(), routes.renormalize)
+    return args("RoutingArgs", logits=routes.logits, context_lens=routes.context_lens, renormalize=routes.renormalize)
 
 
 def _shared_bytes(routes: Routes, num_stages: int, stage: tuple[int, int, int], sums: int) -> int:

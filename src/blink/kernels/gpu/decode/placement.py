@@ -3,35 +3,17 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
+from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm_planes import new_rows
 from blink.kernels.gpu.decode.grouped_gemm import count_places
-from blink.kernels.gpu.decode.launch import address, compile_kernel, launch
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes
 
 _ROWS = (8, 16, 32, 64, 128, 256)  # that there are kernels for
 _LANE_EXPERTS = 64  # that a warp looks at together
-
-
-class _Arguments(ctypes.Structure):  # csrc/gpu/decode/placement.cuh's PlacementArgs
-    _fields_ = [
-        ("logits", ctypes.c_void_p),
-        ("num_tokens", ctypes.c_void_p),
-        ("x", ctypes.c_void_p),
-        ("rates", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("pairs", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("rows", ctypes.c_int),
-        ("experts", ctypes.c_int),
-        ("hidden", ctypes.c_int),
-        ("places", ctypes.c_int),
-    ]
 
 
 def place(
@@ -49,19 +31,20 @@ def place(
     places = count_places(rows)
     placed = new_rows(x, num_experts * places, hidden, planes=planes)
     routes = allocate_routes(logits, top_k, places)
-    arguments = _Arguments(
-        logits.data_ptr(),
-        num_tokens.data_ptr(),
-        x.data_ptr(),
-        address(rates),
-        routes.weights.data_ptr(),
-        routes.pairs.data_ptr(),
-        routes.counts.data_ptr(),
-        placed.data_ptr(),
-        rows,
-        num_experts,
-        hidden,
-        places,
+    arguments = args(
+        "PlacementArgs",
+        logits=logits,
+        num_tokens=num_tokens,
+        x=x,
+        rates=rates,
+        weights=routes.weights,
+        pairs=routes.pairs,
+        counts=routes.counts,
+        out=placed,
+        rows=rows,
+        experts=num_experts,
+        hidden=hidden,
+        places=places,
     )
     padded = next(size for size in _ROWS if rows <= size)
     sizes = (padded, -(-num_experts // _LANE_EXPERTS), top_k, str(planes).lower())

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import ctypes
+from array import array
 from collections.abc import Sequence
+from typing import NewType
 
 from cuda.bindings import driver
 from torch import Tensor
@@ -16,8 +17,7 @@ from blink.kernels.gpu.decode.launch import check
 BOX_ROW = 64  # elements of a box's row in shared memory: csrc/gpu/decode/tensor_copy.cuh's kBoxRow
 
 
-class TensorMap(ctypes.Structure):  # csrc/gpu/decode/tensor_copy.cuh
-    _fields_ = [("words", ctypes.c_uint64 * 16)]
+TensorMap = NewType("TensorMap", bytes)  # csrc/gpu/args.h
 
 
 def encode_matrix(matrix: Tensor, box_rows: int) -> TensorMap:
@@ -103,4 +103,4 @@ def _encode(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: S
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     )
-    return TensorMap.from_buffer_copy(ctypes.string_at(encoded.getPtr(), ctypes.sizeof(TensorMap)))
+    return TensorMap(array("Q", map(int, encoded.opaque)).tobytes())

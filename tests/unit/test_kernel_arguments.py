@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of kernels: every launch gives what csrc/gpu/args.h has, and it lies where it always has."""
+
+from __future__ import annotations
+
+import ast
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import blink
+from blink.kernels.gpu.arguments import args
+from blink.region.layout import own_fields, struct_dtype
+
+PACKAGE = Path(blink.__file__).parent
+HEADER = (PACKAGE / "csrc" / "gpu" / "args.h").read_text()
+STRUCTS = re.findall(r"^  FIELDS_OF\((\w+)\);", HEADER, re.MULTILINE)
+
+# Offsets, and at the end the size, of the structs that kernels were compiled with when they described themselves.
+OFFSETS = {
+    "TensorMap": "words 0 end 128",
+    "EmbedArgs": "ids 0 embedding 8 norm 16 residual 24 next_x 32 next_squares 40 hidden 48 end 56",
+    "OutputArgs": (
+        "bias 0 out 8 squares 16 next_norm 24 next_x 32 next_squares 40 scales 48 rates 56 eps 64 per_k 68 n 72 rows "
+        "76 num_squares 80 end 88"
+    ),
+    "GemmArgs": "weight 0 x 128 output 256 stages 344 num_groups 348 groups 352 end 384",
+    "GemvArgs": "weight 0 bias 8 x 16 norm 24 out 32 scales 40 groups 48 eps 56 n 60 end 64",
+    "GroupedArgs": (
+        "weight 0 x 128 counts 256 pairs 264 scales 272 out 280 experts 288 places 292 n 296 stages 300 end 320"
+    ),
+    "PlacementArgs": (
+        "logits 0 num_tokens 8 x 16 rates 24 weights 32 pairs 40 counts 48 out 56 rows 64 experts 68 hidden 72 places "
+        "76 end 80"
+    ),
+    "RoutingArgs": "logits 0 context_lens 8 renormalize 16 end 24",
+    "MoeGateArgs": "routing 0 weight 24 x 32 norm 40 out 48 words 56 eps 64 end 72",
+    "MoeDownArgs": (
+        "routing 0 weight 24 x 32 residual 40 next_norm 48 next_x 56 next_squares 64 words 72 n 80 planes 84 end 88"
+    ),
+    "AttentionArgs": (
+        "cells 0 qkv 128 cache 136 values 144 block_tables 152 row_slots 160 context_lens 168 positions 176 kv_slots "
+        "184 rotary 192 query_norm 200 key_norm 208 out 216 eps 224 scale 228 key_rate 232 value_rate 236 value_scale "
+        "240 table_stride 244 end 256"
+    ),
+    "SampleArgs": (
+        "logits 0 scaled 8 changed 16 header 24 row_slots 32 context_lens 40 params 48 best 56 tokens 64 largest 72 "
+        "mass 80 top_tokens 88 top_logprobs 96 stride 104 vocab_size 108 width 112 num_parts 116 end 120"
+    ),
+    "ProductArgs": "weight 0 x 128 words 256 out 264 n 272 rows 276 units 280 end 320",
+    "GateArgs": "weight 0 x 128 out 256 outputs 264 rows 268 boxes 272 end 320",
+    "PromptArgs": (
+        "cells 0 query 128 block_tables 136 items 144 counters 152 partials 160 lses 168 out 176 scale 184 "
+        "table_stride 188 end 192"
+    ),
+    "ConstrainArgs": (
+        "header 0 row_slots 8 context_lens 16 params 24 tokens 32 stop_tokens 40 automata 48 places 56 token_starts "
+        "64 token_text 72 bits 80 lists 88 may_end 96 new_places 104 max_model_len 112 vocab_size 116 words 120 "
+        "shared_bytes 124 end 128"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_fields_lie_where_they_always_have(name: str) -> None:
+    layout = struct_dtype(name)
+    offsets = [*((field, offset) for field, (_, offset) in own_fields(layout).items()), ("end", layout.itemsize)]
+    assert " ".join(f"{field} {offset}" for field, offset in offsets) == OFFSETS[name]
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_descriptions_of_tensors_are_aligned_as_their_copies_want_them(name: str) -> None:
+    layout, tensor_map = struct_dtype(name), struct_dtype("TensorMap")
+    places = [offset for kind, offset in own_fields(layout).values() if kind == tensor_map]
+    assert all(place % 64 == 0 for place in (*places, *([layout.itemsize] if places else [])))
+
+
+def calls_of_args() -> list[tuple[str, ast.Call]]:
+    """List every call of args(), and where it is."""
+    found = []
+    for path in sorted((PACKAGE / "kernels").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "args":
+                found.append((f"{path.name}:{node.lineno}", node))
+    return found
+
+
+@pytest.mark.parametrize(("place", "call"), calls_of_args(), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_launch_gives_every_field_and_no_other(place: str, call: ast.Call) -> None:
+    name, given = ast.literal_eval(call.args[0]), [keyword.arg for keyword in call.keywords]
+    assert given == list(struct_dtype(name).names or ()), place
+
+
+def test_every_struct_is_given_to_a_kernel() -> None:
+    given = {ast.literal_eval(call.args[0]) for _, call in calls_of_args()}
+    assert {"TensorMap", *given} == set(STRUCTS) == set(OFFSETS)
+
+
+POINTERS = ("ids", "embedding", "norm", "residual", "next_x", "next_squares")
+
+
+def test_arguments_are_packed_by_name() -> None:
+    ids, hidden = torch.zeros(4, dtype=torch.int32), 4096
+    packed = args("EmbedArgs", hidden=hidden, **(dict.fromkeys(POINTERS) | {"ids": ids, "next_x": ids[1:]}))
+    assert struct.unpack("6Qi4x", packed) == (ids.data_ptr(), 0, 0, 0, ids.data_ptr() + 4, 0, hidden)
+
+
+def test_a_struct_in_a_struct_is_its_bytes() -> None:
+    output = bytes(range(struct_dtype("OutputArgs").itemsize))
+    weight, x = bytes(128), b"x" * 128
+    packed = args("GemmArgs", weight=weight, x=x, output=output, stages=3, num_groups=2, groups=None)
+    filled = np.frombuffer(packed, struct_dtype("GemmArgs"))[0]
+    assert filled["x"].tobytes() == x and filled["output"].tobytes()[:84] == output[:84]
+    assert (filled["stages"], filled["num_groups"], filled["groups"]) == (3, 2, 0)
+    with pytest.raises(TypeError, match="127 bytes are given for a struct of 128"):
+        args("GemmArgs", weight=weight[1:], x=x, output=output, stages=3, num_groups=2, groups=None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [(POINTERS, "hidden"), ((*POINTERS, "hidden", "size"), "size"), ((*POINTERS[1:], "hide"), "hidden, hide, ids")],
+)
+def test_a_missing_or_unknown_field_is_an_error(fields: tuple[str, ...], names: str) -> None:
+    with pytest.raises(TypeError, match=f"EmbedArgs and the values for it differ in these fields: {names}$"):
+        args("EmbedArgs", **dict.fromkeys(fields))
+
+
+def test_a_value_that_does_not_fit_its_field_is_an_error() -> None:
+    with pytest.raises(struct.error):
+        args("EmbedArgs", **dict.fromkeys(POINTERS), hidden=1 << 31)
+    with pytest.raises(AttributeError):
+        args("EmbedArgs", **dict.fromkeys(POINTERS, 0), hidden=1)
