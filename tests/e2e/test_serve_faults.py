@@ -87,14 +87,11 @@ class Served:
         assert away <= self.most_away
 
     def child(self, command: str) -> int:
-        [found] = self._children(command)
+        [found] = children_of(self.process.pid, command)
         return found
 
     def has_child(self, command: str) -> bool:
-        return len(self._children(command)) == 1
-
-    def _children(self, command: str) -> list[int]:
-        return children_of(self.process.pid, command)
+        return len(children_of(self.process.pid, command)) == 1
 
 
 def serve_command(folder: Path) -> list[str]:

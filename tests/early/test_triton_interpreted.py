@@ -49,7 +49,8 @@ _COMMAND = (
     *("pytest", "-q", "-p", "no:cacheprovider", "--timeout=600"),
     *(f"tests/gpu/test_{name}.py" for name in _MODULES),
 )
-_SOME = EarlyModule(*_COMMAND, TRITON_INTERPRET="1", OMP_NUM_THREADS="1", BLINK_TEST_CASES="1")
+_ENVIRONMENT = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+_SOME = EarlyModule(*_COMMAND, **_ENVIRONMENT, BLINK_TEST_CASES="1")
 begin = _SOME.begin
 pytestmark = [
     pytest.mark.slow,
@@ -66,7 +67,7 @@ def test_every_triton_kernel_passes_some_cases_of_its_tests_in_the_interpreter()
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_every_triton_kernel_passes_its_tests_in_the_interpreter() -> None:
-    every = EarlyModule(*_COMMAND, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    every = EarlyModule(*_COMMAND, **_ENVIRONMENT)
     every.begin()
     check(*every.wait())
 

@@ -107,7 +107,7 @@ def test_a_body_that_is_read_at_once_takes_no_longer_than_small_ones_may(assets:
         with contextlib.suppress(BlinkError):
             read_body(kind, bytearray(hostile.body), assets, BOUNDS)
         taken.append(time.thread_time() - started)
-    assert min(taken) < 0.15
+    assert min(taken) < 0.1
 
 
 def test_a_refusal_comes_back_as_it_is(reader: Reader) -> None:

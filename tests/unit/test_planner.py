@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from blink.config import FrontendConfig, ModelConfig
-from blink.request.planner import Planner, PromptRules
+from blink.request.planner import Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import load_assets
+from blink.text.prompt import PromptRules
 from fake_engine import ENGINE
 from tiny_model import write_tiny_model
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,13 @@ def nodes_of(*rooms: str) -> Iterator[ast.AST]:
     """Yield every node of the Python files of some rooms; without any, of all."""
     for room in rooms or ("",):
         for path in sorted((_PACKAGE / room).rglob("*.py")):
-            yield from ast.walk(ast.parse(path.read_text()))
+            yield from ast.walk(parse(path))
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    """Return a file's tree, which every count walks."""
+    return ast.parse(path.read_text())
 
 
 def count_isinstance() -> int:

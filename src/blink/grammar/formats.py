@@ -30,6 +30,7 @@ def _any(options: Iterable[str]) -> str:
 
 
 _ANY_CHAR = "(?:[^a]|a)"
+_NOT_ASCII = "\x80-\ud7ff\ue000-\U0010ffff"
 
 # RFC 3339, section 5.6: dates and times.
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"  # validators have no year 0
@@ -115,7 +116,7 @@ _A_LABELS = r"(?:.*\.)?[xX][nN]--.*"
 _DOT = "[.\u3002\uff0e\uff61]"  # as RFC 3490 knows them
 _DOTTED_DECIMAL = f"[0-9]{{1,3}}(?:{_DOT}[0-9]{{1,3}}){{3}}"
 _OUTER_HOST = f"(?!{_DOTTED_DECIMAL}$)[A-Za-z0-9._-]*"
-_OUTER_IDN_HOST = f"(?!{_DOTTED_DECIMAL}$)[A-Za-z0-9._\x80-\ud7ff\ue000-\U0010ffff-]*"
+_OUTER_IDN_HOST = f"(?!{_DOTTED_DECIMAL}$)[A-Za-z0-9._{_NOT_ASCII}-]*"
 
 # RFC 5321, section 4.1.2: a local part has 64 octets at most. Left out: long quoted ones with backslashes.
 _ATEXT = "-A-Za-z0-9!#$%&'*+/=?^_`{|}~"
@@ -189,7 +190,6 @@ _THIRD_AND_FOURTH_HYPHEN = f"(?:.*{_DOT})?..--.*"
 _MARKS_OUT_OF_ORDER = ".*(?:[\u0e48-\u0e4b][\u0e38\u0e39\u094d]|[\u0e38\u0e39]\u094d).*"
 
 # RFC 6531: a local part has 64 octets of UTF-8. Left out: some of 17 to 63 characters of several lengths.
-_NOT_ASCII = "\x80-\ud7ff\ue000-\U0010ffff"
 _OCTETS = _any(("[!#-?A-~]{1,64}", "[!#-?A-~\x80-\u07ff]{1,32}", f"[!#-?A-~{_NOT_ASCII}]{{1,16}}"))
 
 # RFC 3986 and 3987.
