@@ -13,6 +13,8 @@ import pytest
 
 from conftest import Compile
 
+pytestmark = pytest.mark.timeout(900)  # threads that wait for each other take minutes where processors are few and busy
+
 
 def build(compile_native: Compile, source: str, sanitizer: str, *flags: str) -> Path:
     """Compile a test program with a sanitizer; skip where the compiler has none."""
@@ -28,7 +30,7 @@ def build(compile_native: Compile, source: str, sanitizer: str, *flags: str) -> 
     return compile_native(source, *flags, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
 
 
-def run(program: Path, *arguments: int, timeout: float = 100) -> dict[str, int]:
+def run(program: Path, *arguments: int, timeout: float = 400) -> dict[str, int]:
     """Run a program, which must exit with 0, and return the counts that it prints."""
     done = subprocess.run(
         [str(program), *map(str, arguments)], capture_output=True, text=True, check=False, timeout=timeout

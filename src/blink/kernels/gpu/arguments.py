@@ -25,7 +25,7 @@ def args(struct: str, **values: Tensor | bytes | float | None) -> bytes:
     if values.keys() != converters.keys():
         names = ", ".join(sorted(values.keys() ^ converters.keys()))
         raise TypeError(f"{struct} and the values for it differ in these fields: {names}")
-    return packer.pack({name: converters[name](value) for name, value in values.items()})
+    return packer.pack({name: convert(values[name]) for name, convert in converters.items()})
 
 
 @functools.cache
