@@ -115,8 +115,10 @@ class FakeWriter:
 class FakeServer:
     """The application of a worker, and the engine that it talks to."""
 
-    def __init__(self, config: FrontendConfig, assets: ModelAssets, folder: Path) -> None:
-        self.engine = FakeEngine()
+    def __init__(
+        self, config: FrontendConfig, assets: ModelAssets, folder: Path, engine: FakeEngine | None = None
+    ) -> None:
+        self.engine = engine or FakeEngine()
         client = cast(EngineClient, self.engine)
         self._store = MetricStore(config.region, NUM_VALUES, folder)
         self.service = CompletionService(
