@@ -15,11 +15,11 @@ import numpy as np
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink.api.completions import CompletionService
-from blink.api.metric_store import MetricStore
-from blink.api.metrics import NUM_VALUES, Metrics
-from blink.api.poller import Poller
+from blink.api.observe.metric_store import MetricStore
+from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.api.routes import create_app
 from blink.api.server import add_middleware
+from blink.api.serving.poller import Poller
 from blink.config import FrontendConfig
 from blink.errors import BlinkError
 from blink.link.client import EngineClient, RegionInfo

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from blink.api.endpoints import Writing, writing_of
-from blink.api.reply import Reply
-from blink.api.session import Session
+from blink.api.openai.reply import Reply
+from blink.api.serving.session import Session
 from blink.text.generation import Generation
 
 

@@ -16,9 +16,9 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from blink.api.endpoints import writing_of
-from blink.api.logprobs import LogprobFormat
-from blink.api.reply import Reply
-from blink.api.session import Session
+from blink.api.openai.logprobs import LogprobFormat
+from blink.api.openai.reply import Reply
+from blink.api.serving.session import Session
 from blink.errors import BlinkError
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams

@@ -17,10 +17,10 @@ from tokenizers import Tokenizer as Backend
 
 import fake_engine
 from blink.api import reader as reader_module
-from blink.api.read import Bounds, Read
+from blink.api.openai.sampling import build_sampling_params
 from blink.api.reader import Reader
 from blink.api.reading import is_light, read_body, without_texts
-from blink.api.sampling import build_sampling_params
+from blink.api.serving.read import Bounds, Read
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, OverloadedError
 from blink.request.planner import Planner

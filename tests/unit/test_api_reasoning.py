@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 import fake_engine
-from blink.api.message_form import message_form
-from blink.api.read import Bounds
+from blink.api.openai.message_form import message_form
 from blink.api.reading import read_body
+from blink.api.serving.read import Bounds
 from blink.text.assets import ModelAssets
 from blink.text.message.formats import HERMES, REASONING_FORMATS
 from blink.text.message.parser import MessageParser

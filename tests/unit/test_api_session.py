@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from blink.api.poller import Poller
-from blink.api.session import Session
-from blink.api.stream import WholeResult
+from blink.api.serving.poller import Poller
+from blink.api.serving.session import Session
+from blink.api.serving.stream import WholeResult
 from blink.errors import OverloadedError
 from blink.request.planner import Plan, PlannedSequence
 from blink.sampling_params import SamplingParams

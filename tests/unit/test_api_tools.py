@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from blink.api.message_form import constrain_message, message_form
-from blink.api.read import Read
-from blink.api.sampling import build_sampling_params
-from blink.api.schema import ChatBody
-from blink.api.tools import MAX_SCHEMAS_BYTES, MAX_TOOLS
+from blink.api.openai.message_form import constrain_message, message_form
+from blink.api.openai.sampling import build_sampling_params
+from blink.api.openai.schema import ChatBody
+from blink.api.openai.tools import MAX_SCHEMAS_BYTES, MAX_TOOLS
+from blink.api.serving.read import Read
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError
 from blink.sampling_params import SamplingParams

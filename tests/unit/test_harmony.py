@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automata import PlainAutomaton
-from blink.api.message_form import constrain_message, message_form
-from blink.api.read import Read
-from blink.api.reply import Reply
-from blink.api.sampling import build_sampling_params
-from blink.api.schema import ChatBody
-from blink.api.session import Session
+from blink.api.openai.message_form import constrain_message, message_form
+from blink.api.openai.reply import Reply
+from blink.api.openai.sampling import build_sampling_params
+from blink.api.openai.schema import ChatBody
+from blink.api.serving.read import Read
+from blink.api.serving.session import Session
 from blink.config import FrontendConfig, ModelConfig
 from blink.errors import BadRequestError, ConfigError
 from blink.grammar.compiler import compile_structured

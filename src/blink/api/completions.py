@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
 
-from blink.api.bodies import Bodies, check_content_type
-from blink.api.clients import flow_of, salt_of
 from blink.api.endpoints import writing_of
-from blink.api.http1 import find_writer, writer_of
-from blink.api.logprobs import LogprobFormat
-from blink.api.message_form import constrain_message, message_form
-from blink.api.poller import Poller
-from blink.api.read import Bounds, Read
+from blink.api.http.bodies import Bodies, check_content_type
+from blink.api.http.clients import flow_of, salt_of
+from blink.api.http.http1 import find_writer, writer_of
+from blink.api.openai.logprobs import LogprobFormat
+from blink.api.openai.message_form import constrain_message, message_form
+from blink.api.openai.reply import Reply
+from blink.api.openai.sampling import build_sampling_params
+from blink.api.openai.schema import MAX_ID_CHARS, ChatBody, CompletionBody
 from blink.api.reader import Reader
 from blink.api.reading import LIGHT_BYTES
-from blink.api.reply import Reply
-from blink.api.sampling import build_sampling_params
-from blink.api.schema import MAX_ID_CHARS, ChatBody, CompletionBody
-from blink.api.session import Session
-from blink.api.stream import Encoder, EventStream, WholeResult
-from blink.api.timing import TimedStream
+from blink.api.serving.poller import Poller
+from blink.api.serving.read import Bounds, Read
+from blink.api.serving.session import Session
+from blink.api.serving.stream import Encoder, EventStream, WholeResult
+from blink.api.serving.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
     BadRequestError,
@@ -50,7 +50,7 @@ from blink.text.message.parser import MessageForm
 from blink.text.prompt import PromptRules
 
 if TYPE_CHECKING:
-    from blink.api.tracing import RequestTracer
+    from blink.api.observe.tracing import RequestTracer
 
 REQUEST_ID_HEADER = "x-request-id"
 _TEXT_FIELDS = {"prompt", "messages", "tools", "documents", "stop", "user", "cache_salt"}

@@ -8,17 +8,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from blink.api.body_readers import answer_detokenize, answer_tokenize, read_chat, read_completion, read_responses
-from blink.api.chunks import ChunkEncoder
-from blink.api.message_chunks import MessageChunkEncoder
-from blink.api.read import Bounds, Read
-from blink.api.reply import Reply, WholeChoices
-from blink.api.responses import ResponseEncoder, WholeResponse
-from blink.api.responses_schema import ResponsesBody, naming_origins
-from blink.api.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from blink.api.session import Session
-from blink.api.stream import Encoder, WholeBody
-from blink.api.whole_messages import WholeMessages
+from blink.api.openai.body_readers import answer_detokenize, answer_tokenize, read_chat, read_completion, read_responses
+from blink.api.openai.chunks import ChunkEncoder
+from blink.api.openai.message_chunks import MessageChunkEncoder
+from blink.api.openai.reply import Reply, WholeChoices
+from blink.api.openai.responses import ResponseEncoder, WholeResponse
+from blink.api.openai.responses_schema import ResponsesBody, naming_origins
+from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from blink.api.openai.whole_messages import WholeMessages
+from blink.api.serving.read import Bounds, Read
+from blink.api.serving.session import Session
+from blink.api.serving.stream import Encoder, WholeBody
 from blink.link.client import RegionInfo
 from blink.text.assets import ModelAssets
 

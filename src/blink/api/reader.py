@@ -13,8 +13,8 @@ import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
-from blink.api.read import Bounds, Read
 from blink.api.reading import is_light, read_body, without_texts
+from blink.api.serving.read import Bounds, Read
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.host.child import Child, Parent, limit_data

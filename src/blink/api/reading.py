@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from blink.api.endpoints import ENDPOINTS
-from blink.api.error_body import describe_validation
-from blink.api.json_body import parse_body
-from blink.api.read import Bounds, Read
-from blink.api.schema import Body
+from blink.api.http.errors import describe_validation
+from blink.api.http.json_body import parse_body
+from blink.api.openai.schema import Body
+from blink.api.serving.read import Bounds, Read
 from blink.errors import BadRequestError, BlinkError, NotFoundError
 from blink.text.assets import ModelAssets
 from blink.text.json_weight import weigh_json

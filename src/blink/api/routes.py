@@ -15,14 +15,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink import __version__
-from blink.api.bodies import check_content_type
 from blink.api.completions import CompletionService
-from blink.api.docs_page import add_docs_page
 from blink.api.endpoints import ENDPOINTS, Endpoint
-from blink.api.error_body import bug_response, error_response, http_error_response, install_error_responses
-from blink.api.page import page_routes
-from blink.api.read import Read
-from blink.api.schema import MAX_ID_CHARS
+from blink.api.http.bodies import check_content_type
+from blink.api.http.errors import bug_response, error_response, http_error_response, install_error_responses
+from blink.api.openai.schema import MAX_ID_CHARS
+from blink.api.pages.docs import add_docs_page
+from blink.api.pages.files import page_routes
+from blink.api.serving.read import Read
 from blink.errors import BlinkError, ClientGoneError, NotFoundError
 
 Route = TypeVar("Route", bound=Callable[..., Any])

@@ -22,14 +22,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from blink.api.completions import CompletionService
-from blink.api.http1 import ConnectionLimits, limited_protocol
-from blink.api.metric_store import MetricStore
-from blink.api.metrics import NUM_VALUES, Metrics
-from blink.api.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
-from blink.api.poller import Poller
+from blink.api.http.http1 import ConnectionLimits, limited_protocol
+from blink.api.http.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
+from blink.api.observe.metric_store import MetricStore
+from blink.api.observe.metrics import NUM_VALUES, Metrics
+from blink.api.observe.sequence_metrics import SequenceMetrics
+from blink.api.observe.stats_line import StatsLine
 from blink.api.routes import create_app
-from blink.api.sequence_metrics import SequenceMetrics
-from blink.api.stats_line import StatsLine
+from blink.api.serving.poller import Poller
 from blink.config import FrontendConfig
 from blink.errors import ConfigError, EngineUnavailableError
 from blink.host.address import Address
@@ -43,7 +43,7 @@ from blink.link.shm import ShmConnector
 from blink.text.assets import load_assets
 
 if TYPE_CHECKING:
-    from blink.api.tracing import RequestTracer
+    from blink.api.observe.tracing import RequestTracer
 
 _KEY_VARIABLE = "BLINK_API_KEY"
 _OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -93,14 +93,14 @@ def run_worker(config: FrontendConfig) -> int:
 def _observer(metrics: Metrics, tracer: RequestTracer | None) -> SequenceMetrics:
     if tracer is None:
         return SequenceMetrics(metrics)
-    from blink.api.tracing import TracedSequences
+    from blink.api.observe.tracing import TracedSequences
 
     return TracedSequences(metrics, tracer)
 
 
 def _connect_tracer(endpoint: str) -> RequestTracer:
     try:
-        from blink.api.tracing import connect_tracer
+        from blink.api.observe.tracing import connect_tracer
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"--otlp-traces-endpoint needs {error.name}, which is not installed: {how_to_install('otel')}"

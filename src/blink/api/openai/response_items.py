@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from blink.api.message_body import new_call_id
+from blink.api.openai.message_body import new_call_id
 from blink.text.message.parser import MessageForm
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning
 

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from blink.api.engine_metrics import Stats, cache_config, engine_families
-from blink.api.exposition import Family, Labels, Page
-from blink.api.metric_store import MetricStore, Worker, add_up
+from blink.api.observe.engine_metrics import Stats, cache_config, engine_families
+from blink.api.observe.exposition import Family, Labels, Page
+from blink.api.observe.metric_store import MetricStore, Worker, add_up
 
 # vLLM's buckets with finer ones below: the first tokens of a small model come within a millisecond.
 _FIRST_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)

@@ -29,7 +29,7 @@ def page_routes() -> APIRouter:
 
 def add_static_file(router: APIRouter, path: str, name: str) -> None:
     """Serve one of this package's static files at a path."""
-    content = (files("blink.api") / "static" / name).read_bytes()
+    content = (files("blink.api.pages") / "static" / name).read_bytes()
     kind = _TYPES[name.rpartition(".")[2]]
 
     async def answer() -> Response:

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.util.types import AttributeValue
 
-from blink.api.spans import paced
+from blink.api.observe.spans import paced
 
 _MAX_FORMS: Final = 64
 _FIELDS: Final[dict[object, str]] = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 
-from blink.api.metric_store import MetricStore
+from blink.api.observe.metric_store import MetricStore
 
 _INTERVAL = 10.0  # seconds
 

@@ -19,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from blink.api.structured import ResponseFormat, StructuredOutputsBody
-from blink.api.tools import check_tool_fields, read_tool_use
-from blink.api.unsupported import reject_unsupported
+from blink.api.openai.structured import ResponseFormat, StructuredOutputsBody
+from blink.api.openai.tools import check_tool_fields, read_tool_use
+from blink.api.openai.unsupported import reject_unsupported
 from blink.errors import BadRequestError
 from blink.request.planner import Rendering
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 import orjson
 
-from blink.api.read import Bounds, Read
-from blink.api.responses_schema import ResponsesBody, naming_origins
-from blink.api.schema import (
+from blink.api.openai.responses_schema import ResponsesBody, naming_origins
+from blink.api.openai.schema import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -21,6 +20,7 @@ from blink.api.schema import (
     TokenizeChatBody,
     TokenizeTextBody,
 )
+from blink.api.serving.read import Bounds, Read
 from blink.errors import BadRequestError
 from blink.link.client import RegionInfo
 from blink.request.planner import Planner

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from blink.api.http1 import writer_of
+from blink.api.http.http1 import writer_of
 from blink.errors import BadRequestError, ClientGoneError, OverloadedError
 
 _JSON = "application/json"

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from blink.api.page import HEADERS, add_static_file
+from blink.api.pages.files import HEADERS, add_static_file
 
 _METHODS = ("get", "post", "put", "patch", "delete")
 _SCHEMAS = "#/components/schemas/"

@@ -11,9 +11,9 @@ import logging
 import time
 from collections import Counter
 
-from blink.api.metrics import Metrics
-from blink.api.sequence_metrics import SequenceMetrics
-from blink.api.stats_line import StatsLine
+from blink.api.observe.metrics import Metrics
+from blink.api.observe.sequence_metrics import SequenceMetrics
+from blink.api.observe.stats_line import StatsLine
 from blink.errors import BadRequestError, ClientLimitError, EngineUnavailableError, OverloadedError
 from blink.link.client import EngineClient
 from blink.request.table import SequenceTable

@@ -8,8 +8,8 @@ import logging
 import time
 from collections.abc import Sequence
 
-from blink.api.session import Session
-from blink.api.stream import Encoder, EventStream
+from blink.api.serving.session import Session
+from blink.api.serving.stream import Encoder, EventStream
 from blink.text.generation import Generation
 
 logger = logging.getLogger(__name__)

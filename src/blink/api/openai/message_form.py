@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from blink.api.read import Read
-from blink.api.schema import ChatBody
+from blink.api.openai.schema import ChatBody
+from blink.api.serving.read import Read
 from blink.errors import BadRequestError
 from blink.sampling_params import SamplingParams
 from blink.structured_outputs import Channels, StructuredOutputsParams

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 
-from blink.api import metrics as names
-from blink.api.metrics import Metrics
+from blink.api.observe import metrics as names
+from blink.api.observe.metrics import Metrics
 from blink.request.table import Observer, OpenSequence
 
 

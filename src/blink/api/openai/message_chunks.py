@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from blink.api.chunks import ChunkEncoder
-from blink.api.message_body import MessageDeltas, finish_reason
-from blink.api.reply import Reply
-from blink.api.session import Session
+from blink.api.openai.chunks import ChunkEncoder
+from blink.api.openai.message_body import MessageDeltas, finish_reason
+from blink.api.openai.reply import Reply
+from blink.api.serving.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
 from blink.text.message.parser import MessageForm, MessageParser
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from blink.api.exposition import Family, Labels
+from blink.api.observe.exposition import Family, Labels
 
 Stats = Mapping[str, int]  # empty while there is no engine
 

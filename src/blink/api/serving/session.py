@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from blink.api import metrics as names
-from blink.api.poller import Poller
+from blink.api.observe import metrics as names
+from blink.api.serving.poller import Poller
 from blink.errors import BlinkError
 from blink.request.planner import Plan
 from blink.text.generation import Generation

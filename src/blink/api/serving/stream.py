@@ -10,8 +10,8 @@ from typing import Protocol
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from blink.api.http1 import ResponseWriter, writer_of
-from blink.api.session import Session
+from blink.api.http.http1 import ResponseWriter, writer_of
+from blink.api.serving.session import Session
 from blink.errors import BlinkError, ClientGoneError
 from blink.text.generation import Generation
 

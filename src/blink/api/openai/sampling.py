@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blink.api.schema import ChatBody, CompletionBody
-from blink.api.structured import read_structured_outputs
+from blink.api.openai.schema import ChatBody, CompletionBody
+from blink.api.openai.structured import read_structured_outputs
 from blink.errors import BadRequestError
 from blink.sampling_params import SamplingParams
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from blink.api.message_body import finish_reason, whole_message
-from blink.api.reply import Reply, WholeChoices, chat_choice
-from blink.api.session import Session
+from blink.api.openai.message_body import finish_reason, whole_message
+from blink.api.openai.reply import Reply, WholeChoices, chat_choice
+from blink.api.serving.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import Part, merge

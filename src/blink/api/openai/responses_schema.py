@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import orjson
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from blink.api.error_body import describe_validation
-from blink.api.schema import Body, ChatBody, GenerationBody
+from blink.api.http.errors import describe_validation
+from blink.api.openai.schema import Body, ChatBody, GenerationBody
 from blink.errors import BadRequestError
 
 Item = dict[str, Any]

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from blink.api.logprobs import LogprobFormat
-from blink.api.session import Session
+from blink.api.openai.logprobs import LogprobFormat
+from blink.api.serving.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
 from blink.text.message.parser import MessageForm
 from blink.text.prompt import Prompt

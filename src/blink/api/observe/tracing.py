@@ -18,10 +18,10 @@ from weakref import WeakKeyDictionary
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
-from blink.api.metrics import Metrics
-from blink.api.sequence_metrics import SequenceMetrics
-from blink.api.span_export import PreparedExporter, can_prepare
-from blink.api.spans import Asked, Ended, SpanMaker
+from blink.api.observe.metrics import Metrics
+from blink.api.observe.sequence_metrics import SequenceMetrics
+from blink.api.observe.span_export import PreparedExporter, can_prepare
+from blink.api.observe.spans import Asked, Ended, SpanMaker
 from blink.errors import ConfigError
 from blink.request.table import OpenSequence
 from blink.sampling_params import SamplingParams

@@ -17,8 +17,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blink.api.clients import note_key
-from blink.api.error_body import error_json
+from blink.api.http.clients import note_key
+from blink.api.http.errors import error_json
 
 _PROTECTED = ("/v1", "/reset_prefix_cache")
 _MAX_HOST_CHARS = 64

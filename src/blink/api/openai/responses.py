@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
-from blink.api.reply import Reply, usage_of
-from blink.api.response_items import Event, OutputItems
-from blink.api.session import Session
+from blink.api.openai.reply import Reply, usage_of
+from blink.api.openai.response_items import Event, OutputItems
+from blink.api.serving.session import Session
 from blink.errors import BlinkError
 from blink.text.generation import Generation
 from blink.text.message.parser import MessageForm, MessageParser

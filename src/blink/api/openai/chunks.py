@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
-from blink.api.error_body import blink_error_json
-from blink.api.reply import Reply, usage_of
-from blink.api.session import Session
+from blink.api.http.errors import blink_error_json
+from blink.api.openai.reply import Reply, usage_of
+from blink.api.serving.session import Session
 from blink.errors import BlinkError
 from blink.text.generation import Delta, Generation
 
