@@ -13,7 +13,7 @@ import pytest
 
 from blink.api.endpoints import ENDPOINTS
 from blink.api.http.json_body import parse_body
-from blink.api.openai.responses_schema import ResponsesBody
+from blink.api.openai.responses.schema import ResponsesBody
 from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody
 from blink.api.reading import read_body
 from blink.api.serving.read import Bounds

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from blink.api.http.errors import describe_validation
-from blink.api.openai.responses_schema import ResponsesBody
+from blink.api.openai.responses.schema import ResponsesBody
 from blink.api.openai.sampling import build_sampling_params
 from blink.api.openai.schema import ChatBody, CompletionBody
 from blink.errors import BadRequestError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from blink.api.openai.responses_schema import ResponsesBody
+from blink.api.openai.responses.schema import ResponsesBody
 from blink.api.openai.schema import ChatBody
 from blink.errors import BadRequestError
 from blink.request.planner import Planner

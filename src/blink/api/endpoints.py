@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from blink.api.openai.body_readers import answer_detokenize, answer_tokenize, read_chat, read_completion, read_responses
 from blink.api.openai.chunks import ChunkEncoder
 from blink.api.openai.message_chunks import MessageChunkEncoder
+from blink.api.openai.read import answer_detokenize, answer_tokenize, read_chat, read_completion, read_responses
 from blink.api.openai.reply import Reply, WholeChoices
-from blink.api.openai.responses import ResponseEncoder, WholeResponse
-from blink.api.openai.responses_schema import ResponsesBody, naming_origins
+from blink.api.openai.responses.schema import ResponsesBody, naming_origins
+from blink.api.openai.responses.write import ResponseEncoder, WholeResponse
 from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from blink.api.openai.whole_messages import WholeMessages
 from blink.api.serving.read import Bounds, Read

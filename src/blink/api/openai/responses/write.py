@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from blink.api.openai.reply import Reply, usage_of
-from blink.api.openai.response_items import Event, OutputItems
+from blink.api.openai.responses.items import Event, OutputItems
 from blink.api.serving.session import Session
 from blink.errors import BlinkError
 from blink.text.generation import Generation

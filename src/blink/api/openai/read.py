@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import orjson
 
-from blink.api.openai.responses_schema import ResponsesBody, naming_origins
+from blink.api.openai.responses.schema import ResponsesBody, naming_origins
 from blink.api.openai.schema import (
     ChatBody,
     CompletionBody,
