@@ -14,11 +14,11 @@ import httpx
 import numpy as np
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from blink.api.completions import CompletionService
 from blink.api.observe.metric_store import MetricStore
 from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.api.routes import create_app
 from blink.api.server import add_middleware
+from blink.api.service import CompletionService
 from blink.api.serving.poller import Poller
 from blink.config import FrontendConfig
 from blink.errors import BlinkError

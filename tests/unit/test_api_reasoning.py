@@ -10,7 +10,6 @@ import orjson
 import pytest
 
 import fake_engine
-from blink.api.openai.message_form import message_form
 from blink.api.reading import read_body
 from blink.api.serving.read import Bounds
 from blink.text.assets import ModelAssets
@@ -36,7 +35,7 @@ def parts_of(reply: str, reasoning: str, template: str, begun: str, **fields: An
         reasoning_format=REASONING_FORMATS[reasoning],
     )
     body = orjson.dumps({"messages": [{"role": "assistant", "content": begun}], **fields})
-    form = message_form(read_body("chat", body, assets, BOUNDS), assets, may_choose=True)
+    form = read_body("chat", body, assets, BOUNDS).reply.message
     assert form is not None
     parser = MessageParser(form)
     return merge([*parser.push(reply), *parser.finish()])

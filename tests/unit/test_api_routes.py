@@ -15,12 +15,12 @@ import pytest
 from fastapi import FastAPI
 
 from blink import __version__
-from blink.api.completions import CompletionService
 from blink.api.observe.metric_store import MetricStore
 from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.api.pages.docs import render_docs
 from blink.api.routes import create_app
 from blink.api.server import add_middleware
+from blink.api.service import CompletionService
 from blink.api.serving.poller import Poller
 from blink.config import FrontendConfig, ModelConfig
 from blink.link.client import EngineClient

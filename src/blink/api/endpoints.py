@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from blink.api.openai.chunks import ChunkEncoder
-from blink.api.openai.message_chunks import MessageChunkEncoder
-from blink.api.openai.read import answer_detokenize, answer_tokenize, read_chat, read_completion, read_responses
-from blink.api.openai.reply import Reply, WholeChoices
+from blink.api.http.errors import ErrorWriter, error_json
+from blink.api.openai.message_chunks import open_stream
+from blink.api.openai.read import read_chat, read_completion
+from blink.api.openai.responses.read import read_responses
 from blink.api.openai.responses.schema import ResponsesBody, naming_origins
 from blink.api.openai.responses.write import ResponseEncoder, WholeResponse
 from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from blink.api.openai.whole_messages import WholeMessages
+from blink.api.openai.tokens import answer_detokenize, answer_tokenize
+from blink.api.openai.whole_messages import open_whole
 from blink.api.serving.read import Bounds, Read
 from blink.api.serving.session import Session
 from blink.api.serving.stream import Encoder, WholeBody
@@ -27,12 +28,13 @@ from blink.text.assets import ModelAssets
 class Writing:
     """How the answers of an endpoint that generates are written.
 
-    naming: lets errors name the fields that a client sent, where the request is carried out as another's.
+    stream and whole: take the reply that the endpoint's `read` has made. naming: lets errors name the fields that a
+    client sent, where the request is carried out as another's.
     """
 
     id_prefix: str
-    stream: Callable[[Reply, Session], Encoder]
-    whole: Callable[[Reply, Session], WholeBody]
+    stream: Callable[[Any, Session], Encoder]
+    whole: Callable[[Any, Session], WholeBody]
     naming: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
@@ -41,7 +43,8 @@ class Endpoint:
     """One endpoint.
 
     main_field: what most of a body's work is about, for errors that nobody foresaw. read: what becomes of a checked
-    body. writing: None if `read` has answered it. name and summary: what the API's description says.
+    body. writing: None if `read` has answered it. name and summary: what the API's description says. error_body: writes
+    the refusals of an endpoint that generates; what stands before the routes answers in its own form.
     """
 
     kind: str
@@ -52,14 +55,7 @@ class Endpoint:
     main_field: str | None
     read: Callable[[Any, ModelAssets, Bounds, RegionInfo], Read]
     writing: Writing | None = None
-
-
-def _write_chunks(reply: Reply, session: Session) -> Encoder:
-    return ChunkEncoder(reply, session) if reply.message is None else MessageChunkEncoder(reply, session, reply.message)
-
-
-def _write_choices(reply: Reply, session: Session) -> WholeBody:
-    return WholeChoices(reply, session) if reply.message is None else WholeMessages(reply, session, reply.message)
+    error_body: ErrorWriter = error_json
 
 
 _ALL = (
@@ -71,7 +67,7 @@ _ALL = (
         body=CompletionBody,
         main_field="prompt",
         read=read_completion,
-        writing=Writing(id_prefix="cmpl-", stream=_write_chunks, whole=_write_choices),
+        writing=Writing(id_prefix="cmpl-", stream=open_stream, whole=open_whole),
     ),
     Endpoint(
         kind="chat",
@@ -81,7 +77,7 @@ _ALL = (
         body=ChatBody,
         main_field="messages",
         read=read_chat,
-        writing=Writing(id_prefix="chatcmpl-", stream=_write_chunks, whole=_write_choices),
+        writing=Writing(id_prefix="chatcmpl-", stream=open_stream, whole=open_whole),
     ),
     Endpoint(
         kind="responses",
@@ -113,11 +109,3 @@ _ALL = (
     ),
 )
 ENDPOINTS = {endpoint.kind: endpoint for endpoint in _ALL}
-
-
-def writing_of(kind: str) -> Writing:
-    """Return how the answers of an endpoint that generates are written."""
-    writing = ENDPOINTS[kind].writing
-    if writing is None:
-        raise ValueError(f"{kind} generates nothing")
-    return writing

@@ -13,7 +13,7 @@ import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
-from blink.api.reading import is_light, read_body, without_texts
+from blink.api.reading import is_light, read_body
 from blink.api.serving.read import Bounds, Read
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
@@ -21,7 +21,6 @@ from blink.host.child import Child, Parent, limit_data
 from blink.host.logs import set_up_logging
 from blink.text.assets import ModelAssets, load_assets
 
-_SMALL_BYTES = 2 << 10  # of a body that may live as long as its request
 _MAX_WAITING = 256
 _BOOT_SECONDS = 60.0
 _READ_SECONDS = 20.0
@@ -61,8 +60,7 @@ class Reader:
             BlinkError: the request is refused, or too many large ones wait.
         """
         if is_light(data):
-            read = read_body(kind, data, self._assets, bounds)
-            return read if len(data) <= _SMALL_BYTES else without_texts(read)
+            return read_body(kind, data, self._assets, bounds)
         if len(self._jobs) >= _MAX_WAITING:
             raise OverloadedError("Too many large requests wait to be read. Retry later.")
         self._num_jobs += 1
@@ -149,6 +147,6 @@ def run(parent: Parent) -> None:
 
 def _try_to_read(kind: str, data: bytearray, assets: ModelAssets, bounds: Bounds) -> Any:
     try:
-        return without_texts(read_body(kind, data, assets, bounds))
+        return read_body(kind, data, assets, bounds)
     except BlinkError as error:
         return error

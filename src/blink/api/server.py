@@ -21,7 +21,6 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from blink.api.completions import CompletionService
 from blink.api.http.http1 import ConnectionLimits, limited_protocol
 from blink.api.http.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
 from blink.api.observe.metric_store import MetricStore
@@ -29,6 +28,7 @@ from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.api.observe.sequence_metrics import SequenceMetrics
 from blink.api.observe.stats_line import StatsLine
 from blink.api.routes import create_app
+from blink.api.service import CompletionService
 from blink.api.serving.poller import Poller
 from blink.config import FrontendConfig
 from blink.errors import ConfigError, EngineUnavailableError

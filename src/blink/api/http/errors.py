@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from blink.errors import BadRequestError, BlinkError
+
+ErrorWriter = Callable[[str, str, int, str | None], bytes]  # of a message, the error's type, the status and the field
 
 _MAX_VALIDATION_ERRORS = 10
 _MAX_PLACE_CHARS = 64
@@ -39,10 +41,10 @@ def install_error_responses(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_bug)
 
 
-def error_response(error: BlinkError) -> Response:
+def error_response(error: BlinkError, write: ErrorWriter = error_json) -> Response:
     """Return the response for one of Blink's own errors."""
     headers = {"Retry-After": _RETRY_SECONDS} if error.status in _RETRIED else None
-    return _respond(blink_error_json(error), error.status, headers)
+    return _respond(write(error.message, error.type, int(error.status), error.param), error.status, headers)
 
 
 async def _on_blink_error(_: Request, error: Exception) -> Response:
@@ -60,20 +62,20 @@ async def _on_http_error(_: Request, error: Exception) -> Response:
     return http_error_response(error)
 
 
-def http_error_response(error: HTTPException) -> Response:
+def http_error_response(error: HTTPException, write: ErrorWriter = error_json) -> Response:
     """Return the response for an error of the framework's."""
     kind = HTTPStatus(error.status_code).phrase
-    return _respond(error_json(str(error.detail), kind, error.status_code), error.status_code, error.headers)
+    return _respond(write(str(error.detail), kind, error.status_code, None), error.status_code, error.headers)
 
 
 async def _on_bug(_: Request, error: Exception) -> Response:
     return bug_response(error)
 
 
-def bug_response(error: Exception) -> Response:
+def bug_response(error: Exception, write: ErrorWriter = error_json) -> Response:
     """Return the response for an error that nobody expected."""
     status = HTTPStatus.INTERNAL_SERVER_ERROR
-    return _respond(error_json(f"Internal error: {type(error).__name__}.", BlinkError.type, status), status, None)
+    return _respond(write(f"Internal error: {type(error).__name__}.", BlinkError.type, status, None), status, None)
 
 
 def describe_validation(errors: Any) -> BadRequestError:

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from blink.api.http.errors import blink_error_json
-from blink.api.openai.reply import Reply, usage_of
+from blink.api.openai.choices import ChoicesReply, usage_of
 from blink.api.serving.session import Session
 from blink.errors import BlinkError
 from blink.text.generation import Delta, Generation
@@ -19,7 +19,7 @@ DONE = b"data: [DONE]\n\n"
 class ChunkEncoder:
     """Encode the chunks of one stream."""
 
-    def __init__(self, reply: Reply, session: Session) -> None:
+    def __init__(self, reply: ChoicesReply, session: Session) -> None:
         self._reply = reply
         self._session = session
         kind = "chat.completion.chunk" if reply.is_chat else "text_completion"
@@ -32,7 +32,8 @@ class ChunkEncoder:
         ]
         self._text_end = b"}" if reply.is_chat else b""
         self._plain_tail = self._text_end + b',"logprobs":null,"finish_reason":null}]}\n\n'
-        self._is_plain = not (reply.logprobs or reply.return_token_ids or reply.continuous_usage)
+        self._logprob_format = reply.logprobs
+        self._is_plain = not (reply.has_logprobs or reply.return_token_ids or reply.continuous_usage)
         self._offsets = [0] * len(session.generations)
         self._started = [False] * len(session.generations)
 
@@ -94,7 +95,7 @@ class ChunkEncoder:
         return b"%b,%b\n\n" % (self._common, orjson.dumps(body)[1:])
 
     def _logprobs(self, generation: Generation, delta: Delta) -> dict[str, Any] | None:
-        form = self._reply.logprobs
+        form = self._logprob_format
         if form is None:
             return None
         if self._reply.is_chat:

@@ -7,12 +7,17 @@ from typing import Any
 
 import orjson
 
+from blink.api.openai.choices import ChoicesReply
 from blink.api.openai.chunks import ChunkEncoder
 from blink.api.openai.message_body import MessageDeltas, finish_reason
-from blink.api.openai.reply import Reply
 from blink.api.serving.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
 from blink.text.message.parser import MessageForm, MessageParser
+
+
+def open_stream(reply: ChoicesReply, session: Session) -> ChunkEncoder:
+    """Return what writes the chunks of a completion or chat."""
+    return ChunkEncoder(reply, session) if reply.message is None else MessageChunkEncoder(reply, session, reply.message)
 
 
 class _Choice:
@@ -28,7 +33,7 @@ class _Choice:
 class MessageChunkEncoder(ChunkEncoder):
     """Encode the chunks of one stream of messages."""
 
-    def __init__(self, reply: Reply, session: Session, form: MessageForm) -> None:
+    def __init__(self, reply: ChoicesReply, session: Session, form: MessageForm) -> None:
         super().__init__(reply, session)
         self._form = form
         self._choices = [_Choice(form) for _ in session.generations]

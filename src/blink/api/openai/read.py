@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each endpoint makes of its checked body: tokens for the engine, or the answer itself.
+"""What completions and chats make of their checked bodies: tokens and parameters for the engine, and their reply.
 
 Raises of all: BlinkError, where the request is refused.
 """
@@ -7,30 +7,26 @@ Raises of all: BlinkError, where the request is refused.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from typing import Any
 
-import orjson
-
-from blink.api.openai.responses.schema import ResponsesBody, naming_origins
-from blink.api.openai.schema import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    GenerationBody,
-    TokenizeChatBody,
-    TokenizeTextBody,
-)
+from blink.api.openai.choices import ChoicesReply
+from blink.api.openai.message_form import message_form
+from blink.api.openai.sampling import build_sampling_params
+from blink.api.openai.schema import ChatBody, CompletionBody, GenerationBody
 from blink.api.serving.read import Bounds, Read
 from blink.errors import BadRequestError
 from blink.link.client import RegionInfo
 from blink.request.planner import Planner
+from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.conversation import flatten_messages
 from blink.text.message import harmony
 from blink.text.message.reasoning import is_reasoning_open, is_switched_off
-from blink.text.prompt import check_vocabulary, read_tokens
+from blink.text.prompt import read_tokens
 
-_CHARS_PER_TOKEN = 4  # of the tokens that /detokenize takes, as a share of the characters that /tokenize takes
+_TEXTS = {"prompt", "messages", "tools", "documents", "stop", "user", "cache_salt"}
+_TEXTS |= {"response_format", "structured_outputs"}
+_MAX_SHOWN_CHARS = 256
 
 
 def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
@@ -39,32 +35,75 @@ def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, e
     _check_count(len(sources), body, engine)
     prompts = [read_tokens(source, body.prompt_rules, assets.tokenizer, engine) for source in sources]
     echoes = [_text_of(source, assets) for source in sources] if body.echo else []
-    del bounds
-    return Read("completions", body, prompts, echoes, parsed=parsed)
+    params = build_sampling_params(body, assets.sampling_defaults)
+    return Read(
+        model=body.model,
+        prompts=prompts,
+        rules=body.prompt_rules,
+        params=params,
+        reply=ChoicesReply(is_chat=False, echoes=echoes, **_reply_fields(body, params)),
+        stream=bool(body.stream),
+        request_id=body.request_id,
+        shown=_shown(body) if bounds.shows_fields else {},
+        parsed=parsed,
+    )
 
 
 def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
     """Render and tokenize a conversation."""
-    del bounds
     parsed = time.perf_counter()
     text = Planner(assets).render(body.messages, body.rendering)
     _check_count(1, body, engine)
-    role = body.messages[-1].get("role", "assistant")
+    tokens = read_tokens(text, body.prompt_rules, assets.tokenizer, engine)
+    params = build_sampling_params(body, assets.sampling_defaults)
+    form = message_form(
+        body,
+        assets,
+        may_choose=bounds.may_choose_calls,
+        is_reasoning_open=_is_reasoning_open(text, body, assets),
+        is_answer=body.continue_final_message or is_switched_off(body.rendering.variables),
+    )
+    role = "assistant" if body.add_generation_prompt else body.messages[-1].get("role", "assistant")
+    return Read(
+        model=body.model,
+        prompts=[tokens],
+        rules=body.prompt_rules,
+        params=params,
+        tool_use=body.tool_use,
+        reply=ChoicesReply(is_chat=True, role=role, message=form, **_reply_fields(body, params)),
+        stream=bool(body.stream),
+        request_id=body.request_id,
+        shown=_shown(body) if bounds.shows_fields else {},
+        parsed=parsed,
+    )
+
+
+def _is_reasoning_open(text: str, body: ChatBody, assets: ModelAssets) -> bool | None:
+    """Say whether the rendered prompt leaves the reply inside of its reasoning, if it says."""
     form = assets.reasoning_format
     if assets.in_channels:
-        is_open = harmony.is_reasoning_open(text)
-    else:
-        begun = flatten_messages(body.messages[-1:])[0]["content"] if body.continue_final_message else ""
-        is_open = is_reasoning_open(text, form, begun) if form else None
-    is_answer = body.continue_final_message or is_switched_off(body.rendering.variables)
-    tokens = read_tokens(text, body.prompt_rules, assets.tokenizer, engine)
-    return Read("chat", body, [tokens], role=role, is_reasoning_open=is_open, is_answer=is_answer, parsed=parsed)
+        return harmony.is_reasoning_open(text)
+    begun = flatten_messages(body.messages[-1:])[0]["content"] if body.continue_final_message else ""
+    return is_reasoning_open(text, form, begun) if form else None
 
 
-def read_responses(body: ResponsesBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
-    """Render and tokenize the conversation of a response."""
-    with naming_origins():
-        return replace(read_chat(body.chat, assets, bounds, engine), kind="responses", echo=body.echo)
+def _reply_fields(body: GenerationBody, params: SamplingParams) -> dict[str, Any]:
+    options = body.stream_options
+    return {
+        "num_choices": params.n,
+        "has_logprobs": params.logprobs is not None,
+        "has_prompt_logprobs": body.prompt_logprobs is not None,
+        "names_token_ids": bool(body.return_tokens_as_token_ids),
+        "return_token_ids": bool(body.return_token_ids),
+        "include_usage": options is not None and options.include_usage,
+        "continuous_usage": options is not None and options.include_usage and options.continuous_usage_stats,
+    }
+
+
+def _shown(body: GenerationBody) -> dict[str, Any]:
+    """Return the fields that a client set, without texts, and none at a length that would fill a log."""
+    fields = body.model_dump(exclude=_TEXTS, exclude_unset=True)
+    return {name: value if len(str(value)) <= _MAX_SHOWN_CHARS else "..." for name, value in fields.items()}
 
 
 def _check_count(num_prompts: int, body: GenerationBody, engine: RegionInfo) -> None:
@@ -74,35 +113,3 @@ def _check_count(num_prompts: int, body: GenerationBody, engine: RegionInfo) -> 
 
 def _text_of(source: str | list[int], assets: ModelAssets) -> str:
     return source if isinstance(source, str) else assets.tokenizer.decode(source, skip_special_tokens=False)
-
-
-def answer_tokenize(
-    body: TokenizeTextBody | TokenizeChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo
-) -> Read:
-    """Answer with the tokens of a text or a conversation."""
-    is_text = isinstance(body, TokenizeTextBody)
-    text = body.prompt if is_text else Planner(assets).render(body.messages, body.rendering)
-    if len(text) > bounds.max_tokenize_chars:
-        raise BadRequestError(
-            f"The text has {len(text)} characters; this server tokenizes at most {bounds.max_tokenize_chars}.",
-            "prompt" if is_text else "messages",
-        )
-    tokenizer = assets.tokenizer
-    tokens = tokenizer.encode(text, add_special_tokens=body.add_special_tokens) if text else []
-    answer = {
-        "count": len(tokens),
-        "max_model_len": engine.max_model_len,
-        "tokens": tokens,
-        "token_strs": [tokenizer.token_name(token) for token in tokens] if body.return_token_strs else None,
-    }
-    return Read("tokenize", body, answer=orjson.dumps(answer))
-
-
-def answer_detokenize(body: DetokenizeBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
-    """Answer with the text of token ids."""
-    limit = max(bounds.max_tokenize_chars // _CHARS_PER_TOKEN, 1)
-    if len(body.tokens) > limit:
-        raise BadRequestError(f"This server detokenizes at most {limit} token ids, got {len(body.tokens)}.", "tokens")
-    check_vocabulary(body.tokens, engine.vocab_size, "tokens")
-    text = assets.tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return Read("detokenize", body, answer=orjson.dumps({"prompt": text}))

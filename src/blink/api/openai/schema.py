@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     PrivateAttr,
@@ -22,6 +21,7 @@ from pydantic import (
 from blink.api.openai.structured import ResponseFormat, StructuredOutputsBody
 from blink.api.openai.tools import check_tool_fields, read_tool_use
 from blink.api.openai.unsupported import reject_unsupported
+from blink.api.serving.body import MAX_ID_CHARS, Body
 from blink.errors import BadRequestError
 from blink.request.planner import Rendering
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS
@@ -32,7 +32,6 @@ from blink.text.prompt import PromptRules
 TokenIds = Annotated[list[StrictInt], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Message = dict[str, Any]
-MAX_ID_CHARS = 256
 _MAX_LENGTHS = {"stop": MAX_STOPS, "stop_token_ids": MAX_STOP_TOKENS // 2, "logit_bias": MAX_LOGIT_BIASES}
 
 
@@ -48,14 +47,6 @@ def _check_printable(text: str) -> str:
     if not text.isprintable():
         raise BadRequestError("request_id must hold printable characters only.", "request_id")
     return text
-
-
-class Body(BaseModel):
-    """Base of all request bodies."""
-
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
-
-    model: str | None = None
 
 
 class StreamOptions(BaseModel):

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from blink.api.openai.choices import ChoicesReply, WholeChoices, chat_choice
 from blink.api.openai.message_body import finish_reason, whole_message
-from blink.api.openai.reply import Reply, WholeChoices, chat_choice
 from blink.api.serving.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import Part, merge
+
+
+def open_whole(reply: ChoicesReply, session: Session) -> WholeChoices:
+    """Return what gathers a completion or chat that is sent whole."""
+    return WholeChoices(reply, session) if reply.message is None else WholeMessages(reply, session, reply.message)
 
 
 class _Gathered:
@@ -26,7 +31,7 @@ class _Gathered:
 class WholeMessages(WholeChoices):
     """Gather the messages of all choices."""
 
-    def __init__(self, reply: Reply, session: Session, form: MessageForm) -> None:
+    def __init__(self, reply: ChoicesReply, session: Session, form: MessageForm) -> None:
         super().__init__(reply, session)
         self._form = form
         self._gathered = [_Gathered(form) for _ in session.generations]

@@ -11,7 +11,8 @@ import orjson
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from blink.api.http.errors import describe_validation
-from blink.api.openai.schema import Body, ChatBody, GenerationBody
+from blink.api.openai.schema import ChatBody, GenerationBody
+from blink.api.serving.body import Body
 from blink.errors import BadRequestError
 
 Item = dict[str, Any]

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from blink.api.openai.reply import Reply, usage_of
+from blink.api.openai.choices import usage_of
 from blink.api.openai.responses.items import Event, OutputItems
+from blink.api.serving.reply import Reply
 from blink.api.serving.session import Session
 from blink.errors import BlinkError
 from blink.text.generation import Generation
@@ -26,10 +28,19 @@ _ABSENT: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseReply(Reply):
+    """The form of one response object."""
+
+    echo: bytes  # what it repeats of its request, as JSON
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
 class WholeResponse:
     """The one response of a session: its items, and the object that holds them."""
 
-    def __init__(self, reply: Reply, session: Session) -> None:
+    def __init__(self, reply: ResponseReply, session: Session) -> None:
         self._reply = reply
         self._session = session
         form = reply.message or MessageForm()
@@ -85,7 +96,7 @@ class WholeResponse:
 class ResponseEncoder:
     """Encode the events of one streamed response."""
 
-    def __init__(self, reply: Reply, session: Session) -> None:
+    def __init__(self, reply: ResponseReply, session: Session) -> None:
         self._response = WholeResponse(reply, session)
         self._num_events = 0
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a validated completion or chat request to its response."""
+"""From a request to its response: read as its endpoint says, run by the engine, written as its endpoint says."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
 
-from blink.api.endpoints import writing_of
+from blink.api.endpoints import Endpoint, Writing
 from blink.api.http.bodies import Bodies, check_content_type
 from blink.api.http.clients import flow_of, salt_of
 from blink.api.http.http1 import find_writer, writer_of
-from blink.api.openai.logprobs import LogprobFormat
-from blink.api.openai.message_form import constrain_message, message_form
-from blink.api.openai.reply import Reply
-from blink.api.openai.sampling import build_sampling_params
-from blink.api.openai.schema import MAX_ID_CHARS, ChatBody, CompletionBody
 from blink.api.reader import Reader
 from blink.api.reading import LIGHT_BYTES
+from blink.api.serving.body import MAX_ID_CHARS
+from blink.api.serving.message_constraint import constrain_message
 from blink.api.serving.poller import Poller
 from blink.api.serving.read import Bounds, Read
+from blink.api.serving.reply import Reply
 from blink.api.serving.session import Session
-from blink.api.serving.stream import Encoder, EventStream, WholeResult
+from blink.api.serving.stream import EventStream, WholeResult
 from blink.api.serving.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
@@ -44,17 +42,14 @@ from blink.errors import (
 from blink.link.client import RegionInfo
 from blink.request.compilation import Client, Compilation
 from blink.request.planner import Plan, Planner
-from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
-from blink.text.message.parser import MessageForm
 from blink.text.prompt import PromptRules
 
 if TYPE_CHECKING:
     from blink.api.observe.tracing import RequestTracer
 
 REQUEST_ID_HEADER = "x-request-id"
-_TEXT_FIELDS = {"prompt", "messages", "tools", "documents", "stop", "user", "cache_salt"}
-_TEXT_FIELDS |= {"response_format", "structured_outputs"}
+_JSON = "application/json"
 _REFUSALS: dict[type[BlinkError], str] = {
     OverloadedError: "queue_full",
     ClientLimitError: "client_limit",
@@ -109,7 +104,13 @@ class CompletionService:
         client = self.poller.client
         engine = client.info if client.ready and not self.is_draining else None
         name = self.config.model.served_model_name or (engine.model if engine is not None else "")
-        return Bounds(self.config.max_tokenize_chars, name, engine)
+        return Bounds(
+            self.config.max_tokenize_chars,
+            name,
+            engine,
+            may_choose_calls=self.config.enable_auto_tool_choice,
+            shows_fields=self.config.enable_log_requests,
+        )
 
     def check_model(self, name: str | None) -> None:
         """Refuse requests for another model.
@@ -120,12 +121,22 @@ class CompletionService:
         if name and name != self.model_name:
             raise NotFoundError(f"The model `{name}` does not exist.", "model")
 
-    async def read(self, kind: str, request: Request) -> Read:
-        """Take a request's body off its connection and read it.
+    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+        """Return the response to a request of an endpoint.
 
         Raises:
-            BlinkError: the request is refused.
+            BlinkError: the request is refused or fails.
         """
+        read = await self._read(endpoint.kind, request)
+        if endpoint.writing is not None:
+            return await self._generate(read, endpoint.writing, request)
+        self.check_model(read.model)
+        self.require_engine()
+        read.check_engine()
+        return Response(read.answer, media_type=_JSON)
+
+    async def _read(self, kind: str, request: Request) -> Read:
+        """Take a request's body off its connection and read it."""
         check_content_type(request, self.config.allowed_origins)
         writer = find_writer(request.scope)
         small = writer.take_body(min(LIGHT_BYTES, self.config.max_body_bytes)) if writer is not None else None
@@ -143,52 +154,43 @@ class CompletionService:
             self.poller.metrics.count_rejection(_REFUSALS[type(error)])
             raise
 
-    async def answer(self, read: Read, request: Request) -> Response:
-        """Run a request and return its response, streamed or whole.
-
-        Raises:
-            BlinkError: the request is refused or fails.
-        """
+    async def _generate(self, read: Read, writing: Writing, request: Request) -> Response:
+        """Run a request and return its response, streamed or whole."""
         tokenized = time.perf_counter()
-        body: CompletionBody | ChatBody = read.body
-        writing = writing_of(read.kind)
         with self._counting_refusals():
-            self.check_model(body.model)
+            self.check_model(read.model)
             with writing.naming():
-                session, reply = await self._plan(read, request)
-            if body.stream and self.config.enable_log_timings:
+                session, reply_id = await self._plan(read, writing.id_prefix, request)
+            open_reply = partial(self._open_reply, read, reply_id)
+            if read.stream and self.config.enable_log_timings:
                 stamps = {"received": session.arrived, "parsed": read.parsed, "tokenized": tokenized}
-                return session.start(lambda: _open_timed(stamps, writing.stream, reply(), session))
-            if body.stream:
-                return session.start(lambda: EventStream(writing.stream(reply(), session), session))
-            result = session.start(lambda: WholeResult(writing.whole(reply(), session)))
+                return session.start(lambda: _open_timed(stamps, writing, open_reply(), session))
+            if read.stream:
+                return session.start(lambda: EventStream(writing.stream(open_reply(), session), session))
+            result = session.start(lambda: WholeResult(writing.whole(open_reply(), session)))
         await result.wait(session, request.scope)
-        return Response(result.body.encode(), media_type="application/json")
+        return Response(result.body.encode(), media_type=_JSON)
 
-    async def _plan(self, read: Read, request: Request) -> tuple[Session, Callable[[], Reply]]:
-        engine, body = self.engine, read.body
+    async def _plan(self, read: Read, id_prefix: str, request: Request) -> tuple[Session, str]:
+        engine = self.require_engine()
         read.check_engine()
-        params = build_sampling_params(body, self.assets.sampling_defaults)
-        form = message_form(read, self.assets, may_choose=self.config.enable_auto_tool_choice)
-        plan = await self._plan_sequences(read, params, form, engine, request)
-        reply_id = _reply_id(read, request)
+        plan = await self._plan_sequences(read, engine, request)
+        reply_id = id_prefix + _request_id(read, request)
         if self.config.enable_log_requests:
-            shown = body.model_dump(exclude=_TEXT_FIELDS, exclude_unset=True)
-            logger.info("request %s: %d prompt tokens, %s", reply_id, sum(p.num_tokens for p in plan.prompts), shown)
+            num_tokens = sum(prompt.num_tokens for prompt in plan.prompts)
+            logger.info("request %s: %d prompt tokens, %s", reply_id, num_tokens, read.shown)
         session = Session(self.poller, plan, writer_of(request.scope).received, flow_of(request.scope))
         if self.config.enable_log_requests:
             session.on_end = partial(_log_end, reply_id, session)
         if self.tracer is not None:
-            self.tracer.begin(session, request.headers, reply_id, self.model_name, params)
-        return session, partial(self._reply, read, params, form, reply_id)
+            self.tracer.begin(session, request.headers, reply_id, self.model_name, read.params)
+        return session, reply_id
 
-    async def _plan_sequences(
-        self, read: Read, params: SamplingParams, form: MessageForm | None, engine: RegionInfo, request: Request
-    ) -> Plan:
-        rules, client = self._prompt_rules(read.body, request), _client_of(request)
+    async def _plan_sequences(self, read: Read, engine: RegionInfo, request: Request) -> Plan:
+        rules, client = self._prompt_rules(read, request), _client_of(request)
+        params, use, form = read.params, read.tool_use, read.reply.message
         if form is None:
             return await self.planner.plan(read.prompts, params, rules, engine, client)
-        use = read.body.tool_use
         constrained = constrain_message(params, use, form)
         try:
             return await self.planner.plan(read.prompts, constrained, rules, engine, client, form)
@@ -200,34 +202,18 @@ class CompletionService:
         # Calls of the model's own choice may be free, as on other servers, or give way to the form of the answer.
         return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine, client, form)
 
-    def _prompt_rules(self, body: CompletionBody | ChatBody, request: Request) -> PromptRules:
-        rules = body.prompt_rules
+    def _prompt_rules(self, read: Read, request: Request) -> PromptRules:
         if self.config.prefix_cache_isolation != "key":
-            return rules
-        return replace(rules, cache_salt=salt_of(request.scope, body.cache_salt))
+            return read.rules
+        return replace(read.rules, cache_salt=salt_of(request.scope, read.rules.cache_salt))
 
-    def _reply(self, read: Read, params: SamplingParams, form: MessageForm | None, reply_id: str) -> Reply:
-        body: CompletionBody | ChatBody = read.body
-        is_chat = isinstance(body, ChatBody)
-        options = body.stream_options
-        logprobs = LogprobFormat(self.assets.tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
-        return Reply(
+    def _open_reply(self, read: Read, reply_id: str) -> Reply:
+        return replace(
+            read.reply,
             id=reply_id,
             created=int(time.time()),
             model=self.model_name,
-            is_chat=is_chat,
-            role=read.role if is_chat and not body.add_generation_prompt else "assistant",
-            num_choices=params.n,
-            logprobs=None if params.logprobs is None else logprobs,
-            prompt_logprobs=None if body.prompt_logprobs is None else logprobs,
-            return_token_ids=bool(body.return_token_ids),
-            include_usage=options is not None and options.include_usage,
-            continuous_usage=options is not None and options.include_usage and options.continuous_usage_stats,
-            echoes=read.echoes,
-            message=form,
-            echo=read.echo,
-            temperature=params.temperature,
-            top_p=params.top_p,
+            tokenizer=self.assets.tokenizer,
         )
 
 
@@ -257,15 +243,13 @@ def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
     logger.info("%s: %s", text.format(**fields), how, extra={"fields": fields})
 
 
-def _open_timed(
-    stamps: dict[str, float], stream: Callable[[Reply, Session], Encoder], reply: Reply, session: Session
-) -> TimedStream:
+def _open_timed(stamps: dict[str, float], writing: Writing, reply: Reply, session: Session) -> TimedStream:
     stamps = {**stamps, "submitted": time.perf_counter()}
-    return TimedStream(stamps, reply.id, stream(reply, session), session)
+    return TimedStream(stamps, reply.id, writing.stream(reply, session), session)
 
 
-def _reply_id(read: Read, request: Request) -> str:
+def _request_id(read: Read, request: Request) -> str:
     given = request.headers.get(REQUEST_ID_HEADER, "")
     if len(given) > MAX_ID_CHARS or not given.isprintable():
         raise BadRequestError(f"X-Request-Id must hold at most {MAX_ID_CHARS} printable characters.", "request_id")
-    return writing_of(read.kind).id_prefix + (given or read.body.request_id or secrets.token_hex(16))
+    return given or read.request_id or secrets.token_hex(16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one response must contain, and the body of a response that is sent whole."""
+"""What the responses of completions and chats contain, and their body where it is sent whole."""
 
 from __future__ import annotations
 
@@ -10,32 +10,41 @@ from typing import Any
 import orjson
 
 from blink.api.openai.logprobs import LogprobFormat
+from blink.api.serving.reply import Reply
 from blink.api.serving.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
-from blink.text.message.parser import MessageForm
 from blink.text.prompt import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """The form of one response."""
+class ChoicesReply(Reply):
+    """The form of the response to a completion or chat."""
 
-    id: str
-    created: int
-    model: str
     is_chat: bool
     role: str = "assistant"
     num_choices: int = 1  # per prompt
-    logprobs: LogprobFormat | None = None
-    prompt_logprobs: LogprobFormat | None = None
+    has_logprobs: bool = False
+    has_prompt_logprobs: bool = False
+    names_token_ids: bool = False  # in logprobs: tokens by their ids, not their texts
     return_token_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     echoes: Sequence[str] = ()  # the text of each prompt, to stand before the output
-    message: MessageForm | None = None  # how the text of a chat is read; None: it is the content
-    echo: bytes = b""  # of /v1/responses: what is repeated of the request; empty for the other APIs
-    temperature: float = 1.0
-    top_p: float = 1.0
+
+    @property
+    def logprobs(self) -> LogprobFormat | None:
+        """Return how the logprobs of the output are written, None if they were not asked for."""
+        return self._logprob_format if self.has_logprobs else None
+
+    @property
+    def prompt_logprobs(self) -> LogprobFormat | None:
+        """Return how the logprobs of the prompt are written, None if they were not asked for."""
+        return self._logprob_format if self.has_prompt_logprobs else None
+
+    @property
+    def _logprob_format(self) -> LogprobFormat:
+        assert self.tokenizer is not None
+        return LogprobFormat(self.tokenizer, as_token_ids=self.names_token_ids)
 
     def prompt_of(self, session: Session, generation: Generation) -> Prompt:
         """Return the prompt of a choice."""
@@ -66,7 +75,7 @@ def usage_of(prompts: Sequence[Prompt], generations: Sequence[Generation], num_c
 class WholeChoices:
     """The body of a completion or chat that is sent whole."""
 
-    def __init__(self, reply: Reply, session: Session) -> None:
+    def __init__(self, reply: ChoicesReply, session: Session) -> None:
         self._reply = reply
         self._session = session
 
@@ -98,7 +107,7 @@ class WholeChoices:
         return chat_choice(self._reply, generation, delta, message)
 
 
-def _completion_choice(reply: Reply, session: Session, generation: Generation, delta: Delta) -> dict[str, Any]:
+def _completion_choice(reply: ChoicesReply, session: Session, generation: Generation, delta: Delta) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": generation.index,
         "text": reply.echo_of(generation) + delta.text,
@@ -114,7 +123,7 @@ def _completion_choice(reply: Reply, session: Session, generation: Generation, d
     return choice
 
 
-def _completion_logprobs(reply: Reply, session: Session, generation: Generation, delta: Delta) -> dict[str, Any]:
+def _completion_logprobs(reply: ChoicesReply, session: Session, generation: Generation, delta: Delta) -> dict[str, Any]:
     assert reply.logprobs is not None
     if not reply.echoes:
         return reply.logprobs.completion(delta.logprobs, 0)
@@ -122,7 +131,7 @@ def _completion_logprobs(reply: Reply, session: Session, generation: Generation,
     return reply.logprobs.echoed(int(reply.prompt_of(session, generation).tokens[0]), entries)
 
 
-def chat_choice(reply: Reply, generation: Generation, delta: Delta, message: dict[str, Any]) -> dict[str, Any]:
+def chat_choice(reply: ChoicesReply, generation: Generation, delta: Delta, message: dict[str, Any]) -> dict[str, Any]:
     """Return a choice of a chat; `delta` is all that its sequence has gained."""
     choice: dict[str, Any] = {
         "index": generation.index,
