@@ -15,6 +15,7 @@ import json
 import logging
 import re
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -223,15 +224,19 @@ def _counted_ids() -> Any:
     return lambda _=32: f"id{next(numbers)}"
 
 
-def main() -> None:
-    """Record all answers anew, and show what has changed."""
+def main() -> int:
+    """Record all answers anew and show what has changed; with --check only show it, and fail if something has."""
     logging.disable()
     answers = play_all(list_cases())
-    print("\n".join(list_differences(read_recording(), answers)))
+    differences = list_differences(read_recording(), answers)
+    print("\n".join(differences))
+    if "--check" in sys.argv:
+        return int(bool(differences))
     entries = ({"request": json.loads(key), "answer": answer} for key, answer in answers.items())
     text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
     RECORDING.write_bytes(gzip.compress(text.encode(), mtime=0))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

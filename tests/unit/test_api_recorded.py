@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+import recorded_api
 from api_cases import list_cases
 from recorded_api import list_differences, play_all, read_recording
 
@@ -20,6 +23,12 @@ def answers() -> dict[str, dict[str, Any]]:
 def test_all_answers_are_as_recorded(answers: dict[str, dict[str, Any]]) -> None:
     differences = list_differences(read_recording(), answers)
     assert not differences, "\n".join(["Recorded (-) and answered now (+):", *differences])
+
+
+def test_answers_are_the_same_where_asserts_are_not_executed() -> None:
+    command = [sys.executable, "-O", recorded_api.__file__, "--check"]
+    played = subprocess.run(command, capture_output=True, text=True)
+    assert played.returncode == 0, played.stdout + played.stderr
 
 
 def test_every_endpoint_is_asked_rightly_and_wrongly(answers: dict[str, dict[str, Any]]) -> None:
