@@ -13,7 +13,7 @@ import pytest
 
 from blink.api.endpoints import ENDPOINTS, Endpoint, Writing
 from blink.api.serving.body import Body
-from blink.api.serving.read import Bounds, Read
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.api.serving.reply import Reply
 from blink.api.serving.session import Session
 from blink.config import FrontendConfig
@@ -46,10 +46,10 @@ class Limerick(Reply):
     title: str
 
 
-def read_limerick(body: LimerickBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
+def read_limerick(body: LimerickBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
     del bounds
     rules = PromptRules(add_special_tokens=False, param="about")
-    return Read(
+    return ParsedRequest(
         model=body.model,
         prompts=[read_tokens(body.about, rules, assets.tokenizer, engine)],
         rules=rules,

@@ -11,7 +11,7 @@ import pytest
 
 import fake_engine
 from blink.api.reading import read_body
-from blink.api.serving.read import Bounds
+from blink.api.serving.parsed_request import Bounds
 from blink.text.assets import ModelAssets
 from blink.text.message.formats import HERMES, REASONING_FORMATS
 from blink.text.message.parser import MessageParser

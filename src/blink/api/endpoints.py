@@ -17,7 +17,7 @@ from blink.api.openai.responses.write import ResponseEncoder, WholeResponse
 from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from blink.api.openai.tokens import answer_detokenize, answer_tokenize
 from blink.api.openai.whole_messages import open_whole
-from blink.api.serving.read import Bounds, Read
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.api.serving.session import Session
 from blink.api.serving.stream import Encoder, WholeBody
 from blink.link.client import RegionInfo
@@ -53,7 +53,7 @@ class Endpoint:
     summary: str
     body: Any
     main_field: str | None
-    read: Callable[[Any, ModelAssets, Bounds, RegionInfo], Read]
+    read: Callable[[Any, ModelAssets, Bounds, RegionInfo], ParsedRequest]
     writing: Writing | None = None
     error_body: ErrorWriter = error_json
 

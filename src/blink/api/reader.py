@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blink.api.reading import is_light, read_body
-from blink.api.serving.read import Bounds, Read
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.host.child import Child, Parent, limit_data
@@ -39,7 +39,7 @@ class _Job:
     kind: str = field(compare=False)
     data: bytearray = field(compare=False)
     bounds: Bounds = field(compare=False)
-    result: asyncio.Future[Read] = field(compare=False)
+    result: asyncio.Future[ParsedRequest] = field(compare=False)
 
 
 class Reader:
@@ -53,7 +53,7 @@ class Reader:
         self._work: asyncio.Task[None] | None = None
         self._child: Child | None = None
 
-    async def read(self, kind: str, data: bytearray, bounds: Bounds) -> Read:
+    async def read(self, kind: str, data: bytearray, bounds: Bounds) -> ParsedRequest:
         """Parse, check and tokenize a body. The bytes are this object's from then on.
 
         Raises:
@@ -83,7 +83,7 @@ class Reader:
                 if job.result.done():  # its request was cancelled
                     continue
                 try:
-                    read = await self._run(job)
+                    parsed = await self._run(job)
                 except Exception as error:
                     failure = error if isinstance(error, BlinkError) else BlinkError("Internal error: a body's reader.")
                     if failure is not error:
@@ -92,11 +92,11 @@ class Reader:
                         job.result.set_exception(failure)
                 else:
                     if not job.result.done():
-                        job.result.set_result(read)
+                        job.result.set_result(parsed)
         finally:
             self._work = None
 
-    async def _run(self, job: _Job) -> Read:
+    async def _run(self, job: _Job) -> ParsedRequest:
         child = await self._ready_child()
         try:
             await asyncio.wait_for(_ask(child, job), _READ_SECONDS)

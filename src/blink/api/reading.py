@@ -16,7 +16,7 @@ from blink.api.endpoints import ENDPOINTS
 from blink.api.http.errors import describe_validation
 from blink.api.http.json_body import parse_body
 from blink.api.serving.body import Body
-from blink.api.serving.read import Bounds, Read
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.errors import BadRequestError, BlinkError, NotFoundError
 from blink.text.assets import ModelAssets
 from blink.text.json_weight import weigh_json
@@ -30,7 +30,7 @@ _LIGHT_CONTAINERS, _LIGHT_ITEMS, _LIGHT_TEXT = 64, 16 << 10, 16 << 10
 logger = logging.getLogger(__name__)
 
 
-def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> Read:
+def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> ParsedRequest:
     """Parse and check a body, and tokenize its texts.
 
     Raises:
@@ -50,12 +50,12 @@ def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: B
         raise BadRequestError(f"{field or 'The body'} cannot be read: {type(error).__name__}.", field) from None
 
 
-def _read(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> Read:
+def _read(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> ParsedRequest:
     context = bounds.engine.max_model_len if bounds.engine is not None else 0
     body = _adapter_of(kind).validate_python(parse_body(data, context))
     assert isinstance(body, Body)
     if bounds.engine is None:
-        return Read(model=body.model, has_engine=False)
+        return ParsedRequest(model=body.model, has_engine=False)
     if body.model and bounds.model_name and body.model != bounds.model_name:
         raise NotFoundError(f"The model `{body.model}` does not exist.", "model")
     return ENDPOINTS[kind].read(body, assets, bounds, bounds.engine)

@@ -23,8 +23,8 @@ from blink.api.reader import Reader
 from blink.api.reading import LIGHT_BYTES
 from blink.api.serving.body import MAX_ID_CHARS
 from blink.api.serving.message_constraint import constrain_message
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.api.serving.poller import Poller
-from blink.api.serving.read import Bounds, Read
 from blink.api.serving.reply import Reply
 from blink.api.serving.session import Session
 from blink.api.serving.stream import EventStream, WholeResult
@@ -127,15 +127,15 @@ class CompletionService:
         Raises:
             BlinkError: the request is refused or fails.
         """
-        read = await self._read(endpoint.kind, request)
+        parsed = await self._read(endpoint.kind, request)
         if endpoint.writing is not None:
-            return await self._generate(read, endpoint.writing, request)
-        self.check_model(read.model)
+            return await self._generate(parsed, endpoint.writing, request)
+        self.check_model(parsed.model)
         self.require_engine()
-        read.check_engine()
-        return Response(read.answer, media_type=_JSON)
+        parsed.check_engine()
+        return Response(parsed.answer, media_type=_JSON)
 
-    async def _read(self, kind: str, request: Request) -> Read:
+    async def _read(self, kind: str, request: Request) -> ParsedRequest:
         """Take a request's body off its connection and read it."""
         check_content_type(request, self.config.allowed_origins)
         writer = find_writer(request.scope)
@@ -154,62 +154,64 @@ class CompletionService:
             self.poller.metrics.count_rejection(_REFUSALS[type(error)])
             raise
 
-    async def _generate(self, read: Read, writing: Writing, request: Request) -> Response:
+    async def _generate(self, parsed: ParsedRequest, writing: Writing, request: Request) -> Response:
         """Run a request and return its response, streamed or whole."""
         tokenized = time.perf_counter()
         with self._counting_refusals():
-            self.check_model(read.model)
+            self.check_model(parsed.model)
             with writing.naming():
-                session, reply_id = await self._plan(read, writing.id_prefix, request)
-            open_reply = partial(self._open_reply, read, reply_id)
-            if read.stream and self.config.enable_log_timings:
-                stamps = {"received": session.arrived, "parsed": read.parsed, "tokenized": tokenized}
+                session, reply_id = await self._plan(parsed, writing.id_prefix, request)
+            open_reply = partial(self._open_reply, parsed, reply_id)
+            if parsed.stream and self.config.enable_log_timings:
+                stamps = {"received": session.arrived, "parsed": parsed.parsed_at, "tokenized": tokenized}
                 return session.start(lambda: _open_timed(stamps, writing, open_reply(), session))
-            if read.stream:
+            if parsed.stream:
                 return session.start(lambda: EventStream(writing.stream(open_reply(), session), session))
             result = session.start(lambda: WholeResult(writing.whole(open_reply(), session)))
         await result.wait(session, request.scope)
         return Response(result.body.encode(), media_type=_JSON)
 
-    async def _plan(self, read: Read, id_prefix: str, request: Request) -> tuple[Session, str]:
+    async def _plan(self, parsed: ParsedRequest, id_prefix: str, request: Request) -> tuple[Session, str]:
         engine = self.require_engine()
-        read.check_engine()
-        plan = await self._plan_sequences(read, engine, request)
-        reply_id = id_prefix + _request_id(read, request)
+        parsed.check_engine()
+        plan = await self._plan_sequences(parsed, engine, request)
+        reply_id = id_prefix + _request_id(parsed, request)
         if self.config.enable_log_requests:
             num_tokens = sum(prompt.num_tokens for prompt in plan.prompts)
-            logger.info("request %s: %d prompt tokens, %s", reply_id, num_tokens, read.shown)
+            logger.info("request %s: %d prompt tokens, %s", reply_id, num_tokens, parsed.shown)
         session = Session(self.poller, plan, writer_of(request.scope).received, flow_of(request.scope))
         if self.config.enable_log_requests:
             session.on_end = partial(_log_end, reply_id, session)
         if self.tracer is not None:
-            self.tracer.begin(session, request.headers, reply_id, self.model_name, read.params)
+            self.tracer.begin(session, request.headers, reply_id, self.model_name, parsed.params)
         return session, reply_id
 
-    async def _plan_sequences(self, read: Read, engine: RegionInfo, request: Request) -> Plan:
-        rules, client = self._prompt_rules(read, request), _client_of(request)
-        params, use, form = read.params, read.tool_use, read.reply.message
+    async def _plan_sequences(self, parsed: ParsedRequest, engine: RegionInfo, request: Request) -> Plan:
+        rules, client = self._prompt_rules(parsed, request), _client_of(request)
+        params, use, form = parsed.params, parsed.tool_use, parsed.reply.message
         if form is None:
-            return await self.planner.plan(read.prompts, params, rules, engine, client)
+            return await self.planner.plan(parsed.prompts, params, rules, engine, client)
         constrained = constrain_message(params, use, form)
         try:
-            return await self.planner.plan(read.prompts, constrained, rules, engine, client, form)
+            return await self.planner.plan(parsed.prompts, constrained, rules, engine, client, form)
         except BadRequestError as error:
             if error.param != "structured_outputs" or use is None:
                 raise
             if use.is_binding:
                 raise BadRequestError(f"The tools' parameters cannot be kept to: {error.message}", "tools") from None
         # Calls of the model's own choice may be free, as on other servers, or give way to the form of the answer.
-        return await self.planner.plan(read.prompts, constrain_message(params, None, form), rules, engine, client, form)
+        return await self.planner.plan(
+            parsed.prompts, constrain_message(params, None, form), rules, engine, client, form
+        )
 
-    def _prompt_rules(self, read: Read, request: Request) -> PromptRules:
+    def _prompt_rules(self, parsed: ParsedRequest, request: Request) -> PromptRules:
         if self.config.prefix_cache_isolation != "key":
-            return read.rules
-        return replace(read.rules, cache_salt=salt_of(request.scope, read.rules.cache_salt))
+            return parsed.rules
+        return replace(parsed.rules, cache_salt=salt_of(request.scope, parsed.rules.cache_salt))
 
-    def _open_reply(self, read: Read, reply_id: str) -> Reply:
+    def _open_reply(self, parsed: ParsedRequest, reply_id: str) -> Reply:
         return replace(
-            read.reply,
+            parsed.reply,
             id=reply_id,
             created=int(time.time()),
             model=self.model_name,
@@ -248,8 +250,8 @@ def _open_timed(stamps: dict[str, float], writing: Writing, reply: Reply, sessio
     return TimedStream(stamps, reply.id, writing.stream(reply, session), session)
 
 
-def _request_id(read: Read, request: Request) -> str:
+def _request_id(parsed: ParsedRequest, request: Request) -> str:
     given = request.headers.get(REQUEST_ID_HEADER, "")
     if len(given) > MAX_ID_CHARS or not given.isprintable():
         raise BadRequestError(f"X-Request-Id must hold at most {MAX_ID_CHARS} printable characters.", "request_id")
-    return given or read.request_id or secrets.token_hex(16)
+    return given or parsed.request_id or secrets.token_hex(16)

@@ -13,7 +13,7 @@ from blink.api.openai.choices import ChoicesReply
 from blink.api.openai.message_form import message_form
 from blink.api.openai.sampling import build_sampling_params
 from blink.api.openai.schema import ChatBody, CompletionBody, GenerationBody
-from blink.api.serving.read import Bounds, Read
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.errors import BadRequestError
 from blink.link.client import RegionInfo
 from blink.request.planner import Planner
@@ -29,14 +29,14 @@ _TEXTS |= {"response_format", "structured_outputs"}
 _MAX_SHOWN_CHARS = 256
 
 
-def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
+def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
     """Tokenize the prompts of a completion."""
-    parsed, sources = time.perf_counter(), body.prompts
+    parsed_at, sources = time.perf_counter(), body.prompts
     _check_count(len(sources), body, engine)
     prompts = [read_tokens(source, body.prompt_rules, assets.tokenizer, engine) for source in sources]
     echoes = [_text_of(source, assets) for source in sources] if body.echo else []
     params = build_sampling_params(body, assets.sampling_defaults)
-    return Read(
+    return ParsedRequest(
         model=body.model,
         prompts=prompts,
         rules=body.prompt_rules,
@@ -45,13 +45,13 @@ def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, e
         stream=bool(body.stream),
         request_id=body.request_id,
         shown=_shown(body) if bounds.shows_fields else {},
-        parsed=parsed,
+        parsed_at=parsed_at,
     )
 
 
-def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
+def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
     """Render and tokenize a conversation."""
-    parsed = time.perf_counter()
+    parsed_at = time.perf_counter()
     text = Planner(assets).render(body.messages, body.rendering)
     _check_count(1, body, engine)
     tokens = read_tokens(text, body.prompt_rules, assets.tokenizer, engine)
@@ -64,7 +64,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
         is_answer=body.continue_final_message or is_switched_off(body.rendering.variables),
     )
     role = "assistant" if body.add_generation_prompt else body.messages[-1].get("role", "assistant")
-    return Read(
+    return ParsedRequest(
         model=body.model,
         prompts=[tokens],
         rules=body.prompt_rules,
@@ -74,7 +74,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
         stream=bool(body.stream),
         request_id=body.request_id,
         shown=_shown(body) if bounds.shows_fields else {},
-        parsed=parsed,
+        parsed_at=parsed_at,
     )
 
 

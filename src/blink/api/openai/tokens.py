@@ -9,7 +9,7 @@ from __future__ import annotations
 import orjson
 
 from blink.api.openai.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
-from blink.api.serving.read import Bounds, Read
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.errors import BadRequestError
 from blink.link.client import RegionInfo
 from blink.request.planner import Planner
@@ -21,7 +21,7 @@ _CHARS_PER_TOKEN = 4  # of the tokens that /detokenize takes, as a share of the 
 
 def answer_tokenize(
     body: TokenizeTextBody | TokenizeChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo
-) -> Read:
+) -> ParsedRequest:
     """Answer with the tokens of a text or a conversation."""
     is_text = isinstance(body, TokenizeTextBody)
     text = body.prompt if is_text else Planner(assets).render(body.messages, body.rendering)
@@ -38,14 +38,14 @@ def answer_tokenize(
         "tokens": tokens,
         "token_strs": [tokenizer.token_name(token) for token in tokens] if body.return_token_strs else None,
     }
-    return Read(model=body.model, answer=orjson.dumps(answer))
+    return ParsedRequest(model=body.model, answer=orjson.dumps(answer))
 
 
-def answer_detokenize(body: DetokenizeBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
+def answer_detokenize(body: DetokenizeBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
     """Answer with the text of token ids."""
     limit = max(bounds.max_tokenize_chars // _CHARS_PER_TOKEN, 1)
     if len(body.tokens) > limit:
         raise BadRequestError(f"This server detokenizes at most {limit} token ids, got {len(body.tokens)}.", "tokens")
     check_vocabulary(body.tokens, engine.vocab_size, "tokens")
     text = assets.tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return Read(model=body.model, answer=orjson.dumps({"prompt": text}))
+    return ParsedRequest(model=body.model, answer=orjson.dumps({"prompt": text}))

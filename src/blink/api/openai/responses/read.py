@@ -8,12 +8,12 @@ from dataclasses import replace
 from blink.api.openai.read import read_chat
 from blink.api.openai.responses.schema import ResponsesBody, naming_origins
 from blink.api.openai.responses.write import ResponseReply
-from blink.api.serving.read import Bounds, Read
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.link.client import RegionInfo
 from blink.text.assets import ModelAssets
 
 
-def read_responses(body: ResponsesBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> Read:
+def read_responses(body: ResponsesBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
     """Render and tokenize the conversation of a response.
 
     Raises:

@@ -32,7 +32,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class ParsedRequest:
     """A request: what the engine is asked for, and what the answer needs. Nothing of the body is kept beside it."""
 
     model: str | None  # that the client asks for
@@ -46,7 +46,7 @@ class Read:
     stream: bool = False
     request_id: str | None = None
     shown: dict[str, Any] = field(default_factory=dict[str, Any])  # fields for the log
-    parsed: float = 0.0  # when its fields were checked and its texts not yet tokenized; seconds, time.perf_counter
+    parsed_at: float = 0.0  # when its fields were checked and its texts not yet tokenized; seconds, time.perf_counter
 
     def check_engine(self) -> None:
         """Refuse a request that was read when nobody knew how long it may be.
