@@ -48,7 +48,7 @@ class PlayedGeneration(ABC):
 
     def whole(self) -> dict[str, Any]:
         """Return the JSON of the whole body."""
-        body = self._writing.whole(self._reply, self._session)
+        body = self._writing.non_streaming(self._reply, self._session)
         for _ in self._steps():
             body.take(self.generation)
         return json.loads(body.encode())

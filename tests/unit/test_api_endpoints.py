@@ -95,7 +95,7 @@ def server(assets: ModelAssets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         body=LimerickBody,
         main_field="about",
         read=read_limerick,
-        writing=Writing(id_prefix="lim-", stream=LimerickWriter, whole=LimerickWriter),
+        writing=Writing(id_prefix="lim-", stream=LimerickWriter, non_streaming=LimerickWriter),
         error_body=write_refusal,
     )
     monkeypatch.setitem(ENDPOINTS, endpoint.kind, endpoint)

@@ -10,16 +10,16 @@ from typing import Any
 
 from blink.api.http.errors import ErrorWriter, error_json
 from blink.api.openai.message_chunks import open_stream
+from blink.api.openai.non_streaming_messages import open_non_streaming
 from blink.api.openai.read import read_chat, read_completion
 from blink.api.openai.responses.read import read_responses
 from blink.api.openai.responses.schema import ResponsesBody, naming_origins
-from blink.api.openai.responses.write import ResponseEncoder, WholeResponse
+from blink.api.openai.responses.write import ResponseEncoder, ResponseObject
 from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from blink.api.openai.tokens import answer_detokenize, answer_tokenize
-from blink.api.openai.whole_messages import open_whole
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.api.serving.session import Session
-from blink.api.serving.stream import Encoder, WholeBody
+from blink.api.serving.stream import Encoder, NonStreamingBody
 from blink.link.client import RegionInfo
 from blink.text.assets import ModelAssets
 
@@ -28,13 +28,13 @@ from blink.text.assets import ModelAssets
 class Writing:
     """How the answers of an endpoint that generates are written.
 
-    stream and whole: take the reply that the endpoint's `read` has made. naming: lets errors name the fields that a
+    stream and non_streaming: take the reply that the endpoint's `read` has made. naming: lets errors name the fields that a
     client sent, where the request is carried out as another's.
     """
 
     id_prefix: str
     stream: Callable[[Any, Session], Encoder]
-    whole: Callable[[Any, Session], WholeBody]
+    non_streaming: Callable[[Any, Session], NonStreamingBody]
     naming: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
@@ -67,7 +67,7 @@ _ALL = (
         body=CompletionBody,
         main_field="prompt",
         read=read_completion,
-        writing=Writing(id_prefix="cmpl-", stream=open_stream, whole=open_whole),
+        writing=Writing(id_prefix="cmpl-", stream=open_stream, non_streaming=open_non_streaming),
     ),
     Endpoint(
         kind="chat",
@@ -77,7 +77,7 @@ _ALL = (
         body=ChatBody,
         main_field="messages",
         read=read_chat,
-        writing=Writing(id_prefix="chatcmpl-", stream=open_stream, whole=open_whole),
+        writing=Writing(id_prefix="chatcmpl-", stream=open_stream, non_streaming=open_non_streaming),
     ),
     Endpoint(
         kind="responses",
@@ -87,7 +87,7 @@ _ALL = (
         body=ResponsesBody,
         main_field="input",
         read=read_responses,
-        writing=Writing(id_prefix="resp_", stream=ResponseEncoder, whole=WholeResponse, naming=naming_origins),
+        writing=Writing(id_prefix="resp_", stream=ResponseEncoder, non_streaming=ResponseObject, naming=naming_origins),
     ),
     Endpoint(
         kind="tokenize",

@@ -27,7 +27,7 @@ from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.api.serving.poller import Poller
 from blink.api.serving.reply import Reply
 from blink.api.serving.session import Session
-from blink.api.serving.stream import EventStream, WholeResult
+from blink.api.serving.stream import EventStream, NonStreamingResult
 from blink.api.serving.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
@@ -155,7 +155,7 @@ class CompletionService:
             raise
 
     async def _generate(self, parsed: ParsedRequest, writing: Writing, request: Request) -> Response:
-        """Run a request and return its response, streamed or whole."""
+        """Run a request and return its response, streamed or not."""
         tokenized = time.perf_counter()
         with self._counting_refusals():
             self.check_model(parsed.model)
@@ -167,7 +167,7 @@ class CompletionService:
                 return session.start(lambda: _open_timed(stamps, writing, open_reply(), session))
             if parsed.stream:
                 return session.start(lambda: EventStream(writing.stream(open_reply(), session), session))
-            result = session.start(lambda: WholeResult(writing.whole(open_reply(), session)))
+            result = session.start(lambda: NonStreamingResult(writing.non_streaming(open_reply(), session)))
         await result.wait(session, request.scope)
         return Response(result.body.encode(), media_type=_JSON)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the responses of completions and chats contain, and their body where it is sent whole."""
+"""What the responses of completions and chats contain, and their body where it is not streamed."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def usage_of(prompts: Sequence[Prompt], generations: Sequence[Generation], num_c
     }
 
 
-class WholeChoices:
-    """The body of a completion or chat that is sent whole."""
+class NonStreamingChoices:
+    """The body of a completion or chat that is not streamed."""
 
     def __init__(self, reply: ChoicesReply, session: Session) -> None:
         self._reply = reply

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a message in the form of the chat API: deltas of a stream, and the message of a whole response."""
+"""The parts of a message in the form of the chat API: deltas of a stream, and the message of one that is not streamed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MessageDeltas:
         return {"tool_calls": [call]}
 
 
-def whole_message(role: str, parts: Iterable[Part], form: MessageForm) -> dict[str, Any]:
+def full_message(role: str, parts: Iterable[Part], form: MessageForm) -> dict[str, Any]:
     """Return the message of parts that are merged."""
     content, reasoning, calls = list[str](), list[str](), list[dict[str, Any]]()
     for part in parts:

@@ -32,7 +32,7 @@ class Encoder(Protocol):
         ...
 
 
-class WholeBody(Protocol):
+class NonStreamingBody(Protocol):
     """Who gathers a session's output for one body."""
 
     def take(self, generation: Generation) -> object:
@@ -99,10 +99,10 @@ class EventStream(Response):
             self._session.fail(ClientGoneError(), "abort")
 
 
-class WholeResult:
+class NonStreamingResult:
     """Wait for the end of a session."""
 
-    def __init__(self, body: WholeBody) -> None:
+    def __init__(self, body: NonStreamingBody) -> None:
         self.body = body
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

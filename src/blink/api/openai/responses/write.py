@@ -37,7 +37,7 @@ class ResponseReply(Reply):
     top_p: float = 1.0
 
 
-class WholeResponse:
+class ResponseObject:
     """The one response of a session: its items, and the object that holds them."""
 
     def __init__(self, reply: ResponseReply, session: Session) -> None:
@@ -97,7 +97,7 @@ class ResponseEncoder:
     """Encode the events of one streamed response."""
 
     def __init__(self, reply: ResponseReply, session: Session) -> None:
-        self._response = WholeResponse(reply, session)
+        self._response = ResponseObject(reply, session)
         self._num_events = 0
 
     def encode(self, generation: Generation) -> bytes:

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of a chat that is sent whole and whose text is read as a message: as it grows, not in one go at its end."""
+"""The body of a chat that is not streamed and whose text is read as a message: as it grows, not at its end."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from blink.api.openai.choices import ChoicesReply, WholeChoices, chat_choice
-from blink.api.openai.message_body import finish_reason, whole_message
+from blink.api.openai.choices import ChoicesReply, NonStreamingChoices, chat_choice
+from blink.api.openai.message_body import finish_reason, full_message
 from blink.api.serving.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import Part, merge
 
 
-def open_whole(reply: ChoicesReply, session: Session) -> WholeChoices:
-    """Return what gathers a completion or chat that is sent whole."""
-    return WholeChoices(reply, session) if reply.message is None else WholeMessages(reply, session, reply.message)
+def open_non_streaming(reply: ChoicesReply, session: Session) -> NonStreamingChoices:
+    """Return what gathers a completion or chat that is not streamed."""
+    return (
+        NonStreamingChoices(reply, session)
+        if reply.message is None
+        else NonStreamingMessages(reply, session, reply.message)
+    )
 
 
 class _Gathered:
@@ -28,7 +32,7 @@ class _Gathered:
         self.logprobs: list[TokenLogprob] = []
 
 
-class WholeMessages(WholeChoices):
+class NonStreamingMessages(NonStreamingChoices):
     """Gather the messages of all choices."""
 
     def __init__(self, reply: ChoicesReply, session: Session, form: MessageForm) -> None:
@@ -48,5 +52,5 @@ class WholeMessages(WholeChoices):
         gathered = self._gathered[generation.index]
         parts = merge([*gathered.parts, *gathered.parser.finish()])
         delta = Delta("", gathered.tokens, gathered.logprobs)
-        choice = chat_choice(self._reply, generation, delta, whole_message(self._reply.role, parts, self._form))
+        choice = chat_choice(self._reply, generation, delta, full_message(self._reply.role, parts, self._form))
         return choice | {"finish_reason": finish_reason(generation, gathered.parser, self._form)}
