@@ -47,7 +47,7 @@ START, CHANNEL, MESSAGE, END, RETURN, CALL_END = (
     MARKS[f"<|{name}|>"] for name in ("start", "channel", "message", "end", "return", "call")
 )
 NAMES = frozenset({"add", "now"})
-FORM = MessageForm(calls=HARMONY, reasoning=HARMONY_REASONING, names=NAMES, in_channels=True)
+FORM = MessageForm(calls=HARMONY, reasoning=HARMONY_REASONING, names=NAMES, uses_harmony=True)
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}'
 ANSWER = "<|channel|>final<|message|>4 é."

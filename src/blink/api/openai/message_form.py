@@ -30,7 +30,7 @@ def message_form(
         BadRequestError: the model shall decide about calls, and may not or cannot.
     """
     use, reasoning = body.tool_use, assets.reasoning_format
-    if use is None and reasoning is None and not assets.in_channels:
+    if use is None and reasoning is None and not assets.uses_harmony:
         return None
     if use is not None and use.choice == "auto":
         _check_choice(assets, may_choose)
@@ -44,7 +44,7 @@ def message_form(
         names=frozenset() if use is None else use.names,
         parallel=use is None or use.parallel,
         is_named=use is not None and use.choice == "named",
-        in_channels=assets.in_channels,
+        uses_harmony=assets.uses_harmony,
     )
 
 

@@ -81,7 +81,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
 def _is_reasoning_open(text: str, body: ChatBody, assets: ModelAssets) -> bool | None:
     """Say whether the rendered prompt leaves the reply inside of its reasoning, if it says."""
     form = assets.reasoning_format
-    if assets.in_channels:
+    if assets.uses_harmony:
         return harmony.is_reasoning_open(text)
     begun = flatten_messages(body.messages[-1:])[0]["content"] if body.continue_final_message else ""
     return is_reasoning_open(text, form, begun) if form else None

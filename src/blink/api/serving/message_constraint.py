@@ -22,8 +22,8 @@ def constrain_message(params: SamplingParams, use: ToolUse | None, form: Message
         BadRequestError: calls are to be forced on an output that is constrained otherwise.
     """
     structured = params.structured_outputs
-    if form.in_channels:
-        channels = _in_channels(structured, use, form)
+    if form.uses_harmony:
+        channels = _harmony_channels(structured, use, form)
         return replace(params, skip_special_tokens=True, token_marks=MARKS, structured_outputs=channels)
     if use is not None and form.calls is not None:
         structured = _with_calls(structured, use, form.calls)
@@ -53,7 +53,7 @@ def _check_forms(use: ToolUse) -> None:
         raise BadRequestError("A forced tool call cannot be combined with another form of the output.", "tool_choice")
 
 
-def _in_channels(
+def _harmony_channels(
     structured: StructuredOutputsParams | None, use: ToolUse | None, form: MessageForm
 ) -> StructuredOutputsParams | None:
     if structured is None and use is None:

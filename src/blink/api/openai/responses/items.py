@@ -101,7 +101,7 @@ class OutputItems:
             kind = _kind_of(part)
             if not self._is_open or self._items[-1].kind is not kind:
                 events += self._begin(kind, _EMPTY[kind.id_prefix])
-                if self._form.in_channels:
+                if self._form.uses_harmony:
                     part = part._replace(text=part.text.removeprefix("\n"))  # a chat's texts of one kind are one
             events.append(self._items[-1].grow(part.text))
         return events
