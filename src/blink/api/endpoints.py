@@ -28,8 +28,8 @@ from blink.text.assets import ModelAssets
 class Writing:
     """How the answers of an endpoint that generates are written.
 
-    stream and non_streaming: take the reply that the endpoint's `read` has made. naming: lets errors name the fields that a
-    client sent, where the request is carried out as another's.
+    stream and non_streaming: take the reply that the endpoint's `read` has made. naming: lets errors name the fields
+    that a client sent, where the request is carried out as another's.
     """
 
     id_prefix: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a message in the form of the chat API: deltas of a stream, and the message of one that is not streamed."""
+"""The parts of a message in the form of the chat API: deltas of a stream, or one whole message."""
 
 from __future__ import annotations
 
