@@ -43,8 +43,8 @@ class Endpoint:
     """One endpoint.
 
     main_field: what most of a body's work is about, for errors that nobody foresaw. read: what becomes of a checked
-    body. writing: None if `read` has answered it. name and summary: what the API's description says. error_body: writes
-    the refusals of an endpoint that generates; what stands before the routes answers in its own form.
+    body. writing: None if `read` has answered it. name and summary: what the API's description says. error_body: how
+    its refusals are written; what stands before the routes has one form for all.
     """
 
     kind: str

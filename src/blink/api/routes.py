@@ -62,12 +62,12 @@ def _read(router: APIRouter, path: str) -> Callable[[Route], Route]:
 
 
 class DirectRoutes:
-    """Answers what generates, and scrapes: the framework's way to its routes takes half as long as the rest."""
+    """Answers the table's endpoints, and scrapes: the framework's way to its routes takes half as long as the rest."""
 
     def __init__(self, app: ASGIApp, service: CompletionService) -> None:
         self._app = app
         self._service = service
-        self._endpoints = {endpoint.path: endpoint for endpoint in ENDPOINTS.values() if endpoint.writing is not None}
+        self._endpoints = {endpoint.path: endpoint for endpoint in ENDPOINTS.values()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -115,7 +115,7 @@ def _log_refusal(path: str, error: BlinkError) -> None:
 
 
 def _endpoint_routes(service: CompletionService, *, generate: bool) -> APIRouter:
-    """Return the routes of the endpoints that generate, which DirectRoutes answers before, or of the others."""
+    """Return the routes of the endpoints that generate, or of the others; DirectRoutes answers them all before."""
     router = APIRouter()
     for endpoint in ENDPOINTS.values():
         if (endpoint.writing is not None) == generate:
