@@ -18,7 +18,7 @@ from blink.api.observe.metric_store import MetricStore
 from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.api.routes import create_app
 from blink.api.server import add_middleware
-from blink.api.service import CompletionService
+from blink.api.service import ApiService
 from blink.api.serving.poller import Poller
 from blink.config import FrontendConfig
 from blink.errors import BlinkError
@@ -121,7 +121,7 @@ class FakeServer:
         self.engine = engine or FakeEngine()
         client = cast(EngineClient, self.engine)
         self._store = MetricStore(config.region, NUM_VALUES, folder)
-        self.service = CompletionService(
+        self.service = ApiService(
             config, assets, Poller(client, Metrics(self._store, client.stats), 0, config.max_client_share)
         )
         self.engine.wake = self.service.poller.table.drain

@@ -21,7 +21,7 @@ from blink.api.http.bodies import check_content_type
 from blink.api.http.errors import bug_response, error_response, http_error_response, install_error_responses
 from blink.api.pages.docs import add_docs_page
 from blink.api.pages.files import page_routes
-from blink.api.service import CompletionService
+from blink.api.service import ApiService
 from blink.api.serving.body import MAX_ID_CHARS
 from blink.errors import BlinkError, ClientGoneError, NotFoundError
 
@@ -33,7 +33,7 @@ _METRICS = "/metrics"
 logger = logging.getLogger(__name__)
 
 
-def create_app(service: CompletionService, **options: Any) -> ASGIApp:
+def create_app(service: ApiService, **options: Any) -> ASGIApp:
     """Return the application of one worker; `options` are FastAPI's."""
     # Clients that name no content type mean JSON.
     own_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # the framework's load scripts from elsewhere
@@ -64,7 +64,7 @@ def _read(router: APIRouter, path: str) -> Callable[[Route], Route]:
 class DirectRoutes:
     """Answers the table's endpoints, and scrapes: the framework's way to its routes takes half as long as the rest."""
 
-    def __init__(self, app: ASGIApp, service: CompletionService) -> None:
+    def __init__(self, app: ASGIApp, service: ApiService) -> None:
         self._app = app
         self._service = service
         self._endpoints = {endpoint.path: endpoint for endpoint in ENDPOINTS.values()}
@@ -100,7 +100,7 @@ class DirectRoutes:
             return bug_response(error)
 
 
-def _scrape(service: CompletionService) -> Response:
+def _scrape(service: ApiService) -> Response:
     return Response(service.poller.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -114,7 +114,7 @@ def _log_refusal(path: str, error: BlinkError) -> None:
     logger.info("refused with %(status)d: %(error)s", fields, extra={"fields": fields})
 
 
-def _endpoint_routes(service: CompletionService, *, generate: bool) -> APIRouter:
+def _endpoint_routes(service: ApiService, *, generate: bool) -> APIRouter:
     """Return the routes of the endpoints that generate, or of the others; DirectRoutes answers them all before."""
     router = APIRouter()
     for endpoint in ENDPOINTS.values():
@@ -164,7 +164,7 @@ def _stored_response_routes() -> APIRouter:
     return router
 
 
-def _model_routes(service: CompletionService) -> APIRouter:
+def _model_routes(service: ApiService) -> APIRouter:
     router = APIRouter()
     started = int(time.time())
 
@@ -193,7 +193,7 @@ def _model_routes(service: CompletionService) -> APIRouter:
     return router
 
 
-def _status_routes(service: CompletionService) -> APIRouter:
+def _status_routes(service: ApiService) -> APIRouter:
     router = APIRouter()
 
     @_read(router, "/health")

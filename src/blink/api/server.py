@@ -28,7 +28,7 @@ from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.api.observe.sequence_metrics import SequenceMetrics
 from blink.api.observe.stats_line import StatsLine
 from blink.api.routes import create_app
-from blink.api.service import CompletionService
+from blink.api.service import ApiService
 from blink.api.serving.poller import Poller
 from blink.config import FrontendConfig
 from blink.errors import ConfigError, EngineUnavailableError
@@ -82,7 +82,7 @@ def run_worker(config: FrontendConfig) -> int:
         observer=_observer(metrics, tracer),
         stats_line=stats_line,
     )
-    service = CompletionService(config, assets, poller, tracer)
+    service = ApiService(config, assets, poller, tracer)
     app = add_middleware(create_app(service, lifespan=_lifespan(service)), config)
     listener = _bind(config)
     server = _Server(_uvicorn_config(app, config), service, _describe(config, listener))
@@ -147,7 +147,7 @@ def _served_hosts(config: FrontendConfig) -> tuple[str, ...]:
     return (*_OWN_HOSTS, config.host, *config.allowed_hosts)
 
 
-def _lifespan(service: CompletionService):
+def _lifespan(service: ApiService):
     @asynccontextmanager
     async def run(_: FastAPI) -> AsyncIterator[None]:
         service.poller.start()
@@ -169,7 +169,7 @@ def _lifespan(service: CompletionService):
 class _Server(uvicorn.Server):
     """uvicorn's server with Blink's way to stop: drain on the first signal, end at once on the second, exit 0."""
 
-    def __init__(self, config: uvicorn.Config, service: CompletionService, url: str) -> None:
+    def __init__(self, config: uvicorn.Config, service: ApiService, url: str) -> None:
         super().__init__(config)
         self._service = service
         self._url = url

@@ -59,7 +59,7 @@ _REFUSALS: dict[type[BlinkError], str] = {
 logger = logging.getLogger(__name__)
 
 
-class CompletionService:
+class ApiService:
     """Answer requests with one model. Owned by a worker; used from its event loop only."""
 
     def __init__(
