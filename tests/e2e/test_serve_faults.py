@@ -246,7 +246,7 @@ def test_what_killed_servers_leave_in_shm_does_not_grow(tmp_path: Path) -> None:
     assert kinds == {"", "lock", "spare"} and [*metrics.glob(f"{server.region}.*")], "the test has nothing to see"
     clean = "import time; t = time.time; time.time = lambda: t() + 61;"
     clean += "from blink.region.files import remove_stale_regions; remove_stale_regions();"
-    clean += "from blink.api.metric_store import MetricStore; MetricStore('other', 3).close()"
+    clean += "from blink.api.observe.metric_store import MetricStore; MetricStore('other', 3).close()"
     subprocess.run([sys.executable, "-c", clean], check=True, timeout=_PATIENCE)
     assert not [*Path("/dev/shm").glob(f"blink-{server.region}*")] and not [*metrics.glob(f"{server.region}.*")]
 

@@ -13,7 +13,7 @@ from processes import Engine, Frontend, start_frontend, stop, wait_for
 
 pytestmark = pytest.mark.e2e
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
-from blink.api.tracing import connect_tracer  # noqa: E402  (needs the extra too)
+from blink.api.observe.tracing import connect_tracer  # noqa: E402  (needs the extra too)
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

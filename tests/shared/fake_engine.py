@@ -14,12 +14,12 @@ import httpx
 import numpy as np
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from blink.api.completions import CompletionService
-from blink.api.metric_store import MetricStore
-from blink.api.metrics import NUM_VALUES, Metrics
-from blink.api.poller import Poller
+from blink.api.observe.metric_store import MetricStore
+from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.api.routes import create_app
 from blink.api.server import add_middleware
+from blink.api.service import ApiService
+from blink.api.serving.poller import Poller
 from blink.config import FrontendConfig
 from blink.errors import BlinkError
 from blink.link.client import EngineClient, RegionInfo
@@ -115,11 +115,13 @@ class FakeWriter:
 class FakeServer:
     """The application of a worker, and the engine that it talks to."""
 
-    def __init__(self, config: FrontendConfig, assets: ModelAssets, folder: Path) -> None:
-        self.engine = FakeEngine()
+    def __init__(
+        self, config: FrontendConfig, assets: ModelAssets, folder: Path, engine: FakeEngine | None = None
+    ) -> None:
+        self.engine = engine or FakeEngine()
         client = cast(EngineClient, self.engine)
         self._store = MetricStore(config.region, NUM_VALUES, folder)
-        self.service = CompletionService(
+        self.service = ApiService(
             config, assets, Poller(client, Metrics(self._store, client.stats), 0, config.max_client_share)
         )
         self.engine.wake = self.service.poller.table.drain

@@ -8,10 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from blink.api.endpoints import Writing, writing_of
-from blink.api.reply import Reply
-from blink.api.session import Session
+from blink.api.endpoints import ENDPOINTS, Writing
+from blink.api.openai.choices import ChoicesReply
+from blink.api.openai.responses.write import ResponseReply
+from blink.api.serving.reply import Reply
+from blink.api.serving.session import Session
 from blink.text.generation import Generation
+
+
+def reply_of(**fields: Any) -> Reply:
+    """Return the form of a response, if the fields have an echo, else of a chat."""
+    named: dict[str, Any] = {"id": "x", "created": 1, "model": "m", **fields}
+    return ResponseReply(**named) if "echo" in fields else ChoicesReply(is_chat=True, **named)
 
 
 class PlayedGeneration(ABC):
@@ -23,7 +31,9 @@ class PlayedGeneration(ABC):
 
     @property
     def _writing(self) -> Writing:
-        return writing_of("responses" if self._reply.echo else "chat")
+        writing = ENDPOINTS["responses" if isinstance(self._reply, ResponseReply) else "chat"].writing
+        assert writing is not None
+        return writing
 
     @abstractmethod
     def _steps(self) -> Iterator[None]:
@@ -38,7 +48,7 @@ class PlayedGeneration(ABC):
 
     def whole(self) -> dict[str, Any]:
         """Return the JSON of the whole body."""
-        body = self._writing.whole(self._reply, self._session)
+        body = self._writing.non_streaming(self._reply, self._session)
         for _ in self._steps():
             body.take(self.generation)
         return json.loads(body.encode())

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from blink.api.endpoints import ENDPOINTS
-from blink.api.json_body import parse_body
-from blink.api.read import Bounds
+from blink.api.http.json_body import parse_body
+from blink.api.openai.responses.schema import ResponsesBody
+from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody
 from blink.api.reading import read_body
-from blink.api.responses_schema import ResponsesBody
-from blink.api.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody
+from blink.api.serving.parsed_request import Bounds
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError
 from blink.text.assets import ModelAssets, load_assets

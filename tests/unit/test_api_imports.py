@@ -11,7 +11,7 @@ import sys
 _PROBE = """
 import importlib, pkgutil, sys
 import blink.api, blink.link.rdma.connector
-for module in pkgutil.iter_modules(blink.api.__path__, "blink.api."):
+for module in pkgutil.walk_packages(blink.api.__path__, "blink.api."):
     importlib.import_module(module.name)
 roots = {name.partition(".")[0] for name in sys.modules}
 print(sorted(roots & {"torch", "triton", "transformers", "cuda", "gguf", "safetensors"}))

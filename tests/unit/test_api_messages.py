@@ -15,10 +15,7 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from blink.api.endpoints import writing_of
-from blink.api.logprobs import LogprobFormat
-from blink.api.reply import Reply
-from blink.api.session import Session
+from blink.api.serving.session import Session
 from blink.errors import BlinkError
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
@@ -26,7 +23,7 @@ from blink.text.generation import Generation
 from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS
 from blink.text.message.parser import MessageForm
 from blink.text.tokenizer import Tokenizer
-from played_generation import PlayedGeneration
+from played_generation import PlayedGeneration, reply_of
 from small_tokenizer import load_small_assets
 
 TEXT = (
@@ -53,8 +50,7 @@ class Play(PlayedGeneration):
         self._reason = reason
         prompts = [SimpleNamespace(num_tokens=7, tokens=None)]
         self._session = cast(Session, SimpleNamespace(generations=[self.generation], prompts=prompts))
-        form: dict[str, Any] = {"message": FORM, **fields}
-        self._reply = Reply(id="x", created=1, model="m", is_chat=True, **form)
+        self._reply = reply_of(**{"message": FORM, "tokenizer": tokenizer, **fields})
 
     def _steps(self) -> Iterator[None]:
         for token in self._tokens[:-1]:
@@ -122,15 +118,13 @@ def test_a_named_call_ends_with_stop_and_a_cut_one_with_length(tokenizer: Tokeni
 
 
 def test_every_logprob_is_told_once(tokenizer: Tokenizer) -> None:
-    logprobs = LogprobFormat(tokenizer, as_token_ids=False)
-    chunks = Play(tokenizer, TEXT, logprobs=logprobs).stream()
+    chunks = Play(tokenizer, TEXT, has_logprobs=True).stream()
     told = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
     assert "".join(entry["token"] for entry in told) == TEXT + "<|im_end|>"
 
 
 def test_the_whole_message_has_every_logprob(tokenizer: Tokenizer) -> None:
-    logprobs = LogprobFormat(tokenizer, as_token_ids=False)
-    choice = Play(tokenizer, TEXT, logprobs=logprobs).whole()["choices"][0]
+    choice = Play(tokenizer, TEXT, has_logprobs=True).whole()["choices"][0]
     assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == TEXT + "<|im_end|>"
 
 
@@ -182,7 +176,7 @@ def test_a_response_that_is_cut_is_incomplete(tokenizer: Tokenizer) -> None:
 
 def test_a_response_that_fails_ends_with_an_error_event(tokenizer: Tokenizer) -> None:
     play = Play(tokenizer, "x", echo=ECHO)
-    encoder = writing_of("responses").stream(play._reply, play._session)
+    encoder = play._writing.stream(play._reply, play._session)
     data = encoder.encode_end(BlinkError("It broke."))
     assert data.startswith(b"event: error\ndata: ")
     event = json.loads(data.split(b"data: ")[1])

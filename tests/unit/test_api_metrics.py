@@ -14,16 +14,16 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from blink.api import metrics as names
-from blink.api.metric_store import MetricStore
-from blink.api.metrics import NUM_VALUES, Metrics
+from blink.api.observe import metrics as names
+from blink.api.observe.metric_store import MetricStore
+from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.errors import ConfigError
 from blink.region.layout import STATISTICS
 
 _WORKER = """
 import sys
 from pathlib import Path
-from blink.api.metric_store import MetricStore
+from blink.api.observe.metric_store import MetricStore
 store = MetricStore(sys.argv[2], 3, Path(sys.argv[1]))
 store.values[1] = float(sys.argv[3])
 print("ready", flush=True)
@@ -90,7 +90,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyt
     uid = os.geteuid()
     MetricStore("one", 3, tmp_path).close()
     (tmp_path / f"blink.metrics-{uid}").rename(tmp_path / f"blink.metrics-{uid + 1}")
-    monkeypatch.setattr("blink.api.metric_store.os.geteuid", lambda: uid + 1)
+    monkeypatch.setattr("blink.api.observe.metric_store.os.geteuid", lambda: uid + 1)
     with pytest.raises(ConfigError, match=f"belongs to user {uid}"):
         MetricStore("one", 3, tmp_path)
 
@@ -99,7 +99,7 @@ def test_a_full_shm_is_one_clear_error_at_the_start(tmp_path: Path, monkeypatch:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("blink.api.metric_store.os.posix_fallocate", full)
+    monkeypatch.setattr("blink.api.observe.metric_store.os.posix_fallocate", full)
     with pytest.raises(ConfigError, match="No space left on device"):
         MetricStore("one", 3, tmp_path)
     assert not [*tmp_path.glob("*/*.worker")]

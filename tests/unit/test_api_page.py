@@ -11,10 +11,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-import blink.api
-from blink.api.page import page_routes
+import blink.api.pages
+from blink.api.pages.files import page_routes
 
-_FOLDER = Path(blink.api.__file__).parent / "static"
+_FOLDER = Path(blink.api.pages.__file__).parent / "static"
 
 
 def get(path: str, method: str = "GET") -> httpx.Response:

@@ -10,9 +10,8 @@ import orjson
 import pytest
 
 import fake_engine
-from blink.api.message_form import message_form
-from blink.api.read import Bounds
 from blink.api.reading import read_body
+from blink.api.serving.parsed_request import Bounds
 from blink.text.assets import ModelAssets
 from blink.text.message.formats import HERMES, REASONING_FORMATS
 from blink.text.message.parser import MessageParser
@@ -36,7 +35,7 @@ def parts_of(reply: str, reasoning: str, template: str, begun: str, **fields: An
         reasoning_format=REASONING_FORMATS[reasoning],
     )
     body = orjson.dumps({"messages": [{"role": "assistant", "content": begun}], **fields})
-    form = message_form(read_body("chat", body, assets, BOUNDS), assets, may_choose=True)
+    form = read_body("chat", body, assets, BOUNDS).reply.message
     assert form is not None
     parser = MessageParser(form)
     return merge([*parser.push(reply), *parser.finish()])

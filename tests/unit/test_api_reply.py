@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from blink.api.logprobs import LogprobFormat
-from blink.api.reply import usage_of
+from blink.api.openai.choices import usage_of
+from blink.api.openai.logprobs import LogprobFormat
 from blink.text.generation import Generation, TokenLogprob
 from blink.text.prompt import Prompt
 from blink.text.tokenizer import NoTokenizer

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Scope
 
-from blink.api.clients import flow_of, note_key, salt_of
+from blink.api.http.clients import flow_of, note_key, salt_of
 from blink.config import FrontendConfig
 from blink.errors import BlinkError, EngineUnavailableError, OverloadedError
 from blink.text.assets import ModelAssets, load_assets

@@ -15,13 +15,13 @@ import pytest
 from fastapi import FastAPI
 
 from blink import __version__
-from blink.api.completions import CompletionService
-from blink.api.docs_page import render_docs
-from blink.api.metric_store import MetricStore
-from blink.api.metrics import NUM_VALUES, Metrics
-from blink.api.poller import Poller
+from blink.api.observe.metric_store import MetricStore
+from blink.api.observe.metrics import NUM_VALUES, Metrics
+from blink.api.pages.docs import render_docs
 from blink.api.routes import create_app
 from blink.api.server import add_middleware
+from blink.api.service import ApiService
+from blink.api.serving.poller import Poller
 from blink.config import FrontendConfig, ModelConfig
 from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
@@ -45,7 +45,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     client = EngineClient(ShmConnector(CONFIG.region), 1.0)
     client.tick()
     store = MetricStore(CONFIG.region, NUM_VALUES, tmp_path_factory.mktemp("metrics"))
-    service = CompletionService(CONFIG, load_assets(CONFIG), Poller(client, Metrics(store, client.stats), 0))
+    service = ApiService(CONFIG, load_assets(CONFIG), Poller(client, Metrics(store, client.stats), 0))
     yield add_middleware(create_app(service), CONFIG)
     client.close()
     store.close()
@@ -161,7 +161,7 @@ def test_a_bug_is_500_in_the_apis_form(app: Any, monkeypatch: pytest.MonkeyPatch
     async def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(CompletionService, "answer", fail)
+    monkeypatch.setattr(ApiService, "answer", fail)
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from blink.api.error_body import describe_validation
-from blink.api.responses_schema import ResponsesBody
-from blink.api.sampling import build_sampling_params
-from blink.api.schema import ChatBody, CompletionBody
+from blink.api.http.errors import describe_validation
+from blink.api.openai.responses.schema import ResponsesBody
+from blink.api.openai.sampling import build_sampling_params
+from blink.api.openai.schema import ChatBody, CompletionBody
 from blink.errors import BadRequestError
 from blink.link.client import RegionInfo
 from blink.request.planner import check_request

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from blink.api.poller import Poller
-from blink.api.session import Session
-from blink.api.stream import WholeResult
+from blink.api.serving.poller import Poller
+from blink.api.serving.session import Session
+from blink.api.serving.stream import NonStreamingResult
 from blink.errors import OverloadedError
 from blink.request.planner import Plan, PlannedSequence
 from blink.sampling_params import SamplingParams
@@ -60,8 +60,8 @@ def session_of(poller: FakePoller, num_sequences: int) -> Session:
     return Session(cast(Poller, poller), Plan([], sequences, num_sequences), arrived=0.0)
 
 
-def open_result() -> WholeResult:
-    return WholeResult(cast(Any, None))
+def open_result() -> NonStreamingResult:
+    return NonStreamingResult(cast(Any, None))
 
 
 def test_the_responder_is_opened_when_all_is_submitted() -> None:

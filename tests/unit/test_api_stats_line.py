@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from blink.api.metric_store import MetricStore
-from blink.api.stats_line import StatsLine
+from blink.api.observe.metric_store import MetricStore
+from blink.api.observe.stats_line import StatsLine
 from blink.region.layout import STATISTICS
 
 ZERO = dict.fromkeys(STATISTICS.names or (), 0) | {"num_blocks": 100}
@@ -78,7 +78,7 @@ def test_an_idle_server_an_engine_that_is_away_and_a_new_one_are_silent(
 _SIBLING = """
 import os, sys
 from pathlib import Path
-from blink.api.metric_store import MetricStore
+from blink.api.observe.metric_store import MetricStore
 os.getpid = lambda: 1  # certainly the lowest
 store = MetricStore("stats", 3, Path(sys.argv[1]))
 print("ready", flush=True)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from blink.api.message_form import constrain_message, message_form
-from blink.api.read import Read
-from blink.api.sampling import build_sampling_params
-from blink.api.schema import ChatBody
-from blink.api.tools import MAX_SCHEMAS_BYTES, MAX_TOOLS
+from blink.api.openai.message_form import message_form
+from blink.api.openai.sampling import build_sampling_params
+from blink.api.openai.schema import ChatBody
+from blink.api.openai.tools import MAX_SCHEMAS_BYTES, MAX_TOOLS
+from blink.api.serving.message_constraint import constrain_message
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError
 from blink.sampling_params import SamplingParams
@@ -132,7 +132,7 @@ def assets_of(calls: CallFormat | None = HERMES, reasoning: ReasoningFormat | No
 def tag_of(assets: ModelAssets, is_open: bool | None = None, **fields: Any) -> StructuralTag | None:
     """What the output of a request is constrained to."""
     body = body_of(**fields)
-    form = message_form(Read("chat", body, is_reasoning_open=is_open), assets, may_choose=True)
+    form = message_form(body, assets, may_choose=True, is_reasoning_open=is_open)
     assert form is not None
     params = constrain_message(SamplingParams(), body.tool_use, form)
     assert params.skip_special_tokens is False
@@ -186,7 +186,7 @@ def test_calls_of_the_models_choice_are_constrained_from_their_marker_on() -> No
 )
 def test_forms_hold_behind_the_reasoning(name: str, is_open: bool | None, tags: Any, fields: Any) -> None:
     body, assets = body_of(**fields), assets_of(reasoning=REASONING_FORMATS[name])
-    form = message_form(Read("chat", body, is_reasoning_open=is_open), assets, may_choose=True)
+    form = message_form(body, assets, may_choose=True, is_reasoning_open=is_open)
     assert form is not None
     params = constrain_message(build_sampling_params(body, {}), body.tool_use, form).structured_outputs
     assert params is not None
@@ -195,7 +195,7 @@ def test_forms_hold_behind_the_reasoning(name: str, is_open: bool | None, tags: 
 
 def test_an_answer_of_a_form_may_be_a_call_of_the_models_choice() -> None:
     body = body_of(tools=[tool()], response_format={"type": "json_object"})
-    form = message_form(Read("chat", body), assets_of(), may_choose=True)
+    form = message_form(body, assets_of(), may_choose=True)
     assert form is not None
     params = constrain_message(build_sampling_params(body, {}), body.tool_use, form).structured_outputs
     assert params is not None and params.json_object and params.structural_tag is None
@@ -204,7 +204,7 @@ def test_an_answer_of_a_form_may_be_a_call_of_the_models_choice() -> None:
 
 def test_a_forced_call_and_another_form_exclude_each_other() -> None:
     body = body_of(tools=[tool()], tool_choice="required", response_format={"type": "json_object"})
-    form = message_form(Read("chat", body), assets_of(), may_choose=True)
+    form = message_form(body, assets_of(), may_choose=True)
     assert form is not None
     with pytest.raises(BadRequestError) as caught:
         constrain_message(build_sampling_params(body, {}), body.tool_use, form)
@@ -215,14 +215,14 @@ def test_what_the_model_cannot_choose_is_refused_with_what_to_do() -> None:
     with pytest.raises(BadRequestError, match="--tool-call-parser"):
         tag_of(assets_of(None), tools=[tool()])
     with pytest.raises(BadRequestError, match="--no-enable-auto-tool-choice"):
-        message_form(Read("chat", body_of(tools=[tool()])), assets_of(), may_choose=False)
+        message_form(body_of(tools=[tool()]), assets_of(), may_choose=False)
     assert tag_of(assets_of(None), tools=[tool()], tool_choice="required") is not None
 
 
 def test_plain_chats_are_not_read_as_messages() -> None:
-    assert message_form(Read("chat", body_of()), assets_of(), may_choose=True) is None
+    assert message_form(body_of(), assets_of(), may_choose=True) is None
     form = message_form(
-        Read("chat", body_of(include_reasoning=False)), assets_of(reasoning=REASONING_FORMATS["qwen3"]), may_choose=True
+        body_of(include_reasoning=False), assets_of(reasoning=REASONING_FORMATS["qwen3"]), may_choose=True
     )
     assert form == MessageForm(reasoning=REASONING_FORMATS["qwen3"], include_reasoning=False)
 

@@ -9,8 +9,8 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from blink.api.metric_store import MetricStore
-from blink.api.metrics import NUM_VALUES, Metrics
+from blink.api.observe.metric_store import MetricStore
+from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.region.layout import STATISTICS
 from dashboard import DEPLOY, RULES, dashboard_queries
 

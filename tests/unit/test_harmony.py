@@ -20,12 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automata import PlainAutomaton
-from blink.api.message_form import constrain_message, message_form
-from blink.api.read import Read
-from blink.api.reply import Reply
-from blink.api.sampling import build_sampling_params
-from blink.api.schema import ChatBody
-from blink.api.session import Session
+from blink.api.openai.message_form import message_form
+from blink.api.openai.sampling import build_sampling_params
+from blink.api.openai.schema import ChatBody
+from blink.api.serving.message_constraint import constrain_message
+from blink.api.serving.session import Session
 from blink.config import FrontendConfig, ModelConfig
 from blink.errors import BadRequestError, ConfigError
 from blink.grammar.compiler import compile_structured
@@ -42,13 +41,13 @@ from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning, merge
 from blink.text.vocabulary import list_vocabulary
 from harmony_model import SPECIAL_TOKENS, build_tokenizer, write_harmony_model
-from played_generation import PlayedGeneration
+from played_generation import PlayedGeneration, reply_of
 
 START, CHANNEL, MESSAGE, END, RETURN, CALL_END = (
     MARKS[f"<|{name}|>"] for name in ("start", "channel", "message", "end", "return", "call")
 )
 NAMES = frozenset({"add", "now"})
-FORM = MessageForm(calls=HARMONY, reasoning=HARMONY_REASONING, names=NAMES, in_channels=True)
+FORM = MessageForm(calls=HARMONY, reasoning=HARMONY_REASONING, names=NAMES, uses_harmony=True)
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}'
 ANSWER = "<|channel|>final<|message|>4 é."
@@ -187,7 +186,7 @@ class Play(PlayedGeneration):
         self._ends = assets.eos_token_ids
         prompts = [SimpleNamespace(num_tokens=7, tokens=None)]
         self._session = cast(Session, SimpleNamespace(generations=[self.generation], prompts=prompts))
-        self._reply = Reply(id="x", created=1, model="m", is_chat=True, message=form, **fields)
+        self._reply = reply_of(message=form, **fields)
 
     def _steps(self) -> Iterator[None]:
         for token in self._tokens:
@@ -222,7 +221,7 @@ def test_a_chat_has_reasoning_content_and_calls_whole_and_streamed(assets: Model
 
 
 def test_a_plain_chat_is_its_final_message(assets: ModelAssets) -> None:
-    form = message_form(Read("chat", ChatBody.model_validate({"messages": MESSAGES})), assets, may_choose=True)
+    form = message_form(ChatBody.model_validate({"messages": MESSAGES}), assets, may_choose=True)
     assert form is not None
     tokens = tokens_of(assets, THOUGHT + ANSWER + "<|return|>")
     choice = Play(assets, tokens, form).whole()["choices"][0]
@@ -418,7 +417,7 @@ ROLE_CALL = ' to=functions.add<|channel|>commentary json<|message|>{"a":1}'
 
 def automaton_of(assets: ModelAssets, is_open: bool | None = None, **fields: Any) -> PlainAutomaton:
     body = ChatBody.model_validate({"messages": MESSAGES, **fields})
-    form = message_form(Read("chat", body, is_reasoning_open=is_open), assets, may_choose=True)
+    form = message_form(body, assets, may_choose=True, is_reasoning_open=is_open)
     assert form is not None
     params = constrain_message(build_sampling_params(body, {}), body.tool_use, form).structured_outputs
     assert params is not None

@@ -20,9 +20,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from blink.api import span_export
-from blink.api.span_export import SpanEncoder, can_prepare
-from blink.api.tracing import RequestTracer, connect_tracer
+from blink.api.observe import span_export
+from blink.api.observe.span_export import SpanEncoder, can_prepare
+from blink.api.observe.tracing import RequestTracer, connect_tracer
 from blink.request.table import OpenSequence
 from blink.sampling_params import SamplingParams
 from otlp_receiver import Receiver
@@ -122,7 +122,7 @@ def test_spans_go_by_the_rules_of_the_librarys_exporter(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "gzip")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=here")
     if not is_prepared:  # a version whose exporter takes no bytes
-        monkeypatch.setattr("blink.api.tracing.can_prepare", lambda _: False)
+        monkeypatch.setattr("blink.api.observe.tracing.can_prepare", lambda _: False)
     receiver.refusals.append(503)
     tracer = connect_tracer(receiver.url)
     for _ in range(3):

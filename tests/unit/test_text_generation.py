@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blink.api.logprobs import LogprobFormat
+from blink.api.openai.logprobs import LogprobFormat
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
 from blink.text.generation import Generation, TokenLogprob

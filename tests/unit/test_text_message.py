@@ -19,8 +19,8 @@ from blink.text.message.passages import Passages
 from blink.text.message.reasoning import is_reasoning_open
 
 # gpt-oss' messages stand between special tokens: test_harmony.py.
-TAGGED_CALLS = [name for name, form in CALL_FORMATS.items() if not form.in_channels]
-TAGGED_REASONING = [name for name, form in REASONING_FORMATS.items() if not form.in_channels]
+TAGGED_CALLS = [name for name, form in CALL_FORMATS.items() if not form.uses_harmony]
+TAGGED_REASONING = [name for name, form in REASONING_FORMATS.items() if not form.uses_harmony]
 NAMES = frozenset({"get_weather", "add"})
 WEATHER = '{"city": "Paris \\"{}[]\\u00e9", "days": [1, {"a": null}]}'
 ADD = '{"a": 1, "b": -2.5e3}'

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from blink.api.schema import ChatBody
+from blink.api.openai.schema import ChatBody
 from blink.config import FrontendConfig, ModelConfig
 from blink.errors import BadRequestError, ConfigError
 from blink.request.planner import Planner

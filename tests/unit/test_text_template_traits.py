@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from blink.api.responses_schema import ResponsesBody
-from blink.api.schema import ChatBody
+from blink.api.openai.responses.schema import ResponsesBody
+from blink.api.openai.schema import ChatBody
 from blink.errors import BadRequestError
 from blink.request.planner import Planner
 from blink.text import template_budget, template_traits

@@ -28,7 +28,7 @@ SCHEMA: dict[str, Any] = {
 }
 FUNCTIONS = (Function("temperature", SCHEMA, strict=True), Function("now"))
 NUM_TEXTS = 40
-TAGGED = [name for name, form in CALL_FORMATS.items() if not form.in_channels]  # the other: test_harmony.py
+TAGGED = [name for name, form in CALL_FORMATS.items() if not form.uses_harmony]  # the other: test_harmony.py
 
 
 def automaton_of(name: str, use: ToolUse) -> PlainAutomaton:

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import blink.api
-from blink.api import metrics as names
-from blink.api.metric_store import MetricStore
-from blink.api.metrics import NUM_VALUES, Metrics
+import blink.api.pages
+from blink.api.observe import metrics as names
+from blink.api.observe.metric_store import MetricStore
+from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.region.layout import STATISTICS
 from blink.view.figures import compare, quantile
 from blink.view.samples import Samples
 from blink.view.screen import draw_bars, format_seconds
 
-_FIGURES_JS = Path(blink.api.__file__).parent / "static" / "figures.js"
+_FIGURES_JS = Path(blink.api.pages.__file__).parent / "static" / "figures.js"
 
 
 def scrapes(folder: Path, *, restart: bool = False) -> tuple[bytes, bytes]:

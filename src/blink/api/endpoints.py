@@ -8,17 +8,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from blink.api.body_readers import answer_detokenize, answer_tokenize, read_chat, read_completion, read_responses
-from blink.api.chunks import ChunkEncoder
-from blink.api.message_chunks import MessageChunkEncoder
-from blink.api.read import Bounds, Read
-from blink.api.reply import Reply, WholeChoices
-from blink.api.responses import ResponseEncoder, WholeResponse
-from blink.api.responses_schema import ResponsesBody, naming_origins
-from blink.api.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from blink.api.session import Session
-from blink.api.stream import Encoder, WholeBody
-from blink.api.whole_messages import WholeMessages
+from blink.api.http.errors import ErrorWriter, error_json
+from blink.api.openai.message_chunks import open_stream
+from blink.api.openai.non_streaming_messages import open_non_streaming
+from blink.api.openai.read import read_chat, read_completion
+from blink.api.openai.responses.read import read_responses
+from blink.api.openai.responses.schema import ResponsesBody, naming_origins
+from blink.api.openai.responses.write import ResponseEncoder, ResponseObject
+from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from blink.api.openai.tokens import answer_detokenize, answer_tokenize
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
+from blink.api.serving.session import Session
+from blink.api.serving.stream import Encoder, NonStreamingBody
 from blink.link.client import RegionInfo
 from blink.text.assets import ModelAssets
 
@@ -27,12 +28,13 @@ from blink.text.assets import ModelAssets
 class Writing:
     """How the answers of an endpoint that generates are written.
 
-    naming: lets errors name the fields that a client sent, where the request is carried out as another's.
+    stream and non_streaming: take the reply that the endpoint's `read` has made. naming: lets errors name the fields
+    that a client sent, where the request is carried out as another's.
     """
 
     id_prefix: str
-    stream: Callable[[Reply, Session], Encoder]
-    whole: Callable[[Reply, Session], WholeBody]
+    stream: Callable[[Any, Session], Encoder]
+    non_streaming: Callable[[Any, Session], NonStreamingBody]
     naming: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
@@ -41,7 +43,8 @@ class Endpoint:
     """One endpoint.
 
     main_field: what most of a body's work is about, for errors that nobody foresaw. read: what becomes of a checked
-    body. writing: None if `read` has answered it. name and summary: what the API's description says.
+    body. writing: None if `read` has answered it. name and summary: what the API's description says. error_body: how
+    its refusals are written; what stands before the routes has one form for all.
     """
 
     kind: str
@@ -50,16 +53,9 @@ class Endpoint:
     summary: str
     body: Any
     main_field: str | None
-    read: Callable[[Any, ModelAssets, Bounds, RegionInfo], Read]
+    read: Callable[[Any, ModelAssets, Bounds, RegionInfo], ParsedRequest]
     writing: Writing | None = None
-
-
-def _write_chunks(reply: Reply, session: Session) -> Encoder:
-    return ChunkEncoder(reply, session) if reply.message is None else MessageChunkEncoder(reply, session, reply.message)
-
-
-def _write_choices(reply: Reply, session: Session) -> WholeBody:
-    return WholeChoices(reply, session) if reply.message is None else WholeMessages(reply, session, reply.message)
+    error_body: ErrorWriter = error_json
 
 
 _ALL = (
@@ -71,7 +67,7 @@ _ALL = (
         body=CompletionBody,
         main_field="prompt",
         read=read_completion,
-        writing=Writing(id_prefix="cmpl-", stream=_write_chunks, whole=_write_choices),
+        writing=Writing(id_prefix="cmpl-", stream=open_stream, non_streaming=open_non_streaming),
     ),
     Endpoint(
         kind="chat",
@@ -81,7 +77,7 @@ _ALL = (
         body=ChatBody,
         main_field="messages",
         read=read_chat,
-        writing=Writing(id_prefix="chatcmpl-", stream=_write_chunks, whole=_write_choices),
+        writing=Writing(id_prefix="chatcmpl-", stream=open_stream, non_streaming=open_non_streaming),
     ),
     Endpoint(
         kind="responses",
@@ -91,7 +87,7 @@ _ALL = (
         body=ResponsesBody,
         main_field="input",
         read=read_responses,
-        writing=Writing(id_prefix="resp_", stream=ResponseEncoder, whole=WholeResponse, naming=naming_origins),
+        writing=Writing(id_prefix="resp_", stream=ResponseEncoder, non_streaming=ResponseObject, naming=naming_origins),
     ),
     Endpoint(
         kind="tokenize",
@@ -113,11 +109,3 @@ _ALL = (
     ),
 )
 ENDPOINTS = {endpoint.kind: endpoint for endpoint in _ALL}
-
-
-def writing_of(kind: str) -> Writing:
-    """Return how the answers of an endpoint that generates are written."""
-    writing = ENDPOINTS[kind].writing
-    if writing is None:
-        raise ValueError(f"{kind} generates nothing")
-    return writing

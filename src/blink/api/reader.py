@@ -13,15 +13,14 @@ import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
-from blink.api.read import Bounds, Read
-from blink.api.reading import is_light, read_body, without_texts
+from blink.api.reading import is_light, read_body
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.host.child import Child, Parent, limit_data
 from blink.host.logs import set_up_logging
 from blink.text.assets import ModelAssets, load_assets
 
-_SMALL_BYTES = 2 << 10  # of a body that may live as long as its request
 _MAX_WAITING = 256
 _BOOT_SECONDS = 60.0
 _READ_SECONDS = 20.0
@@ -40,7 +39,7 @@ class _Job:
     kind: str = field(compare=False)
     data: bytearray = field(compare=False)
     bounds: Bounds = field(compare=False)
-    result: asyncio.Future[Read] = field(compare=False)
+    result: asyncio.Future[ParsedRequest] = field(compare=False)
 
 
 class Reader:
@@ -54,15 +53,14 @@ class Reader:
         self._work: asyncio.Task[None] | None = None
         self._child: Child | None = None
 
-    async def read(self, kind: str, data: bytearray, bounds: Bounds) -> Read:
+    async def read(self, kind: str, data: bytearray, bounds: Bounds) -> ParsedRequest:
         """Parse, check and tokenize a body. The bytes are this object's from then on.
 
         Raises:
             BlinkError: the request is refused, or too many large ones wait.
         """
         if is_light(data):
-            read = read_body(kind, data, self._assets, bounds)
-            return read if len(data) <= _SMALL_BYTES else without_texts(read)
+            return read_body(kind, data, self._assets, bounds)
         if len(self._jobs) >= _MAX_WAITING:
             raise OverloadedError("Too many large requests wait to be read. Retry later.")
         self._num_jobs += 1
@@ -85,7 +83,7 @@ class Reader:
                 if job.result.done():  # its request was cancelled
                     continue
                 try:
-                    read = await self._run(job)
+                    parsed = await self._run(job)
                 except Exception as error:
                     failure = error if isinstance(error, BlinkError) else BlinkError("Internal error: a body's reader.")
                     if failure is not error:
@@ -94,11 +92,11 @@ class Reader:
                         job.result.set_exception(failure)
                 else:
                     if not job.result.done():
-                        job.result.set_result(read)
+                        job.result.set_result(parsed)
         finally:
             self._work = None
 
-    async def _run(self, job: _Job) -> Read:
+    async def _run(self, job: _Job) -> ParsedRequest:
         child = await self._ready_child()
         try:
             await asyncio.wait_for(_ask(child, job), _READ_SECONDS)
@@ -149,6 +147,6 @@ def run(parent: Parent) -> None:
 
 def _try_to_read(kind: str, data: bytearray, assets: ModelAssets, bounds: Bounds) -> Any:
     try:
-        return without_texts(read_body(kind, data, assets, bounds))
+        return read_body(kind, data, assets, bounds)
     except BlinkError as error:
         return error

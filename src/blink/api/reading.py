@@ -7,16 +7,16 @@ Needs no event loop and no engine, so that it runs beside the server for large b
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from blink.api.endpoints import ENDPOINTS
-from blink.api.error_body import describe_validation
-from blink.api.json_body import parse_body
-from blink.api.read import Bounds, Read
-from blink.api.schema import Body
+from blink.api.http.errors import describe_validation
+from blink.api.http.json_body import parse_body
+from blink.api.serving.body import Body
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.errors import BadRequestError, BlinkError, NotFoundError
 from blink.text.assets import ModelAssets
 from blink.text.json_weight import weigh_json
@@ -27,16 +27,10 @@ LIGHT_BYTES = 8 << 10
 _LIGHT_BYTES_OF_IDS = 128 << 10
 _LIGHT_CONTAINERS, _LIGHT_ITEMS, _LIGHT_TEXT = 64, 16 << 10, 16 << 10
 
-_ADAPTERS: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(endpoint.body) for kind, endpoint in ENDPOINTS.items()}
-_DROPPED: dict[str, Any] = {
-    **dict.fromkeys(("user", "tools", "documents", "chat_template_kwargs", "tool_choice", "reasoning_effort")),
-    **{"prompt": "", "messages": [], "tokens": []},
-}
-
 logger = logging.getLogger(__name__)
 
 
-def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> Read:
+def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> ParsedRequest:
     """Parse and check a body, and tokenize its texts.
 
     Raises:
@@ -56,15 +50,20 @@ def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: B
         raise BadRequestError(f"{field or 'The body'} cannot be read: {type(error).__name__}.", field) from None
 
 
-def _read(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> Read:
+def _read(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> ParsedRequest:
     context = bounds.engine.max_model_len if bounds.engine is not None else 0
-    body = _ADAPTERS[kind].validate_python(parse_body(data, context))
+    body = _adapter_of(kind).validate_python(parse_body(data, context))
     assert isinstance(body, Body)
     if bounds.engine is None:
-        return Read(kind, body, has_engine=False)
+        return ParsedRequest(model=body.model, has_engine=False)
     if body.model and bounds.model_name and body.model != bounds.model_name:
         raise NotFoundError(f"The model `{body.model}` does not exist.", "model")
     return ENDPOINTS[kind].read(body, assets, bounds, bounds.engine)
+
+
+@cache
+def _adapter_of(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(ENDPOINTS[kind].body)
 
 
 def is_light(data: bytes | bytearray) -> bool:
@@ -75,9 +74,3 @@ def is_light(data: bytes | bytearray) -> bool:
         return False
     weight = weigh_json(data)
     return weight.containers <= _LIGHT_CONTAINERS and weight.items <= _LIGHT_ITEMS and weight.text_bytes <= _LIGHT_TEXT
-
-
-def without_texts(read: Read) -> Read:
-    """Drop what nobody needs any more: the rest is small and travels between processes."""
-    dropped = {name: _DROPPED[name] for name in read.body.model_fields_set & _DROPPED.keys()}
-    return replace(read, body=read.body.model_copy(update=dropped))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -15,67 +16,34 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink import __version__
-from blink.api.bodies import check_content_type
-from blink.api.completions import CompletionService
-from blink.api.docs_page import add_docs_page
 from blink.api.endpoints import ENDPOINTS, Endpoint
-from blink.api.error_body import bug_response, error_response, http_error_response, install_error_responses
-from blink.api.page import page_routes
-from blink.api.read import Read
-from blink.api.schema import MAX_ID_CHARS
+from blink.api.http.bodies import check_content_type
+from blink.api.http.errors import bug_response, error_response, http_error_response, install_error_responses
+from blink.api.pages.docs import add_docs_page
+from blink.api.pages.files import page_routes
+from blink.api.service import ApiService
+from blink.api.serving.body import MAX_ID_CHARS
 from blink.errors import BlinkError, ClientGoneError, NotFoundError
 
 Route = TypeVar("Route", bound=Callable[..., Any])
 
 
-_SCRAPE = "metrics"
-_DIRECT = {
-    **{("POST", endpoint.path): kind for kind, endpoint in ENDPOINTS.items() if endpoint.writing is not None},
-    **{(method, "/metrics"): _SCRAPE for method in ("GET", "HEAD")},
-}
-_KINDS = {endpoint.path: kind for kind, endpoint in ENDPOINTS.items()}
+_METRICS = "/metrics"
 
 logger = logging.getLogger(__name__)
 
 
-class _ReadRequest(Request):
-    """A request whose body has been read: the framework finds it parsed and checked."""
-
-    def __init__(self, request: Request, read: Read) -> None:
-        super().__init__(request.scope, request.receive)
-        self._body = b"{}"
-        self.state.read = read
-
-    async def json(self) -> Any:
-        """Return the checked fields."""
-        return self.state.read.body
-
-
-def _body_route(service: CompletionService) -> type[APIRoute]:
-    """Return the class of routes whose bodies are read within the limits, not by the framework."""
-
-    class BodyRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle, kind = super().get_route_handler(), _KINDS[self.path]
-
-            async def read_and_handle(request: Request) -> Response:
-                return await handle(_ReadRequest(request, await service.read(kind, request)))
-
-            return read_and_handle
-
-    return BodyRoute
-
-
-def create_app(service: CompletionService, **options: Any) -> ASGIApp:
+def create_app(service: ApiService, **options: Any) -> ASGIApp:
     """Return the application of one worker; `options` are FastAPI's."""
     # Clients that name no content type mean JSON.
     own_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # the framework's load scripts from elsewhere
     app = FastAPI(title="Blink", version=__version__, strict_content_type=False, **own_pages, **options)
     install_error_responses(app)
     add_docs_page(app)
-    app.include_router(_generation_routes(service))
+    app.include_router(_endpoint_routes(service, generate=True))
+    app.include_router(_stored_response_routes())
     app.include_router(_model_routes(service))
-    app.include_router(_token_routes(service))
+    app.include_router(_endpoint_routes(service, generate=False))
     app.include_router(_status_routes(service))
     if service.config.page:
         app.include_router(page_routes())
@@ -94,38 +62,45 @@ def _read(router: APIRouter, path: str) -> Callable[[Route], Route]:
 
 
 class DirectRoutes:
-    """Answers completions, chats and scrapes: the framework's way to its routes takes half as long as the rest."""
+    """Answers the table's endpoints, and scrapes: the framework's way to its routes takes half as long as the rest."""
 
-    def __init__(self, app: ASGIApp, service: CompletionService) -> None:
+    def __init__(self, app: ASGIApp, service: ApiService) -> None:
         self._app = app
         self._service = service
+        self._endpoints = {endpoint.path: endpoint for endpoint in ENDPOINTS.values()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
-        kind = _DIRECT.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        if kind is None:
-            await self._app(scope, receive, send)
-            return
-        response = await self._answer(kind, Request(scope, receive))
-        await response(scope, receive, send)
+        response = None
+        if scope["type"] == "http":
+            if scope["method"] == "POST" and (endpoint := self._endpoints.get(scope["path"])) is not None:
+                response = await self._answer(endpoint, Request(scope, receive))
+            elif scope["path"] == _METRICS and scope["method"] in ("GET", "HEAD"):
+                response = self._scrape()
+        await (response or self._app)(scope, receive, send)
 
-    async def _answer(self, kind: str, request: Request) -> Response:
+    async def _answer(self, endpoint: Endpoint, request: Request) -> Response:
         try:
-            if kind == _SCRAPE:
-                return _scrape(self._service)
-            return await self._service.answer(await self._service.read(kind, request), request)
+            return await self._service.answer(endpoint, request)
         except BlinkError as error:
             if self._service.config.enable_log_requests:
-                _log_refusal(request.scope["path"], error)
-            return error_response(error)
+                _log_refusal(endpoint.path, error)
+            return error_response(error, endpoint.error_body)
         except HTTPException as error:
-            return http_error_response(error)
+            return http_error_response(error, endpoint.error_body)
         except Exception as error:
             logger.exception("a request could not be answered")
+            return bug_response(error, endpoint.error_body)
+
+    def _scrape(self) -> Response:
+        try:
+            return _scrape(self._service)
+        except Exception as error:
+            logger.exception("the metrics could not be read")
             return bug_response(error)
 
 
-def _scrape(service: CompletionService) -> Response:
+def _scrape(service: ApiService) -> Response:
     return Response(service.poller.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -139,14 +114,45 @@ def _log_refusal(path: str, error: BlinkError) -> None:
     logger.info("refused with %(status)d: %(error)s", fields, extra={"fields": fields})
 
 
-def _generation_routes(service: CompletionService) -> APIRouter:
-    """Return the routes of generation; DirectRoutes takes the short way to the same answers."""
+def _endpoint_routes(service: ApiService, *, generate: bool) -> APIRouter:
+    """Return the routes of the endpoints that generate, or of the others; DirectRoutes answers them all before."""
     router = APIRouter()
+    for endpoint in ENDPOINTS.values():
+        if (endpoint.writing is not None) == generate:
+            router.add_api_route(
+                endpoint.path,
+                _show_body(endpoint),
+                methods=["POST"],
+                name=endpoint.name,
+                description=endpoint.summary,
+                response_model=None,
+                route_class_override=_route_class(partial(service.answer, endpoint)),
+            )
+    return router
 
-    async def answer(request: Request) -> Response:
-        return await service.answer(request.state.read, request)
 
-    _add_endpoints(router, service, answer, generate=True)
+def _route_class(answer: Callable[[Request], Coroutine[Any, Any, Response]]) -> type[APIRoute]:
+    """Return the class of a route whose body is read within the limits, not by the framework."""
+
+    class EndpointRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            return answer
+
+    return EndpointRoute
+
+
+def _show_body(endpoint: Endpoint) -> Callable[..., Any]:
+    """Return a function that is never called, from which the API's description takes the body."""
+
+    async def route(body: Any) -> None:
+        del body
+
+    route.__annotations__["body"] = endpoint.body
+    return route
+
+
+def _stored_response_routes() -> APIRouter:
+    router = APIRouter()
 
     @router.get("/v1/responses/{name}")
     @router.delete("/v1/responses/{name}")
@@ -158,7 +164,7 @@ def _generation_routes(service: CompletionService) -> APIRouter:
     return router
 
 
-def _model_routes(service: CompletionService) -> APIRouter:
+def _model_routes(service: ApiService) -> APIRouter:
     router = APIRouter()
     started = int(time.time())
 
@@ -187,54 +193,7 @@ def _model_routes(service: CompletionService) -> APIRouter:
     return router
 
 
-def _token_routes(service: CompletionService) -> APIRouter:
-    router = APIRouter()
-
-    async def answer(request: Request) -> Response:
-        read: Read = request.state.read
-        service.check_model(read.body.model)
-        service.require_engine()
-        read.check_engine()
-        return Response(read.answer, media_type="application/json")
-
-    _add_endpoints(router, service, answer, generate=False)
-    return router
-
-
-def _add_endpoints(
-    router: APIRouter,
-    service: CompletionService,
-    answer: Callable[[Request], Coroutine[Any, Any, Response]],
-    *,
-    generate: bool,
-) -> None:
-    """Add the endpoints that generate, or the others."""
-    route_class = _body_route(service)
-    for endpoint in ENDPOINTS.values():
-        if (endpoint.writing is not None) == generate:
-            router.add_api_route(
-                endpoint.path,
-                _route_of(endpoint, answer),
-                methods=["POST"],
-                name=endpoint.name,
-                description=endpoint.summary,
-                response_model=None,
-                route_class_override=route_class,
-            )
-
-
-def _route_of(endpoint: Endpoint, answer: Callable[[Request], Coroutine[Any, Any, Response]]) -> Callable[..., Any]:
-    """Return a route of which the API's description shows the body."""
-
-    async def route(body: Any, request: Request) -> Response:
-        del body  # the request has it, read
-        return await answer(request)
-
-    route.__annotations__["body"] = endpoint.body
-    return route
-
-
-def _status_routes(service: CompletionService) -> APIRouter:
+def _status_routes(service: ApiService) -> APIRouter:
     router = APIRouter()
 
     @_read(router, "/health")
@@ -267,7 +226,7 @@ def _status_routes(service: CompletionService) -> APIRouter:
         """Return the sequences of this worker that the engine has."""
         return {"server_load": service.poller.table.num_open}
 
-    @_read(router, "/metrics")
+    @_read(router, _METRICS)
     async def metrics() -> Response:
         """Return the metrics of all workers and the engine."""
         return _scrape(service)

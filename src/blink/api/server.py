@@ -21,15 +21,15 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from blink.api.completions import CompletionService
-from blink.api.http1 import ConnectionLimits, limited_protocol
-from blink.api.metric_store import MetricStore
-from blink.api.metrics import NUM_VALUES, Metrics
-from blink.api.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
-from blink.api.poller import Poller
+from blink.api.http.http1 import ConnectionLimits, limited_protocol
+from blink.api.http.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
+from blink.api.observe.metric_store import MetricStore
+from blink.api.observe.metrics import NUM_VALUES, Metrics
+from blink.api.observe.sequence_metrics import SequenceMetrics
+from blink.api.observe.stats_line import StatsLine
 from blink.api.routes import create_app
-from blink.api.sequence_metrics import SequenceMetrics
-from blink.api.stats_line import StatsLine
+from blink.api.service import ApiService
+from blink.api.serving.poller import Poller
 from blink.config import FrontendConfig
 from blink.errors import ConfigError, EngineUnavailableError
 from blink.host.address import Address
@@ -43,7 +43,7 @@ from blink.link.shm import ShmConnector
 from blink.text.assets import load_assets
 
 if TYPE_CHECKING:
-    from blink.api.tracing import RequestTracer
+    from blink.api.observe.tracing import RequestTracer
 
 _KEY_VARIABLE = "BLINK_API_KEY"
 _OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -82,7 +82,7 @@ def run_worker(config: FrontendConfig) -> int:
         observer=_observer(metrics, tracer),
         stats_line=stats_line,
     )
-    service = CompletionService(config, assets, poller, tracer)
+    service = ApiService(config, assets, poller, tracer)
     app = add_middleware(create_app(service, lifespan=_lifespan(service)), config)
     listener = _bind(config)
     server = _Server(_uvicorn_config(app, config), service, _describe(config, listener))
@@ -93,14 +93,14 @@ def run_worker(config: FrontendConfig) -> int:
 def _observer(metrics: Metrics, tracer: RequestTracer | None) -> SequenceMetrics:
     if tracer is None:
         return SequenceMetrics(metrics)
-    from blink.api.tracing import TracedSequences
+    from blink.api.observe.tracing import TracedSequences
 
     return TracedSequences(metrics, tracer)
 
 
 def _connect_tracer(endpoint: str) -> RequestTracer:
     try:
-        from blink.api.tracing import connect_tracer
+        from blink.api.observe.tracing import connect_tracer
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"--otlp-traces-endpoint needs {error.name}, which is not installed: {how_to_install('otel')}"
@@ -147,7 +147,7 @@ def _served_hosts(config: FrontendConfig) -> tuple[str, ...]:
     return (*_OWN_HOSTS, config.host, *config.allowed_hosts)
 
 
-def _lifespan(service: CompletionService):
+def _lifespan(service: ApiService):
     @asynccontextmanager
     async def run(_: FastAPI) -> AsyncIterator[None]:
         service.poller.start()
@@ -169,7 +169,7 @@ def _lifespan(service: CompletionService):
 class _Server(uvicorn.Server):
     """uvicorn's server with Blink's way to stop: drain on the first signal, end at once on the second, exit 0."""
 
-    def __init__(self, config: uvicorn.Config, service: CompletionService, url: str) -> None:
+    def __init__(self, config: uvicorn.Config, service: ApiService, url: str) -> None:
         super().__init__(config)
         self._service = service
         self._url = url

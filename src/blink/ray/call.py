@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from blink.api.error_body import error_json
+from blink.api.http.errors import error_json
 from blink.errors import EngineUnavailableError
 
 Headers = list[tuple[bytes, bytes]]

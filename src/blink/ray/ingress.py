@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from blink.api.error_body import error_json, error_response
+from blink.api.http.errors import error_json, error_response
 from blink.errors import LOST_REQUEST, BadRequestError, NotFoundError
 from blink.ray.call import Call, Head, broken_end, forwarded, unavailable_json
 from blink.ray.metrics import merge_metrics

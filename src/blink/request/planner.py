@@ -109,7 +109,7 @@ class Planner:
     ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
         """Return the messages and variables as the template takes them."""
         flat: Sequence[Mapping[str, Any]] = flatten_messages(messages, text_arguments=traits.text_arguments)
-        if self._assets.in_channels:
+        if self._assets.uses_harmony:
             check_effort(variables.get("reasoning_effort", "medium"))
             letters = self._assets.tokenizer.spell
             flat = spell(arrange_messages(flat), letters)

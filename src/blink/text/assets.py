@@ -52,7 +52,7 @@ class ModelAssets:
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict[str, "float | int"])
 
     @property
-    def in_channels(self) -> bool:
+    def uses_harmony(self) -> bool:
         """Say whether replies are messages in gpt-oss' format."""
         return self.call_format is HARMONY
 
@@ -106,7 +106,7 @@ def _message_formats(
         calls = HARMONY
     if calls is HARMONY and config.reasoning_parser == "auto":
         reasoning = HARMONY_REASONING
-    if reasoning is not None and reasoning.in_channels is not (calls is HARMONY):
+    if reasoning is not None and reasoning.uses_harmony is not (calls is HARMONY):
         raise ConfigError(
             f"--tool-call-parser {config.tool_call_parser} and --reasoning-parser {config.reasoning_parser} do not fit:"
             " gpt-oss' format is read by openai and openai_gptoss together."

@@ -80,7 +80,7 @@ class Generation:
             skip_special_tokens=params.skip_special_tokens, marks=params.token_marks, before=before
         )
         self._matcher = StopMatcher(params.stops, include=params.include_stop_str_in_output) if params.stops else None
-        has_calls = form is not None and (form.calls is not None or form.in_channels)
+        has_calls = form is not None and (form.calls is not None or form.uses_harmony)
         self._passages = Passages(form) if form is not None and has_calls and params.stops else None
         self._texts: list[str] = []
         self._tokens: list[int] = []

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from blink.api import metrics as names
-from blink.api.engine_metrics import CLASSES
+from blink.api.observe import metrics as names
+from blink.api.observe.engine_metrics import CLASSES
 from blink.view.samples import Samples
 
 

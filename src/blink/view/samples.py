@@ -12,8 +12,8 @@ import httpx
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from blink.api.metric_store import Worker, WorkerFiles
-from blink.api.metrics import NUM_VALUES, MetricView
+from blink.api.observe.metric_store import Worker, WorkerFiles
+from blink.api.observe.metrics import NUM_VALUES, MetricView
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError
 from blink.region.report import RegionReport
 

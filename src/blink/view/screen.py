@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from blink.api.engine_metrics import CLASSES
+from blink.api.observe.engine_metrics import CLASSES
 from blink.view.figures import Figures
 
 _BARS = "▁▂▃▄▅▆▇█"

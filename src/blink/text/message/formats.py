@@ -26,7 +26,7 @@ class CallFormat:
     end: str = "}"
     separator: str = ", "
     suffix: str = ""
-    in_channels: bool = False  # in messages of their own, between special tokens (blink.text.message.harmony)
+    uses_harmony: bool = False  # in messages of their own, between special tokens (blink.text.message.harmony)
 
     @property
     def is_list(self) -> bool:
@@ -41,7 +41,7 @@ class ReasoningFormat:
     open: str
     close: str
     begins_inside: bool = False  # the model reasons without writing the opening tag
-    in_channels: bool = False  # in messages of its own, as calls are
+    uses_harmony: bool = False  # in messages of its own, as calls are
 
 
 HERMES = CallFormat(
@@ -52,8 +52,8 @@ HERMES = CallFormat(
     end="}\n</tool_call>",
     separator="\n",
 )
-HARMONY = CallFormat(opens=(), trigger="", in_channels=True)
-HARMONY_REASONING = ReasoningFormat("", "", in_channels=True)
+HARMONY = CallFormat(opens=(), trigger="", uses_harmony=True)
+HARMONY_REASONING = ReasoningFormat("", "", uses_harmony=True)
 CALL_FORMATS = {
     "hermes": HERMES,
     "llama3_json": CallFormat(

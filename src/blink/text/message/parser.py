@@ -24,13 +24,13 @@ class MessageForm:
     names: frozenset[str] = frozenset()
     parallel: bool = True
     is_named: bool = False  # the one function that must be called was named
-    in_channels: bool = False  # the text is gpt-oss' format, with its marks
+    uses_harmony: bool = False  # the text is gpt-oss' format, with its marks
 
     @property
     def reasoning_tags(self) -> tuple[str, str]:
         """Return the tags that reasoning begins and ends with; empty where it begins without one, or there is none."""
         form = self.reasoning
-        if form is None or form.in_channels or self.is_reasoning_open is False:
+        if form is None or form.uses_harmony or self.is_reasoning_open is False:
             return "", ""
         return "" if self.is_reasoning_open or form.begins_inside else form.open, form.close
 
@@ -43,7 +43,7 @@ class MessageParser:
         self._channels: HarmonyParser | None = None
         self._reasoning: ReasoningParser | None = None
         self._calls: CallParser | None = None
-        if form.in_channels:
+        if form.uses_harmony:
             self._channels = HarmonyParser(
                 form.names if form.calls else None,
                 parallel=form.parallel,

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands before the routes: names of the host, API keys, the limit of bodies, request ids.
+
+Plain ASGI: nothing per chunk.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from http import HTTPStatus
+
+from fastapi import Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from blink.api.http.clients import note_key
+from blink.api.http.errors import error_json
+
+_PROTECTED = ("/v1", "/reset_prefix_cache")
+_MAX_HOST_CHARS = 64
+
+
+class ApiKeyGuard:
+    """Refuse requests that ask for work, or cost others, without one of the keys."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on or answer 401."""
+        if scope["type"] != "http" or scope["method"] == "OPTIONS" or self._is_allowed(scope):
+            await self._app(scope, receive, send)
+            return
+        body = b'{"error":"Unauthorized"}'
+        await Response(body, HTTPStatus.UNAUTHORIZED, media_type="application/json")(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        if not scope["path"].startswith(_PROTECTED):
+            return True
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        # The header arrives as latin-1; compare what the client sent. All keys are compared, each in constant time.
+        digest = sha256(key.strip().encode("latin-1")).digest()
+        matches = [secrets.compare_digest(digest, known) for known in self._digests]
+        is_known = scheme.lower() == "bearer" and any(matches)
+        if is_known:
+            note_key(scope, digest)
+        return is_known
+
+
+class BodyLimit:
+    """Refuse bodies that are too large, before and while they are read."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._message = f"The request body is larger than {max_bytes} bytes."
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with a counting receiver, or answer 413."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdigit() and int(length) > self._max_bytes:
+            status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            body = error_json(self._message, status.phrase, status)
+            await Response(body, status, media_type="application/json")(scope, receive, send)
+            return
+        received = 0
+
+        async def receive_counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._message)
+            return message
+
+        await self._app(scope, receive_counted, send)
+
+
+class HostGuard:
+    """Refuse requests under a foreign name, by which a page elsewhere reaches this host through its visitor's browser.
+
+    A browser takes such a page for the server's own (DNS rebinding), so neither CORS nor the content type stops it.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        self._app = app
+        self._names = frozenset(map(_bare_host, names))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on or answer 421."""
+        hosts = [value for name, value in scope["headers"] if name == b"host"] if scope["type"] == "http" else ()
+        foreign = next((host for host in hosts if _bare_host(host.decode("latin-1")) not in self._names), None)
+        if foreign is None:  # or none is named, as no browser does
+            await self._app(scope, receive, send)
+            return
+        status = HTTPStatus.MISDIRECTED_REQUEST
+        shown = foreign[:_MAX_HOST_CHARS].decode("latin-1")
+        message = f"This server has no name {shown!r}: its operator can add one by --allowed-hosts."
+        body = error_json(message, status.phrase, status)
+        await Response(body, status, media_type="application/json")(scope, receive, send)
+
+
+@lru_cache(maxsize=64)
+def _bare_host(host: str) -> str:
+    """Return a host's name or address without port, brackets and a dot at its end."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return (host if host.count(":") > 1 else host.partition(":")[0]).removesuffix(".")
+
+
+class RequestIds:
+    """Answer with the client's X-Request-Id, or a new one, which then is the request's id too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on and add the header to its response."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = MutableHeaders(scope=scope)
+        request_id = headers.setdefault("X-Request-Id", secrets.token_hex(16))
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

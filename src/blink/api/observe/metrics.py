@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics of /metrics under vLLM's names: requests are counted here, tokens and blocks by the engine."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Protocol
+
+from prometheus_client.core import Metric
+
+from blink.api.observe.engine_metrics import Stats, cache_config, engine_families
+from blink.api.observe.exposition import Family, Labels, Page
+from blink.api.observe.metric_store import MetricStore, Worker, add_up
+
+# vLLM's buckets with finer ones below: the first tokens of a small model come within a millisecond.
+_FIRST_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_FIRST_TOKEN += (20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5)
+_TOKEN += (10.0, 20.0, 40.0, 80.0)
+_REQUEST = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0)
+_REQUEST += (60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+_LENGTH = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+_COUNT = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+TTFT = "time_to_first_token_seconds"
+ITL = "inter_token_latency_seconds"
+TPOT = "request_time_per_output_token_seconds"
+E2E = "e2e_request_latency_seconds"
+QUEUE = "request_queue_time_seconds"
+INFERENCE = "request_inference_time_seconds"
+PREFILL = "request_prefill_time_seconds"
+DECODE = "request_decode_time_seconds"
+PROMPT_TOKENS = "request_prompt_tokens"
+GENERATION_TOKENS = "request_generation_tokens"
+MAX_GENERATION_TOKENS = "request_max_num_generation_tokens"
+PARAMS_N = "request_params_n"
+PARAMS_MAX_TOKENS = "request_params_max_tokens"
+
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    TTFT: ("Seconds from the request to its first token.", _FIRST_TOKEN),
+    ITL: ("Seconds between tokens of a sequence, by the engine's clock.", _TOKEN),
+    TPOT: ("Mean seconds per token of a request after its first.", _TOKEN),
+    E2E: ("Seconds from the request to its last token.", _REQUEST),
+    QUEUE: ("Seconds from the request until the engine admits it.", _REQUEST),
+    INFERENCE: ("Seconds from admission to the last token.", _REQUEST),
+    PREFILL: ("Seconds from admission to the first token.", _REQUEST),
+    DECODE: ("Seconds from the first token to the last.", _REQUEST),
+    PROMPT_TOKENS: ("Prompt tokens of a request.", _LENGTH),
+    GENERATION_TOKENS: ("Generated tokens of a request.", _LENGTH),
+    MAX_GENERATION_TOKENS: ("Generated tokens of a request's longest sequence.", _LENGTH),
+    PARAMS_N: ("The parameter n of a request.", _COUNT),
+    PARAMS_MAX_TOKENS: ("The parameter max_tokens of a request.", _LENGTH),
+}
+FINISH_REASONS = ("stop", "length", "abort", "error")
+REJECTION_REASONS = ("queue_full", "engine_unavailable", "client_limit")
+# What a worker holds now; of a dead one it means nothing.
+WORKER_GAUGES = {
+    "sequences": "Sequences of a frontend that are with the engine.",
+    "waiting": "Sequences of a frontend that the engine has not admitted yet.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    offset: int
+    buckets: tuple[float, ...]
+
+    def counts(self, values: Sequence[float]) -> Sequence[float]:
+        """Return how many values are in each bucket, and above the last."""
+        return values[self.offset : self.offset + len(self.buckets) + 1]
+
+    def read(self, values: Sequence[float]) -> list[float]:
+        """Return the samples of a Prometheus histogram: cumulated counts, all, and the sum of what was observed."""
+        cumulated = [*accumulate(self.counts(values))]
+        return [*cumulated, cumulated[-1], values[self.offset + len(self.buckets) + 1]]
+
+
+def _lay_out() -> tuple[dict[str, _Series], int]:
+    """Give each histogram its counts (one more than it has bounds) and its sum, after the counters."""
+    offset = len(FINISH_REASONS) + len(REJECTION_REASONS)
+    layout: dict[str, _Series] = {}
+    for name, (_, buckets) in _HISTOGRAMS.items():
+        layout[name] = _Series(offset, buckets)
+        offset += len(buckets) + 2
+    return layout, offset + len(WORKER_GAUGES)
+
+
+_LAYOUT, NUM_VALUES = _lay_out()
+
+
+class Store(Protocol):
+    """Where the workers' numbers are."""
+
+    def workers(self) -> list[Worker]:
+        """Return the numbers of each worker."""
+        ...
+
+
+Look = tuple[Stats, Sequence[float], list[Worker]]  # the engine's numbers, the workers' sums, those that live
+
+
+class MetricView:
+    """Render what all workers of a region and its engine have counted."""
+
+    def __init__(self, store: Store, engine_stats: Callable[[], Stats]) -> None:
+        self._store = store
+        self._engine_stats = engine_stats
+        self.model_name = ""
+        self._form: tuple[object, ...] = ()
+        self._pages = (Page[Stats](()), Page[Sequence[float]](()), Page[list[Worker]](()))
+
+    def render(self) -> bytes:
+        """Return the Prometheus text."""
+        stats, sums, workers = self.look()
+        of_engine, of_requests, of_workers = self._pages
+        return of_engine.write(stats) + of_requests.write(sums) + of_workers.write(workers)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        stats, sums, workers = self.look()
+        of_engine, of_requests, of_workers = self._pages
+        yield from of_engine.collect(stats)
+        yield from of_requests.collect(sums)
+        yield from of_workers.collect(workers)
+
+    def look(self) -> Look:
+        """Return the numbers of now, and see that the pages fit them."""
+        stats, all_workers = self._engine_stats(), self._store.workers()
+        alive = [worker for worker in all_workers if worker.is_alive]
+        form = (self.model_name, cache_config(stats), [worker.pid for worker in alive])
+        if form != self._form:
+            labels = (("model_name", self.model_name), ("engine", "0"))
+            of_engine, of_requests = Page(engine_families(stats, labels)), Page(_request_families(labels))
+            self._pages = of_engine, of_requests, Page(_worker_families(labels, alive))
+            self._form = form
+        return stats, add_up(all_workers) or [0.0] * NUM_VALUES, alive
+
+
+def _request_families(labels: Labels) -> Iterator[Family[Sequence[float]]]:
+    yield _counts("request_success", "Finished sequences.", "finished_reason", FINISH_REASONS, labels)
+    yield _counts(
+        "admission_rejections", "Requests refused with 503.", "reason", REJECTION_REASONS, labels, len(FINISH_REASONS)
+    )
+    for name, (text, buckets) in _HISTOGRAMS.items():
+        bounds = [*(repr(bound) for bound in buckets), "+Inf"]
+        samples = (*(("_bucket", (*labels, ("le", bound))) for bound in bounds), ("_count", labels), ("_sum", labels))
+        yield Family(f"vllm:{name}", text, "histogram", samples, _LAYOUT[name].read)
+
+
+def _counts(
+    name: str, text: str, label: str, values: tuple[str, ...], labels: Labels, offset: int = 0
+) -> Family[Sequence[float]]:
+    samples = tuple(("_total", (*labels, (label, value))) for value in values)
+    return Family(f"vllm:{name}", text, "counter", samples, lambda sums: sums[offset : offset + len(values)])
+
+
+def _worker_families(labels: Labels, workers: list[Worker]) -> Iterator[Family[list[Worker]]]:
+    theirs = [(*labels, ("frontend", str(worker.pid))) for worker in workers]
+    for place, (name, text) in enumerate(WORKER_GAUGES.items(), NUM_VALUES - len(WORKER_GAUGES)):
+        samples = tuple(("", each) for each in theirs)
+        yield Family(f"blink:frontend_{name}", text, "gauge", samples, partial(_values_at, place))
+    text, samples = "Tokens that a frontend has received.", tuple(("_total", each) for each in theirs)
+    yield Family("blink:frontend_tokens", text, "counter", samples, _count_tokens)
+
+
+def _values_at(place: int, workers: list[Worker]) -> list[float]:
+    return [worker.values[place] for worker in workers]
+
+
+def _count_tokens(workers: list[Worker]) -> list[float]:
+    return [sum(_LAYOUT[TTFT].counts(worker.values)) + sum(_LAYOUT[ITL].counts(worker.values)) for worker in workers]
+
+
+class Metrics(MetricView):
+    """Count what this worker sees, and render what all have."""
+
+    def __init__(self, store: MetricStore, engine_stats: Callable[[], Stats]) -> None:
+        super().__init__(store, engine_stats)
+        self._own = store
+        self._values = store.values
+
+    def observe(self, name: str, value: float) -> None:
+        """Add one value to a histogram."""
+        series = _LAYOUT[name]
+        self._values[series.offset + bisect_left(series.buckets, value)] += 1
+        self._values[series.offset + len(series.buckets) + 1] += value
+
+    def count_finished(self, reason: str) -> None:
+        """Count a finished sequence by its finish reason."""
+        self._values[FINISH_REASONS.index(reason)] += 1
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was refused for lack of room or of an engine."""
+        self._values[len(FINISH_REASONS) + REJECTION_REASONS.index(reason)] += 1
+
+    def keep(self, sequences: int = 0, waiting: int = 0) -> None:
+        """Note what this worker holds, and make up for files that somebody deleted; call it now and then."""
+        self._own.restore()
+        self._values = self._own.values
+        self._values[NUM_VALUES - len(WORKER_GAUGES) :] = array("d", (sequences, waiting))

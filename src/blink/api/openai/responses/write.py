@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answers of /v1/responses: one object at the end, or the events of its making."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from blink.api.openai.choices import usage_of
+from blink.api.openai.responses.items import Event, OutputItems
+from blink.api.serving.reply import Reply
+from blink.api.serving.session import Session
+from blink.errors import BlinkError
+from blink.text.generation import Generation
+from blink.text.message.parser import MessageForm, MessageParser
+
+# What OpenAI's object has and this server's responses never do.
+_ABSENT: dict[str, Any] = {
+    "background": False,
+    "error": None,
+    "max_tool_calls": None,
+    "previous_response_id": None,
+    "service_tier": "default",
+    "store": False,
+    "truncation": "disabled",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseReply(Reply):
+    """The form of one response object."""
+
+    echo: bytes  # what it repeats of its request, as JSON
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+class ResponseObject:
+    """The one response of a session: its items, and the object that holds them."""
+
+    def __init__(self, reply: ResponseReply, session: Session) -> None:
+        self._reply = reply
+        self._session = session
+        form = reply.message or MessageForm()
+        self._parser = MessageParser(form)
+        self._items = OutputItems(form)
+        self._reasoning_tokens = 0
+
+    def take(self, generation: Generation) -> list[Event]:
+        """Take what the reply has gained; return the events."""
+        delta = generation.take()
+        events = self._items.add(self._parser.push(delta.text))
+        if self._parser.is_reasoning:  # to a batch of tokens: usually one
+            self._reasoning_tokens += len(delta.tokens)
+        if generation.finish_reason is not None:
+            events += self._items.add(self._parser.finish())
+            events += self._items.close("completed" if generation.finish_reason == "stop" else "incomplete")
+        return events
+
+    def encode(self, status: str = "") -> bytes:
+        """Return the response object, by default that of a reply that has ended."""
+        status = status or self.final_status
+        reply, has_ended = self._reply, status != "in_progress"
+        fields: dict[str, Any] = {
+            "id": reply.id,
+            "object": "response",
+            "created_at": reply.created,
+            "status": status,
+            "model": reply.model,
+            "output": self._items.items if has_ended else [],
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "temperature": reply.temperature,
+            "top_p": reply.top_p,
+            "usage": self._usage() if has_ended else None,
+        }
+        return orjson.dumps(fields | _ABSENT)[:-1] + b"," + reply.echo[1:]
+
+    @property
+    def final_status(self) -> str:
+        """Return how a response whose reply has ended is to be called."""
+        return "incomplete" if self._session.generations[0].finish_reason == "length" else "completed"
+
+    def _usage(self) -> dict[str, Any]:
+        usage = usage_of(self._session.prompts, self._session.generations, 1)
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "total_tokens": usage["total_tokens"],
+        }
+
+
+class ResponseEncoder:
+    """Encode the events of one streamed response."""
+
+    def __init__(self, reply: ResponseReply, session: Session) -> None:
+        self._response = ResponseObject(reply, session)
+        self._num_events = 0
+
+    def encode(self, generation: Generation) -> bytes:
+        """Return the events of what the reply has gained; the first time behind those of the beginning."""
+        begun = b""
+        if not self._num_events:
+            begun = self._encode_response("response.created", "in_progress")
+            begun += self._encode_response("response.in_progress", "in_progress")
+        return begun + b"".join([self._encode_event(*event) for event in self._response.take(generation)])
+
+    def encode_end(self, error: BlinkError | None) -> bytes:
+        """Return the last event."""
+        if error is not None:
+            told = {"code": error.type, "message": error.message, "param": error.param}
+            return self._encode_event("error", told)
+        status = self._response.final_status
+        return self._encode_response(f"response.{status}", status)
+
+    def _encode_event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        data = orjson.dumps({"type": kind, **fields, "sequence_number": self._next()})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+    def _encode_response(self, kind: str, status: str) -> bytes:
+        head = orjson.dumps({"type": kind, "sequence_number": self._next()})[:-1]
+        return b'event: %b\ndata: %b,"response":%b}\n\n' % (kind.encode(), head, self._response.encode(status))
+
+    def _next(self) -> int:
+        self._num_events += 1
+        return self._num_events - 1

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request body to SamplingParams. As in vLLM, generation_config.json fills in what the client left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from blink.api.openai.schema import ChatBody, CompletionBody
+from blink.api.openai.structured import read_structured_outputs
+from blink.errors import BadRequestError
+from blink.sampling_params import SamplingParams
+
+_STANDARD = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+_MAX_DIGITS = 10  # more than any token id has
+
+
+def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str, float | int]) -> SamplingParams:
+    """Return the sampling parameters of a request; the planner checks them against the engine.
+
+    Raises:
+        BadRequestError: a value is out of range; `param` names it.
+    """
+    if body.token_limit == 0 and not body.echo:
+        raise BadRequestError("max_tokens must be at least 1 without echo, got 0.", "max_tokens")
+    chosen = {name: getattr(body, name) for name in _STANDARD}
+    filled: dict[str, Any] = {
+        name: defaults.get(name, _STANDARD[name]) if value is None else value for name, value in chosen.items()
+    }
+    return SamplingParams(
+        n=1 if body.n is None else body.n,
+        max_tokens=body.token_limit,
+        min_tokens=body.min_tokens,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        seed=body.seed,
+        logprobs=body.top_logprobs_count,
+        prompt_logprobs=body.prompt_logprobs_count,
+        logit_bias={_token_id(key): bias for key, bias in (body.logit_bias or {}).items()},
+        stop=body.stop,
+        stop_token_ids=body.stop_token_ids or (),
+        ignore_eos=body.ignore_eos,
+        include_stop_str_in_output=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+        spaces_between_special_tokens=body.spaces_between_special_tokens,
+        priority=body.priority,
+        best_effort=body.service_tier == "flex",
+        structured_outputs=read_structured_outputs(body.response_format, body.structured_outputs),
+        **filled,
+    )
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdigit()) or len(key) > _MAX_DIGITS:
+        raise BadRequestError(f"logit_bias: {key[:_MAX_DIGITS]!r} is not a token id of this model.", "logit_bias")
+    return int(key)

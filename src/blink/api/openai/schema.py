@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The request bodies of the API: OpenAI's and vLLM's fields with vLLM's defaults. Unknown fields are ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    StrictBool,
+    StrictInt,
+    Tag,
+    model_validator,
+)
+
+from blink.api.openai.structured import ResponseFormat, StructuredOutputsBody
+from blink.api.openai.tools import check_tool_fields, read_tool_use
+from blink.api.openai.unsupported import reject_unsupported
+from blink.api.serving.body import MAX_ID_CHARS, Body
+from blink.errors import BadRequestError
+from blink.request.planner import Rendering
+from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS
+from blink.text.message.tool_use import ToolUse
+from blink.text.prompt import PromptRules
+
+# The first wrong item ends the check: a list of a million of them would take minutes and gigabytes.
+TokenIds = Annotated[list[StrictInt], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Message = dict[str, Any]
+_MAX_LENGTHS = {"stop": MAX_STOPS, "stop_token_ids": MAX_STOP_TOKENS // 2, "logit_bias": MAX_LOGIT_BIASES}
+
+
+def _check_lengths(fields: Mapping[str, Any]) -> None:
+    """Refuse long lists before each of their items is checked."""
+    for name, limit in _MAX_LENGTHS.items():
+        value = fields.get(name)
+        if isinstance(value, list | dict) and len(value) > limit:
+            raise BadRequestError(f"{name} must be at most {limit} entries, got {len(value)}.", name)
+
+
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise BadRequestError("request_id must hold printable characters only.", "request_id")
+    return text
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells beside its text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(Body):
+    """The fields that completions and chat share; None means "the model's default"."""
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = 0.0
+    frequency_penalty: float | None = 0.0
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    priority: int = 0
+    service_tier: str | None = None
+    request_id: (
+        Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_check_printable)] | None
+    ) = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_unsupported(cls, fields: Any) -> Any:
+        if isinstance(fields, dict):
+            reject_unsupported(fields)
+            _check_lengths(fields)
+        return fields
+
+    @property
+    def prompt_logprobs_count(self) -> int | None:
+        """Return how many logprobs per prompt token are asked for, None for no logprobs."""
+        return self.prompt_logprobs
+
+    def _prompt_rules(self, param: str, *, add_special_tokens: bool) -> PromptRules:
+        return PromptRules(
+            add_special_tokens=add_special_tokens,
+            truncate=self.truncate_prompt_tokens,
+            truncate_right=self.truncation_side == "right",
+            cache_salt=self.cache_salt,
+            param=param,
+        )
+
+    @model_validator(mode="after")
+    def _check_prompt_logprobs(self) -> GenerationBody:
+        if self.prompt_logprobs_count is not None and self.stream:
+            raise BadRequestError("Logprobs of the prompt are not available when `stream=True`.", "stream")
+        return self
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise BadRequestError("Stream options can only be defined when `stream=True`.", "stream_options")
+        if self.structured_outputs is not None and self.response_format is not None and self.response_format.is_json:
+            raise BadRequestError("Set either response_format or structured_outputs.", "structured_outputs")
+        return self
+
+
+def _prompt_kind(value: Any) -> str:
+    """Tell the four forms of a prompt apart by the first item, so that errors speak of one form only."""
+    if not isinstance(value, list) or not value:
+        return "text"
+    if isinstance(value[0], str):
+        return "texts"
+    return "lists of token ids" if isinstance(value[0], list) else "token ids"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[TokenIds, Tag("token ids")]
+    | Annotated[list[TokenIds], Field(fail_fast=True), Tag("lists of token ids")],
+    Discriminator(_prompt_kind),
+]
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    echo: bool | None = False
+    add_special_tokens: bool = True
+    user: Any = None
+
+    @property
+    def prompt_logprobs_count(self) -> int | None:
+        """Return how many logprobs per prompt token are asked for; an echo has those of the output too."""
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
+
+    @property
+    def prompts(self) -> list[str] | list[TokenIds]:
+        """Return the prompts as a list of texts or of token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # pyright: ignore[reportReturnType]
+        return self.prompt  # pyright: ignore[reportReturnType]
+
+    @property
+    def prompt_rules(self) -> PromptRules:
+        """Return how the prompts are to be treated."""
+        return self._prompt_rules("prompt", add_special_tokens=self.add_special_tokens)
+
+    @property
+    def token_limit(self) -> int | None:
+        """Return the client's limit of new tokens."""
+        return self.max_tokens
+
+    @property
+    def top_logprobs_count(self) -> int | None:
+        """Return how many logprobs per token are asked for, None for no logprobs."""
+        return self.logprobs
+
+
+class ConversationBody(Body):
+    """Messages and how to render them."""
+
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: StrictBool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    _tool_use: ToolUse | None = PrivateAttr(None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_tool_fields(cls, fields: Any) -> Any:
+        if isinstance(fields, dict):
+            check_tool_fields(fields)
+        return fields
+
+    @model_validator(mode="after")
+    def _read_tool_use(self) -> ConversationBody:
+        self._tool_use = read_tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls is not False)
+        return self
+
+    @model_validator(mode="after")
+    def _check_rendering(self) -> ConversationBody:
+        if self.chat_template is not None:
+            raise BadRequestError("Chat templates in requests are not allowed.", "chat_template")
+        return self
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """Return what the reply may or must call, None for nothing."""
+        return self._tool_use
+
+    @property
+    def rendering(self) -> Rendering:
+        """Return how the messages become a prompt."""
+        variables = {"documents": self.documents, **(self.chat_template_kwargs or {}), "tools": self.tools or None}
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        return Rendering(
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            variables=variables,
+        )
+
+
+class ChatBody(GenerationBody, ConversationBody):
+    """POST /v1/chat/completions."""
+
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    echo: Literal[False] | None = False
+    user: Any = None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequestError("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
+        return self
+
+    @property
+    def prompt_rules(self) -> PromptRules:
+        """Return how the conversation's text is to be treated."""
+        return self._prompt_rules("messages", add_special_tokens=self.add_special_tokens)
+
+    @property
+    def token_limit(self) -> int | None:
+        """Return the client's limit of new tokens, None for as many as fit."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def top_logprobs_count(self) -> int | None:
+        """Return how many logprobs per token are asked for, None for no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeTextBody(Body):
+    """POST /tokenize with a text."""
+
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = False
+
+
+class TokenizeChatBody(ConversationBody):
+    """POST /tokenize with messages."""
+
+    return_token_strs: bool | None = False
+
+
+def _tokenize_kind(value: object) -> str:
+    if isinstance(value, dict):
+        return "messages" if "messages" in value else "prompt"
+    return "messages" if isinstance(value, TokenizeChatBody) else "prompt"
+
+
+TokenizeBody = Annotated[
+    Annotated[TokenizeTextBody, Tag("prompt")] | Annotated[TokenizeChatBody, Tag("messages")],
+    Discriminator(_tokenize_kind),
+]
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: TokenIds

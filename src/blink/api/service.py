@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request to its response: read as its endpoint says, run by the engine, written as its endpoint says."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from fastapi import Request, Response
+
+from blink.api.endpoints import Endpoint, Writing
+from blink.api.http.bodies import Bodies, check_content_type
+from blink.api.http.clients import flow_of, salt_of
+from blink.api.http.http1 import find_writer, writer_of
+from blink.api.reader import Reader
+from blink.api.reading import LIGHT_BYTES
+from blink.api.serving.body import MAX_ID_CHARS
+from blink.api.serving.message_constraint import constrain_message
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
+from blink.api.serving.poller import Poller
+from blink.api.serving.reply import Reply
+from blink.api.serving.session import Session
+from blink.api.serving.stream import EventStream, NonStreamingResult
+from blink.api.serving.timing import TimedStream
+from blink.config import FrontendConfig
+from blink.errors import (
+    BadRequestError,
+    BlinkError,
+    ClientGoneError,
+    ClientLimitError,
+    EngineUnavailableError,
+    NotFoundError,
+    OverloadedError,
+)
+from blink.link.client import RegionInfo
+from blink.request.compilation import Client, Compilation
+from blink.request.planner import Plan, Planner
+from blink.text.assets import ModelAssets
+from blink.text.prompt import PromptRules
+
+if TYPE_CHECKING:
+    from blink.api.observe.tracing import RequestTracer
+
+REQUEST_ID_HEADER = "x-request-id"
+_JSON = "application/json"
+_REFUSALS: dict[type[BlinkError], str] = {
+    OverloadedError: "queue_full",
+    ClientLimitError: "client_limit",
+    EngineUnavailableError: "engine_unavailable",
+}
+
+logger = logging.getLogger(__name__)
+
+
+class ApiService:
+    """Answer requests with one model. Owned by a worker; used from its event loop only."""
+
+    def __init__(
+        self, config: FrontendConfig, assets: ModelAssets, poller: Poller, tracer: RequestTracer | None = None
+    ) -> None:
+        self.config = config
+        self.assets = assets
+        self.poller = poller
+        self.tracer = tracer
+        self.compilation = Compilation()
+        self.planner = Planner(assets, self.compilation)
+        self.bodies = Bodies(config.max_bodies_bytes)
+        self.reader = Reader(config, assets)
+        self.is_draining = False
+
+    @property
+    def engine(self) -> RegionInfo:
+        """Return what the engine says about itself; raises as require_engine() does."""
+        return self.require_engine()
+
+    def require_engine(self) -> RegionInfo:
+        """Return what the engine says about itself, for requests that need one now.
+
+        Raises:
+            EngineUnavailableError: it does not run, or this worker is shutting down.
+        """
+        if self.is_draining:
+            raise EngineUnavailableError("The server is shutting down.")
+        client = self.poller.client
+        if not client.ready or client.info is None:
+            raise EngineUnavailableError(f"Not available: {client.unavailable_reason}.")
+        return client.info
+
+    @property
+    def model_name(self) -> str:
+        """Return the name of the model in the API."""
+        return self.config.model.served_model_name or self.engine.model
+
+    @property
+    def bounds(self) -> Bounds:
+        """Return what bodies are measured by now."""
+        client = self.poller.client
+        engine = client.info if client.ready and not self.is_draining else None
+        name = self.config.model.served_model_name or (engine.model if engine is not None else "")
+        return Bounds(
+            self.config.max_tokenize_chars,
+            name,
+            engine,
+            may_choose_calls=self.config.enable_auto_tool_choice,
+            shows_fields=self.config.enable_log_requests,
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse requests for another model.
+
+        Raises:
+            NotFoundError: the model is not served here.
+        """
+        if name and name != self.model_name:
+            raise NotFoundError(f"The model `{name}` does not exist.", "model")
+
+    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+        """Return the response to a request of an endpoint.
+
+        Raises:
+            BlinkError: the request is refused or fails.
+        """
+        parsed = await self._read(endpoint.kind, request)
+        if endpoint.writing is not None:
+            return await self._generate(parsed, endpoint.writing, request)
+        self.check_model(parsed.model)
+        self.require_engine()
+        parsed.check_engine()
+        return Response(parsed.answer, media_type=_JSON)
+
+    async def _read(self, kind: str, request: Request) -> ParsedRequest:
+        """Take a request's body off its connection and read it."""
+        check_content_type(request, self.config.allowed_origins)
+        writer = find_writer(request.scope)
+        small = writer.take_body(min(LIGHT_BYTES, self.config.max_body_bytes)) if writer is not None else None
+        if small is not None:
+            return await self.reader.read(kind, small, self.bounds)
+        with self._counting_refusals():
+            async with self.bodies.take(request) as data:
+                return await self.reader.read(kind, data, self.bounds)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except (OverloadedError, ClientLimitError, EngineUnavailableError) as error:
+            self.poller.metrics.count_rejection(_REFUSALS[type(error)])
+            raise
+
+    async def _generate(self, parsed: ParsedRequest, writing: Writing, request: Request) -> Response:
+        """Run a request and return its response, streamed or not."""
+        tokenized = time.perf_counter()
+        with self._counting_refusals():
+            self.check_model(parsed.model)
+            with writing.naming():
+                session, reply_id = await self._plan(parsed, writing.id_prefix, request)
+            open_reply = partial(self._open_reply, parsed, reply_id)
+            if parsed.stream and self.config.enable_log_timings:
+                stamps = {"received": session.arrived, "parsed": parsed.parsed_at, "tokenized": tokenized}
+                return session.start(lambda: _open_timed(stamps, writing, open_reply(), session))
+            if parsed.stream:
+                return session.start(lambda: EventStream(writing.stream(open_reply(), session), session))
+            result = session.start(lambda: NonStreamingResult(writing.non_streaming(open_reply(), session)))
+        await result.wait(session, request.scope)
+        return Response(result.body.encode(), media_type=_JSON)
+
+    async def _plan(self, parsed: ParsedRequest, id_prefix: str, request: Request) -> tuple[Session, str]:
+        engine = self.require_engine()
+        parsed.check_engine()
+        plan = await self._plan_sequences(parsed, engine, request)
+        reply_id = id_prefix + _request_id(parsed, request)
+        if self.config.enable_log_requests:
+            num_tokens = sum(prompt.num_tokens for prompt in plan.prompts)
+            logger.info("request %s: %d prompt tokens, %s", reply_id, num_tokens, parsed.shown)
+        session = Session(self.poller, plan, writer_of(request.scope).received, flow_of(request.scope))
+        if self.config.enable_log_requests:
+            session.on_end = partial(_log_end, reply_id, session)
+        if self.tracer is not None:
+            self.tracer.begin(session, request.headers, reply_id, self.model_name, parsed.params)
+        return session, reply_id
+
+    async def _plan_sequences(self, parsed: ParsedRequest, engine: RegionInfo, request: Request) -> Plan:
+        rules, client = self._prompt_rules(parsed, request), _client_of(request)
+        params, use, form = parsed.params, parsed.tool_use, parsed.reply.message
+        if form is None:
+            return await self.planner.plan(parsed.prompts, params, rules, engine, client)
+        constrained = constrain_message(params, use, form)
+        try:
+            return await self.planner.plan(parsed.prompts, constrained, rules, engine, client, form)
+        except BadRequestError as error:
+            if error.param != "structured_outputs" or use is None:
+                raise
+            if use.is_binding:
+                raise BadRequestError(f"The tools' parameters cannot be kept to: {error.message}", "tools") from None
+        # Calls of the model's own choice may be free, as on other servers, or give way to the form of the answer.
+        return await self.planner.plan(
+            parsed.prompts, constrain_message(params, None, form), rules, engine, client, form
+        )
+
+    def _prompt_rules(self, parsed: ParsedRequest, request: Request) -> PromptRules:
+        if self.config.prefix_cache_isolation != "key":
+            return parsed.rules
+        return replace(parsed.rules, cache_salt=salt_of(request.scope, parsed.rules.cache_salt))
+
+    def _open_reply(self, parsed: ParsedRequest, reply_id: str) -> Reply:
+        return replace(
+            parsed.reply,
+            id=reply_id,
+            created=int(time.time()),
+            model=self.model_name,
+            tokenizer=self.assets.tokenizer,
+        )
+
+
+def _client_of(request: Request) -> Client:
+    writer = writer_of(request.scope)
+    return Client(flow_of(request.scope), lambda fail: writer.on_disconnect(lambda: fail(ClientGoneError())))
+
+
+def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
+    """Write how a request ended; a client that left is no error."""
+    if isinstance(error, ClientGoneError):
+        error, status = None, ClientGoneError.status
+    else:
+        status = HTTPStatus.OK if error is None else error.status
+    fields = {
+        "request_id": reply_id,
+        "seconds": round(time.perf_counter() - session.arrived, 6),
+        "prompt_tokens": sum(prompt.num_tokens for prompt in session.prompts),
+        "completion_tokens": sum(generation.num_tokens for generation in session.generations),
+        "finish_reasons": [generation.finish_reason for generation in session.generations],
+        "status": int(status),
+        "error": error.message if error is not None else None,
+    }
+    text = "request {request_id} ended after {seconds:.3f} s: {prompt_tokens} prompt tokens, {completion_tokens} tokens"
+    reasons = [generation.finish_reason or "abort" for generation in session.generations]
+    how = error.message if error is not None else ", ".join(reasons)
+    logger.info("%s: %s", text.format(**fields), how, extra={"fields": fields})
+
+
+def _open_timed(stamps: dict[str, float], writing: Writing, reply: Reply, session: Session) -> TimedStream:
+    stamps = {**stamps, "submitted": time.perf_counter()}
+    return TimedStream(stamps, reply.id, writing.stream(reply, session), session)
+
+
+def _request_id(parsed: ParsedRequest, request: Request) -> str:
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    if len(given) > MAX_ID_CHARS or not given.isprintable():
+        raise BadRequestError(f"X-Request-Id must hold at most {MAX_ID_CHARS} printable characters.", "request_id")
+    return given or parsed.request_id or secrets.token_hex(16)

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every response needs to know. Endpoints add what theirs must contain, when they read a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blink.text.message.parser import MessageForm
+from blink.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The form of one response. Who reads a request leaves the first four fields to who answers it."""
+
+    id: str = ""
+    created: int = 0  # seconds since 1970
+    model: str = ""
+    tokenizer: Tokenizer | None = None
+    message: MessageForm | None = None  # how the text is read; None: it is the content

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to every endpoint, right and wrong ones, and what the engine says to each: their answers are recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+_GENERATING = (COMPLETIONS, CHAT, RESPONSES)
+
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+_USER = {"role": "user", "content": "Hi there"}
+_FUNCTION = {"name": "add", "description": "Add.", "parameters": _SCHEMA}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
+_FLAT_TOOLS = [{"type": "function", **_FUNCTION}]
+_NAMED = {"type": "function", "function": {"name": "add"}}
+_JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "sum", "schema": _SCHEMA}}
+_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+_ORDER = [{"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}]
+_RESULTS = [
+    _USER,
+    {"role": "assistant", "tool_calls": _ORDER},
+    {"role": "tool", "tool_call_id": "call_1", "content": "2"},
+]
+_HARMONY = (
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Four é.<|return|>",
+    "<|channel|>analysis<|message|>Add.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+    '<|constrain|>json<|message|>{"a": 1}<|call|>',
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request. server: the kind of server that it is sent to. replies: what the engine makes of each sequence."""
+
+    server: str
+    method: str
+    path: str
+    content: str = ""
+    replies: tuple[str, ...] = ("Hello there! 👩.",)
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def key(self) -> str:
+        """Return what tells it from the others."""
+        defaults = vars(Case("", "", ""))
+        return json.dumps({name: value for name, value in vars(self).items() if value != defaults[name]})
+
+
+def list_cases() -> list[Case]:
+    """Return all requests, each once."""
+    made = (
+        _completions,
+        _chats,
+        _responses,
+        _messages,
+        _tokens,
+        _wrong_bodies,
+        _wrong_prompts,
+        _other_paths,
+        _guarded,
+        _engineless,
+    )
+    return list({case.key: case for cases in made for case in cases()}.values())
+
+
+def _post(server: str, path: str, body: Any, **options: Any) -> Case:
+    return Case(
+        server, "POST", path, body if isinstance(body, str) else json.dumps(body, ensure_ascii=False), **options
+    )
+
+
+def _both(server: str, path: str, body: Mapping[str, Any], **options: Any) -> Iterator[Case]:
+    """Yield a request for a whole answer, and for a stream."""
+    yield _post(server, path, body, **options)
+    yield _post(server, path, {**body, "stream": True}, **options)
+
+
+def _completions() -> Iterator[Case]:
+    two = ("Yes. One fish", "No")
+    for fields in (
+        {},
+        {"max_tokens": None, "model": "m"},
+        {"n": 2, "seed": 1},
+        {"prompt": ["One", "Two fish"], "n": 2, "max_tokens": 4},
+        {"prompt": [5, 6, 7]},
+        {"prompt": [[5, 6], [7]], "echo": True},
+        {"echo": True},
+        {"echo": True, "max_tokens": 0, "logprobs": 1},
+        {"echo": True, "logprobs": 2, "max_tokens": 2},
+        {"logprobs": 0, "max_tokens": 3},
+        {"logprobs": 3, "n": 2, "max_tokens": 2},
+        {"logprobs": 2, "max_tokens": 2, "return_tokens_as_token_ids": True},
+        {"stop": "there"},
+        {"stop": ["xyz", "!"], "include_stop_str_in_output": True},
+        {"stop_token_ids": [2], "include_stop_str_in_output": True, "ignore_eos": True},
+        {"return_token_ids": True, "max_tokens": 2},
+        {"return_token_ids": True, "echo": True, "n": 2, "max_tokens": 1},
+        {"truncate_prompt_tokens": 1},
+        {"structured_outputs": {"choice": ["Yes", "No"]}},
+        {"structured_outputs": {"regex": "[0-9]+"}},
+        {"response_format": _JSON_SCHEMA},
+        {"response_format": {"type": "json_object"}, "temperature": 0.5, "top_p": 0.9, "min_p": 0.1},
+        {"request_id": "mine", "user": "me", "unknown": 1, "service_tier": "flex"},
+    ):
+        yield from _both("plain", COMPLETIONS, {"prompt": "Hello", **fields}, replies=two if "n" in fields else _ONE)
+    for options in ({}, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}):
+        body = {"prompt": "Hello", "stream": True, "stream_options": options, "n": 2, "echo": True, "max_tokens": 3}
+        yield _post("plain", COMPLETIONS, body)
+    yield _post("plain", COMPLETIONS, {"prompt": ["A fish", "Two"], "prompt_logprobs": 1, "n": 2, "max_tokens": 1})
+
+
+_ONE = Case("", "", "").replies
+
+
+def _chats() -> Iterator[Case]:
+    for fields in (
+        {},
+        {"max_tokens": 2},
+        {"max_completion_tokens": 3, "max_tokens": 9},
+        {"n": 2, "max_tokens": 3},
+        {"logprobs": True, "max_tokens": 2},
+        {"logprobs": True, "top_logprobs": 2, "max_tokens": 2, "return_tokens_as_token_ids": True},
+        {"return_token_ids": True, "max_tokens": 2},
+        {"response_format": _JSON_SCHEMA},
+        {"stop": ["there"], "request_id": "c"},
+        {
+            "add_generation_prompt": False,
+            "continue_final_message": True,
+            "messages": [_USER, {"role": "assistant", "content": "So"}],
+        },
+        {"add_generation_prompt": False},
+        {"tools": _TOOLS, "tool_choice": _NAMED},
+        {"tools": _TOOLS, "tool_choice": "none"},
+        {"tools": [], "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
+    ):
+        yield from _both(
+            "plain", CHAT, {"messages": [_USER], **fields}, replies=(_CALL,) if "tools" in fields else _ONE
+        )
+    for options in ({"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}):
+        body = {"messages": [_USER], "stream": True, "stream_options": options, "max_tokens": 3}
+        yield _post("plain", CHAT, body)
+        yield _post("tools", CHAT, {**body, "max_tokens": 30}, replies=("No.</think>Yes.",))
+    yield _post("plain", CHAT, {"messages": [_USER], "prompt_logprobs": 0, "max_tokens": 1})
+
+
+def _responses() -> Iterator[Case]:
+    for fields in (
+        {},
+        {"max_output_tokens": 2, "instructions": "Be short.", "metadata": {"a": "b"}, "user": "me"},
+        {"input": [_USER, {"role": "assistant", "content": "Yes?"}, {"type": "message", **_USER}], "temperature": 0},
+        {"text": {"format": {"type": "json_schema", "name": "sum", "schema": _SCHEMA}}},
+        {"text": {"format": {"type": "text"}}, "store": True, "top_p": 0.5, "request_id": "r"},
+    ):
+        yield from _both("plain", RESPONSES, {"input": "Hi", **fields})
+    for name, value in (
+        ("background", True),
+        ("previous_response_id", "resp_1"),
+        ("truncation", "auto"),
+        ("prompt", {"id": "p"}),
+        ("max_tool_calls", 1),
+        ("top_logprobs", 1),
+        ("max_output_tokens", 0),
+        ("max_output_tokens", 1 << 20),
+        ("tools", [{"type": "web_search"}]),
+        ("tool_choice", "required"),
+        ("input", []),
+        ("input", [{"role": "nobody"}]),
+        ("input", [{"type": "computer_call"}]),
+        ("input", 3),
+        ("text", {"format": {"type": "odd"}}),
+        ("temperature", "hot"),
+        ("reasoning", {"effort": 3}),
+        ("include", ["message.output_text.logprobs"]),
+    ):
+        yield _post("plain", RESPONSES, {"input": "Hi", name: value})
+
+
+def _messages() -> Iterator[Case]:
+    """Yield chats whose replies are read as messages: reasoning, content and calls, in two formats."""
+    reasoned, called = "Hm.</think>Four.", "Hm.</think>I add. " + _CALL
+    variants: tuple[dict[str, Any], ...] = (
+        {"n": 2},
+        {"logprobs": True, "return_token_ids": True},
+        {"include_reasoning": False},
+    )
+    for fields, reply in (
+        ({}, reasoned),
+        ({}, called + _CALL),
+        ({}, "no end"),
+        *((fields, called) for fields in variants),
+    ):
+        yield from _both("tools", CHAT, {"messages": [_USER], "tools": _TOOLS, **fields}, replies=(reply, reasoned))
+    for choice in ("auto", "required", _NAMED):
+        yield from _both(
+            "tools", CHAT, {"messages": _RESULTS, "tools": _TOOLS, "tool_choice": choice}, replies=(called,)
+        )
+    yield from _both("tools", RESPONSES, {"input": "Hi", "tools": _FLAT_TOOLS}, replies=(called,))
+    yield from _both("tools", RESPONSES, {"input": "Hi", "reasoning": {"effort": "low"}}, replies=(reasoned,))
+    for reply in _HARMONY:
+        yield from _both("harmony", CHAT, {"messages": [_USER], "tools": _TOOLS}, replies=(reply,))
+        yield from _both("harmony", RESPONSES, {"input": "Hi", "tools": _FLAT_TOOLS}, replies=(reply,))
+    yield from _both("harmony", CHAT, {"messages": [_USER], "response_format": _JSON_SCHEMA}, replies=_HARMONY[:1])
+    for body in ({"tool_choice": "required", "response_format": _JSON_SCHEMA}, {"response_format": _JSON_SCHEMA}):
+        yield _post("tools", CHAT, {"messages": [_USER], "tools": _TOOLS, **body})
+    yield _post("bare", CHAT, {"messages": [_USER], "tools": _TOOLS})
+
+
+def _tokens() -> Iterator[Case]:
+    for body in (
+        {"prompt": "Hello there"},
+        {"prompt": "", "add_special_tokens": False},
+        {"prompt": "Grüße 👩", "return_token_strs": True, "model": "m"},
+        {"messages": [_USER]},
+        {"messages": [_USER], "tools": _TOOLS, "add_generation_prompt": False, "return_token_strs": True},
+        {"prompt": "x" * 200},
+        {"messages": [{**_USER, "content": "x" * 200}]},
+        {"messages": []},
+        {"prompt": 3},
+        {"prompt": "a", "model": "other"},
+        {},
+        "[]",
+    ):
+        yield _post("plain", "/tokenize", body)
+    for body in ({"tokens": [5, 6, 2]}, {"tokens": []}, {"tokens": [-1]}, {"tokens": [5] * 60}, {"tokens": "a"}, {}):
+        yield _post("plain", "/detokenize", body)
+
+
+def _wrong_bodies() -> Iterator[Case]:
+    own: dict[str, dict[str, Any]] = {
+        COMPLETIONS: {"prompt": "Hi"},
+        CHAT: {"messages": [_USER]},
+        RESPONSES: {"input": "Hi"},
+    }
+    for path, body in own.items():
+        for content in ("", "{", "[]", "3", "{}", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 900):
+            yield _post("plain", path, content)
+        for fields in (
+            {"model": "other"},
+            {"temperature": -1},
+            {"top_p": 2, "stream": True},
+            {"logit_bias": {"x": 1}},
+            {"stop": ["a"] * 200},
+            {"stream": "perhaps"},
+            {"bad_words": ["a"]},
+            {"priority": "high"},
+            {"request_id": "a\nb"},
+            {"seed": "a"},
+            {"cache_salt": ""},
+        ):
+            yield _post("plain", path, body | fields)
+    for path in (COMPLETIONS, CHAT):
+        for fields in (
+            {"n": 0},
+            {"n": 65},
+            {"max_tokens": 0},
+            {"max_tokens": 1 << 20},
+            {"best_of": 3},
+            {"stream_options": {"include_usage": True}},
+            {"prompt_logprobs": 1, "stream": True},
+            {"logprobs": 99, "top_logprobs": 99},
+            {"response_format": {"type": "json_schema"}},
+            {"structured_outputs": {"regex": "("}},
+            {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        ):
+            yield _post("plain", path, own[path] | fields)
+
+
+def _wrong_prompts() -> Iterator[Case]:
+    for prompt in ([], [[]], [5000], [[1], "a"], 3):
+        yield _post("plain", COMPLETIONS, {"prompt": prompt})
+    for fields in (
+        {"messages": []},
+        {"messages": [3]},
+        {"messages": [{"role": "user"}]},
+        {"top_logprobs": 1},
+        {"tools": [{"type": "function"}]},
+        {"tools": _TOOLS, "tool_choice": "any"},
+        {"tools": _TOOLS},
+        {"chat_template": "x"},
+        {"continue_final_message": True},
+    ):
+        yield _post("plain", CHAT, {"messages": [_USER], **fields})
+
+
+def _other_paths() -> Iterator[Case]:
+    for path in ("/v1/models", "/v1/models/m", "/v1/models/a/b", "/health", "/ping", "/version", "/load", "/metrics"):
+        yield Case("plain", "GET", path)
+        yield Case("plain", "HEAD", path)
+    for path in (
+        "/openapi.json",
+        "/docs",
+        "/redoc",
+        "/",
+        "/page/chat.js",
+        "/nothing",
+        COMPLETIONS,
+        "/v1/responses/resp_1",
+    ):
+        yield Case("plain", "GET", path)
+    for method, path in (
+        ("DELETE", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("PUT", CHAT),
+        ("DELETE", "/v1/models/m"),
+        ("GET", RESPONSES),
+        ("GET", "/tokenize"),
+        ("PATCH", "/detokenize"),
+        ("POST", "/metrics"),
+        ("POST", "/reset_prefix_cache"),
+        ("POST", "/v1/embeddings"),
+        ("POST", "/v1/nothing"),
+        ("POST", COMPLETIONS + "/"),
+    ):
+        yield Case("plain", method, path)
+    yield Case("bare", "GET", "/")
+    yield Case("bare", "GET", "/v1/models")
+    for headers in ({"Content-Type": "text/plain"}, {"Origin": "https://b.example"}, {"X-Request-Id": "x" * 300}):
+        yield _post("plain", COMPLETIONS, {"prompt": "Hi", "max_tokens": 1}, headers=headers)
+        yield _post("plain", "/tokenize", {"prompt": "Hi"}, headers=headers)
+
+
+def _guarded() -> Iterator[Case]:
+    """Yield requests to a server that asks for keys, names and origins, and has a limit of bodies."""
+    key, origin = {"Authorization": "Bearer secret"}, {"Origin": "https://a.example"}
+    for headers in ({}, {"Authorization": "Bearer wrong"}, key, key | origin, key | {"X-Request-Id": "given"}):
+        yield _post("guarded", COMPLETIONS, {"prompt": "Hi", "max_tokens": 1}, headers=headers)
+        yield Case("guarded", "GET", "/v1/models", headers=headers)
+        yield Case("guarded", "GET", "/version", headers=headers)
+    yield _post("guarded", CHAT, json.dumps({"messages": [_USER]}) + " " * 2000, headers=key)
+    yield Case("guarded", "GET", "/version", headers={"Host": "evil.example"})
+    yield Case("guarded", "OPTIONS", CHAT, headers=origin | {"Access-Control-Request-Method": "POST"})
+
+
+def _engineless() -> Iterator[Case]:
+    for path, body in zip(_GENERATING, ({"prompt": "Hi"}, {"messages": [_USER]}, {"input": "Hi"}), strict=True):
+        yield from _both("away", path, body)
+        yield _post("away", path, "{}")
+        yield _post("full", path, body)
+    yield _post("away", "/tokenize", {"prompt": "Hi"})
+    yield _post("away", "/detokenize", {"tokens": [1]})
+    for path in ("/health", "/v1/models", "/version"):
+        yield Case("away", "GET", path)

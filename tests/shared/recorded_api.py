@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Play the requests of api_cases.py to whole servers in front of a scripted engine; run as a program to record answers.
+
+    .venv/bin/python tests/shared/recorded_api.py
+
+It writes tests/unit/api_answers.jsonl.gz and shows what has changed: do so only where answers are meant to. What
+chance and the clock make (ids, times) is the same each time; of metrics only names and labels are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import re
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+import numpy as np
+
+from api_cases import Case, list_cases
+from blink import __version__
+from blink.config import FrontendConfig, ModelConfig
+from blink.errors import OverloadedError
+from blink.grammar.automaton import Automaton
+from blink.grammar.compiler import compile_structured
+from blink.region.layout import COMPLETION, CqeKind, FinishReason
+from blink.request.compilation import Client, Compilation
+from blink.request.planner import Planner
+from blink.structured_outputs import StructuredOutputsParams
+from blink.text.assets import ModelAssets, load_assets
+from fake_engine import FakeEngine, FakeServer
+from harmony_model import write_harmony_model
+from small_tokenizer import MODEL
+
+RECORDING = Path(__file__).parents[1] / "unit" / "api_answers.jsonl.gz"
+_NOW = 1_700
+_VALUES = re.compile(r'(?<==)"[^"]*"|(?<=[}\w]) [\d.e+-]+$')  # of labels and metrics
+_VARYING = ("content-length",)  # of pages that name the version
+
+
+class ScriptedEngine(FakeEngine):
+    """Says the texts of a case, a token at each turn, with made-up logprobs."""
+
+    def __init__(self, assets: ModelAssets) -> None:
+        super().__init__()
+        self._assets = assets
+        self._replies: tuple[str, ...] = ("",)
+        self._open: dict[int, Iterator[list[dict[str, Any]]]] = {}
+
+    def say(self, replies: tuple[str, ...]) -> None:
+        """Give each sequence from now on one of these texts, in turn."""
+        self.submitted.clear()
+        self._open.clear()
+        self._replies = replies
+
+    def submit(self, prompt: Any, params: Any, **options: Any) -> int:
+        sequence = super().submit(prompt, params, **options)
+        self._open[sequence] = self._speak(self.submitted[-1], self._replies[(sequence - 1) % len(self._replies)])
+        return sequence
+
+    def cancel(self, sequence: int) -> None:
+        super().cancel(sequence)
+        self._open.pop(sequence, None)
+
+    def drain(self) -> Any:
+        entries: list[dict[str, Any]] = []
+        for sequence, steps in list(self._open.items()):
+            step = next(steps, None)
+            if step is None:
+                del self._open[sequence]
+            else:
+                entries += [{**entry, "sequence": sequence} for entry in step]
+        rows = np.zeros(len(entries), COMPLETION)
+        for row, entry in zip(rows, entries, strict=True):
+            for name, value in entry.items():
+                row[name] = value
+        if entries:
+            asyncio.get_running_loop().call_soon(self.wake)
+        return rows
+
+    def _speak(self, asked: SimpleNamespace, reply: str) -> Iterator[list[dict[str, Any]]]:
+        """Yield the completions of each step of a sequence."""
+        params, prompt = asked.params, [int(token) for token in asked.prompt]
+        step: list[dict[str, Any]] = [{"kind": CqeKind.ADMITTED, "token": len(prompt) // 2}]
+        if asked.params.native_values(0)["prompt_scores"]:
+            for token in prompt[1:]:
+                step += [*_rivals(token, params.prompt_logprobs), _scored(CqeKind.PROMPT_LOGPROB, token)]
+        tokens = self._assets.tokenizer.encode(reply, add_special_tokens=False)
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else asked.eos_token_ids)}
+        tokens += [] if ends.intersection(tokens) else self._assets.eos_token_ids[:1]
+        last = min(len(tokens), params.max_tokens or 1) - 1
+        for index, token in enumerate(tokens[: last + 1]):
+            reason = FinishReason.STOP if token in ends else FinishReason.LENGTH
+            step += _rivals(token, params.logprobs)
+            yield [*step, _scored(CqeKind.TOKEN, token) | {"finish_reason": reason if index == last else 0}]
+            step = []
+
+
+def _rivals(token: int, number: int | None) -> list[dict[str, Any]]:
+    return [_scored(CqeKind.TOP_LOGPROB, token + rank) for rank in range(number or 0)]
+
+
+def _scored(kind: CqeKind, token: int) -> dict[str, Any]:
+    return {"kind": kind, "token": token, "logprob": -0.25 * (1 + token % 7)}
+
+
+class _PlainCompilation:
+    """Compiles in this process."""
+
+    async def compile(self, params: StructuredOutputsParams, client: Client) -> Automaton:
+        del client
+        return compile_structured(params)
+
+
+class RecordedServers:
+    """One server of each kind that the cases name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        plain = FrontendConfig(
+            model=replace(MODEL, served_model_name="m"), region="test-recorded", max_tokenize_chars=199
+        )
+        harmony = replace(plain.model, model=str(write_harmony_model(folder / "harmony")))
+        self._servers = {
+            "plain": self._open(plain),
+            "tools": self._open(replace(plain, tool_call_parser="hermes", reasoning_parser="deepseek_r1")),
+            "harmony": self._open(replace(plain, model=harmony)),
+            "bare": self._open(
+                replace(plain, page=False, enable_auto_tool_choice=False, model=ModelConfig(model=MODEL.model))
+            ),
+            "guarded": self._open(
+                replace(
+                    plain,
+                    api_key=("secret",),
+                    max_body_bytes=1000,
+                    allowed_origins=("https://a.example",),
+                    enable_request_id_headers=True,
+                )
+            ),
+            "away": self._open(plain),
+            "full": self._open(plain),
+        }
+        away = self._servers["away"].engine
+        away.ready, away.unavailable_reason = False, "the engine is not running"
+        self._servers["full"].engine.refusal = OverloadedError("The queue is full.")
+
+    def close(self) -> None:
+        """End what the servers have begun."""
+        for server in self._servers.values():
+            server.close()
+
+    async def answer(self, case: Case) -> dict[str, Any]:
+        """Return the answer to a request, as it is recorded."""
+        server = self._servers[case.server]
+        cast(ScriptedEngine, server.engine).say(case.replies)
+        headers = {"Content-Type": "application/json", **case.headers} if case.content else case.headers
+        with patch.object(secrets, "token_hex", _counted_ids()):
+            response = await server.send_soon(case.method, case.path, content=case.content, headers=headers)
+        body = (response.content + server.writer.written).decode().replace(__version__, "VERSION")
+        body = body.replace(MODEL.model, "MODEL")
+        if case.path == "/metrics" and response.status_code == 200:
+            lines = [line for line in body.splitlines() if not line.startswith("# HELP")]
+            body = "\n".join(dict.fromkeys(_VALUES.sub("", line) for line in lines))
+        elif case.path == "/" or case.path.startswith("/page/"):
+            body = "a file" if body else ""
+        kept = {name: value for name, value in response.headers.items() if name not in _VARYING}
+        return {"status": response.status_code, "headers": kept, "body": body}
+
+    def _open(self, config: FrontendConfig) -> FakeServer:
+        assets = load_assets(config)
+        server = FakeServer(config, assets, Path(mkdtemp(dir=self._folder)), ScriptedEngine(assets))
+        server.service.planner = Planner(assets, cast(Compilation, _PlainCompilation()))
+        return server
+
+
+@contextmanager
+def open_servers() -> Iterator[RecordedServers]:
+    """Give servers whose clock stands."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(time, "time", lambda: float(_NOW)))
+        servers = RecordedServers(Path(stack.enter_context(TemporaryDirectory())))
+        stack.callback(servers.close)
+        yield servers
+
+
+def play_all(cases: list[Case]) -> dict[str, dict[str, Any]]:
+    """Return the answer to each case by its key."""
+
+    async def play() -> dict[str, dict[str, Any]]:
+        with open_servers() as servers:
+            return {case.key: await servers.answer(case) for case in cases}
+
+    return asyncio.run(play())
+
+
+def read_recording() -> dict[str, dict[str, Any]]:
+    """Return the recorded answers by their cases' keys."""
+    if not RECORDING.is_file():
+        return {}
+    lines = map(json.loads, gzip.decompress(RECORDING.read_bytes()).splitlines())
+    return {json.dumps(line["request"]): line["answer"] for line in lines}
+
+
+def list_differences(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the requests that only one of two recordings has, and the answers that differ."""
+    keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    return [f"{key}\n- {json.dumps(old.get(key))}\n+ {json.dumps(new.get(key))}" for key in keys]
+
+
+def _counted_ids() -> Any:
+    numbers = count(1)
+    return lambda _=32: f"id{next(numbers)}"
+
+
+def main() -> int:
+    """Record all answers anew and show what has changed; with --check only show it, and fail if something has."""
+    logging.disable()
+    answers = play_all(list_cases())
+    differences = list_differences(read_recording(), answers)
+    print("\n".join(differences))
+    if "--check" in sys.argv:
+        return int(bool(differences))
+    entries = ({"request": json.loads(key), "answer": answer} for key, answer in answers.items())
+    text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
+    RECORDING.write_bytes(gzip.compress(text.encode(), mtime=0))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

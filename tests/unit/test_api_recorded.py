@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of all endpoints, byte by byte as they were recorded (tests/shared/recorded_api.py says how)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import recorded_api
+from api_cases import list_cases
+from recorded_api import list_differences, play_all, read_recording
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, dict[str, Any]]:
+    return play_all(list_cases())
+
+
+def test_all_answers_are_as_recorded(answers: dict[str, dict[str, Any]]) -> None:
+    differences = list_differences(read_recording(), answers)
+    assert not differences, "\n".join(["Recorded (-) and answered now (+):", *differences])
+
+
+def test_answers_are_the_same_where_asserts_are_not_executed() -> None:
+    command = [sys.executable, "-O", recorded_api.__file__, "--check"]
+    played = subprocess.run(command, capture_output=True, text=True)
+    assert played.returncode == 0, played.stdout + played.stderr
+
+
+def test_every_endpoint_is_asked_rightly_and_wrongly(answers: dict[str, dict[str, Any]]) -> None:
+    asked: dict[tuple[str, str], set[int]] = {}
+    for key, answer in answers.items():
+        request = json.loads(key)
+        asked.setdefault((request["method"], request["path"]), set()).add(answer["status"])
+    document = json.loads(answers['{"server": "plain", "method": "GET", "path": "/openapi.json"}']["body"])
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            found = [paths for paths in asked if paths[0] == method.upper() and _fits(paths[1], path)]
+            assert found, f"{method.upper()} {path} has no case in api_cases.py"
+            if "requestBody" in operation:
+                assert {200, 400, 503} <= asked[method.upper(), path]
+
+
+def _fits(path: str, template: str) -> bool:
+    """Say whether a path is one of a route's."""
+    parts, wanted = path.split("/"), template.split("/")
+    return len(parts) == len(wanted) and all(a == b or b[:1] == "{" for a, b in zip(parts, wanted, strict=True))
