@@ -18,12 +18,12 @@ from decode_layer import draw, time_graph
 
 import blink.kernels.gpu.moe as triton_moe
 import blink.kernels.moe as general_moe
-from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
+from blink.formats.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
+from blink.formats.packed import FP8
 from blink.kernels.gpu.decode import gemm, grouped_gemm, moe
 from blink.kernels.gpu.decode.grouped_gemm import GroupedSplit
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import compile_ahead
-from blink.kernels.quantized import FP8
 
 NUM_EXPERTS, TOP_K, HIDDEN, SIZE = 128, 8, 2048, 768
 EPS = 1e-6

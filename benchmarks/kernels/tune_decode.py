@@ -27,12 +27,12 @@ from decode_layer import Case, Model, capture_graph, time_graph, time_under_load
 from torch import Tensor
 
 import blink.models
+from blink.formats.base import Weight, plain
+from blink.formats.packed import GROUP, Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
 from blink.kernels.gpu.decode import gemm, gemm_planes, gemv_quantized, splits
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import Output
-from blink.kernels.quantized import GROUP, Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
-from blink.kernels.weight import Weight, plain
 from blink.models.decode_step import MAX_INT4_ROWS_BEFORE_PLANES
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec

@@ -13,10 +13,10 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from activation_planes import join, split
+from blink.formats.packed import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, pack
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
-from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, pack
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import write_checkpoints
 

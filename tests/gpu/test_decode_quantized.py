@@ -13,11 +13,11 @@ from torch import Tensor
 
 from activation_planes import split
 from blink import LLM, SamplingParams
+from blink.formats.experts import Fp8Experts
+from blink.formats.packed import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, pack
 from blink.kernels.cpu import moe as cpu_moe
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
-from blink.kernels.experts import Fp8Experts
-from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, pack
 from blink.models.layer import DenseMlp, MoeMlp
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import SCHEMES, write_checkpoints

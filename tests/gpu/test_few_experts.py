@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink.formats.experts import ExpertFormat
 from blink.kernels.cpu import moe as cpu_moe
-from blink.kernels.experts import ExpertFormat
 from blink.models import decode_step
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import write_checkpoints

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from activation_planes import join, split
+from blink.formats.experts import ExpertFormat, Fp8Experts, PackedExperts
+from blink.formats.mxfp4 import Mxfp4Matrix
+from blink.formats.packed import GROUP, Format, QuantizedMatrix, quantize_fp8
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.rms_norm import rms_norm_torch
-from blink.kernels.experts import ExpertFormat, Fp8Experts, PackedExperts
-from blink.kernels.mxfp4 import Mxfp4Matrix
 from blink.kernels.operands import Activation
-from blink.kernels.quantized import GROUP, Format, QuantizedMatrix, quantize_fp8
 
 gpu_moe = pytest.importorskip("blink.kernels.gpu.moe")
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink.formats.experts import ExpertFormat, PackedExperts
+from blink.formats.mxfp4 import Mxfp4Matrix
+from blink.formats.packed import FP8, GROUP, QuantizedMatrix
 from blink.kernels.cpu import moe as cpu_moe
-from blink.kernels.experts import ExpertFormat, PackedExperts
-from blink.kernels.mxfp4 import Mxfp4Matrix
-from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix
 from blink.models.decoder import Decoder
 from blink.models.layer import MoeMlp
 from model_driver import compute_decoded_logits, load_decoder

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from activation_planes import split
-from blink.kernels.quantized import FP8, GROUP, Format, QuantizedMatrix, pack
+from blink.formats.packed import FP8, GROUP, Format, QuantizedMatrix, pack
 from triton_interpreter import IS_INTERPRETED
 
 pytest.importorskip("triton")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink.formats.packed import GROUP, PackedWeight, QuantizedMatrix, pack
 from blink.kernels.activation import activate
-from blink.kernels.quantized import GROUP, PackedWeight, QuantizedMatrix, pack
 from conftest import CompileDevice
 
 Multiply = Callable[[Tensor, PackedWeight, int, bool], Tensor]

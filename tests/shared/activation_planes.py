@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blink.kernels.quantized import Format
+from blink.formats.packed import Format
 
 DIVISOR = 4.0
 FACTORS = (1.0, 16.0)  # of each plane

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from activation_planes import DIVISOR, join, split
+from blink.formats.packed import FP8, Format, QuantizedMatrix, pack
 from blink.kernels.gpu.decode import gemm_int4, gemm_planes, gemm_planes_int4, splits
 from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import Output
-from blink.kernels.quantized import FP8, Format, QuantizedMatrix, pack
 
 _MAX_SHARED_BYTES = 227 << 10
 

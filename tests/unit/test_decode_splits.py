@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import blink.models
+from blink.formats.base import Weight
+from blink.formats.packed import Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
 from blink.kernels.gpu.decode import (
     gemm,
     gemm_int4,
@@ -27,8 +29,6 @@ from blink.kernels.gpu.decode import (
 )
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
-from blink.kernels.quantized import Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
-from blink.kernels.weight import Weight
 from blink.models import decode_step
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec

@@ -8,9 +8,9 @@ import itertools
 import pytest
 import torch
 
-from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
+from blink.formats.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
+from blink.formats.packed import FP8
 from blink.kernels.gpu.decode import moe
-from blink.kernels.quantized import FP8
 
 _MAX_SHARED_BYTES = 227 << 10
 

@@ -18,8 +18,8 @@ from transformers import AutoConfig
 
 import blink.models
 from blink.cli import model_fit
-from blink.kernels.experts import ExpertFormat, PackedExperts
-from blink.kernels.quantized import GROUP, QuantizedMatrix, pack, quantize_fp8
+from blink.formats.experts import ExpertFormat, PackedExperts
+from blink.formats.packed import GROUP, QuantizedMatrix, pack, quantize_fp8
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufTensor
 from blink.models.weights.source import read_spec

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blink.kernels.quantized import (
+from blink.formats.packed import (
     FP8,
     GROUP,
     Format,

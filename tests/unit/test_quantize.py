@@ -16,10 +16,10 @@ from torch import Tensor
 from blink.cli import main as cli
 from blink.config import ModelConfig
 from blink.errors import ConfigError
+from blink.formats.packed import QuantizedMatrix
+from blink.formats.schemes import FP8_ROWS
 from blink.kernels.linear import linear
-from blink.kernels.quantized import QuantizedMatrix
 from blink.models.decoder import Decoder
-from blink.models.quantization import FP8_ROWS
 from blink.models.weights.loader import load_model
 from blink.quantize.calibration import CalibratedCheckpoint
 from blink.quantize.config import QuantizeConfig

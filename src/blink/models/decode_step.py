@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blink.formats.base import Weight
+from blink.formats.experts import Fp8Experts, PackedExperts
+from blink.formats.packed import Format, PackedWeight
 from blink.kernels.batch import Batch, Header
-from blink.kernels.experts import Fp8Experts, PackedExperts
 from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, grouped_gemm, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.gpu.decode.splits import pad_rows
-from blink.kernels.quantized import Format, PackedWeight
-from blink.kernels.weight import Weight
 from blink.models.layer import Attend, DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 

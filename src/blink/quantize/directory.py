@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blink.errors import ConfigError
-from blink.kernels.quantized import FP8, QuantizedMatrix
+from blink.formats.packed import FP8, QuantizedMatrix
 from blink.models.weights.quantized_checkpoint import OUTPUT
 from blink.quantize.config import QuantizeConfig
 

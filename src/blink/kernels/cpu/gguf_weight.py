@@ -14,8 +14,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from blink.formats.base import QuantizedEmbedding
 from blink.kernels.cpu.thread_pool import find_thread_pool
-from blink.kernels.weight import QuantizedEmbedding
 from blink.region.native import lib
 
 

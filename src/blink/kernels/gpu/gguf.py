@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.gguf import BLOCK, UNIT, GgufFormat, GgufPlanes
+from blink.formats.gguf import BLOCK, UNIT, GgufFormat, GgufPlanes
 
 _UNIT = tl.constexpr(UNIT)
 _BLOCK = tl.constexpr(BLOCK)

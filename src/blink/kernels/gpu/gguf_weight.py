@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of GGUF files that stay quantised on a GPU: kernels/gguf.py says how they lie there."""
+"""Weights of GGUF files that stay quantised on a GPU: formats/gguf.py says how they lie there."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from blink.formats.base import QuantizedEmbedding
+from blink.formats.gguf import UNIT, GgufFormat, GgufPlanes, pack_rows
 from blink.kernels.cpu.gguf_weight import GgufRows
-from blink.kernels.gguf import UNIT, GgufFormat, GgufPlanes, pack_rows
 from blink.kernels.gpu import gguf
-from blink.kernels.weight import QuantizedEmbedding
 
 _MOST_ROWS = 384  # of more it is faster to dequantise the weight first
 

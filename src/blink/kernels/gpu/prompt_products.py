@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from blink.formats.packed import Format, PackedWeight
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import count_free_processors
 from blink.kernels.gpu.decode.tensor_map import encode_bytes, encode_matrix, encode_planes
-from blink.kernels.quantized import Format, PackedWeight
 
 _SOURCE = "prompts/products.cu"
 _TILE_ROWS = 128  # of a block

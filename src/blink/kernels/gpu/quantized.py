@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.quantized import FP8, FP8_MAX, GROUP, Format, PackedWeight
+from blink.formats.packed import FP8, FP8_MAX, GROUP, Format, PackedWeight
 
 _FEW_ROWS = 64  # rather than round activations by groups
 _FEW_FP8_ROWS = 32  # rather than round them by rows

@@ -12,14 +12,14 @@ import gguf
 import numpy as np
 
 from blink.errors import ConfigError
-from blink.models.weights.fields import Fields, show
+from blink.fields import Fields, show
 from blink.models.weights.gguf_header import HeaderReader, TensorInfo, map_gguf
 from blink.region.native import lib
 
 _PLAIN_KINDS = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
 _MAX_ALIGNMENT = 1 << 20
 KEEPING_GPU = (8, 0)  # compute capability from which on a GPU multiplies bfloat16
-# What kernels/gguf.py makes of a block: K-quants get whole bytes for scales of 6 bits, and words for those of 16.
+# What formats/gguf.py makes of a block: K-quants get whole bytes for scales of 6 bits, and words for those of 16.
 _GPU_BLOCK_BYTES = {gguf.GGMLQuantizationType.Q4_K: 148, gguf.GGMLQuantizationType.Q6_K: 212}
 
 

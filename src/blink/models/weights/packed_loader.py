@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from blink.errors import ConfigError
-from blink.kernels.experts import ExpertFormat, Fp8Experts, PackedExperts
-from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, can_pack, pack
-from blink.models.quantization import Quantization
+from blink.formats.experts import ExpertFormat, Fp8Experts, PackedExperts
+from blink.formats.packed import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, can_pack, pack
+from blink.formats.schemes import Quantization
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.target import WeightTarget

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from blink.errors import ConfigError
-from blink.kernels import mxfp4
-from blink.kernels.mxfp4 import Mxfp4Matrix
-from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix, quantize_fp8
-from blink.models.quantization import FP8_ROWS, Quantization
+from blink.formats import mxfp4
+from blink.formats.int4 import unpack_awq, unpack_columns, unpack_rows
+from blink.formats.mxfp4 import Mxfp4Matrix
+from blink.formats.packed import FP8, GROUP, QuantizedMatrix, quantize_fp8
+from blink.formats.schemes import FP8_ROWS, Quantization
 from blink.models.weights.checkpoint import Checkpoint, SafetensorsCheckpoint
-from blink.models.weights.int4_tensors import unpack_awq, unpack_columns, unpack_rows
 
 OUTPUT = "lm_head.weight"
 # No embeddings, no routers.

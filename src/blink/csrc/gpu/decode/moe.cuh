@@ -12,7 +12,7 @@ namespace blink {
 
 constexpr int kMaxMoeRows = 8;
 
-// Weights of experts, as kernels/experts.py has them. kFp8: each row has a scale; kFp8Groups and kInt4Groups: so has
+// Weights of experts, as formats/experts.py has them. kFp8: each row has a scale; kFp8Groups and kInt4Groups: so has
 // each kGroup of k, as a word that quantized.cuh describes. 32 bytes of 4 bits hold 64 k, the first 32 in the low
 // halves.
 enum class Experts { kBf16, kFp8, kFp8Groups, kInt4Groups };

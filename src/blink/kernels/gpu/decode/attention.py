@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from blink.formats.packed import FP8, Format
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm_planes import name_order, new_rows
@@ -15,7 +16,6 @@ from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import TILE_KEYS, choose_attention_split
 from blink.kernels.gpu.decode.tensor_map import encode_cells
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
-from blink.kernels.quantized import FP8, Format
 
 
 def can_attend(

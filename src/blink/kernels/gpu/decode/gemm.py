@@ -15,14 +15,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from blink.formats.base import Weight, plain
+from blink.formats.packed import GROUP, Format, PackedWeight
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode import gemm_int4, gemm_planes, gemm_planes_int4
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
-from blink.kernels.quantized import GROUP, Format, PackedWeight
-from blink.kernels.weight import Weight, plain
 
 MAX_ROWS = 128
 _EMBED_THREADS = 256

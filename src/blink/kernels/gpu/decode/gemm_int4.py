@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from blink.formats.packed import GROUP, UNIT_BYTES, Format
 from blink.kernels.gpu.decode.gemm_planes import name_kernel
 from blink.kernels.gpu.decode.ring_split import Int4Split, Shape, count_processors, fill_ring
 from blink.kernels.gpu.decode.splits import gemm_key, read_table
-from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
 
 MAX_ROWS = 128
 _MAX_STAGES = 16

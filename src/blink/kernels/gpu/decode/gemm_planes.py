@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blink.formats.packed import UNIT_BYTES, Format
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, fill_ring, guess_split
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
-from blink.kernels.quantized import UNIT_BYTES, Format
 
 PLANES = 2  # csrc/gpu/decode/planes.cuh's kPlanes
 MAX_ROWS = 64

@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from blink.formats.packed import GROUP, UNIT_BYTES, Format
 from blink.kernels.gpu.decode.gemm_planes import PLANES, name_kernel
 from blink.kernels.gpu.decode.ring_split import Int4Split, Shape, fill_ring, guess_split
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
-from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
 
 _MAX_STAGES = 16
 _STAGE_K = Format.INT4.unit

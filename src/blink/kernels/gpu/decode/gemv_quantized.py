@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from blink.formats.packed import GROUP, UNIT_BYTES, Format, PackedWeight
 from blink.kernels.gpu.decode.splits import Output, read_table, shared_bytes_of
-from blink.kernels.quantized import GROUP, UNIT_BYTES, Format, PackedWeight
 
 # With which a lane's part of the activations takes 80 registers at most, or 64 where rows fill the instruction.
 _MOST_STEPS = {Format.FP8: (5, 2), Format.INT4: (2, 0)}

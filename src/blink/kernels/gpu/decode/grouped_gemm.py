@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.experts import ExpertWeights, Fp8Experts, split_experts
+from blink.formats.experts import ExpertWeights, Fp8Experts, split_experts
+from blink.formats.packed import FP8
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm_planes import PLANES, are_planes, new_rows
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
@@ -20,7 +21,6 @@ from blink.kernels.gpu.decode.ring_split import count_free_processors
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.gpu.decode.tensor_map import encode_stages
 from blink.kernels.gpu.moe_routing import Routes
-from blink.kernels.quantized import FP8
 
 MAX_ROWS = 256
 _MIN_TOKENS, _MAX_TOKENS = 8, 32  # of a tile

@@ -12,13 +12,13 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts, split_experts
+from blink.formats.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts, split_experts
+from blink.formats.packed import GROUP, Format
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.gemm_planes import new_inputs, order_number
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import count_free_processors
-from blink.kernels.quantized import GROUP, Format
 
 MAX_ROWS = 8
 _RING_BYTES, _MOST_BYTES = 96 << 10, 200 << 10  # of which two blocks fit a multiprocessor; of which one does

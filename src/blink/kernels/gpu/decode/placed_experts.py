@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blink.kernels.experts import ExpertWeights, Fp8Experts
+from blink.formats.experts import ExpertWeights, Fp8Experts
 from blink.kernels.gpu.decode import grouped_gemm
 from blink.kernels.gpu.decode.placement import place
 from blink.kernels.gpu.moe import combine

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.formats.packed import Format
 from blink.kernels.gpu.decode.gemm_planes import PLANES, new_planes, order_number
-from blink.kernels.quantized import Format
 
 _PLANES = tl.constexpr(PLANES)
 _LARGEST = tl.constexpr(57344.0)  # of e5m2

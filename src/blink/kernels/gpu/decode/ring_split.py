@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import torch
 
+from blink.formats.packed import Format, PackedWeight
 from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, can_share, parts_bytes, shared_bytes_of
-from blink.kernels.quantized import Format, PackedWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.kernels.weight import QuantizedWeight
+from blink.formats.base import QuantizedWeight
 
 GROUP = 128  # columns of one row that share a scale in a packed weight, and with 4 bits a zero point
 UNIT_BYTES = 128  # csrc/gpu/decode/quantized.cuh says what lies where in a unit

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.kernels import mxfp4
-from blink.kernels.mxfp4 import Mxfp4Matrix, multiply_groups, powers_of_two
-from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix, group_words, split_group_words
-from blink.kernels.weight import QuantizedWeight, plain
+from blink.formats import mxfp4
+from blink.formats.base import QuantizedWeight, plain
+from blink.formats.mxfp4 import Mxfp4Matrix, multiply_groups, powers_of_two
+from blink.formats.packed import FP8, GROUP, QuantizedMatrix, group_words, split_group_words
 
 _PIECE = 64  # columns whose numbers of 4 bits lie in the same 32 bytes
 # MXFP4: the kernels see a number of 4 bits as one that is 2^126 times smaller, so a scale of 1 has the exponent 253.
