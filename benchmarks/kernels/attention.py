@@ -21,7 +21,7 @@ import triton.testing
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from blink.formats.packed import FP8
+from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu import attention_plan
 from blink.kernels.gpu.attention import paged_attention

@@ -19,7 +19,7 @@ from decode_layer import BLOCK_SIZE, Run, make_batch, time_graph
 
 import blink.models
 from blink.config import ModelConfig
-from blink.formats.packed import GROUP
+from blink.formats.schemes import GROUP
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu import choices
 from blink.kernels.gpu.decode.launch import compile_ahead

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.formats.packed import FP8
+from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu import attention as cpu
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, KvScales

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blink import LLM, SamplingParams
 from blink.config import ModelConfig
-from blink.formats.packed import FP8
+from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch
 from blink.kernels.cpu.attention import paged_attention, plan_attention
 from blink.kernels.cpu.rotary import rotate_and_store_torch

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blink.config import ModelConfig
 from blink.formats.base import QuantizedEmbedding
-from blink.kernels.cpu.gguf_weight import GgufRows
+from blink.formats.gguf import GgufRows
 from blink.kernels.linear import linear
 from blink.models.decoder import Decoder
 from blink.models.layer import list_weights

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blink.formats.packed import FP8
+from blink.formats.fp8 import FP8
 from blink.kernels.cpu.rotary import rotate_and_store_torch
 from blink.kernels.operands import HeadNorm, KvScales
 from blink.kernels.rotary import make_rotary_table

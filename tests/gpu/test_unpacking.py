@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from blink.formats.packed import FP8
+from blink.formats.fp8 import FP8
 from blink.kernels.gpu.unpacking import unpack_fp8
 from triton_interpreter import IS_INTERPRETED
 

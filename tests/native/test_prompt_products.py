@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.formats.packed import GROUP, PackedWeight, QuantizedMatrix, pack
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.packed import PackedWeight, pack
+from blink.formats.schemes import GROUP
 from blink.kernels.activation import activate
 from conftest import CompileDevice
 

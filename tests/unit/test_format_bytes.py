@@ -18,8 +18,11 @@ from transformers import AutoConfig
 
 import blink.models
 from blink.cli import model_fit
-from blink.formats.experts import ExpertFormat, PackedExperts
-from blink.formats.packed import GROUP, QuantizedMatrix, pack, quantize_fp8
+from blink.formats.experts import PackedExperts
+from blink.formats.fp8 import quantize_fp8
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.packed import pack
+from blink.formats.schemes import GROUP, FormatId
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufTensor
 from blink.models.weights.source import read_spec
@@ -77,7 +80,7 @@ def list_packed() -> dict[str, int]:
         "int4": pack([QuantizedMatrix(codes, torch.ones(256, groups), zeros)]).nbytes,
     }
     for name in ("FP8", "INT4", "MXFP4"):
-        packed = PackedExperts.allocate(ExpertFormat[name], (3, 64, 416))
+        packed = PackedExperts.allocate(FormatId[name], (3, 64, 416))
         scales = 0 if packed.row_scales is None else packed.row_scales.nbytes
         found[f"experts {name}"] = packed.values.nbytes + packed.groups.nbytes + scales
     return found

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from blink.formats.experts import QuantizedExperts
-from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight, Isa, row_bytes
+from blink.formats.gguf import GgufRows
+from blink.kernels.cpu.gguf_weight import GgufWeight, Isa, row_bytes
 from blink.kernels.linear import linear
 from blink.kernels.moe import moe
 from gguf_blocks import KINDS, Bytes, check_product, dequantize, make_blocks

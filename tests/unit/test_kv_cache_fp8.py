@@ -17,7 +17,7 @@ from torch import Tensor
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.cpu import CpuEngine
 from blink.errors import ConfigError
-from blink.formats.packed import FP8
+from blink.formats.fp8 import FP8
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.operands import AttentionOptions, KvScales
 from blink.kernels.rotary import rotate_and_store

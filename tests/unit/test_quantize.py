@@ -16,7 +16,7 @@ from torch import Tensor
 from blink.cli import main as cli
 from blink.config import ModelConfig
 from blink.errors import ConfigError
-from blink.formats.packed import QuantizedMatrix
+from blink.formats.matrix import QuantizedMatrix
 from blink.formats.schemes import FP8_ROWS
 from blink.kernels.linear import linear
 from blink.models.decoder import Decoder

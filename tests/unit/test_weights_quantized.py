@@ -17,9 +17,8 @@ from torch import Tensor
 from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.fields import Fields
-from blink.formats.packed import quantize_fp8
-from blink.formats.quantization_json import read_quantization
-from blink.formats.schemes import FP8_ROWS, Quantization
+from blink.formats.fp8 import quantize_fp8
+from blink.formats.schemes import FP8_ROWS, Quantization, read_quantization
 from blink.models.decoder import Decoder
 from blink.models.weights.checkpoint import DummyCheckpoint
 from blink.models.weights.loader import load_model

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from blink.formats.packed import FP8
+from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch
 from blink.kernels.cpu import attention as cpu
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions

@@ -15,7 +15,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.formats.base import QuantizedEmbedding
-from blink.formats.packed import QuantizedMatrix
+from blink.formats.matrix import QuantizedMatrix
 from blink.kernels.batch import Batch, Header
 from blink.models.decoder import Decoder
 from blink.models.weights.checkpoint import Checkpoint

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blink.errors import ConfigError
-from blink.formats.packed import FP8, QuantizedMatrix
+from blink.formats.fp8 import FP8
+from blink.formats.matrix import QuantizedMatrix
 from blink.models.weights.quantized_checkpoint import OUTPUT
 from blink.quantize.config import QuantizeConfig
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.formats.packed import FP8
+from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.thread_pool import find_thread_pool, is_in_use
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions

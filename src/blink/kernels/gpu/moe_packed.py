@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.formats.experts import PackedExperts
-from blink.formats.packed import GROUP
+from blink.formats.schemes import GROUP
 from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_routing import Routes, find_tile
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
@@ -123,7 +123,7 @@ def multiply_packed(
         PAIRS_PER_ROW=pairs_per_row,
         IS_GATED=is_gated,
         ACTIVATION=activation,
-        FORMAT=weight.format.value,
+        FORMAT=weight.format.tag,
         HAS_BIAS=bias is not None,
         SIZE=columns,
         DEPTH=depth,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.formats.packed import FP8, FP8_MAX
+from blink.formats.fp8 import FP8, FP8_MAX
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
 
 _HEADS_PER_PROGRAM = 8

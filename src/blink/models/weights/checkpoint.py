@@ -17,7 +17,8 @@ from torch import Tensor
 from blink.errors import ConfigError
 from blink.fields import one_line
 from blink.formats.base import QuantizedEmbedding
-from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight
+from blink.formats.gguf import GgufRows
+from blink.kernels.cpu.gguf_weight import GgufWeight
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blink.formats.base import QuantizedEmbedding, Weight
-from blink.formats.packed import FP8
+from blink.formats.fp8 import FP8
 from blink.kernels.linear import pack_weight
 from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales
 from blink.models.decoder import Decoder

@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from blink.formats.packed import FP8, Format
+from blink.formats.fp8 import FP8
+from blink.formats.schemes import FormatId
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm_planes import name_order, new_rows
@@ -35,7 +36,7 @@ def decode_attention(
     head_norm: HeadNorm | None = None,
     *,
     kv_scales: KvScales = UNSCALED,
-    planes: Format | None = None,
+    planes: FormatId | None = None,
 ) -> Tensor:
     """Return the attention [rows, heads * head_dim] of rows of one token and write their keys and values to the cache.
 

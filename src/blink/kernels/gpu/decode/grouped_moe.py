@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.formats.experts import ExpertWeights
-from blink.formats.packed import Format
+from blink.formats.schemes import FormatId
 from blink.kernels.gpu.decode import grouped_gemm
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.gemm_planes import new_inputs, order_number
@@ -52,7 +52,7 @@ def add_grouped_experts(
     num_tokens: Tensor,
     next_norm: Tensor,
     *,
-    planes: Format | None = None,
+    planes: FormatId | None = None,
 ) -> Normed:
     """Add the mixture of experts of a norm to residual [rows, hidden] in place; return the next norm of it.
 
