@@ -166,6 +166,10 @@ class UnitFormat(NumberFormat[Matrix]):
     """A format whose matrices beside experts stay as they are, too: packed.py's PackedWeight."""
 
     @abstractmethod
+    def compress(self, matrix: Matrix) -> Mapping[str, Tensor]:
+        """Return a matrix's tensors as compressed-tensors has them, by the ends of their names."""
+
+    @abstractmethod
     def order(self, values: Tensor) -> Tensor:
         """Return numbers in the order of units: uint8 [rows, bytes of a row]."""
 

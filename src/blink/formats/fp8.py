@@ -79,6 +79,10 @@ class Fp8(UnitFormat[QuantizedMatrix]):
         """Undo pack_expert."""
         return QuantizedMatrix(values.view(FP8), *self.split_scales(words)).dequantize(torch.float32)
 
+    def compress(self, matrix: QuantizedMatrix) -> Mapping[str, Tensor]:
+        """Return a matrix's tensors."""
+        return {"weight": matrix.values, "weight_scale": matrix.scales}
+
     def order(self, values: Tensor) -> Tensor:
         """Return numbers in the order of units."""
         steps = values.view(torch.uint8).view(len(values), -1, 8, 2, 4, 2)  # units, steps of 16, 8 further, lane, k

@@ -182,6 +182,16 @@ class Int4(UnitFormat[QuantizedMatrix]):
         """Undo pack_expert."""
         return QuantizedMatrix(unpack_halves(values), *self.split_scales(words)).dequantize(torch.float32)
 
+    def compress(self, matrix: QuantizedMatrix) -> Mapping[str, Tensor]:
+        """Return a matrix's tensors: scales that float16 and bfloat16 both hold."""
+        assert matrix.zeros is not None
+        return {
+            PackedStorage.numbers: pack_columns(matrix.values),
+            "weight_scale": matrix.scales.to(torch.bfloat16),
+            _ZERO_POINTS: pack_columns(matrix.zeros.T).T,
+            "weight_shape": torch.tensor(matrix.values.shape),
+        }
+
     def order(self, values: Tensor) -> Tensor:
         """Return numbers in the order of units."""
         words = values.view(len(values), -1, 8, 2, 2, 4, 2)  # units, words, steps of 16, 8 further, lane, k

@@ -270,6 +270,26 @@ def _read_scheme(scheme: Fields, form: str) -> Quantization:
     return Quantization("packed", group=_check_group(weights, weights.integer("group_size", low=-1)))
 
 
+def describe_group(scheme: Quantization) -> dict[str, Any]:
+    """Return one of compressed-tensors' config_groups, which _read_scheme() reads: of rows in FP8, or of 4 bits."""
+    activations: dict[str, Any] | None = None
+    if scheme.encoding == FP8_ROW:
+        form = "float-quantized"
+        weights: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+        activations = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
+    else:
+        assert scheme.encoding == INT4
+        form = "pack-quantized"
+        weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": scheme.group, "symmetric": False}
+    return {
+        "targets": ["Linear"],
+        "format": form,
+        "weights": weights | {"dynamic": False},
+        "input_activations": activations,
+        "output_activations": None,
+    }
+
+
 _READERS: Mapping[str, Callable[[Fields], Quantization]] = {
     "fp8": _read_fp8,
     "compressed-tensors": _read_compressed,
