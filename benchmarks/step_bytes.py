@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from blink.models.quantization import FP8_ROWS
+from blink.formats.schemes import FP8_ROWS
 from blink.models.spec import ModelSpec
 
 

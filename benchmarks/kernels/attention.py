@@ -21,6 +21,7 @@ import triton.testing
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu import attention_plan
 from blink.kernels.gpu.attention import paged_attention
@@ -28,7 +29,6 @@ from blink.kernels.gpu.attention_plan import GpuAttentionPlan, Tile, plan_attent
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.prompt_attention import can_attend_prompts
 from blink.kernels.gpu.rotary import rotate_and_store
-from blink.kernels.quantized import FP8
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 # Several layers' caches in turn, so that the 60 MB of L2 hold none of them.

@@ -18,12 +18,13 @@ from decode_layer import draw, time_graph
 
 import blink.kernels.gpu.moe as triton_moe
 import blink.kernels.moe as general_moe
-from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
+from blink.formats.experts import ExpertWeights, Fp8Experts, PackedExperts
+from blink.formats.fp8 import FP8
+from blink.formats.schemes import FormatId
 from blink.kernels.gpu.decode import gemm, grouped_gemm, moe
 from blink.kernels.gpu.decode.grouped_gemm import GroupedSplit
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import compile_ahead
-from blink.kernels.quantized import FP8
 
 NUM_EXPERTS, TOP_K, HIDDEN, SIZE = 128, 8, 2048, 768
 EPS = 1e-6
@@ -36,11 +37,11 @@ def draw_fp8(rows: int, columns: int) -> Fp8Experts:
     return Fp8Experts(draw(NUM_EXPERTS, rows, columns).to(FP8), scales)
 
 
-def draw_packed(form: ExpertFormat) -> Matrices:
+def draw_packed(form: FormatId) -> Matrices:
     def draw_matrices(rows: int, columns: int) -> PackedExperts:
         experts = PackedExperts.allocate(form, (NUM_EXPERTS, rows, columns)).to(torch.device("cuda"))
         experts.values.random_(0, 96)
-        experts.groups.fill_(0x3C23D70A if form is ExpertFormat.FP8 else -0x3CF7E2E1)  # 0.01; 0.005, zero point 8
+        experts.groups.fill_(0x3C23D70A if form is FormatId.FP8 else -0x3CF7E2E1)  # 0.01; 0.005, zero point 8
         return experts
 
     return draw_matrices
@@ -49,8 +50,8 @@ def draw_packed(form: ExpertFormat) -> Matrices:
 FORMATS: dict[str, Matrices] = {
     "bf16": lambda rows, columns: draw(NUM_EXPERTS, rows, columns),
     "fp8": draw_fp8,
-    "fp8-block": draw_packed(ExpertFormat.FP8),
-    "int4": draw_packed(ExpertFormat.INT4),
+    "fp8-block": draw_packed(FormatId.FP8),
+    "int4": draw_packed(FormatId.INT4),
 }
 
 

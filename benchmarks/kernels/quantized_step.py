@@ -19,10 +19,10 @@ from decode_layer import BLOCK_SIZE, Run, make_batch, time_graph
 
 import blink.models
 from blink.config import ModelConfig
+from blink.formats.schemes import GROUP
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu import choices
 from blink.kernels.gpu.decode.launch import compile_ahead
-from blink.kernels.quantized import GROUP
 from blink.models import decode_step
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model

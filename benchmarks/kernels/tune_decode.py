@@ -27,12 +27,15 @@ from decode_layer import Case, Model, capture_graph, time_graph, time_under_load
 from torch import Tensor
 
 import blink.models
+from blink.formats.base import Weight, plain
+from blink.formats.fp8 import quantize_fp8
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.packed import PackedWeight, pack
+from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.gpu.decode import gemm, gemm_planes, gemv_quantized, splits
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import Output
-from blink.kernels.quantized import GROUP, Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
-from blink.kernels.weight import Weight, plain
 from blink.models.decode_step import MAX_INT4_ROWS_BEFORE_PLANES
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
@@ -77,15 +80,15 @@ def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
     return found | {splits.attention_key(rows * spec.num_kv_heads, group): list(attention)}
 
 
-def list_quantized_candidates(spec: ModelSpec, rows: int, format: Format) -> Candidates:
+def list_quantized_candidates(spec: ModelSpec, rows: int, format: FormatId) -> Candidates:
     """Return the keys of the table that products with quantized weights use, each with all splits."""
     products = list_products(spec)[1 if spec.num_experts else 0 :]  # routers have 16 bits
-    if format is Format.INT4:
+    if format is FormatId.INT4:
         products = products[:-1]  # as the output has
-    if format is Format.INT4 and rows <= MAX_INT4_ROWS_BEFORE_PLANES:
+    if format is FormatId.INT4 and rows <= MAX_INT4_ROWS_BEFORE_PLANES:
         few = [gemv_quantized.Shape(format, True, rows, k, n) for _, n, k in products]
         return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_splits(shape))) for shape in few}
-    grouped, tokens = format is Format.INT4, splits.pad_rows(rows)
+    grouped, tokens = format is FormatId.INT4, splits.pad_rows(rows)
     kernels = gemm.kernels_for(format, tokens)
     shapes = [Shape(format, grouped, output, tokens, k, n) for output, n, k in products]
     return {kernels.key(shape): list(map(to_list, kernels.list_splits(shape))) for shape in shapes}
@@ -175,7 +178,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="tune what the table names like this, as 'attend'")
     options = parser.parse_args()
     for name in options.models:
-        format = Format[options.format.upper()] if options.format else None
+        format = FormatId[options.format.upper()] if options.format else None
         model = make_model(name, format)
         for rows in options.rows:
             start = time.monotonic()
@@ -189,7 +192,7 @@ def main() -> None:
         del model
 
 
-def make_model(name: str, format: Format | None) -> Model:
+def make_model(name: str, format: FormatId | None) -> Model:
     """Make a few layers of a bundled model. Experts, which have no splits here, are small and add nothing: which ones
     are chosen depends on the order of sums."""
     spec = read_spec(_CONFIGS / name)
@@ -200,12 +203,12 @@ def make_model(name: str, format: Format | None) -> Model:
             layer.mlp.down.zero_()
     if format:
         layers = [pack_layer(layer, format) for layer in model.layers]
-        lm_head = model.lm_head if format is Format.INT4 else pack_weight(model.lm_head, format)
+        lm_head = model.lm_head if format is FormatId.INT4 else pack_weight(model.lm_head, format)
         model.weights = dataclasses.replace(model.weights, layers=layers, lm_head=lm_head)
     return model
 
 
-def pack_layer(layer: Layer, format: Format) -> Layer:
+def pack_layer(layer: Layer, format: FormatId) -> Layer:
     mlp = layer.mlp
     if isinstance(mlp, DenseMlp):
         mlp = DenseMlp(pack_weight(mlp.gate_up, format), pack_weight(mlp.down, format))
@@ -213,8 +216,8 @@ def pack_layer(layer: Layer, format: Format) -> Layer:
     return dataclasses.replace(layer, qkv=qkv, output=output, mlp=mlp)
 
 
-def pack_weight(weight: Weight, format: Format) -> PackedWeight:
-    return pack([quantize_fp8(plain(weight)) if format is Format.FP8 else quantize_int4(plain(weight))])
+def pack_weight(weight: Weight, format: FormatId) -> PackedWeight:
+    return pack([quantize_fp8(plain(weight)) if format is FormatId.FP8 else quantize_int4(plain(weight))])
 
 
 def quantize_int4(weight: Tensor) -> QuantizedMatrix:

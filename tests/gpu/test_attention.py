@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu import attention as cpu
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, KvScales
-from blink.kernels.quantized import FP8
 
 gpu_attention = pytest.importorskip("blink.kernels.gpu.attention")
 gpu_plan = pytest.importorskip("blink.kernels.gpu.attention_plan")

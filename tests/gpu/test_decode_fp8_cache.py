@@ -12,11 +12,11 @@ from torch import Tensor
 
 from blink import LLM, SamplingParams
 from blink.config import ModelConfig
+from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch
 from blink.kernels.cpu.attention import paged_attention, plan_attention
 from blink.kernels.cpu.rotary import rotate_and_store_torch
 from blink.kernels.operands import AttentionOptions, HeadNorm, KvScales
-from blink.kernels.quantized import FP8
 from blink.kernels.rotary import make_rotary_table
 from blink.llm import RequestOutput
 from blink.models.rope import Rope

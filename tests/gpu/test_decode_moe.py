@@ -9,6 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from activation_planes import join
+from blink.formats.base import plain
 from blink.kernels.batch import Header
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.activation import activate
@@ -16,7 +17,6 @@ from blink.kernels.moe import moe as moe_of
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import make_rotary_table
-from blink.kernels.weight import plain
 from blink.models.decoder import Decoder
 from blink.models.layer import Layer, MoeMlp
 from blink.models.rope import Rope
@@ -41,7 +41,7 @@ from test_decode_kernels import (
 )
 from test_moe import to_fp8
 
-from blink.kernels.experts import ExpertWeights, Fp8Experts
+from blink.formats.experts import ExpertWeights, Fp8Experts
 from blink.kernels.gpu.decode import gemm, grouped_gemm, moe, placed_experts
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, normed_linear

@@ -13,10 +13,13 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from activation_planes import join, split
+from blink.formats.fp8 import FP8
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.packed import PackedWeight, pack
+from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
-from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, pack
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import write_checkpoints
 
@@ -32,7 +35,7 @@ pytestmark = pytest.mark.skipif(not can_launch() or not can_multiply_groups(), r
 
 EPS = 1e-5
 KINDS = ["rows", "groups", "int4"]
-FORMATS = [Format.FP8, Format.INT4]
+FORMATS = [FormatId.FP8, FormatId.INT4]
 
 
 def draw(*shape: int) -> Tensor:
@@ -158,7 +161,7 @@ def test_any_split_gives_the_same_products_of_4_bits(
     rows: int, chosen: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(3)
-    kernels = gemm.kernels_for(Format.INT4, splits.pad_rows(rows))
+    kernels = gemm.kernels_for(FormatId.INT4, splits.pad_rows(rows))
     split = (gemm_int4.Int4GemmSplit if kernels is gemm_int4 else gemm_planes_int4.Int4PlanesSplit)(*chosen)
     fits = {output: splits.can_share(output, split.tile, split.cluster) for output in splits.Output}
     choose = kernels.choose_split
@@ -229,7 +232,7 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(value: float, rows: int, k
 
 @pytest.mark.parametrize("rows", [3, 33])
 @pytest.mark.parametrize("format", FORMATS)
-def test_embeddings_are_written_as_planes(rows: int, format: Format) -> None:
+def test_embeddings_are_written_as_planes(rows: int, format: FormatId) -> None:
     torch.manual_seed(7)
     table = draw(100, 640) * 2.0 ** torch.randint(-30, 40, (100, 1), device="cuda").bfloat16()
     norm = draw(640)

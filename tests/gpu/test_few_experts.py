@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink.formats.schemes import FormatId
 from blink.kernels.cpu import moe as cpu_moe
-from blink.kernels.experts import ExpertFormat
 from blink.models import decode_step
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import write_checkpoints
@@ -28,13 +28,13 @@ from blink.kernels.gpu.decode.launch import can_launch
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
 
-FORMS = [ExpertFormat.FP8, ExpertFormat.INT4]
+FORMS = [FormatId.FP8, FormatId.INT4]
 
 
 class Mixture:
     """One layer's experts, and rows to run them on; what no row chose holds what is no number."""
 
-    def __init__(self, form: ExpertFormat, rows: int, shape: tuple[int, int, int, int]) -> None:
+    def __init__(self, form: FormatId, rows: int, shape: tuple[int, int, int, int]) -> None:
         torch.manual_seed(11)
         count, self.top_k, hidden, size = shape
         self.residual, self.norm, self.next_norm = draw(rows, hidden), draw(hidden), draw(hidden)
@@ -68,7 +68,7 @@ class Mixture:
 @pytest.mark.parametrize(
     "shape", [(128, 8, 256, 128), (64, 6, 2048, 768), (32, 3, 640, 384), (32, 32, 384, 512)], ids=str
 )
-def test_experts_equal_the_dequantised(form: ExpertFormat, rows: int, shape: tuple[int, int, int, int]) -> None:
+def test_experts_equal_the_dequantised(form: FormatId, rows: int, shape: tuple[int, int, int, int]) -> None:
     mixture = Mixture(form, rows, shape)
     assert moe.can_add(rows, mixture.gate_up, mixture.down)
     mixture.check()
@@ -86,7 +86,7 @@ def test_experts_equal_the_dequantised(form: ExpertFormat, rows: int, shape: tup
     ids=str,
 )
 def test_any_split_gives_the_same_sums(
-    form: ExpertFormat, rows: int, gate: moe.GateSplit, down: moe.DownSplit, monkeypatch: pytest.MonkeyPatch
+    form: FormatId, rows: int, gate: moe.GateSplit, down: moe.DownSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moe, "choose_gate_split", lambda *_: gate)
     monkeypatch.setattr(moe, "choose_down_split", lambda *_: down)
@@ -94,7 +94,7 @@ def test_any_split_gives_the_same_sums(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_padding_and_rows_of_nan_spoil_no_other_row(form: ExpertFormat) -> None:
+def test_padding_and_rows_of_nan_spoil_no_other_row(form: FormatId) -> None:
     mixture = Mixture(form, 4, (64, 6, 512, 256))
     expected = mixture.run()
     mixture.context_lens[1], mixture.residual[1], mixture.residual[2] = 0, 7, torch.nan
@@ -106,7 +106,7 @@ def test_padding_and_rows_of_nan_spoil_no_other_row(form: ExpertFormat) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
-    form: ExpertFormat, rows: int, monkeypatch: pytest.MonkeyPatch
+    form: FormatId, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain = Chain(rows)
     monkeypatch.setattr(chain.mixture, "gate_up", draw_experts(form, 128, 512, 1024))

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from blink.config import ModelConfig
-from blink.kernels.cpu.gguf_weight import GgufRows
+from blink.formats.base import QuantizedEmbedding
+from blink.formats.gguf import GgufRows
 from blink.kernels.linear import linear
-from blink.kernels.weight import QuantizedEmbedding
 from blink.models.decoder import Decoder
 from blink.models.layer import list_weights
 from blink.models.weights.gguf_file import GgufFile

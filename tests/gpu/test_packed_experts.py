@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink.formats.experts import PackedExperts
+from blink.formats.fp8 import FP8
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.mxfp4 import Mxfp4Matrix
+from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.cpu import moe as cpu_moe
-from blink.kernels.experts import ExpertFormat, PackedExperts
-from blink.kernels.mxfp4 import Mxfp4Matrix
-from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix
 from blink.models.decoder import Decoder
 from blink.models.layer import MoeMlp
 from model_driver import compute_decoded_logits, load_decoder
@@ -32,33 +34,33 @@ from blink.kernels.gpu.decode.launch import can_launch
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
 
-FORMS = list(ExpertFormat)
+FORMS = [FormatId.FP8, FormatId.INT4, FormatId.MXFP4]
 # Columns that groups do not divide, where the format has such; results of which tiles get 16 and 32 at once.
-HIDDEN = {ExpertFormat.FP8: 272, ExpertFormat.INT4: 384, ExpertFormat.MXFP4: 352}
-SIZE = {ExpertFormat.FP8: 208, ExpertFormat.INT4: 128, ExpertFormat.MXFP4: 96}
+HIDDEN = {FormatId.FP8: 272, FormatId.INT4: 384, FormatId.MXFP4: 352}
+SIZE = {FormatId.FP8: 208, FormatId.INT4: 128, FormatId.MXFP4: 96}
 LIMIT = 1e-2
 
 
-def draw_matrix(form: ExpertFormat, rows: int, columns: int, scale: float = 1.0) -> QuantizedMatrix | Mxfp4Matrix:
-    if form is ExpertFormat.MXFP4:
+def draw_matrix(form: FormatId, rows: int, columns: int, scale: float = 1.0) -> QuantizedMatrix | Mxfp4Matrix:
+    if form is FormatId.MXFP4:
         exponents = torch.randint(119, 124, (rows, columns // 32), dtype=torch.uint8, device="cuda")
         return Mxfp4Matrix(torch.randint(16, (rows, columns), dtype=torch.uint8, device="cuda"), exponents)
     size = (rows, -(-columns // GROUP))
     scales = ((torch.rand(size, device="cuda") + 0.5) * scale * columns**-0.5 / 4).half().float()
-    if form is ExpertFormat.FP8:
+    if form is FormatId.FP8:
         return QuantizedMatrix(torch.randn(rows, columns, device="cuda").to(FP8), 4 * scales)
     zeros = torch.randint(5, 12, size, dtype=torch.uint8, device="cuda")
     return QuantizedMatrix(torch.randint(16, (rows, columns), dtype=torch.uint8, device="cuda"), scales, zeros)
 
 
-def draw_experts(form: ExpertFormat, count: int, rows: int, columns: int, scale: float = 1.0) -> PackedExperts:
+def draw_experts(form: FormatId, count: int, rows: int, columns: int, scale: float = 1.0) -> PackedExperts:
     packed = PackedExperts.allocate(form, (count, rows, columns)).to(torch.device("cuda"))
     for expert in range(count):
         packed.store(expert, slice(None), draw_matrix(form, rows, columns, scale))
     return packed
 
 
-def check(form: ExpertFormat, rows: int, top_k: int, *, shape: tuple[int, int, int], clipped: bool = False) -> None:
+def check(form: FormatId, rows: int, top_k: int, *, shape: tuple[int, int, int], clipped: bool = False) -> None:
     """Compare with float32 on the dequantised experts; those that nobody chose hold what is no number."""
     count, hidden, size = shape
     gate_up, down = draw_experts(form, count, 2 * size, hidden), draw_experts(form, count, hidden, size)
@@ -98,28 +100,28 @@ def check(form: ExpertFormat, rows: int, top_k: int, *, shape: tuple[int, int, i
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("rows", "top_k"), [(1, 1), (1, 8), (3, 2), (17, 5), (64, 8), (300, 3)])
-def test_products_equal_those_of_the_dequantised_experts(form: ExpertFormat, rows: int, top_k: int) -> None:
+def test_products_equal_those_of_the_dequantised_experts(form: FormatId, rows: int, top_k: int) -> None:
     torch.manual_seed(1)
     check(form, rows, top_k, shape=(16, HIDDEN[form], SIZE[form]))
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 40, 700])
-def test_so_do_those_of_large_experts_with_biases(form: ExpertFormat, rows: int) -> None:
+def test_so_do_those_of_large_experts_with_biases(form: FormatId, rows: int) -> None:
     """Tiles of each size, by how many rows an expert has; gpt-oss's width."""
     torch.manual_seed(2)
-    columns = 2816 if form is ExpertFormat.INT4 else 2880
+    columns = 2816 if form is FormatId.INT4 else 2880
     check(form, rows, 4, shape=(8, columns, 768), clipped=True)
 
 
 def test_scales_of_any_size_are_kept() -> None:
     """Groups of a row may differ by all that a model's could."""
     torch.manual_seed(3)
-    matrix = draw_matrix(ExpertFormat.MXFP4, 64, 128)
+    matrix = draw_matrix(FormatId.MXFP4, 64, 128)
     assert isinstance(matrix, Mxfp4Matrix)
     for shift in (-100, 100):
         rows = Mxfp4Matrix(matrix.codes, (matrix.exponents + shift).to(torch.uint8))
-        experts = PackedExperts.allocate(ExpertFormat.MXFP4, (2, 64, 128)).to(torch.device("cuda"))
+        experts = PackedExperts.allocate(FormatId.MXFP4, (2, 64, 128)).to(torch.device("cuda"))
         experts.store(0, slice(None), rows)
         x, zeros = draw(5, 128), torch.zeros(5, 2, device="cuda", dtype=torch.bfloat16)
         routes = gpu_moe.route(zeros, torch.tensor([5], dtype=torch.int32, device="cuda"), 1)
@@ -131,7 +133,7 @@ def test_scales_of_any_size_are_kept() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 5, 33])
-def test_experts_between_two_norms_equal_the_dequantised(form: ExpertFormat, rows: int) -> None:
+def test_experts_between_two_norms_equal_the_dequantised(form: FormatId, rows: int) -> None:
     torch.manual_seed(4)
     count, hidden, size, top_k = 32, 512, 256, 4
     gate_up, down = draw_experts(form, count, 2 * size, hidden), draw_experts(form, count, hidden, size)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from blink.formats.fp8 import FP8
 from blink.kernels.cpu.rotary import rotate_and_store_torch
 from blink.kernels.operands import HeadNorm, KvScales
-from blink.kernels.quantized import FP8
 from blink.kernels.rotary import make_rotary_table
 from blink.models.rope import Rope
 

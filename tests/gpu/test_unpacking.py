@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
+from blink.formats.fp8 import FP8
 from blink.kernels.gpu.unpacking import unpack_fp8
-from blink.kernels.quantized import FP8
 from triton_interpreter import IS_INTERPRETED
 
 

@@ -15,7 +15,7 @@ template <int kTokens, int kSplit, bool kGated>
 static void run(const Tensors& tensors, int n, int rows, int k) {
   using S = ProductShape<kTokens, kSplit, kGated>;
   ProductArgs args{};
-  args.n = kGated ? n / 2 : n, args.rows = rows, args.units = k / kUnit<Format::kInt4>;
+  args.n = kGated ? n / 2 : n, args.rows = rows, args.units = k / kUnit<FormatId::kInt4>;
   args.weight = Boxes{tensors.weight, {k / 2}, {kTileRows}, n, 1};
   if (kGated) args.weight = Boxes{tensors.weight, {k / 2, args.n * (k / 2l)}, {8, 2}, args.n, 1};
   args.x = Boxes{tensors.x, {k}, {kTokens}, rows, 2};

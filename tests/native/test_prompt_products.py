@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.packed import PackedWeight, pack
+from blink.formats.schemes import GROUP
 from blink.kernels.activation import activate
-from blink.kernels.quantized import GROUP, PackedWeight, QuantizedMatrix, pack
 from conftest import CompileDevice
 
 Multiply = Callable[[Tensor, PackedWeight, int, bool], Tensor]

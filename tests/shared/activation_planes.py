@@ -6,14 +6,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blink.kernels.quantized import Format
+from blink.formats.schemes import FormatId
 
 DIVISOR = 4.0
 FACTORS = (1.0, 16.0)  # of each plane
 _LARGEST = 57344.0  # of e5m2
 
 
-def split(x: Tensor, format: Format = Format.FP8) -> Tensor:
+def split(x: Tensor, format: FormatId = FormatId.FP8) -> Tensor:
     """Return the planes of activations [rows, columns]: uint8 [2, rows, columns], in the order for packed weights."""
     rest, planes = x.double() / DIVISOR, []
     not_finite = rest - rest
@@ -24,22 +24,22 @@ def split(x: Tensor, format: Format = Format.FP8) -> Tensor:
     return torch.stack(planes)
 
 
-def join(planes: Tensor, format: Format | None = Format.FP8) -> Tensor:
+def join(planes: Tensor, format: FormatId | None = FormatId.FP8) -> Tensor:
     """Return the activations of planes, float64 [rows, columns]; format: that they lie for; None: in order."""
     parts = [_unpack(planes[i], format).view(torch.float8_e5m2).double() / factor for i, factor in enumerate(FACTORS)]
     return (parts[0] + parts[1]) * DIVISOR
 
 
-def _pack(values: Tensor, format: Format) -> Tensor:
-    if format is Format.FP8:  # as quantized.cuh says: lane, step, 8 further, the next
+def _pack(values: Tensor, format: FormatId) -> Tensor:
+    if format is FormatId.FP8:  # as quantized.cuh says: lane, step, 8 further, the next
         return values.view(len(values), -1, 8, 2, 4, 2).permute(0, 1, 4, 2, 3, 5).reshape(values.shape)
     # Of each 32: the odd numbers of words 8 further, lane, the next, the second 16.
     return values.view(len(values), -1, 2, 2, 4, 2).permute(0, 1, 3, 4, 5, 2).reshape(values.shape)
 
 
-def _unpack(values: Tensor, format: Format | None) -> Tensor:
+def _unpack(values: Tensor, format: FormatId | None) -> Tensor:
     if format is None:
         return values
-    if format is Format.FP8:
+    if format is FormatId.FP8:
         return values.view(len(values), -1, 4, 8, 2, 2).permute(0, 1, 3, 4, 2, 5).reshape(values.shape)
     return values.view(len(values), -1, 2, 4, 2, 2).permute(0, 1, 5, 2, 3, 4).reshape(values.shape)

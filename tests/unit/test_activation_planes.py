@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from activation_planes import DIVISOR, join, split
+from blink.formats.fp8 import FP8
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.packed import pack
+from blink.formats.schemes import FormatId
 from blink.kernels.gpu.decode import gemm_int4, gemm_planes, gemm_planes_int4, splits
 from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import Output
-from blink.kernels.quantized import FP8, Format, QuantizedMatrix, pack
 
 _MAX_SHARED_BYTES = 227 << 10
 
@@ -66,8 +69,8 @@ def test_planes_for_4_bits_lie_as_the_operands_made_of_words() -> None:
     words = torch.stack([packed & 15, packed >> 4]).view(2, 2, 4, 8, 4)  # odd ones, unit, lane, word, byte
     operands = words.permute(1, 3, 0, 2, 4).reshape(1, 512)
     numbers = codes.to(torch.uint8).view(torch.float8_e5m2).double() * DIVISOR
-    assert torch.equal(split(numbers, Format.INT4)[0], operands)
-    assert torch.equal(join(split(numbers, Format.INT4), Format.INT4), numbers)
+    assert torch.equal(split(numbers, FormatId.INT4)[0], operands)
+    assert torch.equal(join(split(numbers, FormatId.INT4), FormatId.INT4), numbers)
 
 
 def packed_mask(kept: torch.Tensor) -> torch.Tensor:
@@ -77,14 +80,14 @@ def packed_mask(kept: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kernels", "format", "grouped"),
     [
-        (gemm_planes, Format.FP8, False),
-        (gemm_planes, Format.FP8, True),
-        (gemm_planes_int4, Format.INT4, True),
-        (gemm_int4, Format.INT4, True),
+        (gemm_planes, FormatId.FP8, False),
+        (gemm_planes, FormatId.FP8, True),
+        (gemm_planes_int4, FormatId.INT4, True),
+        (gemm_int4, FormatId.INT4, True),
     ],
 )
 def test_every_product_of_packed_weights_has_a_split_that_fits(
-    kernels: ModuleType, format: Format, grouped: bool, monkeypatch: pytest.MonkeyPatch
+    kernels: ModuleType, format: FormatId, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processors = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
@@ -102,8 +105,8 @@ def test_every_product_of_packed_weights_has_a_split_that_fits(
 def test_groups_scales_take_stages_not_blocks(
     chosen: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Shape(Format.FP8, False, Output.ADD, 8, 14336, 4096)
-    grouped = Shape(Format.FP8, True, Output.ADD, 8, 14336, 4096)
+    plain = Shape(FormatId.FP8, False, Output.ADD, 8, 14336, 4096)
+    grouped = Shape(FormatId.FP8, True, Output.ADD, 8, 14336, 4096)
     monkeypatch.setattr(gemm_planes, "read_table", lambda: {gemm_planes.key(plain): list(chosen)})
     measured, found = gemm_planes.choose_split(plain), gemm_planes.choose_split(grouped)
     assert measured is not None and found is not None and measured == gemm_planes.PlanesGemmSplit(*chosen)
@@ -113,5 +116,5 @@ def test_groups_scales_take_stages_not_blocks(
 
 
 def test_keys_of_planes_are_their_own() -> None:
-    shape = Shape(Format.FP8, False, Output.ADD, 8, 14336, 4096)
+    shape = Shape(FormatId.FP8, False, Output.ADD, 8, 14336, 4096)
     assert gemm_planes.key(shape) == f"planes {splits.gemm_key(Output.ADD, 8, 4096, 14336)}"

@@ -27,9 +27,11 @@ from blink.cli.doctor import (
 from blink.cli.finding import Finding
 from blink.cli.model_fit import examine_given_model
 from blink.cli.torch_probe import probe_torch
+from blink.formats.fp8 import FP8
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.packed import pack
+from blink.formats.schemes import FP8_ROWS, Quantization
 from blink.host.isolation import format_cpus
-from blink.kernels.quantized import FP8, QuantizedMatrix, pack
-from blink.models.quantization import FP8_ROWS, Quantization
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.source import read_spec
 from small_tokenizer import write_hollow_gguf

@@ -15,6 +15,11 @@ import pytest
 import torch
 
 import blink.models
+from blink.formats.base import Weight
+from blink.formats.fp8 import quantize_fp8
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.packed import PackedWeight, pack
+from blink.formats.schemes import FormatId
 from blink.kernels.gpu.decode import (
     gemm,
     gemm_int4,
@@ -27,8 +32,6 @@ from blink.kernels.gpu.decode import (
 )
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
-from blink.kernels.quantized import Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
-from blink.kernels.weight import Weight
 from blink.models import decode_step
 from blink.models.layer import DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
@@ -36,10 +39,10 @@ from blink.models.weights.source import read_spec
 
 _TABLES = json.loads(splits.TABLE.read_text())
 _MAX_SHARED_BYTES = 227 << 10
-_PACKED: dict[str, tuple[Format, type[RingSplit]]] = {  # by the kinds of keys
-    "planes": (Format.FP8, gemm_planes.PlanesGemmSplit),
-    "planes4": (Format.INT4, gemm_planes_int4.Int4PlanesSplit),
-    "int4": (Format.INT4, gemm_int4.Int4GemmSplit),
+_PACKED: dict[str, tuple[FormatId, type[RingSplit]]] = {  # by the kinds of keys
+    "planes": (FormatId.FP8, gemm_planes.PlanesGemmSplit),
+    "planes4": (FormatId.INT4, gemm_planes_int4.Int4PlanesSplit),
+    "int4": (FormatId.INT4, gemm_int4.Int4GemmSplit),
 }
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
 _CACHED = [kernels._guess_split for kernels in (gemv_quantized, gemm_planes, gemm_planes_int4, gemm_int4)] + [
@@ -71,13 +74,13 @@ def test_measured_splits_fit_their_kernels(device: str) -> None:
             assert AttentionSplit(*numbers).shared_bytes(group=8, head_dim=128) <= _MAX_SHARED_BYTES, key
         elif kind == "few":
             rows, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
-            few = gemv_quantized.Shape(Format[count.upper()], count == "int4", rows, k, n)
+            few = gemv_quantized.Shape(FormatId[count.upper()], count == "int4", rows, k, n)
             split = gemv_quantized.QuantizedSplit(*numbers)
             assert gemv_quantized.shared_bytes(few, split) <= _MAX_SHARED_BYTES, key
         elif kind in _PACKED:
             format, make = _PACKED[kind]
             tokens, k, n = int(sizes[0]), int(sizes[2]), int(sizes[4])
-            shape = Shape(format, format is Format.INT4, Output[count.upper()], tokens, k, n)
+            shape = Shape(format, format is FormatId.INT4, Output[count.upper()], tokens, k, n)
             assert make(*numbers).fits(shape, 1), key
         else:
             assert GemmSplit(*numbers).fits(Output[kind.upper()], int(count)), key
@@ -105,9 +108,9 @@ def test_a_gpu_like_a_measured_one_takes_its_splits(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("format", list(Format), ids=lambda format: format.name)
+@pytest.mark.parametrize("format", [FormatId.FP8, FormatId.INT4], ids=lambda format: format.name)
 def test_every_quantized_product_has_a_split_that_fits(
-    format: Format, grouped: bool, monkeypatch: pytest.MonkeyPatch
+    format: FormatId, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _pretend(monkeypatch, "a card of the future", 132)
     for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 14336)):

@@ -8,32 +8,33 @@ import itertools
 import pytest
 import torch
 
-from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts
+from blink.formats.experts import ExpertWeights, Fp8Experts, PackedExperts
+from blink.formats.fp8 import FP8
+from blink.formats.schemes import BF16, FP8_ROW, Encoding, FormatId
 from blink.kernels.gpu.decode import moe
-from blink.kernels.quantized import FP8
 
 _MAX_SHARED_BYTES = 227 << 10
 
 
-@pytest.mark.parametrize("form", moe.Form)
-def test_chosen_splits_fit_their_kernels(form: moe.Form) -> None:
-    units = {moe.Form.BF16: 32, moe.Form.FP8: 64}
+@pytest.mark.parametrize("form", moe.ENCODINGS)
+def test_chosen_splits_fit_their_kernels(form: Encoding) -> None:
+    units = {BF16: 32, FP8_ROW: 64}
     for rows, hidden, size in itertools.product((1, 2, 4, 8), (256, 640, 2048, 4096), (128, 768, 1536, 2048, 4096)):
         gate, down = (
             moe.choose_gate_split(rows, hidden, size, form),
             moe.choose_down_split(rows, size, hidden, form),
         )
         assert gate is not None and (down is not None or rows * size > (4 if form in units else 2) * 4096)
-        words = rows * 32 * 8 * form.count_words(size)  # of all experts that rows can choose
+        words = rows * 32 * 8 * moe.count_words(form, size)  # of all experts that rows can choose
         splits = [(gate, hidden, 8, 0)]
-        splits += [(down, size, down.outputs + 16 // form.bits * rows, words)] if down else []
+        splits += [(down, size, down.outputs + 16 // form.format.bits * rows, words)] if down else []
         for split, k, stage_rows, words in splits:
             assert k % (split.warps * units.get(form, 128)) == 0
             assert split.stages >= 2
-            assert split.stages * stage_rows * k * form.bits // 8 + 4 * words < _MAX_SHARED_BYTES - (16 << 10)
+            assert split.stages * stage_rows * k * form.format.bits // 8 + 4 * words < _MAX_SHARED_BYTES - (16 << 10)
 
 
-def make_packed(form: ExpertFormat, rows: int, columns: int) -> PackedExperts:
+def make_packed(form: FormatId, rows: int, columns: int) -> PackedExperts:
     return PackedExperts.allocate(form, (32, rows, columns))
 
 
@@ -44,11 +45,11 @@ def make_fp8(rows: int, columns: int) -> Fp8Experts:
 @pytest.mark.parametrize(
     ("gate_up", "down", "fits"),
     [
-        (make_packed(ExpertFormat.FP8, 256, 256), make_packed(ExpertFormat.FP8, 256, 128), True),
-        (make_packed(ExpertFormat.INT4, 256, 256), make_packed(ExpertFormat.INT4, 256, 128), True),
-        (make_packed(ExpertFormat.FP8, 416, 272), make_packed(ExpertFormat.FP8, 272, 208), False),  # filled up
-        (make_packed(ExpertFormat.MXFP4, 256, 256), make_packed(ExpertFormat.MXFP4, 256, 128), False),
-        (make_packed(ExpertFormat.INT4, 256, 256), make_packed(ExpertFormat.FP8, 256, 128), False),
+        (make_packed(FormatId.FP8, 256, 256), make_packed(FormatId.FP8, 256, 128), True),
+        (make_packed(FormatId.INT4, 256, 256), make_packed(FormatId.INT4, 256, 128), True),
+        (make_packed(FormatId.FP8, 416, 272), make_packed(FormatId.FP8, 272, 208), False),  # filled up
+        (make_packed(FormatId.MXFP4, 256, 256), make_packed(FormatId.MXFP4, 256, 128), False),
+        (make_packed(FormatId.INT4, 256, 256), make_packed(FormatId.FP8, 256, 128), False),
         (make_fp8(256, 256), torch.empty(32, 256, 128), False),
         (make_fp8(192, 256), make_fp8(256, 96), False),
         (torch.empty(32, 192, 256), torch.empty(32, 256, 96), True),

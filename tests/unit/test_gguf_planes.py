@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from blink.cli import model_fit
 from blink.cli.torch_probe import Gpu, TorchReport
-from blink.kernels.cpu.gguf_weight import GgufRows
+from blink.formats.gguf import GgufRows
 from blink.models.layer import MoeMlp
 from blink.models.weights import loader
 from blink.models.weights.checkpoint import GgufCheckpoint, KeepBlocks

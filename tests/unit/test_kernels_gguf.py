@@ -7,8 +7,9 @@ import gguf
 import pytest
 import torch
 
-from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight, Isa, row_bytes
-from blink.kernels.experts import QuantizedExperts
+from blink.formats.experts import QuantizedExperts
+from blink.formats.gguf import GgufRows
+from blink.kernels.cpu.gguf_weight import GgufWeight, Isa, row_bytes
 from blink.kernels.linear import linear
 from blink.kernels.moe import moe
 from gguf_blocks import KINDS, Bytes, check_product, dequantize, make_blocks

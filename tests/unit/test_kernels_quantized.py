@@ -6,15 +6,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blink.kernels.quantized import (
-    FP8,
-    GROUP,
-    Format,
-    QuantizedMatrix,
-    pack,
-    quantize_fp8,
-    unpack,
-)
+from blink.formats.fp8 import FP8, quantize_fp8
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.packed import pack, unpack
+from blink.formats.schemes import GROUP
+from blink.formats.schemes import FormatId as Format
 
 
 def draw_int4(rows: int, columns: int) -> QuantizedMatrix:

@@ -17,9 +17,9 @@ from torch import Tensor
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.cpu import CpuEngine
 from blink.errors import ConfigError
+from blink.formats.fp8 import FP8
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.operands import AttentionOptions, KvScales
-from blink.kernels.quantized import FP8
 from blink.kernels.rotary import rotate_and_store
 from blink.models.decoder import Decoder
 from blink.models.weights.kv_scales import read_kv_scales

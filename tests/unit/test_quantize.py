@@ -16,15 +16,16 @@ from torch import Tensor
 from blink.cli import main as cli
 from blink.config import ModelConfig
 from blink.errors import ConfigError
+from blink.formats.int4 import pack_columns
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.schemes import FP8_ROWS
 from blink.kernels.linear import linear
-from blink.kernels.quantized import QuantizedMatrix
 from blink.models.decoder import Decoder
-from blink.models.quantization import FP8_ROWS
 from blink.models.weights.loader import load_model
 from blink.quantize.calibration import CalibratedCheckpoint
 from blink.quantize.config import QuantizeConfig
 from blink.quantize.conversion import quantize
-from blink.quantize.directory import describe_quantization, pack_columns
+from blink.quantize.directory import describe_quantization
 from blink.quantize.rounding import Int4Grid, round_nearest
 from model_driver import Driver
 from quantized_checkpoints import write_checkpoints

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.kernels.quantized import FP8, QuantizedMatrix
+from blink.formats.fp8 import FP8
+from blink.formats.matrix import QuantizedMatrix
 from blink.quantize.rounding import Fp8Grid, Grid, Int4Grid, round_e4m3, round_matrix, round_nearest
 
 GRIDS = [Fp8Grid(), Int4Grid(64)]

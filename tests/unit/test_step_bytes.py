@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from benchmark_programs import load_benchmark
-from blink.models.quantization import FP8_ROWS, Quantization
+from blink.formats.schemes import FP8_ROWS, Quantization
 from blink.models.weights.source import read_spec
 
 ROOT = Path(__file__).parents[2]

@@ -18,10 +18,13 @@ import blink.models
 from blink.cli import model_fit
 from blink.config import ModelConfig
 from blink.errors import ConfigError
-from blink.kernels.experts import ExpertFormat, PackedExperts
-from blink.kernels.mxfp4 import Mxfp4Matrix, round_to_codes
-from blink.kernels.quantized import FP8, GROUP, QuantizedMatrix
-from blink.kernels.weight import plain
+from blink.formats.base import plain
+from blink.formats.experts import PackedExperts
+from blink.formats.fp8 import FP8
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.mxfp4 import Mxfp4Matrix, round_to_codes
+from blink.formats.schemes import GROUP
+from blink.formats.schemes import FormatId as ExpertFormat
 from blink.models.decoder import Decoder
 from blink.models.layer import MoeMlp
 from blink.models.weights import packed_loader

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from blink.config import ModelConfig
 from blink.errors import ConfigError
-from blink.kernels.quantized import quantize_fp8
+from blink.fields import Fields
+from blink.formats.fp8 import quantize_fp8
+from blink.formats.schemes import FP8_ROWS, Quantization, read_quantization
 from blink.models.decoder import Decoder
-from blink.models.quantization import FP8_ROWS, Quantization
 from blink.models.weights.checkpoint import DummyCheckpoint
-from blink.models.weights.fields import Fields
 from blink.models.weights.loader import load_model
-from blink.models.weights.quantization_json import read_quantization
 from blink.models.weights.quantized_checkpoint import DummyMatrices
 from model_driver import Driver
 from quantized_checkpoints import SCHEMES, compressed, write_checkpoints

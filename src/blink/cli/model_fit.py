@@ -19,11 +19,11 @@ from blink.cli.finding import Finding
 from blink.cli.torch_probe import Gpu, probe_torch
 from blink.config import EngineConfig
 from blink.errors import BlinkError, ConfigError
+from blink.fields import one_line
 from blink.host.extras import how_to_install
 from blink.host.process import read_available_memory
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
-from blink.models.weights.fields import one_line
 from blink.models.weights.files import resolve_model
 from blink.models.weights.shards import list_shards
 

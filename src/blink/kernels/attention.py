@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
+from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch
 from blink.kernels.cpu import attention as cpu
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
-from blink.kernels.quantized import FP8
 
 if TYPE_CHECKING:
     from blink.kernels.gpu.attention_plan import GpuAttentionPlan

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from blink.formats.base import QuantizedWeight, Weight
+from blink.formats.packed import PackedWeight
 from blink.kernels.activation import activate
 from blink.kernels.operands import Activation
-from blink.kernels.quantized import PackedWeight
-from blink.kernels.weight import QuantizedWeight, Weight
 
 # The row count for which oneDNN picks the blocked layout; any number of rows may use it.
 _PACKED_ROWS = 8

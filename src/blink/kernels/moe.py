@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from blink.formats.experts import ExpertWeights
 from blink.kernels.cpu import moe as cpu
-from blink.kernels.experts import ExpertWeights
 from blink.kernels.operands import Activation
 
 

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blink.formats.base import Weight
+from blink.formats.experts import find_encoding
+from blink.formats.packed import PackedWeight
+from blink.formats.schemes import FP8_ROW, FormatId
 from blink.kernels.batch import Batch, Header
-from blink.kernels.experts import Fp8Experts, PackedExperts
 from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, grouped_gemm, moe
 from blink.kernels.gpu.decode.attention import can_attend, decode_attention
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.gpu.decode.splits import pad_rows
-from blink.kernels.quantized import Format, PackedWeight
-from blink.kernels.weight import Weight
 from blink.models.layer import Attend, DenseMlp, Layer, MoeMlp
 from blink.models.spec import ModelSpec
 
@@ -128,7 +129,7 @@ def _takes_few(layers: Sequence[Layer], packed: Sequence[PackedWeight], rows: in
 def _is_int4(layer: Layer) -> bool:
     """Tell whether all of a dense layer's matrices have 4 bits."""
     weights = _list_dense(layer)
-    is_int4 = (isinstance(weight, PackedWeight) and weight.format is Format.INT4 for weight in weights)
+    is_int4 = (isinstance(weight, PackedWeight) and weight.format is FormatId.INT4 for weight in weights)
     return bool(weights) and all(is_int4)
 
 
@@ -148,10 +149,10 @@ def _is_grouped(layer: Layer, rows: int) -> bool:
     mlp = layer.mlp
     if not isinstance(mlp, MoeMlp):
         return False
-    most = MAX_UNGROUPED_ROWS
-    if isinstance(mlp.down, PackedExperts):
+    most, encoding = MAX_UNGROUPED_ROWS, find_encoding(mlp.down)
+    if encoding is not None and encoding.grouped:
         most = MAX_UNGROUPED_PACKED_ROWS
-    elif isinstance(mlp.down, Fp8Experts) and grouped_gemm.can_multiply(rows, 1, mlp.gate_up, mlp.down):
+    elif encoding == FP8_ROW and grouped_gemm.can_multiply(rows, 1, mlp.gate_up, mlp.down):
         most = MAX_UNGROUPED_FP8_ROWS
     return rows > most or not moe.can_add(rows, mlp.gate_up, mlp.down)
 

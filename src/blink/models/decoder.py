@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from blink.formats.base import QuantizedEmbedding, Weight, plain
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
 from blink.kernels.linear import gated_linear, linear
@@ -17,7 +18,6 @@ from blink.kernels.rms_norm import last_token_norm, rms_norm, rms_norm_columns
 from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.kernels.sampling import sample
 from blink.kernels.scoring import score_prompts
-from blink.kernels.weight import QuantizedEmbedding, Weight, plain
 from blink.models.layer import Attend, DenseMlp, Layer, MoeMlp, count_bytes, list_weights
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec

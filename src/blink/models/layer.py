@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, is_dataclass
 
 from torch import Tensor
 
-from blink.kernels.experts import ExpertWeights
+from blink.formats.base import QuantizedWeight, Weight
+from blink.formats.experts import ExpertWeights
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
-from blink.kernels.weight import QuantizedWeight, Weight
 
 
 @dataclass(frozen=True, slots=True)

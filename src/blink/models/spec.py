@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from blink.errors import ConfigError
-from blink.models.quantization import Quantization
+from blink.formats.schemes import Quantization
 from blink.models.rope import Rope
 
 Activation = Literal["silu", "gelu_tanh", "clipped_silu"]

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from blink.formats.base import QuantizedEmbedding
+from blink.formats.matrix import QuantizedMatrix
 from blink.kernels.batch import Batch, Header
-from blink.kernels.quantized import QuantizedMatrix
-from blink.kernels.weight import QuantizedEmbedding
 from blink.models.decoder import Decoder
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.quantized_checkpoint import OUTPUT, is_matrix

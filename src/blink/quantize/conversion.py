@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from blink.errors import ConfigError
-from blink.kernels.quantized import QuantizedMatrix
+from blink.formats.matrix import QuantizedMatrix
 from blink.models.spec import ModelSpec
 from blink.models.weights.decoder_loader import DecoderLoader
 from blink.models.weights.quantized_checkpoint import OUTPUT

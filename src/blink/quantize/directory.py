@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from blink.errors import ConfigError
-from blink.kernels.quantized import FP8, QuantizedMatrix
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.registry import UNIT_FORMATS
+from blink.formats.schemes import FP8_ROWS, Quantization, describe_group
 from blink.models.weights.quantized_checkpoint import OUTPUT
 from blink.quantize.config import QuantizeConfig
 
 _MAX_SHARD_BYTES = 4 << 30
-_WORD = 8  # numbers of 4 bits
 
 
 class ModelDirectory:
@@ -54,16 +54,8 @@ class ModelDirectory:
 
     def add_matrix(self, name: str, matrix: QuantizedMatrix) -> None:
         """Take a quantized matrix, whose name ends in .weight."""
-        stem = name.removesuffix(".weight")
-        if matrix.values.dtype == FP8:
-            self.add(name, matrix.values)
-            self.add(f"{stem}.weight_scale", matrix.scales)
-            return
-        assert matrix.zeros is not None
-        self.add(f"{stem}.weight_packed", pack_columns(matrix.values))
-        self.add(f"{stem}.weight_scale", matrix.scales.to(torch.bfloat16))
-        self.add(f"{stem}.weight_zero_point", pack_columns(matrix.zeros.T).T)
-        self.add(f"{stem}.weight_shape", torch.tensor(matrix.values.shape))
+        for ending, tensor in UNIT_FORMATS[matrix.format].compress(matrix).items():
+            self.add(f"{name.removesuffix('.weight')}.{ending}", tensor)
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Write a file beside the tensors."""
@@ -102,24 +94,9 @@ class ModelDirectory:
         return self.path / f"part-{index}.safetensors.tmp"
 
 
-def pack_columns(codes: Tensor) -> Tensor:
-    """Return int32 words [rows, columns / 8] of numbers of 4 bits [rows, columns], the first in the lowest bits."""
-    places = codes.to(torch.int64).unflatten(1, (-1, _WORD)) << torch.arange(0, 4 * _WORD, 4)
-    return places.sum(-1).to(torch.int32)
-
-
 def describe_quantization(config: QuantizeConfig, group: int, routers: Sequence[str]) -> dict[str, Any]:
     """Return the quantization_config of a config.json; routers: layers that stay as they are."""
-    fp8 = _describe_group(
-        "float-quantized",
-        {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
-        {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True},
-    )
-    int4 = _describe_group(
-        "pack-quantized",
-        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": False},
-        None,
-    )
+    fp8, int4 = describe_group(FP8_ROWS), describe_group(Quantization("packed", group=group))
     groups = [fp8 if config.format == "fp8" else int4]
     output = [OUTPUT.removesuffix(".weight")]
     rounded, kept = (output, []) if config.quantize_lm_head else ([], output)
@@ -132,14 +109,4 @@ def describe_quantization(config: QuantizeConfig, group: int, routers: Sequence[
         "quantization_status": "compressed",
         "ignore": [*kept, *routers],
         "config_groups": {f"group_{index}": one for index, one in enumerate(groups)},
-    }
-
-
-def _describe_group(form: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
-    return {
-        "targets": ["Linear"],
-        "format": form,
-        "weights": weights | {"dynamic": False},
-        "input_activations": activations,
-        "output_activations": None,
     }

@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from blink.kernels.quantized import FP8, FP8_MAX, QuantizedMatrix
+from blink.formats.fp8 import FP8, FP8_MAX
+from blink.formats.matrix import QuantizedMatrix
 
 _BLOCK = 128  # columns between two updates of all that are behind them
 _DAMPING = 0.01  # of the Hessian's mean diagonal, added to it

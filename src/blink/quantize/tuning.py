@@ -16,7 +16,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from tqdm import tqdm
 
-from blink.kernels.quantized import QuantizedMatrix
+from blink.formats.matrix import QuantizedMatrix
 from blink.models.spec import ModelSpec
 from blink.quantize.differentiable import compute_logits
 from blink.quantize.rounding import INT4_MAX, make_storable

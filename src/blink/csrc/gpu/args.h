@@ -3,6 +3,7 @@
 // launches find names, offsets and sizes in the library's table (kernels/gpu/arguments.py).
 #pragma once
 
+#include "gpu/formats.h"
 #include "region/fields.h"
 
 struct uint2;  // CUDA's
@@ -13,7 +14,6 @@ struct AutomatonPlace;
 struct BatchHeader;
 struct Bf16;
 struct SlotParams;
-enum class Planes;
 
 struct alignas(64) TensorMap {  // what cuTensorMapEncodeTiled makes
   FIELDS_OF(TensorMap);
@@ -140,7 +140,7 @@ struct MoeDownArgs {
   FIELD(float*, next_squares);    // [blocks, kMaxMoeRows]
   FIELD(const unsigned*, words);  // [kExperts, S::words, n], of quantized weights
   FIELD(int, n);
-  FIELD(Planes, planes);  // that next_x is
+  FIELD(FormatId, planes);  // that next_x is
 };
 
 // decode/attention.cuh

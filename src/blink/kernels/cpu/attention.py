@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.thread_pool import find_thread_pool, is_in_use
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
-from blink.kernels.quantized import FP8
 from blink.region.native import lib
 
 _LANES = 16  # floats of a head that the native code takes at a time

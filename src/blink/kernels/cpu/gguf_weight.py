@@ -8,14 +8,14 @@ weight by the order of its sums alone. What a row gives does not depend on the r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from blink.formats.base import QuantizedEmbedding
+from blink.formats.gguf import GgufRows
 from blink.kernels.cpu.thread_pool import find_thread_pool
-from blink.kernels.weight import QuantizedEmbedding
 from blink.region.native import lib
 
 
@@ -31,14 +31,6 @@ class Isa(IntEnum):
     def is_here(self) -> bool:
         """Whether this machine has it."""
         return bool(lib.blink_has_gguf_kernels(self))
-
-
-@dataclass(frozen=True, slots=True)
-class GgufRows:
-    """Rows of a weight, as a GGUF file holds them."""
-
-    format: int  # ggml's number, a gguf.GGMLQuantizationType
-    blocks: Tensor  # uint8 [rows, bytes of a row]
 
 
 def row_bytes(format: int, columns: int) -> int:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from blink.formats.base import Weight
+from blink.formats.experts import ExpertWeights
 from blink.kernels.cpu.activation import activate
-from blink.kernels.experts import ExpertWeights
 from blink.kernels.operands import Activation
-from blink.kernels.weight import Weight
 
 
 def moe(

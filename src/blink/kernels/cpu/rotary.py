@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from blink.formats.fp8 import FP8, FP8_MAX
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
-from blink.kernels.quantized import FP8, FP8_MAX
 from blink.region.native import lib
 
 

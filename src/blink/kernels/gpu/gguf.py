@@ -18,9 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.gguf import BLOCK, UNIT, GgufFormat, GgufPlanes
+from blink.formats.gguf import BLOCK, GgufPlanes
+from blink.formats.schemes import GGUF_UNIT, FormatId
 
-_UNIT = tl.constexpr(UNIT)
+_UNIT = tl.constexpr(GGUF_UNIT)
 _BLOCK = tl.constexpr(BLOCK)
 _MIN_PROGRAMS = 256  # about two for each multiprocessor; of large tiles half as many, of small ones twice
 _SUM_BLOCK = 1024
@@ -52,7 +53,7 @@ def choose_gguf_tiling(rows: int, columns: int, depth: int) -> GgufTiling:
         tiling, wanted = GgufTiling(64, 64, 2, 4, 3), _MIN_PROGRAMS
     else:
         tiling, wanted = GgufTiling(128, 128, 1, 8, 3), _MIN_PROGRAMS // 2
-    share = 4 * tiling.units * UNIT if rows <= 64 else 1024  # for loads to run ahead of products
+    share = 4 * tiling.units * GGUF_UNIT if rows <= 64 else 1024  # for loads to run ahead of products
     programs = triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns)
     return replace(tiling, splits=max(1, min(round(wanted / programs), depth // share)))
 
@@ -92,7 +93,7 @@ def _launch(x: Tensor, part: GgufPlanes, sums: Tensor, start: int, tiling: GgufT
         COLUMNS_BLOCK=tiling.columns,
         UNITS=tiling.units,
         EVEN_COLUMNS=columns % tiling.columns == 0,
-        EVEN_DEPTH=depth % (tiling.units * UNIT) == 0,
+        EVEN_DEPTH=depth % (tiling.units * GGUF_UNIT) == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
@@ -103,7 +104,7 @@ def take_rows(parts: Sequence[GgufPlanes], rows: Tensor, depth: int, dtype: torc
     """Return some rows [len(rows), depth] of a weight in a type; rows: int32, of those that there are."""
     start = 0
     result = torch.empty(len(rows), depth, dtype=dtype, device=rows.device)
-    grid = (len(rows), triton.cdiv(depth, _TAKEN_UNITS * UNIT))
+    grid = (len(rows), triton.cdiv(depth, _TAKEN_UNITS * GGUF_UNIT))
     for part in parts:
         _take_row[grid](
             rows, *_planes(part), result, start, part.num_rows, depth,
@@ -117,8 +118,8 @@ def _planes(part: GgufPlanes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return codes, high bits, words and tops; what a format has not, its kernels do not read."""
     planes = (part.codes, part.high, part.words, part.tops)
     assert all(plane is None or plane.is_contiguous() for plane in planes)
-    assert part.format.has_tops == (part.tops is not None)
-    assert (part.format is GgufFormat.Q6_K) == (part.high is not None)
+    assert part.has_tops == (part.tops is not None)
+    assert (part.format is FormatId.Q6_K) == (part.high is not None)
     return part.codes, _or(part.high, part.codes), part.words, _or(part.tops, part.words)
 
 

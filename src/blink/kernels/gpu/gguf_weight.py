@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of GGUF files that stay quantised on a GPU: kernels/gguf.py says how they lie there."""
+"""Weights of GGUF files that stay quantised on a GPU: formats/gguf.py says how they lie there."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.kernels.cpu.gguf_weight import GgufRows
-from blink.kernels.gguf import UNIT, GgufFormat, GgufPlanes, pack_rows
+from blink.formats.base import QuantizedEmbedding
+from blink.formats.gguf import GgufPlanes, GgufRows, pack_rows
+from blink.formats.schemes import GGUF_UNIT, FormatId
 from blink.kernels.gpu import gguf
-from blink.kernels.weight import QuantizedEmbedding
 
 _MOST_ROWS = 384  # of more it is faster to dequantise the weight first
 
@@ -22,7 +22,7 @@ class PlanarGgufWeight(QuantizedEmbedding):
 
     def __init__(self, parts: Sequence[GgufPlanes], columns: int, dtype: torch.dtype) -> None:
         """Take the parts; dtype: that it computes in."""
-        assert all(part.codes.shape[0] == -(-columns // UNIT) for part in parts)
+        assert all(part.codes.shape[0] == -(-columns // GGUF_UNIT) for part in parts)
         self._parts = tuple(parts)
         self.shape = (sum(part.num_rows for part in parts), columns)
         self.dtype = dtype
@@ -51,9 +51,10 @@ class PlanarGgufWeight(QuantizedEmbedding):
 
 def pack_gguf(parts: Sequence[GgufRows], columns: int, device: torch.device, dtype: torch.dtype) -> PlanarGgufWeight:
     """Take the parts of a weight apart on a device; those in one format that follow each other become one."""
-    joined: list[tuple[GgufFormat, list[Tensor]]] = []
+    joined: list[tuple[FormatId, list[Tensor]]] = []
     for part in parts:
-        if not joined or joined[-1][0] != part.format:
-            joined.append((GgufFormat(part.format), []))
+        format = FormatId.of_ggml(part.format)
+        if not joined or joined[-1][0] is not format:
+            joined.append((format, []))
         joined[-1][1].append(part.blocks)
     return PlanarGgufWeight([pack_rows(format, blocks, device) for format, blocks in joined], columns, dtype)

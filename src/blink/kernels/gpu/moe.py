@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.experts import ExpertWeights, PackedExperts, split_experts
+from blink.formats.experts import ExpertWeights, PackedExperts, split_experts
 from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_packed import multiply_packed
 from blink.kernels.gpu.moe_routing import Routes, find_tile, route

@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.experts import PackedExperts
+from blink.formats.experts import PackedExperts
+from blink.formats.schemes import GROUP
 from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_routing import Routes, find_tile
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
 from blink.kernels.operands import Activation
-from blink.kernels.quantized import GROUP
 
 _GROUP = tl.constexpr(GROUP)
 # What _unpack() says, on four bytes: the low halves in $0 and $1, the high ones in $2 and $3, two bfloat16 in each.
@@ -123,7 +123,7 @@ def multiply_packed(
         PAIRS_PER_ROW=pairs_per_row,
         IS_GATED=is_gated,
         ACTIVATION=activation,
-        FORMAT=weight.format.value,
+        FORMAT=weight.format.tag,
         HAS_BIAS=bias is not None,
         SIZE=columns,
         DEPTH=depth,

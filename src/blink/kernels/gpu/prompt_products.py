@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from blink.formats.packed import PackedWeight
+from blink.formats.schemes import FormatId
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import count_free_processors
 from blink.kernels.gpu.decode.tensor_map import encode_bytes, encode_matrix, encode_planes
-from blink.kernels.quantized import Format, PackedWeight
 
 _SOURCE = "prompts/products.cu"
 _TILE_ROWS = 128  # of a block
@@ -39,8 +40,8 @@ _BESIDE = 96  # tokens that are multiplied while a block does all that their num
 def can_multiply(weight: PackedWeight, *, gated: bool = False) -> bool:
     """Tell whether the kernel takes a weight."""
     n, k = weight.shape
-    sizes = n % (2 * _ALIGNED if gated else _ALIGNED) == k % Format.INT4.unit == 0
-    return weight.format is Format.INT4 and weight.dtype == torch.bfloat16 and sizes and can_multiply_groups()
+    sizes = n % (2 * _ALIGNED if gated else _ALIGNED) == k % FormatId.INT4.unit == 0
+    return weight.format is FormatId.INT4 and weight.dtype == torch.bfloat16 and sizes and can_multiply_groups()
 
 
 def multiply(x: Tensor, weight: PackedWeight, *, gated: bool = False) -> Tensor:
@@ -76,7 +77,7 @@ def launch_product(x: Tensor, weight: PackedWeight, out: Tensor, split: Split, *
         out=out,
         n=out.shape[1],
         rows=rows,
-        units=k // Format.INT4.unit,
+        units=k // FormatId.INT4.unit,
     )
     launch(
         compile_kernel(f"blink::multiply_prompts<{split.tokens}, {split.cluster}, {str(gated).lower()}>", _SOURCE),

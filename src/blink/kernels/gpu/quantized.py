@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.quantized import FP8, FP8_MAX, GROUP, Format, PackedWeight
+from blink.formats.fp8 import FP8, FP8_MAX
+from blink.formats.packed import PackedWeight
+from blink.formats.schemes import GROUP, FormatId
 
 _FEW_ROWS = 64  # rather than round activations by groups
 _FEW_FP8_ROWS = 32  # rather than round them by rows
@@ -58,7 +60,7 @@ def _are_few(rows: int, weight: PackedWeight) -> bool:
     from blink.kernels.gpu.decode import gemm
 
     most = _FEW_FP8_ROWS if weight.groups is None else _FEW_ROWS
-    if weight.format is Format.INT4:
+    if weight.format is FormatId.INT4:
         most = _FEW_INT4_ROWS
     return rows <= most and gemm.can_multiply_packed(weight, rows)
 
@@ -106,7 +108,7 @@ def _multiply_fp8(values: Tensor, scales: Tensor, weight: PackedWeight, weight_s
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows in FP8, in the order of a packed weight's, and their scales, float32 [rows, 1]."""
     rows, columns = x.shape
-    assert x.is_contiguous() and columns % Format.FP8.unit == 0
+    assert x.is_contiguous() and columns % FormatId.FP8.unit == 0
     values = torch.empty(rows, columns, dtype=FP8, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(columns)
@@ -168,9 +170,16 @@ def dequantize(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     assert weight.groups is not None
     rows, columns = weight.shape
     result = torch.empty(rows, columns, dtype=dtype, device=weight.values.device)
-    is_int4 = weight.format is Format.INT4
+    is_int4 = weight.format is FormatId.INT4
     _dequantize[(rows, triton.cdiv(columns, _BLOCK))](
-        weight.values, weight.groups, result, columns, IS_INT4=is_int4, GROUP=GROUP, BLOCK=_BLOCK, num_warps=4
+        weight.values,
+        weight.groups,
+        result,
+        columns,
+        IS_INT4=is_int4,
+        GROUP=GROUP,
+        BLOCK=_BLOCK,
+        num_warps=4,
     )
     return result
 

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.formats.fp8 import FP8, FP8_MAX
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
-from blink.kernels.quantized import FP8, FP8_MAX
 
 _HEADS_PER_PROGRAM = 8
 _FP8_MAX = tl.constexpr(FP8_MAX)

@@ -15,11 +15,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from blink.errors import ConfigError
-from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight
-from blink.kernels.weight import QuantizedEmbedding
+from blink.fields import one_line
+from blink.formats.base import QuantizedEmbedding
+from blink.formats.gguf import GgufRows
+from blink.kernels.cpu.gguf_weight import GgufWeight
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
-from blink.models.weights.fields import one_line
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.gguf_metadata import find_gguf_arch
 from blink.models.weights.shards import list_shards

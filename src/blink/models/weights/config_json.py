@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from blink.errors import ConfigError
+from blink.fields import Fields, show
+from blink.formats.schemes import read_quantization
 from blink.models.families import EVERY_LAYER, FAMILIES, NO_WINDOW, Family, find_architecture, not_supported
 from blink.models.spec import Activation, ModelOptions, ModelSpec
-from blink.models.weights.fields import Fields, show
-from blink.models.weights.quantization_json import read_quantization
 from blink.models.weights.rope_json import read_local_rope, read_rope
 from blink.models.weights.text_files import read_json
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from blink.formats.base import QuantizedEmbedding, Weight
+from blink.formats.fp8 import FP8
 from blink.kernels.linear import pack_weight
 from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales
-from blink.kernels.quantized import FP8
-from blink.kernels.weight import QuantizedEmbedding, Weight
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
 from blink.models.layer import DenseMlp, Layer

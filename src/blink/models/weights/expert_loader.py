@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from blink.kernels.experts import ExpertWeights, QuantizedExperts
+from blink.formats.experts import ExpertWeights, QuantizedExperts
 from blink.kernels.linear import pack_weight
 from blink.models.families import FAMILIES
 from blink.models.layer import MoeMlp

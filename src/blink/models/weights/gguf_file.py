@@ -12,15 +12,14 @@ import gguf
 import numpy as np
 
 from blink.errors import ConfigError
-from blink.models.weights.fields import Fields, show
+from blink.fields import Fields, show
+from blink.formats.schemes import GGUF_UNIT, PLANAR_BLOCK_BYTES
 from blink.models.weights.gguf_header import HeaderReader, TensorInfo, map_gguf
 from blink.region.native import lib
 
 _PLAIN_KINDS = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
 _MAX_ALIGNMENT = 1 << 20
 KEEPING_GPU = (8, 0)  # compute capability from which on a GPU multiplies bfloat16
-# What kernels/gguf.py makes of a block: K-quants get whole bytes for scales of 6 bits, and words for those of 16.
-_GPU_BLOCK_BYTES = {gguf.GGMLQuantizationType.Q4_K: 148, gguf.GGMLQuantizationType.Q6_K: 212}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,8 @@ class GgufTensor:
     def gpu_bytes(self) -> int:
         """Bytes of a matrix that stays quantised on a GPU, where a row has a whole number of units of 64 columns."""
         values, num_bytes = gguf.GGML_QUANT_SIZES[self.kind]
-        blocks = -(-self.shape[-1] // 64) * 64 // values
-        return math.prod(self.shape[:-1]) * blocks * _GPU_BLOCK_BYTES.get(self.kind, num_bytes)
+        blocks = -(-self.shape[-1] // GGUF_UNIT) * GGUF_UNIT // values
+        return math.prod(self.shape[:-1]) * blocks * PLANAR_BLOCK_BYTES.get(self.kind, num_bytes)
 
 
 class GgufFile:

@@ -9,10 +9,10 @@ import math
 import gguf
 
 from blink.errors import ConfigError
+from blink.fields import Fields, show
 from blink.models.families import EVERY_LAYER, FAMILIES, Family
 from blink.models.rope import YARN_FACTORS, YARN_MIN_THETA, LinearScaling, Rope, yarn_divisors
 from blink.models.spec import ModelOptions, ModelSpec
-from blink.models.weights.fields import Fields, show
 from blink.models.weights.gguf_file import GgufFile
 
 _ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}

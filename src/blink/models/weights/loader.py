@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from blink.config import KV_CACHE_DTYPES, ModelConfig
 from blink.errors import ConfigError
+from blink.formats.schemes import FormatId
 from blink.kernels.operands import KvScales
 from blink.models.decoder import Decoder
 from blink.models.spec import ModelSpec
@@ -123,7 +124,7 @@ def _open_checkpoint(
     path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Checkpoint:
     load_format, quantization = find_format(path, config.load_format), spec.quantization
-    if quantization is not None and config.quantization == "fp8" and quantization.storage != "fp8":
+    if quantization is not None and config.quantization == "fp8" and quantization.format is not FormatId.FP8:
         raise ConfigError(f"--quantization fp8: {path} has matrices of {quantization.title} already; leave it out.")
     if load_format == "dummy":
         checkpoint = DummyCheckpoint(device, config.seed)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from blink.errors import ConfigError
-from blink.kernels.experts import ExpertFormat, Fp8Experts, PackedExperts
-from blink.kernels.quantized import FP8, GROUP, Format, PackedWeight, QuantizedMatrix, can_pack, pack
-from blink.models.quantization import Quantization
+from blink.formats.experts import Fp8Experts, PackedExperts, allocate_experts
+from blink.formats.matrix import QuantizedMatrix
+from blink.formats.packed import PackedWeight, pack
+from blink.formats.schemes import Quantization
 from blink.models.weights.checkpoint import Checkpoint
-from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
+from blink.models.weights.quantized_checkpoint import MatrixCheckpoint
 from blink.models.weights.target import WeightTarget
 
-_SOURCES = (QuantizedCheckpoint, Fp8Checkpoint, DummyMatrices)
 _HOPPER = (9, 0)
 _ROWS = 16  # of a weight: PyTorch's product in FP8 takes multiples
 
@@ -32,21 +32,14 @@ def load_packed(
     Raises:
         ConfigError: one cannot be read.
     """
-    if not isinstance(checkpoint, _SOURCES) or not _has_kernels(target):
+    names = [f"{name}.weight" for name in parts]
+    source, scheme = _find_source(checkpoint, names[0], target)
+    if source is None or scheme is None or sum(parts.values()) % _ROWS or columns % scheme.format.unit:
         return None
-    if sum(parts.values()) % _ROWS:
+    if any(source.find_scheme(name) != scheme for name in names):
         return None
-    found: list[QuantizedMatrix] = []
-    for name, rows in parts.items():
-        matrix = checkpoint.read_matrix(f"{name}.weight", (rows, columns), target.device)
-        if matrix is None or not can_pack(columns, Format.FP8 if matrix.values.dtype == FP8 else Format.INT4):
-            return None
-        if matrix.zeros is not None and matrix.group != GROUP:
-            return None
-        found.append(matrix)
-    if any(_kind(matrix) != _kind(found[0]) for matrix in found):
-        return None
-    weight = pack(found)
+    shapes = ((rows, columns) for rows in parts.values())
+    weight = pack([_read(source, name, shape, target) for name, shape in zip(names, shapes, strict=True)])
     target.advance(weight.shape[0] * weight.shape[1])
     return weight
 
@@ -61,20 +54,16 @@ def load_quantized_experts(
     Raises:
         ConfigError: one cannot be read, or is not quantized like the first.
     """
-    if not isinstance(checkpoint, _SOURCES) or not _has_kernels(target):
-        return None
-    scheme = checkpoint.find_scheme(parts[0][0])
-    if scheme is None or not scheme.can_stay:
+    source, scheme = _find_source(checkpoint, parts[0][0], target)
+    if source is None or scheme is None:
         return None
     rows, columns = shape
-    size = (len(parts), rows * len(parts[0]), columns)
-    experts = _allocate_experts(scheme, size, target)
+    experts = allocate_experts(scheme, (len(parts), rows * len(parts[0]), columns), target.allocate)
     for expert, names in enumerate(parts):
         for place, name in enumerate(names):
-            if checkpoint.find_scheme(name) != scheme:
+            if source.find_scheme(name) != scheme:
                 raise ConfigError(f"'{name}' is not quantized like the other experts; use another model.")
-            matrix = checkpoint.read_matrix(name, shape, target.device)
-            assert matrix is not None
+            matrix = _read(source, name, shape, target)
             experts.store(expert, slice(place * rows, (place + 1) * rows), matrix)
             target.advance(rows * columns)
     return experts
@@ -82,7 +71,7 @@ def load_quantized_experts(
 
 def load_all_experts(
     checkpoint: Checkpoint, name: str, shape: tuple[int, int, int], target: WeightTarget, rows: Tensor | None = None
-) -> PackedExperts | None:
+) -> Fp8Experts | PackedExperts | None:
     """Read a tensor of all experts' matrices [experts, out, in], which has been checked.
 
     None as above. rows: which of the stored rows is to be each row of the matrices; None: as they are.
@@ -90,33 +79,33 @@ def load_all_experts(
     Raises:
         ConfigError: it cannot be read.
     """
-    if not isinstance(checkpoint, QuantizedCheckpoint | DummyMatrices) or not _has_kernels(target):
+    source, scheme = _find_source(checkpoint, name, target)
+    if source is None or scheme is None:
         return None
-    scheme = checkpoint.find_scheme(name)
-    if scheme is None or not scheme.can_stay:
-        return None
-    experts = PackedExperts.allocate(ExpertFormat.MXFP4, shape, target.allocate)
+    experts = allocate_experts(scheme, shape, target.allocate)
     for expert in range(shape[0]):
-        matrix = checkpoint.read_expert(name, expert, shape[1:], target.device)
+        matrix = source.read_expert(name, expert, shape[1:], target.device)
         experts.store(expert, slice(None), matrix if rows is None else matrix.take_rows(rows))
         target.advance(shape[1] * shape[2])
     return experts
 
 
-def _allocate_experts(
-    scheme: Quantization, shape: tuple[int, int, int], target: WeightTarget
-) -> Fp8Experts | PackedExperts:
-    if scheme.bits == 8 and not scheme.has_groups:
-        values, scales = target.allocate(*shape, dtype=FP8), target.allocate(*shape[:2], dtype=torch.float32)
-        return Fp8Experts(values, scales)
-    form = ExpertFormat.FP8 if scheme.bits == 8 else ExpertFormat.INT4
-    return PackedExperts.allocate(form, shape, target.allocate)
+def _find_source(
+    checkpoint: Checkpoint, name: str, target: WeightTarget
+) -> tuple[MatrixCheckpoint | None, Quantization | None]:
+    """Return a checkpoint that gives a matrix as a GPU's kernels take it, and its scheme; None where it does not."""
+    if not isinstance(checkpoint, MatrixCheckpoint) or not _has_kernels(target):
+        return None, None
+    scheme = checkpoint.find_scheme(name)
+    return (checkpoint, scheme) if scheme is not None and scheme.can_stay else (None, None)
+
+
+def _read(source: MatrixCheckpoint, name: str, shape: tuple[int, int], target: WeightTarget) -> QuantizedMatrix:
+    matrix = source.read_matrix(name, shape, target.device)
+    assert matrix is not None
+    return matrix
 
 
 def _has_kernels(target: WeightTarget) -> bool:
     is_gpu = target.device.type == "cuda" and target.dtype == torch.bfloat16
     return is_gpu and torch.cuda.get_device_capability(target.device) >= _HOPPER
-
-
-def _kind(matrix: QuantizedMatrix) -> tuple[torch.dtype, bool]:
-    return matrix.values.dtype, matrix.scales.shape[1] == 1

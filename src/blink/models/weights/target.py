@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from blink.errors import ConfigError
+from blink.formats.base import QuantizedEmbedding
 from blink.host.process import read_available_memory
-from blink.kernels.weight import QuantizedEmbedding
 from blink.models.weights.checkpoint import Checkpoint
 
 _GIB = 1 << 30

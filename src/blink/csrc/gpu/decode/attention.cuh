@@ -127,7 +127,7 @@ __device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& a
 }
 
 template <int kGroup, int kHeadDim, int kRotaryDim, int kKvHeads, int kBlockSize, int kCluster, int kWarps, int kStages,
-          bool kNorm, bool kFp8, Planes kWrites>
+          bool kNorm, bool kFp8, FormatId kWrites>
 __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionArgs args) {
   using S = AttentionShape<kGroup, kHeadDim, kRotaryDim, kKvHeads, kBlockSize, kCluster, kWarps, kStages, kNorm, kFp8>;
   extern __shared__ __align__(1024) char memory[];

@@ -32,7 +32,7 @@ struct Query {
 // Two e4m3 as f16: of the lower and of the upper half of a word.
 __device__ inline void unpack_e4m3(unsigned word, unsigned& low, unsigned& high) {
   unsigned pairs[1][2];
-  unpack_half<Format::kFp8>(word, 0, pairs);
+  unpack_half<FormatId::kFp8>(word, 0, pairs);
   low = pairs[0][0], high = pairs[0][1];
 }
 

@@ -74,12 +74,12 @@ __device__ inline void combine_block(const Place<S>& at, AttentionShared<S>& sha
 }
 
 // Write one of the outputs of a KV head's queries.
-template <class S, Planes kWrites>
+template <class S, FormatId kWrites>
 __device__ inline void write_attended(const AttentionArgs& args, const Place<S>& at, int i, Bf16 value) {
   constexpr int width = S::group * S::head_dim;
   const int column = at.head * width + i;
   const long row = long(at.row) * S::kv_heads * width;
-  if constexpr (kWrites != Planes::kNone) {
+  if constexpr (kWrites != FormatId::kBf16) {
     unsigned short numbers[kPlanes];
     split_pair(value.bits, numbers);
     char* to = reinterpret_cast<char*>(args.out) + row + packed_place<kWrites>(column);
@@ -92,7 +92,7 @@ __device__ inline void write_attended(const AttentionArgs& args, const Place<S>&
 }
 
 // Add up the cluster's parts, each block some of the outputs, and write them. Without keys they are zero.
-template <class S, Planes kWrites>
+template <class S, FormatId kWrites>
 __device__ inline void combine_cluster(const AttentionArgs& args, const Place<S>& at, AttentionShared<S>& shared) {
   for (int i = at.rank * S::share + int(threadIdx.x); i < end_of_share(at); i += 32 * S::warps) {
     const int head = i / S::head_dim;

@@ -10,9 +10,9 @@ namespace blink {
 constexpr int kEmbedThreads = 256;
 
 // Write what the next product reads.
-template <Planes kWrites>
+template <FormatId kWrites>
 __device__ inline void write_normed(const EmbedArgs& args, int row, int column, Vec16 v) {
-  if constexpr (kWrites != Planes::kNone) {
+  if constexpr (kWrites != FormatId::kBf16) {
     const unsigned pairs[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -24,7 +24,7 @@ __device__ inline void write_normed(const EmbedArgs& args, int row, int column, 
 }
 
 // One block for each row.
-template <Planes kWrites>
+template <FormatId kWrites>
 __global__ void __launch_bounds__(kEmbedThreads) embed(const EmbedArgs args) {
   __shared__ float sums[kEmbedThreads / 32];
   launch_dependents();

@@ -14,7 +14,7 @@ namespace blink {
 // Sizes. kGroups warpgroups take 64 weight rows each; kCluster blocks share k; a stage holds kStageK of it. What is
 // written may be planes, kWrites.
 template <int kTokens_, int kGroups_, int kCluster_, int kStageK_, int kStages_, Output kOutput_, bool kNorm_,
-          Planes kWrites_>
+          FormatId kWrites_>
 struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_> {
   using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_>;
   static constexpr int stage_k = kStageK_, stages = kStages_;
@@ -190,7 +190,8 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
   if (warp < warps) write_outputs<Outputs>(args.output, at.tile, at.rank, shared.parts(), shared.squares, addends);
 }
 
-template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm, Planes kWrites>
+template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm,
+          FormatId kWrites>
 __global__ void __launch_bounds__(
     128 * kGroups + 64, GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm, kWrites>::blocks)
     gemm(const __grid_constant__ GemmArgs args) {

@@ -10,10 +10,10 @@
 namespace blink {
 
 // As GemmShape; a stage is one box of 256 k, two groups, with four boxes of activations.
-template <int kTokens_, int kGroups_, int kCluster_, int kStages_, Output kOutput_, bool kNorm_, Planes kWrites_>
+template <int kTokens_, int kGroups_, int kCluster_, int kStages_, Output kOutput_, bool kNorm_, FormatId kWrites_>
 struct Int4GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_> {
   using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_>;
-  static constexpr int stage_k = kUnit<Format::kInt4>, stages = kStages_;
+  static constexpr int stage_k = kUnit<FormatId::kInt4>, stages = kStages_;
   static constexpr int weight_boxes = 1, weight_columns = kUnitBytes, other_warps = 2;
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = Outputs::tokens * kBoxRow;
   static constexpr int stage = weight_tile + token_tile * (stage_k / kBoxRow);  // in two bytes
@@ -82,7 +82,7 @@ __device__ inline void multiply_stages(const GemmArgs& args, const GemmPlace& at
   wait_for_products<0>();
 }
 
-template <int kTokens, int kGroups, int kCluster, int kStages, Output kOutput, bool kNorm, Planes kWrites>
+template <int kTokens, int kGroups, int kCluster, int kStages, Output kOutput, bool kNorm, FormatId kWrites>
 __global__ void __launch_bounds__(128 * kGroups + 64,
                                   Int4GemmShape<kTokens, kGroups, kCluster, kStages, kOutput, kNorm, kWrites>::blocks)
     gemm_int4(const __grid_constant__ GemmArgs args) {

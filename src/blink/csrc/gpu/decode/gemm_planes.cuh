@@ -13,11 +13,11 @@ constexpr int kPlanesBox = 128;  // k of a box of planes
 
 // As GemmShape; a stage has so many boxes of 128 k.
 template <bool kGrouped_, int kTokens_, int kGroups_, int kCluster_, int kBoxes_, int kStages_, Output kOutput_,
-          bool kNorm_, Planes kWrites_>
+          bool kNorm_, FormatId kWrites_>
 struct PlanesGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_> {
   using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_>;
   static constexpr bool grouped = kGrouped_;
-  static constexpr int stage_k = kBoxes_ * kUnit<Format::kFp8>, stages = kStages_;
+  static constexpr int stage_k = kBoxes_ * kUnit<FormatId::kFp8>, stages = kStages_;
   static constexpr int weight_boxes = kBoxes_, weight_columns = kUnitBytes, other_warps = 2;
   static constexpr int token_boxes = stage_k / kPlanesBox;
   static constexpr int columns = kPlanes * Outputs::tokens;  // of the products
@@ -136,7 +136,7 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Pla
 }
 
 template <bool kGrouped, int kTokens, int kGroups, int kCluster, int kBoxes, int kStages, Output kOutput, bool kNorm,
-          Planes kWrites>
+          FormatId kWrites>
 __global__ void __launch_bounds__(
     128 * kGroups + 64,
     PlanesGemmShape<kGrouped, kTokens, kGroups, kCluster, kBoxes, kStages, kOutput, kNorm, kWrites>::blocks)

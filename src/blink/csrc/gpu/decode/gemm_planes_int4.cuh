@@ -9,10 +9,10 @@
 namespace blink {
 
 // As PlanesGemmShape; a stage is one box of 256 k, two groups.
-template <int kTokens_, int kGroups_, int kCluster_, int kStages_, Output kOutput_, bool kNorm_, Planes kWrites_>
+template <int kTokens_, int kGroups_, int kCluster_, int kStages_, Output kOutput_, bool kNorm_, FormatId kWrites_>
 struct Int4PlanesShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_> {
   using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_>;
-  static constexpr Format format = Format::kInt4;
+  static constexpr FormatId format = FormatId::kInt4;
   static constexpr bool grouped = true;
   static constexpr int stage_k = kUnit<format>, stages = kStages_;
   static constexpr int weight_boxes = 1, weight_columns = kUnitBytes;
@@ -187,7 +187,7 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Int
   for (int i = 0; i < S::tokens / 2; i++) sums[i] *= kPlanesDivisor / kCodeUnit;
 }
 
-template <int kTokens, int kGroups, int kCluster, int kStages, Output kOutput, bool kNorm, Planes kWrites>
+template <int kTokens, int kGroups, int kCluster, int kStages, Output kOutput, bool kNorm, FormatId kWrites>
 __global__ void __launch_bounds__(128 * kGroups + 128,
                                   Int4PlanesShape<kTokens, kGroups, kCluster, kStages, kOutput, kNorm, kWrites>::blocks)
     gemm_planes_int4(const __grid_constant__ GemmArgs args) {

@@ -11,9 +11,9 @@ namespace blink {
 // As QuantizedGemvShape.
 template <int kRows_, int kK_, int kWarps_, int kCluster_, int kSlices_, int kTile_, int kStageRows_, int kStages_,
           Output kOutput_, bool kNorm_>
-struct Int4GemvShape : QuantizedGemvShape<Format::kInt4, true, kRows_, kK_, kWarps_, kCluster_, kSlices_, kTile_,
+struct Int4GemvShape : QuantizedGemvShape<FormatId::kInt4, true, kRows_, kK_, kWarps_, kCluster_, kSlices_, kTile_,
                                           kStageRows_, kStages_, kOutput_, kNorm_> {
-  using Base = QuantizedGemvShape<Format::kInt4, true, kRows_, kK_, kWarps_, kCluster_, kSlices_, kTile_, kStageRows_,
+  using Base = QuantizedGemvShape<FormatId::kInt4, true, kRows_, kK_, kWarps_, kCluster_, kSlices_, kTile_, kStageRows_,
                                   kStages_, kOutput_, kNorm_>;
   static constexpr int chunks = Base::steps * 2;            // groups of k that a warp has of each slice
   static constexpr int columns = Base::group == 1 ? 1 : 2;  // of a lane's sums, those that count
@@ -247,7 +247,7 @@ __device__ inline void multiply_units(const Bf16* weights, const Int4Activations
         const int whole = (second ? sums[part][1] : sums[part][0]) * 256 + (second ? sums[part][3] : sums[part][2]);
         const int zero = word >> 16 & 0x7f;  // the bf16's last bits
         totals[part][i] +=
-            float(whole - zero * x.groups[chunk].sum) * (group_scale<Format::kInt4>(word) * x.groups[chunk].scale);
+            float(whole - zero * x.groups[chunk].sum) * (group_scale<FormatId::kInt4>(word) * x.groups[chunk].scale);
       }
   }
   if (!places.sums) return;

@@ -9,10 +9,10 @@
 namespace blink {
 
 // As GemvShape; a lane takes 32 bytes of each unit. Without kGrouped each weight row has a scale.
-template <Format kFormat_, bool kGrouped_, int kRows_, int kK_, int kWarps_, int kCluster_, int kSlices_, int kTile_,
+template <FormatId kFormat_, bool kGrouped_, int kRows_, int kK_, int kWarps_, int kCluster_, int kSlices_, int kTile_,
           int kStageRows_, int kStages_, Output kOutput_, bool kNorm_>
 struct QuantizedGemvShape {
-  static constexpr Format format = kFormat_;
+  static constexpr FormatId format = kFormat_;
   static constexpr int rows = kRows_, k = kK_, warps = kWarps_, cluster = kCluster_, slices = kSlices_, tile = kTile_;
   static constexpr int stage_rows = kStageRows_, stages = kStages_;
   static constexpr Output output = kOutput_;
@@ -33,7 +33,7 @@ struct QuantizedGemvShape {
   static constexpr int groups = block_k / kGroup;  // of a weight row
   static_assert(rows <= slots && slots <= 8 && steps * span * warps * cluster == k);
   static_assert(turns * stage_rows == tile && stage_rows % group == 0 && outputs % cluster == 0);
-  static_assert(grouped || kFormat_ == Format::kFp8);
+  static_assert(grouped || kFormat_ == FormatId::kFp8);
 };
 
 template <class S>
@@ -110,7 +110,7 @@ __device__ inline void multiply_chunk(Vec16 chunk, const unsigned (&a)[S::unit_s
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     unsigned b[1][2];
-    unpack_half<Format::kFp8>(words[i], 0, b);
+    unpack_half<FormatId::kFp8>(words[i], 0, b);
     const int step = first_step + i, even = step & ~1;
     if constexpr (S::folded)
       multiply_add_halves(sums[step % 2], a[even][0], a[even + 1][0], a[even][1], a[even + 1][1], b[0][0], b[0][1]);
@@ -176,8 +176,8 @@ __device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp
 template <bool kGrouped, int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, int kStageRows,
           int kStages, Output kOutput, bool kNorm>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) gemv_quantized(const GemvArgs args) {
-  using S = QuantizedGemvShape<Format::kFp8, kGrouped, kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages,
-                               kOutput, kNorm>;
+  using S = QuantizedGemvShape<FormatId::kFp8, kGrouped, kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows,
+                               kStages, kOutput, kNorm>;
   extern __shared__ __align__(1024) char memory[];
   compute_gemv<S>(args, *reinterpret_cast<QuantizedGemvShared<S>*>(memory));
 }

@@ -12,24 +12,18 @@ namespace blink {
 
 constexpr int kMaxMoeRows = 8;
 
-// Weights of experts, as kernels/experts.py has them. kFp8: each row has a scale; kFp8Groups and kInt4Groups: so has
-// each kGroup of k, as a word that quantized.cuh describes. 32 bytes of 4 bits hold 64 k, the first 32 in the low
-// halves.
-enum class Experts { kBf16, kFp8, kFp8Groups, kInt4Groups };
-
-template <Experts kForm>
-constexpr int kBits = kForm == Experts::kBf16         ? 16
-                      : kForm == Experts::kInt4Groups ? 4
-                                                      : 8;
-
-template <Experts kForm>
-constexpr Format kFormat = kForm == Experts::kInt4Groups ? Format::kInt4 : Format::kFp8;
+// Weights of experts, as formats/experts.py has them: of kFp8 each row has a scale; where they are grouped, so has each
+// kGroup of k, as a word that quantized.cuh describes. 32 bytes of 4 bits hold 64 k, the first 32 in the low halves.
+template <FormatId kFormat>
+constexpr int kBits = kFormat == FormatId::kBf16   ? 16
+                      : kFormat == FormatId::kInt4 ? 4
+                                                   : 8;
 
 // Words of a weight row of kK.
-template <Experts kForm, int kK>
-constexpr int kRowWords = kForm == Experts::kBf16  ? 0
-                          : kForm == Experts::kFp8 ? 1
-                                                   : kK / kGroup;
+template <FormatId kFormat, bool kGrouped, int kK>
+constexpr int kRowWords = kFormat == FormatId::kBf16 ? 0
+                          : kGrouped                 ? kK / kGroup
+                                                     : 1;
 
 // A ring of stages, each of kRows rows of kK.
 template <int kRows, int kK, int kStages>
@@ -92,15 +86,15 @@ __device__ inline void multiply_rows(const Bf16* weights, int pitch, const Vec16
 
 // Multiply 16 bytes of a lane with as many of its k: sums of even and odd words, the first those of the instruction's
 // rows 0 to 7, the others those of its rows 8 to 15.
-template <Experts kForm>
+template <FormatId kFormat>
 __device__ inline void multiply_vector(Vec16 weights, const Vec16* x, unsigned group, float (&sums)[2][4]) {
   const unsigned words[4] = {weights.x, weights.y, weights.z, weights.w};
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    unsigned pairs[kWordSteps<kFormat<kForm>>][2];
-    unpack_half<kFormat<kForm>>(words[i], group, pairs);
+    unsigned pairs[kWordSteps<kFormat>][2];
+    unpack_half<kFormat>(words[i], group, pairs);
     const Vec16 a = x[i / 2];
-    if constexpr (kForm == Experts::kInt4Groups) {  // all low halves come before the high ones
+    if constexpr (kFormat == FormatId::kInt4) {  // all low halves come before the high ones
       const Vec16 c = x[2 + i / 2];
       multiply_add_halves(sums[i % 2], a.x, a.z, a.y, a.w, pairs[0][0], pairs[1][0]);
       multiply_add_halves(sums[i % 2], c.x, c.z, c.y, c.w, pairs[0][1], pairs[1][1]);
@@ -111,11 +105,11 @@ __device__ inline void multiply_vector(Vec16 weights, const Vec16* x, unsigned g
 }
 
 // The same with quantized weights and x in f16. words: the groups', of which kPitch rows lie side by side.
-template <Experts kForm, int kPitch, int kSteps>
+template <FormatId kFormat, bool kGrouped, int kPitch, int kSteps>
 __device__ inline void multiply_quantized_rows(const Bf16* weights, int pitch, const Vec16 (&x)[kSteps],
                                                const unsigned* words, float (&sums)[2]) {
-  constexpr int vector = 16 / kBits<kForm>;  // of x, for which a lane has one of weights
-  constexpr int group = kForm == Experts::kFp8 ? kSteps : kGroup / 32;
+  constexpr int vector = 16 / kBits<kFormat>;  // of x, for which a lane has one of weights
+  constexpr int group = kGrouped ? kGroup / 32 : kSteps;
   static_assert(kSteps % group == 0 && group % vector == 0);
   const int lane = threadIdx.x % 32;
   const Bf16* from = weights + lane / 4 * pitch + lane % 4 * 8;
@@ -123,13 +117,13 @@ __device__ inline void multiply_quantized_rows(const Bf16* weights, int pitch, c
 #pragma unroll
   for (int first = 0; first < kSteps; first += group, words += kPitch) {
     float parts[2][4] = {};
-    const unsigned zero = kForm == Experts::kInt4Groups ? words[lane / 4] : 0;
+    const unsigned zero = kFormat == FormatId::kInt4 ? words[lane / 4] : 0;
 #pragma unroll
     for (int step = first; step < first + group; step += vector)
-      multiply_vector<kForm>(*reinterpret_cast<const Vec16*>(from + step / vector * 32), x + step, zero, parts);
+      multiply_vector<kFormat>(*reinterpret_cast<const Vec16*>(from + step / vector * 32), x + step, zero, parts);
 #pragma unroll
     for (int i = 0; i < 2; i++)
-      sums[i] += (parts[0][i] + parts[1][i + 2]) * group_scale<kFormat<kForm>>(words[lane % 4 * 2 + i]);
+      sums[i] += (parts[0][i] + parts[1][i + 2]) * group_scale<kFormat>(words[lane % 4 * 2 + i]);
   }
 }
 
@@ -151,19 +145,19 @@ __device__ inline float scale_vectors(Vec16 (&x)[kSteps]) {
 }
 
 // A lane's k of its vector i of x, from the warp's first on.
-template <Experts kForm>
+template <FormatId kFormat>
 __device__ inline int vector_k(int i) {
   const int part = threadIdx.x % 4;
-  if constexpr (kForm == Experts::kBf16) return i * 32 + part * 8;
-  if constexpr (kForm == Experts::kInt4Groups)
+  if constexpr (kFormat == FormatId::kBf16) return i * 32 + part * 8;
+  if constexpr (kFormat == FormatId::kInt4)
     return i / 4 * 128 + part / 2 * 64 + part % 2 * 16 + i % 4 / 2 * 32 + i % 2 * 8;
   return i / 2 * 64 + part * 16 + i % 2 * 8;
 }
 
 // Bring a lane's k into the order in which those of the weights leave their words.
-template <Experts kForm>
+template <FormatId kFormat>
 __device__ inline Vec16 arrange(Vec16 x) {
-  if constexpr (kForm != Experts::kInt4Groups) return x;
+  if constexpr (kFormat != FormatId::kInt4) return x;
   return {__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x5410),
           __byte_perm(x.z, x.w, 0x7632)};
 }

@@ -9,18 +9,19 @@
 
 namespace blink {
 
-template <int kRows_, int kExperts_, int kTopK_, int kSize_, int kWarps_, int kTile_, int kStages_, Experts kForm_>
+template <int kRows_, int kExperts_, int kTopK_, int kSize_, int kWarps_, int kTile_, int kStages_, FormatId kFormat_,
+          bool kGrouped_>
 struct MoeDownShape {
-  static constexpr Experts form = kForm_;
-  static constexpr bool quantized = form != Experts::kBf16;
-  static constexpr int pieces = 16 / kBits<form>;  // of the ring's rows, that one of activations takes
-  static constexpr int row = kSize_ / pieces, words = kRowWords<form, kSize_>;
+  static constexpr FormatId format = kFormat_;
+  static constexpr bool grouped = kGrouped_, quantized = format != FormatId::kBf16;
+  static constexpr int pieces = 16 / kBits<format>;  // of the ring's rows, that one of activations takes
+  static constexpr int row = kSize_ / pieces, words = kRowWords<format, grouped, kSize_>;
   static constexpr int rows = kRows_, size = kSize_, warps = kWarps_, tile = kTile_;
   static constexpr int warp_k = size / warps, steps = warp_k / 32, groups = tile / 8;
   using Stages = Ring<kTile_ + kRows_ * pieces, row, kStages_>;  // behind the weights the rows' activations
   using Routes = Routing<kRows_, kExperts_, kTopK_>;
   static_assert(rows <= kMaxMoeRows && steps * 32 * warps == size && rows * tile <= 32 * (warps + 1));
-  static_assert(form == Experts::kBf16 || form == Experts::kFp8 || warp_k % kGroup == 0);
+  static_assert(!grouped || warp_k % kGroup == 0);
 };
 
 template <class S>
@@ -93,16 +94,16 @@ __device__ inline void multiply_experts(int warp, MoeDownShared<S>& shared) {
     Vec16 x[S::steps];
 #pragma unroll
     for (int i = 0; i < S::steps; i++) {
-      const Bf16* from = stage[S::tile + row * S::pieces] + k + vector_k<S::form>(i);
-      x[i] = chosen ? arrange<S::form>(*reinterpret_cast<const Vec16*>(from)) : Vec16{};
+      const Bf16* from = stage[S::tile + row * S::pieces] + k + vector_k<S::format>(i);
+      x[i] = chosen ? arrange<S::format>(*reinterpret_cast<const Vec16*>(from)) : Vec16{};
     }
 #pragma unroll
     for (int group = 0; group < S::groups; group++) {
       float products[2];
       if constexpr (S::quantized) {
         const unsigned* words = shared.words[index][warp * S::words / S::warps] + group * 8;
-        multiply_quantized_rows<S::form, S::tile>(stage[group * 8] + warp * S::row / S::warps, S::row, x, words,
-                                                  products);
+        multiply_quantized_rows<S::format, S::grouped, S::tile>(stage[group * 8] + warp * S::row / S::warps, S::row, x,
+                                                                words, products);
         products[0] *= kActivationDivisor, products[1] *= kActivationDivisor;
       } else {
         multiply_rows(stage[group * 8] + k, S::row, x, products);
@@ -128,19 +129,19 @@ __device__ inline void write_next(const MoeDownArgs& args, int row, int output, 
   const float next = rounded * to_float(args.next_norm[output]), neighbour = __shfl_down_sync(~0u, next, 1);
   if (row >= S::rows) return;
   const long first = long(row) * args.n, size = long(S::rows) * args.n;
-  if (args.planes == Planes::kNone)
+  if (args.planes == FormatId::kBf16)
     args.next_x[first + output] = to_bf16(next);
-  else if (output % 2 == 0 && args.planes == Planes::kFp8)
-    write_columns<Planes::kFp8>(args.next_x, size, first, output, to_bf16_pair(next, neighbour));
+  else if (output % 2 == 0 && args.planes == FormatId::kFp8)
+    write_columns<FormatId::kFp8>(args.next_x, size, first, output, to_bf16_pair(next, neighbour));
   else if (output % 2 == 0)
-    write_columns<Planes::kInt4>(args.next_x, size, first, output, to_bf16_pair(next, neighbour));
+    write_columns<FormatId::kInt4>(args.next_x, size, first, output, to_bf16_pair(next, neighbour));
   if (threadIdx.x % S::tile == 0) args.next_squares[blockIdx.x * kMaxMoeRows + row] = squares;
 }
 
 template <int kRows, int kExperts, int kTopK, int kSize, int kWarps, int kTile, int kStages,
-          Experts kForm = Experts::kBf16>
+          FormatId kFormat = FormatId::kBf16, bool kGrouped = false>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) moe_down(const MoeDownArgs args) {
-  using S = MoeDownShape<kRows, kExperts, kTopK, kSize, kWarps, kTile, kStages, kForm>;
+  using S = MoeDownShape<kRows, kExperts, kTopK, kSize, kWarps, kTile, kStages, kFormat, kGrouped>;
   extern __shared__ __align__(128) char memory[];
   auto& shared = *reinterpret_cast<MoeDownShared<S>*>(memory);
   const int warp = threadIdx.x / 32;

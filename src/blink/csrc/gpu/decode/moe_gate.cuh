@@ -9,18 +9,18 @@
 namespace blink {
 
 template <int kRows_, int kExperts_, int kTopK_, int kK_, int kSize_, int kWarps_, int kOutputs_, int kStages_,
-          Experts kForm_>
+          FormatId kFormat_, bool kGrouped_>
 struct MoeGateShape {
-  static constexpr Experts form = kForm_;
-  static constexpr bool quantized = form != Experts::kBf16;
-  static constexpr int row = kK_ * kBits<form> / 16, words = kRowWords<form, kK_>;  // of a weight row
+  static constexpr FormatId format = kFormat_;
+  static constexpr bool grouped = kGrouped_, quantized = format != FormatId::kBf16;
+  static constexpr int row = kK_ * kBits<format> / 16, words = kRowWords<format, grouped, kK_>;  // of a weight row
   static constexpr int rows = kRows_, k = kK_, size = kSize_, warps = kWarps_, outputs = kOutputs_;
   static constexpr int warp_k = k / warps, steps = warp_k / 32, turns = 2 * outputs / 8, parts = size / outputs;
   static constexpr int run = outputs % 8 ? 4 : 8;  // of neighbouring weight rows in a stage
   using Stages = Ring<8, row, kStages_>;
   using Routes = Routing<kRows_, kExperts_, kTopK_>;
   static_assert(rows <= kMaxMoeRows && steps * 32 * warps == k && size % outputs == 0 && turns * 8 == 2 * outputs);
-  static_assert(form == Experts::kBf16 || form == Experts::kFp8 || warp_k % kGroup == 0);
+  static_assert(!grouped || warp_k % kGroup == 0);
 };
 
 template <class S>
@@ -38,12 +38,12 @@ __device__ inline void load_inputs(const MoeGateArgs& args, int warp, Vec16 (&x)
   const int lane = threadIdx.x % 32, row = lane / 4, k = warp * S::warp_k;
 #pragma unroll
   for (int i = 0; i < S::steps; i++)
-    x[i] = row < S::rows ? load(args.x + long(row) * S::k + k + vector_k<S::form>(i)) : Vec16{};
+    x[i] = row < S::rows ? load(args.x + long(row) * S::k + k + vector_k<S::format>(i)) : Vec16{};
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < S::steps; i++) {
     squares += square_sum(x[i]);
-    x[i] = arrange<S::form>(multiply(x[i], load(args.norm + k + vector_k<S::form>(i))));
+    x[i] = arrange<S::format>(multiply(x[i], load(args.norm + k + vector_k<S::format>(i))));
   }
   squares += __shfl_xor_sync(~0u, squares, 1);
   squares += __shfl_xor_sync(~0u, squares, 2);
@@ -91,8 +91,8 @@ __device__ inline void multiply_gates(const MoeGateArgs& args, int warp, MoeGate
       const int slot = turn % S::Stages::stages;
       const Bf16* weights = shared.ring.rows[slot][0] + warp * S::row / S::warps;
       if constexpr (S::quantized)
-        multiply_quantized_rows<S::form, 8>(weights, S::row, x, shared.words[slot][warp * S::words / S::warps],
-                                            products);
+        multiply_quantized_rows<S::format, S::grouped, 8>(weights, S::row, x,
+                                                          shared.words[slot][warp * S::words / S::warps], products);
       else
         multiply_rows(weights, S::row, x, products);
       if (row < S::rows)
@@ -147,9 +147,9 @@ __device__ inline void copy_gates(const MoeGateArgs& args, MoeGateShared<S>& sha
 }
 
 template <int kRows, int kExperts, int kTopK, int kK, int kSize, int kWarps, int kOutputs, int kStages, int kBlocks,
-          Experts kForm = Experts::kBf16>
+          FormatId kFormat = FormatId::kBf16, bool kGrouped = false>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kBlocks) moe_gate(const MoeGateArgs args) {
-  using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages, kForm>;
+  using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages, kFormat, kGrouped>;
   extern __shared__ __align__(128) char memory[];
   auto& shared = *reinterpret_cast<MoeGateShared<S>*>(memory);
   const int warp = threadIdx.x / 32;

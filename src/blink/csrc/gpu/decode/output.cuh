@@ -9,12 +9,12 @@
 namespace blink {
 
 template <int kTokens_, int kGroups_, int kCluster_, Output kOutput_, bool kNorm_, bool kScaled_ = false,
-          Planes kWrites_ = Planes::kNone>
+          FormatId kWrites_ = FormatId::kBf16>
 struct OutputShape {
   static constexpr int tokens = kTokens_, groups = kGroups_, cluster = kCluster_;
   static constexpr Output output = kOutput_;
   static constexpr bool norm = kNorm_, scaled = kScaled_;
-  static constexpr Planes writes = kWrites_;
+  static constexpr FormatId writes = kWrites_;
   static constexpr int threads = 128 * groups;  // that multiply
   static constexpr int tile = 64 * groups;      // weight rows of a block
   static constexpr int halves = output == Output::kGate ? 2 : 1;
@@ -24,7 +24,7 @@ struct OutputShape {
   static constexpr int pairs_per_thread = (tokens * pairs + threads - 1) / threads;
   static constexpr int exchanged = cluster * tokens * (halves * share + norm) * 4;  // bytes that a block gets
   static_assert(tokens % 8 == 0 && share % 16 == 0 && threads % pairs == 0);
-  static_assert((output != Output::kAdd || pairs <= 32) && (output != Output::kStore || writes == Planes::kNone));
+  static_assert((output != Output::kAdd || pairs <= 32) && (output != Output::kStore || writes == FormatId::kBf16));
 };
 
 // Sums from each block of the cluster, for the outputs that this one writes: of 8 tokens and 16 weight rows four that a
@@ -136,7 +136,7 @@ __device__ inline Addends<S> load_addends(const OutputArgs& args, int tile, int 
 // Write a pair of what the next product reads.
 template <class S>
 __device__ inline void write_next(const OutputArgs& args, Bf16* to, int token, int output, unsigned pair) {
-  if constexpr (S::writes != Planes::kNone)
+  if constexpr (S::writes != FormatId::kBf16)
     write_columns<S::writes>(to, long(args.rows) * args.n, long(token) * args.n, output, pair);
   else
     *reinterpret_cast<unsigned*>(to + long(token) * args.n + output) = pair;

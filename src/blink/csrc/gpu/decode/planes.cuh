@@ -7,6 +7,7 @@
 // what is smaller is off by up to 2^-19. What is larger becomes the largest at 2^17.8, what is not finite NaN.
 #pragma once
 
+#include "gpu/formats.h"
 #include "ptx.cuh"
 
 namespace blink {
@@ -14,9 +15,6 @@ namespace blink {
 constexpr int kPlanes = 2;
 constexpr float kPlanesDivisor = 4;  // of both: activations before a norm's rate may be large
 constexpr float kSecondFactor = 16;  // what three bits leave is 2^-3 of it or less: small ones gain, huge ones lose
-
-// What activations are: not planes, or planes for weights that are packed so (quantized.cuh).
-enum class Planes { kNone, kFp8, kInt4 };
 
 // Two bf16 as two numbers of each plane.
 __device__ inline void split_pair(unsigned pair, unsigned short (&planes)[kPlanes]) {
@@ -36,9 +34,9 @@ __device__ inline float join_planes(float first, float second) { return first + 
 
 // Where a column lies in a row. For weights of 4 bits each 32 columns lie as the operand of a product does that is made
 // of a word's even numbers, then of its odd ones.
-template <Planes kOrder>
+template <FormatId kOrder>
 __device__ inline int packed_place(int column) {
-  if constexpr (kOrder == Planes::kInt4)
+  if constexpr (kOrder == FormatId::kInt4)
     return column / 32 * 32 + column / 8 % 2 * 16 + column % 8 / 2 * 4 + column % 2 * 2 + column / 16 % 2;
   return column / 128 * 128 + column % 8 / 2 * 32 + column % 128 / 16 * 4 + column / 8 % 2 * 2 + column % 2;
 }
@@ -53,10 +51,10 @@ __device__ inline void write_planes(void* planes, long size, long place, unsigne
 }
 
 // Write two columns, the first of them even, of a row that begins at a place.
-template <Planes kOrder>
+template <FormatId kOrder>
 __device__ inline void write_columns(void* planes, long size, long row, int column, unsigned pair) {
   const long place = row + packed_place<kOrder>(column);
-  if constexpr (kOrder == Planes::kFp8) {
+  if constexpr (kOrder == FormatId::kFp8) {
     write_planes(planes, size, place, pair);
   } else {
     unsigned short numbers[kPlanes];

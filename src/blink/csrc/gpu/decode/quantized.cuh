@@ -2,18 +2,16 @@
 // Weights of 8 and 4 bits: how they lie in memory, and how registers of f16 are made of them.
 #pragma once
 
+#include "gpu/formats.h"
 #include "ptx.cuh"
 
 namespace blink {
 
-// kFp8: e4m3; kInt4: whole numbers from 0 to 15, less a zero point.
-enum class Format { kFp8, kInt4 };
-
 // A row is cut into units of 128 bytes. Of each, lane q of the four that share a row in a matrix instruction has the 32
 // bytes from q * 32 on: for each step s of the instruction, 16 k, those at 16 * s + 2 * q, the next, and 8 further.
-template <Format kFormat>
-constexpr int kUnit = kFormat == Format::kFp8 ? 128 : 256;  // k
-constexpr int kUnitBytes = 128, kGroup = 128;               // k that share a scale and a zero point
+template <FormatId kFormat>
+constexpr int kUnit = kFormat == FormatId::kFp8 ? 128 : 256;  // k
+constexpr int kUnitBytes = 128, kGroup = 128;                 // k that share a scale and a zero point
 
 // Load what a lane of a warpgroup's product has of a group of kInt4, half of a box of units: of two weight rows, as the
 // sums of multiply_boxes() have them.
@@ -26,9 +24,9 @@ __device__ inline void load_half_units(const Bf16* box, int half, unsigned (&upp
 }
 
 // A group's word. kFp8: the scale, a float. kInt4: the scale as half, above it -(128 + zero point) as bf16.
-template <Format kFormat>
+template <FormatId kFormat>
 __device__ inline float group_scale(unsigned word) {
-  if constexpr (kFormat == Format::kFp8) return __uint_as_float(word);
+  if constexpr (kFormat == FormatId::kFp8) return __uint_as_float(word);
   return low_half(word);
 }
 
@@ -53,13 +51,13 @@ struct HalfScale {
 };
 
 // The steps of which a word has weights: two registers for each, k 2 * q and the next, and these 8 further.
-template <Format kFormat>
-constexpr int kWordSteps = kFormat == Format::kFp8 ? 1 : 2;
+template <FormatId kFormat>
+constexpr int kWordSteps = kFormat == FormatId::kFp8 ? 1 : 2;
 
 // A word of a packed row as f16: neighbouring bytes are neighbouring k.
-template <Format kFormat>
+template <FormatId kFormat>
 __device__ inline void unpack_half(unsigned word, unsigned group, unsigned (&pairs)[kWordSteps<kFormat>][2]) {
-  if constexpr (kFormat == Format::kFp8) {
+  if constexpr (kFormat == FormatId::kFp8) {
     to_half_pairs(word, pairs[0][0], pairs[0][1]);
   } else {
     // As the mantissa of 1024: the number, or 16 times that. The word's bf16 has the zero point in its last bits.
@@ -83,7 +81,7 @@ struct RowScales {
     const unsigned words[2] = {upper, lower};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const float scale = group_scale<Format::kInt4>(words[i]);
+      const float scale = group_scale<FormatId::kInt4>(words[i]);
       zeros[i] = __byte_perm(words[i], 0, 0x3232);
       firsts[i] = to_bf16_pair(scale, scale);
       const float rest = scale - low_float(firsts[i]);

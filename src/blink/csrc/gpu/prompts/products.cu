@@ -12,7 +12,7 @@ namespace blink {
 
 constexpr int kTileRows = 128;  // of the weight, 64 for each warpgroup
 constexpr int kMultiplyingWarps = 8;
-constexpr int kUnitBoxes = kUnit<Format::kInt4> / kBoxRow;  // of tokens
+constexpr int kUnitBoxes = kUnit<FormatId::kInt4> / kBoxRow;  // of tokens
 
 // Sizes. kSplit blocks, one or two, share k.
 template <int kTokens, int kSplit, bool kGated>

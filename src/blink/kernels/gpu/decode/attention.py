@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from blink.formats.fp8 import FP8
+from blink.formats.schemes import FormatId
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm_planes import name_order, new_rows
@@ -15,7 +17,6 @@ from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import TILE_KEYS, choose_attention_split
 from blink.kernels.gpu.decode.tensor_map import encode_cells
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
-from blink.kernels.quantized import FP8, Format
 
 
 def can_attend(
@@ -35,7 +36,7 @@ def decode_attention(
     head_norm: HeadNorm | None = None,
     *,
     kv_scales: KvScales = UNSCALED,
-    planes: Format | None = None,
+    planes: FormatId | None = None,
 ) -> Tensor:
     """Return the attention [rows, heads * head_dim] of rows of one token and write their keys and values to the cache.
 

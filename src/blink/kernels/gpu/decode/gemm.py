@@ -15,14 +15,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from blink.formats.base import Weight, plain
+from blink.formats.packed import PackedWeight
+from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode import gemm_int4, gemm_planes, gemm_planes_int4
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
-from blink.kernels.quantized import GROUP, Format, PackedWeight
-from blink.kernels.weight import Weight, plain
 
 MAX_ROWS = 128
 _EMBED_THREADS = 256
@@ -37,7 +38,7 @@ class Normed:
 
 
 def embed(
-    ids: Tensor, embedding: Tensor, norm_weight: Tensor, *, planes: Format | None = None, tokens: int | None = None
+    ids: Tensor, embedding: Tensor, norm_weight: Tensor, *, planes: FormatId | None = None, tokens: int | None = None
 ) -> tuple[Tensor, Normed]:
     """Return the residual [rows, hidden] of token ids [rows], and the norm of it. tokens: rows padded as the step's."""
     rows, hidden = ids.shape[0], embedding.shape[1]
@@ -70,7 +71,7 @@ def normed_linear(
     return out
 
 
-def gated_linear(normed: Normed, eps: float, gate_up: Weight, *, planes: Format | None = None) -> Tensor:
+def gated_linear(normed: Normed, eps: float, gate_up: Weight, *, planes: FormatId | None = None) -> Tensor:
     """Return silu(gate) * up of the norm's product with gate_up, whose first half are the gates."""
     out = _new(normed.x, gate_up.shape[0] // 2, planes=planes)
     _launch(Output.GATE, normed.x, gate_up, out, squares=normed.squares, eps=eps, writes=planes)
@@ -84,7 +85,7 @@ def add_linear(
     next_norm: Tensor,
     bias: Tensor | None = None,
     *,
-    planes: Format | None = None,
+    planes: FormatId | None = None,
     tokens: int | None = None,
 ) -> Normed:
     """Add x @ weight.T + bias to residual in place; return the norm of it. tokens: rows padded as the step's."""
@@ -115,30 +116,30 @@ def new_squares(x: Tensor, parts: int, tokens: int | None = None) -> Tensor:
 
 def can_multiply_packed(weight: PackedWeight, rows: int) -> bool:
     """Tell whether the kernels take so many rows and this weight."""
-    most = gemm_planes.MAX_ROWS if weight.format is Format.FP8 else gemm_int4.MAX_ROWS
+    most = gemm_planes.MAX_ROWS if weight.format is FormatId.FP8 else gemm_int4.MAX_ROWS
     if rows > most or weight.shape[0] % 8 or not can_multiply_groups():
         return False
     return all(_split_packed(Shape.of(weight, output, pad_rows(rows))) for output in Output)
 
 
-def order_for(weight: Weight, rows: int) -> Format | None:
+def order_for(weight: Weight, rows: int) -> FormatId | None:
     """Return for which format the activations of so many rows are planes; None: they are bfloat16."""
     if not isinstance(weight, PackedWeight) or kernels_for(weight.format, pad_rows(rows)) is gemm_int4:
         return None
     return weight.format
 
 
-def kernels_for(format: Format, tokens: int) -> ModuleType:
+def kernels_for(format: FormatId, tokens: int) -> ModuleType:
     """Return the module that splits products of so many rows, rounded up, with packed weights.
 
     It has key(), list_splits() and choose_split().
     """
-    if format is Format.FP8:
+    if format is FormatId.FP8:
         return gemm_planes
     return gemm_planes_int4 if tokens <= gemm_planes_int4.MAX_ROWS else gemm_int4
 
 
-def _new(x: Tensor, columns: int, *, planes: Format | None = None) -> Tensor:
+def _new(x: Tensor, columns: int, *, planes: FormatId | None = None) -> Tensor:
     """Allocate activations of as many rows as some have."""
     rows = x.shape[-2]
     if planes is not None:
@@ -198,7 +199,7 @@ def _launch(
     eps: float = 0.0,
     next_norm: Tensor | None = None,
     next_x: Tensor | None = None,
-    writes: Format | None = None,
+    writes: FormatId | None = None,
     tokens: int | None = None,
 ) -> Tensor:
     """Launch a product; return the squares of an ADD's rows.
@@ -242,7 +243,7 @@ def _encode(weight: Weight, weight_rows: int, x: Tensor, tokens: int) -> tuple[T
     return encode_matrix(plain(weight), weight_rows), rows
 
 
-def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: bool, writes: Format | None) -> _Kernel:
+def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: bool, writes: FormatId | None) -> _Kernel:
     if isinstance(weight, PackedWeight):
         assert tokens == pad_rows(tokens) and gemm_planes.are_planes(x) == (order_for(weight, tokens) is not None)
         return _choose_packed(Shape.of(weight, output, tokens), norm=norm, writes=writes)
@@ -255,7 +256,7 @@ def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: boo
     return _Kernel(name, split.tile, split.cluster, 128 * split.groups + 64, stages, shared_bytes)
 
 
-def _choose_packed(shape: Shape, *, norm: bool, writes: Format | None) -> _Kernel:
+def _choose_packed(shape: Shape, *, norm: bool, writes: FormatId | None) -> _Kernel:
     split = _split_packed(shape)
     assert can_multiply_groups() and split is not None
     name = split.kernel_name(shape, norm=norm, writes=writes)
@@ -266,7 +267,7 @@ def _split_packed(shape: Shape) -> RingSplit | None:
     return kernels_for(shape.format, shape.tokens).choose_split(shape)
 
 
-def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool, writes: Format | None = None) -> str:
+def kernel_name(output: Output, tokens: int, split: GemmSplit, *, norm: bool, writes: FormatId | None = None) -> str:
     """Return the name of a kernel of csrc/gpu/decode/gemm.cuh; writes: the order of planes that it writes."""
     sizes = (tokens, split.groups, split.cluster, split.stage_k, split.stages)
     return gemm_planes.name_kernel("gemm", sizes, output, norm=norm, writes=writes)

@@ -9,14 +9,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from blink.formats.schemes import GROUP, UNIT_BYTES, FormatId
 from blink.kernels.gpu.decode.gemm_planes import name_kernel
 from blink.kernels.gpu.decode.ring_split import Int4Split, Shape, count_processors, fill_ring
 from blink.kernels.gpu.decode.splits import gemm_key, read_table
-from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
 
 MAX_ROWS = 128
 _MAX_STAGES = 16
-_STAGE_K = Format.INT4.unit
+_STAGE_K = FormatId.INT4.unit
 _STAGE_WORDS_BYTES = _STAGE_K // GROUP * 4  # of a weight row's groups
 _GROUPS, _CLUSTERS = (4, 2, 1), (1, 2, 4, 8)
 _PLACED = 0.95  # of the clusters that all multiprocessors have room for
@@ -43,7 +43,7 @@ class Int4GemmSplit(Int4Split):
         """Return the size of Int4GemmShared."""
         return self.gemm_bytes(shape) + 2 * self.tile * _STAGE_WORDS_BYTES
 
-    def kernel_name(self, shape: Shape, *, norm: bool, writes: Format | None = None) -> str:
+    def kernel_name(self, shape: Shape, *, norm: bool, writes: FormatId | None = None) -> str:
         """Return the name of a kernel of csrc/gpu/decode/gemm_int4.cuh."""
         sizes = (shape.tokens, self.groups, self.cluster, self.stages)
         return name_kernel("gemm_int4", sizes, shape.output, norm=norm, writes=writes)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planes of activations, and how products of FP8 weights with them are split: csrc/gpu/decode/gemm_planes.cuh.
 
-Planes lie in the order of the weights that they are made for: Format says which.
+Planes lie in the order of the weights that they are made for: FormatId says which.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blink.formats.schemes import UNIT_BYTES, FormatId
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, fill_ring, guess_split
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
-from blink.kernels.quantized import UNIT_BYTES, Format
 
 PLANES = 2  # csrc/gpu/decode/planes.cuh's kPlanes
 MAX_ROWS = 64
 _MAX_STAGES = 24
-_ORDERS = {None: "kNone", Format.FP8: "kFp8", Format.INT4: "kInt4"}  # csrc/gpu/decode/planes.cuh's Planes
+_ORDERS = (None, FormatId.FP8, FormatId.INT4)  # by the numbers of csrc/gpu/formats.h: without planes kBf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class PlanesGemmSplit(RingSplit):
         words = -(-self.total_stages(shape) // self.cluster) * (self.tile + 1) if shape.grouped else 0
         return self.gemm_bytes(shape) + words * 4
 
-    def kernel_name(self, shape: Shape, *, norm: bool, writes: Format | None = None) -> str:
+    def kernel_name(self, shape: Shape, *, norm: bool, writes: FormatId | None = None) -> str:
         """Return the name of a kernel of csrc/gpu/decode/gemm_planes.cuh; writes: the order of planes it writes."""
         sizes = (str(shape.grouped).lower(), shape.tokens, self.groups, self.cluster, self.boxes, self.stages)
         return name_kernel("gemm_planes", sizes, shape.output, norm=norm, writes=writes)
@@ -74,22 +74,22 @@ def are_planes(x: Tensor) -> bool:
     return x.dtype == torch.uint8
 
 
-def order_number(planes: Format | None) -> int:
+def order_number(planes: FormatId | None) -> int:
     """Return the number that stands for planes for such weights; None: no planes."""
-    return list(_ORDERS).index(planes)
+    return _ORDERS.index(planes)
 
 
-def name_order(planes: Format | None) -> str:
+def name_order(planes: FormatId | None) -> str:
     """Return the name of planes for such weights in CUDA C++."""
-    return f"blink::Planes::{_ORDERS[planes]}"
+    return (planes or FormatId.BF16).cpp
 
 
-def name_kernel(kind: str, sizes: Sequence[object], output: Output, *, norm: bool, writes: Format | None) -> str:
+def name_kernel(kind: str, sizes: Sequence[object], output: Output, *, norm: bool, writes: FormatId | None) -> str:
     """Return the name of a product's kernel in CUDA C++."""
     return f"blink::{kind}<{', '.join(map(str, sizes))}, {output.value}, {str(norm).lower()}, {name_order(writes)}>"
 
 
-def new_inputs(residual: Tensor, *, planes: Format | None) -> Tensor:
+def new_inputs(residual: Tensor, *, planes: FormatId | None) -> Tensor:
     """Allocate what the product behind a residual's norm reads: rows like the residual's, or planes of them."""
     return new_rows(residual, *residual.shape, planes=planes is not None)
 

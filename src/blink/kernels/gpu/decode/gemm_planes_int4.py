@@ -8,13 +8,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from blink.formats.schemes import GROUP, UNIT_BYTES, FormatId
 from blink.kernels.gpu.decode.gemm_planes import PLANES, name_kernel
 from blink.kernels.gpu.decode.ring_split import Int4Split, Shape, fill_ring, guess_split
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
-from blink.kernels.quantized import GROUP, UNIT_BYTES, Format
 
 _MAX_STAGES = 16
-_STAGE_K = Format.INT4.unit
+_STAGE_K = FormatId.INT4.unit
 _STAGE_GROUPS = _STAGE_K // GROUP
 MAX_ROWS = 32  # of more, operands made in bfloat16 are faster: gemm_int4.py
 _GROUPS = (1, 2, 4)  # that may share activations, which are as many bytes as the weights of 4 rows each
@@ -40,7 +40,7 @@ class Int4PlanesSplit(Int4Split):
         pitch = -(-words // 8) * 8 + 4
         return self.gemm_bytes(shape) + -(-own // 1024) * 1024 + self.tile * pitch * 4
 
-    def kernel_name(self, shape: Shape, *, norm: bool, writes: Format | None = None) -> str:
+    def kernel_name(self, shape: Shape, *, norm: bool, writes: FormatId | None = None) -> str:
         """Return the name of a kernel of csrc/gpu/decode/gemm_planes_int4.cuh; writes: the order of planes."""
         sizes = (shape.tokens, self.groups, self.cluster, self.stages)
         return name_kernel("gemm_planes_int4", sizes, shape.output, norm=norm, writes=writes)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blink.formats.base import Weight, plain
+from blink.formats.packed import PackedWeight
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode import gemv_quantized
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
-from blink.kernels.quantized import PackedWeight
-from blink.kernels.weight import Weight, plain
 
 MAX_ROWS = 8
 _UNIT = 32  # k of one row that a load takes at least

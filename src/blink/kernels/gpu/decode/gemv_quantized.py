@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from blink.formats.packed import PackedWeight
+from blink.formats.schemes import GROUP, UNIT_BYTES, FormatId
 from blink.kernels.gpu.decode.splits import Output, read_table, shared_bytes_of
-from blink.kernels.quantized import GROUP, UNIT_BYTES, Format, PackedWeight
 
 # With which a lane's part of the activations takes 80 registers at most, or 64 where rows fill the instruction.
-_MOST_STEPS = {Format.FP8: (5, 2), Format.INT4: (2, 0)}
+_MOST_STEPS = {FormatId.FP8: (5, 2), FormatId.INT4: (2, 0)}
 _STAGE_BYTES = 8 << 10
 _INT4_STAGE_BYTES = 17 << 10
 _INT4_RING_BYTES = 40 << 10  # which keep the memory busy
@@ -39,7 +40,7 @@ class QuantizedSplit:
 class Shape:
     """What sets a product apart, but for its output."""
 
-    format: Format
+    format: FormatId
     grouped: bool
     rows: int
     k: int
@@ -96,7 +97,7 @@ def _spread(shape: Shape, cluster: int, waves: int) -> int:
 
 def _leave_room_for_groups(shape: Shape, split: QuantizedSplit) -> QuantizedSplit:
     """Return a split, FP8's measured without groups, with the stages that let as many blocks fit a multiprocessor."""
-    measured = dataclasses.replace(shape, grouped=shape.format is Format.INT4)
+    measured = dataclasses.replace(shape, grouped=shape.format is FormatId.INT4)
     for blocks in range(_most_blocks(shape.format, split.warps), 0, -1):
         if shared_bytes(measured, split) <= shared_bytes_of(blocks):
             found = _fill_stages(shape, split, blocks)
@@ -112,7 +113,7 @@ def _guess_split(shape: Shape) -> QuantizedSplit | None:
     if not found:
         return None
     # Conversions want some warps, and each block of a cluster waits for the others.
-    if shape.format is Format.INT4:
+    if shape.format is FormatId.INT4:
         return _fill_int4(shape, *min(found, key=functools.partial(_rank_int4, shape)))
     cluster, warps, slices = min(found, key=lambda option: (option[0], option[1] < 4, -option[2], -option[1]))
     return _fill(shape, warps, cluster, slices)
@@ -120,14 +121,14 @@ def _guess_split(shape: Shape) -> QuantizedSplit | None:
 
 def _list_slices(shape: Shape) -> list[int]:
     """Return of how many units a load may be; the first are the fastest."""
-    if shape.format is Format.INT4:  # whose kernel has half of the matrix instruction's rows
+    if shape.format is FormatId.INT4:  # whose kernel has half of the matrix instruction's rows
         return [slices for slices in (8, 4, 2, 1) if shape.rows * slices <= 8]
     return [slices for slices in (8, 4, 2, 1) if slices <= (8 if shape.rows <= 2 else 4 if shape.rows <= 4 else 2)]
 
 
-def _most_blocks(format: Format, warps: int) -> int:
+def _most_blocks(format: FormatId, warps: int) -> int:
     """Return for how many blocks of a multiprocessor the kernel keeps registers."""
-    if format is Format.INT4:
+    if format is FormatId.INT4:
         return 6 if warps <= 2 else 4 if warps <= 4 else 2
     return 3 if warps <= 4 else 2
 
@@ -183,7 +184,7 @@ def _fill_stages(shape: Shape, split: QuantizedSplit, blocks: float) -> Quantize
 
 def shared_bytes(shape: Shape, split: QuantizedSplit) -> int:
     """Return the size of QuantizedGemvShared or Int4GemvShared."""
-    is_int4, block_k = shape.format is Format.INT4, shape.k // split.cluster
+    is_int4, block_k = shape.format is FormatId.INT4, shape.k // split.cluster
     pad = 64 if not is_int4 else 16 if split.cluster > 1 else 0
     pitch = block_k // shape.format.unit * UNIT_BYTES + (pad if split.slices < 8 else 0)
     ring = split.stages * split.stage_rows * pitch
@@ -209,7 +210,7 @@ def kernel_name(shape: Shape, split: QuantizedSplit, output: Output, *, norm: bo
     """Return the kernel's name."""
     sizes = (shape.rows, shape.k, *dataclasses.astuple(split))
     rest = f"{', '.join(map(str, sizes))}, {output.value}, {str(norm).lower()}"
-    if shape.format is Format.INT4:
+    if shape.format is FormatId.INT4:
         return f"blink::gemv_int4<{rest}>"
     return f"blink::gemv_quantized<{str(shape.grouped).lower()}, {rest}>"
 

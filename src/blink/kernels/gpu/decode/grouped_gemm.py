@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.kernels.experts import ExpertWeights, Fp8Experts, split_experts
+from blink.formats.experts import ExpertWeights, find_encoding, split_experts
+from blink.formats.fp8 import FP8
+from blink.formats.schemes import BF16, FP8_ROW
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm_planes import PLANES, are_planes, new_rows
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
@@ -20,7 +22,6 @@ from blink.kernels.gpu.decode.ring_split import count_free_processors
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.gpu.decode.tensor_map import encode_stages
 from blink.kernels.gpu.moe_routing import Routes
-from blink.kernels.quantized import FP8
 
 MAX_ROWS = 256
 _MIN_TOKENS, _MAX_TOKENS = 8, 32  # of a tile
@@ -76,12 +77,12 @@ def _choose_tokens(places: int, mean: float, *, planes: bool) -> int:
 
 def can_multiply(rows: int, top_k: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
     """Tell whether the kernels take so many rows and these experts; needs a current GPU."""
-    alike = any(all(isinstance(weight, kind) for weight in (gate_up, down)) for kind in (Tensor, Fp8Experts))
-    if rows > MAX_ROWS or not alike:
+    encoding = find_encoding(down)
+    if rows > MAX_ROWS or encoding not in (BF16, FP8_ROW) or encoding != find_encoding(gate_up):
         return False
     values, _ = split_experts(down)
     num_experts, hidden, size = values.shape
-    pairs, planes = rows * top_k, isinstance(down, Fp8Experts)
+    pairs, planes = rows * top_k, encoding == FP8_ROW
     tokens = _choose_tokens(count_places(rows), pairs / num_experts, planes=planes)
     most_chunks = min(num_experts, pairs) + pairs // tokens
     is_aligned = hidden % 128 == 0 and size % 128 == 0 and num_experts % 2 == 0

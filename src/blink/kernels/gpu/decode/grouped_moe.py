@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.experts import ExpertWeights
+from blink.formats.experts import ExpertWeights
+from blink.formats.schemes import FormatId
 from blink.kernels.gpu.decode import grouped_gemm
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.gemm_planes import new_inputs, order_number
@@ -28,7 +29,6 @@ from blink.kernels.gpu.decode.planes import store_planes
 from blink.kernels.gpu.moe import multiply_grouped, sum_found
 from blink.kernels.gpu.moe_routing import Routes, allocate_routes, collect_pairs
 from blink.kernels.gpu.programmatic import launch_options, start_programmatic
-from blink.kernels.quantized import Format
 
 _COLUMNS = 512  # of a row, that a program adds up
 
@@ -52,7 +52,7 @@ def add_grouped_experts(
     num_tokens: Tensor,
     next_norm: Tensor,
     *,
-    planes: Format | None = None,
+    planes: FormatId | None = None,
 ) -> Normed:
     """Add the mixture of experts of a norm to residual [rows, hidden] in place; return the next norm of it.
 

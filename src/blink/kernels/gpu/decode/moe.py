@@ -7,18 +7,17 @@ Only the chosen experts' weights are read, each once, whichever rows chose it; n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
 
-from blink.kernels.experts import ExpertFormat, ExpertWeights, Fp8Experts, PackedExperts, split_experts
+from blink.formats.experts import ExpertWeights, find_encoding, split_experts
+from blink.formats.schemes import BF16, FP8_BLOCK, FP8_ROW, GROUP, INT4, Encoding, FormatId
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.gemm_planes import new_inputs, order_number
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import count_free_processors
-from blink.kernels.quantized import GROUP, Format
 
 MAX_ROWS = 8
 _RING_BYTES, _MOST_BYTES = 96 << 10, 200 << 10  # of which two blocks fit a multiprocessor; of which one does
@@ -26,39 +25,17 @@ _MOST_K = 512  # of a warp: a lane keeps as many bytes of the activations in reg
 _MOST_CHOICES = 32  # of a row
 
 
-class Form(Enum):
-    """How the weights lie: csrc/gpu/decode/moe.cuh's Experts."""
-
-    BF16 = "blink::Experts::kBf16"
-    FP8 = "blink::Experts::kFp8"
-    FP8_GROUPS = "blink::Experts::kFp8Groups"
-    INT4_GROUPS = "blink::Experts::kInt4Groups"
-
-    @property
-    def bits(self) -> int:
-        """Bits of a weight."""
-        return {Form.BF16: 16, Form.INT4_GROUPS: 4}.get(self, 8)
-
-    @property
-    def unit(self) -> int:
-        """Of how many k a warp takes a multiple."""
-        return {Form.BF16: 32, Form.FP8: 64}.get(self, GROUP)
-
-    def count_words(self, k: int) -> int:
-        """Return how many words of scales a weight row of k has."""
-        return {Form.BF16: 0, Form.FP8: 1}.get(self, k // GROUP)
+ENCODINGS = (BF16, FP8_ROW, FP8_BLOCK, INT4)  # that the kernels read: csrc/gpu/decode/moe.cuh
 
 
-_GROUPS = (Form.FP8_GROUPS, Form.INT4_GROUPS)
+def unit_of(encoding: Encoding) -> int:
+    """Return of how many k a warp takes a multiple."""
+    return {BF16: 32, FP8_ROW: 64}.get(encoding, GROUP)
 
 
-def find_form(weight: ExpertWeights) -> Form | None:
-    """Return how weights lie that the kernels can read; None of others."""
-    if isinstance(weight, PackedExperts):
-        return {ExpertFormat.FP8: Form.FP8_GROUPS, ExpertFormat.INT4: Form.INT4_GROUPS}.get(weight.format)
-    if isinstance(weight, Fp8Experts):
-        return Form.FP8
-    return Form.BF16 if isinstance(weight, Tensor) else None
+def count_words(encoding: Encoding, k: int) -> int:
+    """Return how many words of scales a weight row of k has."""
+    return {BF16: 0, FP8_ROW: 1}.get(encoding, k // GROUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +65,16 @@ class GateSplit:
 
 # Of one row, and of more.
 _GATES_OF_ONE = {
-    Form.BF16: GateSplit(4, 4, 2, 2),
-    Form.FP8: GateSplit(8, 8, 3, 2),
-    Form.FP8_GROUPS: GateSplit(8, 8, 2, 3),
-    Form.INT4_GROUPS: GateSplit(4, 8, 4, 3),
+    BF16: GateSplit(4, 4, 2, 2),
+    FP8_ROW: GateSplit(8, 8, 3, 2),
+    FP8_BLOCK: GateSplit(8, 8, 2, 3),
+    INT4: GateSplit(4, 8, 4, 3),
 }
 _GATES = {
-    Form.BF16: GateSplit(4, 8, 2, 2),
-    Form.FP8: GateSplit(4, 4, 2, 3),
-    Form.FP8_GROUPS: GateSplit(4, 4, 4, 3),
-    Form.INT4_GROUPS: GateSplit(4, 4, 4, 4),
+    BF16: GateSplit(4, 8, 2, 2),
+    FP8_ROW: GateSplit(4, 4, 2, 3),
+    FP8_BLOCK: GateSplit(4, 4, 4, 3),
+    INT4: GateSplit(4, 4, 4, 4),
 }
 
 
@@ -110,35 +87,35 @@ class DownSplit:
     stages: int  # of a block's ring of weight rows
 
 
-def choose_gate_split(rows: int, hidden: int, size: int, form: Form = Form.BF16) -> GateSplit | None:
+def choose_gate_split(rows: int, hidden: int, size: int, encoding: Encoding = BF16) -> GateSplit | None:
     """Return the split of the product with gates and ups; None if there is none.
 
     The preferences above and below are those of Qwen3-30B-A3B on an H200.
     """
-    preferred = _GATES_OF_ONE[form] if rows == 1 else _GATES[form]
-    warps = _choose_warps(hidden, (preferred.warps, 8, 4), form)
-    stages = _fit_stages(preferred.stages, 8 * hidden * form.bits // 8)
+    preferred = _GATES_OF_ONE[encoding] if rows == 1 else _GATES[encoding]
+    warps = _choose_warps(hidden, (preferred.warps, 8, 4), encoding)
+    stages = _fit_stages(preferred.stages, 8 * hidden * encoding.format.bits // 8)
     outputs = 4 if size % 8 else preferred.outputs
     blocks = preferred.blocks if warps <= preferred.warps else 2
     return GateSplit(warps, outputs, stages, blocks) if warps and stages and size % 4 == 0 else None
 
 
-def choose_down_split(rows: int, size: int, hidden: int, form: Form = Form.BF16) -> DownSplit | None:
+def choose_down_split(rows: int, size: int, hidden: int, encoding: Encoding = BF16) -> DownSplit | None:
     """Return the split of the product that leads back to the residual; None if there is none."""
-    warps = _choose_warps(size, (3, 2, 4) if rows == 1 and form not in _GROUPS else (3, 4), form)
-    words = rows * _MOST_CHOICES * 8 * form.count_words(size)
-    stages = _fit_stages(_prefer_stages(rows, form), size * (8 * form.bits // 8 + 2 * rows), 4 * words)
+    warps = _choose_warps(size, (3, 2, 4) if rows == 1 and not encoding.grouped else (3, 4), encoding)
+    words = rows * _MOST_CHOICES * 8 * count_words(encoding, size)
+    stages = _fit_stages(_prefer_stages(rows, encoding), size * (8 * encoding.format.bits // 8 + 2 * rows), 4 * words)
     fits = warps and stages and hidden % 8 == 0 and 8 * rows <= 32 * (warps + 1)
     return DownSplit(warps, 8, stages) if fits else None
 
 
-def _prefer_stages(rows: int, form: Form) -> int:
-    return 6 if rows == 1 or form in _GROUPS else 4
+def _prefer_stages(rows: int, encoding: Encoding) -> int:
+    return 6 if rows == 1 or encoding.grouped else 4
 
 
-def _choose_warps(k: int, preferred: tuple[int, ...], form: Form) -> int:
+def _choose_warps(k: int, preferred: tuple[int, ...], encoding: Encoding) -> int:
     for warps in (*preferred, 4, 8, 6, 5, 3, 7, 2, 1):
-        if k % (form.unit * warps) == 0 and k // warps <= _MOST_K:
+        if k % (unit_of(encoding) * warps) == 0 and k // warps <= _MOST_K:
             return warps
     return 0
 
@@ -148,17 +125,22 @@ def _fit_stages(preferred: int, stage_bytes: int, other_bytes: int = 0) -> int:
     return stages if stages * stage_bytes + other_bytes <= _MOST_BYTES else 0
 
 
-def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int, form: Form = Form.BF16) -> bool:
+def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int, encoding: Encoding = BF16) -> bool:
     """Tell whether the kernels take these sizes."""
     if rows > MAX_ROWS or num_experts % 32 or top_k > min(num_experts, _MOST_CHOICES):
         return False
-    return None not in (choose_gate_split(rows, hidden, size, form), choose_down_split(rows, size, hidden, form))
+    return None not in (
+        choose_gate_split(rows, hidden, size, encoding),
+        choose_down_split(rows, size, hidden, encoding),
+    )
 
 
 def can_add(rows: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
     """Tell whether the kernels take these weights, as gate_experts and down_experts describe them."""
-    form, (num_experts, hidden, size) = find_form(down), down.shape
-    return form is not None and form == find_form(gate_up) and can_add_experts(rows, hidden, size, num_experts, 1, form)
+    encoding, (num_experts, hidden, size) = find_encoding(down), down.shape
+    if encoding is None or encoding not in ENCODINGS or encoding != find_encoding(gate_up):
+        return False
+    return can_add_experts(rows, hidden, size, num_experts, 1, encoding)
 
 
 def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeights, routes: Routes) -> Tensor:
@@ -169,13 +151,13 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeig
     """
     rows, hidden = x.shape
     num_experts, size = gate_up.shape[0], gate_up.shape[1] // 2
-    form, values, words = _split(gate_up)
-    split = choose_gate_split(rows, hidden, size, form)
+    encoding, values, words = _split(gate_up)
+    split = choose_gate_split(rows, hidden, size, encoding)
     assert split is not None and gate_up.shape == (num_experts, 2 * size, hidden)
     assert x.is_contiguous() and x.dtype == torch.bfloat16
     out = x.new_empty(rows * routes.top_k, size)
     sizes = (rows, num_experts, routes.top_k, hidden, size)
-    numbers = (*sizes, split.warps, split.outputs, split.stages, split.blocks, form.value)
+    numbers = (*sizes, split.warps, split.outputs, split.stages, split.blocks, encoding.cpp)
     arguments = args(
         "MoeGateArgs",
         routing=_routing(routes, x),
@@ -195,7 +177,7 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeig
         shared_bytes=_shared_bytes(
             routes,
             split.stages,
-            (8, hidden * form.bits // 8, 8 * form.count_words(hidden)),
+            (8, hidden * encoding.format.bits // 8, 8 * count_words(encoding, hidden)),
             rows * split.warps * (2 * (2 * split.outputs + 1) + 1),
         ),
     )
@@ -211,7 +193,13 @@ def down_experts(x: Tensor, down: ExpertWeights, routes: Routes, residual: Tenso
 
 
 def down_normed_experts(
-    x: Tensor, down: ExpertWeights, routes: Routes, residual: Tensor, next_norm: Tensor, *, planes: Format | None = None
+    x: Tensor,
+    down: ExpertWeights,
+    routes: Routes,
+    residual: Tensor,
+    next_norm: Tensor,
+    *,
+    planes: FormatId | None = None,
 ) -> Normed:
     """Do the same and return the norm of the residual; planes: as planes for such weights."""
     rows, hidden = residual.shape
@@ -229,15 +217,15 @@ def _launch_down(
     residual: Tensor,
     next_norm: Tensor | None = None,
     normed: Normed | None = None,
-    planes: Format | None = None,
+    planes: FormatId | None = None,
 ) -> None:
     rows, hidden = residual.shape
     num_experts, size = down.shape[0], down.shape[2]
-    form, values, words = _split(down)
-    split = choose_down_split(rows, size, hidden, form)
+    encoding, values, words = _split(down)
+    split = choose_down_split(rows, size, hidden, encoding)
     assert split is not None and down.shape == (num_experts, hidden, size) and x.shape == (rows * routes.top_k, size)
     assert x.is_contiguous() and residual.is_contiguous() and residual.dtype == torch.bfloat16
-    numbers = (rows, num_experts, routes.top_k, size, split.warps, split.outputs, split.stages, form.value)
+    numbers = (rows, num_experts, routes.top_k, size, split.warps, split.outputs, split.stages, encoding.cpp)
     arguments = args(
         "MoeDownArgs",
         routing=_routing(routes, x),
@@ -251,7 +239,7 @@ def _launch_down(
         n=hidden,
         planes=order_number(planes),
     )
-    stage_rows = split.outputs + 16 // form.bits * rows  # so many of the ring's rows has one of activations
+    stage_rows = split.outputs + 16 // encoding.format.bits * rows  # so many of the ring's rows has one of activations
     launch(
         compile_kernel(f"blink::moe_down<{', '.join(map(str, numbers))}>"),
         (hidden // split.outputs, 1),
@@ -260,20 +248,18 @@ def _launch_down(
         shared_bytes=_shared_bytes(
             routes,
             split.stages,
-            (stage_rows, size * form.bits // 8, 0),
-            rows * split.warps * (split.outputs + 1) + routes.most_experts() * split.outputs * form.count_words(size),
+            (stage_rows, size * encoding.format.bits // 8, 0),
+            rows * split.warps * (split.outputs + 1)
+            + routes.most_experts() * split.outputs * count_words(encoding, size),
         ),
     )
 
 
-def _split(weight: ExpertWeights) -> tuple[Form, Tensor, Tensor | None]:
-    """Return how weights lie, their values, and their words of scales."""
-    form = find_form(weight)
-    assert form is not None
-    if not isinstance(weight, PackedExperts):
-        return form, *split_experts(weight)
-    assert weight.values.is_contiguous() and weight.groups.is_contiguous()
-    return form, weight.values, weight.groups
+def _split(weight: ExpertWeights) -> tuple[Encoding, Tensor, Tensor | None]:
+    """Return how weights are kept, their values, and their words of scales."""
+    encoding = find_encoding(weight)
+    assert encoding is not None and encoding in ENCODINGS
+    return encoding, *split_experts(weight)
 
 
 def _routing(routes: Routes, x: Tensor) -> bytes:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blink.kernels.experts import ExpertWeights, Fp8Experts
+from blink.formats.experts import ExpertWeights, find_encoding
+from blink.formats.schemes import FP8_ROW
 from blink.kernels.gpu.decode import grouped_gemm
 from blink.kernels.gpu.decode.placement import place
 from blink.kernels.gpu.moe import combine
@@ -37,7 +38,7 @@ def multiply_placed(
     x: [rows, hidden], to be multiplied by the rates if there are any; grouped_gemm.can_multiply() tells whether it can.
     """
     gate_up, down = experts
-    placed, routes = place(logits, x, rates, num_tokens, top_k, planes=isinstance(down, Fp8Experts))
+    placed, routes = place(logits, x, rates, num_tokens, top_k, planes=find_encoding(down) == FP8_ROW)
     inner = grouped_gemm.gate(placed, gate_up, routes)
     found = logits.new_empty(len(routes.weights), down.shape[1])
     grouped_gemm.multiply(inner, down, routes, found)

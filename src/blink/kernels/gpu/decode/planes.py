@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.formats.schemes import FormatId
 from blink.kernels.gpu.decode.gemm_planes import PLANES, new_planes, order_number
-from blink.kernels.quantized import Format
 
 _PLANES = tl.constexpr(PLANES)
 _LARGEST = tl.constexpr(57344.0)  # of e5m2
@@ -17,7 +17,7 @@ _DIVISOR, _SECOND_FACTOR = tl.constexpr(4.0), tl.constexpr(16.0)
 _COLUMNS = 512  # that a program splits
 
 
-def split_rows(x: Tensor, format: Format) -> Tensor:
+def split_rows(x: Tensor, format: FormatId) -> Tensor:
     """Return the planes of activations [rows, columns] for products with weights of a format."""
     rows, columns = x.shape
     planes = new_planes(rows, columns, x.device)

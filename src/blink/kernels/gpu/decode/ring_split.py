@@ -11,15 +11,16 @@ from typing import TypeVar
 
 import torch
 
+from blink.formats.packed import PackedWeight
+from blink.formats.schemes import FormatId
 from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, can_share, parts_bytes, shared_bytes_of
-from blink.kernels.quantized import Format, PackedWeight
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What sets a product apart."""
 
-    format: Format
+    format: FormatId
     grouped: bool
     output: Output
     tokens: int  # rows, rounded up
@@ -64,7 +65,7 @@ class RingSplit(ABC):
         """Return the size of what a block has in shared memory."""
 
     @abstractmethod
-    def kernel_name(self, shape: Shape, *, norm: bool, writes: Format | None = None) -> str:
+    def kernel_name(self, shape: Shape, *, norm: bool, writes: FormatId | None = None) -> str:
         """Return the name of the kernel; writes: the order of planes that it writes."""
 
     def fits(self, shape: Shape, blocks: int) -> bool:
@@ -94,7 +95,7 @@ class Int4Split(RingSplit):
 
     def total_stages(self, shape: Shape) -> int:
         """Return the stages of all of k."""
-        return shape.k // Format.INT4.unit
+        return shape.k // FormatId.INT4.unit
 
 
 Split = TypeVar("Split", bound=RingSplit)

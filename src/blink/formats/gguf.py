@@ -1,43 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in GGUF's formats as a GPU reads them: blocks are taken apart into planes, which kernels/gpu/gguf.py reads.
+"""Weights in GGUF's formats, as files hold them and as a GPU reads them.
 
-Planes hold UNIT columns of one row after the other, all rows of a unit together: what the rows of a tile need at a time
-lies side by side. Every number is kept; scales of 6 bits get a byte each, and numbers of Q8_0 have 128 added.
+For a GPU blocks are taken apart into planes, which kernels/gpu/gguf.py reads. They hold GGUF_UNIT columns of one row
+after the other, all rows of a unit together: what the rows of a tile need at a time lies side by side. Every number is
+kept; scales of 6 bits get a byte each, and numbers of Q8_0 have 128 added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-UNIT = 64  # columns that lie together
+from blink.formats.schemes import GGUF_UNIT, FormatId
+
 BLOCK = 256  # columns that share a word of `tops`
+_WITH_TOPS = (FormatId.Q4_K, FormatId.Q6_K)  # whose blocks have a scale of their groups' scales
 _ROWS_AT_ONCE = 8192  # taken apart at a time, so that loading needs little more memory than the planes
 
 
-class GgufFormat(IntEnum):
-    """Formats that can be taken apart, with ggml's numbers (gguf.GGMLQuantizationType)."""
+@dataclass(frozen=True, slots=True)
+class GgufRows:
+    """Rows of a weight, as a GGUF file holds them."""
 
-    Q4_0 = 2
-    Q4_1 = 3
-    Q8_0 = 8
-    Q4_K = 12
-    Q6_K = 14
-
-    @property
-    def columns(self) -> int:
-        """Columns of a block."""
-        return BLOCK if self.has_tops else 32
-
-    @property
-    def has_tops(self) -> bool:
-        """Whether blocks have a scale of their groups' scales."""
-        return self in (GgufFormat.Q4_K, GgufFormat.Q6_K)
+    format: int  # ggml's number, a gguf.GGMLQuantizationType
+    blocks: Tensor  # uint8 [rows, bytes of a row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +37,16 @@ class GgufPlanes:
     Numbers of 4 bits, and the low ones of 6: a byte holds two that lie half a unit apart, with Q6_K a quarter.
     """
 
-    format: GgufFormat
+    format: FormatId
     codes: Tensor  # uint8 [units, rows, 32, or of Q8_0 64]
     words: Tensor  # int32 [units, rows], of Q4_1 [2 * units, rows]: scales, or scales and offsets, of a unit's groups
     tops: Tensor | None = None  # int32 [blocks, rows]: what these are multiplied by, as float16, the scales' half first
     high: Tensor | None = None  # uint8 [units, rows, 16]: of Q6_K, two more bits for numbers 16, 32 and 48 apart
+
+    @property
+    def has_tops(self) -> bool:
+        """Whether the format has `tops`."""
+        return self.format in _WITH_TOPS
 
     @property
     def num_rows(self) -> int:
@@ -80,7 +75,7 @@ class GgufPlanes:
         return self.codes, self.words, self.tops, self.high
 
 
-def pack_rows(format: GgufFormat, parts: Sequence[Tensor], device: torch.device) -> GgufPlanes:
+def pack_rows(format: FormatId, parts: Sequence[Tensor], device: torch.device) -> GgufPlanes:
     """Take rows of blocks apart on a device; parts: uint8 [rows, bytes of a row], one below the other."""
     num_rows, start = sum(map(len, parts)), 0
     planes: GgufPlanes | None = None
@@ -100,17 +95,17 @@ def _resize(plane: Tensor, num_rows: int) -> Tensor:
 
 def _pack_q4_0(rows: Tensor) -> GgufPlanes:
     blocks = _split(rows, 18)
-    return GgufPlanes(GgufFormat.Q4_0, _transpose(_pair(_nibbles(blocks[..., 2:])), 32), _words(blocks[..., :2]))
+    return GgufPlanes(FormatId.Q4_0, _transpose(_pair(_nibbles(blocks[..., 2:])), 32), _words(blocks[..., :2]))
 
 
 def _pack_q4_1(rows: Tensor) -> GgufPlanes:
     blocks = _split(rows, 20)
-    return GgufPlanes(GgufFormat.Q4_1, _transpose(_pair(_nibbles(blocks[..., 4:])), 32), _words(blocks[..., :4]))
+    return GgufPlanes(FormatId.Q4_1, _transpose(_pair(_nibbles(blocks[..., 4:])), 32), _words(blocks[..., :4]))
 
 
 def _pack_q8_0(rows: Tensor) -> GgufPlanes:
     blocks = _split(rows, 34)
-    return GgufPlanes(GgufFormat.Q8_0, _transpose(blocks[..., 2:] ^ 128, UNIT), _words(blocks[..., :2]))
+    return GgufPlanes(FormatId.Q8_0, _transpose(blocks[..., 2:] ^ 128, GGUF_UNIT), _words(blocks[..., :2]))
 
 
 def _pack_q4_k(rows: Tensor) -> GgufPlanes:
@@ -120,7 +115,7 @@ def _pack_q4_k(rows: Tensor) -> GgufPlanes:
     offsets = torch.cat([middle & 63, high >> 4 | middle >> 6 << 4], -1)
     words = _words(torch.stack([scales, offsets], -1))
     # In the file a byte's halves are numbers of neighbouring groups already.
-    return GgufPlanes(GgufFormat.Q4_K, _transpose(blocks[..., 16:], 32), words, _words(blocks[..., :4]))
+    return GgufPlanes(FormatId.Q4_K, _transpose(blocks[..., 16:], 32), words, _words(blocks[..., :4]))
 
 
 def _pack_q6_k(rows: Tensor) -> GgufPlanes:
@@ -131,16 +126,16 @@ def _pack_q6_k(rows: Tensor) -> GgufPlanes:
     joined = high[..., 0, :] | high[..., 1, :] << 2 | high[..., 2, :] << 4 | high[..., 3, :] << 6
     tops = functional.pad(blocks[..., 208:], (0, 2))
     return GgufPlanes(
-        GgufFormat.Q6_K, _transpose(_pair(low), 32), _words(blocks[..., 192:208]), _words(tops), _transpose(joined, 16)
+        FormatId.Q6_K, _transpose(_pair(low), 32), _words(blocks[..., 192:208]), _words(tops), _transpose(joined, 16)
     )
 
 
 _PACKERS = {
-    GgufFormat.Q4_0: _pack_q4_0,
-    GgufFormat.Q4_1: _pack_q4_1,
-    GgufFormat.Q8_0: _pack_q8_0,
-    GgufFormat.Q4_K: _pack_q4_k,
-    GgufFormat.Q6_K: _pack_q6_k,
+    FormatId.Q4_0: _pack_q4_0,
+    FormatId.Q4_1: _pack_q4_1,
+    FormatId.Q8_0: _pack_q8_0,
+    FormatId.Q4_K: _pack_q4_k,
+    FormatId.Q6_K: _pack_q6_k,
 }
 
 
