@@ -60,9 +60,9 @@ class Stepper:
         publish_region(self.region, name)
         self.block_size = config.block_size
         self.state = HostState(self.region)
-        self.batch = self.state.array("batch", BATCH_HEADER)
-        self.output = self.state.array("output", STEP_OUTPUT)
-        self.state.array("sampled_tokens", "i4")[:] = 7
+        self.batch = self.state.array("whole.header", BATCH_HEADER)
+        self.output = self.state.array("whole.output", STEP_OUTPUT)
+        self.state.array("whole.sampled_tokens", "i4")[:] = 7
         self.pair = QueuePair(ShmLink(self.region, 0))
         self.pair.request_attach()
         while not self.pair.is_attached():

@@ -36,7 +36,7 @@ LEASE_MS, AGE_MS = 500, 60
 _EVENTS = ("num_parked", "num_preemptions", "evicted_blocks", "prefix_hits", "num_rejected", "expired_leases")
 _EVENTS += ("finished_stop", "finished_length", "finished_abort", "finished_error", "automata_loaded", "prefix_resets")
 _BATCH = ("num_rows", "num_tokens", "num_decode_rows", "graph", "step", "segment")
-_LOG = ("step", "row", "sequence", "slot", "num_computed", "scheduled", "last_block", "graph")
+_LOG = ("step", "row", "sequence", "slot", "num_computed", "num_tokens", "last_block", "graph")
 _COUNTS = ("num_running", "num_waiting", "num_free_blocks", "num_evictable", "num_free_slots", "num_repeats")
 _COUNTS += ("owed_ns", "overtake_ns", "flow_floor", "pass", "num_segments")
 _TRACE = ("step", "retired_ns", "launched_ns", "graph", "num_rows", "num_tokens", "num_decode_rows", "num_running")
@@ -168,7 +168,7 @@ class Episode:
         parts = [pack(*(int(header[name]) for name in _BATCH))]
         parts += [pack(*(h.step_array(name, "i4")[:all_tokens] for name in ("input_ids", "positions", "kv_slots")))]
         parts += [pack(slots, h.step_array("context_lens", "i4")[:all_rows])]
-        parts += [pack(h.step_array("query_starts", "i4")[: all_rows + 1], h.step_array("row_sequences", "u4")[:rows])]
+        parts += [pack(h.step_array("query_starts", "i4")[: all_rows + 1], h.rows["sequence"])]
         if not h.is_segment or header["segment"] == 0:
             log, end = h.state.array("log", DECISION_LOG_ENTRY), int(h.scheduler["log_count"])
             entries = log[np.arange(end - rows, end) % len(log)]
@@ -199,8 +199,7 @@ class Episode:
         is_beside = not h.is_segment and int(h.scheduler["num_segments"]) > 0
         self.counts["overtaking"] += is_beside and int(h.scheduler["segmented_best_effort_rows"]) == 0
         self.counts["blocked"] += bool((h.queue_pairs["open"][h.queue_pairs["num_live"] > 0] == 0).any())
-        ends = h.step_array("context_lens", "i4")[:rows]
-        lens = h.sequences["num_tokens"][h.step_array("row_sequences", "u4")[:rows]]
+        ends, lens = h.step_array("context_lens", "i4")[:rows], h.sequences["num_tokens"][h.rows["sequence"]]
         self.counts["chunks"] += int((ends < lens).sum())
 
 
