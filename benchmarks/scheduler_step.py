@@ -52,7 +52,7 @@ class Stepper:
     """A scheduler without a model, its only frontend in the same thread."""
 
     def __init__(self) -> None:
-        config = EngineConfig(max_num_seqs=256, num_queue_pairs=4)
+        config = EngineConfig(max_num_seqs=256, max_num_batched_tokens=2048, num_queue_pairs=4)
         num_blocks = 256 * MAX_MODEL_LEN // config.block_size
         geometry = build_geometry(config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB, num_blocks=num_blocks)
         name = f"step-{os.getpid()}"

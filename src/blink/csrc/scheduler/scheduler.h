@@ -76,13 +76,13 @@ template <class Env>
 BLINK_FN void log_step(Env& env, State& s, const StepBuffers& a) {
   const uint32_t entries = s.geometry.log_entries;
   if (entries == 0) return;
+  const uint32_t step = uint32_t(s.step), graph = a.header->graph;
   for (uint32_t i = env.lane(); i < a.header->num_rows; i += env.lanes()) {
     const Row& row = a.rows[i];
     const Sequence& q = s.sequences[row.sequence];
     const auto last_block = uint32_t(block_table(s, q.slot)[q.num_blocks - 1]);
-    s.log[(s.log_count + i) % entries] =
-        DecisionLogEntry{uint32_t(s.step), i,          row.sequence,   q.slot, q.num_computed, row.kind,
-                         row.num_tokens,   last_block, a.header->graph};
+    s.log[(s.log_count + i) % entries] = {step,           i,          row.sequence, q.slot, q.num_computed, row.kind,
+                                          row.num_tokens, last_block, graph};
   }
   env.sync();
   if (env.lane() == 0) s.log_count += a.header->num_rows;
