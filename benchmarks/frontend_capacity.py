@@ -48,8 +48,8 @@ class InstantEngine:
         self._region = create_region(region, geometry, "instant")
         self._state = HostState(self._region)
         self._step_seconds = step_seconds
-        self._sampled = self._state.array("sampled_tokens", "i4")
-        self._batch = self._state.array("batch", BATCH_HEADER)
+        self._sampled = self._state.array("whole.sampled_tokens", "i4")
+        self._batch = self._state.array("whole.header", BATCH_HEADER)
         publish_region(self._region, region)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

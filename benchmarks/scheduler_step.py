@@ -52,7 +52,7 @@ class Stepper:
     """A scheduler without a model, its only frontend in the same thread."""
 
     def __init__(self) -> None:
-        config = EngineConfig(max_num_seqs=256, num_queue_pairs=4)
+        config = EngineConfig(max_num_seqs=256, max_num_batched_tokens=2048, num_queue_pairs=4)
         num_blocks = 256 * MAX_MODEL_LEN // config.block_size
         geometry = build_geometry(config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB, num_blocks=num_blocks)
         name = f"step-{os.getpid()}"
@@ -60,9 +60,9 @@ class Stepper:
         publish_region(self.region, name)
         self.block_size = config.block_size
         self.state = HostState(self.region)
-        self.batch = self.state.array("batch", BATCH_HEADER)
-        self.output = self.state.array("output", STEP_OUTPUT)
-        self.state.array("sampled_tokens", "i4")[:] = 7
+        self.batch = self.state.array("whole.header", BATCH_HEADER)
+        self.output = self.state.array("whole.output", STEP_OUTPUT)
+        self.state.array("whole.sampled_tokens", "i4")[:] = 7
         self.pair = QueuePair(ShmLink(self.region, 0))
         self.pair.request_attach()
         while not self.pair.is_attached():

@@ -21,6 +21,7 @@ from blink.region.layout import (
     CONSTANTS,
     DECISION_LOG_ENTRY,
     GRAPH_COST,
+    ROW,
     SEQUENCE,
     STEP_OUTPUT,
     CqeKind,
@@ -28,6 +29,7 @@ from blink.region.layout import (
     ErrorCode,
     FinishReason,
     StepResult,
+    Track,
     struct_dtype,
 )
 from blink.region.memory import Region, create_region, publish_region
@@ -86,17 +88,27 @@ class Harness:
         self.num_launches = self.num_retired = 0
 
     @property
+    def track(self) -> Track:
+        """Whose buffers the newest launch has."""
+        return Track(int(self.scheduler["in_flight_track"]))
+
+    @property
     def is_segment(self) -> bool:
         """Whether the newest launch is a segment of a step."""
-        return bool(self.scheduler["in_flight_track"])
+        return self.track == Track.SEGMENTED
 
     def step_array(self, name: str, dtype: np.dtype[Any] | type[Any] | str) -> np.ndarray[Any, Any]:
         """Return an array of the step that was launched last."""
-        return self.state.array("segmented_" * self.is_segment + name, dtype)
+        return self.state.array(self.track.array(name), dtype)
 
     @property
     def batch(self) -> np.ndarray[Any, Any]:
-        return self.step_array("batch", BATCH_HEADER)
+        return self.step_array("header", BATCH_HEADER)
+
+    @property
+    def rows(self) -> np.ndarray[Any, Any]:
+        """The rows of the step that was launched last."""
+        return self.step_array("rows", ROW)[: int(self.batch[0]["num_rows"])]
 
     @property
     def costs(self) -> np.ndarray[Any, Any]:
@@ -199,10 +211,10 @@ class Harness:
         """Score each token by its place and its content; graphs that score nothing leave NaN."""
         tokens, ranks = len(ids), np.arange(CONSTANTS["max_logprobs"])
         is_scoring = self.batch[0]["graph"] >= self.geometry["first_scoring_graph"]
-        self.state.array("prompt_logprobs", "f4")[:tokens] = -positions - ids / 128 if is_scoring else np.nan
-        tops = self.state.array("prompt_top_tokens", "i4").reshape(-1, len(ranks))
+        self.step_array("prompt_logprobs", "f4")[:tokens] = -positions - ids / 128 if is_scoring else np.nan
+        tops = self.step_array("prompt_top_tokens", "i4").reshape(-1, len(ranks))
         tops[:tokens] = (ids[:, None] + ranks) % self.vocab_size
-        self.state.array("prompt_top_logprobs", "f4").reshape(-1, len(ranks))[:tokens] = -ranks
+        self.step_array("prompt_top_logprobs", "f4").reshape(-1, len(ranks))[:tokens] = -ranks
 
     def decision_log(self) -> np.ndarray[Any, Any]:
         """Return every scheduled row since the start."""
@@ -212,10 +224,7 @@ class Harness:
 
     def batch_rows(self) -> list[tuple[int, int]]:
         """Return (sequence index, tokens) of each row of the last batch."""
-        rows = int(self.batch[0]["num_rows"])
-        starts = self.step_array("query_starts", "i4")[: rows + 1]
-        indices = self.step_array("row_sequences", "u4")[:rows]
-        return list(zip(indices.tolist(), np.diff(starts).tolist(), strict=True))
+        return self.rows[["sequence", "num_tokens"]].tolist()
 
     @property
     def engine_state(self) -> EngineState:

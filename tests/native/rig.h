@@ -109,11 +109,11 @@ class Rig {
   // Play the model for what was launched: fill KV cells and sample from what the block tables hold. A step in segments
   // is computed with its last.
   void compute() {
-    const StepArrays a = arrays_of(*state_, track_in_flight(*state_));
+    const StepBuffers& a = buffers_of(*state_, track_in_flight(*state_));
     const bool is_over = track_in_flight(*state_) == Track::kWhole || is_last_segment(*state_);
-    for (uint32_t row = 0; is_over && row < a.batch->num_rows; row++) fill(a, row);
-    for (uint32_t row = 0; is_over && row < a.batch->num_rows; row++) sample(a, row);
-    store_release(a.output->done_step, a.batch->step);
+    for (uint32_t row = 0; is_over && row < a.header->num_rows; row++) fill(a, row);
+    for (uint32_t row = 0; is_over && row < a.header->num_rows; row++) sample(a, row);
+    store_release(a.output->done_step, a.header->step);
   }
 
  private:
@@ -123,12 +123,12 @@ class Rig {
     uint64_t history;
   };
   static uint64_t extend(uint64_t history, int32_t token) { return (history + uint64_t(token) + 1) * 0x100000001b3ull; }
-  const Cell& cell(const StepArrays& a, uint32_t row, uint32_t at) const {
+  const Cell& cell(const StepBuffers& a, uint32_t row, uint32_t at) const {
     const int32_t* table = block_table(*state_, uint32_t(a.row_slots[row]));
     return kv_[uint32_t(table[at / kBlockSize]) * kBlockSize + at % kBlockSize];
   }
 
-  void fill(const StepArrays& a, uint32_t row) {
+  void fill(const StepBuffers& a, uint32_t row) {
     for (int32_t t = a.query_starts[row]; t < a.query_starts[row + 1]; t++) {
       const uint32_t at = uint32_t(a.positions[t]);
       const uint64_t before = at == 0 ? 0 : cell(a, row, at - 1).history;
@@ -136,7 +136,7 @@ class Rig {
     }
   }
 
-  void sample(const StepArrays& a, uint32_t row) {
+  void sample(const StepBuffers& a, uint32_t row) {
     std::vector<int32_t> tokens(size_t(a.context_lens[row]));
     uint64_t history = 0;
     bool sound = true;

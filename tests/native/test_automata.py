@@ -36,7 +36,7 @@ def held(h: Harness) -> list[bytes]:
     """The automata that slots of running sequences name, as the engine holds them."""
     automata = h.state.array("automata", "u1").reshape(-1, CONSTANTS["max_automaton_bytes"])
     params = h.state.array("params", SLOT_PARAMS)
-    slots = h.state.array("row_slots", "i4")[: int(h.batch[0]["num_rows"])]
+    slots = h.step_array("row_slots", "i4")[: int(h.batch[0]["num_rows"])]
     return [automata[int(params[slot]["automaton"]) - 1].tobytes() for slot in slots.tolist()]
 
 
@@ -127,7 +127,7 @@ def test_places_are_forgotten_with_their_sequence() -> None:
         h.state.array("automaton_places", "u4")[:] = 1
         constrained(pair, SOUND[0])
         h.step()
-        slot = int(h.state.array("row_slots", "i4")[0])
+        slot = int(h.step_array("row_slots", "i4")[0])
         places = h.state.array("automaton_places", "u4").reshape(-1, 2, AUTOMATON_PLACE.itemsize // 4)
         assert places[slot, :, 0].tolist() == [0xFFFFFFFF] * 2
 
@@ -140,7 +140,7 @@ def test_a_complete_text_ends_without_a_token() -> None:
             h.step()
         assert h.step(finish=False) == StepResult.LAUNCHED
         row = [index for index, _ in h.batch_rows()].index(ended & 0xFFFFFFFF)
-        h.state.array("sampled_tokens", "i4")[row] = CONSTANTS["text_end"]
+        h.step_array("sampled_tokens", "i4")[row] = CONSTANTS["text_end"]
         h.finish()
         run_until_finished(h, inbox, [pair], [ended, other])
         assert inbox.finish(ended) == FinishReason.STOP and len(inbox.tokens(ended)) == 3

@@ -201,7 +201,7 @@ def test_a_row_without_a_token_ends_its_sequence_alone_with_an_error(when: str) 
             if int(h.sequences[1]["num_generated"]) < delivered:
                 h.finish()
         row = next(row for row, (index, _) in enumerate(h.batch_rows()) if index == 1)
-        h.state.array("sampled_tokens", "i4")[row] = -1
+        h.step_array("sampled_tokens", "i4")[row] = -1
         h.finish()
         run_until_finished(h, inbox, [pair], sequences)
         assert [inbox.finish(s) for s in sequences] == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]

@@ -15,7 +15,7 @@ import pytest
 
 from blink.engine.geometry import build_geometry, graph_sizes
 from blink.errors import OverloadedError
-from blink.region.layout import DECISION_LOG_ENTRY
+from blink.region.layout import DECISION_LOG_ENTRY, RowKind
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from harness import MILLISECOND, Inbox, QueuePair, Step, running, small_config, submission
@@ -93,7 +93,7 @@ def test_the_same_script_gives_the_same_decisions_twice(seed: int) -> None:
 def test_the_decisions_are_the_recorded_ones(seed: int) -> None:
     log, statistics, tokens = decisions(seed, lib.blink_step)
     digest = hashlib.sha256()
-    for field in ("step", "row", "sequence", "slot", "num_computed", "scheduled", "last_block"):
+    for field in ("step", "row", "sequence", "slot", "num_computed", "num_tokens", "last_block"):
         digest.update(log[field].astype("<u4").tobytes())
     digest.update(json.dumps([statistics, sorted(tokens.items())]).encode())
     assert digest.hexdigest() == GOLDEN[seed]
@@ -106,9 +106,9 @@ def test_each_step_takes_the_smallest_graph_that_holds_it() -> None:
     chosen = set[int]()
     for step in np.unique(log["step"]):
         rows = log[log["step"] == step]
-        decodes = bool((rows["scheduled"] == 1).all())
+        decodes = bool((rows["kind"] == RowKind.DECODE).all())
         kind = range(num_decode) if decodes else range(num_decode, len(sizes))
-        fitting = [i for i in kind if sizes[i][0] >= rows["scheduled"].sum() and sizes[i][1] >= len(rows)]
+        fitting = [i for i in kind if sizes[i][0] >= rows["num_tokens"].sum() and sizes[i][1] >= len(rows)]
         assert set(rows["graph"]) == {fitting[0]}
         chosen.add(fitting[0])
     assert len(chosen) > 3, "too few graphs were in play"

@@ -37,7 +37,7 @@ def launched_step(h: Harness) -> int:
 
 def a_token_beyond_the_vocabulary(h: Harness) -> int:
     launched(h)
-    h.state.array("sampled_tokens", "i4")[2] = 97
+    h.step_array("sampled_tokens", "i4")[2] = 97
     h.finish()
     return 2
 
@@ -138,7 +138,7 @@ def test_every_error_is_provoked() -> None:
 def test_a_sampled_token_outside_the_vocabulary_stops_the_engine(token: int) -> None:
     with running(small_config()) as h:
         launched(h)
-        h.state.array("sampled_tokens", "i4")[1] = token
+        h.step_array("sampled_tokens", "i4")[1] = token
         h.finish()
         assert h.step() == StepResult.FAILED
         assert (h.engine_state, h.error_code) == (EngineState.FAILED, ErrorCode.SAMPLED_TOKEN_RANGE)

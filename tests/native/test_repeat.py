@@ -153,7 +153,7 @@ def test_what_is_no_token_does_not_go_on(token: int) -> None:
     with running(small_config()) as h:
         pair, inbox, sequences = start(h)
         decode(h, pair, inbox, 3)
-        h.state.array("sampled_tokens", "i4")[1] = token
+        h.step_array("sampled_tokens", "i4")[1] = token
         before = repeats(h)
         h.step()
         assert repeats(h) == before

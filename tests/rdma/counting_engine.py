@@ -78,9 +78,9 @@ def run(namespace: argparse.Namespace) -> None:
 
 def compute(state: HostState) -> None:
     """Compute one step."""
-    rows = int(state.array("batch", BATCH_HEADER)[0]["num_rows"])
-    starts = state.array("query_starts", "i4")[: rows + 1].tolist()
-    ids, sampled = state.array("input_ids", "i4"), state.array("sampled_tokens", "i4")
+    rows = int(state.array("whole.header", BATCH_HEADER)[0]["num_rows"])
+    starts = state.array("whole.query_starts", "i4")[: rows + 1].tolist()
+    ids, sampled = state.array("whole.input_ids", "i4"), state.array("whole.sampled_tokens", "i4")
     for row, (start, end) in enumerate(itertools.pairwise(starts)):
         sampled[row] = first_token(ids[start:end])
 

@@ -55,9 +55,10 @@ class Engine:
                 continue
             while self.pause and not self._over:
                 time.sleep(0.001)
-            rows = int(self.state.array("batch", BATCH_HEADER)[0]["num_rows"])
-            ends = self.state.array("query_starts", "i4")[1 : rows + 1] - 1
-            self.state.array("sampled_tokens", "i4")[:rows] = (self.state.array("input_ids", "i4")[ends] + 1) % VOCAB
+            rows = int(self.state.array("whole.header", BATCH_HEADER)[0]["num_rows"])
+            ends = self.state.array("whole.query_starts", "i4")[1 : rows + 1] - 1
+            ids, sampled = (self.state.array(f"whole.{name}", "i4") for name in ("input_ids", "sampled_tokens"))
+            sampled[:rows] = (ids[ends] + 1) % VOCAB
             lib.blink_loop_finish(self._loop, self.fail)
 
     def kill(self) -> None:

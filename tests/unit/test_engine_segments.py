@@ -23,7 +23,7 @@ from blink.grammar.compiler import compile_structured
 from blink.kernels.batch import Batch, Header
 from blink.link.queue_pair import QueuePair, Submission
 from blink.link.shm import ShmLink
-from blink.region.layout import CqeKind, StepResult, Turn
+from blink.region.layout import CqeKind, StepResult, Track, Turn
 from blink.region.memory import publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
@@ -58,11 +58,11 @@ class SteppedEngine(CpuEngine):
         broken = lib.blink_check_integrity(self._state.address)
         assert broken is None, broken.decode()
         if result == StepResult.LAUNCHED:
-            track = int(self._state.struct["in_flight_track"])
-            self.suspended += track == 0 and int(self._state.struct["num_segments"]) > 0
+            track = Track(int(self._state.struct["in_flight_track"]))
+            self.suspended += track == Track.WHOLE and int(self._state.struct["num_segments"]) > 0
             assert not self._has_failed(track)
-            prefix = "segmented_" * track
-            self._array(prefix + "output", torch.int64)[0] = self._array(prefix + "batch", torch.int64)[2]
+            output, header = (self._array(track.array(name), torch.int64) for name in ("output", "header"))
+            output[0] = header[2]
         return result
 
     def submit(

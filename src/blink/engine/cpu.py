@@ -14,6 +14,7 @@ from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.state import HostState
 from blink.kernels.batch import Batch, Header
+from blink.region.layout import Track
 from blink.region.native import lib
 
 logger = logging.getLogger("blink.engine")
@@ -63,9 +64,9 @@ class CpuEngine(Engine):
         lib.blink_loop_stop(self._loop)
 
     def _has_failed(self, track: int) -> bool:
-        """Run what the scheduler has launched: a step (track 0) or a segment; return whether the model failed."""
+        """Run what the scheduler has launched, a step or a segment; return whether the model failed."""
         try:
-            if track == 0:
+            if track == Track.WHOLE:
                 is_scoring = int(self._batch.header[Header.GRAPH]) >= int(self._geometry["first_scoring_graph"])
                 self._run_step(*self._size_of(self._batch), scoring=is_scoring)
             else:

@@ -9,7 +9,16 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from blink.region.layout import AUTOMATON_PLACE, BATCH_HEADER, CONSTANTS, SLOT_PARAMS, NativeEnum
+from blink.region.layout import (
+    AUTOMATON_PLACE,
+    BATCH_HEADER,
+    CONSTANTS,
+    SLOT_PARAMS,
+    STEP_BUFFERS,
+    NativeEnum,
+    Track,
+    own_fields,
+)
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
 
 HEADER_WORDS = BATCH_HEADER.itemsize // 4
@@ -118,7 +127,7 @@ _WIDTHS = {
 _OF_TOKENS = ("prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs")
 _OF_SLOTS = {"block_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values"}
 _OF_SLOTS |= {"automaton_places", "allowed_lists"}
-_SHARED = {"automata", "token_starts", "token_text", *_OF_TOKENS}  # no step that is launched in segments scores prompts
+_OF_STEP = {*own_fields(STEP_BUFFERS)}
 _FLOATS = {"bias_values", "sampled_logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"}
 _BYTES = {"automata", "token_text"}
 
@@ -127,16 +136,16 @@ def _dtype(name: str) -> torch.dtype:
     return torch.float32 if name in _FLOATS else torch.uint8 if name in _BYTES else torch.int32
 
 
-def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int, prefix: str = "") -> Batch:
+def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int, track: Track) -> Batch:
     """View the scheduler's arrays as the model's batch; `array` finds one by name, flat, as a type.
 
-    prefix: of the names of a step's own arrays; "segmented_" for those of the step that is launched in segments.
+    track: which of the steps it is.
     """
 
     def view(name: str) -> Tensor:
+        flat = array(track.array(name) if name in _OF_STEP else name, _dtype(name))
         if name in _OF_SLOTS:
-            return array(name, _dtype(name)).view(num_slots, -1)
-        flat = array(("" if name in _SHARED else prefix) + ("batch" if name == "header" else name), _dtype(name))
+            return flat.view(num_slots, -1)
         return flat.view(-1, _WIDTHS[name]) if name in _WIDTHS else flat
 
     return Batch(**{field.name: view(field.name) for field in fields(Batch)})

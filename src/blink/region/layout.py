@@ -69,6 +69,8 @@ AUTOMATON_HEADER = struct_dtype("AutomatonHeader")
 AUTOMATON_PLACE = struct_dtype("AutomatonPlace")
 BATCH_HEADER = struct_dtype("BatchHeader")
 STEP_OUTPUT = struct_dtype("StepOutput")
+STEP_BUFFERS = struct_dtype("StepBuffers")
+ROW = struct_dtype("Row")
 DECISION_LOG_ENTRY = struct_dtype("DecisionLogEntry")
 SEQUENCE = struct_dtype("Sequence")
 STATE = struct_dtype("State")
@@ -215,6 +217,18 @@ class Turn(NativeEnum):
 
 class SequenceStatus(NativeEnum):
     """Where a sequence stands in the scheduler."""
+
+
+class RowKind(NativeEnum):
+    """What a row of a step is."""
+
+
+class Track(NativeEnum):
+    """Which of the state's StepBuffers a launch has."""
+
+    def array(self, name: str) -> str:
+        """Return what the state calls an array of these buffers."""
+        return f"{self.name.lower()}.{name}"
 
 
 def place_name(place: int) -> str:

@@ -76,9 +76,9 @@ class Loop {
   }
 
   void finish(bool failed) {
-    const StepArrays launched = arrays_of(state_, track_in_flight(state_));
+    const StepBuffers& launched = buffers_of(state_, track_in_flight(state_));
     launched.output->failed = failed;
-    store_release(launched.output->done_step, launched.batch->step);
+    store_release(launched.output->done_step, launched.header->step);
     const std::lock_guard lock(mutex_);
     finished_ = true;
     changed_.notify_all();

@@ -15,7 +15,9 @@
 #define FIELD(type, name) type name
 #define FIELD_ARRAY(type, name, count) type name[count]
 #define STATE_ARRAY(type, name, count) type* name
+#define STATE_ARRAYS(type, name) type name
 #else
+#include <string>
 #define FIELDS_OF(S)                             \
   using Self = S;                                \
   static constexpr const char* struct_name = #S; \
@@ -33,6 +35,16 @@
   static void visit_array(blink::FieldIndex<name##_field>, Self& self, const G& g, Visit& visit) { \
     (void)g;                                                                                       \
     visit(#name, self.name, uint64_t(count));                                                      \
+  }
+// A struct of such arrays: theirs are called by its name, a dot and their own.
+#define STATE_ARRAYS(type, name)                                                                   \
+  FIELD(type, name);                                                                               \
+  template <class G, class Visit>                                                                  \
+  static void visit_array(blink::FieldIndex<name##_field>, Self& self, const G& g, Visit& visit) { \
+    auto visit_inner = [&](const char* inner, auto*& pointer, uint64_t count) {                    \
+      visit((std::string(#name ".") + inner).c_str(), pointer, count);                             \
+    };                                                                                             \
+    blink::visit_arrays(self.name, g, visit_inner);                                                \
   }
 #define DESCRIBE_FIELD(name)                                                 \
   static constexpr uint32_t name##_field = __COUNTER__ - first_field;        \
@@ -55,7 +67,7 @@ void visit_fields(Visit& visit) {
   }
 }
 
-// Call visit(name, pointer, count) for every STATE_ARRAY of S, in order.
+// Call visit(name, pointer, count) for every STATE_ARRAY of S and of its STATE_ARRAYS, in order.
 template <class S, class G, class Visit, uint32_t N = 0>
 void visit_arrays(S& self, const G& g, Visit& visit) {
   if constexpr (requires { S::visit_array(FieldIndex<N>{}, self, g, visit); })

@@ -13,7 +13,7 @@
 #include "gpu/args.h"
 #include "gpu/program.h"
 #include "scheduler/failure.h"
-#include "scheduler/state.h"
+#include "scheduler/tracks.h"
 
 namespace blink {
 
@@ -152,7 +152,7 @@ inline const std::string& layout_text() {
     t.section("structs", [&] {
       t.structs<GraphSize, Geometry, Header, Statistics, Control, TraceEntry>();
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, QueuePairLayout>();
-      t.structs<SlotParams, BatchHeader, StepOutput, DecisionLogEntry, GraphCost, Account>();
+      t.structs<SlotParams, Row, BatchHeader, StepOutput, StepBuffers, DecisionLogEntry, GraphCost, Account>();
       t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry>();
       t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs, DeviceProgram>();
       t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PlacementArgs, RoutingArgs>();
@@ -161,7 +161,7 @@ inline const std::string& layout_text() {
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
-      t.enums<StepResult, Turn, SequenceStatus>();
+      t.enums<StepResult, Turn, SequenceStatus, RowKind, Track>();
     });
     t.section("constants", [&] { list_constants(t); });
     t.section("files", [&] {

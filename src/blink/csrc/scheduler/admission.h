@@ -14,11 +14,16 @@ namespace blink {
 // What the sequences chosen so far will take, and how many are left to choose (`pending`).
 struct Tally {
   uint32_t tokens, blocks, pending, context;  // context: tokens of the KV cache that will be read
-  uint32_t decode_rows, best_effort_rows, scored_rows;
+  uint32_t decode_rows, prefill_rows, best_effort_rows, scored_rows;
 };
 BLINK_FN Tally operator+(Tally a, Tally b) {
-  return {a.tokens + b.tokens,          a.blocks + b.blocks,           a.pending + b.pending,
-          a.context + b.context,        a.decode_rows + b.decode_rows, a.best_effort_rows + b.best_effort_rows,
+  return {a.tokens + b.tokens,
+          a.blocks + b.blocks,
+          a.pending + b.pending,
+          a.context + b.context,
+          a.decode_rows + b.decode_rows,
+          a.prefill_rows + b.prefill_rows,
+          a.best_effort_rows + b.best_effort_rows,
           a.scored_rows + b.scored_rows};
 }
 
@@ -32,12 +37,14 @@ BLINK_RARE_FN Tally tally(Env& env, const State& s) {
   Tally t{};
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     const Sequence& q = s.sequences[s.running[i]];
-    t.pending += q.num_tokens - q.num_computed > 1;
-    if (q.scheduled == 0) continue;
-    t.tokens += q.scheduled;
-    t.blocks += missing_blocks(s, q, q.num_computed + q.scheduled);
-    t.context += q.num_computed + q.scheduled;
-    t.decode_rows += q.scheduled == 1;
+    t.pending += !is_decoding(q);
+    if (!takes_part(q)) continue;
+    const uint32_t end = q.num_computed + q.row.num_tokens;
+    t.tokens += q.row.num_tokens;
+    t.blocks += missing_blocks(s, q, end);
+    t.context += end;
+    t.decode_rows += q.row.kind == RowKind::kDecode;
+    t.prefill_rows += q.row.kind == RowKind::kPrefill;
     t.best_effort_rows += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
     t.scored_rows += is_scored(q);
   }
@@ -52,7 +59,7 @@ BLINK_RARE_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks,
   if (!keep_blocks) release_blocks(env, s, q.slot, q.num_blocks);
   env.sync();
   if (env.lane() == 0) {
-    q.scheduled = 0;
+    q.row = Row{};
     q.skipped_pass = s.pass;
     if (q.status == SequenceStatus::kRunning) {
       q.status = SequenceStatus::kWaiting;
@@ -75,7 +82,7 @@ BLINK_RARE_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks,
 BLINK_FN bool is_stalled(const State& s, const Sequence& q) {
   const QueuePairState& pair = s.qps[q.queue_pair];
   const bool waits = q.status == SequenceStatus::kWaiting && cq_room(s, pair) <= completions_per_token(q);
-  return q.scheduled == 0 && (!pair.open || waits);
+  return !takes_part(q) && (!pair.open || waits);
 }
 
 // Whose blocks may be taken besides those of parked and stalled sequences.
@@ -109,12 +116,13 @@ BLINK_RARE_FN bool make_room(Env& env, State& s, Rank rank, Victims victims, uin
   return true;
 }
 
-// Choose every sequence that needs one token, and find blocks for all of them.
+// Choose every sequence that decodes, and find blocks for all of them.
 template <class Env>
 BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     Sequence& q = s.sequences[s.running[i]];
-    q.scheduled = s.qps[q.queue_pair].open && q.num_tokens - q.num_computed == 1 && has_turn(s, q, now);
+    const bool is_chosen = s.qps[q.queue_pair].open && is_decoding(q) && has_turn(s, q, now);
+    set_row(q, is_chosen ? RowKind::kDecode : RowKind::kNone, is_chosen);
   }
   env.sync();
   charge_decoders(env, s);
@@ -130,10 +138,10 @@ BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
 template <class Env>
 BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
-  const uint32_t start = q.num_computed + q.scheduled;
-  const Victims victims = q.scheduled == 0 ? Victims::kRunning : Victims::kParked;
+  const uint32_t start = q.num_computed + q.row.num_tokens;
+  const Victims victims = takes_part(q) ? Victims::kParked : Victims::kRunning;
   const uint32_t left = s.step_tokens - t.tokens;
-  uint32_t chunk = least(q.num_tokens - start, q.scheduled == 0 ? least(left, s.prompt_share) : left);
+  uint32_t chunk = least(q.num_tokens - start, takes_part(q) ? left : least(left, s.prompt_share));
   chunk = least(chunk, scorable_tokens(s, q));
   uint32_t extra = missing_blocks(s, q, start + chunk);
   while (t.blocks + extra > available_blocks(s) && make_room(env, s, rank, victims, now)) t = tally(env, s);
@@ -143,7 +151,7 @@ BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) 
   env.sync();
   if (env.lane() == 0) {
     q.num_blocks += extra;
-    q.scheduled += chunk;
+    set_row(q, kind_of_chunk(q.row.num_tokens + chunk), q.row.num_tokens + chunk);
     flow_of(s, q).computed += chunk;
     if (wants_scores(q)) s.qps[q.queue_pair].cq_need += chunk * q.sqe.sampling.prompt_scores;
     if (chunk == 0) q.skipped_pass = s.pass;
@@ -216,8 +224,8 @@ BLINK_RARE_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
 
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.
 BLINK_RARE_FN bool wants_chunk(const State& s, const Sequence& q, uint64_t now) {
-  return q.status == SequenceStatus::kRunning && q.scheduled == 0 && q.num_tokens - q.num_computed > 1 &&
-         s.qps[q.queue_pair].open && q.skipped_pass != s.pass && has_turn(s, q, now);
+  return q.status == SequenceStatus::kRunning && !takes_part(q) && !is_decoding(q) && s.qps[q.queue_pair].open &&
+         q.skipped_pass != s.pass && has_turn(s, q, now);
 }
 
 // Whether a sequence of either list waits for prompt tokens of the step that is being composed.
@@ -248,8 +256,7 @@ template <class Env>
 BLINK_RARE_FN Tally use_leftovers(Env& env, State& s, Tally t, uint64_t now) {
   while (!s.failed && s.prompt_share != kNone && t.tokens < s.step_tokens) {
     const Rank next = first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
-      const uint32_t rest = q.num_tokens - q.num_computed;
-      return q.scheduled > 0 && q.scheduled < rest && q.skipped_pass != s.pass;
+      return takes_part(q) && q.row.num_samples == 0 && q.skipped_pass != s.pass;
     });
     if (next.sequence == kNone) break;
     extend(env, s, next, t, now);

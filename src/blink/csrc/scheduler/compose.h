@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Write the batch that admission chose: rows of one token first, then chunks of prompts, at addresses that never
-// change. Only called when no launch is in flight; a suspended step has arrays of its own (tracks.h).
+// Write the batch that admission chose: decode rows first, then chunks of prompts. Only called when no launch is in
+// flight; a suspended step has buffers of its own (tracks.h).
 #pragma once
 
 #include "scheduler/admission.h"
@@ -27,32 +27,32 @@ BLINK_RARE_FN void open_queue_pairs(Env& env, State& s) {
   env.sync();
 }
 
-// Write row `row`, whose first token is token `first` of the batch. Runs on: one lane.
-BLINK_FN void write_row(const State& s, const StepArrays& a, uint32_t row, uint32_t first, uint32_t index) {
+// Write row `at`, whose first token is token `first` of the batch. Runs on: one lane.
+BLINK_FN void write_row(const State& s, const StepBuffers& a, uint32_t at, uint32_t first, uint32_t index) {
   const Sequence& q = s.sequences[index];
-  a.row_sequences[row] = index;
-  a.row_slots[row] = int32_t(q.slot);
-  a.query_starts[row] = int32_t(first);
-  a.context_lens[row] = int32_t(q.num_computed + q.scheduled);
+  a.rows[at] = Row{q.row.kind, index, first, q.row.num_tokens, at, q.row.num_samples};
+  a.row_slots[at] = int32_t(q.slot);
+  a.query_starts[at] = int32_t(first);
+  a.context_lens[at] = int32_t(q.num_computed + q.row.num_tokens);
 }
 
-BLINK_FN void write_token(const State& s, const StepArrays& a, uint32_t at, const Sequence& q, uint32_t position) {
+BLINK_FN void write_token(const State& s, const StepBuffers& a, uint32_t at, const Sequence& q, uint32_t position) {
   const uint32_t size = s.geometry.block_size;
   a.input_ids[at] = s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + position];
   a.positions[at] = int32_t(position);
   a.kv_slots[at] = block_table(s, q.slot)[position / size] * int32_t(size) + int32_t(position % size);
 }
 
-// Write the rows of one token, each with the block that it may need. Returns their number.
+// Write the decode rows, each with the block that it may need. Returns their number.
 template <class Env>
-BLINK_RARE_FN uint32_t write_decode_rows(Env& env, State& s, const StepArrays& a, uint32_t needed_blocks) {
+BLINK_RARE_FN uint32_t write_decode_rows(Env& env, State& s, const StepBuffers& a, uint32_t needed_blocks) {
   if (s.num_free_blocks < needed_blocks) evict(env, s, needed_blocks - s.num_free_blocks);
   uint32_t rows = 0, taken = 0;
   for (uint32_t tile = 0; tile < s.num_running; tile += env.lanes()) {
     const uint32_t i = tile + env.lane();
     const uint32_t index = i < s.num_running ? s.running[i] : 0;
     Sequence& q = s.sequences[index];
-    const bool active = i < s.num_running && q.scheduled == 1;
+    const bool active = i < s.num_running && q.row.kind == RowKind::kDecode;
     const bool grows = active && missing_blocks(s, q, q.num_computed + 1) > 0;
     uint32_t num_active = 0, num_grown = 0;
     const uint32_t row = rows + env.scan(active, num_active);
@@ -77,25 +77,25 @@ BLINK_RARE_FN uint32_t write_decode_rows(Env& env, State& s, const StepArrays& a
   return rows;
 }
 
-// Write the chunks of prompts behind the rows of one token; the batch grows by them.
+// Write the chunks of prompts behind the decode rows; the batch grows by them.
 template <class Env>
-BLINK_RARE_FN void write_prompt_rows(Env& env, State& s, const StepArrays& a, BatchHeader& batch) {
-  const uint32_t chunks =
-      compact(env, s.running, s.num_running, s.scratch, [&](uint32_t i) { return s.sequences[i].scheduled > 1; });
+BLINK_RARE_FN void write_prefill_rows(Env& env, State& s, const StepBuffers& a, BatchHeader& batch) {
+  const uint32_t chunks = compact(env, s.running, s.num_running, s.scratch,
+                                  [&](uint32_t i) { return s.sequences[i].row.kind == RowKind::kPrefill; });
   for (uint32_t n = 0; n < chunks; n++) {
     const uint32_t index = s.scratch[n], first = batch.num_tokens;
     const Sequence& q = s.sequences[index];
     if (env.lane() == 0) write_row(s, a, batch.num_rows, first, index);
-    for (uint32_t i = env.lane(); i < q.scheduled; i += env.lanes())
+    for (uint32_t i = env.lane(); i < q.row.num_tokens; i += env.lanes())
       write_token(s, a, first + i, q, q.num_computed + i);
     batch.num_rows++;
-    batch.num_tokens += q.scheduled;
+    batch.num_tokens += q.row.num_tokens;
   }
 }
 
 // Make the rest of the bucket harmless: tokens that write no KV, rows without context.
 template <class Env>
-BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepArrays& a, const BatchHeader& b) {
+BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepBuffers& a, const BatchHeader& b) {
   const auto [tokens, rows] = s.geometry.graphs[b.graph];
   for (uint32_t i = b.num_tokens + env.lane(); i < tokens; i += env.lanes()) {
     a.input_ids[i] = 0;
@@ -112,11 +112,10 @@ BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepArrays& a, 
 
 // The smallest graph that holds a step.
 BLINK_FN uint32_t choose_graph(const Geometry& g, const Tally& total) {
-  const bool decodes = total.tokens == total.decode_rows;
   return graph_for(g, total.tokens,
-                   total.scored_rows > 0 ? GraphKind::kScoring
-                   : decodes             ? GraphKind::kDecoding
-                                         : GraphKind::kMixed);
+                   total.scored_rows > 0    ? GraphKind::kScoring
+                   : total.prefill_rows > 0 ? GraphKind::kMixed
+                                            : GraphKind::kDecoding);
 }
 
 // Whether a prompt may overtake a step: one that decodes, while a prompt is awaited and its time has been saved up.
@@ -125,8 +124,8 @@ BLINK_FN bool may_be_overtaken(const State& s, uint32_t graph, const Tally& tota
          overtake_price(predict_ns(s, graph, total.context), total.decode_rows) <= s.overtake_ns;
 }
 
-// Whether a step is launched in segments: one that others may pass, whose graph is long enough to be cut. Steps that
-// score are not, for their results have one place alone.
+// Whether a step is launched in segments: one that others may pass, whose graph is long enough to be cut. No graph that
+// scores is.
 BLINK_FN bool takes_segments(const State& s, uint32_t graph, const Tally& total) {
   const bool may_be_passed = total.best_effort_rows > 0 || may_be_overtaken(s, graph, total);
   return may_be_passed && !is_scoring(s.geometry, graph) && s.costs[graph].num_segments > 1 && !is_segmented(s);
@@ -136,9 +135,9 @@ BLINK_FN bool takes_segments(const State& s, uint32_t graph, const Tally& total)
 template <class Env>
 BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
   for (uint32_t row = env.lane(); row < batch.num_rows; row += env.lanes()) {
-    Sequence& q = s.sequences[s.segmented_row_sequences[row]];
-    q.suspended = q.scheduled;
-    q.scheduled = 0;
+    Sequence& q = s.sequences[s.segmented.rows[row].sequence];
+    q.suspended = q.row.num_tokens;
+    q.row = Row{};
   }
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) {
     s.qps[qp].cq_held = s.qps[qp].cq_need;
@@ -160,7 +159,7 @@ BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
 BLINK_FN void open_account(State& s, uint32_t graph, const Tally& total, bool segmented) {
   Account& a = s.account;
   if (is_overtaken(s)) {  // its rows would have taken part
-    const uint64_t price = overtake_price(s.segmented_cost_ns, s.segmented_batch->num_rows);
+    const uint64_t price = overtake_price(s.segmented_cost_ns, s.segmented.header->num_rows);
     s.overtake_ns -= least(s.overtake_ns, price);
   }
   a.kv_tokens = total.context;
@@ -189,15 +188,16 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, Turn turn, uint64_t now) {
   env.sync();
   const uint32_t graph = choose_graph(s.geometry, total);
   const bool segmented = takes_segments(s, graph, total);
-  const StepArrays a = arrays_of(s, segmented ? Track::kSegmented : Track::kWhole);
+  const Track track = segmented ? Track::kSegmented : Track::kWhole;
+  const StepBuffers& a = buffers_of(s, track);
   const uint32_t decode_rows = write_decode_rows(env, s, a, total.blocks);
   BatchHeader batch{decode_rows, decode_rows, decode_rows, graph, s.step, 0, 0};
-  if (total.tokens > decode_rows) write_prompt_rows(env, s, a, batch);
+  if (total.prefill_rows > 0) write_prefill_rows(env, s, a, batch);
   write_padding(env, s, a, batch);
   env.sync();
   if (env.lane() == 0) {
-    *a.batch = batch;
-    s.in_flight_track = uint32_t(segmented ? Track::kSegmented : Track::kWhole);
+    *a.header = batch;
+    s.in_flight_track = uint32_t(track);
     open_account(s, graph, total, segmented);
   }
   env.sync();

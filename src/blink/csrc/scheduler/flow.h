@@ -18,14 +18,14 @@ BLINK_FN void join_flow(State& s, const Sequence& q) {
   s.num_flows++;
 }
 
-// Charge the sequences that take one token in this step; prompts are charged as they are chosen.
+// Charge the sequences that decode in this step; prompts are charged as they are chosen.
 template <class Env>
 BLINK_RARE_FN void charge_decoders(Env& env, State& s) {
   for (uint32_t tile = 0; tile < s.num_running; tile += env.lanes()) {
     const uint32_t i = tile + env.lane();
     const Sequence& q = s.sequences[s.running[i < s.num_running ? i : 0]];
     Flow& flow = flow_of(s, q);
-    const bool first = i < s.num_running && q.scheduled == 1 && env.fetch_add(flow.pending, 1) == 0;
+    const bool first = i < s.num_running && q.row.kind == RowKind::kDecode && env.fetch_add(flow.pending, 1) == 0;
     env.sync();
     if (first) {
       flow.computed += flow.pending;
@@ -41,7 +41,7 @@ BLINK_RARE_FN void raise_floor(Env& env, State& s) {
   uint64_t served = ~0ull;
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     const Sequence& q = s.sequences[s.running[i]];
-    if (q.scheduled > 0) served = least(served, flow_of(s, q).computed);
+    if (takes_part(q)) served = least(served, flow_of(s, q).computed);
   }
   served = env.least(served);
   if (served != ~0ull && env.lane() == 0) s.flow_floor = most(s.flow_floor, served);

@@ -16,7 +16,7 @@ class IntegrityCheck {
     const char* broken = nullptr;
     for (auto check : {&IntegrityCheck::lists, &IntegrityCheck::slots, &IntegrityCheck::tables, &IntegrityCheck::blocks,
                        &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs, &IntegrityCheck::automata,
-                       &IntegrityCheck::suspended})
+                       &IntegrityCheck::rows, &IntegrityCheck::suspended})
       if (!broken) broken = (this->*check)();
     return broken;
   }
@@ -164,19 +164,35 @@ class IntegrityCheck {
     return cancels == s_.num_cancels ? nullptr : "the cancellations are miscounted";
   }
 
+  // The rows of the launch in flight are of the kind that their place and their tokens say, and sample where they end.
+  const char* rows() {
+    const StepBuffers& a = buffers_of(s_, track_in_flight(s_));
+    for (uint32_t i = 0; s_.in_flight && i < a.header->num_rows; i++) {
+      const Row& row = a.rows[i];
+      const Sequence& q = s_.sequences[row.sequence];
+      if ((row.kind == RowKind::kDecode) != (i < a.header->num_decode_rows)) return "a row stands among another kind";
+      if (row.kind != kind_of_chunk(row.num_tokens)) return "a row is not of its kind's size";
+      if (int32_t(row.first_token) != a.query_starts[i] || row.num_tokens + row.first_token != token_end(a, i))
+        return "a row and the batch disagree on its tokens";
+      if (row.num_samples != (q.num_computed + row.num_tokens == q.num_tokens)) return "a row samples elsewhere";
+    }
+    return nullptr;
+  }
+  static uint32_t token_end(const StepBuffers& a, uint32_t row) { return uint32_t(a.query_starts[row + 1]); }
+
   // The rows of the step that is launched in segments are its sequences, each with its slot, its blocks and its row.
   const char* suspended() {
     std::vector<bool> has_row(num_sequences());
-    const StepArrays a = arrays_of(s_, Track::kSegmented);
+    const StepBuffers& a = s_.segmented;
     if (is_segmented(s_) && s_.segment >= s_.num_segments) return "a suspended step has no segment left";
-    for (uint32_t row = 0; is_segmented(s_) && row < a.batch->num_rows; row++) {
-      const Sequence& q = s_.sequences[a.row_sequences[row]];
-      const auto tokens = uint32_t(a.query_starts[row + 1] - a.query_starts[row]);
+    for (uint32_t row = 0; is_segmented(s_) && row < a.header->num_rows; row++) {
+      const Sequence& q = s_.sequences[a.rows[row].sequence];
+      const uint32_t tokens = a.rows[row].num_tokens;
       if (q.status == SequenceStatus::kFree || int32_t(q.slot) != a.row_slots[row])
         return "a suspended row has lost its sequence";
       if (q.suspended != tokens || q.num_computed + tokens != uint32_t(a.context_lens[row]))
         return "a sequence moved on under its suspended row";
-      has_row[a.row_sequences[row]] = true;
+      has_row[a.rows[row].sequence] = true;
     }
     uint32_t best_effort = 0;
     for (uint32_t i = 0; i < num_sequences(); i++) {
@@ -184,7 +200,7 @@ class IntegrityCheck {
       if (q.status == SequenceStatus::kFree) continue;
       best_effort += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
       if ((q.suspended > 0) != has_row[i]) return "a sequence is suspended without a row";
-      if (q.suspended > 0 && q.scheduled > 0) return "a sequence is in two steps";
+      if (q.suspended > 0 && takes_part(q)) return "a sequence is in two steps";
     }
     for (uint32_t qp = 0; qp < s_.geometry.num_queue_pairs; qp++)
       if (!is_segmented(s_) && s_.qps[qp].cq_held > 0) return "completions are held for no step";

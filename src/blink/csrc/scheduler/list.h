@@ -6,13 +6,13 @@
 
 namespace blink {
 
-// Keep the entries of `list` that `keep` admits, in order, and return how many those are.
-template <class Env, class Keep>
-BLINK_FN uint32_t compact(Env& env, uint32_t* from, uint32_t count, uint32_t* to, Keep keep) {
+// Write those of value_at(0 .. count - 1) to `to` that `keep` admits, in order, and return how many those are.
+template <class Env, class At, class Keep>
+BLINK_FN uint32_t select(Env& env, uint32_t count, At value_at, uint32_t* to, Keep keep) {
   uint32_t kept = 0;
   for (uint32_t tile = 0; tile < count; tile += env.lanes()) {
     const uint32_t i = tile + env.lane();
-    const uint32_t value = i < count ? from[i] : kNone;
+    const uint32_t value = i < count ? value_at(i) : kNone;
     const bool stays = i < count && keep(value);
     uint32_t total = 0;
     const uint32_t rank = env.scan(stays, total);  // synchronises: the tile is read before it is overwritten
@@ -21,6 +21,12 @@ BLINK_FN uint32_t compact(Env& env, uint32_t* from, uint32_t count, uint32_t* to
   }
   env.sync();
   return kept;
+}
+
+// The same of a list's entries, which may be written over.
+template <class Env, class Keep>
+BLINK_FN uint32_t compact(Env& env, const uint32_t* from, uint32_t count, uint32_t* to, Keep keep) {
+  return select(env, count, [=](uint32_t i) { return from[i]; }, to, keep);
 }
 
 template <class Env>

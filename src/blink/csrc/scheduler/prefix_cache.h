@@ -120,10 +120,11 @@ BLINK_FN void hash_up_to(State& s, Sequence& q, uint32_t end) {
 
 // Register the blocks that the launch in flight fills, the last of its step. Nobody looks them up before it is over.
 template <class Env>
-BLINK_RARE_FN void register_blocks(Env& env, State& s, const StepArrays& a) {
+BLINK_RARE_FN void register_blocks(Env& env, State& s, const StepBuffers& a) {
   if (!s.geometry.prefix_caching) return;
   const uint32_t size = s.geometry.block_size;
-  const uint32_t rows = compact(env, a.row_sequences, a.batch->num_rows, s.scratch, [&](uint32_t i) {
+  const auto sequence_at = [&](uint32_t row) { return a.rows[row].sequence; };
+  const uint32_t rows = select(env, a.header->num_rows, sequence_at, s.scratch, [&](uint32_t i) {
     const Sequence& q = s.sequences[i];
     const bool fills = computed_tokens(q) / size > q.num_registered;  // most steps of an answer do not
     return fills && full_blocks(s, q) > q.num_registered;

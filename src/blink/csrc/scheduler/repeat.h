@@ -13,16 +13,17 @@ namespace blink {
 template <class Env>
 BLINK_FN void prepare_repeat(Env& env, State& s) {
   const Geometry& g = s.geometry;
-  const uint32_t rows = s.batch->num_rows;
+  const uint32_t rows = s.whole.header->num_rows;
   const bool is_alone = track_in_flight(s) == Track::kWhole && !is_segmented(s);
-  const bool has_prompts = rows != s.batch->num_tokens;
+  const bool has_prompts = rows != s.whole.header->num_decode_rows;
   uint32_t stuck = !is_alone || rows != s.num_running || has_prompts, taken = 0;
   for (uint32_t tile = 0; tile < rows && !stuck; tile += env.lanes()) {
     const uint32_t row = tile + env.lane();
-    const Sequence& q = s.sequences[s.row_sequences[row < rows ? row : 0]];
+    const Row& before = s.whole.rows[row < rows ? row : 0];
+    const Sequence& q = s.sequences[before.sequence];
     const uint32_t position = q.num_computed + 1;  // of the token that is being sampled
     const bool grows = row < rows && missing_blocks(s, q, position + 1) > 0;
-    const bool samples = position == q.num_tokens && completions_per_token(q) == 1;
+    const bool samples = before.num_samples == 1 && completions_per_token(q) == 1;
     const bool is_last = q.num_generated + 1 >= q.sqe.max_tokens || position + 1 >= g.max_model_len;
     uint32_t num_grown = 0, num_stuck = 0;
     const uint32_t rank = taken + env.scan(grows, num_grown);
@@ -53,8 +54,8 @@ BLINK_FN void prepare_repeat(Env& env, State& s) {
 // Whether the row's sampled token lets it go on; keeps what was sampled.
 BLINK_FN bool goes_on(State& s, uint32_t row) {
   NextRow& next = s.next_rows[row];
-  const int32_t token = s.sampled_tokens[row];
-  const float logprob = s.sampled_logprobs[row];  // on its way beside the token
+  const int32_t token = s.whole.sampled_tokens[row];
+  const float logprob = s.whole.sampled_logprobs[row];  // on its way beside the token
   bool ends = token < 0 || uint32_t(token) >= s.geometry.vocab_size;
   for (const int32_t stop : next.stops) ends |= token == stop;
   for (uint32_t i = kNearStopTokens; i < next.num_stops; i++) ends |= s.stop_tokens[next.stops_at + i] == token;
@@ -73,10 +74,10 @@ BLINK_FN void write_next_row(State& s, uint32_t row) {
   const NextRow next = s.next_rows[row];
   if (next.block != kNone) s.block_tables[next.table_place] = int32_t(next.block);
   s.tokens[next.token_place] = next.token;
-  s.input_ids[row] = next.token;
-  s.positions[row] = next.position;
-  s.kv_slots[row] = next.kv_slot;
-  s.context_lens[row] = next.position + 1;
+  s.whole.input_ids[row] = next.token;
+  s.whole.positions[row] = next.position;
+  s.whole.kv_slots[row] = next.kv_slot;
+  s.whole.context_lens[row] = next.position + 1;
 }
 
 // Write the next batch from the step that has ended, which is not retired; false if compose() has to decide. The blocks
@@ -94,7 +95,7 @@ BLINK_FN bool repeat(Env& env, State& s) {
   if (env.lane() == 0) {
     s.pass++;
     s.step_admitted = s.step_preempted = 0;
-    s.batch->step = ++s.step;
+    s.whole.header->step = ++s.step;
   }
   env.sync();
   return true;
@@ -116,7 +117,7 @@ BLINK_FN void settle(Env& env, State& s, uint64_t now) {
   const uint32_t rows = s.num_running;
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
     const NextRow& next = s.next_rows[row];
-    Sequence& q = s.sequences[s.row_sequences[row]];
+    Sequence& q = s.sequences[s.whole.rows[row].sequence];
     if (next.block != kNone) {
       s.ref_counts[next.block] = 1;
       q.num_blocks++;

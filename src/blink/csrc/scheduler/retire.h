@@ -26,17 +26,17 @@ BLINK_FN void post_token(State& s, uint32_t at, const Sequence& q, int32_t token
   post_at(s, q.queue_pair, at, entry, CqeKind::kToken, q.finish, 0);
 }
 
-// Post a row's completions: the top logprobs, then the token. Runs on: one lane.
+// Post a sample's completions: the top logprobs, then the token. Runs on: one lane.
 template <class Env>
-BLINK_FN void deliver(Env& env, State& s, const StepArrays& a, uint32_t row, const Sequence& q, uint64_t now) {
+BLINK_FN void deliver(Env& env, State& s, const StepBuffers& a, uint32_t sample, const Sequence& q, uint64_t now) {
   const uint32_t extra = completions_per_token(q) - 1;
   uint32_t at = env.fetch_add(s.qps[q.queue_pair].cq_tail, extra + 1);
   for (uint32_t rank = 0; rank < extra; rank++) {
-    const uint32_t top = row * kMaxLogprobs + rank;
+    const uint32_t top = sample * kMaxLogprobs + rank;
     const Cqe entry{q.sqe.sequence, now, a.top_tokens[top], a.top_logprobs[top], q.num_generated - 1, 0};
     post_at(s, q.queue_pair, at++, entry, CqeKind::kTopLogprob, FinishReason::kNone, rank);
   }
-  post_token(s, at, q, a.sampled_tokens[row], a.sampled_logprobs[row], now);
+  post_token(s, at, q, a.sampled_tokens[sample], a.sampled_logprobs[sample], now);
 }
 
 // End a sequence without a token: its row gave nothing to sample from, or its text is complete. Those of the same step
@@ -48,24 +48,31 @@ BLINK_FN void end_without_token(Env& env, State& s, Sequence& q, FinishReason re
   post_at(s, q.queue_pair, env.fetch_add(s.qps[q.queue_pair].cq_tail, 1), entry, CqeKind::kFinished, q.finish, 0);
 }
 
-// Take over what one row computed. Runs on: one lane.
+// Take over one sample of a row: a token, or the text's end. Runs on: one lane.
 template <class Env>
-BLINK_FN void retire_row(Env& env, State& s, const StepArrays& a, uint32_t row, uint64_t now) {
-  Sequence& q = s.sequences[a.row_sequences[row]];
-  q.num_computed = computed_tokens(q);
-  q.scheduled = q.suspended = 0;
-  if (q.num_computed != q.num_tokens) return;  // a chunk of a prompt: nothing was sampled
-  if (q.cancelled || s.qps[q.queue_pair].closing) return;
-  const int32_t token = a.sampled_tokens[row];
+BLINK_FN void take_sample(Env& env, State& s, const StepBuffers& a, uint32_t sample, Sequence& q, uint64_t now) {
+  const int32_t token = a.sampled_tokens[sample];
   if (token == kNoToken) return end_without_token(env, s, q, FinishReason::kError, now);
   if (token == kTextEnd && q.automaton != kNone) return end_without_token(env, s, q, FinishReason::kStop, now);
   if (token < 0 || uint32_t(token) >= s.geometry.vocab_size)
-    return fail(s, ErrorCode::kSampledTokenRange, BLINK_HERE, row);
+    return fail(s, ErrorCode::kSampledTokenRange, BLINK_HERE, sample);
   s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + q.num_tokens] = token;
   q.num_tokens++;
   q.num_generated++;
   q.finish = finish_of(s, q, token);
-  deliver(env, s, a, row, q, now);
+  deliver(env, s, a, sample, q, now);
+}
+
+// Take over what one row computed and sampled. Runs on: one lane.
+template <class Env>
+BLINK_FN void retire_row(Env& env, State& s, const StepBuffers& a, const Row& row, Sequence& q, uint64_t now) {
+  q.num_computed += row.num_tokens;
+  q.row = Row{};
+  q.suspended = 0;
+  if (q.cancelled || s.qps[q.queue_pair].closing) return;
+  const uint32_t accepted = accept(row);
+  for (uint32_t i = 0; i < accepted && q.finish == FinishReason::kNone; i++)
+    take_sample(env, s, a, row.first_sample + i, q, now);
 }
 
 // Tokens that a step sampled, and sequences that ended with it.
@@ -78,14 +85,15 @@ BLINK_FN Harvest operator+(Harvest a, Harvest b) {
 
 template <class Env>
 BLINK_RARE_FN void retire(Env& env, State& s, Track track, uint64_t now) {
-  const StepArrays a = arrays_of(s, track);
-  const uint32_t rows = a.batch->num_rows;
-  if (is_scoring(s.geometry, a.batch->graph)) deliver_scores(env, s, a, now);
+  const StepBuffers& a = buffers_of(s, track);
+  const uint32_t rows = a.header->num_rows;
+  if (is_scoring(s.geometry, a.header->graph)) deliver_scores(env, s, a, now);
   Harvest harvest{0, 0, 0, 0};
-  for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
-    const Sequence& q = s.sequences[a.row_sequences[row]];
+  for (uint32_t i = env.lane(); i < rows; i += env.lanes()) {
+    const Row row = a.rows[i];
+    Sequence& q = s.sequences[row.sequence];
     const uint32_t before = q.num_generated;
-    retire_row(env, s, a, row, now);
+    retire_row(env, s, a, row, q, now);
     harvest.sampled += q.num_generated - before;
     harvest.stopped += q.finish == FinishReason::kStop;
     harvest.filled += q.finish == FinishReason::kLength;
@@ -111,7 +119,7 @@ template <class Env>
 BLINK_FN void close_segments(Env& env, State& s, uint64_t now) {
   retire(env, s, Track::kSegmented, now);
   if (env.lane() == 0) {
-    const uint32_t graph = s.segmented_batch->graph;
+    const uint32_t graph = s.segmented.header->graph;
     if (has_costs(s)) learn(s, graph, s.segmented_cost_ns, s.segmented_ns);
     if (s.segmented_turn != Turn::kBestEffort) s.urgent_ns = now;
     s.num_segments = 0;

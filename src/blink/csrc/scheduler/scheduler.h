@@ -73,18 +73,19 @@ BLINK_FN void trace_launch(State& s, const BatchHeader& b, uint64_t launched_ns,
 
 // Note what was decided for each row, for tests.
 template <class Env>
-BLINK_FN void log_step(Env& env, State& s, const StepArrays& a) {
+BLINK_FN void log_step(Env& env, State& s, const StepBuffers& a) {
   const uint32_t entries = s.geometry.log_entries;
   if (entries == 0) return;
-  for (uint32_t row = env.lane(); row < a.batch->num_rows; row += env.lanes()) {
-    const uint32_t index = a.row_sequences[row];
-    const Sequence& q = s.sequences[index];
+  const uint32_t step = uint32_t(s.step), graph = a.header->graph;
+  for (uint32_t i = env.lane(); i < a.header->num_rows; i += env.lanes()) {
+    const Row& row = a.rows[i];
+    const Sequence& q = s.sequences[row.sequence];
     const auto last_block = uint32_t(block_table(s, q.slot)[q.num_blocks - 1]);
-    s.log[(s.log_count + row) % entries] = DecisionLogEntry{
-        uint32_t(s.step), row, index, q.slot, q.num_computed, q.scheduled + q.suspended, last_block, a.batch->graph};
+    s.log[(s.log_count + i) % entries] = {step,           i,          row.sequence, q.slot, q.num_computed, row.kind,
+                                          row.num_tokens, last_block, graph};
   }
   env.sync();
-  if (env.lane() == 0) s.log_count += a.batch->num_rows;
+  if (env.lane() == 0) s.log_count += a.header->num_rows;
 }
 
 // Count the sequences of a list whose requests are best-effort.
@@ -126,15 +127,15 @@ BLINK_RARE_FN void publish_statistics(Env& env, State& s) {
 template <class Env>
 BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_before) {
   const Track track = track_in_flight(s);
-  const StepArrays a = arrays_of(s, track);
+  const StepBuffers& a = buffers_of(s, track);
   const bool is_segment = track == Track::kSegmented, is_first = !is_segment || s.segment == 0;
   if (is_first) log_step(env, s, a);
   if (!is_segment || is_last_segment(s)) register_blocks(env, s, a);
   if (s.reset_asked) reset_prefix_cache(env, s);
   if (s.num_free_blocks < s.geometry.max_num_seqs) evict(env, s, s.geometry.max_num_seqs - s.num_free_blocks);
   if (env.lane() == 0) {
-    if (is_first) count_step(s, *a.batch);
-    trace_launch(s, *a.batch, launched_ns, idle_before);
+    if (is_first) count_step(s, *a.header);
+    trace_launch(s, *a.header, launched_ns, idle_before);
   }
   env.sync();
   publish_statistics(env, s);
@@ -147,7 +148,7 @@ BLINK_RARE_FN void resume(Env& env, State& s) {
   env.sync();
   if (env.lane() == 0) {
     settle_account(s);
-    BatchHeader& batch = *s.segmented_batch;
+    BatchHeader& batch = *s.segmented.header;
     batch.step = ++s.step;
     batch.segment = s.segment;
     s.in_flight_track = uint32_t(Track::kSegmented);

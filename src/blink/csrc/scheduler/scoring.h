@@ -27,7 +27,7 @@ struct ScoreSpan {
 BLINK_FN ScoreSpan score_span(const Sequence& q) {
   if (!wants_scores(q)) return {0, 0};
   const uint32_t first = q.num_scored > q.num_computed ? q.num_scored : q.num_computed;
-  const uint32_t computed = q.num_computed + q.scheduled, last = q.sqe.num_prompt_tokens - 1;
+  const uint32_t computed = q.num_computed + q.row.num_tokens, last = q.sqe.num_prompt_tokens - 1;
   return {first, computed < last ? computed : last};
 }
 
@@ -39,7 +39,8 @@ BLINK_FN bool is_scored(const Sequence& q) {
 
 // Post what one row scored; `from` is the place in the batch of its first position. Runs on: all lanes.
 template <class Env>
-BLINK_FN void deliver_row(Env& env, State& s, Sequence& q, ScoreSpan span, uint32_t from, uint64_t now) {
+BLINK_FN void deliver_row(Env& env, State& s, const StepBuffers& a, Sequence& q, ScoreSpan span, uint32_t from,
+                          uint64_t now) {
   const uint32_t each = q.sqe.sampling.prompt_scores, start = s.qps[q.queue_pair].cq_tail;
   const int32_t* prompt = s.tokens + uint64_t(q.slot) * s.geometry.max_model_len;
   env.sync();
@@ -47,8 +48,8 @@ BLINK_FN void deliver_row(Env& env, State& s, Sequence& q, ScoreSpan span, uint3
     const uint32_t at = from + i / each, rank = i % each, position = span.first + i / each + 1;
     const uint32_t top = at * kMaxLogprobs + rank;
     const bool is_top = rank + 1 < each;
-    const int32_t token = is_top ? s.prompt_top_tokens[top] : prompt[position];
-    const float logprob = is_top ? s.prompt_top_logprobs[top] : s.prompt_logprobs[at];
+    const int32_t token = is_top ? a.prompt_top_tokens[top] : prompt[position];
+    const float logprob = is_top ? a.prompt_top_logprobs[top] : a.prompt_logprobs[at];
     post_at(s, q.queue_pair, start + i, Cqe{q.sqe.sequence, now, token, logprob, position, 0},
             is_top ? CqeKind::kTopLogprob : CqeKind::kPromptLogprob, FinishReason::kNone, rank);
   }
@@ -63,13 +64,14 @@ BLINK_FN void deliver_row(Env& env, State& s, Sequence& q, ScoreSpan span, uint3
 // Post the logprobs that a step of a scoring graph gave, in the order of positions. Before retire() counts its tokens
 // as computed.
 template <class Env>
-BLINK_RARE_FN void deliver_scores(Env& env, State& s, const StepArrays& a, uint64_t now) {
-  const uint32_t num_rows = a.batch->num_rows;
-  for (uint32_t row = 0; row < num_rows; row++) {
-    Sequence& q = s.sequences[a.row_sequences[row]];
+BLINK_RARE_FN void deliver_scores(Env& env, State& s, const StepBuffers& a, uint64_t now) {
+  const uint32_t num_rows = a.header->num_rows;
+  for (uint32_t i = 0; i < num_rows; i++) {
+    const Row row = a.rows[i];
+    Sequence& q = s.sequences[row.sequence];
     const ScoreSpan span = score_span(q);
     if (span.first >= span.end || q.cancelled || s.qps[q.queue_pair].closing) continue;
-    deliver_row(env, s, q, span, uint32_t(a.query_starts[row]) + span.first - q.num_computed, now);
+    deliver_row(env, s, a, q, span, row.first_token + span.first - q.num_computed, now);
   }
   env.sync();  // what follows changes what all lanes have looked at
 }

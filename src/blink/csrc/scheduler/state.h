@@ -3,7 +3,7 @@
 // Everything is written by the scheduler but the model's results. state_arrays.h places the arrays.
 #pragma once
 
-#include "region/layout.h"
+#include "scheduler/step_buffers.h"
 
 namespace blink {
 
@@ -39,7 +39,7 @@ struct Sequence {
   FIELD(uint32_t, num_hashed);      // leading blocks whose hash is known
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
   FIELD(Registration, chain);       // the last of them, or its equal that was there before
-  FIELD(uint32_t, scheduled);       // tokens in the current step
+  FIELD(Row, row);                  // in the step that is composed or in flight, unless that is the suspended one
   FIELD(uint32_t, suspended);     // tokens in the step that is launched in segments: until it ends, nothing of it moves
   FIELD(uint32_t, skipped_pass);  // the pass of compose() that had no room for it
   FIELD(uint64_t, arrival);
@@ -50,7 +50,20 @@ struct Sequence {
 };
 
 // Tokens whose KV is in blocks once the steps that the sequence takes part in are over.
-BLINK_FN uint32_t computed_tokens(const Sequence& q) { return q.num_computed + q.scheduled + q.suspended; }
+BLINK_FN uint32_t computed_tokens(const Sequence& q) { return q.num_computed + q.row.num_tokens + q.suspended; }
+
+// Whether all its tokens but the newest are computed: then each step gives it another one. Else its prompt is not.
+BLINK_FN bool is_decoding(const Sequence& q) { return q.num_computed + 1 == q.num_tokens; }
+
+// Whether it has a row in the step that is composed or in flight.
+BLINK_FN bool takes_part(const Sequence& q) { return q.row.kind != RowKind::kNone; }
+
+// Let a sequence take so many of its next tokens in the step that is composed. The last of all gives a sample.
+BLINK_FN void set_row(Sequence& q, RowKind kind, uint32_t num_tokens) {
+  q.row.kind = kind;
+  q.row.num_tokens = num_tokens;
+  q.row.num_samples = num_tokens > 0 && q.num_computed + num_tokens == q.num_tokens;
+}
 
 // What the model's kernels read of a slot besides its tables, by columns of one word.
 struct SlotParams {
@@ -137,30 +150,6 @@ struct NextRow {
   FIELD(float, logprob);
 };
 
-struct BatchHeader {
-  FIELDS_OF(BatchHeader);
-  FIELD(uint32_t, num_rows);
-  FIELD(uint32_t, num_tokens);
-  FIELD(uint32_t, num_decode_rows);
-  FIELD(uint32_t, graph);
-  FIELD(uint64_t, step);     // number of the launch
-  FIELD(uint32_t, segment);  // of the step, that is launched
-  uint32_t reserved;
-};
-
-struct StepOutput {
-  FIELDS_OF(StepOutput);
-  FIELD(uint64_t, done_step);  // the step that finished, stored with release
-  FIELD(uint32_t, failed);
-};
-
-// How a launch stands.
-enum class Outcome : uint32_t { kRuns, kDone, kFailed };
-BLINK_FN Outcome read_outcome(const StepOutput& output, uint64_t step) {
-  if (load_acquire(output.done_step) != step) return Outcome::kRuns;
-  return output.failed ? Outcome::kFailed : Outcome::kDone;
-}
-
 // What a step of one graph takes: of its whole size, and beyond it for each token of the KV cache that it reads.
 // writer: engine at boot, then the scheduler.
 struct GraphCost {
@@ -189,7 +178,8 @@ struct DecisionLogEntry {
   FIELD(uint32_t, sequence);
   FIELD(uint32_t, slot);
   FIELD(uint32_t, num_computed);
-  FIELD(uint32_t, scheduled);
+  FIELD(RowKind, kind);
+  FIELD(uint32_t, num_tokens);
   FIELD(uint32_t, last_block);
   FIELD(uint32_t, graph);
 };
@@ -207,37 +197,9 @@ struct State {
   FIELD(uint8_t*, queue_pairs);
   FIELD(QueuePairLayout, queue_pair);
 
-  // the batch, which the model reads, and the model's results
-  STATE_ARRAY(BatchHeader, batch, 1);
-  STATE_ARRAY(StepOutput, output, 1);
-  STATE_ARRAY(int32_t, input_ids, g.max_num_batched_tokens);
-  STATE_ARRAY(int32_t, positions, g.max_num_batched_tokens);
-  STATE_ARRAY(int32_t, kv_slots, g.max_num_batched_tokens);
-  STATE_ARRAY(int32_t, query_starts, g.max_num_seqs + 1);
-  STATE_ARRAY(int32_t, context_lens, g.max_num_seqs);
-  STATE_ARRAY(int32_t, row_slots, g.max_num_seqs);
-  STATE_ARRAY(int32_t, sampled_tokens, g.max_num_seqs);
-  STATE_ARRAY(float, sampled_logprobs, g.max_num_seqs);
-  STATE_ARRAY(int32_t, top_tokens, g.max_num_seqs* kMaxLogprobs);
-  STATE_ARRAY(float, top_logprobs, g.max_num_seqs* kMaxLogprobs);
-  STATE_ARRAY(float, prompt_logprobs, g.max_num_batched_tokens);  // of the token behind each of the batch
-  STATE_ARRAY(int32_t, prompt_top_tokens, g.max_num_batched_tokens* kMaxLogprobs);
-  STATE_ARRAY(float, prompt_top_logprobs, g.max_num_batched_tokens* kMaxLogprobs);
-
-  // the same of a step that is launched in segments (tracks.h)
-  STATE_ARRAY(BatchHeader, segmented_batch, 1);
-  STATE_ARRAY(StepOutput, segmented_output, 1);
-  STATE_ARRAY(int32_t, segmented_input_ids, g.max_num_batched_tokens);
-  STATE_ARRAY(int32_t, segmented_positions, g.max_num_batched_tokens);
-  STATE_ARRAY(int32_t, segmented_kv_slots, g.max_num_batched_tokens);
-  STATE_ARRAY(int32_t, segmented_query_starts, g.max_num_seqs + 1);
-  STATE_ARRAY(int32_t, segmented_context_lens, g.max_num_seqs);
-  STATE_ARRAY(int32_t, segmented_row_slots, g.max_num_seqs);
-  STATE_ARRAY(int32_t, segmented_sampled_tokens, g.max_num_seqs);
-  STATE_ARRAY(float, segmented_sampled_logprobs, g.max_num_seqs);
-  STATE_ARRAY(int32_t, segmented_top_tokens, g.max_num_seqs* kMaxLogprobs);
-  STATE_ARRAY(float, segmented_top_logprobs, g.max_num_seqs* kMaxLogprobs);
-  STATE_ARRAY(uint32_t, segmented_row_sequences, g.max_num_seqs);
+  // the steps, which the model reads and writes
+  STATE_ARRAYS(StepBuffers, whole);
+  STATE_ARRAYS(StepBuffers, segmented);  // of a step that is launched in segments
 
   // tables of slots, which the model reads
   STATE_ARRAY(SlotParams, params, g.num_slots);
@@ -257,7 +219,6 @@ struct State {
 
   // the scheduler's own
   STATE_ARRAY(AutomatonEntry, automaton_entries, g.num_automata);
-  STATE_ARRAY(uint32_t, row_sequences, g.max_num_seqs);
   STATE_ARRAY(NextRow, next_rows, g.max_num_seqs);
   STATE_ARRAY(GraphCost, costs, g.num_graphs);
   STATE_ARRAY(QueuePairState, qps, g.num_queue_pairs);

@@ -27,7 +27,7 @@ BLINK_FN void add_demand(const State& s, const Sequence& q, uint64_t now, Demand
   if (q.suspended > 0 || q.cancelled || s.qps[q.queue_pair].closing) return;
   if (q.status == SequenceStatus::kWaiting && !(can_start(s, q) && has_automaton_room(s, q))) return;
   const bool urgent = !is_best_effort(s, q, now);
-  if (q.status == SequenceStatus::kWaiting || q.num_tokens - q.num_computed > 1) {
+  if (q.status == SequenceStatus::kWaiting || !is_decoding(q)) {
     (urgent ? d.urgent_prompts : d.best_effort_prompts)++;
     return;
   }
@@ -67,7 +67,7 @@ BLINK_FN bool fits_target(const State& s, const Demand& d) {
 // saved up.
 BLINK_FN bool can_overtake(const State& s) {
   const uint32_t left = s.num_segments - s.segment;
-  const uint64_t price = overtake_price(s.segmented_cost_ns, s.segmented_batch->num_rows);
+  const uint64_t price = overtake_price(s.segmented_cost_ns, s.segmented.header->num_rows);
   return 2 * left >= s.num_segments && price * s.num_segments <= s.overtake_ns * left;
 }
 
