@@ -34,7 +34,7 @@ from blink.kernels.rotary import rotate_and_store
 from blink.models import decode_step
 from blink.models.decode_step import MAX_GEMV_ROWS, DecodeWeights, compute_decode_logits
 from blink.models.decoder import Decoder
-from blink.models.layer import DenseMlp, Layer, MoeMlp
+from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
@@ -62,18 +62,18 @@ def draw(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(std=0.02)
 
 
-def make_mlp(spec: ModelSpec) -> DenseMlp | MoeMlp:
+def make_mlp(spec: ModelSpec) -> DenseWeights | MoeWeights:
     hidden, inter, num_experts, size = (
         spec.hidden_size, spec.intermediate_size, spec.num_experts, spec.moe_intermediate_size,
     )  # fmt: skip
     if not num_experts:
-        return DenseMlp(draw(2 * inter, hidden), draw(hidden, inter))
-    return MoeMlp(draw(num_experts, hidden), draw(num_experts, 2 * size, hidden), draw(num_experts, hidden, size))
+        return DenseWeights(draw(2 * inter, hidden), draw(hidden, inter))
+    return MoeWeights(draw(num_experts, hidden), draw(num_experts, 2 * size, hidden), draw(num_experts, hidden, size))
 
 
-def make_layer(spec: ModelSpec) -> Layer:
+def make_layer(spec: ModelSpec) -> LayerWeights:
     hidden = spec.hidden_size
-    return Layer(
+    return LayerWeights(
         attention_norm=1 + draw(hidden),
         qkv=draw(spec.q_size + 2 * spec.kv_size, hidden),
         qkv_bias=None,
@@ -127,8 +127,8 @@ class Case:
         return self.rows * self.context * self.model.spec.kv_size * 2 * 2
 
 
-def mlp_weights(layer: Layer) -> tuple[Tensor, Tensor]:
-    assert isinstance(layer.mlp, DenseMlp)
+def mlp_weights(layer: LayerWeights) -> tuple[Tensor, Tensor]:
+    assert isinstance(layer.mlp, DenseWeights)
     return layer.mlp.gate_up, layer.mlp.down
 
 
@@ -200,7 +200,7 @@ def time_under_load(graph: torch.cuda.CUDAGraph, seconds: float) -> float:
     return begin.elapsed_time(end) * 1e3 / replays
 
 
-def each_layer(case: Case, run: Callable[[Layer, Tensor], object]) -> Run:
+def each_layer(case: Case, run: Callable[[LayerWeights, Tensor], object]) -> Run:
     def run_all() -> None:
         for layer, cache in zip(case.model.layers, case.cache, strict=True):
             run(layer, cache)
@@ -220,7 +220,7 @@ def attention_part(case: Case) -> Part:
         for layer, cache in zip(model.layers, case.cache, strict=True):
             paged_attention(rotate_and_store(qkv, rotation, batch.kv_slots, cache, layer.head_norm), cache, plan)
 
-    def attend(layer: Layer, cache: Tensor) -> None:
+    def attend(layer: LayerWeights, cache: Tensor) -> None:
         decode_attention(qkv, cache, batch, model.table, layer.head_norm)
 
     return "rotary, attention", case.kv_bytes, attend_before, each_layer(case, attend)
@@ -233,7 +233,7 @@ def product_parts(case: Case) -> Iterator[Part]:
     tokens = pad_rows(rows, fine=True)
     _, normed = gemm.embed(case.batch.input_ids[:rows], model.embedding, norm, tokens=tokens)
 
-    def part(name: str, weight: Callable[[Layer], Tensor], before: Product, few: Product, many: Product) -> Part:
+    def part(name: str, weight: Callable[[LayerWeights], Tensor], before: Product, few: Product, many: Product) -> Part:
         def chain(product: Product) -> Run:
             return each_layer(case, lambda layer, _: product(weight(layer)))
 

@@ -31,7 +31,7 @@ from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
 from blink.models import decode_step
 from blink.models.decode_step import compute_decode_logits
-from blink.models.layer import Layer, MoeMlp
+from blink.models.layer_weights import LayerWeights, MoeWeights
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
@@ -55,8 +55,8 @@ SPEC = ModelSpec(
 )
 
 
-def mixture(layer: Layer) -> MoeMlp:
-    assert isinstance(layer.mlp, MoeMlp)
+def mixture(layer: LayerWeights) -> MoeWeights:
+    assert isinstance(layer.mlp, MoeWeights)
     return layer.mlp
 
 
@@ -111,7 +111,7 @@ class Case:
         return self.rows * self.context * self.model.spec.kv_size * 2 * 2
 
 
-def each_layer(case: Case, run: Callable[[Layer, Tensor], object]) -> Run:
+def each_layer(case: Case, run: Callable[[LayerWeights, Tensor], object]) -> Run:
     def run_all() -> None:
         for layer, cache in zip(case.model.layers, case.cache, strict=True):
             run(layer, cache)
@@ -159,11 +159,11 @@ def expert_parts(case: Case) -> Iterator[tuple[str, float, Run, Run]]:
     act = moe.gate_experts(x, model.norm, eps, first.gate_up, routes)
     num_tokens = torch.tensor([rows], dtype=torch.int32, device="cuda")
 
-    def mix_before(layer: Layer, _: Tensor) -> None:
+    def mix_before(layer: LayerWeights, _: Tensor) -> None:
         mlp = mixture(layer)
         triton_moe(x, logits, mlp.gate_up, mlp.down, num_tokens, top_k=top_k, renormalize=True)
 
-    def mix_after(layer: Layer, _: Tensor) -> None:
+    def mix_after(layer: LayerWeights, _: Tensor) -> None:
         mlp = mixture(layer)
         moe.down_experts(moe.gate_experts(x, layer.mlp_norm, eps, mlp.gate_up, routes), mlp.down, routes, residual)
 

@@ -34,7 +34,7 @@ from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.quantized import GROUP, Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
 from blink.kernels.weight import Weight, plain
 from blink.models.decode_step import MAX_INT4_ROWS_BEFORE_PLANES
-from blink.models.layer import DenseMlp, Layer, MoeMlp
+from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 
@@ -196,7 +196,7 @@ def make_model(name: str, format: Format | None) -> Model:
     size = _EXPERT_SIZE if spec.num_experts else 0
     model = Model(dataclasses.replace(spec, num_layers=_LAYERS, moe_intermediate_size=size))
     for layer in model.layers:
-        if isinstance(layer.mlp, MoeMlp):
+        if isinstance(layer.mlp, MoeWeights):
             layer.mlp.down.zero_()
     if format:
         layers = [pack_layer(layer, format) for layer in model.layers]
@@ -205,10 +205,10 @@ def make_model(name: str, format: Format | None) -> Model:
     return model
 
 
-def pack_layer(layer: Layer, format: Format) -> Layer:
+def pack_layer(layer: LayerWeights, format: Format) -> LayerWeights:
     mlp = layer.mlp
-    if isinstance(mlp, DenseMlp):
-        mlp = DenseMlp(pack_weight(mlp.gate_up, format), pack_weight(mlp.down, format))
+    if isinstance(mlp, DenseWeights):
+        mlp = DenseWeights(pack_weight(mlp.gate_up, format), pack_weight(mlp.down, format))
     qkv, output = pack_weight(layer.qkv, format), pack_weight(layer.output, format)
     return dataclasses.replace(layer, qkv=qkv, output=output, mlp=mlp)
 

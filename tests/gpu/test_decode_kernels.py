@@ -22,7 +22,7 @@ from blink.kernels.cpu.rotary import rotate_and_store_torch
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rotary import make_rotary_table
 from blink.models.decoder import Decoder
-from blink.models.layer import DenseMlp, Layer
+from blink.models.layer_weights import DenseWeights, LayerWeights
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 from model_driver import Driver
@@ -498,8 +498,8 @@ def make_decoder(*, qk_norm: bool, bias: bool) -> Decoder:
         output_bias=bias,
     )
 
-    def make_layer() -> Layer:
-        return Layer(
+    def make_layer() -> LayerWeights:
+        return LayerWeights(
             attention_norm=1 + draw(512, scale=0.1),
             qkv=draw(768, 512, scale=0.05),
             qkv_bias=draw(768) if bias else None,
@@ -507,7 +507,7 @@ def make_decoder(*, qk_norm: bool, bias: bool) -> Decoder:
             output_bias=draw(512) if bias else None,
             head_norm=HeadNorm(1 + draw(64, scale=0.1), 1 + draw(64, scale=0.1), EPS) if qk_norm else None,
             mlp_norm=1 + draw(512, scale=0.1),
-            mlp=DenseMlp(draw(2048, 512, scale=0.05), draw(512, 1024, scale=0.05)),
+            mlp=DenseWeights(draw(2048, 512, scale=0.05), draw(512, 1024, scale=0.05)),
         )
 
     layers = [make_layer() for _ in range(3)]

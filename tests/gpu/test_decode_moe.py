@@ -18,7 +18,7 @@ from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import make_rotary_table
 from blink.kernels.weight import plain
 from blink.models.decoder import Decoder
-from blink.models.layer import Layer, MoeMlp
+from blink.models.layer_weights import LayerWeights, MoeWeights
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 
@@ -533,8 +533,8 @@ def make_decoder() -> Decoder:
         norm_topk_prob=True,
     )
 
-    def make_layer() -> Layer:
-        return Layer(
+    def make_layer() -> LayerWeights:
+        return LayerWeights(
             attention_norm=1 + draw(512, scale=0.1),
             qkv=draw(768, 512, scale=0.05),
             qkv_bias=None,
@@ -542,7 +542,7 @@ def make_decoder() -> Decoder:
             output_bias=None,
             head_norm=HeadNorm(1 + draw(64, scale=0.1), 1 + draw(64, scale=0.1), EPS),
             mlp_norm=1 + draw(512, scale=0.1),
-            mlp=MoeMlp(draw(32, 512, scale=0.05), draw(32, 256, 512, scale=0.05), draw(32, 512, 128, scale=0.1)),
+            mlp=MoeWeights(draw(32, 512, scale=0.05), draw(32, 256, 512, scale=0.05), draw(32, 512, 128, scale=0.1)),
         )
 
     layers = [make_layer() for _ in range(3)]

@@ -14,6 +14,7 @@ import numpy as np
 import blink.models
 from blink.cli import model_fit
 from blink.models.families import FAMILIES
+from blink.models.layers import LayerSpec, MoeMlp
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 from blink.models.weights.config_json import read_config_json
@@ -65,7 +66,7 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
         "num_expert_weights": spec.num_expert_weights,
         "num_output_weights": spec.num_output_weights,
         "weight_bytes": counted,
-        "kv_numbers_of_a_block": int(np.prod(spec.kv_cache_shape(1, 16))),
+        "kv_numbers_of_a_block": spec.cache_layout.bytes_per_block(16, 1),
         "kv_cache_in_80_gib": f"{kv_cache.level}: {kv_cache.text}",
         "text": model_fit._describe(spec),
     }
@@ -73,6 +74,7 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _describe_model(spec: ModelSpec) -> dict[str, Any]:
+    experts = FAMILIES[spec.architecture].experts
     return {
         "architecture": spec.architecture,
         "vocab_size": spec.vocab_size,
@@ -80,43 +82,44 @@ def _describe_model(spec: ModelSpec) -> dict[str, Any]:
         "rms_norm_eps": spec.rms_norm_eps,
         "max_model_len": spec.max_model_len,
         "tie_embeddings": spec.tie_embeddings,
-        "shifted_norms": spec.options.shifted_norms,
-        "embedding_scale": spec.options.embedding_scale,
-        "logits_softcap": spec.options.logits_softcap,
-        "logits_divisor": spec.options.logits_divisor,
+        "shifted_norms": FAMILIES[spec.architecture].shifted_norms,
+        "embedding_scale": spec.embedding_scale,
+        "logits_softcap": spec.logits_softcap,
+        "logits_divisor": spec.logits_divisor,
         "quantization": None if spec.quantization is None else asdict(spec.quantization),
-        "experts": FAMILIES[spec.architecture].experts,
+        "experts": "" if experts is None else experts.block,
     }
 
 
 def _describe_layers(spec: ModelSpec) -> dict[str, Any]:
     """Return the different layers, and which of them stands where."""
-    layers = [_describe_layer(spec, index) for index in range(spec.num_layers)]
-    kinds = [layer for index, layer in enumerate(layers) if layer not in layers[:index]]
-    return {"kinds": kinds, "order": "".join(str(kinds.index(layer)) for layer in layers)}
+    kinds = list(spec.distinct_layers)
+    order = "".join(str(kinds.index(layer)) for layer in spec.layers)
+    return {"kinds": [_describe_layer(layer) for layer in kinds], "order": order}
 
 
-def _describe_layer(spec: ModelSpec, index: int) -> dict[str, Any]:
-    options, is_local = spec.options, spec.local_rope is not None and bool(spec.windows and spec.windows[index])
-    rope = spec.local_rope if is_local else spec.rope
-    assert rope is not None
+def _describe_layer(layer: LayerSpec) -> dict[str, Any]:
+    attention, mlp = layer.mixer, layer.mlp
+    mixture = mlp if isinstance(mlp, MoeMlp) else None
     return {
-        "heads": spec.num_heads,
-        "kv_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "rope": _describe_rope(rope),
-        "window": spec.window(index),
-        "softcap": options.attention_softcap,
-        "scale": options.attention_scale,
-        "sinks": options.sinks,
-        "qk_norm": "head" if spec.qk_norm else "all heads" if options.wide_qk_norm else "none",
-        "biases": [spec.attention_bias, spec.output_bias],
-        "norms": options.norms,
-        "residual_scale": options.residual_scale,
-        "activation": options.activation,
-        "dense_size": 0 if spec.num_experts else spec.intermediate_size,
-        "experts": [spec.num_experts, spec.moe_intermediate_size, spec.experts_per_token, spec.norm_topk_prob],
-        "expert_biases": options.expert_biases,
+        "heads": attention.heads,
+        "kv_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "rope": _describe_rope(attention.rope),
+        "window": attention.window,
+        "softcap": attention.softcap,
+        "scale": attention.scale,
+        "sinks": attention.sinks,
+        "qk_norm": attention.qk_norm.replace("_", " "),
+        "biases": [attention.qkv_bias, attention.output_bias],
+        "norms": layer.norms,
+        "residual_scale": layer.residual_scale,
+        "activation": mlp.activation,
+        "dense_size": 0 if mixture else mlp.size,
+        "experts": [mixture.experts, mlp.size, mixture.router.top_k, mixture.router.renormalize]
+        if mixture
+        else [0, 0, 0, False],
+        "expert_biases": mixture is not None and mixture.biases,
     }
 
 

@@ -30,7 +30,7 @@ from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
 from blink.kernels.quantized import Format, PackedWeight, QuantizedMatrix, pack, quantize_fp8
 from blink.kernels.weight import Weight
 from blink.models import decode_step
-from blink.models.layer import DenseMlp, Layer, MoeMlp
+from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 
@@ -189,8 +189,8 @@ def test_layers_of_4_bits_decode_fewer_rows_with_experts(monkeypatch: pytest.Mon
     monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
     _pretend(monkeypatch, "a card of the future", 132)
     matrix, experts = torch.zeros(64, 256), torch.zeros(4, 64, 256)
-    for mlp, most in ((DenseMlp(_pack_int4(128), _pack_int4(64)), 128), (MoeMlp(matrix, experts, experts), 64)):
-        layer = Layer(
+    for mlp, most in ((DenseWeights(_pack_int4(128), _pack_int4(64)), 128), (MoeWeights(matrix, experts, experts), 64)):
+        layer = LayerWeights(
             attention_norm=None, qkv=_pack_int4(64), qkv_bias=None, output=_pack_int4(64), output_bias=None,
             head_norm=None, mlp_norm=None, mlp=mlp,
         )  # fmt: skip
@@ -198,11 +198,11 @@ def test_layers_of_4_bits_decode_fewer_rows_with_experts(monkeypatch: pytest.Mon
         assert not decode_step.can_multiply_packed([layer], matrix, most + 1)
 
 
-def _layer_of(weight: Weight) -> Layer:
+def _layer_of(weight: Weight) -> LayerWeights:
     """Return a dense layer of one square matrix, whatever it is to multiply."""
-    return Layer(
+    return LayerWeights(
         attention_norm=None, qkv=weight, qkv_bias=None, output=weight, output_bias=None,
-        head_norm=None, mlp_norm=None, mlp=DenseMlp(weight, weight),
+        head_norm=None, mlp_norm=None, mlp=DenseWeights(weight, weight),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from blink.kernels.quantized import quantize_fp8
 from blink.models.decoder import Decoder
 from blink.models.quantization import FP8_ROWS, Quantization
 from blink.models.weights.checkpoint import DummyCheckpoint
-from blink.models.weights.fields import Fields
+from blink.models.fields import Fields
 from blink.models.weights.loader import load_model
 from blink.models.weights.quantization_json import read_quantization
 from blink.models.weights.quantized_checkpoint import DummyMatrices

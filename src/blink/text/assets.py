@@ -10,7 +10,7 @@ from typing import Any
 
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, ConfigError
-from blink.models.weights.fields import Fields
+from blink.models.fields import Fields
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.models.weights.text_files import read_json, read_named_text

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from blink.errors import ConfigError
-from blink.models.weights.fields import Fields
+from blink.models.fields import Fields
 
 _SPACE = "\u2581"  # what SentencePiece writes for one
 _NORMAL = 1

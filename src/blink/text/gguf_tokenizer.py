@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from blink.errors import ConfigError
-from blink.models.weights.fields import Fields, show
+from blink.models.fields import Fields, show
 from blink.text.gguf_sentencepiece import build_sentencepiece
 
 _CONTROL = 3

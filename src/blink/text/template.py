@@ -13,7 +13,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from blink.errors import BadRequestError, ConfigError
-from blink.models.weights.fields import one_line
+from blink.models.fields import one_line
 from blink.text.template_budget import Budget, BudgetedContext, room
 from blink.text.template_sandbox import BudgetedEnvironment
 from blink.text.template_traits import TemplateTraits, ToolsPlace, probe_traits

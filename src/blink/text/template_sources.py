@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blink.models.weights.fields import Fields
+from blink.models.fields import Fields
 from blink.models.weights.text_files import read_text
 
 DEFAULT = "default"

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from blink.errors import BadRequestError, ConfigError
-from blink.models.weights.fields import one_line
+from blink.models.fields import one_line
 from blink.models.weights.text_files import read_file
 from blink.text.detokenizer import (
     MAX_UNFINISHED,

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from blink.errors import ConfigError
-from blink.models.weights.fields import Fields, show
+from blink.models.fields import Fields, show
 from blink.models.weights.text_files import read_json
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

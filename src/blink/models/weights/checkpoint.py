@@ -18,8 +18,8 @@ from blink.errors import ConfigError
 from blink.kernels.cpu.gguf_weight import GgufRows, GgufWeight
 from blink.kernels.weight import QuantizedEmbedding
 from blink.models.families import FAMILIES
+from blink.models.fields import one_line
 from blink.models.spec import ModelSpec
-from blink.models.weights.fields import one_line
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.gguf_metadata import find_gguf_arch
 from blink.models.weights.shards import list_shards
@@ -79,7 +79,7 @@ class GgufCheckpoint:
         self._file = GgufFile(path)
         self._keep = keep
         self._spec = spec
-        self._is_interleaved = FAMILIES[spec.architecture].interleaved
+        self._is_interleaved = FAMILIES[spec.architecture].is_interleaved
         self._names = gguf.get_tensor_name_map(find_gguf_arch(self._file), spec.num_layers)
 
     def check(self, name: str, shape: Sequence[int]) -> None:
@@ -116,7 +116,9 @@ class GgufCheckpoint:
         """Undo llama.cpp's interleaving of each head's two halves, which its rotary kernel for llama wants."""
         if not (self._is_interleaved and stored.startswith("blk.") and ".attn_" in stored):
             return values
-        num_heads = {"attn_q": self._spec.num_heads, "attn_k": self._spec.num_kv_heads}.get(stored.split(".")[2])
+        _, layer, part = stored.split(".")[:3]
+        attention = self._spec.layers[int(layer)].mixer
+        num_heads = {"attn_q": attention.heads, "attn_k": attention.kv_heads}.get(part)
         if num_heads is None:
             return values
         return values.view(num_heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 
 from blink.errors import ConfigError
-from blink.models.weights.fields import Fields, show
+from blink.models.fields import Fields, show
 from blink.models.weights.gguf_header import HeaderReader, TensorInfo, map_gguf
 from blink.region.native import lib
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from blink.errors import ConfigError
-from blink.models.weights.fields import show
+from blink.models.fields import show
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from blink.models.fields import Fields, show
 from blink.models.quantization import PACKED_GROUP, Quantization
-from blink.models.weights.fields import Fields, show
 
 _KNOWN = "Blink runs fp8, compressed-tensors (FP8, 4 bits), awq, gptq and mxfp4"
 _INT4_GROUPS = (32, 64, PACKED_GROUP)

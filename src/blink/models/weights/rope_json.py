@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from blink.models.fields import Fields, show
 from blink.models.rope import (
     YARN_FACTORS,
     YARN_MIN_THETA,
@@ -16,7 +17,6 @@ from blink.models.rope import (
     Rope,
     yarn_divisors,
 )
-from blink.models.weights.fields import Fields, show
 
 _MAX_HEAD_DIM = 1 << 16
 

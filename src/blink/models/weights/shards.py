@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from blink.errors import ConfigError
-from blink.models.weights.fields import show
+from blink.models.fields import show
 from blink.models.weights.text_files import find_inside, read_json
 
 
