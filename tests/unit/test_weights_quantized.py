@@ -18,9 +18,9 @@ from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.kernels.quantized import quantize_fp8
 from blink.models.decoder import Decoder
+from blink.models.fields import Fields
 from blink.models.quantization import FP8_ROWS, Quantization
 from blink.models.weights.checkpoint import DummyCheckpoint
-from blink.models.fields import Fields
 from blink.models.weights.loader import load_model
 from blink.models.weights.quantization_json import read_quantization
 from blink.models.weights.quantized_checkpoint import DummyMatrices
