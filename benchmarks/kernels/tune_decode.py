@@ -35,6 +35,7 @@ from blink.kernels.quantized import GROUP, Format, PackedWeight, QuantizedMatrix
 from blink.kernels.weight import Weight, plain
 from blink.models.decode_step import MAX_INT4_ROWS_BEFORE_PLANES
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
+from blink.models.layers import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 
@@ -52,34 +53,34 @@ Split = splits.GemmSplit | splits.AttentionSplit | gemm_planes.PlanesGemmSplit |
 
 def list_products(spec: ModelSpec) -> list[tuple[Output, int, int]]:
     """Return the outputs, weight rows and k of a step's products, those of most bytes first."""
-    hidden, inter = spec.hidden_size, spec.intermediate_size
-    if spec.num_experts:
-        mlp = [(Output.STORE, spec.num_experts, hidden)]
+    hidden, attention, mlp = spec.hidden_size, spec.layers[0].mixer, spec.layers[0].mlp
+    if isinstance(mlp, MoeMlp):
+        of_mlp = [(Output.STORE, mlp.experts, hidden)]
     else:
-        mlp = [(Output.GATE, 2 * inter, hidden), (Output.ADD, hidden, inter)]
+        of_mlp = [(Output.GATE, 2 * mlp.size, hidden), (Output.ADD, hidden, mlp.size)]
     return [
-        *mlp,
-        (Output.STORE, spec.q_size + 2 * spec.kv_size, hidden),
-        (Output.ADD, hidden, spec.q_size),
+        *of_mlp,
+        (Output.STORE, attention.q_size + 2 * attention.kv_size, hidden),
+        (Output.ADD, hidden, attention.q_size),
         (Output.STORE, spec.vocab_size, hidden),
     ]
 
 
 def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
     """Return the keys of the table that a step uses, each with all splits."""
-    tokens = splits.pad_rows(rows, fine=not spec.num_experts)
+    tokens = splits.pad_rows(rows, fine=spec.mixture is None)
     found = {
         splits.gemm_key(output, tokens, n, k): list(map(to_list, splits.list_gemm_splits(output, tokens)))
         for output, n, k in list_products(spec)
     }
-    group = spec.num_heads // spec.num_kv_heads
-    attention = map(to_list, splits.list_attention_splits(group, spec.head_dim))
-    return found | {splits.attention_key(rows * spec.num_kv_heads, group): list(attention)}
+    attention = spec.layers[0].mixer
+    attention_splits = map(to_list, splits.list_attention_splits(attention.group, attention.head_dim))
+    return found | {splits.attention_key(rows * attention.kv_heads, attention.group): list(attention_splits)}
 
 
 def list_quantized_candidates(spec: ModelSpec, rows: int, format: Format) -> Candidates:
     """Return the keys of the table that products with quantized weights use, each with all splits."""
-    products = list_products(spec)[1 if spec.num_experts else 0 :]  # routers have 16 bits
+    products = list_products(spec)[1 if spec.mixture is not None else 0 :]  # routers have 16 bits
     if format is Format.INT4:
         products = products[:-1]  # as the output has
     if format is Format.INT4 and rows <= MAX_INT4_ROWS_BEFORE_PLANES:
@@ -193,8 +194,10 @@ def make_model(name: str, format: Format | None) -> Model:
     """Make a few layers of a bundled model. Experts, which have no splits here, are small and add nothing: which ones
     are chosen depends on the order of sums."""
     spec = read_spec(_CONFIGS / name)
-    size = _EXPERT_SIZE if spec.num_experts else 0
-    model = Model(dataclasses.replace(spec, num_layers=_LAYERS, moe_intermediate_size=size))
+    layer = spec.layers[0]
+    if isinstance(layer.mlp, MoeMlp):
+        layer = dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, size=_EXPERT_SIZE))
+    model = Model(dataclasses.replace(spec, layers=(layer,) * _LAYERS))
     for layer in model.layers:
         if isinstance(layer.mlp, MoeWeights):
             layer.mlp.down.zero_()

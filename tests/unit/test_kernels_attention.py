@@ -78,11 +78,10 @@ def test_attention_of_ragged_batches_equals_the_written_out_softmax(
     batch, num_tokens = make_batch(rows, block_size)
     kv_cache = torch.randn(2, NUM_BLOCKS, block_size, kv_heads, HEAD_DIM)
     query = torch.randn(num_tokens, heads, HEAD_DIM)
-    plan = plan_attention(batch, num_tokens, len(rows), [], LayerCache(kv_cache))
+    cache = LayerCache(kv_cache)
+    plan = plan_attention(batch, num_tokens, len(rows), [], cache)
     expected = attend_naively(query, kv_cache, batch, rows)
-    torch.testing.assert_close(
-        paged_attention(query, LayerCache(kv_cache), plan).double(), expected, rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(paged_attention(query, cache, plan).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
