@@ -49,10 +49,9 @@ def attend_reference(
     """Attend with the references, in float32 but for what the cache keeps; cache is written."""
     active = int((batch.context_lens > 0).sum())
     rotation = table[batch.positions[:active].long()]
-    query = rotate_and_store_torch(
-        qkv[:active].clone(), rotation, batch.kv_slots[:active], LayerCache(cache), norm, scales
-    )
-    plan = plan_attention(batch, active, LayerCache(cache).block_size, torch.float32)
+    layer = LayerCache(cache)
+    query = rotate_and_store_torch(qkv[:active].clone(), rotation, batch.kv_slots[:active], layer, norm, scales)
+    plan = plan_attention(batch, active, layer.block_size, torch.float32)
     expected = torch.zeros(qkv.shape[0], query.shape[1] * query.shape[2])
     expected[:active] = paged_attention(query.float(), layer, plan, AttentionOptions(kv_scales=scales))
     return expected
