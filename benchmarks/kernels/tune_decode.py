@@ -53,17 +53,11 @@ Split = splits.GemmSplit | splits.AttentionSplit | gemm_planes.PlanesGemmSplit |
 
 def list_products(spec: ModelSpec) -> list[tuple[Output, int, int]]:
     """Return the outputs, weight rows and k of a step's products, those of most bytes first."""
-    hidden, attention, mlp = spec.hidden_size, spec.layers[0].mixer, spec.layers[0].mlp
-    if isinstance(mlp, MoeMlp):
-        of_mlp = [(Output.STORE, mlp.experts, hidden)]
-    else:
-        of_mlp = [(Output.GATE, 2 * mlp.size, hidden), (Output.ADD, hidden, mlp.size)]
-    return [
-        *of_mlp,
-        (Output.STORE, attention.q_size + 2 * attention.kv_size, hidden),
-        (Output.ADD, hidden, attention.q_size),
-        (Output.STORE, spec.vocab_size, hidden),
-    ]
+    hidden, layer = spec.hidden_size, spec.layers[0]
+    outputs = [Output.STORE] if layer.mlp.mixture else [Output.GATE, Output.ADD]
+    outputs += [Output.STORE, Output.ADD, Output.STORE]
+    shapes = [*layer.mlp.matrices(hidden), *layer.mixer.matrices(hidden), (spec.vocab_size, hidden)]
+    return [(output, n, k) for output, (n, k) in zip(outputs, shapes, strict=True)]
 
 
 def list_candidates(spec: ModelSpec, rows: int) -> Candidates:

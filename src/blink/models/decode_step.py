@@ -26,7 +26,7 @@ from blink.kernels.layer_cache import KvCache
 from blink.kernels.quantized import Format, PackedWeight
 from blink.kernels.weight import Weight
 from blink.models.layer_weights import Attend, DenseWeights, LayerWeights, MoeWeights
-from blink.models.layers import LayerSpec, MoeMlp, Router
+from blink.models.layers import LayerSpec, Router
 from blink.models.spec import ModelSpec
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
@@ -78,16 +78,12 @@ def _refuses_layer(spec: ModelSpec, layer: LayerSpec, dtype: torch.dtype, rows: 
     """Say why the kernels do not take a layer's matrices, or what it does beside them; None: they do."""
     if options := layer.options_beyond() + layer.mlp.options_beyond():
         return options[0]
-    few, hidden, attention, mlp = rows <= MAX_GEMV_ROWS, spec.hidden_size, layer.mixer, layer.mlp
-    weights = [(attention.q_size + 2 * attention.kv_size, hidden), (hidden, attention.q_size)]
-    if isinstance(mlp, MoeMlp):
-        if few and not moe.can_add_experts(rows, hidden, mlp.size, mlp.experts, mlp.router.top_k):
-            return f"{mlp.experts} experts of {mlp.size}"
-        weights += [(mlp.experts, hidden)]
-    else:
-        weights += [(2 * mlp.size, hidden), (hidden, mlp.size)]
+    few, hidden, mlp = rows <= MAX_GEMV_ROWS, spec.hidden_size, layer.mlp.mixture
+    if few and mlp and not moe.can_add_experts(rows, hidden, mlp.size, mlp.experts, mlp.router.top_k):
+        return f"{mlp.experts} experts of {mlp.size}"
+    weights = [*layer.mixer.matrices(hidden), *layer.mlp.matrices(hidden), (spec.vocab_size, hidden)]
     can_multiply = gemv.can_multiply if few else gemm.can_multiply
-    refused = ((n, k) for n, k in [*weights, (spec.vocab_size, hidden)] if not can_multiply(rows, n, k, dtype))
+    refused = ((n, k) for n, k in weights if not can_multiply(rows, n, k, dtype))
     return next((f"a matrix of {n} x {k}" for n, k in refused), None)
 
 

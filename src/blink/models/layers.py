@@ -78,6 +78,10 @@ class Attention(Part):
         """What the layer keeps of a sequence."""
         return PerToken(kv_heads=self.kv_heads, head_dim=self.head_dim)
 
+    def matrices(self, hidden: int) -> list[tuple[int, int]]:
+        """Return rows and columns of the matrices that all tokens multiply with."""
+        return [(self.q_size + 2 * self.kv_size, hidden), (hidden, self.q_size)]
+
     def with_scale(self, scale: float) -> Attention:
         """Return attention whose scores are scaled so, as by default if that is the same."""
         return replace(self, scale=None if math.isclose(scale, self.head_dim**-0.5) else scale)
@@ -101,6 +105,11 @@ class DenseMlp(Part):
     activation: Activation = "silu"
 
     @property
+    def mixture(self) -> None:
+        """It is none."""
+        return
+
+    @property
     def active(self) -> DenseMlp:
         """What one token takes."""
         return self
@@ -109,6 +118,10 @@ class DenseMlp(Part):
     def rules(self) -> dict[str, bool]:
         """There are none."""
         return {}
+
+    def matrices(self, hidden: int) -> list[tuple[int, int]]:
+        """Return rows and columns of the matrices that all tokens multiply with."""
+        return [(2 * self.size, hidden), (hidden, self.size)]
 
     def num_matrix_weights(self, hidden: int) -> int:
         """Return the number of weights in the matrices."""
@@ -142,6 +155,11 @@ class MoeMlp(Part):
     biases: bool = False  # of router and experts
 
     @property
+    def mixture(self) -> MoeMlp:
+        """It is one."""
+        return self
+
+    @property
     def active(self) -> MoeMlp:
         """What one token takes."""
         return replace(self, experts=self.router.top_k)
@@ -150,6 +168,10 @@ class MoeMlp(Part):
     def rules(self) -> dict[str, bool]:
         """What the values must be to each other, and whether they are."""
         return {"a token cannot have more experts than there are": self.router.top_k <= self.experts}
+
+    def matrices(self, hidden: int) -> list[tuple[int, int]]:
+        """Return rows and columns of the matrix that all tokens multiply with, the router's."""
+        return [(self.experts, hidden)]
 
     def num_matrix_weights(self, hidden: int) -> int:
         """Return the number of weights in the matrices, but for the router's."""

@@ -53,7 +53,7 @@ class ModelSpec(Part):
     @property
     def mixture(self) -> MoeMlp | None:
         """The first layer's mixture of experts that has one; None: no layer has."""
-        return next((layer.mlp for layer in self.distinct_layers if isinstance(layer.mlp, MoeMlp)), None)
+        return next(filter(None, (layer.mlp.mixture for layer in self.layers)), None)
 
     @property
     def cache_layout(self) -> CacheLayout:

@@ -105,11 +105,10 @@ class DecoderLoader:
         return HeadNorm(query, key, self._spec.rms_norm_eps)
 
     def _load_mlp(self, mlp: DenseMlp | MoeMlp, layer: str) -> DenseWeights | MoeWeights:
-        hidden, names = self._spec.hidden_size, self._family.experts
-        if isinstance(mlp, MoeMlp):
+        hidden, size, names = self._spec.hidden_size, mlp.size, self._family.experts
+        if mlp.mixture is not None:
             assert names is not None
-            return load_experts(self._checkpoint, mlp, f"{layer}.{names.block}", hidden, names, self._target)
-        size = mlp.size
+            return load_experts(self._checkpoint, mlp.mixture, f"{layer}.{names.block}", hidden, names, self._target)
         parts = {"gate_up_proj": 2 * size} if self._family.is_fused else {"gate_proj": size, "up_proj": size}
         gate_up = {f"{layer}.mlp.{name}": rows for name, rows in parts.items()}
         return DenseWeights(
