@@ -123,7 +123,7 @@ def attend_torch(query: Tensor, cache: LayerCache, group: RowGroup, options: Att
     is_fp8 = cache.dtype == FP8
     keys, values = (
         cells.flatten(1).index_select(0, group.blocks).view(group.num_rows, -1, kv_heads, head_dim)[:, : group.length]
-        for cells in (cache.cells.view(torch.uint8) if is_fp8 else cache.cells)
+        for cells in (cache.cells.view(torch.uint8) if is_fp8 else (cache.keys, cache.values))
     )
     if is_fp8:
         keys, values = keys.view(FP8).to(query.dtype), values.view(FP8).float()

@@ -33,11 +33,9 @@ def rotate_and_store_native(qkv: Tensor, rotation: Tensor, kv_slots: Tensor, cac
     kv_heads, head_dim = cache.kv_heads, cache.head_dim
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     num_q = heads.shape[1] - 2 * kv_heads
-    keys = cache.cells.data_ptr()
-    values = keys + cache.values_offset * cache.dtype.itemsize
     lib.blink_rotate_and_store(
-        qkv.data_ptr(), rotation.data_ptr(), kv_slots.data_ptr(), keys, values,
-        qkv.shape[0], num_q, kv_heads, head_dim, rotation.shape[1],
+        qkv.data_ptr(), rotation.data_ptr(), kv_slots.data_ptr(),
+        cache.keys.data_ptr(), cache.values.data_ptr(), qkv.shape[0], num_q, kv_heads, head_dim, rotation.shape[1],
     )  # fmt: skip
     return heads[:, :num_q]
 
