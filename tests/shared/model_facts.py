@@ -20,7 +20,6 @@ from blink.models.spec import ModelSpec
 from blink.models.weights.config_json import read_config_json
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.gguf_metadata import read_gguf_spec
-from blink.models.weights.loader import _limit_length
 
 CONFIGS = Path(blink.models.__file__).parent / "configs"
 _ROOM = 80 << 30
@@ -56,7 +55,7 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
         for size, stays in ((4, False), (2, True))
     }
     [*_, kv_cache] = model_fit._examine_room(spec, _ROOM, model_fit._count_weights(spec, 2, stays_quantized=True), 2)
-    layers, shorter = _describe_layers(spec), _describe_layers(_limit_length(spec, max(2, spec.max_model_len // 8)))
+    layers, shorter = _describe_layers(spec), _describe_layers(spec.limit(max(2, spec.max_model_len // 8)))
     found = {
         "model": _describe_model(spec),
         "layers": layers,
