@@ -33,7 +33,8 @@ class HostedEngine(GpuEngine):
         super().__init__(config)
 
     def _start(self) -> None:
-        self._kv_cache.normal_()
+        for layer in self._kv_cache:
+            layer.cells.normal_()
         for rows in self._options.rows:
             self.host_us[rows] = statistics.median(self._launch_batch(rows) for _ in range(self._options.repeats))
         clear_step(self._batch)

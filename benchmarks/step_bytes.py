@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from blink.formats.schemes import FP8_ROWS
+from blink.models.layers import MoeMlp
 from blink.models.spec import ModelSpec
 
 
@@ -18,19 +19,19 @@ def weight_bytes(spec: ModelSpec, rows: int, itemsize: int, quantization: str = 
         scheme, output = FP8_ROWS, None if spec.tie_embeddings else FP8_ROWS
     num_weights = spec.num_parameters - (0 if spec.tie_embeddings else spec.num_output_weights)
     num_quantized = spec.num_matrix_weights if scheme else 0
-    if spec.num_experts:
-        unused = spec.num_expert_weights / spec.num_experts * (spec.num_experts - distinct_experts(spec, rows))
+    if spec.mixture is not None:
+        unused = spec.num_expert_weights * (1 - distinct_experts(spec.mixture, rows) / spec.mixture.experts)
         num_weights -= unused
         num_quantized -= unused if scheme else 0
     found = (num_weights - num_quantized) * itemsize + num_quantized * (scheme.weight_bytes if scheme else 0)
     return found - (spec.num_output_weights * (itemsize - output.weight_bytes) if output else 0)
 
 
-def distinct_experts(spec: ModelSpec, rows: int) -> float:
+def distinct_experts(mlp: MoeMlp, rows: int) -> float:
     """Return how many experts of a layer `rows` tokens are expected to choose, if each chooses evenly at random."""
-    return spec.num_experts * (1 - (1 - spec.experts_per_token / spec.num_experts) ** rows)
+    return mlp.experts * (1 - (1 - mlp.router.top_k / mlp.experts) ** rows)
 
 
 def kv_bytes(spec: ModelSpec, rows: int, context: float, itemsize: int) -> float:
     """Return the bytes of keys and values that a step reads, at a mean context."""
-    return rows * context * 2 * spec.kv_size * spec.num_layers * itemsize
+    return rows * context * spec.cache_layout.bytes_per_block(1, itemsize)

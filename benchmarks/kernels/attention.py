@@ -27,10 +27,14 @@ from blink.kernels.gpu import attention_plan
 from blink.kernels.gpu.attention import paged_attention
 from blink.kernels.gpu.attention_plan import GpuAttentionPlan, Tile, plan_attention
 from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.prompt_attention import can_attend_prompts
+from blink.kernels.gpu.prompt_attention import refuses
 from blink.kernels.gpu.rotary import rotate_and_store
+from blink.kernels.layer_cache import LayerCache
+from blink.models.layers import Attention
+from blink.models.rope import Rope
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
+ATTENTION = Attention(heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope=Rope(theta=10000.0, rotary_dim=HEAD_DIM))
 # Several layers' caches in turn, so that the 60 MB of L2 hold none of them.
 LAYERS = 16
 BYTES_PER_US, FLOPS_PER_US = 4.3e6, 790e6
@@ -108,9 +112,8 @@ class Case:
         self.rows = rows
         self.batch, num_blocks = make_batch(rows)
         self.num_tokens = sum(count for count, _ in rows)
-        self.caches = torch.empty(LAYERS, 2, num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype=dtype, device="cuda")
-        for cache in self.caches:
-            cache.copy_(torch.randn(cache.shape, device="cuda"))
+        shape = (2, num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+        self.caches = [LayerCache(torch.randn(shape, device="cuda").to(dtype)) for _ in range(LAYERS)]
         self.qkv = torch.randn(
             LAYERS, self.num_tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=torch.bfloat16, device="cuda"
         )
@@ -122,7 +125,7 @@ class Case:
         return all(count == 1 for count, _ in self.rows)
 
     def plan(self) -> GpuAttentionPlan:
-        return plan_attention(self.batch, self.num_tokens, len(self.rows), HEADS, self.caches[0], self.qkv.dtype)
+        return plan_attention(self.batch, self.num_tokens, len(self.rows), [ATTENTION], self.caches[0], self.qkv.dtype)
 
     def attend(self) -> None:
         plan = self.plan()
@@ -143,7 +146,7 @@ class Case:
 
     def time_on_hopper(self) -> float:
         """Return the same with the kernel of warpgroups for rows of several queries; NaN where there is none."""
-        if self.is_decoding or not can_attend_prompts(self.caches[0], HEADS // KV_HEADS, self.qkv.dtype):
+        if self.is_decoding or refuses(ATTENTION, self.caches[0], self.qkv.dtype):
             return math.nan
         with mock.patch.object(attention_plan, "_PROMPT_PAIRS", 0):
             return self.time_attention()

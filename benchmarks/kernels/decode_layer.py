@@ -14,11 +14,13 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest import mock
 
 import torch
 from torch import Tensor
 
+import blink.models
 from blink.kernels.activation import activate
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
@@ -27,6 +29,7 @@ from blink.kernels.gpu.decode import gemm, gemv
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.launch import launch
 from blink.kernels.gpu.decode.splits import pad_rows
+from blink.kernels.layer_cache import KvCache, LayerCache
 from blink.kernels.linear import linear
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import rms_norm
@@ -34,23 +37,12 @@ from blink.kernels.rotary import rotate_and_store
 from blink.models import decode_step
 from blink.models.decode_step import MAX_GEMV_ROWS, DecodeWeights, compute_decode_logits
 from blink.models.decoder import Decoder
-from blink.models.layer import DenseMlp, Layer, MoeMlp
-from blink.models.rope import Rope
+from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
+from blink.models.layers import MoeMlp
 from blink.models.spec import ModelSpec
+from blink.models.weights.source import read_spec
 
-SPEC = ModelSpec(
-    architecture="llama",
-    vocab_size=128256,
-    hidden_size=4096,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=14336,
-    rms_norm_eps=1e-5,
-    rope=Rope(theta=5e5, rotary_dim=128),
-    max_model_len=8192,
-)
+CONFIGS = Path(blink.models.__file__).parent / "configs"
 BLOCK_SIZE = 16
 BANDWIDTH = 4.5e6  # bytes per us that reads reach on an H200
 _REPLAYS_AT_ONCE = 50  # that the host is ahead of the GPU
@@ -62,40 +54,49 @@ def draw(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(std=0.02)
 
 
-def make_mlp(spec: ModelSpec) -> DenseMlp | MoeMlp:
-    hidden, inter, num_experts, size = (
-        spec.hidden_size, spec.intermediate_size, spec.num_experts, spec.moe_intermediate_size,
-    )  # fmt: skip
-    if not num_experts:
-        return DenseMlp(draw(2 * inter, hidden), draw(hidden, inter))
-    return MoeMlp(draw(num_experts, hidden), draw(num_experts, 2 * size, hidden), draw(num_experts, hidden, size))
+def make_mlp(spec: ModelSpec) -> DenseWeights | MoeWeights:
+    hidden, mlp = spec.hidden_size, spec.layers[0].mlp
+    size = mlp.size
+    if not isinstance(mlp, MoeMlp):
+        return DenseWeights(draw(2 * size, hidden), draw(hidden, size))
+    count = mlp.experts
+    return MoeWeights(mlp, draw(count, hidden), draw(count, 2 * size, hidden), draw(count, hidden, size))
 
 
-def make_layer(spec: ModelSpec) -> Layer:
-    hidden = spec.hidden_size
-    return Layer(
+def make_layer(spec: ModelSpec) -> LayerWeights:
+    hidden, attention = spec.hidden_size, spec.layers[0].mixer
+    has_norm, head_dim = attention.qk_norm == "head", attention.head_dim
+    return LayerWeights(
         attention_norm=1 + draw(hidden),
-        qkv=draw(spec.q_size + 2 * spec.kv_size, hidden),
+        qkv=draw(attention.q_size + 2 * attention.kv_size, hidden),
         qkv_bias=None,
-        output=draw(hidden, spec.q_size),
+        output=draw(hidden, attention.q_size),
         output_bias=None,
-        head_norm=HeadNorm(1 + draw(spec.head_dim), 1 + draw(spec.head_dim), 1e-6) if spec.qk_norm else None,
+        head_norm=HeadNorm(1 + draw(head_dim), 1 + draw(head_dim), 1e-6) if has_norm else None,
         mlp_norm=1 + draw(hidden),
         mlp=make_mlp(spec),
     )
 
 
 class Model:
-    """Random weights of all layers; they serve both sets of kernels."""
+    """Random weights of all layers, which are equal; they serve both sets of kernels."""
 
-    def __init__(self, spec: ModelSpec = SPEC) -> None:
+    def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.layers = [make_layer(spec) for _ in range(spec.num_layers)]
         self.embedding, self.lm_head = draw(spec.vocab_size, spec.hidden_size), draw(spec.vocab_size, spec.hidden_size)
         self.norm = 1 + draw(spec.hidden_size)
         self.decoder = Decoder(spec, self.embedding, self.layers, self.norm, self.lm_head)
-        self.table = self.decoder._rotary_table
-        self.weights = DecodeWeights(spec, self.embedding, self.layers, self.norm, self.lm_head, self.table)
+        [self.table] = self.decoder._rotary_tables
+        tables = [self.table] * spec.num_layers
+        self.weights = DecodeWeights(spec, self.embedding, self.layers, self.norm, self.lm_head, tables)
+
+
+def draw_cache(decoder: Decoder, num_blocks: int) -> KvCache:
+    cache = decoder.allocate_kv_cache(num_blocks, BLOCK_SIZE)
+    for layer in cache:
+        layer.cells.normal_()
+    return cache
 
 
 class Case:
@@ -108,7 +109,7 @@ class Case:
         self.batch = make_batch(rows, longest, blocks, model.spec.vocab_size)
         if varied:
             vary_contexts(self.batch)
-        self.cache = model.decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE).normal_()
+        self.cache = draw_cache(model.decoder, rows * blocks)
 
     def run_before(self) -> Tensor:
         with mock.patch.object(decode_step, "MAX_MIXED_TOKENS", 0):
@@ -124,11 +125,11 @@ class Case:
 
     @property
     def kv_bytes(self) -> int:
-        return self.rows * self.context * self.model.spec.kv_size * 2 * 2
+        return self.rows * self.context * self.model.spec.layers[0].mixer.kv_size * 2 * 2
 
 
-def mlp_weights(layer: Layer) -> tuple[Tensor, Tensor]:
-    assert isinstance(layer.mlp, DenseMlp)
+def mlp_weights(layer: LayerWeights) -> tuple[Tensor, Tensor]:
+    assert isinstance(layer.mlp, DenseWeights)
     return layer.mlp.gate_up, layer.mlp.down
 
 
@@ -200,7 +201,7 @@ def time_under_load(graph: torch.cuda.CUDAGraph, seconds: float) -> float:
     return begin.elapsed_time(end) * 1e3 / replays
 
 
-def each_layer(case: Case, run: Callable[[Layer, Tensor], object]) -> Run:
+def each_layer(case: Case, run: Callable[[LayerWeights, LayerCache], object]) -> Run:
     def run_all() -> None:
         for layer, cache in zip(case.model.layers, case.cache, strict=True):
             run(layer, cache)
@@ -212,15 +213,15 @@ Part = tuple[str, int, Run, Run]  # name, bytes, and chains over all layers with
 
 
 def attention_part(case: Case) -> Part:
-    model, batch, rows, spec = case.model, case.batch, case.rows, case.model.spec
-    qkv, rotation = draw(rows, spec.q_size + 2 * spec.kv_size), model.table[batch.positions]
+    model, batch, rows, attention = case.model, case.batch, case.rows, case.model.spec.layers[0].mixer
+    qkv, rotation = draw(rows, attention.q_size + 2 * attention.kv_size), model.table[batch.positions]
 
     def attend_before() -> None:
-        plan = plan_attention(batch, rows, rows, spec.num_heads, case.cache[0])
+        plan = plan_attention(batch, rows, rows, [attention], case.cache[0])
         for layer, cache in zip(model.layers, case.cache, strict=True):
             paged_attention(rotate_and_store(qkv, rotation, batch.kv_slots, cache, layer.head_norm), cache, plan)
 
-    def attend(layer: Layer, cache: Tensor) -> None:
+    def attend(layer: LayerWeights, cache: LayerCache) -> None:
         decode_attention(qkv, cache, batch, model.table, layer.head_norm)
 
     return "rotary, attention", case.kv_bytes, attend_before, each_layer(case, attend)
@@ -229,11 +230,11 @@ def attention_part(case: Case) -> Part:
 def product_parts(case: Case) -> Iterator[Part]:
     model, spec, rows, eps = case.model, case.model.spec, case.rows, case.model.spec.rms_norm_eps
     x, residual, norm = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), model.norm
-    attended, act = draw(rows, spec.q_size), draw(rows, spec.intermediate_size)
+    attended, act = draw(rows, spec.layers[0].mixer.q_size), draw(rows, spec.layers[0].mlp.size)
     tokens = pad_rows(rows, fine=True)
     _, normed = gemm.embed(case.batch.input_ids[:rows], model.embedding, norm, tokens=tokens)
 
-    def part(name: str, weight: Callable[[Layer], Tensor], before: Product, few: Product, many: Product) -> Part:
+    def part(name: str, weight: Callable[[LayerWeights], Tensor], before: Product, few: Product, many: Product) -> Part:
         def chain(product: Product) -> Run:
             return each_layer(case, lambda layer, _: product(weight(layer)))
 
@@ -308,7 +309,7 @@ if __name__ == "__main__":
     parser.add_argument("--step-only", action="store_true", help="leave the single kernels out")
     options = parser.parse_args()
     with torch.inference_mode():
-        llama = Model()
+        llama = Model(read_spec(CONFIGS / "llama-3-8b").limit(8192))
         for length in options.context:
             for count in options.rows:
                 measured = Case(llama, count, length)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from decode_layer import BANDWIDTH, BLOCK_SIZE, Model, Run, draw, make_batch, time_graph
+from decode_layer import BANDWIDTH, BLOCK_SIZE, CONFIGS, Model, Run, draw, draw_cache, make_batch, time_graph
 from torch import Tensor
 
 from blink.kernels.attention import paged_attention, plan_attention
@@ -26,37 +26,18 @@ from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
 from blink.kernels.gpu.decode.launch import launch
 from blink.kernels.gpu.moe import moe as triton_moe
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.linear import linear
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
 from blink.models import decode_step
 from blink.models.decode_step import compute_decode_logits
-from blink.models.layer import Layer, MoeMlp
-from blink.models.rope import Rope
-from blink.models.spec import ModelSpec
-
-SPEC = ModelSpec(
-    architecture="qwen3_moe",
-    vocab_size=151936,
-    hidden_size=2048,
-    num_layers=48,
-    num_heads=32,
-    num_kv_heads=4,
-    head_dim=128,
-    intermediate_size=6144,
-    rms_norm_eps=1e-6,
-    rope=Rope(theta=1e6, rotary_dim=128),
-    max_model_len=8192,
-    qk_norm=True,
-    num_experts=128,
-    experts_per_token=8,
-    moe_intermediate_size=768,
-    norm_topk_prob=True,
-)
+from blink.models.layer_weights import LayerWeights, MoeWeights
+from blink.models.weights.source import read_spec
 
 
-def mixture(layer: Layer) -> MoeMlp:
-    assert isinstance(layer.mlp, MoeMlp)
+def mixture(layer: LayerWeights) -> MoeWeights:
+    assert isinstance(layer.mlp, MoeWeights)
     return layer.mlp
 
 
@@ -67,7 +48,7 @@ class Case:
         self.model, self.rows, self.context = model, rows, context
         blocks = -(-context // BLOCK_SIZE)
         self.batch = make_batch(rows, context, blocks, model.spec.vocab_size)
-        self.cache = model.decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE).normal_()
+        self.cache = draw_cache(model.decoder, rows * blocks)
 
     def run_before(self) -> Tensor:
         return self.model.decoder.compute_logits(self.batch, self.cache, self.rows, self.rows)
@@ -78,9 +59,10 @@ class Case:
     def count_experts(self) -> float:
         """Return how many experts all rows together choose, the mean over the layers."""
         counts: list[int] = []
+        top_k = mixture(self.model.layers[0]).spec.router.top_k
 
         def count(router_logits: Tensor) -> None:
-            counts.append(router_logits.topk(self.model.spec.experts_per_token).indices.unique().numel())
+            counts.append(router_logits.topk(top_k).indices.unique().numel())
 
         def gate_and_count(*args: Any, **options: Any) -> Tensor:
             count(args[4].logits)
@@ -102,16 +84,16 @@ class Case:
         layers, spec = self.model.layers, self.model.spec
         first = layers[0]
         dense = first.qkv.numel() + first.output.numel() + mixture(first).router.numel()
-        expert = 3 * spec.hidden_size * spec.moe_intermediate_size
+        expert = 3 * spec.hidden_size * mixture(first).spec.size
         weights = len(layers) * (dense + num_experts * expert) + self.model.lm_head.numel()
         return 2 * weights + self.kv_bytes * len(layers)
 
     @property
     def kv_bytes(self) -> int:
-        return self.rows * self.context * self.model.spec.kv_size * 2 * 2
+        return self.rows * self.context * self.model.spec.layers[0].mixer.kv_size * 2 * 2
 
 
-def each_layer(case: Case, run: Callable[[Layer, Tensor], object]) -> Run:
+def each_layer(case: Case, run: Callable[[LayerWeights, LayerCache], object]) -> Run:
     def run_all() -> None:
         for layer, cache in zip(case.model.layers, case.cache, strict=True):
             run(layer, cache)
@@ -121,13 +103,13 @@ def each_layer(case: Case, run: Callable[[Layer, Tensor], object]) -> Run:
 
 def attention_parts(case: Case) -> Iterator[tuple[str, float, Run, Run]]:
     model, spec, batch, rows = case.model, case.model.spec, case.batch, case.rows
-    eps = spec.rms_norm_eps
-    x, residual, wide = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), draw(rows, spec.q_size)
-    qkv, first = draw(rows, spec.q_size + 2 * spec.kv_size), model.layers[0]
+    eps, attention = spec.rms_norm_eps, spec.layers[0].mixer
+    x, residual, wide = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), draw(rows, attention.q_size)
+    qkv, first = draw(rows, attention.q_size + 2 * attention.kv_size), model.layers[0]
     rotation = model.table[batch.positions]
 
     def attend_before() -> None:
-        plan = plan_attention(batch, rows, rows, spec.num_heads, case.cache[0])
+        plan = plan_attention(batch, rows, rows, [attention], case.cache[0])
         for layer, cache in zip(model.layers, case.cache, strict=True):
             query = rotate_and_store(qkv, rotation, batch.kv_slots, cache, layer.head_norm)
             paged_attention(query, cache, plan)
@@ -150,20 +132,20 @@ def attention_parts(case: Case) -> Iterator[tuple[str, float, Run, Run]]:
 
 def expert_parts(case: Case) -> Iterator[tuple[str, float, Run, Run]]:
     model, spec, batch, rows = case.model, case.model.spec, case.batch, case.rows
-    eps, top_k = spec.rms_norm_eps, spec.experts_per_token
+    first, eps = mixture(model.layers[0]), spec.rms_norm_eps
+    top_k = first.spec.router.top_k
     x, residual = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size)
-    first = mixture(model.layers[0])
     logits = normed_linear(x, model.norm, eps, first.router)
     routes = moe.Routes(logits, batch.context_lens, top_k, renormalize=True)
     chosen = logits.topk(top_k).indices.unique().numel()
     act = moe.gate_experts(x, model.norm, eps, first.gate_up, routes)
     num_tokens = torch.tensor([rows], dtype=torch.int32, device="cuda")
 
-    def mix_before(layer: Layer, _: Tensor) -> None:
+    def mix_before(layer: LayerWeights, _: LayerCache) -> None:
         mlp = mixture(layer)
         triton_moe(x, logits, mlp.gate_up, mlp.down, num_tokens, top_k=top_k, renormalize=True)
 
-    def mix_after(layer: Layer, _: Tensor) -> None:
+    def mix_after(layer: LayerWeights, _: LayerCache) -> None:
         mlp = mixture(layer)
         moe.down_experts(moe.gate_experts(x, layer.mlp_norm, eps, mlp.gate_up, routes), mlp.down, routes, residual)
 
@@ -227,11 +209,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--context", type=int, nargs="+", default=[300])
-    parser.add_argument("--layers", type=int, default=SPEC.num_layers)
+    parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--step-only", action="store_true", help="leave the single kernels out")
     options = parser.parse_args()
     with torch.inference_mode():
-        qwen = Model(dataclasses.replace(SPEC, num_layers=options.layers))
+        spec = read_spec(CONFIGS / "qwen3-30b-a3b").limit(8192)
+        qwen = Model(dataclasses.replace(spec, layers=spec.layers[: options.layers]))
         for length in options.context:
             for count in options.rows:
                 measured = Case(qwen, count, length)

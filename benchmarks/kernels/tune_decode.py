@@ -37,7 +37,8 @@ from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import Output
 from blink.models.decode_step import MAX_INT4_ROWS_BEFORE_PLANES
-from blink.models.layer import DenseMlp, Layer, MoeMlp
+from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
+from blink.models.layers import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 
@@ -55,34 +56,28 @@ Split = splits.GemmSplit | splits.AttentionSplit | gemm_planes.PlanesGemmSplit |
 
 def list_products(spec: ModelSpec) -> list[tuple[Output, int, int]]:
     """Return the outputs, weight rows and k of a step's products, those of most bytes first."""
-    hidden, inter = spec.hidden_size, spec.intermediate_size
-    if spec.num_experts:
-        mlp = [(Output.STORE, spec.num_experts, hidden)]
-    else:
-        mlp = [(Output.GATE, 2 * inter, hidden), (Output.ADD, hidden, inter)]
-    return [
-        *mlp,
-        (Output.STORE, spec.q_size + 2 * spec.kv_size, hidden),
-        (Output.ADD, hidden, spec.q_size),
-        (Output.STORE, spec.vocab_size, hidden),
-    ]
+    hidden, layer = spec.hidden_size, spec.layers[0]
+    outputs = [Output.STORE] if layer.mlp.mixture else [Output.GATE, Output.ADD]
+    outputs += [Output.STORE, Output.ADD, Output.STORE]
+    shapes = [*layer.mlp.matrices(hidden), *layer.mixer.matrices(hidden), (spec.vocab_size, hidden)]
+    return [(output, n, k) for output, (n, k) in zip(outputs, shapes, strict=True)]
 
 
 def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
     """Return the keys of the table that a step uses, each with all splits."""
-    tokens = splits.pad_rows(rows, fine=not spec.num_experts)
+    tokens = splits.pad_rows(rows, fine=spec.mixture is None)
     found = {
         splits.gemm_key(output, tokens, n, k): list(map(to_list, splits.list_gemm_splits(output, tokens)))
         for output, n, k in list_products(spec)
     }
-    group = spec.num_heads // spec.num_kv_heads
-    attention = map(to_list, splits.list_attention_splits(group, spec.head_dim))
-    return found | {splits.attention_key(rows * spec.num_kv_heads, group): list(attention)}
+    attention = spec.layers[0].mixer
+    attention_splits = map(to_list, splits.list_attention_splits(attention.group, attention.head_dim))
+    return found | {splits.attention_key(rows * attention.kv_heads, attention.group): list(attention_splits)}
 
 
 def list_quantized_candidates(spec: ModelSpec, rows: int, format: FormatId) -> Candidates:
     """Return the keys of the table that products with quantized weights use, each with all splits."""
-    products = list_products(spec)[1 if spec.num_experts else 0 :]  # routers have 16 bits
+    products = list_products(spec)[1 if spec.mixture is not None else 0 :]  # routers have 16 bits
     if format is FormatId.INT4:
         products = products[:-1]  # as the output has
     if format is FormatId.INT4 and rows <= MAX_INT4_ROWS_BEFORE_PLANES:
@@ -196,10 +191,12 @@ def make_model(name: str, format: FormatId | None) -> Model:
     """Make a few layers of a bundled model. Experts, which have no splits here, are small and add nothing: which ones
     are chosen depends on the order of sums."""
     spec = read_spec(_CONFIGS / name)
-    size = _EXPERT_SIZE if spec.num_experts else 0
-    model = Model(dataclasses.replace(spec, num_layers=_LAYERS, moe_intermediate_size=size))
+    layer = spec.layers[0]
+    if isinstance(layer.mlp, MoeMlp):
+        layer = dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, size=_EXPERT_SIZE))
+    model = Model(dataclasses.replace(spec, layers=(layer,) * _LAYERS))
     for layer in model.layers:
-        if isinstance(layer.mlp, MoeMlp):
+        if isinstance(layer.mlp, MoeWeights):
             layer.mlp.down.zero_()
     if format:
         layers = [pack_layer(layer, format) for layer in model.layers]
@@ -208,10 +205,10 @@ def make_model(name: str, format: FormatId | None) -> Model:
     return model
 
 
-def pack_layer(layer: Layer, format: FormatId) -> Layer:
+def pack_layer(layer: LayerWeights, format: FormatId) -> LayerWeights:
     mlp = layer.mlp
-    if isinstance(mlp, DenseMlp):
-        mlp = DenseMlp(pack_weight(mlp.gate_up, format), pack_weight(mlp.down, format))
+    if isinstance(mlp, DenseWeights):
+        mlp = DenseWeights(pack_weight(mlp.gate_up, format), pack_weight(mlp.down, format))
     qkv, output = pack_weight(layer.qkv, format), pack_weight(layer.output, format)
     return dataclasses.replace(layer, qkv=qkv, output=output, mlp=mlp)
 

@@ -75,6 +75,7 @@ def test_a_trace_holds_every_step_with_its_parts(
     tiny_engine: Engine, tiny_server: Frontend, duration: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "trace.json"
+    document: dict[str, Any] = {}
     slices: list[Any] = []
     steps: list[Any] = []
     seconds = duration

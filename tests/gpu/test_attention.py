@@ -13,7 +13,9 @@ from torch import Tensor
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu import attention as cpu
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, KvScales
+from model_specs import make_attention
 
 gpu_attention = pytest.importorskip("blink.kernels.gpu.attention")
 gpu_plan = pytest.importorskip("blink.kernels.gpu.attention_plan")
@@ -103,17 +105,21 @@ def check(
     expected = torch.zeros(query.shape).flatten(1)
     expected[:num_tokens] = cpu.paged_attention(
         query[:num_tokens].float(),
-        cache if cache_dtype else cache.float(),
+        LayerCache(cache if cache_dtype else cache.float()),
         cpu.plan_attention(batch, num_tokens, block_size, torch.float32),
         options,
     )
+    attention = make_attention(
+        *heads, head_dim, window=options.window, softcap=options.softcap, scale=options.scale,
+        sinks=options.sinks is not None,
+    )  # fmt: skip
     if options.sinks is not None:
         options = dataclasses.replace(options, sinks=options.sinks.to(device))
-    moved, sizes = move(batch, device), (len(query), len(rows) + padding[1], heads[0])
-    plan = gpu_plan.plan_attention(moved, *sizes, poisoned, dtype, is_plain=options.is_plain)
+    moved, on_device = move(batch, device), LayerCache(poisoned)
+    plan = gpu_plan.plan_attention(moved, len(query), len(rows) + padding[1], [attention], on_device, dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for _ in range(2):
-        found = gpu_attention.paged_attention(query.to(device), poisoned, plan, options)
+        found = gpu_attention.paged_attention(query.to(device), on_device, plan, options)
         torch.testing.assert_close(found.cpu().float(), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -218,12 +224,12 @@ def test_a_captured_graph_serves_every_batch_of_its_bucket(device: torch.device)
     largest: Rows = [(1, 1000), (1, 900), (40, 800), (22, 22)]
     sizes = {"max_tokens": 64, "max_rows": 4}
     batch = move(make_batch(largest, 16, **sizes), device)
-    cache = torch.randn(2, num_blocks(largest, 16), 16, 2, 64)
-    on_device = cache.to(device)
+    cache = LayerCache(torch.randn(2, num_blocks(largest, 16), 16, 2, 64))
+    on_device = LayerCache(cache.cells.to(device))
     query = torch.randn(64, 8, 64)
 
     def run() -> Tensor:
-        plan = gpu_plan.plan_attention(batch, 64, 4, 8, on_device)
+        plan = gpu_plan.plan_attention(batch, 64, 4, [make_attention(8, 2, 64)], on_device)
         return gpu_attention.paged_attention(query_on_device, on_device, plan)
 
     query_on_device = query.to(device)

@@ -16,12 +16,14 @@ from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch
 from blink.kernels.cpu.attention import paged_attention, plan_attention
 from blink.kernels.cpu.rotary import rotate_and_store_torch
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import AttentionOptions, HeadNorm, KvScales
 from blink.kernels.rotary import make_rotary_table
 from blink.llm import RequestOutput
 from blink.models.rope import Rope
 from blink.models.weights.loader import load_model
 from model_driver import Driver
+from model_specs import clone_cache, fill_cache, stack_cache
 from quantized_checkpoints import write_checkpoints
 
 pytest.importorskip("cuda.core")
@@ -34,7 +36,7 @@ from blink.kernels.gpu.decode import splits
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.gpu.decode.splits import AttentionSplit
-from blink.models.decode_step import can_decode
+from blink.models.decode_step import refuses
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
 
@@ -47,10 +49,11 @@ def attend_reference(
     """Attend with the references, in float32 but for what the cache keeps; cache is written."""
     active = int((batch.context_lens > 0).sum())
     rotation = table[batch.positions[:active].long()]
-    query = rotate_and_store_torch(qkv[:active].clone(), rotation, batch.kv_slots[:active], cache, norm, scales)
-    plan = plan_attention(batch, active, cache.shape[2], torch.float32)
+    layer = LayerCache(cache)
+    query = rotate_and_store_torch(qkv[:active].clone(), rotation, batch.kv_slots[:active], layer, norm, scales)
+    plan = plan_attention(batch, active, layer.block_size, torch.float32)
     expected = torch.zeros(qkv.shape[0], query.shape[1] * query.shape[2])
-    expected[:active] = paged_attention(query.float(), cache, plan, AttentionOptions(kv_scales=scales))
+    expected[:active] = paged_attention(query.float(), layer, plan, AttentionOptions(kv_scales=scales))
     return expected
 
 
@@ -75,7 +78,7 @@ def test_attention_and_cache_equal_the_reference(
     cache = draw(2, num_blocks, BLOCK_SIZE, kv_heads, head_dim).to(FP8)
     expected_cache = cache.cpu()
     expected = attend_reference(qkv.cpu(), expected_cache, batch, table, norm, SCALES)
-    found = decode_attention(qkv, cache, on_gpu(batch), table.cuda(), norm_on_gpu, kv_scales=SCALES).cpu()
+    found = decode_attention(qkv, LayerCache(cache), on_gpu(batch), table.cuda(), norm_on_gpu, kv_scales=SCALES).cpu()
     assert error(found, expected) < 1e-2
     cells, expected_cells = (part.float().flatten(1, 2) for part in (cache.cpu(), expected_cache))
     # What was nearly between two numbers of FP8 may be rounded to the other.
@@ -99,7 +102,7 @@ def test_numbers_beyond_fp8_become_its_largest_and_what_lies_behind_is_ignored()
     for slot, length in zip(batch.kv_slots.tolist(), lengths, strict=True):
         behind = slice(slot, slot + BLOCK_SIZE - (length - 1) % BLOCK_SIZE)
         cache.view(torch.uint8).flatten(1, 2)[:, behind] = 0x7F  # NaN
-    found = decode_attention(qkv, cache, on_gpu(batch), table.cuda(), kv_scales=SCALES).cpu()
+    found = decode_attention(qkv, LayerCache(cache), on_gpu(batch), table.cuda(), kv_scales=SCALES).cpu()
     assert error(found, expected) < 1e-2
 
 
@@ -117,7 +120,7 @@ def test_any_split_of_the_keys_gives_the_same_attention(
     tried = list(splits.list_attention_splits(2, head_dim))
     for split in [AttentionSplit(1, 1, 1), AttentionSplit(1, 1, 7), *tried[:: len(tried) // 4]]:
         monkeypatch.setattr("blink.kernels.gpu.decode.attention.choose_attention_split", lambda *_, split=split: split)
-        found = decode_attention(qkv, cache.clone(), on_gpu(batch), table.cuda(), kv_scales=SCALES).cpu()
+        found = decode_attention(qkv, LayerCache(cache.clone()), on_gpu(batch), table.cuda(), kv_scales=SCALES).cpu()
         assert error(found, expected) < 1e-2, split
 
 
@@ -129,18 +132,19 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     torch.manual_seed(9)
     decoder = make_decoder(qk_norm=qk_norm, bias=bias)
     rows = len(lengths)
-    assert can_decode(decoder.spec, torch.bfloat16, rows, BLOCK_SIZE)
+    assert refuses(decoder.spec, torch.bfloat16, rows, BLOCK_SIZE) is None
     host_batch, num_blocks = make_batch(lengths, 512)
     host_batch.input_ids.random_(1000)
     host_batch.block_tables.clamp_(max=num_blocks - 1)
     batch = on_gpu(host_batch)
-    cache = torch.randn(decoder.spec.kv_cache_shape(num_blocks, BLOCK_SIZE), device="cuda").to(FP8)
-    twin = cache.clone()
+    wide = fill_cache(decoder.allocate_kv_cache(num_blocks, BLOCK_SIZE))
+    cache = tuple(LayerCache(layer.cells.to(FP8)) for layer in wide)
+    twin = clone_cache(cache)
     active = sum(length > 0 for length in lengths)
     expected = decoder.compute_logits(batch, twin, rows, rows)[:active]
     found = decoder.compute_logits(batch, cache, rows, rows, decoding=True)[:active]
     assert error(found, expected) < 4e-2
-    assert error(cache, twin) < 2e-2
+    assert error(stack_cache(cache), stack_cache(twin)) < 2e-2
 
 
 def compute_logits(path: Path, device: str, dtype: torch.dtype, kv_cache_dtype: str) -> Tensor:

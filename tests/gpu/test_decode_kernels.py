@@ -19,13 +19,15 @@ from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.attention import paged_attention, plan_attention
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.cpu.rotary import rotate_and_store_torch
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rotary import make_rotary_table
 from blink.models.decoder import Decoder
-from blink.models.layer import DenseMlp, Layer
+from blink.models.layer_weights import DenseWeights, LayerWeights
+from blink.models.layers import DenseMlp
 from blink.models.rope import Rope
-from blink.models.spec import ModelSpec
 from model_driver import Driver
+from model_specs import clone_cache, fill_cache, make_attention, make_spec, stack_cache
 
 pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
@@ -40,7 +42,7 @@ from blink.kernels.gpu.decode.gemv import add_linear, gated_linear, normed_linea
 from blink.kernels.gpu.decode.launch import can_launch, check, launch
 from blink.kernels.gpu.decode.splits import AttentionSplit, Output
 from blink.models import decode_step
-from blink.models.decode_step import MAX_DECODE_ROWS, MAX_GEMV_ROWS, can_decode, can_mix
+from blink.models.decode_step import MAX_DECODE_ROWS, MAX_GEMV_ROWS, can_mix, refuses
 
 pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
 
@@ -235,10 +237,10 @@ def attend_reference(
     """Attend with the existing references, in float32 but for what the cache keeps; cache is written."""
     active = int(batch.header[Header.NUM_ROWS])
     rotation = table[batch.positions[:active].long()]
-    query = rotate_and_store_torch(qkv[:active].clone(), rotation, batch.kv_slots[:active], cache, norm)
+    query = rotate_and_store_torch(qkv[:active].clone(), rotation, batch.kv_slots[:active], LayerCache(cache), norm)
     plan = plan_attention(batch, active, block_size, torch.float32)
     expected = torch.zeros(qkv.shape[0], num_heads * query.shape[2])
-    expected[:active] = paged_attention(query.float(), cache.float(), plan)
+    expected[:active] = paged_attention(query.float(), LayerCache(cache.float()), plan)
     return expected
 
 
@@ -265,7 +267,7 @@ def test_attention_and_cache_equal_the_reference(
     cache = draw(2, num_blocks, BLOCK_SIZE, kv_heads, head_dim)
     expected_cache = cache.cpu()
     expected = attend_reference(qkv.cpu(), expected_cache, batch, table, heads, norm)
-    found = decode_attention(qkv, cache, on_gpu(batch), table.cuda(), norm_on_gpu).cpu()
+    found = decode_attention(qkv, LayerCache(cache), on_gpu(batch), table.cuda(), norm_on_gpu).cpu()
     assert error(found, expected) < 1e-2
     assert error(cache.cpu(), expected_cache) < 1e-3
     untouched = torch.ones(cache.shape[1:3], dtype=torch.bool).flatten()
@@ -280,10 +282,10 @@ def test_attention_ignores_what_lies_behind_the_last_token() -> None:
     batch, num_blocks = make_batch(lengths, 1000)
     table = make_rotary_table(Rope(theta=1e4, rotary_dim=head_dim).frequencies(), 1000, "cuda")
     qkv, cache = draw(len(lengths), 12 * head_dim), draw(2, num_blocks, BLOCK_SIZE, kv_heads, head_dim)
-    expected = decode_attention(qkv, cache.clone(), on_gpu(batch), table)
+    expected = decode_attention(qkv, LayerCache(cache.clone()), on_gpu(batch), table)
     for slot, length in zip(batch.kv_slots.tolist(), lengths, strict=True):
         cache.flatten(1, 2)[:, slot : slot + BLOCK_SIZE - (length - 1) % BLOCK_SIZE] = torch.nan
-    assert torch.equal(decode_attention(qkv, cache, on_gpu(batch), table), expected)
+    assert torch.equal(decode_attention(qkv, LayerCache(cache), on_gpu(batch), table), expected)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
@@ -297,7 +299,7 @@ def test_any_split_of_the_keys_gives_the_same_attention(block_size: int, monkeyp
     tried = list(splits.list_attention_splits(2, head_dim))
     for split in [AttentionSplit(1, 1, 1), AttentionSplit(1, 1, 7), *tried[:: len(tried) // 4]]:
         monkeypatch.setattr("blink.kernels.gpu.decode.attention.choose_attention_split", lambda *_, split=split: split)
-        found = decode_attention(qkv, cache.clone(), on_gpu(batch), table.cuda()).cpu()
+        found = decode_attention(qkv, LayerCache(cache.clone()), on_gpu(batch), table.cuda()).cpu()
         assert error(found, expected) < 1e-2, split
 
 
@@ -314,7 +316,7 @@ class Chain:
         self.start = draw(rows, hidden)
         self.residual = self.start.clone()
         self.ids = torch.arange(rows, dtype=torch.int32, device="cuda")
-        self.cache = draw(2, num_blocks, BLOCK_SIZE, self.kv_heads, head_dim)
+        self.cache = LayerCache(draw(2, num_blocks, BLOCK_SIZE, self.kv_heads, head_dim))
         width = (self.heads + 2 * self.kv_heads) * head_dim
         self.norm, self.qkv = draw(hidden), draw(width, hidden, scale=hidden**-0.5)
         self.output, self.gate_up = draw(hidden, 1024, scale=0.03), draw(2 * inter, hidden, scale=0.03)
@@ -480,26 +482,11 @@ def check_late_addition(chain: Chain, x: Tensor) -> None:
 
 
 def make_decoder(*, qk_norm: bool, bias: bool) -> Decoder:
-    spec = ModelSpec(
-        architecture="llama",
-        vocab_size=1000,
-        hidden_size=512,
-        num_layers=3,
-        num_heads=8,
-        num_kv_heads=2,
-        head_dim=64,
-        intermediate_size=1024,
-        rms_norm_eps=EPS,
-        rope=Rope(theta=10000.0, rotary_dim=64),
-        max_model_len=512,
-        tie_embeddings=False,
-        qk_norm=qk_norm,
-        attention_bias=bias,
-        output_bias=bias,
-    )
+    attention = make_attention(8, 2, 64, qk_norm="head" if qk_norm else "none", qkv_bias=bias, output_bias=bias)
+    spec = make_spec("llama", attention, DenseMlp(size=1024), num_layers=3, rms_norm_eps=EPS)
 
-    def make_layer() -> Layer:
-        return Layer(
+    def make_layer() -> LayerWeights:
+        return LayerWeights(
             attention_norm=1 + draw(512, scale=0.1),
             qkv=draw(768, 512, scale=0.05),
             qkv_bias=draw(768) if bias else None,
@@ -507,7 +494,7 @@ def make_decoder(*, qk_norm: bool, bias: bool) -> Decoder:
             output_bias=draw(512) if bias else None,
             head_norm=HeadNorm(1 + draw(64, scale=0.1), 1 + draw(64, scale=0.1), EPS) if qk_norm else None,
             mlp_norm=1 + draw(512, scale=0.1),
-            mlp=DenseMlp(draw(2048, 512, scale=0.05), draw(512, 1024, scale=0.05)),
+            mlp=DenseWeights(draw(2048, 512, scale=0.05), draw(512, 1024, scale=0.05)),
         )
 
     layers = [make_layer() for _ in range(3)]
@@ -527,19 +514,19 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     torch.manual_seed(9)
     decoder = make_decoder(qk_norm=qk_norm, bias=bias)
     rows = len(lengths)
-    assert rows <= MAX_DECODE_ROWS and can_decode(decoder.spec, torch.bfloat16, rows, BLOCK_SIZE)
+    assert rows <= MAX_DECODE_ROWS and refuses(decoder.spec, torch.bfloat16, rows, BLOCK_SIZE) is None
     host_batch, num_blocks = make_batch(lengths, 512)
     host_batch.input_ids.random_(1000)
     host_batch.block_tables.clamp_(max=num_blocks - 1)
     batch = on_gpu(host_batch)
-    cache = decoder.allocate_kv_cache(num_blocks, BLOCK_SIZE).normal_()
-    twin = cache.clone()
+    cache = fill_cache(decoder.allocate_kv_cache(num_blocks, BLOCK_SIZE))
+    twin = clone_cache(cache)
     active = sum(length > 0 for length in lengths)
     monkeypatch.setattr(decode_step, "MAX_MIXED_TOKENS", 0)
     expected = decoder.compute_logits(batch, twin, rows, rows)[:active]
     found = decoder.compute_logits(batch, cache, rows, rows, decoding=True)[:active]
     assert error(found, expected) < 3e-2
-    assert error(cache, twin) < 1e-2
+    assert error(stack_cache(cache), stack_cache(twin)) < 1e-2
     assert torch.isfinite(found).all()
 
 
@@ -557,7 +544,7 @@ def test_a_short_step_with_prompts_gives_the_logits_of_the_general_one(
         driver = Driver(decoder)
         for before, tokens in zip(computed, prompts, strict=True):
             driver.add(torch.arange(before + tokens).tolist(), 1)
-        driver.kv_cache.normal_(generator=torch.Generator("cuda").manual_seed(3))
+        fill_cache(driver.kv_cache, torch.Generator("cuda").manual_seed(3))
         for sequence, before in zip(driver.sequences, computed, strict=True):
             sequence.num_computed = before
         logits.append(driver.compute_logits())

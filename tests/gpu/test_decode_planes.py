@@ -20,6 +20,7 @@ from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.layer_cache import LayerCache
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import write_checkpoints
 
@@ -264,9 +265,9 @@ def test_attention_is_written_as_planes(heads: int, kv_heads: int, head_dim: int
     batch.kv_slots.copy_(batch.block_tables[:, 2] * block_size + (context - 1) % block_size)
     qkv, table = draw(rows, (heads + 2 * kv_heads) * head_dim), torch.randn(64, head_dim, device="cuda")
     cache = draw(2, rows * 3, block_size, kv_heads, head_dim)
-    expected = decode_attention(qkv, cache.clone(), batch, table)
+    expected = decode_attention(qkv, LayerCache(cache.clone()), batch, table)
     for format in FORMATS:
-        found = decode_attention(qkv, cache.clone(), batch, table, planes=format)
+        found = decode_attention(qkv, LayerCache(cache.clone()), batch, table, planes=format)
         assert torch.equal(found, split(expected, format))
 
 

@@ -21,7 +21,7 @@ from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.cpu import moe as cpu_moe
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
-from blink.models.layer import DenseMlp, MoeMlp
+from blink.models.layer_weights import DenseWeights, MoeWeights
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import SCHEMES, write_checkpoints
 
@@ -170,7 +170,7 @@ def test_an_output_layer_in_fp8_follows_layers_of_4_bits(tmp_path: Path) -> None
     path, plain = write_checkpoints(tmp_path, "packed-fp8-head", vocab_size=1024)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
     layer = found._layers[0]
-    assert isinstance(layer.mlp, DenseMlp)
+    assert isinstance(layer.mlp, DenseWeights)
     for weight in (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down):
         assert isinstance(weight, PackedWeight) and weight.format is FormatId.INT4
     assert isinstance(found._lm_head, PackedWeight) and found._lm_head.format is FormatId.FP8
@@ -304,7 +304,7 @@ def test_experts_of_a_model_are_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path, plain = write_checkpoints(tmp_path, "fp8-channel", **experts)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
     mlp = found._layers[0].mlp
-    assert isinstance(mlp, MoeMlp) and isinstance(mlp.down, Fp8Experts)
+    assert isinstance(mlp, MoeWeights) and isinstance(mlp.down, Fp8Experts)
     names: list[str] = []
     monkeypatch.setattr(gemm, "compile_kernel", lambda name: (names.append(name), compile_kernel(name))[1])
     for rows in (1, 6, 33):

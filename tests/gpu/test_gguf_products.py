@@ -17,7 +17,7 @@ from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
 from blink.kernels.linear import linear
 from blink.models.decoder import Decoder
-from blink.models.layer import list_weights
+from blink.models.layer_weights import list_weights
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec

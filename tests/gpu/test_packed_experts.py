@@ -16,7 +16,7 @@ from blink.formats.mxfp4 import Mxfp4Matrix
 from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.cpu import moe as cpu_moe
 from blink.models.decoder import Decoder
-from blink.models.layer import MoeMlp
+from blink.models.layer_weights import MoeWeights
 from model_driver import compute_decoded_logits, load_decoder
 from model_families import MXFP4, save_model
 from quantized_checkpoints import write_checkpoints
@@ -157,7 +157,7 @@ def row_error(found: Tensor, expected: Tensor) -> float:
 
 def assert_packed(decoder: Decoder) -> None:
     for layer in decoder._layers:
-        assert isinstance(layer.mlp, MoeMlp)
+        assert isinstance(layer.mlp, MoeWeights)
         assert isinstance(layer.mlp.gate_up, PackedExperts) and isinstance(layer.mlp.down, PackedExperts)
 
 

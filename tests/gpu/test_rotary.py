@@ -8,6 +8,7 @@ import torch
 
 from blink.formats.fp8 import FP8
 from blink.kernels.cpu.rotary import rotate_and_store_torch
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import HeadNorm, KvScales
 from blink.kernels.rotary import make_rotary_table
 from blink.models.rope import Rope
@@ -37,9 +38,9 @@ def test_queries_and_cache_equal_the_reference(
     cache = torch.full((2, NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim), 7.0, dtype=dtype)
     found_cache = cache.to(device, copy=True)
     found = gpu_rotary.rotate_and_store(
-        qkv.to(device), rotation.to(device), kv_slots.to(device), found_cache, on_device
+        qkv.to(device), rotation.to(device), kv_slots.to(device), LayerCache(found_cache), on_device
     )
-    expected = rotate_and_store_torch(qkv.clone(), rotation, kv_slots, cache, norm)
+    expected = rotate_and_store_torch(qkv.clone(), rotation, kv_slots, LayerCache(cache), norm)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(found_cache.cpu(), cache, rtol=tolerance, atol=tolerance)
@@ -68,9 +69,9 @@ def test_a_cache_in_fp8_equals_the_reference(
     cache = torch.ones(2, NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim).to(FP8)
     found_cache = cache.to(device, copy=True)
     found = gpu_rotary.rotate_and_store(
-        qkv.to(device), rotation.to(device), kv_slots.to(device), found_cache, on_device, scales
+        qkv.to(device), rotation.to(device), kv_slots.to(device), LayerCache(found_cache), on_device, scales
     )
-    expected = rotate_and_store_torch(qkv.clone(), rotation, kv_slots, cache, norm, scales)
+    expected = rotate_and_store_torch(qkv.clone(), rotation, kv_slots, LayerCache(cache), norm, scales)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
     found_cells, cells = found_cache.cpu().float(), cache.float()

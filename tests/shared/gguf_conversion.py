@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from blink.models.families import FAMILIES
+from blink.models.layers import Attention, MoeMlp
 from blink.models.rope import LinearScaling
 from blink.models.spec import ModelSpec
 from gguf_blocks import quantize
@@ -35,38 +37,39 @@ def convert(
 
     kinds: types of the matrices, in turn; what has no whole blocks stays float32.
     """
+    attention, mlp = spec.layers[0].mixer, spec.layers[0].mlp
     weights = {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
     names = gguf.get_tensor_name_map(arch, spec.num_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_block_count(spec.num_layers)
     writer.add_context_length(spec.max_model_len)
     writer.add_embedding_length(spec.hidden_size)
-    writer.add_feed_forward_length(spec.intermediate_size)
-    writer.add_head_count(spec.num_heads)
-    writer.add_head_count_kv(spec.num_kv_heads)
-    writer.add_key_length(spec.head_dim)
+    writer.add_feed_forward_length(mlp.size)
+    writer.add_head_count(attention.heads)
+    writer.add_head_count_kv(attention.kv_heads)
+    writer.add_key_length(attention.head_dim)
     writer.add_layer_norm_rms_eps(spec.rms_norm_eps)
-    writer.add_rope_freq_base(spec.rope.theta)
-    writer.add_rope_dimension_count(spec.rope.rotary_dim)
+    writer.add_rope_freq_base(_last(spec).rope.theta)
+    writer.add_rope_dimension_count(attention.rope.rotary_dim)
     writer.add_token_list([f"token {i}" for i in range(spec.vocab_size)])
     writer.add_eos_token_id(7)
     add_options(writer, spec)
-    if spec.num_experts:
+    if isinstance(mlp, MoeMlp):
         place, parts = EXPERT_PARTS.get(spec.architecture, ("mlp", ("gate_proj", "up_proj", "down_proj")))
-        writer.add_expert_count(spec.num_experts)
-        writer.add_expert_used_count(spec.experts_per_token)
-        writer.add_expert_feed_forward_length(spec.moe_intermediate_size)
+        writer.add_expert_count(mlp.experts)
+        writer.add_expert_used_count(mlp.router.top_k)
+        writer.add_expert_feed_forward_length(mlp.size)
         for layer in range(spec.num_layers):
             for part in parts:
                 prefix = f"model.layers.{layer}.{place}.experts"
-                stacked = [weights.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(spec.num_experts)]
+                stacked = [weights.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(mlp.experts)]
                 weights[f"{prefix}.{part}.weight"] = torch.stack(stacked)
     turns = itertools.cycle(kinds)
     for name, value in weights.items():
-        if spec.options.shifted_norms and name.endswith("norm.weight"):
+        if FAMILIES[spec.architecture].shifted_norms and name.endswith("norm.weight"):
             value = value + 1
         if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
-            value = interleave(value, spec.num_heads if "q_proj" in name else spec.num_kv_heads)
+            value = interleave(value, attention.heads if "q_proj" in name else attention.kv_heads)
         stored = names.get_name(name, (".weight", ".bias"))
         assert stored is not None
         kind = next(turns)
@@ -79,20 +82,26 @@ def convert(
     writer.close()
 
 
+def _last(spec: ModelSpec) -> Attention:
+    """Return the last layer's attention: that without a window, where some have one."""
+    return spec.layers[-1].mixer
+
+
 def add_options(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     """Write what a family adds, under the names that llama.cpp's converter uses."""
-    options, rope = spec.options, spec.rope
-    if spec.windows:
-        writer.add_sliding_window(max(spec.windows))
-    if options.shifted_norms and options.attention_softcap:
-        writer.add_attn_logit_softcapping(options.attention_softcap)
-        writer.add_final_logit_softcapping(options.logits_softcap)
+    attention = _last(spec)
+    rope = attention.rope
+    if window := max(layer.mixer.window for layer in spec.layers):
+        writer.add_sliding_window(window)
+    if attention.softcap:
+        writer.add_attn_logit_softcapping(attention.softcap)
+        writer.add_final_logit_softcapping(spec.logits_softcap)
     if spec.architecture == "granite":
-        assert options.attention_scale is not None
-        writer.add_attention_scale(options.attention_scale)
-        writer.add_embedding_scale(options.embedding_scale)
-        writer.add_residual_scale(options.residual_scale)
-        writer.add_logit_scale(options.logits_divisor)
+        assert attention.scale is not None
+        writer.add_attention_scale(attention.scale)
+        writer.add_embedding_scale(spec.embedding_scale)
+        writer.add_residual_scale(spec.layers[0].residual_scale)
+        writer.add_logit_scale(spec.logits_divisor)
     if rope.long_divisors:
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_len)
         writer.add_rope_scaling_attn_factors(rope.magnitude)

@@ -33,7 +33,8 @@ from blink.kernels.gpu.decode import (
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
 from blink.models import decode_step
-from blink.models.layer import DenseMlp, Layer, MoeMlp
+from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
+from blink.models.layers import MoeMlp, Router
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 
@@ -148,12 +149,16 @@ def test_measured_candidates_fit_and_share_activations_of_many_rows(output: Outp
         assert all(split.cluster < 4 or 2 * split.shared_bytes(output, tokens) <= _MAX_SHARED_BYTES for split in tried)
 
 
+def _decodes(spec: ModelSpec, rows: int) -> bool:
+    return decode_step.refuses(spec, torch.bfloat16, rows, 16) is None
+
+
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen3-30b-a3b"])
 def test_steps_of_more_than_128_rows_take_the_general_way(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_step, "can_attend_rows", lambda *_: True)
+    monkeypatch.setattr(decode_step, "refuses_attention", lambda *_: None)
     monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
     spec: ModelSpec = read_spec(_CONFIGS / model)
-    taken = [rows for rows in (16, 64, 65, 96, 128, 129, 256) if decode_step.can_decode(spec, torch.bfloat16, rows, 16)]
+    taken = [rows for rows in (16, 64, 65, 96, 128, 129, 256) if _decodes(spec, rows)]
     assert taken == [16, 64, 65, 96, 128]
 
 
@@ -173,11 +178,14 @@ def test_experts_rows_get_tiles_that_fit_and_mostly_suffice(rows: int, planes: b
 
 
 def test_experts_that_cannot_be_streamed_are_grouped_from_3_rows_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_step, "can_attend_rows", lambda *_: True)
+    monkeypatch.setattr(decode_step, "refuses_attention", lambda *_: None)
     monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
     _pretend(monkeypatch, "a card of the future", 132)
-    spec = dataclasses.replace(read_spec(_CONFIGS / "qwen3-30b-a3b"), num_experts=8)
-    taken = [rows for rows in (1, 2, 3, 4, 5, 8, 64) if decode_step.can_decode(spec, torch.bfloat16, rows, 16)]
+    spec = read_spec(_CONFIGS / "qwen3-30b-a3b")
+    assert spec.mixture is not None
+    few = dataclasses.replace(spec.mixture, experts=8)
+    spec = spec.with_layers(lambda layer: dataclasses.replace(layer, mlp=few))
+    taken = [rows for rows in (1, 2, 3, 4, 5, 8, 64) if _decodes(spec, rows)]
     assert taken == [3, 4, 5, 8, 64]
 
 
@@ -192,8 +200,10 @@ def test_layers_of_4_bits_decode_fewer_rows_with_experts(monkeypatch: pytest.Mon
     monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
     _pretend(monkeypatch, "a card of the future", 132)
     matrix, experts = torch.zeros(64, 256), torch.zeros(4, 64, 256)
-    for mlp, most in ((DenseMlp(_pack_int4(128), _pack_int4(64)), 128), (MoeMlp(matrix, experts, experts), 64)):
-        layer = Layer(
+    moe_spec = MoeMlp(experts=4, size=32, router=Router(top_k=2))
+    dense, mixture = DenseWeights(_pack_int4(128), _pack_int4(64)), MoeWeights(moe_spec, matrix, experts, experts)
+    for mlp, most in ((dense, 128), (mixture, 64)):
+        layer = LayerWeights(
             attention_norm=None, qkv=_pack_int4(64), qkv_bias=None, output=_pack_int4(64), output_bias=None,
             head_norm=None, mlp_norm=None, mlp=mlp,
         )  # fmt: skip
@@ -201,11 +211,11 @@ def test_layers_of_4_bits_decode_fewer_rows_with_experts(monkeypatch: pytest.Mon
         assert not decode_step.can_multiply_packed([layer], matrix, most + 1)
 
 
-def _layer_of(weight: Weight) -> Layer:
+def _layer_of(weight: Weight) -> LayerWeights:
     """Return a dense layer of one square matrix, whatever it is to multiply."""
-    return Layer(
+    return LayerWeights(
         attention_norm=None, qkv=weight, qkv_bias=None, output=weight, output_bias=None,
-        head_norm=None, mlp_norm=None, mlp=DenseMlp(weight, weight),
+        head_norm=None, mlp_norm=None, mlp=DenseWeights(weight, weight),
     )  # fmt: skip
 
 
@@ -213,7 +223,7 @@ def _layer_of(weight: Weight) -> Layer:
 def test_a_packed_layer_among_others_takes_no_mixed_steps(
     packed_layers: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_step, "can_decode", lambda *_: True)
+    monkeypatch.setattr(decode_step, "refuses", lambda *_: None)
     plain, packed = torch.zeros(64, 256), _pack_int4(64)
     layers = [_layer_of(packed if index in packed_layers else plain) for index in range(3)]
     spec = read_spec(_CONFIGS / "llama-3-8b")

@@ -18,6 +18,7 @@ from blink.engine import base
 from blink.engine.state import HostState
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch
+from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
 from blink.region.layout import EngineState
@@ -71,13 +72,13 @@ class DeviceTwin:
         self.log.append("close")
 
 
-def log_step(model: Decoder, batch: Batch, kv_cache: Tensor, tokens: int, rows: int, **kinds: bool) -> None:
+def log_step(model: Decoder, batch: Batch, kv_cache: KvCache, tokens: int, rows: int, **kinds: bool) -> None:
     del model, batch, kv_cache
     DeviceTwin.log.append((tokens, rows, "".join(name for name, is_set in kinds.items() if is_set)))
 
 
 def log_segment(
-    model: Decoder, batch: Batch, kv_cache: Tensor, size: tuple[int, int, bool], layers: range, *others: object
+    model: Decoder, batch: Batch, kv_cache: KvCache, size: tuple[int, int, bool], layers: range, *others: object
 ) -> str | None:
     """Leave something between the segments of decoding steps, which the next has to be given."""
     del model, batch, kv_cache

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from blink.cli import model_fit
 from blink.cli.torch_probe import Gpu, TorchReport
 from blink.formats.gguf import GgufRows
-from blink.models.layer import MoeMlp
+from blink.models.layer_weights import MoeWeights
 from blink.models.weights import loader
 from blink.models.weights.checkpoint import GgufCheckpoint, KeepBlocks
 from blink.models.weights.decoder_loader import DecoderLoader
@@ -78,7 +78,7 @@ def test_a_gpu_gets_planes_of_all_but_experts(mixtral: Path) -> None:
     decoder = DecoderLoader(GgufCheckpoint(mixtral, spec, keep), spec, target).load()
     layer = decoder._layers[0]
     assert all(isinstance(w, PlanarGgufWeight) for w in (decoder._embedding, decoder._lm_head, layer.qkv, layer.output))
-    assert isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.gate_up, torch.Tensor)
+    assert isinstance(layer.mlp, MoeWeights) and isinstance(layer.mlp.gate_up, torch.Tensor)
     assert decoder.dtype == torch.bfloat16 and decoder._has_gguf_weights
     assert decoder.num_weight_bytes == model_fit._count_gguf(mixtral, spec, 2).total
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu import attention as cpu
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import AttentionOptions
 
 NUM_BLOCKS, HEAD_DIM = 64, 16
@@ -77,9 +78,10 @@ def test_attention_of_ragged_batches_equals_the_written_out_softmax(
     batch, num_tokens = make_batch(rows, block_size)
     kv_cache = torch.randn(2, NUM_BLOCKS, block_size, kv_heads, HEAD_DIM)
     query = torch.randn(num_tokens, heads, HEAD_DIM)
-    plan = plan_attention(batch, num_tokens, len(rows), query.shape[1], kv_cache)
+    cache = LayerCache(kv_cache)
+    plan = plan_attention(batch, num_tokens, len(rows), [], cache)
     expected = attend_naively(query, kv_cache, batch, rows)
-    torch.testing.assert_close(paged_attention(query, kv_cache, plan).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(paged_attention(query, cache, plan).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +97,11 @@ def test_attention_of_ragged_batches_equals_the_written_out_softmax(
 def test_native_attention_equals_that_of_pytorch(head_dim: int, options: AttentionOptions) -> None:
     torch.manual_seed(7)
     batch, num_tokens = make_batch([(1, 1), (1, 5), (1, 6), (1, 33), (1, 100)], 16)
-    kv_cache = torch.randn(2, NUM_BLOCKS, 16, 2, head_dim)
+    cache = LayerCache(torch.randn(2, NUM_BLOCKS, 16, 2, head_dim))
     query = torch.randn(num_tokens, 9, head_dim)[:, :6]  # in front of keys, as the model has it
     [group] = cpu.plan_attention(batch, num_tokens, 16, torch.float32).groups
-    expected = cpu.attend_torch(query, kv_cache, group, options)
-    torch.testing.assert_close(cpu.attend_native(query, kv_cache, group, options), expected, rtol=1e-5, atol=1e-5)
+    expected = cpu.attend_torch(query, cache, group, options)
+    torch.testing.assert_close(cpu.attend_native(query, cache, group, options), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_do_not_read_blocks_of_others() -> None:
@@ -113,18 +115,18 @@ def test_rows_do_not_read_blocks_of_others() -> None:
     kv_cache = torch.full((2, NUM_BLOCKS, block_size, 2, HEAD_DIM), torch.nan)
     kv_cache[:, owned] = torch.randn(2, len(owned), block_size, 2, HEAD_DIM)
     query = torch.randn(num_tokens, 4, HEAD_DIM)
-    plan = plan_attention(batch, num_tokens, len(rows), query.shape[1], kv_cache)
-    assert paged_attention(query, kv_cache, plan).isfinite().all()
+    plan = plan_attention(batch, num_tokens, len(rows), [], LayerCache(kv_cache))
+    assert paged_attention(query, LayerCache(kv_cache), plan).isfinite().all()
 
 
 def test_padding_tokens_give_zeros_and_change_no_other() -> None:
     rows = [(1, 12), (4, 9)]
     torch.manual_seed(6)
-    kv_cache, query = torch.randn(2, NUM_BLOCKS, 16, 2, HEAD_DIM), torch.randn(8, 4, HEAD_DIM)
+    cache, query = LayerCache(torch.randn(2, NUM_BLOCKS, 16, 2, HEAD_DIM)), torch.randn(8, 4, HEAD_DIM)
     exact, num_exact = make_batch(rows, 16)
     padded, num_padded = make_batch(rows, 16, num_padding=3)
-    expected = paged_attention(query[:num_exact], kv_cache, plan_attention(exact, num_exact, 2, 4, kv_cache))
-    found = paged_attention(query, kv_cache, plan_attention(padded, num_padded, 2, 4, kv_cache))
+    expected = paged_attention(query[:num_exact], cache, plan_attention(exact, num_exact, 2, [], cache))
+    found = paged_attention(query, cache, plan_attention(padded, num_padded, 2, [], cache))
     torch.testing.assert_close(found[:num_exact], expected)
     assert not found[num_exact:].any()
 
@@ -133,8 +135,8 @@ def test_bfloat16_attention_is_close_to_float64() -> None:
     rows = [(1, 30), (6, 20)]
     torch.manual_seed(7)
     batch, num_tokens = make_batch(rows, 16)
-    kv_cache = torch.randn(2, NUM_BLOCKS, 16, 2, HEAD_DIM).bfloat16()
+    cache = LayerCache(torch.randn(2, NUM_BLOCKS, 16, 2, HEAD_DIM).bfloat16())
     query = torch.randn(num_tokens, 4, HEAD_DIM).bfloat16()
-    found = paged_attention(query, kv_cache, plan_attention(batch, num_tokens, 2, 4, kv_cache))
-    expected = attend_naively(query, kv_cache, batch, rows)
+    found = paged_attention(query, cache, plan_attention(batch, num_tokens, 2, [], cache))
+    expected = attend_naively(query, cache.cells, batch, rows)
     torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)

@@ -9,6 +9,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from blink.kernels.cpu.rotary import rotate_and_store_native, rotate_and_store_torch
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.models.rope import LinearScaling, Llama3Scaling, Rope
@@ -26,7 +27,7 @@ def run(rotary_dim: int, kv_slots: list[int], head_norm: HeadNorm | None = None)
     positions = 3 + 3 * torch.arange(num_tokens)
     rotation = make_rotary_table(frequencies, 64, "cpu")[positions]
     kv_cache = torch.zeros(2, 4, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-    query = rotate_and_store(qkv, rotation, torch.tensor(kv_slots, dtype=torch.int32), kv_cache, head_norm)
+    query = rotate_and_store(qkv, rotation, torch.tensor(kv_slots, dtype=torch.int32), LayerCache(kv_cache), head_norm)
     return heads, query, kv_cache.flatten(1, 2), positions[:, None].double() * torch.tensor(frequencies).double()
 
 
@@ -55,8 +56,8 @@ def test_the_one_pass_version_agrees_with_pytorch(rotary_dim: int) -> None:
     rotation = make_rotary_table(Rope(theta=100.0, rotary_dim=rotary_dim).frequencies(), 64, "cpu")[[9, 0, 63, 1, 2]]
     kv_slots = torch.tensor([3, -1, 31, 0, 17], dtype=torch.int32)
     caches = [torch.zeros(2, 4, BLOCK_SIZE, KV_HEADS, HEAD_DIM) for _ in range(2)]
-    expected = rotate_and_store_torch(qkv.clone(), rotation, kv_slots, caches[0])
-    found = rotate_and_store_native(qkv, rotation, kv_slots, caches[1])
+    expected = rotate_and_store_torch(qkv.clone(), rotation, kv_slots, LayerCache(caches[0]))
+    found = rotate_and_store_native(qkv, rotation, kv_slots, LayerCache(caches[1]))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(caches[1], caches[0], rtol=1e-6, atol=1e-6)
 

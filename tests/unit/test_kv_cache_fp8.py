@@ -19,6 +19,7 @@ from blink.engine.cpu import CpuEngine
 from blink.errors import ConfigError
 from blink.formats.fp8 import FP8
 from blink.kernels.attention import paged_attention, plan_attention
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import AttentionOptions, KvScales
 from blink.kernels.rotary import rotate_and_store
 from blink.models.decoder import Decoder
@@ -47,8 +48,8 @@ def test_the_cache_holds_keys_and_values_divided_by_their_scales_and_rounded() -
     cache = torch.zeros(2, 4, 8, kv_heads, HEAD_DIM).to(FP8)
     wide = torch.zeros(2, 4, 8, kv_heads, HEAD_DIM)
     rotation = torch.rand(num_tokens, HEAD_DIM)
-    rotate_and_store(qkv.clone(), rotation, slots, wide)
-    rotate_and_store(qkv, rotation, slots, cache, None, scales)
+    rotate_and_store(qkv.clone(), rotation, slots, LayerCache(wide))
+    rotate_and_store(qkv, rotation, slots, LayerCache(cache), None, scales)
     for found, exact, scale in zip(cache.float(), wide, (scales.key, scales.value), strict=True):
         expected = (exact / scale).clamp(-448, 448)
         assert torch.equal(found, expected.to(FP8).float())
@@ -70,10 +71,11 @@ def test_attention_to_fp8_is_attention_to_what_it_stands_for(options: AttentionO
     cells = torch.randn(2, NUM_BLOCKS, 16, 2, HEAD_DIM).to(FP8)
     meant = cells.float() * torch.tensor([options.kv_scales.key, options.kv_scales.value]).view(2, 1, 1, 1, 1)
     query = torch.randn(num_tokens, 4, HEAD_DIM)
-    plan = plan_attention(batch, num_tokens, len(rows), 4, cells, query.dtype)
+    cache = LayerCache(cells)
+    plan = plan_attention(batch, num_tokens, len(rows), [], cache, query.dtype)
     factor = 1.0 if options.scale is None else options.scale * math.sqrt(HEAD_DIM)
     expected = attend_naively(query * factor, meant, batch, rows)
-    torch.testing.assert_close(paged_attention(query, cells, plan, options).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(paged_attention(query, cache, plan, options).double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,8 +149,8 @@ def test_the_same_bytes_hold_four_times_the_tokens_of_float32(tmp_path: Path) ->
         )
         engine = CpuEngine(config)
         engine.remove_region()
-        assert engine._kv_cache.nbytes == 100 * BLOCK_BYTES
-        return engine._kv_cache.shape[2]
+        assert sum(layer.cells.nbytes for layer in engine._kv_cache) == 100 * BLOCK_BYTES
+        return engine._kv_cache[0].num_blocks
 
     assert (count_blocks("auto"), count_blocks("fp8")) == (100, 400)
 

@@ -53,8 +53,8 @@ def load_weights(path: Path) -> None:
 def describe(path: Path) -> None:
     spec = read_spec(path)
     assert spec.num_parameters > 0
-    assert all(0 <= spec.window(layer) < spec.max_model_len for layer in range(min(spec.num_layers, 9)))
-    spec.rope.fit(1 << 21)
+    assert all(0 <= layer.mixer.window < spec.max_model_len for layer in spec.distinct_layers)
+    spec.limit(1 << 21)
 
 
 def load_frontend(path: Path) -> None:

@@ -37,14 +37,15 @@ def count_isinstance() -> int:
     )
 
 
-def count_cache_subscripts() -> int:
-    """Count where an index into a KV cache's shape is written down."""
+def count_cache_shapes() -> int:
+    """Count where the shape of a KV cache is read, whose numbers have names in LayerCache."""
+    trees = (parse(path) for path in sorted(_PACKAGE.rglob("*.py")) if path.name != "layer_cache.py")
     return sum(
-        isinstance(node, ast.Subscript)
-        and isinstance(node.value, ast.Attribute)
-        and node.value.attr == "shape"
-        and any(word in ast.unparse(node.value.value) for word in ("cache", "kv"))
-        for node in nodes_of()
+        isinstance(node, ast.Attribute)
+        and node.attr == "shape"
+        and re.search(r"cache|cells|\bkv\b", ast.unparse(node.value)) is not None
+        for tree in trees
+        for node in ast.walk(tree)
     )
 
 
@@ -104,8 +105,8 @@ class Ratchet:
 
 
 RATCHETS = [
-    Ratchet(count_isinstance, 40, 12),
-    Ratchet(count_cache_subscripts, 29, 0),
+    Ratchet(count_isinstance, 39, 12),
+    Ratchet(count_cache_shapes, 0, 0),
     Ratchet(count_structures, 6, 6),
     Ratchet(count_files_of_a_format, 1, 1),
     Ratchet(count_inner_imports, 57, 20),

@@ -40,12 +40,13 @@ def test_a_step_reads_the_keys_and_values_of_every_context(step_bytes: ModuleTyp
 @pytest.mark.parametrize("rows", [1, 8, 64])
 def test_distinct_experts_are_those_of_random_choices(step_bytes: ModuleType, rows: int) -> None:
     spec = read_spec(CONFIGS / "qwen3-30b-a3b")
-    chance = random.Random(rows)
+    chance, mlp = random.Random(rows), spec.mixture
+    assert mlp is not None
     trials = [
-        len({expert for _ in range(rows) for expert in chance.sample(range(spec.num_experts), spec.experts_per_token)})
+        len({expert for _ in range(rows) for expert in chance.sample(range(mlp.experts), mlp.router.top_k)})
         for _ in range(300)
     ]
-    assert step_bytes.distinct_experts(spec, rows) == pytest.approx(statistics.mean(trials), rel=0.02)
+    assert step_bytes.distinct_experts(mlp, rows) == pytest.approx(statistics.mean(trials), rel=0.02)
 
 
 def test_a_step_of_many_rows_reads_every_expert(step_bytes: ModuleType) -> None:

@@ -26,7 +26,7 @@ from blink.formats.mxfp4 import Mxfp4Matrix, round_to_codes
 from blink.formats.schemes import GROUP
 from blink.formats.schemes import FormatId as ExpertFormat
 from blink.models.decoder import Decoder
-from blink.models.layer import MoeMlp
+from blink.models.layer_weights import MoeWeights
 from blink.models.weights import packed_loader
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
@@ -42,7 +42,7 @@ def experts(decoder: Decoder) -> list[Tensor]:
     """Return the experts' matrices of all layers."""
     found: list[Tensor] = []
     for layer in decoder._layers:
-        assert isinstance(layer.mlp, MoeMlp)
+        assert isinstance(layer.mlp, MoeWeights)
         for part in (layer.mlp.gate_up, layer.mlp.down):
             found.append(part.dequantize(torch.float32) if isinstance(part, PackedExperts) else plain(part))
     return found
@@ -124,7 +124,7 @@ def test_experts_packed_for_a_gpu_are_those_of_the_checkpoint(
     monkeypatch.setattr(packed_loader, "_has_kernels", lambda _: True)
     packed = load(path)
     for layer in packed._layers:
-        assert isinstance(layer.mlp, MoeMlp)
+        assert isinstance(layer.mlp, MoeWeights)
         assert isinstance(layer.mlp.gate_up, PackedExperts) and isinstance(layer.mlp.down, PackedExperts)
     for found, exact in zip(experts(packed), expected, strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-6, atol=0)

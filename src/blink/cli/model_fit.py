@@ -77,8 +77,8 @@ def _describe(spec: ModelSpec) -> str:
         text += f", matrices in {spec.quantization.title}"
     if spec.output_quantization is not None:
         text += f", output layer in {spec.output_quantization.title}"
-    if spec.num_experts:
-        text += f", {spec.experts_per_token} of {spec.num_experts} experts per token"
+    if spec.mixture is not None:
+        text += f", {spec.mixture.router.top_k} of {spec.mixture.experts} experts per token"
     return f"{text}, context of {spec.max_model_len} tokens"
 
 
@@ -129,13 +129,14 @@ def _count_gguf(path: Path, spec: ModelSpec, plain_size: int) -> WeightBytes:
     from blink.models.weights.gguf_file import GgufFile
 
     total, read, on_gpu = 0, 0.0, plain_size < 4
+    share = spec.mixture.router.top_k / spec.mixture.experts if spec.mixture else 0.0  # of the experts that are read
     for name, tensor in GgufFile(path).tensors.items():
         size = math.prod(tensor.shape) * plain_size
         if tensor.can_stay_quantized and not (on_gpu and "_exps." in name):
             size = tensor.gpu_bytes if on_gpu else tensor.num_bytes
         total += size
         if "_exps." in name:
-            read += size * spec.experts_per_token / max(spec.num_experts, 1)
+            read += size * share
         elif spec.tie_embeddings or not name.startswith("token_embd"):
             read += size
     return WeightBytes(total, int(read))
@@ -147,7 +148,7 @@ def _examine_room(spec: ModelSpec, room: int, weights: WeightBytes, size: int) -
         yield Finding("fail", "weights", text, "take a smaller model, or a machine with more memory")
         return
     yield Finding("ok", "weights", text)
-    numbers = math.prod(spec.kv_cache_shape(1, 1))
+    numbers = spec.cache_layout.bytes_per_block(1, 1)
     tokens = (room - weights.total) // (numbers * size)
     text = f"{tokens} tokens fit beside them; one sequence may have {spec.max_model_len}"
     text += f"; {(room - weights.total) // numbers} tokens with --kv-cache-dtype fp8"
@@ -167,7 +168,7 @@ def _examine_speed(weights: WeightBytes, where: str, bandwidth: float) -> Iterat
 
 def _count_weights(spec: ModelSpec, size: int, *, stays_quantized: bool) -> WeightBytes:
     """Count weights, and those that one token needs: its experts, and of an embedding that is no output a row."""
-    active = replace(spec, num_experts=spec.experts_per_token) if spec.num_experts else spec
+    active = spec.with_layers(lambda layer: replace(layer, mlp=layer.mlp.active))
     total = spec.num_parameters * size
     read = (active.num_parameters - (0 if spec.tie_embeddings else spec.num_output_weights)) * size
     scheme, output = spec.quantization, spec.output_quantization

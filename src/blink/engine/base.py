@@ -7,7 +7,6 @@ Engines differ in how a step is launched, where the scheduler's state lives and 
 from __future__ import annotations
 
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from blink.engine.geometry import build_geometry, graph_sizes
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
+from blink.kernels.layer_cache import KvCache
 from blink.link.rdma.listener import open_listener
 from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import load_model, resolve_dtype
@@ -221,7 +221,7 @@ class Engine(ABC):
         if self._model.device.type == "cpu" and size > free:
             raise ConfigError(f"the KV cache of {_gib(size)} does not fit into {_gib(free)} of free memory: {_ADVICE}")
 
-    def _allocate_kv_cache(self, num_blocks: int) -> Tensor:
+    def _allocate_kv_cache(self, num_blocks: int) -> KvCache:
         try:
             return self._model.allocate_kv_cache(num_blocks, self._config.block_size)
         except (RuntimeError, MemoryError) as error:
@@ -231,8 +231,8 @@ class Engine(ABC):
     @property
     def _block_bytes(self) -> int:
         """The size of one KV block over all layers."""
-        shape = self._model.spec.kv_cache_shape(1, self._config.block_size)
-        return math.prod(shape) * self._model.kv_dtype.itemsize
+        layout, itemsize = self._model.spec.cache_layout, self._model.kv_dtype.itemsize
+        return layout.bytes_per_block(self._config.block_size, itemsize)
 
     @property
     def _blocks_of_one_sequence(self) -> int:

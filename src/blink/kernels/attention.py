@@ -11,10 +11,14 @@ from torch import Tensor
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch
 from blink.kernels.cpu import attention as cpu
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blink.kernels.gpu.attention_plan import GpuAttentionPlan
+    from blink.models.layers import Attention
 
     AttentionPlan: TypeAlias = cpu.CpuAttentionPlan | GpuAttentionPlan
 
@@ -23,40 +27,37 @@ def plan_attention(
     batch: Batch,
     num_tokens: int,
     num_rows: int,
-    num_heads: int,
-    kv_cache: Tensor,
+    attentions: Sequence[Attention],
+    cache: LayerCache,
     dtype: torch.dtype | None = None,
-    *,
-    is_plain: bool = True,
 ) -> AttentionPlan:
     """Prepare the attention of one step of num_tokens tokens and num_rows rows, padding included.
 
-    kv_cache: any layer's, [2, num_blocks, block_size, kv_heads, head_dim]; num_heads: query heads; dtype: of the
-    queries, None: the cache's; is_plain: whether the options of all layers are.
+    attentions: the different ones of all layers, of the same heads; cache: any layer's; dtype: of the queries, None:
+    the cache's.
     """
-    dtype = dtype or kv_cache.dtype
-    if kv_cache.is_cuda:
+    dtype = dtype or cache.dtype
+    if cache.device.type == "cuda":
         from blink.kernels.gpu import attention_plan as gpu
 
-        return gpu.plan_attention(batch, num_tokens, num_rows, num_heads, kv_cache, dtype, is_plain=is_plain)
-    return cpu.plan_attention(batch, num_tokens, kv_cache.shape[2], dtype)
+        return gpu.plan_attention(batch, num_tokens, num_rows, attentions, cache, dtype)
+    return cpu.plan_attention(batch, num_tokens, cache.block_size, dtype)
 
 
 def paged_attention(
-    query: Tensor, kv_cache: Tensor, plan: AttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
+    query: Tensor, cache: LayerCache, plan: AttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
 ) -> Tensor:
     """Return softmax(Q K^T * scale) V of every token over its row's cache; causal; padding gives zeros.
 
-    query: [tokens, heads, head_dim]; kv_cache: [2, num_blocks, block_size, kv_heads, head_dim], of the query's type or
-    FP8; result: [tokens, heads * head_dim].
+    query: [tokens, heads, head_dim]; cache: of the query's type or FP8; result: [tokens, heads * head_dim].
     """
     assert query.shape[0] == plan.num_tokens
-    assert query.shape[2] == kv_cache.shape[4]
-    assert query.shape[1] % kv_cache.shape[3] == 0
-    assert kv_cache.dtype in (query.dtype, FP8)
+    assert query.shape[2] == cache.head_dim
+    assert query.shape[1] % cache.kv_heads == 0
+    assert cache.dtype in (query.dtype, FP8)
     assert options.sinks is None or options.sinks.shape == query.shape[1:2]
     if isinstance(plan, cpu.CpuAttentionPlan):
-        return cpu.paged_attention(query, kv_cache, plan, options)
+        return cpu.paged_attention(query, cache, plan, options)
     from blink.kernels.gpu import attention as gpu
 
-    return gpu.paged_attention(query, kv_cache, plan, options)
+    return gpu.paged_attention(query, cache, plan, options)

@@ -51,11 +51,6 @@ class AttentionOptions:
     sinks: Tensor | None = None  # float32 [heads]; a score of each head that takes part in the softmax without a value
     kv_scales: KvScales = UNSCALED
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every query sees all earlier keys, by scores that are only scaled."""
-        return not self.window and not self.softcap and self.sinks is None
-
     def scale_for(self, head_dim: int) -> float:
         """Return the factor of the scores of keys as the cache holds them."""
         return (head_dim**-0.5 if self.scale is None else self.scale) * self.kv_scales.key

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.cpu import rotary as cpu
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
 
 
@@ -25,7 +26,7 @@ def rotate_and_store(
     qkv: Tensor,
     rotation: Tensor,
     kv_slots: Tensor,
-    kv_cache: Tensor,
+    cache: LayerCache,
     head_norm: HeadNorm | None = None,
     kv_scales: KvScales = UNSCALED,
 ) -> Tensor:
@@ -33,14 +34,14 @@ def rotate_and_store(
 
     qkv: [tokens, (heads + 2 * kv_heads) * head_dim], which may be overwritten; rotation: float32 [tokens, rotary_dim],
     rows of the rotary table at the tokens' positions; kv_slots: [tokens], -1 writes nothing;
-    kv_cache: [2, num_blocks, block_size, kv_heads, head_dim], of qkv's type, or FP8 with kv_scales.
+    cache: of qkv's type, or FP8 with kv_scales.
     """
     assert qkv.ndim == 2
-    assert qkv.shape[1] % kv_cache.shape[-1] == 0
+    assert qkv.shape[1] % cache.head_dim == 0
     assert rotation.shape[0] == kv_slots.shape[0] == qkv.shape[0]
-    assert rotation.shape[1] <= kv_cache.shape[-1]
+    assert rotation.shape[1] <= cache.head_dim
     if qkv.is_cuda:
         from blink.kernels.gpu import rotary as gpu
 
-        return gpu.rotate_and_store(qkv, rotation, kv_slots, kv_cache, head_norm, kv_scales)
-    return cpu.rotate_and_store(qkv, rotation, kv_slots, kv_cache, head_norm, kv_scales)
+        return gpu.rotate_and_store(qkv, rotation, kv_slots, cache, head_norm, kv_scales)
+    return cpu.rotate_and_store(qkv, rotation, kv_slots, cache, head_norm, kv_scales)

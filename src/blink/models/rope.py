@@ -18,6 +18,11 @@ class Llama3Scaling:
     high_freq_factor: float
     original_max_len: int
 
+    @property
+    def factors(self) -> list[float]:
+        """What must be finite and positive: between the two frequencies the scaling is blended."""
+        return [self.factor, self.high_freq_factor - self.low_freq_factor]
+
     def divisor(self, frequency: float) -> float:
         """Return what the frequency (radians per token) is divided by."""
         turns = self.original_max_len * frequency / (2 * math.pi)
@@ -31,6 +36,11 @@ class LinearScaling:
     """All wavelengths are stretched by `factor`."""
 
     factor: float
+
+    @property
+    def factors(self) -> list[float]:
+        """What must be finite and positive."""
+        return [self.factor]
 
     def divisor(self, frequency: float) -> float:  # noqa: ARG002 - the same for all frequencies
         """Return what the frequency (radians per token) is divided by."""
@@ -76,12 +86,7 @@ class Rope:
 
     def is_sound(self) -> bool:
         """Return whether `frequencies` has a result: numbers that are finite and positive."""
-        factors = [*self.divisors, *self.long_divisors, self.magnitude]
-        if isinstance(self.scaling, Llama3Scaling):
-            # Between the two the scaling is blended.
-            factors += [self.scaling.factor, self.scaling.high_freq_factor - self.scaling.low_freq_factor]
-        elif self.scaling is not None:
-            factors.append(self.scaling.factor)
+        factors = [*self.divisors, *self.long_divisors, self.magnitude, *(self.scaling.factors if self.scaling else ())]
         has_all = all(len(part) in (0, self.rotary_dim // 2) for part in (self.divisors, self.long_divisors))
         return has_all and self.theta >= 1 and all(_SMALLEST_FACTOR <= factor < math.inf for factor in factors)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.matrix import QuantizedMatrix
 from blink.kernels.batch import Batch, Header
+from blink.kernels.layer_cache import LayerCache
 from blink.models.decoder import Decoder
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.quantized_checkpoint import OUTPUT, is_matrix
@@ -153,10 +154,13 @@ def feed(decoder: Decoder, windows: Tensor) -> Tensor:
     batch.row_slots.copy_(rows)
     batch.block_tables.copy_(torch.arange(count * num_blocks).view(count, num_blocks))
     batch.header[Header.NUM_ROWS], batch.header[Header.NUM_TOKENS] = count, windows.numel()
-    # One layer's cache, which each layer overwrites: nothing is decoded.
-    shape = decoder.spec.kv_cache_shape(count * num_blocks, _BLOCK_SIZE)
-    cache = torch.zeros(1, *shape[1:]).expand(shape)
-    return decoder.compute_hidden(batch, cache, windows.numel(), count)
+    # One layer's cache, which each layer of a group overwrites: nothing is decoded.
+    caches: dict[int, LayerCache] = {}
+    for group in decoder.spec.cache_layout.groups:
+        shape = group.shape(count * num_blocks, _BLOCK_SIZE)[1:]
+        caches |= dict.fromkeys(group.layers, LayerCache(torch.zeros(shape)))
+    kv_cache = tuple(caches[layer] for layer in sorted(caches))
+    return decoder.compute_hidden(batch, kv_cache, windows.numel(), count)
 
 
 def takes_rounding(name: str) -> bool:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import resource
 import time
@@ -53,7 +52,7 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
     start = time.monotonic()
     source = SourceModel(model)
     length = min(_WINDOW, source.spec.max_model_len)
-    spec = dataclasses.replace(source.spec, max_model_len=length, rope=source.spec.rope.fit(length))
+    spec = source.spec.limit(length)
     group = _choose_group(config, spec)
     tokenizer = source.load_assets().tokenizer
     windows = read_windows(tokenizer, config, length)
@@ -171,12 +170,12 @@ def _choose_group(config: QuantizeConfig, spec: ModelSpec) -> int:
         if config.group_size:
             raise ConfigError("--group-size is for --format int4: FP8 has a scale for each row.")
         return 0
-    inner = spec.moe_intermediate_size if spec.num_experts else spec.intermediate_size
+    widths = {spec.hidden_size}.union(*((layer.mixer.q_size, layer.mlp.size) for layer in spec.distinct_layers))
     sizes = [config.group_size] if config.group_size else GROUP_SIZES
     for size in sizes:
-        if all(columns % size == 0 for columns in (spec.hidden_size, spec.q_size, inner)):
+        if all(columns % size == 0 for columns in widths):
             return size
     raise ConfigError(
-        f"Rows of {spec.hidden_size}, {spec.q_size} and {inner} columns have no whole groups of {sizes[-1]}:"
+        f"Rows of {', '.join(map(str, sorted(widths)))} columns have no whole groups of {sizes[-1]}:"
         f" use --format fp8{' or another --group-size' if config.group_size else ''}."
     )

@@ -12,6 +12,8 @@ from torch import Tensor
 from blink.errors import ConfigError
 from blink.kernels.rotary import make_rotary_table
 from blink.models.families import FAMILIES
+from blink.models.layers import Attention
+from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 from blink.models.weights.quantized_checkpoint import OUTPUT
 
@@ -26,22 +28,31 @@ def check_differentiable(spec: ModelSpec) -> None:
     Raises:
         ConfigError: it has experts, windows or other things that Llama, Qwen 2 and Qwen 3 do not have.
     """
-    if not spec.is_plain or spec.num_experts or FAMILIES[spec.architecture].is_fused:
+    family = FAMILIES[spec.architecture]
+    options = spec.options_beyond("tie_embeddings", "quantization")
+    for layer in spec.distinct_layers:
+        options += layer.options_beyond() + layer.mlp.options_beyond()
+        options += layer.mixer.options_beyond("qk_norm", "qkv_bias", "output_bias")
+        options += ["qk_norm"] if layer.mixer.qk_norm == "all_heads" else []
+    if options or spec.mixture is not None or family.is_fused or family.shifted_norms:
         raise ConfigError(f"--tune is for models like Llama, Qwen 2 and Qwen 3, not for {spec.architecture} as it is.")
 
 
 def compute_logits(spec: ModelSpec, weights: Weights, ids: Tensor) -> Tensor:
     """Return the logits [texts, tokens, vocab] of all tokens of texts of one length; ids: [texts, tokens]."""
-    rotation = make_rotary_table(spec.rope.frequencies(), ids.shape[1], ids.device, spec.rope.magnitude)
-    hidden = functional.embedding(ids, weights[EMBEDDING])
-    for layer in range(spec.num_layers):
-        prefix = f"model.layers.{layer}"
-        hidden = hidden + _attend(
-            spec, weights, prefix, _norm(spec, weights, f"{prefix}.input_layernorm", hidden), rotation
-        )
+    attentions, hidden = [layer.mixer for layer in spec.layers], functional.embedding(ids, weights[EMBEDDING])
+    rotations = {one.rope: _make_rotations(one.rope, ids) for one in {*attentions}}
+    for index, attention in enumerate(attentions):
+        prefix = f"model.layers.{index}"
+        normed = _norm(spec, weights, f"{prefix}.input_layernorm", hidden)
+        hidden = hidden + _attend(spec, weights, prefix, normed, attention, rotations[attention.rope])
         hidden = hidden + _run_mlp(weights, prefix, _norm(spec, weights, f"{prefix}.post_attention_layernorm", hidden))
     head = weights[EMBEDDING if spec.tie_embeddings else OUTPUT]
     return functional.linear(_norm(spec, weights, "model.norm", hidden), head)
+
+
+def _make_rotations(rope: Rope, ids: Tensor) -> Tensor:
+    return make_rotary_table(rope.frequencies(), ids.shape[1], ids.device, rope.magnitude)
 
 
 def _norm(spec: ModelSpec, weights: Weights, name: str, x: Tensor) -> Tensor:
@@ -49,17 +60,18 @@ def _norm(spec: ModelSpec, weights: Weights, name: str, x: Tensor) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, spec.rms_norm_eps)
 
 
-def _attend(spec: ModelSpec, weights: Weights, prefix: str, x: Tensor, rotation: Tensor) -> Tensor:
+def _attend(
+    spec: ModelSpec, weights: Weights, prefix: str, x: Tensor, attention: Attention, rotation: Tensor
+) -> Tensor:
     """Return what attention adds for its normalised inputs [texts, tokens, hidden]."""
     names = [f"{prefix}.self_attn.{name}" for name in ("q", "k", "v")]
     query, key, value = (
-        _multiply(weights, f"{name}_proj", x).unflatten(2, (-1, spec.head_dim)).transpose(1, 2) for name in names
+        _multiply(weights, f"{name}_proj", x).unflatten(2, (-1, attention.head_dim)).transpose(1, 2) for name in names
     )
-    if spec.qk_norm:
+    if attention.qk_norm == "head":
         query, key = (_norm(spec, weights, f"{name}_norm", y) for name, y in zip(names, (query, key), strict=False))
     # Repeated, since PyTorch's kernels of 32 bits for GPUs take no grouped queries.
-    repeats = spec.num_heads // spec.num_kv_heads
-    key, value = (y.repeat_interleave(repeats, dim=1) for y in (_rotate(key, rotation), value))
+    key, value = (y.repeat_interleave(attention.group, dim=1) for y in (_rotate(key, rotation), value))
     attended = functional.scaled_dot_product_attention(_rotate(query, rotation), key, value, is_causal=True)
     return _multiply(weights, f"{prefix}.self_attn.o_proj", attended.transpose(1, 2).flatten(2))
 

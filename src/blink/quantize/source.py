@@ -12,7 +12,9 @@ from torch import Tensor
 
 from blink.config import FrontendConfig, ModelConfig
 from blink.errors import ConfigError
-from blink.models.spec import PLAIN, ModelSpec
+from blink.models.families import FAMILIES
+from blink.models.rope import Rope
+from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import GgufCheckpoint, SafetensorsCheckpoint
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
@@ -37,7 +39,6 @@ _TOKENIZER_FILES = (
     "generation_config.json",
 )
 # Those of which a GGUF file says all that a config.json must.
-_GGUF_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
 class SourceModel:
@@ -60,7 +61,8 @@ class SourceModel:
             raise ConfigError(
                 f"{self.path} has matrices of {self.spec.quantization.title} already; take one of 16 bits."
             )
-        if self.spec.options.expert_biases:
+        names = FAMILIES[self.spec.architecture].experts
+        if names is not None and names.are_joined:
             raise ConfigError(f"{self.path}: experts that share a tensor ({self.spec.architecture}) are not quantized.")
         if find_format(self.path) == "gguf":
             self._config = _describe_gguf(self.path, self.spec)
@@ -111,26 +113,29 @@ class SourceModel:
 
 def _describe_gguf(path: Path, spec: ModelSpec) -> dict[str, Any]:
     """Return the config.json of a GGUF file's model."""
-    rope, head_dim = spec.rope, spec.head_dim
-    is_plain = spec.options == PLAIN and not any((spec.windows, rope.scaling, rope.divisors, rope.long_divisors))
-    if spec.architecture not in _GGUF_CLASSES or not is_plain or rope.rotary_dim != head_dim or spec.output_bias:
+    family, layer = FAMILIES[spec.architecture], spec.layers[0]
+    attention, rope = layer.mixer, layer.mixer.rope
+    # All that the values below do not say is to be as transformers' class for the family has it by itself.
+    said = Rope(theta=rope.theta, rotary_dim=attention.head_dim)
+    is_said = rope == said and not attention.options_beyond("qk_norm", "qkv_bias") and not layer.mlp.options_beyond()
+    if not family.gguf_class or not is_said or len(spec.distinct_layers) > 1:
         raise ConfigError(f"{path}: such a model is quantized from its Hugging Face directory only, not from GGUF.")
     return {
-        "architectures": [_GGUF_CLASSES[spec.architecture]],
+        "architectures": [family.gguf_class],
         "model_type": spec.architecture,
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
+        "intermediate_size": layer.mlp.size,
         "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": head_dim,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": spec.max_model_len,
         "rms_norm_eps": spec.rms_norm_eps,
         "rope_theta": rope.theta,
         "tie_word_embeddings": spec.tie_embeddings,
-        "attention_bias": spec.attention_bias and spec.architecture != "qwen2",
+        "attention_bias": attention.qkv_bias and not family.qkv_bias,
         "torch_dtype": "bfloat16",
     }
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.thread_pool import find_thread_pool, is_in_use
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 from blink.region.native import lib
 
@@ -78,37 +79,37 @@ def _hide(hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
 
 
 def paged_attention(
-    query: Tensor, kv_cache: Tensor, plan: CpuAttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
+    query: Tensor, cache: LayerCache, plan: CpuAttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
 ) -> Tensor:
     """Gather each group's keys and values, then attend to them."""
     num_tokens, num_heads, head_dim = query.shape
     if len(plan.groups) == 1 and plan.groups[0].num_rows * plan.groups[0].num_queries == num_tokens:
-        return _attend(query, kv_cache, plan.groups[0], options).reshape(num_tokens, num_heads * head_dim)
+        return _attend(query, cache, plan.groups[0], options).reshape(num_tokens, num_heads * head_dim)
     result = query.new_zeros(query.shape)
     for group in plan.groups:
         tokens = slice(group.start, group.start + group.num_rows * group.num_queries)
-        result[tokens] = _attend(query[tokens], kv_cache, group, options)
+        result[tokens] = _attend(query[tokens], cache, group, options)
     return result.view(num_tokens, num_heads * head_dim)
 
 
-def _attend(query: Tensor, kv_cache: Tensor, group: RowGroup, options: AttentionOptions) -> Tensor:
+def _attend(query: Tensor, cache: LayerCache, group: RowGroup, options: AttentionOptions) -> Tensor:
     """Attend the fastest way that the operands permit."""
-    is_wide = query.dtype == kv_cache.dtype == torch.float32 and kv_cache.is_contiguous()
+    is_wide = query.dtype == cache.dtype == torch.float32 and cache.cells.is_contiguous()
     if group.num_queries == 1 and is_wide and query.shape[2] % _LANES == 0 and is_in_use():
-        return attend_native(query, kv_cache, group, options)
-    return attend_torch(query, kv_cache, group, options)
+        return attend_native(query, cache, group, options)
+    return attend_torch(query, cache, group, options)
 
 
-def attend_native(query: Tensor, kv_cache: Tensor, group: RowGroup, options: AttentionOptions) -> Tensor:
+def attend_native(query: Tensor, cache: LayerCache, group: RowGroup, options: AttentionOptions) -> Tensor:
     """Attend from rows of one query each, in one pass over the cache."""
     num_rows, num_heads, head_dim = query.shape
-    num_blocks, block_size, kv_heads = kv_cache.shape[1:4]
+    block_size, kv_heads = cache.block_size, cache.kv_heads
     assert query.stride()[1:] == (head_dim, 1) and group.blocks.is_contiguous()
     assert group.blocks.dtype == torch.int32 and group.positions.dtype == torch.int64
     sinks = None if options.sinks is None else options.sinks.data_ptr()
-    result = torch.empty(num_rows, num_heads, head_dim)
+    result, cells = torch.empty(num_rows, num_heads, head_dim), cache.cells
     lib.blink_attend_rows(
-        query.data_ptr(), query.stride(0), kv_cache.data_ptr(), num_blocks * block_size, group.blocks.data_ptr(),
+        query.data_ptr(), query.stride(0), cells.data_ptr(), cache.num_blocks * block_size, group.blocks.data_ptr(),
         group.positions.data_ptr(), sinks, result.data_ptr(), num_rows, len(group.blocks) // num_rows, block_size,
         kv_heads, num_heads // kv_heads, head_dim, options.window, options.scale_for(head_dim), options.softcap,
         find_thread_pool(),
@@ -116,13 +117,13 @@ def attend_native(query: Tensor, kv_cache: Tensor, group: RowGroup, options: Att
     return result
 
 
-def attend_torch(query: Tensor, kv_cache: Tensor, group: RowGroup, options: AttentionOptions) -> Tensor:
+def attend_torch(query: Tensor, cache: LayerCache, group: RowGroup, options: AttentionOptions) -> Tensor:
     """Attend with PyTorch, over gathered keys and values."""
-    kv_heads, head_dim = kv_cache.shape[3:]
-    is_fp8 = kv_cache.dtype == FP8
+    kv_heads, head_dim = cache.kv_heads, cache.head_dim
+    is_fp8 = cache.dtype == FP8
     keys, values = (
-        cache.flatten(1).index_select(0, group.blocks).view(group.num_rows, -1, kv_heads, head_dim)[:, : group.length]
-        for cache in (kv_cache.view(torch.uint8) if is_fp8 else kv_cache)
+        cells.flatten(1).index_select(0, group.blocks).view(group.num_rows, -1, kv_heads, head_dim)[:, : group.length]
+        for cells in (cache.cells.view(torch.uint8) if is_fp8 else (cache.keys, cache.values))
     )
     if is_fp8:
         keys, values = keys.view(FP8).to(query.dtype), values.view(FP8).float()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from blink.formats.fp8 import FP8, FP8_MAX
 from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
 from blink.region.native import lib
 
@@ -16,27 +17,25 @@ def rotate_and_store(
     qkv: Tensor,
     rotation: Tensor,
     kv_slots: Tensor,
-    kv_cache: Tensor,
+    cache: LayerCache,
     head_norm: HeadNorm | None = None,
     kv_scales: KvScales = UNSCALED,
 ) -> Tensor:
     """Compute rotate_and_store the fastest way that the operands permit."""
-    if head_norm is None and qkv.dtype == kv_cache.dtype == torch.float32 and kv_slots.dtype == torch.int32:
-        return rotate_and_store_native(qkv, rotation, kv_slots, kv_cache)
-    return rotate_and_store_torch(qkv, rotation, kv_slots, kv_cache, head_norm, kv_scales)
+    if head_norm is None and qkv.dtype == cache.dtype == torch.float32 and kv_slots.dtype == torch.int32:
+        return rotate_and_store_native(qkv, rotation, kv_slots, cache)
+    return rotate_and_store_torch(qkv, rotation, kv_slots, cache, head_norm, kv_scales)
 
 
-def rotate_and_store_native(qkv: Tensor, rotation: Tensor, kv_slots: Tensor, kv_cache: Tensor) -> Tensor:
+def rotate_and_store_native(qkv: Tensor, rotation: Tensor, kv_slots: Tensor, cache: LayerCache) -> Tensor:
     """Compute rotate_and_store of float32 in one pass, in place."""
-    assert qkv.is_contiguous() and rotation.is_contiguous() and kv_slots.is_contiguous() and kv_cache.is_contiguous()
-    kv_heads, head_dim = kv_cache.shape[-2:]
+    assert qkv.is_contiguous() and rotation.is_contiguous() and kv_slots.is_contiguous() and cache.cells.is_contiguous()
+    kv_heads, head_dim = cache.kv_heads, cache.head_dim
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     num_q = heads.shape[1] - 2 * kv_heads
-    keys = kv_cache.data_ptr()
-    values = keys + kv_cache.stride(0) * kv_cache.element_size()
     lib.blink_rotate_and_store(
-        qkv.data_ptr(), rotation.data_ptr(), kv_slots.data_ptr(), keys, values,
-        qkv.shape[0], num_q, kv_heads, head_dim, rotation.shape[1],
+        qkv.data_ptr(), rotation.data_ptr(), kv_slots.data_ptr(),
+        cache.keys.data_ptr(), cache.values.data_ptr(), qkv.shape[0], num_q, kv_heads, head_dim, rotation.shape[1],
     )  # fmt: skip
     return heads[:, :num_q]
 
@@ -45,20 +44,20 @@ def rotate_and_store_torch(
     qkv: Tensor,
     rotation: Tensor,
     kv_slots: Tensor,
-    kv_cache: Tensor,
+    cache: LayerCache,
     head_norm: HeadNorm | None = None,
     kv_scales: KvScales = UNSCALED,
 ) -> Tensor:
     """Compute rotate_and_store with plain PyTorch."""
-    kv_heads, head_dim = kv_cache.shape[-2:]
-    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    kv_heads = cache.kv_heads
+    heads = qkv.view(qkv.shape[0], -1, cache.head_dim)
     num_q = heads.shape[1] - 2 * kv_heads
     if head_norm is not None:
         query, key = heads[:, :num_q], heads[:, num_q:-kv_heads]
         query.copy_(rms_norm_torch(query, head_norm.query_weight, head_norm.eps))
         key.copy_(rms_norm_torch(key, head_norm.key_weight, head_norm.eps))
     rotated = rotate(heads[:, :-kv_heads], rotation)
-    store(rotated[:, num_q:], heads[:, -kv_heads:], kv_slots, kv_cache, kv_scales)
+    store(rotated[:, num_q:], heads[:, -kv_heads:], kv_slots, cache, kv_scales)
     return rotated[:, :num_q]
 
 
@@ -76,16 +75,17 @@ def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
     return rotated.to(heads.dtype)
 
 
-def store(keys: Tensor, values: Tensor, kv_slots: Tensor, kv_cache: Tensor, kv_scales: KvScales = UNSCALED) -> None:
+def store(keys: Tensor, values: Tensor, kv_slots: Tensor, cache: LayerCache, kv_scales: KvScales = UNSCALED) -> None:
     """Write keys and values [tokens, kv_heads, head_dim] to their slots of the cache; slot -1 writes nothing."""
     if int(kv_slots.min()) < 0:
         kept = kv_slots >= 0
         keys, values, kv_slots = keys[kept], values[kept], kv_slots[kept]
     places = kv_slots.long()
-    if kv_cache.dtype == FP8:
-        kv_cache = kv_cache.view(torch.uint8)  # which every version of PyTorch can copy by index
+    cells = cache.cells
+    if cache.dtype == FP8:
+        cells = cells.view(torch.uint8)  # which every version of PyTorch can copy by index
         keys, values = round_cells(keys, kv_scales.key), round_cells(values, kv_scales.value)
-    slots = kv_cache.flatten(1, 2)
+    slots = cells.flatten(1, 2)
     slots[0].index_copy_(0, places, keys)
     slots[1].index_copy_(0, places, values)
 

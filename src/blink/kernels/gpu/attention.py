@@ -26,6 +26,7 @@ from blink.kernels.gpu.attention_work import (
     WorkList,
 )
 from blink.kernels.gpu.prompt_attention import attend_prompts
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 
 # Below every score: a maximum that starts here stays finite where all keys are hidden.
@@ -34,37 +35,37 @@ _LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 def paged_attention(
-    query: Tensor, kv_cache: Tensor, plan: GpuAttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
+    query: Tensor, cache: LayerCache, plan: GpuAttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
 ) -> Tensor:
     """Compute paged_attention of contiguous tensors with head_dim a multiple of 16 up to 256.
 
     Keys and values of FP8 become the query's type before they are multiplied.
     """
     num_tokens, num_heads, head_dim = query.shape
-    assert query.is_contiguous() and kv_cache.is_contiguous()
+    assert query.is_contiguous() and cache.cells.is_contiguous()
     assert num_tokens == plan.num_tokens
     assert head_dim % 16 == 0 and head_dim <= 256
     result = query.new_empty(num_tokens, num_heads * head_dim)
     for work in plan.work_lists:
         attend = attend_prompts if work.tile.by_warpgroups else _launch
-        attend(query, kv_cache, plan.block_tables, work, result, options)
+        attend(query, cache, plan.block_tables, work, result, options)
     return result
 
 
 def _launch(
     query: Tensor,
-    kv_cache: Tensor,
+    cache: LayerCache,
     block_tables: Tensor,
     work: WorkList,
     result: Tensor,
     options: AttentionOptions,
 ) -> None:
-    block_size, kv_heads, head_dim = kv_cache.shape[2:]
+    kv_heads, head_dim = cache.kv_heads, cache.head_dim
     tile = work.tile
     _attend[(kv_heads, work.items.shape[0])](
         query,
-        kv_cache,
-        kv_cache[0].numel(),
+        cache.cells,
+        cache.values_offset,
         block_tables,
         block_tables.stride(0),
         work.items,
@@ -83,7 +84,7 @@ def _launch(
         KV_HEADS=kv_heads,
         GROUP=query.shape[1] // kv_heads,
         HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
+        BLOCK_SIZE=cache.block_size,
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,

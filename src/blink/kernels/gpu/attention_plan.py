@@ -10,7 +10,9 @@ bucket alone, so that a captured graph serves every batch.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -33,6 +35,10 @@ from blink.kernels.gpu.attention_work import (
     Tile,
     WorkList,
 )
+from blink.kernels.layer_cache import LayerCache
+
+if TYPE_CHECKING:
+    from blink.models.layers import Attention
 
 _ITEMS_PER_PROGRAM = 16
 # Pairs of query and query head: up to here, larger tiles are too few to keep a GPU busy; and from here on, the kernel
@@ -56,25 +62,20 @@ def plan_attention(
     batch: Batch,
     num_tokens: int,
     num_rows: int,
-    num_heads: int,
-    kv_cache: Tensor,
+    attentions: Sequence[Attention],
+    cache: LayerCache,
     dtype: torch.dtype | None = None,
-    *,
-    is_plain: bool = True,
 ) -> GpuAttentionPlan:
-    """Plan the attention of a bucket over layers whose kv_cache is [2, num_blocks, block_size, kv_heads, head_dim].
-
-    dtype: of the queries, None: the cache's; is_plain: whether that of all layers is (AttentionOptions.is_plain).
-    """
-    group = num_heads // kv_cache.shape[3]
-    dtype = dtype or kv_cache.dtype
+    """Plan the attention of a bucket, as kernels/attention.py has it."""
+    [(num_heads, group)] = {(attention.heads, attention.group) for attention in attentions}
+    dtype = dtype or cache.dtype
     narrow, wide = choose_tiles(dtype, group, num_tokens * num_heads)
-    if kv_cache.is_cuda:
-        gpu = torch.cuda.get_device_properties(kv_cache.device)
-        row_bytes = kv_cache.shape[4] * dtype.itemsize
+    if cache.device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(cache.device)
+        row_bytes = cache.head_dim * dtype.itemsize
         narrow, wide = (fit_stages(tile, row_bytes, gpu.shared_memory_per_multiprocessor) for tile in (narrow, wide))
         is_long = num_tokens * num_heads >= _PROMPT_PAIRS
-        if is_plain and is_long and prompt_attention.can_attend_prompts(kv_cache, group, dtype):
+        if is_long and not any(prompt_attention.refuses(attention, cache, dtype) for attention in attentions):
             wide = prompt_attention.TILE
     if num_tokens == num_rows:
         # Nearly always all rows decode, but narrow tiles serve longer rows as well.
@@ -82,8 +83,7 @@ def plan_attention(
     else:
         spans = [(narrow, 1, num_rows), (wide, 2, num_tokens // (wide.block_m // group) + num_rows + 1)]
     work_lists = tuple(
-        _plan_span(batch, num_tokens, num_rows, kv_cache, tile, group, span, max_tiles)
-        for tile, span, max_tiles in spans
+        _plan_span(batch, num_tokens, num_rows, cache, tile, group, span, max_tiles) for tile, span, max_tiles in spans
     )
     return GpuAttentionPlan(num_tokens, batch.block_tables, work_lists)
 
@@ -113,13 +113,13 @@ def fit_stages(tile: Tile, row_bytes: int, shared_memory: int) -> Tile:
 
 
 def _plan_span(
-    batch: Batch, num_tokens: int, num_rows: int, kv_cache: Tensor, tile: Tile, group: int, span: int, max_tiles: int
+    batch: Batch, num_tokens: int, num_rows: int, cache: LayerCache, tile: Tile, group: int, span: int, max_tiles: int
 ) -> WorkList:
-    kv_heads, head_dim = kv_cache.shape[3:]
+    kv_heads, head_dim = cache.kv_heads, cache.head_dim
     # Chunks are so long that cutting adds at most `spread` items, and that at most twice as many belong to cut tiles.
     spread = triton.cdiv(tile.num_programs, kv_heads)
     max_items, max_partials = max_tiles + spread, 2 * spread
-    device = kv_cache.device
+    device = cache.device
     items = torch.empty(max_items, ITEM_WORDS.value, dtype=torch.int32, device=device)
     counters = torch.empty(max_partials, kv_heads, dtype=torch.int32, device=device)
     partials = torch.empty(max_partials, kv_heads, tile.block_m, head_dim, dtype=torch.float32, device=device)

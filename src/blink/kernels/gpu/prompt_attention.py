@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,10 +13,16 @@ from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.attention_work import Tile, WorkList
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.tensor_map import encode_token_groups
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import AttentionOptions
+
+if TYPE_CHECKING:
+    from blink.models.layers import Attention
 
 _SOURCE = "prompts/attention.cu"
 _HEAD_DIM, _KEYS = 128, 128  # of a head; of a turn
+# What stands before the kernel or behind it, and the scale.
+_TAKEN_OPTIONS = ("scale", "qk_norm", "qkv_bias", "output_bias")
 _SHARED_BYTES = 161 << 10  # tiles.cuh's PromptShared
 # As many programs as an H100 or H200 has multiprocessors beside the resident scheduler's.
 TILE = Tile(
@@ -24,16 +31,24 @@ TILE = Tile(
 )  # fmt: skip
 
 
-def can_attend_prompts(kv_cache: Tensor, group: int, dtype: torch.dtype) -> bool:
-    """Tell whether the kernel takes a layer's cache, so many query heads per KV head, and queries of a type."""
-    block_size, _, head_dim = kv_cache.shape[2:]
-    sizes = head_dim == _HEAD_DIM and block_size % 8 == 0 and _KEYS % block_size == 0 and group <= TILE.block_m
-    return sizes and dtype == kv_cache.dtype == torch.bfloat16 and kv_cache.is_cuda and can_multiply_groups()
+def refuses(attention: Attention, cache: LayerCache, dtype: torch.dtype) -> str | None:
+    """Say why the kernel does not take a layer's attention with queries of a type; None: it takes it."""
+    block_size = cache.block_size
+    reasons = {
+        f"heads of {attention.head_dim}": attention.head_dim != _HEAD_DIM,
+        f"{attention.group} query heads per KV head": attention.group > TILE.block_m,
+        f"blocks of {block_size} tokens": block_size % 8 != 0 or _KEYS % block_size != 0,
+        f"queries in {dtype}": dtype != torch.bfloat16,
+        f"a cache in {cache.dtype}": cache.dtype != dtype,
+        **dict.fromkeys(attention.options_beyond(*_TAKEN_OPTIONS), True),
+        "no Hopper": cache.device.type != "cuda" or not can_multiply_groups(),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def attend_prompts(
     query: Tensor,
-    kv_cache: Tensor,
+    cache: LayerCache,
     block_tables: Tensor,
     work: WorkList,
     result: Tensor,
@@ -41,15 +56,14 @@ def attend_prompts(
 ) -> None:
     """Write the attention of a work list made for TILE to result [tokens, heads * head_dim].
 
-    query: [tokens, heads, head_dim]; options: plain; the rest as in paged_attention().
+    query: [tokens, heads, head_dim]; options: no other than refuses() allows; the rest as in paged_attention().
     """
     _, num_heads, head_dim = query.shape
-    block_size, kv_heads, _ = kv_cache.shape[2:]
+    block_size, kv_heads = cache.block_size, cache.kv_heads
     group = num_heads // kv_heads
-    assert can_attend_prompts(kv_cache, group, query.dtype) and options.is_plain
     arguments = args(
         "PromptArgs",
-        cells=encode_token_groups(kv_cache),
+        cells=encode_token_groups(cache),
         query=query,
         block_tables=block_tables,
         items=work.items,

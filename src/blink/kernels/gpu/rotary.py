@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.formats.fp8 import FP8, FP8_MAX
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
 
 _HEADS_PER_PROGRAM = 8
@@ -21,14 +22,14 @@ def rotate_and_store(
     qkv: Tensor,
     rotation: Tensor,
     kv_slots: Tensor,
-    kv_cache: Tensor,
+    cache: LayerCache,
     head_norm: HeadNorm | None = None,
     kv_scales: KvScales = UNSCALED,
 ) -> Tensor:
     """Compute rotate_and_store of contiguous tensors; qkv stays as it is."""
-    assert qkv.is_contiguous() and kv_cache.is_contiguous() and rotation.is_contiguous()
-    assert kv_cache.dtype in (qkv.dtype, FP8) and rotation.dtype == torch.float32 and kv_slots.dtype == torch.int32
-    kv_heads, head_dim = kv_cache.shape[-2:]
+    assert qkv.is_contiguous() and cache.cells.is_contiguous() and rotation.is_contiguous()
+    assert cache.dtype in (qkv.dtype, FP8) and rotation.dtype == torch.float32 and kv_slots.dtype == torch.int32
+    kv_heads, head_dim = cache.kv_heads, cache.head_dim
     num_tokens = qkv.shape[0]
     num_heads = qkv.shape[1] // head_dim - 2 * kv_heads
     half = rotation.shape[1] // 2
@@ -39,8 +40,8 @@ def rotate_and_store(
         rotation,
         kv_slots,
         query,
-        kv_cache,
-        kv_cache[0].numel(),
+        cache.cells,
+        cache.values_offset,
         head_norm.query_weight if head_norm else rotation,
         head_norm.key_weight if head_norm else rotation,
         head_norm.eps if head_norm else 0.0,

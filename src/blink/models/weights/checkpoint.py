@@ -80,7 +80,7 @@ class GgufCheckpoint:
         self._file = GgufFile(path)
         self._keep = keep
         self._spec = spec
-        self._is_interleaved = FAMILIES[spec.architecture].interleaved
+        self._is_interleaved = FAMILIES[spec.architecture].is_interleaved
         self._names = gguf.get_tensor_name_map(find_gguf_arch(self._file), spec.num_layers)
 
     def check(self, name: str, shape: Sequence[int]) -> None:
@@ -117,7 +117,9 @@ class GgufCheckpoint:
         """Undo llama.cpp's interleaving of each head's two halves, which its rotary kernel for llama wants."""
         if not (self._is_interleaved and stored.startswith("blk.") and ".attn_" in stored):
             return values
-        num_heads = {"attn_q": self._spec.num_heads, "attn_k": self._spec.num_kv_heads}.get(stored.split(".")[2])
+        _, layer, part = stored.split(".")[:3]
+        attention = self._spec.layers[int(layer)].mixer
+        num_heads = {"attn_q": attention.heads, "attn_k": attention.kv_heads}.get(part)
         if num_heads is None:
             return values
         return values.view(num_heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)

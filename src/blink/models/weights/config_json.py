@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,10 @@ from typing import Any
 from blink.errors import ConfigError
 from blink.fields import Fields, show
 from blink.formats.schemes import read_quantization
-from blink.models.families import EVERY_LAYER, FAMILIES, NO_WINDOW, Family, find_architecture, not_supported
-from blink.models.spec import Activation, ModelOptions, ModelSpec
+from blink.models.families import FAMILIES, find_architecture, not_supported
+from blink.models.families.base import EVERY_LAYER, NO_WINDOW, Family
+from blink.models.layers import Activation, Attention, DenseMlp, LayerSpec, MoeMlp, Router, repeat_layer
+from blink.models.spec import ModelSpec
 from blink.models.weights.rope_json import read_local_rope, read_rope
 from blink.models.weights.text_files import read_json
 
@@ -44,41 +44,55 @@ def read_config_json(directory: Path) -> ModelSpec:
 def _make_spec(config: Fields, values: Mapping[str, Any], architecture: str) -> ModelSpec:
     family = FAMILIES[architecture]
     _check_supported(config)
-    num_heads = config.integer("num_attention_heads")
-    hidden_size = config.integer("hidden_size")
-    head_dim = config.integer("head_dim", hidden_size // num_heads)
-    size = config.integer("intermediate_size")
-    has_experts = bool(family.experts)
-    has_bias = config.flag("attention_bias")
-    return ModelSpec(
+    layer = _read_layer(config, values, family)
+    windows, max_model_len = _read_windows(config, family), config.integer("max_position_embeddings")
+    spec = ModelSpec(
         architecture=architecture,
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=config.integer("num_key_value_heads", num_heads),
-        head_dim=head_dim,
-        intermediate_size=size,
+        hidden_size=config.integer("hidden_size"),
+        layers=repeat_layer(layer, windows, max_model_len, read_local_rope(config, values, layer.mixer.head_dim)),
         rms_norm_eps=config.number("rms_norm_eps"),
-        rope=read_rope(config, values, head_dim),
-        max_model_len=config.integer("max_position_embeddings"),
+        max_model_len=max_model_len,
         tie_embeddings=config.flag("tie_word_embeddings"),
-        qk_norm=family.qk_norm,
-        attention_bias=family.qkv_bias or has_bias,
-        output_bias=has_bias,
-        windows=_read_windows(config, family),
-        local_rope=read_local_rope(config, values, head_dim),
-        options=_read_options(config, family, head_dim),
-        num_experts=_read_num_experts(config) if has_experts else 0,
-        experts_per_token=config.integer("num_experts_per_tok") if has_experts else 0,
-        moe_intermediate_size=config.integer("moe_intermediate_size", size) if has_experts else 0,
-        norm_topk_prob=has_experts and config.flag("norm_topk_prob"),
         quantization=read_quantization(config),
+    )
+    return family.adapt_config(spec, config)
+
+
+def _read_layer(config: Fields, values: Mapping[str, Any], family: Family) -> LayerSpec:
+    """Read what all layers have; windows and what belongs to them come later."""
+    heads, has_bias = config.integer("num_attention_heads"), config.flag("attention_bias")
+    head_dim = config.integer("head_dim", config.integer("hidden_size") // heads)
+    attention = Attention(
+        heads=heads,
+        kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        rope=read_rope(config, values, head_dim),
+        sinks=family.sinks,
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias or has_bias,
+        output_bias=has_bias,
+    )
+    return LayerSpec(mixer=attention, mlp=_read_mlp(config, family), norms=family.norms)
+
+
+def _read_mlp(config: Fields, family: Family) -> DenseMlp | MoeMlp:
+    size, activation = config.integer("intermediate_size"), family.activation or _read_activation(config)
+    if family.experts is None:
+        return DenseMlp(size=size, activation=activation)
+    return MoeMlp(
+        experts=config.integer("num_experts" if config.has("num_experts") else "num_local_experts"),
+        size=config.integer("moe_intermediate_size", size),
+        router=Router(top_k=config.integer("num_experts_per_tok"), renormalize=config.flag("norm_topk_prob")),
+        activation=activation,
+        biases=family.experts.are_joined,
     )
 
 
-def _read_num_experts(config: Fields) -> int:
-    return config.integer("num_experts" if config.has("num_experts") else "num_local_experts")
+def _read_activation(config: Fields) -> Activation:
+    name = config.text("hidden_activation" if config.has("hidden_activation") else "hidden_act", "silu")
+    config.require(name in _ACTIVATIONS, f"activation {show(name)}")
+    return _ACTIVATIONS[name]
 
 
 def _check_supported(config: Fields) -> None:
@@ -90,50 +104,18 @@ def _check_supported(config: Fields) -> None:
     config.require(not config.flag("use_bidirectional_attention"), "attention to later tokens")
 
 
-def _read_options(config: Fields, family: Family, head_dim: int) -> ModelOptions:
-    """Add to a family's options what the config says of its own."""
-    options = family.options
-    if options.activation == "clipped_silu":
-        limits = (config.number("swiglu_alpha"), config.number("swiglu_limit"))
-        config.require(limits == (1.702, 7.0), f"swiglu_alpha and swiglu_limit of {limits}")
-        return options
-    key = "hidden_activation" if config.has("hidden_activation") else "hidden_act"
-    name = config.text(key, "silu")
-    config.require(name in _ACTIVATIONS, f"activation {show(name)}")
-    options = dataclasses.replace(options, activation=_ACTIVATIONS[name])
-    if options.shifted_norms:  # Gemma
-        return dataclasses.replace(
-            options,
-            attention_scale=_unless_usual(config.number("query_pre_attn_scalar", low=1e-6) ** -0.5, head_dim),
-            attention_softcap=config.number("attn_logit_softcapping", 0.0),
-            logits_softcap=config.number("final_logit_softcapping", 0.0),
-            embedding_scale=math.sqrt(config.integer("hidden_size")),
-        )
-    if family is FAMILIES["granite"]:
-        return dataclasses.replace(
-            options,
-            attention_scale=_unless_usual(config.number("attention_multiplier", 1.0), head_dim),
-            embedding_scale=config.number("embedding_multiplier", 1.0),
-            residual_scale=config.number("residual_multiplier", 1.0),
-            logits_divisor=config.number("logits_scaling", 1.0, low=1e-6),
-        )
-    return options
-
-
-def _unless_usual(scale: float, head_dim: int) -> float | None:
-    return None if math.isclose(scale, head_dim**-0.5) else scale
-
-
 def _read_windows(config: Fields, family: Family) -> tuple[int, ...]:
-    """Return each layer's window: by layer_types, else as the family has them."""
+    """Return each layer's window, 0 for none: by layer_types, else as the family has them."""
     num_layers = config.integer("num_hidden_layers", high=_MAX_LAYERS)
     if not config.has("sliding_window") or not config.flag("use_sliding_window", family.window_period != NO_WINDOW):
-        return ()
+        return (0,) * num_layers
     window = config.integer("sliding_window")
     if config.has("layer_types"):
         kinds = config.texts("layer_types")
         known = {"full_attention": 0, "sliding_attention": window}
         config.require(set(kinds) <= known.keys(), f"a layer of a type in {show(sorted(set(kinds)))}")
+        if len(kinds) != num_layers:
+            raise ConfigError(f"{config.place}: each layer must have a window or none; download the model again.")
         return tuple(known[kind] for kind in kinds)
     if family.window_period == NO_WINDOW:
         first = config.integer("max_window_layers", 28, low=0)

@@ -14,7 +14,8 @@ from blink.kernels.linear import pack_weight
 from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
-from blink.models.layer import DenseMlp, Layer
+from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
+from blink.models.layers import DenseMlp, MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.expert_loader import load_experts
@@ -45,7 +46,7 @@ class DecoderLoader:
         self._spec = spec
         self._target = target
         self._kv_scales = kv_scales
-        self._is_fused = FAMILIES[spec.architecture].is_fused
+        self._family = FAMILIES[spec.architecture]
 
     @torch.inference_mode()
     def load(self) -> Decoder:
@@ -66,48 +67,36 @@ class DecoderLoader:
         quantized = self._target.read_quantized(self._checkpoint, name)
         return self._read(name, *shape) if quantized is None else quantized
 
-    def _load_layer(self, index: int) -> Layer:
-        spec, prefix = self._spec, f"model.layers.{index}"
-        attention = f"{prefix}.self_attn"
-        parts = {"q_proj": spec.q_size, "k_proj": spec.kv_size, "v_proj": spec.kv_size}
-        if self._is_fused:
+    def _load_layer(self, index: int) -> LayerWeights:
+        hidden, prefix = self._spec.hidden_size, f"model.layers.{index}"
+        spec = self._spec.layers[index]
+        mixer, attention = spec.mixer, f"{prefix}.self_attn"
+        parts = {"q_proj": mixer.q_size, "k_proj": mixer.kv_size, "v_proj": mixer.kv_size}
+        if self._family.is_fused:
             parts = {"qkv_proj": sum(parts.values())}
         qkv = {f"{attention}.{name}": rows for name, rows in parts.items()}
-        output = {f"{attention}.o_proj": spec.hidden_size}
-        norms = [
-            None if name is None else self._read_norm(f"{prefix}.{name}", spec.hidden_size)
-            for name in _NORMS[spec.options.norms]
-        ]
-        head_dims, wide = (spec.head_dim, spec.head_dim), (spec.q_size, spec.kv_size)
-        return Layer(
+        output = {f"{attention}.o_proj": hidden}
+        norms = [None if name is None else self._read_norm(f"{prefix}.{name}", hidden) for name in _NORMS[spec.norms]]
+        head_dims, wide = (mixer.head_dim, mixer.head_dim), (mixer.q_size, mixer.kv_size)
+        return LayerWeights(
             attention_norm=norms[0],
-            qkv=self._load_matrix(qkv, spec.hidden_size),
-            qkv_bias=self._stack("bias", qkv) if spec.attention_bias else None,
-            output=self._load_matrix(output, spec.q_size),
-            output_bias=self._stack("bias", output) if spec.output_bias else None,
-            head_norm=self._load_head_norm(attention, head_dims) if spec.qk_norm else None,
+            qkv=self._load_matrix(qkv, hidden),
+            qkv_bias=self._stack("bias", qkv) if mixer.qkv_bias else None,
+            output=self._load_matrix(output, mixer.q_size),
+            output_bias=self._stack("bias", output) if mixer.output_bias else None,
+            head_norm=self._load_head_norm(attention, head_dims) if mixer.qk_norm == "head" else None,
             mlp_norm=norms[2],
-            mlp=load_experts(self._checkpoint, spec, prefix, self._target)
-            if spec.num_experts
-            else self._load_dense(f"{prefix}.mlp"),
+            mlp=self._load_mlp(spec.mlp, prefix),
             attention_end_norm=norms[1],
             mlp_end_norm=norms[3],
-            wide_norm=self._load_head_norm(attention, wide) if spec.options.wide_qk_norm else None,
-            attention=self._load_attention_options(index, attention),
-            uses_local_rope=spec.local_rope is not None and bool(spec.windows and spec.windows[index]),
-        )
-
-    def _load_attention_options(self, index: int, prefix: str) -> AttentionOptions:
-        spec, options = self._spec, self._spec.options
-        sinks = None
-        if options.sinks:
-            sinks = self._read(f"{prefix}.sinks", spec.num_heads, dtype=torch.float32)
-        return AttentionOptions(
-            options.attention_scale,
-            options.attention_softcap,
-            spec.window(index),
-            sinks,
-            self._kv_scales[index] if self._kv_scales else UNSCALED,
+            wide_norm=self._load_head_norm(attention, wide) if mixer.qk_norm == "all_heads" else None,
+            attention=AttentionOptions(
+                mixer.scale,
+                mixer.softcap,
+                mixer.window,
+                self._read(f"{attention}.sinks", mixer.heads, dtype=torch.float32) if mixer.sinks else None,
+                self._kv_scales[index] if self._kv_scales else UNSCALED,
+            ),
         )
 
     def _load_head_norm(self, prefix: str, sizes: tuple[int, int]) -> HeadNorm:
@@ -115,14 +104,16 @@ class DecoderLoader:
         query, key = (self._read_norm(f"{prefix}.{name}", size) for name, size in zip(names, sizes, strict=True))
         return HeadNorm(query, key, self._spec.rms_norm_eps)
 
-    def _load_dense(self, prefix: str) -> DenseMlp:
-        spec = self._spec
-        size = spec.intermediate_size
-        parts = {"gate_up_proj": 2 * size} if self._is_fused else {"gate_proj": size, "up_proj": size}
-        gate_up = {f"{prefix}.{name}": rows for name, rows in parts.items()}
-        return DenseMlp(
-            gate_up=self._load_matrix(gate_up, spec.hidden_size),
-            down=self._load_matrix({f"{prefix}.down_proj": spec.hidden_size}, size),
+    def _load_mlp(self, mlp: DenseMlp | MoeMlp, layer: str) -> DenseWeights | MoeWeights:
+        hidden, size, names = self._spec.hidden_size, mlp.size, self._family.experts
+        if mlp.mixture is not None:
+            assert names is not None
+            return load_experts(self._checkpoint, mlp.mixture, f"{layer}.{names.block}", hidden, names, self._target)
+        parts = {"gate_up_proj": 2 * size} if self._family.is_fused else {"gate_proj": size, "up_proj": size}
+        gate_up = {f"{layer}.mlp.{name}": rows for name, rows in parts.items()}
+        return DenseWeights(
+            gate_up=self._load_matrix(gate_up, hidden),
+            down=self._load_matrix({f"{layer}.mlp.down_proj": hidden}, size),
         )
 
     def _load_matrix(self, parts: dict[str, int], columns: int) -> Weight:
@@ -146,7 +137,7 @@ class DecoderLoader:
 
     def _read_norm(self, name: str, size: int) -> Tensor:
         """Read a norm's weight; one that the checkpoint keeps less 1 is whole only in float32."""
-        if not self._spec.options.shifted_norms:
+        if not self._family.shifted_norms:
             return self._read(f"{name}.weight", size)
         weight = self._read(f"{name}.weight", size, dtype=torch.float32)
         return weight.add_(self._checkpoint.norm_shift)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the experts of one layer: a matrix for each expert, or one tensor of all (gpt-oss)."""
+"""Read the experts of one layer: a matrix for each expert, or one tensor of all."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ import torch
 
 from blink.formats.experts import ExpertWeights, QuantizedExperts
 from blink.kernels.linear import pack_weight
-from blink.models.families import FAMILIES
-from blink.models.layer import MoeMlp
-from blink.models.spec import ModelSpec
+from blink.models.families.base import ExpertNames
+from blink.models.layer_weights import MoeWeights
+from blink.models.layers import MoeMlp
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.packed_loader import load_all_experts, load_quantized_experts
 from blink.models.weights.target import WeightTarget
 
-# What checkpoints call gate, up and down of an expert.
-_PROJECTIONS = {"mlp": ("gate_proj", "up_proj", "down_proj"), "block_sparse_moe": ("w1", "w3", "w2")}
 
-
-def load_experts(checkpoint: Checkpoint, spec: ModelSpec, layer: str, target: WeightTarget) -> MoeMlp:
-    """Read the router and the experts below a layer's name.
+def load_experts(
+    checkpoint: Checkpoint, mlp: MoeMlp, prefix: str, hidden: int, names: ExpertNames, target: WeightTarget
+) -> MoeWeights:
+    """Read the router and the experts below a prefix; hidden: the model's size, names: what it calls experts.
 
     Raises:
         ConfigError: one is missing, of another shape, or there is no memory.
     """
-    if spec.options.expert_biases:
-        return _load_joined(checkpoint, spec, f"{layer}.mlp", target)
-    place = FAMILIES[spec.architecture].experts
-    prefix, size, hidden = f"{layer}.{place}", spec.moe_intermediate_size, spec.hidden_size
-    gate, up, down = (f"{prefix}.experts.{{}}.{name}.weight" for name in _PROJECTIONS[place])
-    checkpoint.check(f"{prefix}.gate.weight", (spec.num_experts, hidden))
-    for expert in range(spec.num_experts):
+    if names.are_joined:
+        return _load_joined(checkpoint, mlp, prefix, hidden, target)
+    size = mlp.size
+    gate, up, down = (f"{prefix}.experts.{{}}.{name}.weight" for name in names.projections)
+    checkpoint.check(f"{prefix}.gate.weight", (mlp.experts, hidden))
+    for expert in range(mlp.experts):
         checkpoint.check(gate.format(expert), (size, hidden))
         checkpoint.check(up.format(expert), (size, hidden))
         checkpoint.check(down.format(expert), (hidden, size))
-    router = target.allocate(spec.num_experts, hidden)
+    router = target.allocate(mlp.experts, hidden)
     target.fill(checkpoint, f"{prefix}.gate.weight", router)
-    return MoeMlp(
+    return MoeWeights(
+        mlp,
         pack_weight(router),
-        _read_experts(checkpoint, spec.num_experts, {gate: size, up: size}, hidden, target),
-        _read_experts(checkpoint, spec.num_experts, {down: hidden}, size, target),
+        _read_experts(checkpoint, mlp.experts, {gate: size, up: size}, hidden, target),
+        _read_experts(checkpoint, mlp.experts, {down: hidden}, size, target),
     )
 
 
@@ -61,9 +60,9 @@ def _read_experts(
     return weights
 
 
-def _load_joined(checkpoint: Checkpoint, spec: ModelSpec, prefix: str, target: WeightTarget) -> MoeMlp:
-    """Read gpt-oss's experts: matrices transposed, gate and up in alternating columns."""
-    count, size, hidden = spec.num_experts, spec.moe_intermediate_size, spec.hidden_size
+def _load_joined(checkpoint: Checkpoint, mlp: MoeMlp, prefix: str, hidden: int, target: WeightTarget) -> MoeWeights:
+    """Read experts of one tensor: matrices transposed, gate and up in alternating columns."""
+    count, size = mlp.experts, mlp.size
     shapes = {
         "router.weight": (count, hidden),
         "router.bias": (count,),
@@ -91,4 +90,4 @@ def _load_joined(checkpoint: Checkpoint, spec: ModelSpec, prefix: str, target: W
     if down is None:
         down = target.allocate(count, hidden, size)
         target.fill(checkpoint, name, down.transpose(1, 2))
-    return MoeMlp(pack_weight(router), gate_up, down, router_bias, (gate_up_bias, down_bias))
+    return MoeWeights(mlp, pack_weight(router), gate_up, down, router_bias, (gate_up_bias, down_bias))

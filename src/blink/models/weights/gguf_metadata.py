@@ -3,25 +3,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import gguf
 
 from blink.errors import ConfigError
 from blink.fields import Fields, show
-from blink.models.families import EVERY_LAYER, FAMILIES, Family
+from blink.models.families import FAMILIES, GGUF_NAMES
+from blink.models.families.base import EVERY_LAYER, Family
+from blink.models.layers import Attention, DenseMlp, LayerSpec, MoeMlp, Router, repeat_layer
 from blink.models.rope import YARN_FACTORS, YARN_MIN_THETA, LinearScaling, Rope, yarn_divisors
-from blink.models.spec import ModelOptions, ModelSpec
+from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile
 
-_ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
 _EMBEDDING = "token_embd.weight"
 _FREQUENCY_DIVISORS = "rope_freqs.weight"
 _SHORT_DIVISORS, _LONG_DIVISORS = "rope_factors_short.weight", "rope_factors_long.weight"
-# The head sizes of Gemma's models say how their scores are scaled, but for the largest: the files do not.
-_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
-_GEMMA3_LOCAL_THETA = 10000.0
 
 
 def read_gguf_spec(file: GgufFile) -> ModelSpec:
@@ -31,13 +28,13 @@ def read_gguf_spec(file: GgufFile) -> ModelSpec:
         ConfigError: a value is missing or wrong, or the model needs something that Blink does not do.
     """
     name = _read_name(file)
-    if name not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
+    if name not in GGUF_NAMES:
+        known = ", ".join(GGUF_NAMES)
         raise ConfigError(f"{file.path}: architecture {show(name)} is not supported; Blink runs {known}.")
     if _EMBEDDING not in file.tensors:
         raise ConfigError(f"{file.path}: tensor '{_EMBEDDING}' is missing; give a file of the whole model.")
     metadata = Fields(file.metadata, str(file.path), f"{name}.")
-    return _make_spec(file, metadata, _ARCHITECTURES[name])
+    return _make_spec(file, metadata, GGUF_NAMES[name])
 
 
 def find_gguf_arch(file: GgufFile) -> gguf.MODEL_ARCH:
@@ -51,72 +48,61 @@ def _read_name(file: GgufFile) -> str:
 
 
 def _make_spec(file: GgufFile, metadata: Fields, architecture: str) -> ModelSpec:
+    has_experts = metadata.integer("expert_count", 0, low=0) > 0
+    if has_experts:
+        architecture = FAMILIES[architecture].gguf_mixture or architecture
     family = FAMILIES[architecture]
-    num_experts = metadata.integer("expert_count", 0, low=0)
-    if architecture == "llama" and num_experts:
-        architecture, family = "mixtral", FAMILIES["mixtral"]
-    metadata.require(bool(family.experts) or not num_experts, "a mixture of experts")
-    num_heads = metadata.integer("attention.head_count")
-    hidden_size = metadata.integer("embedding_length")
-    head_dim = metadata.integer("attention.key_length", hidden_size // num_heads)
-    size = metadata.integer("feed_forward_length", 0 if num_experts else None, low=0 if num_experts else 1)
+    metadata.require(family.experts is not None or not has_experts, "a mixture of experts")
     num_layers = metadata.integer("block_count")
     # The names of all layers are made beforehand.
     metadata.require(num_layers <= len(file.tensors), f"a model of {num_layers} layers with fewer tensors")
-    options = _read_options(metadata, architecture, hidden_size, num_heads)
-    return ModelSpec(
+    layer = LayerSpec(
+        mixer=_read_attention(file, metadata, family),
+        mlp=_read_mixture(metadata) if has_experts else DenseMlp(size=metadata.integer("feed_forward_length")),
+        norms=family.norms,
+    )
+    theta, max_model_len = family.gguf_local_theta, metadata.integer("context_length")
+    local_rope = Rope(theta=theta, rotary_dim=layer.mixer.head_dim) if theta else None
+    spec = ModelSpec(
         architecture=architecture,
         vocab_size=file.tensors[_EMBEDDING].shape[0],
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=metadata.integer("attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        intermediate_size=size,
+        hidden_size=metadata.integer("embedding_length"),
+        layers=repeat_layer(layer, _read_windows(metadata, family, num_layers), max_model_len, local_rope),
         rms_norm_eps=metadata.number("attention.layer_norm_rms_epsilon"),
-        rope=_read_rope(file, metadata, head_dim),
-        max_model_len=metadata.integer("context_length"),
+        max_model_len=max_model_len,
         tie_embeddings="output.weight" not in file.tensors,
+    )
+    return family.adapt_gguf(spec, metadata)
+
+
+def _read_attention(file: GgufFile, metadata: Fields, family: Family) -> Attention:
+    heads = metadata.integer("attention.head_count")
+    head_dim = metadata.integer("attention.key_length", metadata.integer("embedding_length") // heads)
+    return Attention(
+        heads=heads,
+        kv_heads=metadata.integer("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        rope=_read_rope(file, metadata, head_dim),
         qk_norm=family.qk_norm,
-        attention_bias="blk.0.attn_q.bias" in file.tensors,
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
-        windows=_read_windows(metadata, family, num_layers),
-        local_rope=Rope(theta=_GEMMA3_LOCAL_THETA, rotary_dim=head_dim) if architecture == "gemma3_text" else None,
-        options=options,
-        num_experts=num_experts,
-        experts_per_token=metadata.integer("expert_used_count") if num_experts else 0,
-        moe_intermediate_size=metadata.integer("expert_feed_forward_length", size or None) if num_experts else 0,
-        norm_topk_prob=bool(num_experts),
     )
 
 
-def _read_options(metadata: Fields, architecture: str, hidden_size: int, num_heads: int) -> ModelOptions:
-    options = FAMILIES[architecture].options
-    if architecture in _GEMMA_27B_LAYERS:
-        is_largest = metadata.integer("block_count") == _GEMMA_27B_LAYERS[architecture]
-        return dataclasses.replace(
-            options,
-            attention_scale=(hidden_size / num_heads) ** -0.5 if is_largest else None,
-            attention_softcap=metadata.number("attn_logit_softcapping", 0.0),
-            logits_softcap=metadata.number("final_logit_softcapping", 0.0),
-            embedding_scale=math.sqrt(hidden_size),
-        )
-    if architecture == "granite":
-        return dataclasses.replace(
-            options,
-            # 0 stands for what is not there.
-            attention_scale=metadata.number("attention.scale", 0.0) or None,
-            embedding_scale=metadata.number("embedding_scale", 0.0) or 1.0,
-            residual_scale=metadata.number("residual_scale", 0.0) or 1.0,
-            logits_divisor=metadata.number("logit_scale", 0.0) or 1.0,
-        )
-    return options
+def _read_mixture(metadata: Fields) -> MoeMlp:
+    size = metadata.integer("feed_forward_length", 0, low=0)
+    return MoeMlp(
+        experts=metadata.integer("expert_count"),
+        size=metadata.integer("expert_feed_forward_length", size or None),
+        router=Router(top_k=metadata.integer("expert_used_count"), renormalize=True),
+    )
 
 
 def _read_windows(metadata: Fields, family: Family, num_layers: int) -> tuple[int, ...]:
+    """Return each layer's window, 0 for none."""
     window = metadata.integer("attention.sliding_window", 0, low=0)  # 0 means none
     if not window:
-        return ()
+        return (0,) * num_layers
     if family.window_period <= EVERY_LAYER:
         return (window,) * num_layers
     return tuple(window if (layer + 1) % family.window_period else 0 for layer in range(num_layers))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from pathlib import Path
 
@@ -104,7 +103,7 @@ def _limit_length(spec: ModelSpec, max_model_len: int) -> ModelSpec:
         raise ConfigError(
             f"The model's context of {length} tokens is too long; give --max-model-len {_MAX_CONTEXT} or less."
         )
-    return dataclasses.replace(spec, max_model_len=length, rope=spec.rope.fit(length))
+    return spec.limit(length)
 
 
 def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,21 +17,36 @@ from blink.kernels.gpu.decode.gemm_planes import name_order, new_rows
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import TILE_KEYS, choose_attention_split
 from blink.kernels.gpu.decode.tensor_map import encode_cells
+from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
 
+if TYPE_CHECKING:
+    from blink.models.layers import Attention
 
-def can_attend(
-    head_dim: int, rotary_dim: int, num_heads: int, kv_heads: int, block_size: int, dtype: torch.dtype
-) -> bool:
-    """Tell whether the kernel takes these sizes; the cache may be of that type or FP8."""
-    sizes = head_dim in (64, 128) and 0 < rotary_dim <= head_dim and rotary_dim % (head_dim // 16) == 0
-    groups = num_heads % kv_heads == 0 and num_heads // kv_heads <= 8
-    return sizes and groups and block_size % TILE_KEYS == 0 and dtype == torch.bfloat16
+_HEAD_DIMS, _MAX_GROUP = (64, 128), 8
+
+
+def refuses(attention: Attention, block_size: int, dtype: torch.dtype) -> str | None:
+    """Say why the kernel does not take a layer's attention, with queries of a type and a cache of that or FP8.
+
+    None: it takes it.
+    """
+    head_dim, rotary_dim = attention.head_dim, attention.rope.rotary_dim
+    reasons = {
+        **dict.fromkeys(attention.options_beyond("qk_norm", "qkv_bias", "output_bias"), True),
+        "one norm over all heads": attention.qk_norm == "all_heads",
+        f"heads of {head_dim}": head_dim not in _HEAD_DIMS,
+        f"{rotary_dim} rotated components": 16 * rotary_dim % head_dim != 0,
+        f"{attention.group} query heads per KV head": attention.group > _MAX_GROUP,
+        f"blocks of {block_size} tokens": block_size % TILE_KEYS != 0,
+        f"queries in {dtype}": dtype != torch.bfloat16,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def decode_attention(
     qkv: Tensor,
-    kv_cache: Tensor,
+    cache: LayerCache,
     batch: Batch,
     rotary_table: Tensor,
     head_norm: HeadNorm | None = None,
@@ -40,20 +56,20 @@ def decode_attention(
 ) -> Tensor:
     """Return the attention [rows, heads * head_dim] of rows of one token and write their keys and values to the cache.
 
-    qkv: [rows, (heads + 2 * kv_heads) * head_dim], row r of which is the batch's token r; kv_cache: [2, num_blocks,
-    block_size, kv_heads, head_dim], of qkv's type, or FP8 with kv_scales; rotary_table: float32 [positions,
-    rotary_dim]; planes: return planes of it for such weights, see gemm.py. Rows without context give zeros. No kernel
-    of the same step may write the batch or the cache's older tokens: they are read before the wait.
+    qkv: [rows, (heads + 2 * kv_heads) * head_dim], row r of which is the batch's token r; cache: of
+    qkv's type, or FP8 with kv_scales; rotary_table: float32 [positions, rotary_dim]; planes: return planes of it for
+    such weights, see gemm.py. Rows without context give zeros. No kernel of the same step may write the batch or the
+    cache's older tokens: they are read before the wait.
     """
     rows, width = qkv.shape
-    block_size, kv_heads, head_dim = kv_cache.shape[2:]
+    block_size, kv_heads, head_dim = cache.block_size, cache.kv_heads, cache.head_dim
     num_heads = width // head_dim - 2 * kv_heads
     rotary_dim = rotary_table.shape[1]
-    assert can_attend(head_dim, rotary_dim, num_heads, kv_heads, block_size, qkv.dtype)
-    assert qkv.is_contiguous() and kv_cache.is_contiguous() and rotary_table.is_contiguous()
-    assert kv_cache.dtype in (qkv.dtype, FP8) and rotary_table.dtype == torch.float32
-    is_fp8 = kv_cache.dtype == FP8
+    assert qkv.is_contiguous() and cache.cells.is_contiguous() and rotary_table.is_contiguous()
+    assert cache.dtype in (qkv.dtype, FP8) and rotary_table.dtype == torch.float32
+    is_fp8 = cache.dtype == FP8
     group = num_heads // kv_heads
+    assert head_dim in _HEAD_DIMS and group <= _MAX_GROUP and block_size % TILE_KEYS == 0
     split = choose_attention_split(rows * kv_heads, group)
     split = split.halve_tiles() if is_fp8 else split
     sizes = (group, head_dim, rotary_dim, kv_heads, block_size, split.cluster, split.warps, split.stages)
@@ -63,16 +79,16 @@ def decode_attention(
         compile_kernel(f"blink::attend<{', '.join(map(str, sizes))}, {flags}>"),
         (kv_heads * split.cluster, rows),
         32 * split.warps,
-        _make_arguments(qkv, kv_cache, batch, rotary_table, (head_norm, kv_scales), out),
+        _make_arguments(qkv, cache, batch, rotary_table, (head_norm, kv_scales), out),
         cluster=split.cluster,
-        shared_bytes=split.shared_bytes(group, head_dim, kv_cache.itemsize),
+        shared_bytes=split.shared_bytes(group, head_dim, cache.dtype.itemsize),
     )
     return out
 
 
 def _make_arguments(
     qkv: Tensor,
-    kv_cache: Tensor,
+    cache: LayerCache,
     batch: Batch,
     rotary_table: Tensor,
     heads: tuple[HeadNorm | None, KvScales],
@@ -81,10 +97,10 @@ def _make_arguments(
     norm, scales = heads
     return args(
         "AttentionArgs",
-        cells=encode_cells(kv_cache, TILE_KEYS),
+        cells=encode_cells(cache, TILE_KEYS),
         qkv=qkv,
-        cache=kv_cache,
-        values=kv_cache.stride(0),
+        cache=cache.cells,
+        values=cache.values_offset,
         block_tables=batch.block_tables,
         row_slots=batch.row_slots,
         context_lens=batch.context_lens,
@@ -95,7 +111,7 @@ def _make_arguments(
         key_norm=norm.key_weight if norm else None,
         out=out,
         eps=norm.eps if norm else 0.0,
-        scale=math.log2(math.e) / math.sqrt(kv_cache.shape[-1]) * scales.key,
+        scale=math.log2(math.e) / math.sqrt(cache.head_dim) * scales.key,
         key_rate=1 / scales.key,
         value_rate=1 / scales.value,
         value_scale=scales.value,

@@ -13,6 +13,7 @@ from cuda.bindings import driver
 from torch import Tensor
 
 from blink.kernels.gpu.decode.launch import check
+from blink.kernels.layer_cache import LayerCache
 
 BOX_ROW = 64  # elements of a box's row in shared memory: csrc/gpu/decode/tensor_copy.cuh's kBoxRow
 
@@ -51,33 +52,38 @@ def encode_stages(tensor: Tensor, box: tuple[int, int, int]) -> TensorMap:
     return _encode(tensor, sizes, strides, (part, box_rows, box_groups, parts))
 
 
-def encode_cells(kv_cache: Tensor, box_tokens: int) -> TensorMap:
+def encode_cells(cache: LayerCache, box_tokens: int) -> TensorMap:
     """Describe a layer's contiguous KV cache, in boxes of some tokens' keys and values of one head.
 
     Its dimensions, the last in memory first: dims of a head up to 128 bytes, tokens, the head's parts, heads, keys and
     values.
     """
-    _, num_blocks, block_size, kv_heads, head_dim = kv_cache.shape
-    row = min(head_dim, 2 * BOX_ROW // kv_cache.itemsize)
+    kv_heads, head_dim = cache.kv_heads, cache.head_dim
+    row = min(head_dim, 2 * BOX_ROW // cache.dtype.itemsize)
     parts, token = head_dim // row, kv_heads * head_dim
-    sizes = (row, num_blocks * block_size, parts, kv_heads, 2)
-    strides = (token, row, head_dim, kv_cache.stride(0))
-    return _encode(kv_cache, sizes, strides, (row, box_tokens, parts, 1, 2))
+    sizes = (row, cache.num_blocks * cache.block_size, parts, kv_heads, 2)
+    strides = (token, row, head_dim, cache.values_offset)
+    return _encode(cache.cells, sizes, strides, (row, box_tokens, parts, 1, 2))
 
 
-def encode_token_groups(kv_cache: Tensor) -> TensorMap:
+def encode_token_groups(cache: LayerCache) -> TensorMap:
     """Describe a layer's contiguous KV cache of bf16, in boxes of a block's keys, or values, of one head.
 
     In shared memory a box's tokens lie in groups of eight, of which each has parts of 64 dims behind one another. The
     map's dimensions, the last in memory first: dims of a part, tokens of a group, parts of all heads, groups, keys and
     values.
     """
-    _, num_blocks, block_size, kv_heads, head_dim = kv_cache.shape
+    block_size, kv_heads, head_dim = cache.block_size, cache.kv_heads, cache.head_dim
     parts, token, group = head_dim // BOX_ROW, kv_heads * head_dim, 8
-    assert kv_cache.is_contiguous() and kv_cache.itemsize == 2 and block_size % group == 0 and head_dim % BOX_ROW == 0
-    sizes = (BOX_ROW, group, kv_heads * parts, num_blocks * block_size // group, 2)
-    strides = (token, BOX_ROW, group * token, kv_cache.stride(0))
-    return _encode(kv_cache, sizes, strides, (BOX_ROW, group, parts, block_size // group, 1))
+    assert (
+        cache.cells.is_contiguous()
+        and cache.dtype.itemsize == 2
+        and block_size % group == 0
+        and head_dim % BOX_ROW == 0
+    )
+    sizes = (BOX_ROW, group, kv_heads * parts, cache.num_blocks * block_size // group, 2)
+    strides = (token, BOX_ROW, group * token, cache.values_offset)
+    return _encode(cache.cells, sizes, strides, (BOX_ROW, group, parts, block_size // group, 1))
 
 
 def _encode(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:

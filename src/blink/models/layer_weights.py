@@ -11,10 +11,11 @@ from torch import Tensor
 from blink.formats.base import QuantizedWeight, Weight
 from blink.formats.experts import ExpertWeights
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
+from blink.models.layers import MoeMlp
 
 
 @dataclass(frozen=True, slots=True)
-class DenseMlp:
+class DenseWeights:
     """The gated MLP; weights as pack_weight returned them."""
 
     gate_up: Weight  # [2 * intermediate, hidden]
@@ -22,9 +23,10 @@ class DenseMlp:
 
 
 @dataclass(frozen=True, slots=True)
-class MoeMlp:
+class MoeWeights:
     """A gated MLP per expert and the router that chooses among them."""
 
+    spec: MoeMlp
     router: Weight  # [experts, hidden]
     gate_up: ExpertWeights  # [experts, 2 * intermediate, hidden]
     down: ExpertWeights  # [experts, hidden, intermediate]
@@ -33,7 +35,7 @@ class MoeMlp:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerWeights:
     """The weights of one decoder layer; matrices as pack_weight returned them."""
 
     attention_norm: Tensor | None  # [hidden]
@@ -43,15 +45,14 @@ class Layer:
     output_bias: Tensor | None
     head_norm: HeadNorm | None
     mlp_norm: Tensor | None  # [hidden]
-    mlp: DenseMlp | MoeMlp
+    mlp: DenseWeights | MoeWeights
     attention_end_norm: Tensor | None = None  # [hidden], of what attention adds to the residual
     mlp_end_norm: Tensor | None = None
     wide_norm: HeadNorm | None = None  # over all query heads, over all key heads
     attention: AttentionOptions = PLAIN_ATTENTION
-    uses_local_rope: bool = False
 
 
-Attend = Callable[[Tensor, Tensor, Layer], Tensor]  # from QKV [tokens, ...] and the layer's KV cache
+Attend = Callable[[Tensor, int], Tensor]  # from QKV [tokens, ...] of the layer of an index
 
 
 def count_bytes(part: object) -> int:

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Family: what all models of one model_type share beyond what their files say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from blink.fields import Fields
+from blink.models.layers import Activation, Norms, QkNorm
+from blink.models.spec import ModelSpec
+
+NO_WINDOW, EVERY_LAYER = 0, 1
+
+# Adds to a spec what a file says under names that only this family has.
+Adapt = Callable[[ModelSpec, Fields], ModelSpec]
+
+
+def keep(spec: ModelSpec, fields: Fields) -> ModelSpec:  # noqa: ARG001 - an Adapt that adds nothing
+    """Return the spec as it is."""
+    return spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """What checkpoints call the experts of a layer."""
+
+    block: str = "mlp"
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # gate, up and down of an expert
+    are_joined: bool = False  # one tensor of all experts, transposed, gate and up in alternating columns; with biases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A row of FAMILIES; the defaults add nothing to the plain decoder."""
+
+    title: str
+    defaults: Mapping[str, object] = field(default_factory=dict[str, object])  # of values that config.json leaves out
+    also_known_as: tuple[str, ...] = ()  # model_types of models with more than this text part
+    adapt_config: Adapt = keep
+    # Layers.
+    norms: Norms = "before"
+    qk_norm: QkNorm = "none"
+    qkv_bias: bool = False  # whatever the config says
+    sinks: bool = False
+    activation: Activation | None = None  # whatever the config says
+    window_period: int = NO_WINDOW  # where a window is set: EVERY_LAYER has it, or all but every n-th
+    # Tensors.
+    is_fused: bool = False  # queries, keys and values in one tensor; gate and up in another
+    shifted_norms: bool = False  # each norm's weight is stored minus 1
+    experts: ExpertNames | None = None  # None: a dense MLP
+    # GGUF files.
+    gguf: str = ""  # its name there; empty: not read from them
+    gguf_mixture: str = ""  # the family of those files of this name that have experts
+    gguf_local_theta: float = 0.0  # the rotary base of layers with a window, which the files do not say; 0: as others'
+    is_interleaved: bool = False  # the halves of each head of queries and keys are interleaved
+    adapt_gguf: Adapt = keep
+    gguf_class: str = ""  # transformers' class, of families that are quantized from GGUF files; empty: they are not

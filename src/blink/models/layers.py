@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LayerSpec: what each layer of a model computes, but for its weights. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from blink.models.cache_layout import PerToken
+from blink.models.rope import Rope
+
+Activation = Literal["silu", "gelu_tanh", "clipped_silu"]
+QkNorm = Literal["none", "head", "all_heads"]  # each head of queries and keys by itself, or one norm over all of them
+Norms = Literal["before", "after", "both"]  # where attention and MLP are normalised
+
+
+class Part:
+    """A part of a model's description, whose fields with defaults are options."""
+
+    __slots__ = ()
+
+    def options_beyond(self, *known: str) -> list[str]:
+        """Return the names of the options that are not at their defaults, but for those known."""
+        assert dataclasses.is_dataclass(self)
+        options = (field for field in fields(self) if field.default is not dataclasses.MISSING)
+        return [one.name for one in options if one.name not in known and getattr(self, one.name) != one.default]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(Part):
+    """Softmax attention, in which query heads share key-value heads."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope
+    window: int = 0  # how many tokens a query sees at most, its own included; 0: all that the context may hold
+    softcap: float = 0.0  # scores become cap * tanh(score / cap); 0: as they are
+    scale: float | None = None  # None: 1 / sqrt(head_dim)
+    sinks: bool = False  # each query head has a score that takes part in the softmax, but no value
+    qk_norm: QkNorm = "none"
+    qkv_bias: bool = False
+    output_bias: bool = False
+
+    @property
+    def q_size(self) -> int:
+        """Width of the queries of one token."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys (or the values) of one token."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def group(self) -> int:
+        """How many query heads share a key-value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def rules(self) -> dict[str, bool]:
+        """What the values must be to each other, and whether they are."""
+        rotary_dim = self.rope.rotary_dim
+        return {
+            "the query heads must be a multiple of the key-value heads": self.heads % self.kv_heads == 0,
+            "the size of a head must be even and at least 2": self.head_dim >= 2 and self.head_dim % 2 == 0,
+            "the rotated part must be even and within the head": (
+                2 <= rotary_dim <= self.head_dim and rotary_dim % 2 == 0
+            ),
+            "the rotary base, factors and divisors must be positive, a base at least 1": self.rope.is_sound(),
+        }
+
+    @property
+    def state(self) -> PerToken:
+        """What the layer keeps of a sequence."""
+        return PerToken(kv_heads=self.kv_heads, head_dim=self.head_dim)
+
+    def matrices(self, hidden: int) -> list[tuple[int, int]]:
+        """Return rows and columns of the matrices that all tokens multiply with."""
+        return [(self.q_size + 2 * self.kv_size, hidden), (hidden, self.q_size)]
+
+    def with_scale(self, scale: float) -> Attention:
+        """Return attention whose scores are scaled so, as by default if that is the same."""
+        return replace(self, scale=None if math.isclose(scale, self.head_dim**-0.5) else scale)
+
+    def num_matrix_weights(self, hidden: int) -> int:
+        """Return the number of weights in the matrices."""
+        return hidden * (2 * self.q_size + 2 * self.kv_size)
+
+    def num_parameters(self, hidden: int) -> int:
+        """Return the number of all weights."""
+        biases = self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.output_bias * hidden
+        norms = {"none": 0, "head": 2 * self.head_dim, "all_heads": self.q_size + self.kv_size}[self.qk_norm]
+        return self.num_matrix_weights(hidden) + biases + norms + self.sinks * self.heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseMlp(Part):
+    """One gated MLP for all tokens."""
+
+    size: int
+    activation: Activation = "silu"
+
+    @property
+    def mixture(self) -> None:
+        """It is none."""
+        return
+
+    @property
+    def active(self) -> DenseMlp:
+        """What one token takes."""
+        return self
+
+    @property
+    def rules(self) -> dict[str, bool]:
+        """There are none."""
+        return {}
+
+    def matrices(self, hidden: int) -> list[tuple[int, int]]:
+        """Return rows and columns of the matrices that all tokens multiply with."""
+        return [(2 * self.size, hidden), (hidden, self.size)]
+
+    def num_matrix_weights(self, hidden: int) -> int:
+        """Return the number of weights in the matrices."""
+        return 3 * hidden * self.size
+
+    def num_expert_weights(self, hidden: int) -> int:  # noqa: ARG002 - as MoeMlp has it
+        """Return the number of weights in experts' matrices."""
+        return 0
+
+    def num_parameters(self, hidden: int) -> int:
+        """Return the number of all weights."""
+        return self.num_matrix_weights(hidden)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router(Part):
+    """How a token chooses its experts: by a softmax over all, those with the highest probabilities."""
+
+    top_k: int
+    renormalize: bool = False  # the chosen probabilities sum to 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeMlp(Part):
+    """A gated MLP per expert, of which each token has a few."""
+
+    experts: int
+    size: int  # of each expert
+    router: Router
+    activation: Activation = "silu"
+    biases: bool = False  # of router and experts
+
+    @property
+    def mixture(self) -> MoeMlp:
+        """It is one."""
+        return self
+
+    @property
+    def active(self) -> MoeMlp:
+        """What one token takes."""
+        return replace(self, experts=self.router.top_k)
+
+    @property
+    def rules(self) -> dict[str, bool]:
+        """What the values must be to each other, and whether they are."""
+        return {"a token cannot have more experts than there are": self.router.top_k <= self.experts}
+
+    def matrices(self, hidden: int) -> list[tuple[int, int]]:
+        """Return rows and columns of the matrix that all tokens multiply with, the router's."""
+        return [(self.experts, hidden)]
+
+    def num_matrix_weights(self, hidden: int) -> int:
+        """Return the number of weights in the matrices, but for the router's."""
+        return self.num_expert_weights(hidden)
+
+    def num_expert_weights(self, hidden: int) -> int:
+        """Return the number of weights in experts' matrices."""
+        return self.experts * 3 * hidden * self.size
+
+    def num_parameters(self, hidden: int) -> int:
+        """Return the number of all weights, the router's too."""
+        biases = self.biases * self.experts * (2 * self.size + hidden + 1)
+        return self.num_matrix_weights(hidden) + self.experts * hidden + biases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec(Part):
+    """One layer: what mixes the tokens of a sequence, and the MLP of each token; both add to the residual."""
+
+    mixer: Attention
+    mlp: DenseMlp | MoeMlp
+    norms: Norms = "before"
+    residual_scale: float = 1.0  # of what both add
+
+    @property
+    def rules(self) -> dict[str, bool]:
+        """What the values must be to each other, and whether they are."""
+        return self.mixer.rules | self.mlp.rules
+
+    def num_parameters(self, hidden: int) -> int:
+        """Return the number of all weights."""
+        norms = (4 if self.norms == "both" else 2) * hidden
+        return self.mixer.num_parameters(hidden) + self.mlp.num_parameters(hidden) + norms
+
+
+def repeat_layer(
+    layer: LayerSpec, windows: Sequence[int], max_model_len: int, local_rope: Rope | None = None
+) -> tuple[LayerSpec, ...]:
+    """Return a layer for each window in tokens, 0 for none; equal ones are one object.
+
+    local_rope: of the layers with a window, where theirs differs. A window as long as the context is none.
+    """
+    found: dict[int, LayerSpec] = {}
+    for window in {*windows}:
+        rope = local_rope if window and local_rope is not None else layer.mixer.rope
+        mixer = replace(layer.mixer, window=shorten_window(window, max_model_len), rope=rope)
+        found[window] = replace(layer, mixer=mixer)
+    return tuple(found[window] for window in windows)
+
+
+def shorten_window(window: int, max_model_len: int) -> int:
+    """Return a window, 0 if it hides nothing of the longest context."""
+    return window if window < max_model_len else 0
