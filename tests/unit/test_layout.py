@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x4AA8F8469C3B98D0
+GOLDEN_DIGEST = 0x95B47737383E52F6
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -75,7 +75,7 @@ def _draw(logits: Tensor, batch: Batch, slot: int, context_len: int) -> int:
     top_p, min_p = batch.params_f32[slot, Param.TOP_P : Param.MIN_P + 1].tolist()
     key = (words[Param.SEED_LOW] & _WORD_MASK, words[Param.SEED_HIGH] & _WORD_MASK)
     top_k = words[Param.TOP_K]
-    if top_k == 0 and top_p >= 1 and min_p == 0:
+    if top_k <= 0 and top_p >= 1 and min_p == 0:
         noise = gumbel_of_vocabulary(logits.shape[0], key, context_len, logits.device)
         return int((logits + noise).argmax())
     threshold = find_threshold(logits, top_k=top_k, top_p=top_p, min_p=min_p)
