@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import blink
-from blink.kernels.cpu.philox import gumbel
 from blink.region.layout import SAMPLING
 from blink.sampling_params import MAX_LOGPROBS
 from conftest import Compile
+from sampling_noise import gumbel
 
 _SOURCES = Path(blink.__file__).parent / "csrc" / "gpu" / "decode"
 _REPLACED = {

@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x95B47737383E52F6
+GOLDEN_DIGEST = 0x88BFDFEF951108C4
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -11,6 +11,7 @@
 #include "automaton/machine.h"
 #include "cpu/constrain.h"
 #include "cpu/json_weight.h"
+#include "cpu/sampler.h"
 #include "gpu/args.h"
 #include "gpu/program.h"
 #include "scheduler/failure.h"
@@ -161,7 +162,7 @@ inline const std::string& layout_text() {
       t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs, DeviceProgram>();
       t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PlacementArgs, RoutingArgs>();
       t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, ProductArgs, GateArgs, PromptArgs>();
-      t.structs<ConstrainArgs, ConstrainedRow, Graph, JsonWeight>();
+      t.structs<ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
