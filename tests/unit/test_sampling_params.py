@@ -41,6 +41,17 @@ def test_every_parameter_of_the_list_is_one_of_the_struct_of_the_params_and_of_r
         assert allowed.holds(allowed.default)
 
 
+def test_a_parameter_is_named_by_its_list_its_sampler_and_the_two_schemas_alone() -> None:
+    package = _ROOT / "src" / "blink"
+    naming = {
+        str(path.relative_to(package))
+        for path in package.rglob("*")
+        if path.suffix in {".py", ".h", ".cpp", ".cu", ".cuh"} and re.search(r"\bmin_p\b", path.read_text())
+    }
+    triton = {f"kernels/gpu/{name}.py" for name in ("sampling_rows", "truncated_draw", "truncation")}
+    assert naming - triton == {"csrc/sampler/params.h", "csrc/sampler/floor.h", "sampling_params.py", "api/schema.py"}
+
+
 @pytest.mark.parametrize("name", SAMPLING_RANGES)
 def test_the_ends_of_a_range_are_taken_and_what_lies_beyond_is_refused_by_name(name: str) -> None:
     allowed = SAMPLING_RANGES[name]
