@@ -83,6 +83,9 @@ def check_rows(sample: Sample, seed: int) -> None:
         if wanted < 0 or token < 0:
             continue
         found = torch.cat((batch.sampled_logprobs[row : row + 1], batch.top_logprobs[row, :wanted]))
+        if not logits[row].max().isfinite():  # a hidden stop token
+            assert found.isnan().all() and batch.top_tokens[row, :wanted].tolist() == [*range(wanted)]
+            continue
         best = logits[row].sort(descending=True, stable=True).indices[:wanted]  # the lowest of equals
         assert batch.top_tokens[row, :wanted].tolist() == best.tolist(), (seed, row)
         exact = reference[row, [token, *best.tolist()]]
@@ -112,7 +115,7 @@ def sample_natively(logits: Tensor, batch: Batch) -> None:
 
 
 def test_one_lane_gives_the_oracles_tokens_and_logprobs() -> None:
-    for seed in range(15):
+    for seed in (*range(13), 1037, 2143):  # the last two hide what is not finite
         check_rows(sample_natively, seed)
 
 

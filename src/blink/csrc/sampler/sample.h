@@ -40,6 +40,11 @@ template <class Group, class Part>
 BLINK_FN typename Group::Real rank_logprobs(const Group& group, RowShared<Group>& shared, Best& best, const Part& part,
                                             uint32_t wanted, int32_t* tokens, float* logprobs) {
   const Extremes extremes = find_extremes(group, shared, part);
+  if (!is_finite(extremes.largest)) {  // what is not finite was hidden, or nothing would have been sampled
+    constexpr float kNan = __builtin_bit_cast(float, 0x7fc00000u);
+    for (uint32_t i = group.rank(); i < wanted; i += Group::kSize) tokens[i] = int32_t(i), logprobs[i] = kNan;
+    return kNan;
+  }
   Ranking<Group, Part> ranking(group, shared, best, part, extremes);
   const typename Group::Real log_mass = extremes.largest + group.log(ranking.add_masses());
   if (wanted == 0) return log_mass;
