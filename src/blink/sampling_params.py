@@ -6,9 +6,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from blink.errors import BadRequestError
-from blink.region.layout import CONSTANTS, SAMPLING, ServiceClass
+from blink.region.layout import CONSTANTS, SAMPLING, TABLE, ServiceClass
 from blink.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_TOKENS = CONSTANTS["max_stop_tokens"]
@@ -17,11 +18,33 @@ MAX_LOGPROBS = CONSTANTS["max_logprobs"]
 MAX_LOGIT_BIAS = CONSTANTS["max_logit_bias"]
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings of a request together
-_MAX_TEMPERATURE = CONSTANTS["max_temperature"]
-_MAX_PENALTY = CONSTANTS["max_penalty"]
-_MAX_REPETITION_PENALTY = CONSTANTS["max_repetition_penalty"]
 _SAMPLING_FIELDS = SAMPLING.names or ()
 _SERVICE_CLASSES = (int(ServiceClass.LATENCY_SENSITIVE), int(ServiceClass.BEST_EFFORT))
+
+
+class Range(NamedTuple):
+    """What a sampling parameter is unless told, and what it may be."""
+
+    default: float
+    low: float
+    high: float
+    holds_low: bool
+
+    def __str__(self) -> str:
+        return f"{'[' if self.holds_low else '('}{self.low:.15g}, {self.high:.15g}]"
+
+    def holds(self, value: float) -> bool:
+        """Tell whether a value is within the range, and stays there in the engine's float32; no NaN is."""
+        return self.low <= value <= self.high and (self.holds_low or _as_native(value) > self.low)
+
+
+def _read_range(name: str, default: float, low: float, high: float, holds_low: bool) -> Range:
+    kind = float if SAMPLING[name].kind == "f" else int
+    return Range(kind(default), kind(low), kind(high), holds_low)
+
+
+# The parameters that csrc/sampler/params.h lists, in its order.
+SAMPLING_RANGES: Mapping[str, Range] = {name: _read_range(name, *values) for name, values in TABLE["sampling"].items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +101,9 @@ class SamplingParams:
             "between 0 and max_tokens",
             self.min_tokens,
         )
-        _require(
-            _within(self.temperature, 0, _MAX_TEMPERATURE),
-            "temperature",
-            f"between 0 and {_MAX_TEMPERATURE}",
-            self.temperature,
-        )
-        _require(_within(self.top_p, 0, 1) and _as_native(self.top_p) > 0, "top_p", "in (0, 1]", self.top_p)
-        _require(-1 <= self.top_k < 2**31, "top_k", "-1 or 0 (off), or at least 1", self.top_k)
-        _require(_within(self.min_p, 0, 1), "min_p", "in [0, 1]", self.min_p)
-        for name in ("presence_penalty", "frequency_penalty"):
+        for name, allowed in SAMPLING_RANGES.items():
             value = getattr(self, name)
-            _require(_within(value, -_MAX_PENALTY, _MAX_PENALTY), name, f"in [-{_MAX_PENALTY}, {_MAX_PENALTY}]", value)
-        _require(
-            _within(self.repetition_penalty, 0, _MAX_REPETITION_PENALTY) and _as_native(self.repetition_penalty) > 0,
-            "repetition_penalty",
-            "greater than 0",
-            self.repetition_penalty,
-        )
+            _require(allowed.holds(value), name, f"in {allowed}", value)
         _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
@@ -125,7 +133,6 @@ class SamplingParams:
         """Return what travels in an SQE by the names of csrc's fields; a field that is named as here needs no line."""
         assert self.max_tokens is not None  # the planner has filled it in
         values: dict[str, float] = {
-            "top_k": max(self.top_k, 0),
             "num_logprobs": -1 if self.logprobs is None else self.logprobs,
             "prompt_scores": 0 if self.prompt_logprobs is None else 1 + self.prompt_logprobs,
             "seed_low": seed & 0xFFFFFFFF,
@@ -141,11 +148,7 @@ def _check_biases(biases: Mapping[int, float]) -> None:
     _require(len(biases) <= MAX_LOGIT_BIASES, "logit_bias", f"at most {MAX_LOGIT_BIASES} entries", len(biases))
     for bias in biases.values():
         rule = f"in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]"
-        _require(_within(bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS), "logit_bias", rule, bias)
-
-
-def _within(value: float, low: float, high: float) -> bool:
-    return low <= value <= high  # false for NaN
+        _require(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS, "logit_bias", rule, bias)
 
 
 def _as_native(value: float) -> float:

@@ -8,10 +8,10 @@ import random
 import pytest
 import torch
 
+import sampling_oracle
 from automata import Place, PlainAutomaton
 from blink.grammar.automaton import Automaton
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.cpu import sampling as cpu
 from blink.kernels.cpu.constraint import list_allowed
 from blink.kernels.operands import NO_TOKEN, TEXT_END
 from constrained_batch import NUM_PROMPT, STOP_TOKEN, automaton_of, make_constrained, make_vocabulary, place_behind
@@ -95,7 +95,7 @@ def test_constrained_rows_sample_as_the_reference(
     logits = torch.randn(5, len(VOCABULARY), generator=torch.Generator().manual_seed(4)) * 3
     found = move(batch, device)
     gpu_sampling.sample(logits.to(device), found, 5)
-    cpu.sample(logits, batch, 5)
+    sampling_oracle.sample(logits, batch, 5)
     assert found.sampled_tokens.tolist() == batch.sampled_tokens.tolist()
     torch.testing.assert_close(found.sampled_logprobs.cpu(), batch.sampled_logprobs, rtol=1e-4, atol=1e-4)
     for row, automaton in enumerate(KINDS):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import sampling_oracle
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.cpu import sampling as cpu
 from triton_interpreter import IS_INTERPRETED, large
 
 gpu_sampling = pytest.importorskip("blink.kernels.gpu.sampling")
@@ -65,7 +65,7 @@ def assert_equals_reference(batch: Batch, logits: Tensor, device: torch.device) 
     found = move(batch, device)
     num_rows = logits.shape[0]
     gpu_sampling.sample(logits.to(device), found, num_rows)
-    cpu.sample(logits, batch, num_rows)
+    sampling_oracle.sample(logits, batch, num_rows)
     assert found.sampled_tokens.tolist() == batch.sampled_tokens.tolist()
     assert found.top_tokens.tolist() == batch.top_tokens.tolist()
     for name in ("sampled_logprobs", "top_logprobs"):

@@ -28,18 +28,19 @@ static void run(const SampleArgs& args, Found& found) {
   found.value = args.best[0], found.token = args.tokens[0], found.largest = args.largest[0], found.mass = args.mass[0];
   if (!is_finite(found.value) || args.params[0].sampling.temperature == 0) return;
   run_cluster(kRowCluster, kThreads, bytes, [&] {
-    auto& shared = *reinterpret_cast<RowShared*>(block->shared());
+    using Group = ClusterGroup<kThreads>;
+    const Group group;
+    auto& shared = *reinterpret_cast<RowShared<Group>*>(block->shared());
     const bool changed = args.changed[0] != 0;
-    RowPart<Bf16> part((changed ? args.width : args.vocab_size) / 4,
+    RowPart<Bf16> part(group, (changed ? args.width : args.vocab_size) / 4,
                        reinterpret_cast<Bf16*>(block->shared() + kHeadBytes));
     if (changed)
       part.keep_outside(args.scaled);
     else
-      part.stage<kThreads>(static_cast<const Bf16*>(args.logits));
+      part.stage(group, static_cast<const Bf16*>(args.logits));
     const Sampling& p = args.params[0].sampling;
     const float factor = changed ? 1 : 1 / p.temperature;
-    const float floor =
-        find_floor<Bf16, kThreads>(shared, part, find_extremes<Bf16, kThreads>(shared, part), factor, p);
+    const float floor = find_floor(group, shared, part, find_extremes(group, shared, part), factor, p);
     if (threadIdx.x == 0 && cluster_rank() == 1) found.floor = floor;
   });
 }

@@ -14,18 +14,15 @@ import pytest
 import torch
 
 import blink
-from blink.kernels.cpu.philox import gumbel
 from blink.region.layout import SAMPLING
 from blink.sampling_params import MAX_LOGPROBS
 from conftest import Compile
+from sampling_noise import gumbel
 
 _SOURCES = Path(blink.__file__).parent / "csrc" / "gpu" / "decode"
 _REPLACED = {
     # Each of the GPU's threads is one of the host's: fewer of them.
     "cluster_row.cuh": ("kRowCluster = 8", "kRowCluster = 2"),
-    "truncation.cuh": None,
-    "draw.cuh": None,
-    "logprobs.cuh": None,
     "sample.cu": ("extern __shared__ __align__(16) char memory[];", "char* memory = block->shared();"),
 }
 VOCAB = 4096 + 24
@@ -64,10 +61,10 @@ Sample = Callable[..., Found]
 def sample(compile_native: Compile, tmp_path_factory: pytest.TempPathFactory) -> Sample:
     """Return sample(row, limits, step, changed): of bf16 as the model made them, or of floats made from them."""
     folder = tmp_path_factory.mktemp("sources")
-    for name, pair in _REPLACED.items():
+    for name, (old, new) in _REPLACED.items():
         text = (_SOURCES / name).read_text()
-        assert pair is None or pair[0] in text
-        (folder / name).write_text(text if pair is None else text.replace(*pair))
+        assert old in text
+        (folder / name).write_text(text.replace(old, new))
     (folder / "ptx.cuh").write_text('#include "gpu_threads.h"\n')
     flags = ("-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{folder}")
     run = ctypes.CDLL(str(compile_native("cluster_sampling.cpp", *flags))).sample_row

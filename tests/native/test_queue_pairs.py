@@ -23,7 +23,7 @@ from blink.region.layout import (
 )
 from blink.region.memory import QueuePairAddresses
 from blink.region.native import lib
-from blink.sampling_params import SamplingParams
+from blink.sampling_params import SAMPLING_RANGES, SamplingParams
 from harness import (
     Completion,
     Harness,
@@ -369,6 +369,35 @@ def test_a_bad_entry_is_refused_with_its_reason_and_touches_nothing_else(code: R
         assert h.statistic("num_rejected") == 1
         run_until_finished(h, inbox, [pair], [sound])
         assert inbox.tokens(sound) == expected_tokens(PROMPT, 9, VOCAB)
+
+
+@pytest.mark.parametrize("name", SAMPLING_RANGES)
+def test_the_scheduler_takes_the_range_of_each_sampling_parameter_and_nothing_else(name: str) -> None:
+    allowed, kind = SAMPLING_RANGES[name], SAMPLING[name].type
+    entry = np.zeros((), SQE)
+    sane = {each: limits.default for each, limits in SAMPLING_RANGES.items()}
+    entry["opcode"], entry["num_prompt_tokens"], entry["max_tokens"] = Opcode.SUBMIT, 9, 1
+    entry["sampling"]["num_logprobs"] = -1
+
+    def is_refused(value: float) -> bool:
+        for each, usual in {**sane, name: value}.items():
+            entry["sampling"][each] = usual
+        with running(small_config()) as h:
+            pair = h.frontend()
+            pair._push(entry.tobytes())
+            h.step()
+            refusals = [c["token"] for c in raw_completions(pair) if c["kind"] == CqeKind.REJECTED]
+        assert refusals in ([], [RejectCode.SAMPLING_VALUE])
+        return bool(refusals)
+
+    is_float = SAMPLING[name].kind == "f"
+    step = np.finfo(np.float32).smallest_subnormal if is_float else 1
+    lowest = allowed.low if allowed.holds_low else allowed.low + step
+    assert not is_refused(lowest) and not is_refused(allowed.high)
+    below = np.nextafter(kind(lowest), kind(-np.inf)) if is_float else lowest - 1
+    assert is_refused(below)
+    if is_float:  # a top_k above the range is one below it
+        assert all(is_refused(value) for value in (np.nextafter(kind(allowed.high), kind(np.inf)), np.nan, np.inf))
 
 
 @pytest.mark.parametrize("bias", [float("nan"), float("inf"), -float("inf"), 100.5, -1e38])

@@ -235,7 +235,7 @@ def are_bad(geometry: Any, entries: Any) -> npt.NDArray[np.bool_]:
     for name, high in (("top_p", 1), ("repetition_penalty", 1e6)):
         values |= beyond(sampling[name], 0, high) | (sampling[name] == 0)
     values |= beyond(sampling["presence_penalty"], -2, 2) | beyond(sampling["frequency_penalty"], -2, 2)
-    values |= (sampling["top_k"] > 0x7FFFFFFF) | beyond(sampling["num_logprobs"], -1, CONSTANTS["max_logprobs"])
+    values |= (sampling["top_k"] < -1) | beyond(sampling["num_logprobs"], -1, CONSTANTS["max_logprobs"])
     values |= sampling["prompt_scores"] > 1 + CONSTANTS["max_logprobs"]
     values |= (entries["max_tokens"] < 1) | (sampling["min_tokens"] > entries["max_tokens"])
     submits = entries["opcode"] == Opcode.SUBMIT

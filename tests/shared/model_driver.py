@@ -14,15 +14,13 @@ from blink.config import ModelConfig
 from blink.kernels.batch import Batch, Header, Param
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
+from blink.region.layout import SAMPLING
+from blink.sampling_params import SAMPLING_RANGES
 
+_FLOATS = {Param[name.upper()] for name in SAMPLING.names or () if SAMPLING[name].kind == "f"}
 NEUTRAL_PARAMS: dict[Param, float] = {
+    **{Param[name.upper()]: allowed.default for name, allowed in SAMPLING_RANGES.items()},
     Param.TEMPERATURE: 0.0,
-    Param.TOP_P: 1.0,
-    Param.MIN_P: 0.0,
-    Param.REPETITION_PENALTY: 1.0,
-    Param.PRESENCE_PENALTY: 0.0,
-    Param.FREQUENCY_PENALTY: 0.0,
-    Param.TOP_K: 0,
     Param.NUM_LOGPROBS: -1,
 }
 
@@ -31,7 +29,7 @@ def set_params(batch: Batch, slot: int, values: dict[Param, float]) -> None:
     """Write a slot's sampling parameters; those not given are neutral and greedy."""
     batch.params[slot].zero_()
     for param, value in {**NEUTRAL_PARAMS, **values}.items():
-        (batch.params_f32 if param <= Param.FREQUENCY_PENALTY else batch.params)[slot, param] = value
+        (batch.params_f32 if param in _FLOATS else batch.params)[slot, param] = value
 
 
 @dataclass

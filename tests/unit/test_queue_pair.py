@@ -119,7 +119,7 @@ def test_an_entry_says_where_in_the_arena_each_part_is(pair: QueuePair, memory: 
     assert part("bias_offset", 8, "i4") == [7, 9] and entry["num_biases"] == 2 and entry["num_stop_tokens"] == 12
     assert arena[int(entry["bias_offset"]) + 8 :][:8].view("f4").tolist() == [-1.5, 2.0]
     sampling = entry["sampling"]
-    assert (sampling["top_k"], sampling["num_logprobs"], entry["max_tokens"], sampling["min_tokens"]) == (0, 4, 9, 2)
+    assert (sampling["top_k"], sampling["num_logprobs"], entry["max_tokens"], sampling["min_tokens"]) == (-1, 4, 9, 2)
     assert (sampling["seed_low"], sampling["seed_high"]) == (5, 0)
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from blink.kernels.cpu.philox import gumbel, gumbel_of_vocabulary, make_gumbel, philox
+from sampling_noise import gumbel, gumbel_of_vocabulary, make_gumbel, philox
 
 # "philox4x32 10" of Random123's kat_vectors: counter, key, result.
 KNOWN_ANSWERS = [

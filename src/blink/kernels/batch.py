@@ -33,7 +33,7 @@ class Header(NativeEnum, struct="BatchHeader"):
 
 
 class Param(NativeEnum, struct="SlotParams"):
-    """The columns of `Batch.params`; those up to FREQUENCY_PENALTY hold float32 bit patterns."""
+    """The columns of `Batch.params`; those that the struct has as floats hold float32 bit patterns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blink.region.constants import CONSTANTS as CONSTANTS
-from blink.region.constants import TABLE, split_words
+from blink.region.constants import TABLE as TABLE
+from blink.region.constants import split_words
 from blink.region.native import lib
 
 _E = TypeVar("_E")

@@ -50,6 +50,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_language_take": (None, [_PTR]),
     "blink_language_work": (_U64, []),
     "blink_list_allowed": (_U32, [_PTR]),
+    "blink_sample": (None, [_PTR, _PTR]),
     "blink_json_weigh": (None, [_PTR, _U64, _PTR]),
     "blink_collector_start": (_PTR, [_PTR, _PTR, _U64, _U32, _U32, _I32, _U32]),
     "blink_collector_expect": (None, [_PTR, _U32, _U32]),

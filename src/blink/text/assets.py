@@ -14,7 +14,7 @@ from blink.fields import Fields
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.models.weights.text_files import read_json, read_named_text
-from blink.sampling_params import SamplingParams
+from blink.sampling_params import SAMPLING_RANGES, SamplingParams
 from blink.text.call_shape import read_call_shape
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.message.formats import (
@@ -33,7 +33,8 @@ from blink.text.template_sources import DEFAULT, TOOL_USE, find_gguf_templates, 
 from blink.text.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from blink.text.tokenizer_files import read_named_tokens
 
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# What generation_config.json may set: as in vLLM, not the penalties that only requests have.
+_SAMPLING_DEFAULTS = SAMPLING_RANGES.keys() - {"presence_penalty", "frequency_penalty"}
 _GGUF_END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _GGUF_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 

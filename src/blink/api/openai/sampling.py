@@ -9,9 +9,8 @@ from typing import Any
 from blink.api.openai.schema import ChatBody, CompletionBody
 from blink.api.openai.structured import read_structured_outputs
 from blink.errors import BadRequestError
-from blink.sampling_params import SamplingParams
+from blink.sampling_params import SAMPLING_RANGES, SamplingParams
 
-_STANDARD = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _MAX_DIGITS = 10  # more than any token id has
 
 
@@ -23,16 +22,15 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
     """
     if body.token_limit == 0 and not body.echo:
         raise BadRequestError("max_tokens must be at least 1 without echo, got 0.", "max_tokens")
-    chosen = {name: getattr(body, name) for name in _STANDARD}
+    chosen = {name: getattr(body, name) for name in SAMPLING_RANGES}
     filled: dict[str, Any] = {
-        name: defaults.get(name, _STANDARD[name]) if value is None else value for name, value in chosen.items()
+        name: defaults.get(name, SAMPLING_RANGES[name].default) if value is None else value
+        for name, value in chosen.items()
     }
     return SamplingParams(
         n=1 if body.n is None else body.n,
         max_tokens=body.token_limit,
         min_tokens=body.min_tokens,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
         seed=body.seed,
         logprobs=body.top_logprobs_count,
         prompt_logprobs=body.prompt_logprobs_count,

@@ -10,6 +10,7 @@
 #include "cpu/json_weight.h"
 #include "cpu/keeper.h"
 #include "cpu/kernels.h"
+#include "cpu/sampler.h"
 #include "cpu/waiter.h"
 #include "rdma/collector.h"
 #include "region/layout_table.h"
@@ -183,6 +184,8 @@ uint64_t blink_rhythm_ns(const uint64_t* longest_ns, const uint64_t* least_ns, u
     rhythm.note(nanoseconds(longest_ns[i]), nanoseconds(least_ns[i]), nanoseconds(interval_ns));
   return uint64_t(rhythm.gap.count());
 }
+
+void blink_sample(const SampledRows* rows, ThreadPool* pool) { sample_rows(*rows, pool); }
 
 void blink_rms_norm(float* out, const float* x, float* residual, const float* weight, uint32_t rows, uint32_t size,
                     float eps) {

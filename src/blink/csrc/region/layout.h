@@ -9,6 +9,7 @@
 #include "region/automaton.h"
 #include "region/codes.h"
 #include "region/fields.h"
+#include "sampler/params.h"
 
 namespace blink {
 
@@ -20,10 +21,6 @@ constexpr uint32_t kMaxStopTokens = 128;
 constexpr uint32_t kInlineStopTokens = 8;
 constexpr uint32_t kMaxLogitBiases = 1024;
 constexpr uint32_t kMaxLogitBias = 100;  // of either sign
-constexpr uint32_t kMaxLogprobs = 20;
-constexpr uint32_t kMaxTemperature = 100;
-constexpr uint32_t kMaxPenalty = 2;  // presence and frequency, of either sign
-constexpr uint32_t kMaxRepetitionPenalty = 1000000;
 constexpr uint32_t kBlockHashBytes = 16;
 constexpr uint32_t kCacheLine = 64;
 constexpr uint32_t kPage = 4096;
@@ -180,24 +177,6 @@ struct SchedulerWords {
   alignas(64) FIELD(uint32_t, sq_head);
   FIELD(uint32_t, attached);  // the generation that owns the queue pair; 0 after its lease expired
   FIELD(uint32_t, cq_tail);
-};
-
-// What the model's kernels need to know of how a sequence is sampled: copied whole from the SQE to the slot.
-// SamplingParams of Python gives each field by its name.
-struct Sampling {
-  FIELDS_OF(Sampling);
-  FIELD(float, temperature);
-  FIELD(float, top_p);
-  FIELD(float, min_p);
-  FIELD(float, repetition_penalty);
-  FIELD(float, presence_penalty);
-  FIELD(float, frequency_penalty);
-  FIELD(uint32_t, top_k);  // 0: all tokens
-  FIELD(uint32_t, seed_low);
-  FIELD(uint32_t, seed_high);
-  FIELD(int32_t, num_logprobs);    // -1: none
-  FIELD(uint32_t, prompt_scores);  // completions for each prompt token: its logprob and its rivals'; 0: none
-  FIELD(uint32_t, min_tokens);
 };
 
 // Submission queue entry. writer: frontend. Offsets are bytes from the start of the arena, multiples of 4.

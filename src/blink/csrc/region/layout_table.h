@@ -3,6 +3,7 @@
 // only.
 #pragma once
 
+#include <cstdio>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -10,6 +11,7 @@
 #include "automaton/machine.h"
 #include "cpu/constrain.h"
 #include "cpu/json_weight.h"
+#include "cpu/sampler.h"
 #include "gpu/args.h"
 #include "gpu/program.h"
 #include "scheduler/failure.h"
@@ -60,6 +62,12 @@ class LayoutText {
     (one_enum<Enums>(), ...);
   }
   void value(std::string_view name, int64_t value) { entry(name, std::to_string(value)); }
+  // What a parameter is unless told, and its range.
+  void range(std::string_view name, double usual, Low end, double low, double high) {
+    char json[128];
+    std::snprintf(json, sizeof(json), "[%.17g,%.17g,%.17g,%s]", usual, low, high, end == Low::kIn ? "true" : "false");
+    entry(name, json);
+  }
   std::string finish() { return "{" + text_ + "}"; }
 
   // Called by visit_fields().
@@ -120,9 +128,6 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kMaxLogitBiases);
   CONSTANT(kMaxLogitBias);
   CONSTANT(kMaxLogprobs);
-  CONSTANT(kMaxTemperature);
-  CONSTANT(kMaxPenalty);
-  CONSTANT(kMaxRepetitionPenalty);
   CONSTANT(kBlockHashBytes);
   CONSTANT(kDeviceLanes);
   CONSTANT(kLaunchesPerWindow);
@@ -157,13 +162,18 @@ inline const std::string& layout_text() {
       t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs, DeviceProgram>();
       t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PlacementArgs, RoutingArgs>();
       t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, ProductArgs, GateArgs, PromptArgs>();
-      t.structs<ConstrainArgs, ConstrainedRow, Graph, JsonWeight>();
+      t.structs<ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
       t.enums<StepResult, Turn, SequenceStatus, RowKind, Track>();
     });
     t.section("constants", [&] { list_constants(t); });
+    t.section("sampling", [&] {
+#define LIST_RANGE(type, name, usual, low_end, low, high, meaning) t.range(#name, usual, low_end, low, high);
+      SAMPLING_PARAMS(LIST_RANGE)
+#undef LIST_RANGE
+    });
     t.section("files", [&] {
       uint32_t index = 0;
       for (const char* file : kFailureFiles) t.value(file, index++);

@@ -62,17 +62,6 @@ BLINK_FN void post(State& s, uint32_t qp, uint64_t sequence, CqeKind kind, Finis
 BLINK_FN bool in_arena(const Geometry& g, uint32_t offset, uint64_t bytes) {
   return offset % 4 == 0 && uint64_t(offset) + bytes <= g.arena_bytes;
 }
-// NaN fails every comparison, so it is never within.
-BLINK_FN bool within(float value, float low, float high) { return value >= low && value <= high; }
-
-BLINK_FN bool valid_sampling(const Sampling& e) {
-  constexpr float penalty = kMaxPenalty;
-  return within(e.temperature, 0.0f, kMaxTemperature) && within(e.top_p, 0.0f, 1.0f) && e.top_p > 0.0f &&
-         within(e.min_p, 0.0f, 1.0f) && within(e.repetition_penalty, 0.0f, kMaxRepetitionPenalty) &&
-         e.repetition_penalty > 0.0f && within(e.presence_penalty, -penalty, penalty) &&
-         within(e.frequency_penalty, -penalty, penalty) && e.top_k < 0x80000000u && e.num_logprobs >= -1 &&
-         e.num_logprobs <= int32_t(kMaxLogprobs) && e.prompt_scores <= 1 + kMaxLogprobs;
-}
 
 // Whether the arena may hold an automaton there, and it could be used.
 BLINK_FN bool valid_automaton_span(const Geometry& g, const Sqe& e) {

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain PyTorch: what runs on a CPU, and the oracle of the GPU's kernels."""
+"""What runs on a CPU: plain PyTorch, which is the oracle of the GPU's kernels, and calls of the native library."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from blink.kernels.batch import LISTS_OF_SLOT, Batch, Param
@@ -33,16 +32,3 @@ def list_allowed(batch: Batch, slot: int, context_len: int) -> tuple[Tensor | No
     found = lib.blink_list_allowed(row.ctypes.data)
     lists = batch.allowed_lists[slot].view(LISTS_OF_SLOT, -1)
     return (lists[found - 1] if found else None), bool(row["may_end"])
-
-
-def constrain(logits: Tensor, batch: Batch, slot: int, context_len: int) -> bool:
-    """Hide what may not come next in one row's logits (float32 [vocab]) in place; say whether the text may end."""
-    if int(batch.params[slot, Param.AUTOMATON]) == 0:
-        return False
-    allowed, may_end = list_allowed(batch, slot, context_len)
-    if allowed is None:
-        logits.fill_(-torch.inf)
-        return may_end
-    bits = allowed[:, None] >> torch.arange(32, dtype=torch.int32) & 1
-    logits.masked_fill_(bits.view(-1)[: logits.shape[0]] == 0, -torch.inf)
-    return may_end

@@ -1,83 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling on the CPU: all rows at once if all are plainly greedy, else row by row."""
+"""Sampling on the CPU, by the native library: csrc/cpu/sampler.h."""
 
 from __future__ import annotations
 
-import math
+from functools import cache
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.cpu.constraint import constrain
-from blink.kernels.cpu.penalties import adjust_logits
-from blink.kernels.cpu.philox import gumbel, gumbel_of_vocabulary
-from blink.kernels.cpu.truncation import find_threshold
-from blink.kernels.operands import GREEDY_TEMPERATURE, NO_TOKEN, TEXT_END
+from blink.kernels.batch import LISTS_OF_SLOT, Batch, Header
+from blink.kernels.cpu.thread_pool import find_thread_pool, is_in_use
+from blink.region.layout import new_struct
+from blink.region.native import lib
 
-_WORD_MASK = 0xFFFFFFFF
+_ARRAYS = (
+    "row_slots", "context_lens", "params", "tokens", "stop_tokens", "bias_tokens", "bias_values",
+    "automata", "automaton_places", "allowed_lists", "token_starts", "token_text",
+    "sampled_tokens", "sampled_logprobs", "top_tokens", "top_logprobs",
+)  # fmt: skip
 
 
 def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
-    """Compute sample with PyTorch."""
-    num_rows = min(num_rows, int(batch.header[Header.NUM_ROWS]))
-    slots = batch.row_slots[:num_rows]
-    context_lens = batch.context_lens[:num_rows]
-    if _all_plain(batch, slots, context_lens):
-        tokens = logits[:num_rows].argmax(-1, keepdim=True)  # of a NaN if there is one
-        largest = logits[:num_rows].gather(-1, tokens)
-        batch.sampled_tokens[:num_rows] = torch.where(largest.isfinite(), tokens, NO_TOKEN)[:, 0]
-        return
-    for row, (slot, context_len) in enumerate(zip(slots.tolist(), context_lens.tolist(), strict=True)):
-        _sample_row(logits[row], batch, row, slot, context_len)
+    """Compute sample, each row by one thread."""
+    logits = logits.float()
+    rows = describe_rows(logits, batch, min(num_rows, int(batch.header[Header.NUM_ROWS])))
+    lib.blink_sample(rows.ctypes.data, _find_helpers() if num_rows > 1 else None)
 
 
-def _all_plain(batch: Batch, slots: Tensor, context_lens: Tensor) -> bool:
-    words = batch.params.index_select(0, slots)
-    floats = words.view(torch.float32)
-    special = (
-        (floats[:, Param.TEMPERATURE] >= GREEDY_TEMPERATURE)
-        | (floats[:, Param.REPETITION_PENALTY] != 1)
-        | (floats[:, Param.PRESENCE_PENALTY] != 0)
-        | (floats[:, Param.FREQUENCY_PENALTY] != 0)
-        | (words[:, Param.NUM_LOGPROBS] >= 0)
-        | (words[:, Param.NUM_BIASES] > 0)
-        | (words[:, Param.AUTOMATON] > 0)
-        | (context_lens - words[:, Param.NUM_PROMPT_TOKENS] < words[:, Param.MIN_TOKENS])
+def _find_helpers() -> int:
+    """Return the pool of products where they have one, else one of sampling's own: attention asks for the first."""
+    return find_thread_pool() if is_in_use() else _start(torch.get_num_threads())
+
+
+@cache
+def _start(threads: int) -> int:
+    return lib.blink_thread_pool_start(threads - 1)
+
+
+def describe_rows(logits: Tensor, batch: Batch, num_rows: int) -> npt.NDArray[np.void]:
+    """Return csrc's SampledRows; logits: float32 [rows, vocab], alive as long as that is used."""
+    vocab_size, list_vocab = logits.shape[1], batch.token_starts.shape[0] - 1
+    assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1
+    assert batch.automata.shape[0] == 0 or list_vocab == vocab_size
+    assert batch.allowed_lists.shape[1] == LISTS_OF_SLOT * -(-list_vocab // 32)
+    arrays: dict[str, Any] = {name: getattr(batch, name).data_ptr() for name in _ARRAYS}
+    return new_struct(
+        "SampledRows",
+        **arrays,
+        logits=logits.data_ptr(),
+        stride=logits.stride(0),
+        vocab_size=vocab_size,
+        list_vocab=list_vocab,
+        max_model_len=batch.tokens.stride(0),
+        num_rows=num_rows,
     )
-    return not bool(special.any())
-
-
-def _sample_row(logits: Tensor, batch: Batch, row: int, slot: int, context_len: int) -> None:
-    adjusted = logits.to(torch.float32, copy=True)
-    may_end = constrain(adjusted, batch, slot, context_len)
-    adjust_logits(adjusted, batch, slot, context_len)
-    temperature = float(batch.params_f32[slot, Param.TEMPERATURE])
-    is_greedy = temperature < GREEDY_TEMPERATURE
-    if not is_greedy:
-        adjusted.div_(temperature)
-    largest = float(adjusted.max())
-    if not math.isfinite(largest):
-        batch.sampled_tokens[row] = TEXT_END if may_end and largest == -math.inf else NO_TOKEN
-        return
-    token = int(adjusted.argmax()) if is_greedy else _draw(adjusted, batch, slot, context_len)
-    batch.sampled_tokens[row] = token
-    num_logprobs = int(batch.params[slot, Param.NUM_LOGPROBS])
-    if num_logprobs >= 0:
-        logprobs = logits.log_softmax(0, dtype=torch.float32)
-        batch.sampled_logprobs[row] = logprobs[token]
-        batch.top_logprobs[row, :num_logprobs], batch.top_tokens[row, :num_logprobs] = logprobs.topk(num_logprobs)
-
-
-def _draw(logits: Tensor, batch: Batch, slot: int, context_len: int) -> int:
-    """Draw from the softmax of one row's logits, truncated as the slot asks: the largest of logit + Gumbel noise."""
-    words = batch.params[slot].tolist()
-    top_p, min_p = batch.params_f32[slot, Param.TOP_P : Param.MIN_P + 1].tolist()
-    key = (words[Param.SEED_LOW] & _WORD_MASK, words[Param.SEED_HIGH] & _WORD_MASK)
-    top_k = words[Param.TOP_K]
-    if top_k == 0 and top_p >= 1 and min_p == 0:
-        noise = gumbel_of_vocabulary(logits.shape[0], key, context_len, logits.device)
-        return int((logits + noise).argmax())
-    threshold = find_threshold(logits, top_k=top_k, top_p=top_p, min_p=min_p)
-    kept = (logits >= threshold).nonzero()[:, 0]
-    return int(kept[(logits[kept] + gumbel(kept, key, context_len)).argmax()])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportMissingParameterType=false
-"""The Gumbel noise of blink.kernels.cpu.philox inside GPU kernels: the same counters, keys and mapping."""
+"""The Gumbel noise of csrc/sampler/draw.h inside GPU kernels: the same counters, keys and mapping."""
 
 from __future__ import annotations
 

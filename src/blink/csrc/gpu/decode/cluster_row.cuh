@@ -1,25 +1,85 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of logits that a cluster of thread blocks shares out, and sums over it.
+// A cluster of thread blocks as a group that samples a row (sampler/row.h), and a block's part of that row.
 #pragma once
 
 #include "ptx.cuh"
-#include "scheduler/state.h"
+#include "sampler/row.h"
 
 namespace blink {
 
 constexpr int kRowCluster = 8;
-constexpr int kMostRowWarps = 32;
-constexpr int kBins = 1024;
-constexpr uint32_t kMostListed = 512;
-constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
-constexpr float kLeastFloat = -3.4028234e38f, kLog2E = 1.44269504f;
+
+template <int kNumThreads>
+struct ClusterGroup {
+  using Real = float;
+  using Units = uint32_t;
+  static constexpr int kBlocks = kRowCluster, kThreads = kNumThreads, kSize = kBlocks * kThreads, kWarp = 32;
+  static constexpr float kLog2BinUnit =
+      13;  // of a weight, as a share of that at its bin's beginning; fewer than 2^19 fit
+  static constexpr float kLog2ListUnit = 20;  // the same in the list
+
+  class Range {
+   public:
+    __device__ void take(const Quad& quad) {
+      BLINK_UNROLLED
+      for (const float value : quad.values) largest_ = max_or_nan(largest_, value), smallest_ = fminf(smallest_, value);
+    }
+    __device__ float largest() const { return largest_; }
+    __device__ float smallest() const { return smallest_; }
+
+   private:
+    float largest_ = -kInfinity, smallest_ = kInfinity;
+  };
+
+  __device__ uint32_t thread() const { return threadIdx.x; }
+  __device__ uint32_t block() const { return cluster_rank(); }
+  __device__ void sync() const { __syncthreads(); }
+  __device__ void arrive() const { cluster_arrive(); }
+  __device__ void wait() const { cluster_wait(); }
+  __device__ void meet() const {
+    cluster_arrive();
+    cluster_wait();
+  }
+  template <class T>
+  __device__ T from_lane_xor(T value, int mask) const {
+    return __shfl_xor_sync(~0u, value, mask);
+  }
+  template <class T>
+  __device__ T from_lane_before(T value, int step) const {
+    return __shfl_up_sync(~0u, value, step);
+  }
+  template <class T>
+  __device__ void tell(uint32_t other, T& word, T value) const {
+    store_in_cluster(address_in(other, &word), value);
+  }
+  __device__ uint32_t add(uint32_t& word, uint32_t value) const { return atomicAdd(&word, value); }
+  __device__ uint32_t add_in(uint32_t other, uint32_t& word, uint32_t value) const {
+    return add_in_cluster(address_in(other, &word), value);
+  }
+  template <class T>
+  __device__ void raise(T& word, T value) const {
+    atomicMax(&word, value);
+  }
+  template <class T>
+  __device__ void lower(T& word, T value) const {
+    atomicMin(&word, value);
+  }
+  __device__ void lower_in(uint32_t other, uint32_t& word, uint32_t value) const {
+    lower_in_cluster(address_in(other, &word), value);
+  }
+  // A word that other threads change meanwhile.
+  __device__ uint32_t peek(const uint32_t& word) const { return *const_cast<const volatile uint32_t*>(&word); }
+
+  __device__ float larger(float a, float b) const { return max_or_nan(a, b); }
+  __device__ float smaller(float a, float b) const { return fminf(a, b); }
+  __device__ float exp2(float exponent) const { return exp2_fast(exponent); }
+  __device__ float log(float value) const { return logf(value); }
+  __device__ float multiply_add(float a, float b, float c) const { return fmaf(a, b, c); }
+  __device__ uint32_t round(float value) const { return __float2uint_rn(value); }
+};
 
 struct Half {
   unsigned short bits;
-};
-
-struct alignas(16) Quad {
-  float values[4];
 };
 
 // Four numbers as the model makes them.
@@ -38,158 +98,31 @@ __device__ inline Quad to_quad(const Raw<Half>& raw) {
   return {{low_half(raw.words[0]), low_half(raw.words[0] >> 16), low_half(raw.words[1]), low_half(raw.words[1] >> 16)}};
 }
 
-// Keys in the order of float values.
-__device__ inline uint32_t to_key(float value) {
-  const uint32_t bits = __float_as_uint(value);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-__device__ inline float from_key(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
-
-__device__ inline bool is_finite(float value) { return fabsf(value) < kInfinity; }
-
-struct alignas(16) RowShared {
-  uint32_t bins[kBins];
-  float own[kMostListed];  // what lies in the chosen bin, of this block's part
-  float of_warps[2][kMostRowWarps];
-  float values[kMostRowWarps];  // winners of warps
-  uint32_t tokens[kMostRowWarps];
-  uint32_t num_own, listed_before, best_key;
-  // From other blocks.
-  float largest[kRowCluster], least[kRowCluster];
-  uint32_t chosen, settled;
-  float floor;
-  // Block 0's.
-  float above[kRowCluster], total[kRowCluster], block_values[kRowCluster];
-  uint32_t block_tokens[kRowCluster];
-  float listed[kMostListed], sum;
-  uint32_t weights[kMostListed], num_listed, least_key;
-  int reached, filled;  // bins: the first, the last
-};
-
-// A word that other threads change meanwhile.
-__device__ inline uint32_t peek(const uint32_t& word) { return *const_cast<const volatile uint32_t*>(&word); }
-
-__device__ inline void meet() {
-  cluster_arrive();
-  cluster_wait();
-}
-
 // The block's part of a row: in its shared memory, or where it was.
 template <class T>
 struct RowPart {
   uint32_t first, count;  // in quads
 
-  __device__ RowPart(uint32_t quads, T* staged) : staged_(reinterpret_cast<Raw<T>*>(staged)) {
-    const uint32_t share = (quads + kRowCluster - 1) / kRowCluster;
-    first = min(cluster_rank() * share, quads);
-    count = min(share, quads - first);
+  template <class Group>
+  __device__ RowPart(const Group& group, uint32_t quads, T* staged) : staged_(reinterpret_cast<Raw<T>*>(staged)) {
+    share_out(group, quads, first, count);
   }
 
   __device__ Quad get(uint32_t i) const { return outside_ ? outside_[i] : to_quad(staged_[i]); }
 
-  // Visit each logit and its token.
-  template <int kThreads, class Visit>
-  __device__ void for_each(Visit visit) const {
-#pragma unroll 1  // the step's kernels share the instruction cache
-    for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
-      const Quad quad = get(i);
-#pragma unroll
-      for (int j = 0; j < 4; j++) visit(quad.values[j], (first + i) * 4 + j);
-    }
-  }
-
   __device__ void keep_outside(const float* row) { outside_ = reinterpret_cast<const Quad*>(row) + first; }
 
   // Each thread copies what it will read.
-  template <int kThreads>
-  __device__ void stage(const T* row) {
+  template <class Group>
+  __device__ void stage(const Group& group, const T* row) {
     const auto* from = reinterpret_cast<const Raw<T>*>(row) + first;
 #pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < count; i += kThreads) staged_[i] = from[i];
+    for (uint32_t i = group.thread(); i < count; i += Group::kThreads) staged_[i] = from[i];
   }
 
  private:
   Raw<T>* staged_;
   const Quad* outside_ = nullptr;
 };
-
-// What blocks have told block 0, in their order.
-__device__ inline float sum_of_blocks(const float* told) {
-  float sum = 0;
-  for (int other = 0; other < kRowCluster; other++) sum += told[other];
-  return sum;
-}
-
-struct Extremes {
-  float largest;  // NaN if there is one
-  float least;    // -inf if there is one
-};
-
-// Every thread of the cluster gets those of the row.
-template <class T, int kThreads>
-__device__ Extremes find_extremes(RowShared& shared, const RowPart<T>& part) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float largest = -kInfinity, least = kInfinity;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < part.count; i += kThreads) {
-    const Quad quad = part.get(i);
-#pragma unroll
-    for (const float value : quad.values) largest = max_or_nan(largest, value), least = fminf(least, value);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    largest = max_or_nan(largest, __shfl_xor_sync(~0u, largest, step));
-    least = fminf(least, __shfl_xor_sync(~0u, least, step));
-  }
-  if (lane == 0) shared.of_warps[0][warp] = largest, shared.of_warps[1][warp] = least;
-  __syncthreads();
-  if (threadIdx.x < kRowCluster) {
-    for (int other = 0; other < kThreads / 32; other++) {
-      largest = max_or_nan(largest, shared.of_warps[0][other]);
-      least = fminf(least, shared.of_warps[1][other]);
-    }
-    store_in_cluster(address_in(threadIdx.x, &shared.largest[cluster_rank()]), largest);
-    store_in_cluster(address_in(threadIdx.x, &shared.least[cluster_rank()]), least);
-  }
-  meet();
-  for (int other = 0; other < kRowCluster; other++) {
-    largest = max_or_nan(largest, shared.largest[other]);
-    least = fminf(least, shared.least[other]);
-  }
-  return {largest, least};
-}
-
-// Add up over the block's threads; its first thread gets the sums.
-template <int kThreads>
-__device__ void add_up(RowShared& shared, float& a, float& b) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    a += __shfl_xor_sync(~0u, a, step);
-    b += __shfl_xor_sync(~0u, b, step);
-  }
-  if (lane == 0) shared.of_warps[0][warp] = a, shared.of_warps[1][warp] = b;
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-  for (int other = 1; other < kThreads / 32; other++) a += shared.of_warps[0][other], b += shared.of_warps[1][other];
-}
-
-// Add up the numbers of the block's threads before this one.
-template <int kThreads>
-__device__ float add_up_before(RowShared& shared, float own) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float sum = own;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const float other = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += other;
-  }
-  if (lane == 31) shared.of_warps[0][warp] = sum;
-  const float before = __shfl_up_sync(~0u, sum, 1);
-  __syncthreads();
-  float base = 0;
-  for (int other = 0; other < warp; other++) base += shared.of_warps[0][other];
-  return lane > 0 ? base + before : base;
-}
 
 }  // namespace blink

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sampling parameters are listed once: who reads the list has all of them, with its defaults and ranges."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+
+from blink.api.sampling import build_sampling_params
+from blink.api.schema import CompletionBody, GenerationBody
+from blink.errors import BadRequestError
+from blink.region.layout import SAMPLING
+from blink.sampling_params import SAMPLING_RANGES, SamplingParams
+from sampling_table import meanings, render_page
+
+_ROOT = Path(__file__).resolve().parents[2]
+_TYPES = {"f": float, "i": int}
+
+
+def make_params(name: str, value: float) -> SamplingParams:
+    values: dict[str, Any] = {name: value}
+    return SamplingParams(**values)
+
+
+def test_the_page_of_sampling_parameters_is_what_the_list_says() -> None:
+    assert (_ROOT / "docs" / "sampling.md").read_text() == render_page()
+    assert [*meanings()] == [*SAMPLING_RANGES]
+
+
+def test_every_parameter_of_the_list_is_one_of_the_struct_of_the_params_and_of_request_bodies() -> None:
+    hints, defaults = get_type_hints(SamplingParams), {field.name: field.default for field in fields(SamplingParams)}
+    for name, allowed in SAMPLING_RANGES.items():
+        kind = _TYPES[SAMPLING[name].kind]
+        assert (hints[name], defaults[name], type(allowed.default)) == (kind, allowed.default, kind)
+        assert GenerationBody.model_fields[name].annotation == kind | None
+        assert allowed.holds(allowed.default)
+
+
+def test_a_parameter_is_named_by_its_list_its_sampler_and_the_two_schemas_alone() -> None:
+    package = _ROOT / "src" / "blink"
+    naming = {
+        str(path.relative_to(package))
+        for path in package.rglob("*")
+        if path.suffix in {".py", ".h", ".cpp", ".cu", ".cuh"} and re.search(r"\bmin_p\b", path.read_text())
+    }
+    triton = {f"kernels/gpu/{name}.py" for name in ("sampling_rows", "truncated_draw", "truncation")}
+    assert naming - triton == {"csrc/sampler/params.h", "csrc/sampler/floor.h", "sampling_params.py", "api/schema.py"}
+
+
+@pytest.mark.parametrize("name", SAMPLING_RANGES)
+def test_the_ends_of_a_range_are_taken_and_what_lies_beyond_is_refused_by_name(name: str) -> None:
+    allowed = SAMPLING_RANGES[name]
+    is_float = SAMPLING[name].kind == "f"
+    smallest = float(np.finfo(np.float32).smallest_subnormal) if is_float else 1
+    lowest = allowed.low if allowed.holds_low else allowed.low + smallest
+    for value in (lowest, allowed.high):
+        assert getattr(make_params(name, value), name) == value
+    below = lowest - smallest if lowest == 0 or not is_float else float(np.nextafter(lowest, -np.inf))
+    above = float(np.nextafter(allowed.high, np.inf)) if is_float else allowed.high + 1
+    if not allowed.holds_low:
+        below = allowed.low
+    for value in (below, above, float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(BadRequestError, match=re.escape(f"{name} must be in {allowed}, got {value}.")) as caught:
+            make_params(name, value)
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", SAMPLING_RANGES)
+def test_what_a_body_leaves_out_is_the_models_or_the_lists_default(name: str) -> None:
+    allowed = SAMPLING_RANGES[name]
+
+    def read(body: dict[str, Any], model: dict[str, float]) -> float:
+        return getattr(build_sampling_params(CompletionBody.model_validate({"prompt": "a"} | body), model), name)
+
+    assert read({name: allowed.default}, {name: allowed.high}) == allowed.default
+    has_default = GenerationBody.model_fields[name].default is not None
+    assert read({}, {name: allowed.high}) == (allowed.default if has_default else allowed.high)
+    assert read({name: None}, {}) == allowed.default
