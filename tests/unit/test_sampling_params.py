@@ -11,8 +11,8 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
-from blink.api.sampling import build_sampling_params
-from blink.api.schema import CompletionBody, GenerationBody
+from blink.api.openai.sampling import build_sampling_params
+from blink.api.openai.schema import CompletionBody, GenerationBody
 from blink.errors import BadRequestError
 from blink.region.layout import SAMPLING
 from blink.sampling_params import SAMPLING_RANGES, SamplingParams
@@ -49,7 +49,8 @@ def test_a_parameter_is_named_by_its_list_its_sampler_and_the_two_schemas_alone(
         if path.suffix in {".py", ".h", ".cpp", ".cu", ".cuh"} and re.search(r"\bmin_p\b", path.read_text())
     }
     triton = {f"kernels/gpu/{name}.py" for name in ("sampling_rows", "truncated_draw", "truncation")}
-    assert naming - triton == {"csrc/sampler/params.h", "csrc/sampler/floor.h", "sampling_params.py", "api/schema.py"}
+    schemas = {"sampling_params.py", "api/openai/schema.py"}
+    assert naming - triton == {"csrc/sampler/params.h", "csrc/sampler/floor.h", *schemas}
 
 
 @pytest.mark.parametrize("name", SAMPLING_RANGES)
