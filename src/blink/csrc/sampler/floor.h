@@ -20,6 +20,7 @@ class FloorSearch {
  public:
   using Real = typename Group::Real;
   using Units = typename Group::Units;
+  static constexpr bool kIsAlone = Group::kBlocks * Group::kThreads == 1;
 
   BLINK_FN FloorSearch(const Group& group, RowShared<Group>& shared, const Part& part, Extremes extremes, float factor)
       : group_(group), shared_(shared), part_(part), largest_(extremes.largest), rate_(factor * Real(kLog2E)) {
@@ -102,10 +103,11 @@ class FloorSearch {
         above += distance < 0 ? weight : 0;
       else
         total += weight;
-      if (!counts || !(distance < kBins) || (kIsDeep && distance < 0)) return;
+      const bool has_bin = counts && distance < kBins && (!kIsDeep || distance >= 0);
+      if (kIsAlone && !has_bin) return;  // lanes of a warp would wait for each other
       const int bin = int(distance);
-      group_.add(shared_.bins[bin],
-                 kIsMass ? group_.round(weigh_behind(distance - Real(bin), Group::kLog2BinUnit)) : Units(1));
+      const Units share = kIsMass ? group_.round(weigh_behind(distance - Real(bin), Group::kLog2BinUnit)) : Units(1);
+      if (has_bin) group_.add(shared_.bins[bin], share);
     });
     add_up(group_, shared_, total, above);
     group_.wait();
@@ -216,7 +218,7 @@ class FloorSearch {
       for (uint32_t i = group_.thread(); i < count; i += Group::kThreads) {
         const float value = shared_.listed[i];
         Units before = 0;
-        BLINK_ROLLED
+        BLINK_UNROLLED_BY_4
         for (uint32_t other = 0; other < count; other++)
           if (shared_.listed[other] > value) before += shared_.weights[other];
         if (before == 0 || Real(before) * unit < wanted_ - above) group_.lower(shared_.least_key, to_key(value));

@@ -8,9 +8,11 @@
 
 #if defined(__CUDACC_RTC__)
 #define BLINK_UNROLLED _Pragma("unroll")
+#define BLINK_UNROLLED_BY_4 _Pragma("unroll 4")
 #define BLINK_ROLLED _Pragma("unroll 1")  // the step's kernels share the instruction cache
 #else
 #define BLINK_UNROLLED
+#define BLINK_UNROLLED_BY_4
 #define BLINK_ROLLED
 #endif
 
