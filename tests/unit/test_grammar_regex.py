@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 import time
 from typing import Any
 
@@ -24,6 +25,14 @@ PATTERNS = [
 
 def automaton_of(**params: Any) -> PlainAutomaton:
     return PlainAutomaton(compile_structured(StructuredOutputsParams(**params)).data)
+
+
+def forget() -> None:
+    """Empty the compiler's caches, so that it does all of its work again."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("blink.grammar.")]:
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
 
 
 def random_texts(pattern: str, count: int = 300) -> list[str]:
@@ -172,12 +181,16 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_end_soon(name: str) -> None:
-    started = time.process_time()
-    try:
-        automaton_of(**HOSTILE[name])
-    except BadRequestError as error:
-        assert error.param == "structured_outputs"
-    assert time.process_time() - started < 6  # a processor that others share counts more for the same work
+    taken: list[float] = []
+    while len(taken) < 4 and min(taken, default=3) >= 3:  # a processor that others share counts more for the same work
+        forget()
+        started = time.process_time()
+        try:
+            automaton_of(**HOSTILE[name])
+        except BadRequestError as error:
+            assert error.param == "structured_outputs"
+        taken.append(time.process_time() - started)
+    assert min(taken) < 3
 
 
 @pytest.mark.parametrize("params", [{}, {"regex": "a", "json": {}}, {"choice": []}])

@@ -48,7 +48,12 @@ class ModelSpec(Part):
     @property
     def distinct_layers(self) -> tuple[LayerSpec, ...]:
         """The layers, each that equals an earlier one left out."""
-        return tuple(dict.fromkeys({id(layer): layer for layer in self.layers}.values()))
+        return tuple(dict.fromkeys(self._objects.values()))
+
+    @property
+    def _objects(self) -> dict[int, LayerSpec]:
+        """The layers that are different objects, by their ids: comparing them would compare all their fields."""
+        return {id(layer): layer for layer in self.layers}
 
     @property
     def mixture(self) -> MoeMlp | None:
@@ -62,7 +67,7 @@ class ModelSpec(Part):
 
     def with_layers(self, change: Callable[[LayerSpec], LayerSpec]) -> ModelSpec:
         """Return the model with each layer changed."""
-        changed = {id(layer): change(layer) for layer in {id(layer): layer for layer in self.layers}.values()}
+        changed = {one: change(layer) for one, layer in self._objects.items()}
         return replace(self, layers=tuple(changed[id(layer)] for layer in self.layers))
 
     def with_attention(self, change: Callable[[Attention], Attention]) -> ModelSpec:
@@ -80,8 +85,8 @@ class ModelSpec(Part):
 
     def count(self, measure: Callable[[LayerSpec], int]) -> int:
         """Return the sum of a number over all layers."""
-        distinct = {id(layer): layer for layer in self.layers}
-        return sum(measure(distinct[one]) * times for one, times in Counter(map(id, self.layers)).items())
+        times = Counter(map(id, self.layers))
+        return sum(measure(layer) * times[one] for one, layer in self._objects.items())
 
     @property
     def num_matrix_weights(self) -> int:

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from blink.kernels.batch import LISTS_OF_SLOT, Batch, Header
-from blink.kernels.cpu.thread_pool import find_thread_pool, is_in_use
+from blink.kernels.cpu.thread_pool import find_helpers
 from blink.region.layout import new_struct
 from blink.region.native import lib
 
@@ -27,17 +25,7 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     """Compute sample, each row by one thread."""
     logits = logits.float()
     rows = describe_rows(logits, batch, min(num_rows, int(batch.header[Header.NUM_ROWS])))
-    lib.blink_sample(rows.ctypes.data, _find_helpers() if num_rows > 1 else None)
-
-
-def _find_helpers() -> int:
-    """Return the pool of products where they have one, else one of sampling's own: attention asks for the first."""
-    return find_thread_pool() if is_in_use() else _start(torch.get_num_threads())
-
-
-@cache
-def _start(threads: int) -> int:
-    return lib.blink_thread_pool_start(threads - 1)
+    lib.blink_sample(rows.ctypes.data, find_helpers() if num_rows > 1 else None)
 
 
 def describe_rows(logits: Tensor, batch: Batch, num_rows: int) -> npt.NDArray[np.void]:

@@ -20,6 +20,13 @@ def is_in_use() -> bool:
     return _start.cache_info().currsize > 0
 
 
-@cache
-def _start(threads: int) -> int:
+def find_helpers() -> int:
+    """Return the products' pool where they have one, else one apart, of which is_in_use() says nothing."""
+    return find_thread_pool() if is_in_use() else _start_apart(torch.get_num_threads())
+
+
+def _start_pool(threads: int) -> int:
     return lib.blink_thread_pool_start(threads - 1)
+
+
+_start, _start_apart = cache(_start_pool), cache(_start_pool)

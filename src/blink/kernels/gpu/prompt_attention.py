@@ -14,7 +14,7 @@ from blink.kernels.gpu.attention_work import Tile, WorkList
 from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
 from blink.kernels.gpu.decode.tensor_map import encode_token_groups
 from blink.kernels.layer_cache import LayerCache
-from blink.kernels.operands import AttentionOptions
+from blink.kernels.operands import AttentionOptions, first_reason
 
 if TYPE_CHECKING:
     from blink.models.layers import Attention
@@ -33,17 +33,23 @@ TILE = Tile(
 
 def refuses(attention: Attention, cache: LayerCache, dtype: torch.dtype) -> str | None:
     """Say why the kernel does not take a layer's attention with queries of a type; None: it takes it."""
+    options = dict.fromkeys(attention.options_beyond(*_TAKEN_OPTIONS), True)
+    return _refuses_sizes(cache, attention.group, dtype) or first_reason(options)
+
+
+def _refuses_sizes(cache: LayerCache, group: int, dtype: torch.dtype) -> str | None:
+    """Say which size, type or device the kernel does not take; group: query heads per KV head."""
     block_size = cache.block_size
-    reasons = {
-        f"heads of {attention.head_dim}": attention.head_dim != _HEAD_DIM,
-        f"{attention.group} query heads per KV head": attention.group > TILE.block_m,
-        f"blocks of {block_size} tokens": block_size % 8 != 0 or _KEYS % block_size != 0,
-        f"queries in {dtype}": dtype != torch.bfloat16,
-        f"a cache in {cache.dtype}": cache.dtype != dtype,
-        **dict.fromkeys(attention.options_beyond(*_TAKEN_OPTIONS), True),
-        "no Hopper": cache.device.type != "cuda" or not can_multiply_groups(),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    return first_reason(
+        {
+            f"heads of {cache.head_dim}": cache.head_dim != _HEAD_DIM,
+            f"{group} query heads per KV head": group > TILE.block_m,
+            f"blocks of {block_size} tokens": block_size % 8 != 0 or _KEYS % block_size != 0,
+            f"queries in {dtype}": dtype != torch.bfloat16,
+            f"a cache in {cache.dtype}": cache.dtype != dtype,
+            "no Hopper": cache.device.type != "cuda" or not can_multiply_groups(),
+        }
+    )
 
 
 def attend_prompts(
@@ -61,6 +67,8 @@ def attend_prompts(
     _, num_heads, head_dim = query.shape
     block_size, kv_heads = cache.block_size, cache.kv_heads
     group = num_heads // kv_heads
+    assert _refuses_sizes(cache, group, query.dtype) is None
+    assert not (options.window or options.softcap) and options.sinks is None
     arguments = args(
         "PromptArgs",
         cells=encode_token_groups(cache),

@@ -18,7 +18,7 @@ from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import TILE_KEYS, choose_attention_split
 from blink.kernels.gpu.decode.tensor_map import encode_cells
 from blink.kernels.layer_cache import LayerCache
-from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
+from blink.kernels.operands import UNSCALED, HeadNorm, KvScales, first_reason
 
 if TYPE_CHECKING:
     from blink.models.layers import Attention
@@ -31,17 +31,30 @@ def refuses(attention: Attention, block_size: int, dtype: torch.dtype) -> str | 
 
     None: it takes it.
     """
-    head_dim, rotary_dim = attention.head_dim, attention.rope.rotary_dim
-    reasons = {
+    options = {
         **dict.fromkeys(attention.options_beyond("qk_norm", "qkv_bias", "output_bias"), True),
         "one norm over all heads": attention.qk_norm == "all_heads",
-        f"heads of {head_dim}": head_dim not in _HEAD_DIMS,
-        f"{rotary_dim} rotated components": 16 * rotary_dim % head_dim != 0,
-        f"{attention.group} query heads per KV head": attention.group > _MAX_GROUP,
-        f"blocks of {block_size} tokens": block_size % TILE_KEYS != 0,
-        f"queries in {dtype}": dtype != torch.bfloat16,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    heads = (attention.heads, attention.kv_heads)
+    return first_reason(options) or _refuses_sizes(
+        attention.head_dim, attention.rope.rotary_dim, heads, block_size, dtype
+    )
+
+
+def _refuses_sizes(
+    head_dim: int, rotary_dim: int, heads: tuple[int, int], block_size: int, dtype: torch.dtype
+) -> str | None:
+    """Say which size or type the kernel does not take; heads: of queries, of keys and values."""
+    group, rest = divmod(*heads)
+    return first_reason(
+        {
+            f"heads of {head_dim}": head_dim not in _HEAD_DIMS,
+            f"{rotary_dim} rotated components": not 0 < rotary_dim <= head_dim or 16 * rotary_dim % head_dim != 0,
+            f"{group} query heads per KV head": group > _MAX_GROUP or rest > 0,
+            f"blocks of {block_size} tokens": block_size % TILE_KEYS != 0,
+            f"queries in {dtype}": dtype != torch.bfloat16,
+        }
+    )
 
 
 def decode_attention(
@@ -65,11 +78,11 @@ def decode_attention(
     block_size, kv_heads, head_dim = cache.block_size, cache.kv_heads, cache.head_dim
     num_heads = width // head_dim - 2 * kv_heads
     rotary_dim = rotary_table.shape[1]
+    assert _refuses_sizes(head_dim, rotary_dim, (num_heads, kv_heads), block_size, qkv.dtype) is None
     assert qkv.is_contiguous() and cache.cells.is_contiguous() and rotary_table.is_contiguous()
     assert cache.dtype in (qkv.dtype, FP8) and rotary_table.dtype == torch.float32
     is_fp8 = cache.dtype == FP8
     group = num_heads // kv_heads
-    assert head_dim in _HEAD_DIMS and group <= _MAX_GROUP and block_size % TILE_KEYS == 0
     split = choose_attention_split(rows * kv_heads, group)
     split = split.halve_tiles() if is_fp8 else split
     sizes = (group, head_dim, rotary_dim, kv_heads, block_size, split.cluster, split.warps, split.stages)
