@@ -18,6 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from blink.models.decode_step import MAX_GEMV_ROWS, DecodeWeights, compute_decode_logits
 from torch import Tensor
 
 import blink.models
@@ -30,17 +31,17 @@ from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.launch import launch
 from blink.kernels.gpu.decode.splits import pad_rows
 from blink.kernels.layer_cache import KvCache, LayerCache
-from blink.kernels.linear import linear
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
 from blink.models import decode_step
-from blink.models.decode_step import MAX_GEMV_ROWS, DecodeWeights, compute_decode_logits
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
 from blink.models.layers import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
+from blink.runner.matmul import linear
+from blink.runner.run import Runner
 
 CONFIGS = Path(blink.models.__file__).parent / "configs"
 BLOCK_SIZE = 16
@@ -113,7 +114,7 @@ class Case:
 
     def run_before(self) -> Tensor:
         with mock.patch.object(decode_step, "MAX_MIXED_TOKENS", 0):
-            return self.model.decoder.compute_logits(self.batch, self.cache, self.rows, self.rows)
+            return Runner(self.model.decoder).compute_logits(self.batch, self.cache, self.rows, self.rows)
 
     def run_after(self) -> Tensor:
         return compute_decode_logits(self.model.weights, self.batch, self.cache, self.rows)

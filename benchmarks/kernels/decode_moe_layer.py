@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from blink.models.decode_step import compute_decode_logits
 from decode_layer import BANDWIDTH, BLOCK_SIZE, CONFIGS, Model, Run, draw, draw_cache, make_batch, time_graph
 from torch import Tensor
 
@@ -27,13 +28,13 @@ from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
 from blink.kernels.gpu.decode.launch import launch
 from blink.kernels.gpu.moe import moe as triton_moe
 from blink.kernels.layer_cache import LayerCache
-from blink.kernels.linear import linear
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
 from blink.models import decode_step
-from blink.models.decode_step import compute_decode_logits
 from blink.models.layer_weights import LayerWeights, MoeWeights
 from blink.models.weights.source import read_spec
+from blink.runner.matmul import linear
+from blink.runner.run import Runner
 
 
 def mixture(layer: LayerWeights) -> MoeWeights:
@@ -51,7 +52,7 @@ class Case:
         self.cache = draw_cache(model.decoder, rows * blocks)
 
     def run_before(self) -> Tensor:
-        return self.model.decoder.compute_logits(self.batch, self.cache, self.rows, self.rows)
+        return Runner(self.model.decoder).compute_logits(self.batch, self.cache, self.rows, self.rows)
 
     def run_after(self) -> Tensor:
         return compute_decode_logits(self.model.weights, self.batch, self.cache, self.rows)

@@ -28,6 +28,7 @@ from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
 from blink.quantize.config import QuantizeConfig
 from blink.quantize.directory import describe_quantization
+from blink.runner.run import Runner
 
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
 FORMATS = {
@@ -108,14 +109,14 @@ def make_decoding(decoder: Decoder, rows: int, context: int) -> Run:
     blocks = -(-context // BLOCK_SIZE)
     batch = make_batch(rows, context, blocks, decoder.spec.vocab_size)
     cache = decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE)
-    return lambda: decoder.compute_logits(batch, cache, rows, rows, decoding=True)
+    return lambda: Runner(decoder).compute_logits(batch, cache, rows, rows, decoding=True)
 
 
 def make_prompt(decoder: Decoder, tokens: int, beside: int = 0, context: int = 0) -> Run:
     """Return a step of one prompt, with so many decoding rows beside it."""
     batch = make_prompt_batch(tokens, decoder.spec.vocab_size, beside, context)
     cache = decoder.allocate_kv_cache(batch.block_tables.numel(), BLOCK_SIZE)
-    return lambda: decoder.compute_logits(batch, cache, beside + tokens, beside + 1)
+    return lambda: Runner(decoder).compute_logits(batch, cache, beside + tokens, beside + 1)
 
 
 if __name__ == "__main__":

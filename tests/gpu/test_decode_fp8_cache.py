@@ -16,12 +16,14 @@ from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch
 from blink.kernels.cpu.attention import paged_attention, plan_attention
 from blink.kernels.cpu.rotary import rotate_and_store_torch
+from blink.kernels.gpu.device import has_clusters
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import AttentionOptions, HeadNorm, KvScales
 from blink.kernels.rotary import make_rotary_table
 from blink.llm import RequestOutput
 from blink.models.rope import Rope
 from blink.models.weights.loader import load_model
+from blink.runner.run import Runner
 from model_driver import Driver
 from model_specs import clone_cache, fill_cache, stack_cache
 from quantized_checkpoints import write_checkpoints
@@ -30,15 +32,14 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from blink.models.decode_step import refuses
 from test_decode_kernels import BLOCK_SIZE, draw, error, make_batch, make_decoder, on_gpu
 
 from blink.kernels.gpu.decode import splits
 from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.decode.launch import can_launch
 from blink.kernels.gpu.decode.splits import AttentionSplit
-from blink.models.decode_step import refuses
 
-pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
+pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
 SCALES = KvScales(0.75, 2.0)
 
@@ -141,8 +142,8 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     cache = tuple(LayerCache(layer.cells.to(FP8)) for layer in wide)
     twin = clone_cache(cache)
     active = sum(length > 0 for length in lengths)
-    expected = decoder.compute_logits(batch, twin, rows, rows)[:active]
-    found = decoder.compute_logits(batch, cache, rows, rows, decoding=True)[:active]
+    expected = Runner(decoder).compute_logits(batch, twin, rows, rows)[:active]
+    found = Runner(decoder).compute_logits(batch, cache, rows, rows, decoding=True)[:active]
     assert error(found, expected) < 4e-2
     assert error(stack_cache(cache), stack_cache(twin)) < 2e-2
 

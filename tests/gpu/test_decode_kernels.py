@@ -19,6 +19,7 @@ from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.attention import paged_attention, plan_attention
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.cpu.rotary import rotate_and_store_torch
+from blink.kernels.gpu.device import has_clusters
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rotary import make_rotary_table
@@ -26,6 +27,7 @@ from blink.models.decoder import Decoder
 from blink.models.layer_weights import DenseWeights, LayerWeights
 from blink.models.layers import DenseMlp
 from blink.models.rope import Rope
+from blink.runner.run import Runner
 from model_driver import Driver
 from model_specs import clone_cache, fill_cache, make_attention, make_spec, stack_cache
 
@@ -33,18 +35,18 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+from blink.models.decode_step import MAX_DECODE_ROWS, MAX_GEMV_ROWS, can_mix, refuses
 from cuda.bindings import driver
 from cuda.core import Device, Program, ProgramOptions
 
 from blink.kernels.gpu.decode import gemm, gemv, splits
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, gated_linear, normed_linear
-from blink.kernels.gpu.decode.launch import can_launch, check, launch
+from blink.kernels.gpu.decode.launch import check, launch
 from blink.kernels.gpu.decode.splits import AttentionSplit, Output
 from blink.models import decode_step
-from blink.models.decode_step import MAX_DECODE_ROWS, MAX_GEMV_ROWS, can_mix, refuses
 
-pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
+pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
 EPS = 1e-5
 BLOCK_SIZE = 16
@@ -523,8 +525,8 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     twin = clone_cache(cache)
     active = sum(length > 0 for length in lengths)
     monkeypatch.setattr(decode_step, "MAX_MIXED_TOKENS", 0)
-    expected = decoder.compute_logits(batch, twin, rows, rows)[:active]
-    found = decoder.compute_logits(batch, cache, rows, rows, decoding=True)[:active]
+    expected = Runner(decoder).compute_logits(batch, twin, rows, rows)[:active]
+    found = Runner(decoder).compute_logits(batch, cache, rows, rows, decoding=True)[:active]
     assert error(found, expected) < 3e-2
     assert error(stack_cache(cache), stack_cache(twin)) < 1e-2
     assert torch.isfinite(found).all()
@@ -537,7 +539,7 @@ def test_a_short_step_with_prompts_gives_the_logits_of_the_general_one(
 ) -> None:
     torch.manual_seed(10)
     decoder = make_decoder(qk_norm=qk_norm, bias=bias)
-    assert can_mix(decoder.spec, torch.bfloat16, sum(prompts), decoder._layers, BLOCK_SIZE)
+    assert can_mix(decoder.spec, torch.bfloat16, sum(prompts), decoder.layers, BLOCK_SIZE)
     logits: list[Tensor] = []
     for most in (decode_step.MAX_MIXED_TOKENS, 0):
         monkeypatch.setattr(decode_step, "MAX_MIXED_TOKENS", most)

@@ -13,6 +13,7 @@ from blink.formats.base import plain
 from blink.kernels.batch import Header
 from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.activation import activate
+from blink.kernels.gpu.device import has_clusters
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.moe import moe as moe_of
 from blink.kernels.operands import HeadNorm
@@ -22,12 +23,14 @@ from blink.models.decoder import Decoder
 from blink.models.layer_weights import LayerWeights, MoeWeights
 from blink.models.layers import MoeMlp, Router
 from blink.models.rope import Rope
+from blink.runner.run import Runner
 from model_specs import clone_cache, fill_cache, make_attention, make_spec, stack_cache
 
 pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+from blink.models.decode_step import refuses
 from test_decode_kernels import (
     EPS,
     count_programmatic_edges,
@@ -50,11 +53,10 @@ from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
 from blink.kernels.gpu.decode.grouped_gemm import GroupedSplit
 from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
-from blink.kernels.gpu.decode.launch import can_launch, launch
+from blink.kernels.gpu.decode.launch import launch
 from blink.kernels.gpu.decode.placement import place
-from blink.models.decode_step import refuses
 
-pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
+pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
 
 class Mixture:
@@ -575,7 +577,7 @@ def check_step(decoder: Decoder, lengths: list[int]) -> None:
     active = sum(length > 0 for length in lengths)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placed_experts, "can_take", lambda *_: False)
-        expected = decoder.compute_logits(batch, twin, rows, rows)[:active]
-    found = decoder.compute_logits(batch, cache, rows, rows, decoding=True)[:active]
+        expected = Runner(decoder).compute_logits(batch, twin, rows, rows)[:active]
+    found = Runner(decoder).compute_logits(batch, cache, rows, rows, decoding=True)[:active]
     assert error(found, expected) < 3e-2
     assert error(stack_cache(cache), stack_cache(twin)) < 1e-2

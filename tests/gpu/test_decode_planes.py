@@ -20,6 +20,7 @@ from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.gpu.device import has_clusters, has_warpgroups
 from blink.kernels.layer_cache import LayerCache
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import write_checkpoints
@@ -30,9 +31,9 @@ if not torch.cuda.is_available():
 
 from blink.kernels.gpu.decode import gemm, gemm_int4, gemm_planes, gemm_planes_int4, splits
 from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups, compile_kernel
+from blink.kernels.gpu.decode.launch import compile_kernel
 
-pytestmark = pytest.mark.skipif(not can_launch() or not can_multiply_groups(), reason="needs Hopper")
+pytestmark = pytest.mark.skipif(not has_clusters() or not has_warpgroups(), reason="needs Hopper")
 
 EPS = 1e-5
 KINDS = ["rows", "groups", "int4"]

@@ -21,6 +21,7 @@ from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.cpu import moe as cpu_moe
 from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
+from blink.kernels.gpu.device import has_clusters, has_warpgroups
 from blink.models.layer_weights import DenseWeights, MoeWeights
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import SCHEMES, write_checkpoints
@@ -29,16 +30,16 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+from blink.models.decode_step import can_multiply_packed
 from test_decode_kernels import rates_of
 
 from blink.kernels.gpu import quantized
 from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe, splits
 from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
-from blink.kernels.gpu.decode.launch import can_launch, can_multiply_groups, compile_kernel
-from blink.models.decode_step import can_multiply_packed
+from blink.kernels.gpu.decode.launch import compile_kernel
 
-pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
+pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
 EPS = 1e-5
 KINDS = ["rows", "groups", "int4"]
@@ -126,7 +127,7 @@ def norm_of(x: Tensor, weight: Tensor) -> gemm.Normed:
     return gemm.Normed((x.float() * weight.float()).to(torch.bfloat16), squares)
 
 
-groups_only = pytest.mark.skipif(not can_launch() or not can_multiply_groups(), reason="needs Hopper")
+groups_only = pytest.mark.skipif(not has_clusters() or not has_warpgroups(), reason="needs Hopper")
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("rows", 5e-2), ("groups", 1e-2), ("int4", 1e-2)])
@@ -159,8 +160,8 @@ def test_models_give_the_logits_of_their_dequantised_weights(tmp_path: Path, sch
     path, plain = write_checkpoints(tmp_path, scheme)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
     has_kernels = "-32" not in scheme and "-64" not in scheme  # not for such groups
-    assert isinstance(found._layers[0].qkv, PackedWeight) == has_kernels
-    assert isinstance(found._lm_head, PackedWeight) == scheme.endswith("-head")
+    assert isinstance(found.layers[0].qkv, PackedWeight) == has_kernels
+    assert isinstance(found.lm_head, PackedWeight) == scheme.endswith("-head")
     for rows in (1, 3, 6, 29, 33):
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2
 
@@ -169,13 +170,13 @@ def test_models_give_the_logits_of_their_dequantised_weights(tmp_path: Path, sch
 def test_an_output_layer_in_fp8_follows_layers_of_4_bits(tmp_path: Path) -> None:
     path, plain = write_checkpoints(tmp_path, "packed-fp8-head", vocab_size=1024)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
-    layer = found._layers[0]
+    layer = found.layers[0]
     assert isinstance(layer.mlp, DenseWeights)
     for weight in (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down):
         assert isinstance(weight, PackedWeight) and weight.format is FormatId.INT4
-    assert isinstance(found._lm_head, PackedWeight) and found._lm_head.format is FormatId.FP8
+    assert isinstance(found.lm_head, PackedWeight) and found.lm_head.format is FormatId.FP8
     for rows in (1, 3, 6, 29):
-        assert can_multiply_packed(found._layers, found._lm_head, rows)  # or other kernels would be tested
+        assert can_multiply_packed(found.layers, found.lm_head, rows)  # or other kernels would be tested
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2
 
 
@@ -185,7 +186,7 @@ def test_an_output_layer_in_fp8_follows_layers_of_4_bits(tmp_path: Path) -> None
 def test_layers_in_16_bits_stand_beside_packed_ones(tmp_path: Path, scheme: str, plain_layers: list[int]) -> None:
     path, plain = write_checkpoints(tmp_path, scheme, plain_layers, num_hidden_layers=3)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
-    for index, layer in enumerate(found._layers):
+    for index, layer in enumerate(found.layers):
         assert isinstance(layer.qkv, PackedWeight) == (index not in plain_layers)
     for rows in (1, 2, 3, 8, 16, 20, 24, 29, 33, 48, 64, 96):
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 8e-2
@@ -208,7 +209,7 @@ def test_weights_rounded_when_loaded_are_packed(tmp_path: Path) -> None:
     _, plain = write_checkpoints(tmp_path, "fp8-channel")
     exact = load_decoder(plain, "cpu", torch.float32, quantization="fp8")
     found = load_decoder(plain, "cuda", torch.bfloat16, quantization="fp8")
-    assert isinstance(found._lm_head, PackedWeight)
+    assert isinstance(found.lm_head, PackedWeight)
     assert error(compute_decoded_logits(found, 2), compute_decoded_logits(exact, 2)) < 5e-2
 
 
@@ -303,7 +304,7 @@ def test_experts_of_a_model_are_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
     path, plain = write_checkpoints(tmp_path, "fp8-channel", **experts)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
-    mlp = found._layers[0].mlp
+    mlp = found.layers[0].mlp
     assert isinstance(mlp, MoeWeights) and isinstance(mlp.down, Fp8Experts)
     names: list[str] = []
     monkeypatch.setattr(gemm, "compile_kernel", lambda name: (names.append(name), compile_kernel(name))[1])
@@ -312,4 +313,4 @@ def test_experts_of_a_model_are_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 0.1
         # The prompts' products have neither a norm nor a residual.
         decoding = [name for name in names if "gemm_planes" in name and "kStore, false" not in name]
-        assert len(decoding) == 2 * len(found._layers)
+        assert len(decoding) == 2 * len(found.layers)

@@ -16,15 +16,16 @@ if not torch.cuda.is_available():
 
 import test_decode_kernels
 import test_decode_moe
+from blink.models.decode_step import Suspended, refuses
 
 from blink.kernels.batch import Batch, Param
-from blink.kernels.gpu.decode.launch import can_launch
-from blink.models.decode_step import Suspended, refuses
+from blink.kernels.gpu.device import has_clusters
 from blink.models.decoder import Decoder
+from blink.runner.run import Runner
 from model_driver import set_params
 from model_specs import clone_cache, fill_cache, stack_cache
 
-pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
+pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
 Run = Callable[[], None]
 MODELS: dict[str, Callable[[], Decoder]] = {
@@ -62,7 +63,7 @@ class Step:
             part.fill_(-7)
 
     def run_whole(self) -> None:
-        self.decoder.forward(self.batch, self.cache, self.rows, self.rows, decoding=True)
+        Runner(self.decoder).forward(self.batch, self.cache, self.rows, self.rows, decoding=True)
 
     def make_segments(self, left: list[Suspended | None]) -> list[Run]:
         """Return what runs each layer, and puts what it leaves behind what others have left."""
@@ -71,7 +72,7 @@ class Step:
         def run(layer: int) -> None:
             size, layers = (self.rows, self.rows, True), range(layer, layer + 1)
             before = left[-1] if layer else None
-            left.append(self.decoder.forward_segment(self.batch, self.cache, size, layers, residual, before))
+            left.append(Runner(self.decoder).forward_segment(self.batch, self.cache, size, layers, residual, before))
 
         return [functools.partial(run, layer) for layer in range(self.decoder.spec.num_layers)]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blink.formats.schemes import FormatId
 from blink.kernels.cpu import moe as cpu_moe
+from blink.kernels.gpu.device import has_clusters
 from blink.models import decode_step
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import write_checkpoints
@@ -24,9 +25,8 @@ from test_decode_moe import Chain, check_replays
 from test_packed_experts import assert_packed, draw_experts, row_error
 
 from blink.kernels.gpu.decode import moe
-from blink.kernels.gpu.decode.launch import can_launch
 
-pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
+pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
 FORMS = [FormatId.FP8, FormatId.INT4]
 

@@ -13,7 +13,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.activation import activate
-from blink.kernels.linear import gated_linear, linear
+from blink.kernels.gpu.device import has_warpgroups
+from blink.runner.matmul import gated_linear, linear
 
 pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
@@ -23,11 +24,10 @@ from test_decode_planes import draw, error
 
 from blink.kernels.gpu import choices, gated_products
 from blink.kernels.gpu.decode import launch
-from blink.kernels.gpu.decode.launch import can_multiply_groups
 from blink.kernels.gpu.gated_products import SPLITS, Split, list_splits, multiply_split
 
 pytestmark = [
-    pytest.mark.skipif(not can_multiply_groups(), reason="needs the warpgroup products of Hopper"),
+    pytest.mark.skipif(not has_warpgroups(), reason="needs the warpgroup products of Hopper"),
     pytest.mark.usefixtures("_nothing_is_chosen"),
 ]
 

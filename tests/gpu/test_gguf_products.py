@@ -15,12 +15,12 @@ from torch import Tensor
 from blink.config import ModelConfig
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
-from blink.kernels.linear import linear
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import list_weights
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
+from blink.runner.matmul import linear
 from gguf_blocks import KINDS, Kind, dequantize, make_blocks
 from gguf_conversion import convert
 from model_driver import Driver, compute_decoded_logits
@@ -154,7 +154,7 @@ def load(path: Path, dtype: str = "auto") -> Decoder:
 
 
 def list_gguf_weights(decoder: Decoder) -> list[object]:
-    weights = list_weights([decoder._embedding, *decoder._layers, decoder._lm_head])
+    weights = list_weights([decoder.embedding, *decoder.layers, decoder.lm_head])
     return [weight for weight in weights if isinstance(weight, QuantizedEmbedding)]
 
 

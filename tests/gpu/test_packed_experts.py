@@ -15,6 +15,7 @@ from blink.formats.matrix import QuantizedMatrix
 from blink.formats.mxfp4 import Mxfp4Matrix
 from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.cpu import moe as cpu_moe
+from blink.kernels.gpu.device import has_clusters
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import MoeWeights
 from model_driver import compute_decoded_logits, load_decoder
@@ -30,9 +31,8 @@ from test_decode_quantized import draw, error
 
 from blink.kernels.gpu import moe as gpu_moe
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
-from blink.kernels.gpu.decode.launch import can_launch
 
-pytestmark = pytest.mark.skipif(not can_launch(), reason="needs a GPU with programmatic launches")
+pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
 FORMS = [FormatId.FP8, FormatId.INT4, FormatId.MXFP4]
 # Columns that groups do not divide, where the format has such; results of which tiles get 16 and 32 at once.
@@ -156,7 +156,7 @@ def row_error(found: Tensor, expected: Tensor) -> float:
 
 
 def assert_packed(decoder: Decoder) -> None:
-    for layer in decoder._layers:
+    for layer in decoder.layers:
         assert isinstance(layer.mlp, MoeWeights)
         assert isinstance(layer.mlp.gate_up, PackedExperts) and isinstance(layer.mlp.down, PackedExperts)
 

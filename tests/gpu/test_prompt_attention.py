@@ -17,10 +17,10 @@ if not torch.cuda.is_available():
 from test_attention import MIXED, Rows, check
 
 from blink.kernels.gpu import attention, attention_plan, prompt_attention
-from blink.kernels.gpu.decode.launch import can_multiply_groups
+from blink.kernels.gpu.device import has_warpgroups
 from blink.kernels.operands import AttentionOptions
 
-pytestmark = pytest.mark.skipif(not can_multiply_groups(), reason="needs the warpgroup products of Hopper")
+pytestmark = pytest.mark.skipif(not has_warpgroups(), reason="needs the warpgroup products of Hopper")
 
 ONE_TILE: Rows = [(2, 2)]
 FULL_TILE: Rows = [(32, 128)]

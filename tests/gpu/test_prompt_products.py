@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from blink.kernels.cpu.activation import activate
-from blink.kernels.linear import gated_linear
+from blink.kernels.gpu.device import has_warpgroups
+from blink.runner.matmul import gated_linear
 
 pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
@@ -20,10 +21,9 @@ if not torch.cuda.is_available():
 from test_decode_planes import draw, draw_weight, error
 
 from blink.kernels.gpu import prompt_products, quantized
-from blink.kernels.gpu.decode.launch import can_multiply_groups
 from blink.kernels.gpu.prompt_products import SPLITS, Split
 
-pytestmark = pytest.mark.skipif(not can_multiply_groups(), reason="needs the warpgroup products of Hopper")
+pytestmark = pytest.mark.skipif(not has_warpgroups(), reason="needs the warpgroup products of Hopper")
 
 
 def compute_product(x: Tensor, plain: Tensor, gated: bool) -> Tensor:

@@ -109,7 +109,7 @@ def pretended_gpu(note: Callable[[str], None], gpu: SimpleNamespace = H100) -> I
         del grid, warmup
         note(_describe(self, options))
 
-    splits.read_table.cache_clear()
+    splits._read_table.cache_clear()
     with ExitStack() as stack:
         for name, value in cuda.items():
             stack.enter_context(patch.object(torch.cuda, name, value))
@@ -122,7 +122,7 @@ def pretended_gpu(note: Callable[[str], None], gpu: SimpleNamespace = H100) -> I
         stack.enter_context(patch.object(torch, "Generator", _NoGenerator))
         stack.enter_context(_Cuda(note))
         yield
-    splits.read_table.cache_clear()
+    splits._read_table.cache_clear()
 
 
 def fold(lines: list[str]) -> str:

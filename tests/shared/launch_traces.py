@@ -17,6 +17,7 @@ from blink.engine.geometry import decode_graphs, mixed_graphs
 from blink.kernels.batch import Batch
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
+from blink.runner.run import Runner
 from launch_trace import fold, pretended_gpu
 from quantized_checkpoints import SCHEMES
 
@@ -66,6 +67,7 @@ def trace(case: Case) -> str:
             max_model_len=_LENGTH,
             device=model.device,
         )
+        runner = Runner(model)
         kv_cache = model.allocate_kv_cache(_LENGTH // _BLOCK, _BLOCK)
         steps: list[tuple[str, list[str]]] = []
         for decoding, (tokens, rows) in [
@@ -73,7 +75,7 @@ def trace(case: Case) -> str:
             *((False, size) for size in mixed_graphs(_TOKENS, _ROWS)),
         ]:
             lines.clear()
-            model.compute_logits(batch, kv_cache, tokens, rows, decoding=decoding)
+            runner.compute_logits(batch, kv_cache, tokens, rows, decoding=decoding)
             title = f"decode, {rows} rows" if decoding else f"prompts, {tokens} tokens of {rows} rows"
             steps.append((title, lines.copy()))
     launches = {
@@ -87,7 +89,7 @@ def trace(case: Case) -> str:
 def _load(case: Case) -> Decoder:
     model = _load_with(case, case.format)
     if case.first_layer:
-        model._layers[0] = _load_with(case, case.first_layer)._layers[0]
+        model.layers[0] = _load_with(case, case.first_layer).layers[0]
     return model
 
 

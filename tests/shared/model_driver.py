@@ -15,6 +15,7 @@ from blink.kernels.batch import Batch, Header, Param
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
 from blink.region.layout import SAMPLING
+from blink.runner.run import Runner
 from blink.sampling_params import SAMPLING_RANGES
 
 _FLOATS = {Param[name.upper()] for name in SAMPLING.names or () if SAMPLING[name].kind == "f"}
@@ -48,6 +49,7 @@ class Driver:
         max_blocks = -(-max_len // block_size)
         num_blocks = num_slots * max_blocks
         self.decoder = decoder
+        self.runner = Runner(decoder)
         self.block_size = block_size
         self.batch = Batch.allocate(
             max_tokens=4096,
@@ -77,7 +79,7 @@ class Driver:
         if not rows:
             return False
         num_tokens = self._compose(rows)
-        self.decoder.forward(self.batch, self.kv_cache, num_tokens, len(rows))
+        self.runner.forward(self.batch, self.kv_cache, num_tokens, len(rows))
         for row, (sequence, count) in enumerate(rows):
             sequence.num_computed += count
             if sequence.num_computed == len(sequence.tokens):
@@ -94,7 +96,7 @@ class Driver:
     def compute_logits(self) -> torch.Tensor:
         """Run one step without sampling; return the logits of the sequences' last tokens."""
         rows = self._choose_rows(1024)
-        return self.decoder.compute_logits(self.batch, self.kv_cache, self._compose(rows), len(rows))
+        return self.runner.compute_logits(self.batch, self.kv_cache, self._compose(rows), len(rows))
 
     def _choose_rows(self, max_chunk: int) -> list[tuple[Sequence, int]]:
         running = [s for s in self.sequences if len(s.tokens) < s.num_wanted]
@@ -136,8 +138,8 @@ def compute_decoded_logits(decoder: Decoder, rows: int) -> Tensor:
         driver.add(torch.randint(128, (row % 5 + 2,), generator=generator).tolist(), 1)
     for sequence in driver.sequences:  # all but the last token
         last = sequence.tokens.pop()
-        decoder.forward(driver.batch, driver.kv_cache, driver._compose([(sequence, len(sequence.tokens))]), 1)
+        Runner(decoder).forward(driver.batch, driver.kv_cache, driver._compose([(sequence, len(sequence.tokens))]), 1)
         sequence.num_computed = len(sequence.tokens)
         sequence.tokens.append(last)
     driver._compose([(sequence, 1) for sequence in driver.sequences])
-    return decoder.compute_logits(driver.batch, driver.kv_cache, rows, rows, decoding=True).float().cpu()
+    return Runner(decoder).compute_logits(driver.batch, driver.kv_cache, rows, rows, decoding=True).float().cpu()

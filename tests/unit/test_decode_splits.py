@@ -156,7 +156,7 @@ def _decodes(spec: ModelSpec, rows: int) -> bool:
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen3-30b-a3b"])
 def test_steps_of_more_than_128_rows_take_the_general_way(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_step, "refuses_attention", lambda *_: None)
-    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
+    monkeypatch.setattr(gemm, "has_warpgroups", lambda: True)
     spec: ModelSpec = read_spec(_CONFIGS / model)
     taken = [rows for rows in (16, 64, 65, 96, 128, 129, 256) if _decodes(spec, rows)]
     assert taken == [16, 64, 65, 96, 128]
@@ -179,7 +179,7 @@ def test_experts_rows_get_tiles_that_fit_and_mostly_suffice(rows: int, planes: b
 
 def test_experts_that_cannot_be_streamed_are_grouped_from_3_rows_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_step, "refuses_attention", lambda *_: None)
-    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
+    monkeypatch.setattr(gemm, "has_warpgroups", lambda: True)
     _pretend(monkeypatch, "a card of the future", 132)
     spec = read_spec(_CONFIGS / "qwen3-30b-a3b")
     assert spec.mixture is not None
@@ -190,14 +190,14 @@ def test_experts_that_cannot_be_streamed_are_grouped_from_3_rows_on(monkeypatch:
 
 
 def test_packed_weights_have_no_products_of_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
+    monkeypatch.setattr(gemm, "has_warpgroups", lambda: True)
     _pretend(monkeypatch, "a card of the future", 132)
     for one, most in ((pack([quantize_fp8(torch.randn(64, 256))]), 64), (_pack_int4(64), 128)):
         assert gemm.can_multiply_packed(one, most) and not gemm.can_multiply_packed(one, most + 1)
 
 
 def test_layers_of_4_bits_decode_fewer_rows_with_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: True)
+    monkeypatch.setattr(gemm, "has_warpgroups", lambda: True)
     _pretend(monkeypatch, "a card of the future", 132)
     matrix, experts = torch.zeros(64, 256), torch.zeros(4, 64, 256)
     moe_spec = MoeMlp(experts=4, size=32, router=Router(top_k=2))
@@ -233,7 +233,7 @@ def test_a_packed_layer_among_others_takes_no_mixed_steps(
 
 def test_4_bits_in_some_layers_are_not_4_bits_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 4 bits throughout, more rows take the kernels for few of them."""
-    monkeypatch.setattr(gemm, "can_multiply_groups", lambda: False)
+    monkeypatch.setattr(gemm, "has_warpgroups", lambda: False)
     monkeypatch.setattr(gemv_quantized, "can_multiply", lambda *_: True)
     plain, packed, rows = torch.zeros(64, 256), _pack_int4(64), decode_step.MAX_INT4_GEMV_ROWS
     assert decode_step.can_multiply_packed([_layer_of(packed)] * 2, plain, rows)

@@ -15,7 +15,8 @@ import random
 import blink.engine
 import torch
 from pathlib import Path
-from blink.kernels.linear import linear, pack_weight
+from blink.kernels.linear import pack_weight
+from blink.runner.matmul import linear
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

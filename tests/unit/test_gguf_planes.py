@@ -76,8 +76,8 @@ def test_a_gpu_gets_planes_of_all_but_experts(mixtral: Path) -> None:
     spec = read_spec(mixtral)
     target = WeightTarget(CPU, torch.bfloat16, lambda _: None)
     decoder = DecoderLoader(GgufCheckpoint(mixtral, spec, keep), spec, target).load()
-    layer = decoder._layers[0]
-    assert all(isinstance(w, PlanarGgufWeight) for w in (decoder._embedding, decoder._lm_head, layer.qkv, layer.output))
+    layer = decoder.layers[0]
+    assert all(isinstance(w, PlanarGgufWeight) for w in (decoder.embedding, decoder.lm_head, layer.qkv, layer.output))
     assert isinstance(layer.mlp, MoeWeights) and isinstance(layer.mlp.gate_up, torch.Tensor)
     assert decoder.dtype == torch.bfloat16 and decoder._has_gguf_weights
     assert decoder.num_weight_bytes == model_fit._count_gguf(mixtral, spec, 2).total

@@ -10,8 +10,8 @@ import torch
 from blink.formats.experts import QuantizedExperts
 from blink.formats.gguf import GgufRows
 from blink.kernels.cpu.gguf_weight import GgufWeight, Isa, row_bytes
-from blink.kernels.linear import linear
 from blink.kernels.moe import moe
+from blink.runner.matmul import linear
 from gguf_blocks import KINDS, Bytes, check_product, dequantize, make_blocks
 
 Kind = gguf.GGMLQuantizationType

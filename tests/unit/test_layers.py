@@ -122,8 +122,8 @@ def test_decode_kernels_are_asked_for_each_layer(
     change: dict[str, object], reason: str | None, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode_step = pytest.importorskip("blink.models.decode_step")
-    monkeypatch.setattr(decode_step, "can_launch", lambda: True)
-    monkeypatch.setattr(decode_step.gemm, "can_multiply_groups", lambda: True)
+    monkeypatch.setattr(decode_step, "has_clusters", lambda: True)
+    monkeypatch.setattr(decode_step.gemm, "has_warpgroups", lambda: True)
     spec = make_spec("llama", make_attention(8, 2, 64), DenseMlp(size=1024), num_layers=3)
     layers = [replace(layer, **change) if index == place else layer for index, layer in enumerate(spec.layers)]
     assert decode_step.refuses(replace(spec, layers=tuple(layers)), torch.bfloat16, 8, 16) == reason

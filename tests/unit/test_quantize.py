@@ -19,7 +19,6 @@ from blink.errors import ConfigError
 from blink.formats.int4 import pack_columns
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.schemes import FP8_ROWS
-from blink.kernels.linear import linear
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
 from blink.quantize.calibration import CalibratedCheckpoint
@@ -27,6 +26,7 @@ from blink.quantize.config import QuantizeConfig
 from blink.quantize.conversion import quantize
 from blink.quantize.directory import describe_quantization
 from blink.quantize.rounding import Int4Grid, round_nearest
+from blink.runner.matmul import linear
 from model_driver import Driver
 from quantized_checkpoints import write_checkpoints
 
@@ -160,7 +160,7 @@ def test_the_output_layer_becomes_fp8_beside_the_embeddings(
     check_output_config(found, form)
     decoder = load(found)
     assert not decoder.spec.tie_embeddings and decoder.spec.output_quantization == FP8_ROWS
-    torch.testing.assert_close(linear(torch.eye(head.shape[1]), decoder._lm_head).T, stored)
+    torch.testing.assert_close(linear(torch.eye(head.shape[1]), decoder.lm_head).T, stored)
     tokenizer = Tokenizer.from_file(str(found / "tokenizer.json"))
     exact, others, rounded = (logits(load(path), tokenizer) for path in (plain, without, found))
     assert 1e-3 < (rounded - others).norm() / others.norm() < 0.022  # rounding to nearest: 0.0235

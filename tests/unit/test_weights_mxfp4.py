@@ -41,7 +41,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Deco
 def experts(decoder: Decoder) -> list[Tensor]:
     """Return the experts' matrices of all layers."""
     found: list[Tensor] = []
-    for layer in decoder._layers:
+    for layer in decoder.layers:
         assert isinstance(layer.mlp, MoeWeights)
         for part in (layer.mlp.gate_up, layer.mlp.down):
             found.append(part.dequantize(torch.float32) if isinstance(part, PackedExperts) else plain(part))
@@ -123,7 +123,7 @@ def test_experts_packed_for_a_gpu_are_those_of_the_checkpoint(
     expected = experts(load(path))
     monkeypatch.setattr(packed_loader, "_has_kernels", lambda _: True)
     packed = load(path)
-    for layer in packed._layers:
+    for layer in packed.layers:
         assert isinstance(layer.mlp, MoeWeights)
         assert isinstance(layer.mlp.gate_up, PackedExperts) and isinstance(layer.mlp.down, PackedExperts)
     for found, exact in zip(experts(packed), expected, strict=True):

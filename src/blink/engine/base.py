@@ -27,12 +27,13 @@ from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import load_model, resolve_dtype
 from blink.region.layout import EngineState, ErrorCode, Track, place_name
 from blink.region.memory import Region, create_region, publish_region
+from blink.runner.run import Runner
 from blink.text.assets import load_assets
 from blink.text.tokenizer import NoTokenizer
 from blink.text.vocabulary import Vocabulary, list_vocabulary
 
 if TYPE_CHECKING:
-    from blink.models.decode_step import Suspended
+    from blink.runner.stream import Stream
 
 logger = logging.getLogger("blink.engine")
 
@@ -57,6 +58,7 @@ class Engine(ABC):
         self._config = config
         self._listener = open_listener(config)
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
+        self._runner = Runner(self._model)
         spec = self._model.spec
         most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
         config = self._config = replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
@@ -165,17 +167,17 @@ class Engine(ABC):
         self._region.store_control("stop", 1)
 
     def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
-        self._model.forward(self._batch, self._kv_cache, num_tokens, num_rows, decoding=decoding, scoring=scoring)
+        self._runner.forward(self._batch, self._kv_cache, num_tokens, num_rows, decoding=decoding, scoring=scoring)
 
     def _run_segment(
-        self, size: tuple[int, int, bool], segment: int, num_segments: int, before: Suspended | None = None
-    ) -> Suspended | None:
+        self, size: tuple[int, int, bool], segment: int, num_segments: int, before: Stream | None = None
+    ) -> Stream | None:
         """Run one of the segments of a step of `size`: tokens, rows, whether all of them decode.
 
         Takes what the segment before returned, and returns what the next has to be given.
         """
         start, end = (_first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
-        return self._model.forward_segment(
+        return self._runner.forward_segment(
             self._segmented_batch, self._kv_cache, size, range(start, end), self._residual, before
         )
 

@@ -22,9 +22,9 @@ from blink.host.heartbeat import Silence
 from blink.kernels.batch import Batch
 from blink.kernels.gpu import choices, cublas, gated_products
 from blink.kernels.gpu.decode.launch import compile_ahead
-from blink.models.decode_step import Suspended
 from blink.models.weights.files import cache_folder
 from blink.region.layout import EngineState
+from blink.runner.stream import Stream
 
 logger = logging.getLogger("blink.engine")
 
@@ -83,7 +83,7 @@ class GpuEngine(Engine):
         kv_cache = model.allocate_kv_cache(1, config.block_size)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        model.forward(batch, kv_cache, config.max_num_batched_tokens, config.max_num_seqs, scoring=True)
+        self._runner.forward(batch, kv_cache, config.max_num_batched_tokens, config.max_num_seqs, scoring=True)
         peak = torch.cuda.max_memory_allocated() - before
         torch.cuda.empty_cache()
         return peak
@@ -115,7 +115,7 @@ class GpuEngine(Engine):
             for index, (tokens, rows) in reversed(sizes):
                 decoding = index < num_decode_graphs
                 if decoding or tokens <= gated_products.MAX_ROWS:
-                    self._model.compute_logits(self._batch, self._kv_cache, tokens, rows, decoding=decoding)
+                    self._runner.compute_logits(self._batch, self._kv_cache, tokens, rows, decoding=decoding)
 
         compile_ahead(run)
         torch.cuda.synchronize()
@@ -125,7 +125,7 @@ class GpuEngine(Engine):
         graphs = [(size, index) for index, size in enumerate(graph_sizes(self._geometry))]
         long = [(size, index) for size, index in sorted(graphs, reverse=True) if self._num_segments[index] > 1]
         for size, index in tqdm(long, desc="capturing segments", unit="graph"):
-            count, left = self._num_segments[index], list[Suspended | None]()
+            count, left = self._num_segments[index], list[Stream | None]()
             whole = (*size, index < int(self._geometry["num_decode_graphs"]))
             runs = [functools.partial(self._run_behind, left, whole, segment, count) for segment in range(count)]
             for run in runs:
@@ -136,7 +136,7 @@ class GpuEngine(Engine):
             self._scheduler.capture_segments(index, runs, apart=apart)
 
     def _run_behind(
-        self, left: list[Suspended | None], size: tuple[int, int, bool], segment: int, num_segments: int
+        self, left: list[Stream | None], size: tuple[int, int, bool], segment: int, num_segments: int
     ) -> None:
         """Run a segment of a step with what those before it left, and add what it leaves itself."""
         left.append(self._run_segment(size, segment, num_segments, left[-1] if left else None))

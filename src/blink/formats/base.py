@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from blink.errors import ConfigError
-from blink.formats.schemes import FormatId, Quantization
+from blink.formats.layouts import Layout, Matrix
+from blink.formats.schemes import BF16, FormatId, Quantization
 
 
 class QuantizedWeight(ABC):
@@ -25,6 +26,16 @@ class QuantizedWeight(ABC):
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes that a product reads of it."""
+
+    @property
+    def matrix(self) -> Matrix:
+        """Its sizes, and how it lies in memory."""
+        return Matrix(*self.shape, Layout.GGUF, None, name_dtype(self.dtype))
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Its values, the scales of its rows and the words of its groups, where kernels take these as they are."""
+        raise TypeError(f"{type(self).__name__} has no parts that kernels take")
 
     @abstractmethod
     def multiply(self, x: Tensor) -> Tensor:
@@ -48,6 +59,32 @@ class QuantizedEmbedding(QuantizedWeight):
 
 
 Weight = Tensor | QuantizedWeight
+
+
+def matrix_of(weight: Weight) -> Matrix:
+    """Return a weight's sizes, and how it lies in memory."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.matrix
+    layout, is_bf16 = Layout.BLOCKED if weight.is_mkldnn else Layout.ROWS, weight.dtype == torch.bfloat16
+    return Matrix(weight.shape[0], weight.shape[1], layout, BF16 if is_bf16 else None, name_dtype(weight.dtype))
+
+
+def name_dtype(dtype: torch.dtype) -> str:
+    """Return a type's name, as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def parts_of(weight: Weight) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return a weight's values, the scales of its rows and the words of its groups; None: it has none."""
+    return weight.parts if isinstance(weight, QuantizedWeight) else (weight, None, None)
+
+
+def take_rows(weight: Tensor | QuantizedEmbedding, rows: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return some rows [len(rows), in] of a weight, in `out` if that is given; rows: int32 [number]."""
+    if isinstance(weight, Tensor):
+        return torch.index_select(weight, 0, rows, out=out)
+    found = weight.take_rows(rows)
+    return found if out is None else out.copy_(found)
 
 
 def plain(weight: object) -> Tensor:
@@ -100,11 +137,11 @@ class TensorFiles(Protocol):
         ...
 
 
-Matrix = TypeVar("Matrix", bound=StoredMatrix)
+Held = TypeVar("Held", bound=StoredMatrix)
 Shapes = dict[str, list[tuple[int, ...]]]  # of tensors, each with the shapes that it may have
 
 
-class Storage(ABC, Generic[Matrix]):
+class Storage(ABC, Generic[Held]):
     """One of the ways in which a format's matrices lie in a checkpoint's files."""
 
     @abstractmethod
@@ -127,7 +164,7 @@ class Storage(ABC, Generic[Matrix]):
         scheme: Quantization,
         device: torch.device | None = None,
         expert: int | None = None,
-    ) -> Matrix:
+    ) -> Held:
         """Return a matrix; expert: whose, of a tensor of all experts'.
 
         Raises:
@@ -139,7 +176,7 @@ class Storage(ABC, Generic[Matrix]):
         target.copy_(self.read(files, name, scheme).dequantize(target.dtype).view(target.shape))
 
 
-class NumberFormat(ABC, Generic[Matrix]):
+class NumberFormat(ABC, Generic[Held]):
     """A number format: how it is stored, and how a GPU's kernels read it."""
 
     id: ClassVar[FormatId]
@@ -147,11 +184,11 @@ class NumberFormat(ABC, Generic[Matrix]):
     storages: ClassVar[Mapping[str, Storage[Any]]]  # by their names in schemes.py
 
     @abstractmethod
-    def draw(self, weights: Tensor, scheme: Quantization) -> Matrix:
+    def draw(self, weights: Tensor, scheme: Quantization) -> Held:
         """Return a matrix near random weights of a standard deviation of 0.02."""
 
     @abstractmethod
-    def pack_expert(self, matrix: Matrix, missing: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def pack_expert(self, matrix: Held, missing: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return rows as experts.py's PackedExperts have them, `missing` columns of zeros behind: bytes, words, scales.
 
         Words: int32 [rows, groups]; scales: float32 [rows], where rows have them.
@@ -162,11 +199,11 @@ class NumberFormat(ABC, Generic[Matrix]):
         """Undo pack_expert, but for rows' scales: float32."""
 
 
-class UnitFormat(NumberFormat[Matrix]):
+class UnitFormat(NumberFormat[Held]):
     """A format whose matrices beside experts stay as they are, too: packed.py's PackedWeight."""
 
     @abstractmethod
-    def compress(self, matrix: Matrix) -> Mapping[str, Tensor]:
+    def compress(self, matrix: Held) -> Mapping[str, Tensor]:
         """Return a matrix's tensors as compressed-tensors has them, by the ends of their names."""
 
     @abstractmethod

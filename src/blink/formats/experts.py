@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blink.formats.base import QuantizedWeight, StoredMatrix, plain
 from blink.formats.fp8 import FP8
+from blink.formats.layouts import ExpertMatrices
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.registry import FORMATS
 from blink.formats.schemes import BF16, FP8_ROW, GROUP, Encoding, FormatId, Quantization
@@ -155,6 +156,15 @@ ExpertWeights = Tensor | QuantizedExperts | Fp8Experts | PackedExperts  # [exper
 def find_encoding(weight: ExpertWeights) -> Encoding | None:
     """Return how experts are kept; None if that differs among them."""
     return BF16 if isinstance(weight, Tensor) else weight.encoding
+
+
+def experts_of(
+    gate_up: ExpertWeights, down: ExpertWeights, top_k: int = 1, *, is_plain: bool = True, dtype: str = "bfloat16"
+) -> ExpertMatrices:
+    """Return experts' sizes, and how they lie in memory. is_plain: SiLU is between them, and no bias."""
+    experts, hidden, size = down.shape
+    encodings = find_encoding(gate_up), find_encoding(down)
+    return ExpertMatrices(experts, top_k, hidden, size, encodings, is_plain, dtype)
 
 
 def split_experts(weight: ExpertWeights) -> tuple[Tensor, Tensor | None]:

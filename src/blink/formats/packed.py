@@ -11,9 +11,10 @@ from torch import Tensor
 
 from blink.formats.base import QuantizedWeight
 from blink.formats.fp8 import FP8
+from blink.formats.layouts import Layout, Matrix
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.registry import UNIT_FORMATS
-from blink.formats.schemes import UNIT_BYTES, FormatId
+from blink.formats.schemes import UNIT_BYTES, Encoding, FormatId
 
 
 class PackedWeight(QuantizedWeight):
@@ -41,6 +42,16 @@ class PackedWeight(QuantizedWeight):
         """Bytes of values and scales."""
         parts = (self.values, self.scales, self.groups, self.group_scales)
         return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def matrix(self) -> Matrix:
+        """Its sizes, and how it lies in memory."""
+        return Matrix(*self.shape, Layout.UNITS, Encoding(self.format, self.groups is not None))
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Its values, the scales of its rows and the words of its groups."""
+        return self.values, self.scales, self.groups
 
     def multiply(self, x: Tensor) -> Tensor:
         """Return x @ weight.T, plainly: the reference of what `linear` does on a GPU."""

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products with weights. On the CPU, wide float32 weights are stored in oneDNN's blocked layout when loaded:
-with 4 to 16 rows, the batches of decoding, their products then run 1.3 to 2.5 times as fast, and with one row as fast.
-"""
+"""Matrix products on the CPU, and the layout that a weight is given for products."""
 
 from __future__ import annotations
 
@@ -9,17 +7,16 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.formats.base import QuantizedWeight, Weight
-from blink.formats.packed import PackedWeight
-from blink.kernels.activation import activate
-from blink.kernels.operands import Activation
+from blink.formats.base import QuantizedWeight
+from blink.formats.layouts import Layout
+from blink.kernels.matmul import Matmul, add_bias, take_all
 
 # The row count for which oneDNN picks the blocked layout; any number of rows may use it.
 _PACKED_ROWS = 8
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """Return the weight [out, in] in the layout that `linear` multiplies fastest on its device."""
+    """Return the weight [out, in] in the layout that is multiplied fastest on its device."""
     # Narrow weights gain nothing from it with 8 rows and lose a fifth with one.
     wide = weight.shape[0] >= 2 * weight.shape[1]
     if wide and weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
@@ -27,36 +24,16 @@ def pack_weight(weight: Tensor) -> Tensor:
     return weight
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T + bias; x: [rows, in]; weight: [out, in], as pack_weight returned it."""
-    assert x.shape[-1] == weight.shape[1]
-    if isinstance(weight, QuantizedWeight):
-        result = _multiply_packed(x, weight) if isinstance(weight, PackedWeight) else weight.multiply(x)
-        return result if bias is None else result.add_(bias)
-    if weight.is_mkldnn:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    if weight.is_cuda:
-        from blink.kernels.gpu import products
-
-        return products.multiply(x, weight, bias)
-    return functional.linear(x, weight, bias)
+def _multiply_blocked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-def gated_linear(x: Tensor, gate_up: Weight, activation: Activation) -> Tensor:
-    """Return activation(gate) * up of x @ gate_up.T, whose first half are the gates: activation.py."""
-    if activation == "silu":
-        if isinstance(gate_up, PackedWeight):
-            from blink.kernels.gpu import quantized as gpu
-
-            return gpu.multiply_gated(x, gate_up)
-        if isinstance(gate_up, Tensor) and gate_up.is_cuda:
-            from blink.kernels.gpu import gated_products
-
-            return gated_products.multiply(x, gate_up)
-    return activate(linear(x, gate_up), activation)
+def _multiply_quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    return add_bias(weight.multiply(x), bias)
 
 
-def _multiply_packed(x: Tensor, weight: PackedWeight) -> Tensor:
-    from blink.kernels.gpu import quantized as gpu
-
-    return gpu.multiply(x, weight)
+MATMULS = {
+    Layout.GGUF: (Matmul("GGUF GEMM", take_all, _multiply_quantized),),
+    Layout.BLOCKED: (Matmul("oneDNN GEMM", take_all, _multiply_blocked),),
+    Layout.ROWS: (Matmul("PyTorch GEMM", take_all, functional.linear),),
+}

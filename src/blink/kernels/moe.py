@@ -21,15 +21,13 @@ def moe(
     renormalize: bool,
     activation: Activation = "silu",
     biases: tuple[Tensor, Tensor] | None = None,
-    decoding: bool = False,
 ) -> Tensor:
     """Return the sum over each token's top_k experts of probability * expert(x).
 
     x: [tokens, hidden]; router_logits: [tokens, experts]; gate_up: [experts, 2 * size, hidden], gate first;
     down: [experts, hidden, size]; num_tokens: int32 [1], how many tokens are not padding; the GPU needs it and treats
-    no others; biases: of gate_up [experts, 2 * size] and of down [experts, hidden]; decoding: whether the tokens are of
-    different sequences, of which many seldom choose the same expert. Probabilities are a float32 softmax over all
-    experts; `renormalize` makes the chosen ones sum to 1.
+    no others; biases: of gate_up [experts, 2 * size] and of down [experts, hidden]. Probabilities are a float32 softmax
+    over all experts; `renormalize` makes the chosen ones sum to 1.
     """
     assert router_logits.shape == (x.shape[0], gate_up.shape[0])
     assert gate_up.shape[2] == down.shape[1] == x.shape[1]
@@ -37,13 +35,8 @@ def moe(
     assert 0 < top_k <= gate_up.shape[0]
     if x.is_cuda:
         from blink.kernels.gpu import moe as gpu
-        from blink.kernels.gpu.decode import placed_experts
 
         assert num_tokens is not None
-        is_plain = activation == "silu" and biases is None
-        if decoding and is_plain and placed_experts.can_take(x, top_k, gate_up, down):
-            experts = gate_up, down
-            return placed_experts.moe(x, router_logits, experts, num_tokens, top_k=top_k, renormalize=renormalize)
         return gpu.moe(
             x, router_logits, gate_up, down, num_tokens,
             top_k=top_k, renormalize=renormalize, activation=activation, biases=biases,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,11 +19,6 @@ TEXT_END = CONSTANTS["text_end"]
 
 Activation = Literal["silu", "gelu_tanh", "clipped_silu"]
 CLIP_LIMIT, CLIP_SLOPE = 7.0, 1.702  # of clipped_silu
-
-
-def first_reason(reasons: Mapping[str, bool]) -> str | None:
-    """Return the first reason that holds; None: none does."""
-    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 from torch import Tensor
 
-from blink.formats.base import QuantizedWeight, Weight
-from blink.formats.experts import ExpertWeights
+from blink.formats.base import QuantizedWeight, Weight, matrix_of
+from blink.formats.experts import ExpertWeights, experts_of
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
-from blink.models.layers import MoeMlp
+from blink.models.layers import Activation, MoeMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,16 @@ class DenseWeights:
 
     gate_up: Weight  # [2 * intermediate, hidden]
     down: Weight  # [hidden, intermediate]
+    activation: Activation = "silu"
+
+    @property
+    def sites(self) -> dict[str, Any]:
+        """What is multiplied."""
+        return {"dense": (matrix_of(self.gate_up), matrix_of(self.down))}
+
+    def add_to(self, stream: Any, *others: Any) -> None:
+        """Let a stream of runner/ add it to its residual."""
+        stream.add_dense(self, *others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,18 @@ class MoeWeights:
     down: ExpertWeights  # [experts, hidden, intermediate]
     router_bias: Tensor | None = None  # [experts]
     biases: tuple[Tensor, Tensor] | None = None  # of gate_up [experts, 2 * intermediate], of down [experts, hidden]
+
+    @property
+    def sites(self) -> dict[str, Any]:
+        """What is multiplied."""
+        is_plain, router = self.spec.activation == "silu" and self.biases is None, matrix_of(self.router)
+        top_k = self.spec.router.top_k
+        experts = experts_of(self.gate_up, self.down, top_k, is_plain=is_plain, dtype=router.dtype)
+        return {"router": router, "experts": experts}
+
+    def add_to(self, stream: Any, *others: Any) -> None:
+        """Let a stream of runner/ add it to its residual."""
+        stream.add_experts(self, *others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +73,6 @@ class LayerWeights:
     mlp_end_norm: Tensor | None = None
     wide_norm: HeadNorm | None = None  # over all query heads, over all key heads
     attention: AttentionOptions = PLAIN_ATTENTION
-
-
-Attend = Callable[[Tensor, int], Tensor]  # from QKV [tokens, ...] of the layer of an index
 
 
 def count_bytes(part: object) -> int:

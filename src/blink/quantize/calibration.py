@@ -22,6 +22,7 @@ from blink.models.decoder import Decoder
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.quantized_checkpoint import OUTPUT, is_matrix
 from blink.quantize.rounding import Grid, round_matrix, round_nearest
+from blink.runner.run import Runner
 
 _BLOCK_SIZE = 16
 # How often the first token of a text counts: all others attend to it, and its activations are like no other's.
@@ -160,7 +161,7 @@ def feed(decoder: Decoder, windows: Tensor) -> Tensor:
         shape = group.shape(count * num_blocks, _BLOCK_SIZE)[1:]
         caches |= dict.fromkeys(group.layers, LayerCache(torch.zeros(shape)))
     kv_cache = tuple(caches[layer] for layer in sorted(caches))
-    return decoder.compute_hidden(batch, kv_cache, windows.numel(), count)
+    return Runner(decoder).compute_hidden(batch, kv_cache, windows.numel(), count)
 
 
 def takes_rounding(name: str) -> bool:

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.formats.base import name_dtype
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu import prompt_attention
 from blink.kernels.gpu.attention_work import (
@@ -35,7 +36,9 @@ from blink.kernels.gpu.attention_work import (
     Tile,
     WorkList,
 )
+from blink.kernels.gpu.device import shared_bytes
 from blink.kernels.layer_cache import LayerCache
+from blink.plan.site import Bucket
 
 if TYPE_CHECKING:
     from blink.models.layers import Attention
@@ -71,11 +74,11 @@ def plan_attention(
     dtype = dtype or cache.dtype
     narrow, wide = choose_tiles(dtype, group, num_tokens * num_heads)
     if cache.device.type == "cuda":
-        gpu = torch.cuda.get_device_properties(cache.device)
-        row_bytes = cache.head_dim * dtype.itemsize
-        narrow, wide = (fit_stages(tile, row_bytes, gpu.shared_memory_per_multiprocessor) for tile in (narrow, wide))
-        is_long = num_tokens * num_heads >= _PROMPT_PAIRS
-        if is_long and not any(prompt_attention.refuses(attention, cache, dtype) for attention in attentions):
+        narrow, wide = (fit_stages(tile, cache.head_dim * dtype.itemsize, shared_bytes()) for tile in (narrow, wide))
+        dtypes = name_dtype(dtype), name_dtype(cache.dtype)
+        if num_tokens * num_heads >= _PROMPT_PAIRS and not any(
+            prompt_attention.refuses(attention, cache.block_size, dtypes) for attention in attentions
+        ):
             wide = prompt_attention.TILE
     if num_tokens == num_rows:
         # Nearly always all rows decode, but narrow tiles serve longer rows as well.
@@ -86,6 +89,19 @@ def plan_attention(
         _plan_span(batch, num_tokens, num_rows, cache, tile, group, span, max_tiles) for tile, span, max_tiles in spans
     )
     return GpuAttentionPlan(num_tokens, batch.block_tables, work_lists)
+
+
+def describe(attention: Attention, block_size: int, dtypes: tuple[str, str], bucket: Bucket) -> str:
+    """Return the tiles of a bucket's attention, in words; dtypes: of queries and of the cache."""
+    pairs = bucket.tokens * attention.heads
+    narrow, wide = choose_tiles(getattr(torch, dtypes[0]), attention.group, pairs)
+    shown = f"{narrow.block_m} x {narrow.block_n}"
+    if bucket.tokens == bucket.rows:
+        return f"{shown} (by rule)"
+    if pairs >= _PROMPT_PAIRS and prompt_attention.refuses(attention, block_size, dtypes) is None:
+        wide = prompt_attention.TILE
+        return f"{shown}; prompts: {wide.block_m} x {wide.block_n} by warpgroups (by rule)"
+    return f"{shown}; prompts: {wide.block_m} x {wide.block_n} (by rule)"
 
 
 def choose_tiles(dtype: torch.dtype, group: int, num_pairs: int) -> tuple[Tile, Tile]:

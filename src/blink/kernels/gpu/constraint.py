@@ -11,7 +11,8 @@ from torch import Tensor
 from blink.kernels.batch import LISTS_OF_SLOT, Batch, Header, Param
 from blink.kernels.cpu.constraint import list_allowed
 from blink.kernels.gpu.arguments import args
-from blink.kernels.gpu.decode.launch import can_launch, compile_kernel, launch
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.gpu.device import has_clusters
 
 SOURCE = "constrain.cu"
 FIND_PLACES, LIST_TOKENS = "blink::find_places", "blink::list_allowed_tokens"
@@ -63,7 +64,7 @@ def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     )
     row_blocks = min(max(_MAX_BLOCKS // num_rows, _MIN_ROW_BLOCKS), _MAX_ROW_BLOCKS)
     find, list_tokens = compile_kernel(FIND_PLACES, SOURCE), compile_kernel(LIST_TOKENS, SOURCE)
-    grid, early = (row_blocks, num_rows), can_launch()
+    grid, early = (row_blocks, num_rows), has_clusters()
     launch(find, (num_rows, 1), _WARP, arguments, programmatic=early)
     launch(list_tokens, grid, _LIST_THREADS, arguments, shared_bytes=_SHARED_BYTES, programmatic=early)
     return allowed

@@ -9,14 +9,19 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from blink.formats.base import matrix_of
+from blink.formats.layouts import Matrix
+from blink.formats.schemes import BF16
 from blink.kernels.gpu import choices, products
 from blink.kernels.gpu.activation import activate
 from blink.kernels.gpu.arguments import args
-from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, is_compiling_ahead, launch
+from blink.kernels.gpu.decode.launch import compile_kernel, is_compiling_ahead, launch
 from blink.kernels.gpu.decode.tensor_map import BOX_ROW, encode_matrix, encode_planes
+from blink.kernels.gpu.device import has_warpgroups
+from blink.kernels.matmul import GatedMatmul
+from blink.plan.site import first_reason
 
 MAX_ROWS = 256
 _MIN_ROWS = 65
@@ -42,8 +47,6 @@ SPLITS = (Split(64, 1), Split(64, 4), Split(128, 4))
 
 def multiply(x: Tensor, gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up of x @ gate_up.T, whose first half are the gates; both on the GPU."""
-    if not can_multiply(x, gate_up):
-        return _multiply_plainly(x, gate_up)
     name = f"silu(gate) * up of {products.name_product(x, gate_up)}"
     ways = list_ways(x, gate_up)
     if is_compiling_ahead():
@@ -53,13 +56,20 @@ def multiply(x: Tensor, gate_up: Tensor) -> Tensor:
     return compute()
 
 
-def can_multiply(x: Tensor, gate_up: Tensor) -> bool:
-    """Tell whether the kernel takes a product."""
-    (rows, k), n = x.shape, len(gate_up)
-    sizes = _MIN_ROWS <= rows <= MAX_ROWS and n % (2 * _ALIGNED) == k % BOX_ROW == 0
-    if not sizes or gate_up.nbytes < products.MIN_WEIGHT_BYTES or not can_multiply_groups():
-        return False
-    return all(operand.dtype == torch.bfloat16 and operand.is_contiguous() for operand in (x, gate_up))
+def refuses(matrix: Matrix, rows: int) -> str | None:
+    """Say why the kernel does not take a product; None: it does."""
+    return first_reason(
+        {
+            f"a matrix in {matrix.dtype}": matrix.encoding != BF16,
+            f"fewer than {_MIN_ROWS} or more than {MAX_ROWS} rows": not _MIN_ROWS <= rows <= MAX_ROWS,
+            f"a matrix of {matrix.n} x {matrix.k}": (
+                matrix.n % (2 * _ALIGNED) != 0
+                or matrix.k % BOX_ROW != 0
+                or 2 * matrix.n * matrix.k < products.MIN_WEIGHT_BYTES
+            ),
+            "no Hopper": not has_warpgroups(),
+        }
+    )
 
 
 def list_splits(rows: int) -> list[Split]:
@@ -70,7 +80,7 @@ def list_splits(rows: int) -> list[Split]:
 def multiply_split(x: Tensor, gate_up: Tensor, split: Split) -> Tensor:
     """Return silu(gate) * up as the kernel computes it with one split."""
     (rows, k), outputs = x.shape, len(gate_up) // 2
-    assert can_multiply(x, gate_up)
+    assert refuses(matrix_of(gate_up), rows) is None and x.is_contiguous() and gate_up.is_contiguous()
     tokens = next(count for count in _TOKENS if rows <= count)
     out = x.new_empty(rows, outputs)
     arguments = args(
@@ -103,3 +113,8 @@ def list_ways(x: Tensor, gate_up: Tensor) -> dict[str, Callable[[], Tensor]]:
 
 def _multiply_plainly(x: Tensor, gate_up: Tensor) -> Tensor:
     return activate(products.multiply(x, gate_up), "silu")
+
+
+GATED = GatedMatmul(
+    "fused gate-up GEMM", refuses, multiply, lambda *_: "or cuBLAS and the activation, as measured at boot"
+)

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufPlanes, GgufRows, pack_rows
+from blink.formats.layouts import Matrix
 from blink.formats.schemes import GGUF_UNIT, FormatId
 from blink.kernels.gpu import gguf
+from blink.kernels.matmul import Matmul, add_bias, take_all
 
 _MOST_ROWS = 384  # of more it is faster to dequantise the weight first
 
@@ -36,8 +38,6 @@ class PlanarGgufWeight(QuantizedEmbedding):
     def multiply(self, x: Tensor) -> Tensor:
         """Return x @ weight.T."""
         assert x.dtype == self.dtype
-        if x.shape[0] > _MOST_ROWS:
-            return functional.linear(x, self.dequantize())
         return gguf.multiply(x, self._parts)
 
     def dequantize(self) -> Tensor:
@@ -58,3 +58,15 @@ def pack_gguf(parts: Sequence[GgufRows], columns: int, device: torch.device, dty
             joined.append((format, []))
         joined[-1][1].append(part.blocks)
     return PlanarGgufWeight([pack_rows(format, blocks, device) for format, blocks in joined], columns, dtype)
+
+
+def _refuses(matrix: Matrix, rows: int) -> str | None:  # noqa: ARG001 - as others have it
+    return f"more than {_MOST_ROWS} rows" if rows > _MOST_ROWS else None
+
+
+def _multiply_dequantized(x: Tensor, weight: PlanarGgufWeight, bias: Tensor | None) -> Tensor:
+    return add_bias(functional.linear(x, weight.dequantize()), bias)
+
+
+GGUF = Matmul("GGUF GEMM", _refuses, lambda x, weight, bias: add_bias(weight.multiply(x), bias))
+GGUF_DEQUANTIZED = Matmul("GGUF dequantized, then cuBLAS", take_all, _multiply_dequantized)

@@ -11,9 +11,11 @@ import functools
 import torch.nn.functional as functional
 from torch import Tensor
 
+from blink.formats.layouts import Matrix
 from blink.kernels.gpu import choices, cublas_lt
 from blink.kernels.gpu.choices import Way
 from blink.kernels.gpu.cublas_lt import Product
+from blink.kernels.matmul import Matmul, take_all
 
 MIN_WEIGHT_BYTES = 4 << 20  # of less, choosing is not worth the while
 _MAX_ROWS = 384  # of more, power is the limit, and what is fastest alone need not be in a step
@@ -55,3 +57,11 @@ def _accepts(product: Product, code: str) -> bool:
     except ValueError:
         return False
     return len(algorithm) == cublas_lt.ALGORITHM_BYTES and product.accepts(algorithm)
+
+
+def _describe(matrix: Matrix, rows: int) -> str:
+    size = matrix.n * matrix.k * (4 if matrix.dtype == "float32" else 2)
+    return "algorithm measured at boot" if rows <= _MAX_ROWS and size >= MIN_WEIGHT_BYTES else "its first algorithm"
+
+
+CUBLAS = Matmul("cuBLAS", take_all, multiply, _describe)

@@ -6,15 +6,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from blink.formats.base import name_dtype
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.attention_work import Tile, WorkList
-from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.tensor_map import encode_token_groups
+from blink.kernels.gpu.device import has_warpgroups
 from blink.kernels.layer_cache import LayerCache
-from blink.kernels.operands import AttentionOptions, first_reason
+from blink.kernels.operands import AttentionOptions
+from blink.plan.site import first_reason
 
 if TYPE_CHECKING:
     from blink.models.layers import Attention
@@ -31,23 +33,23 @@ TILE = Tile(
 )  # fmt: skip
 
 
-def refuses(attention: Attention, cache: LayerCache, dtype: torch.dtype) -> str | None:
-    """Say why the kernel does not take a layer's attention with queries of a type; None: it takes it."""
+def refuses(attention: Attention, block_size: int, dtypes: tuple[str, str]) -> str | None:
+    """Say why the kernel does not take a layer's attention; dtypes: of queries and of the cache. None: it takes it."""
     options = dict.fromkeys(attention.options_beyond(*_TAKEN_OPTIONS), True)
-    return _refuses_sizes(cache, attention.group, dtype) or first_reason(options)
+    return _refuses_sizes(attention.head_dim, attention.group, block_size, dtypes) or first_reason(options)
 
 
-def _refuses_sizes(cache: LayerCache, group: int, dtype: torch.dtype) -> str | None:
+def _refuses_sizes(head_dim: int, group: int, block_size: int, dtypes: tuple[str, str]) -> str | None:
     """Say which size, type or device the kernel does not take; group: query heads per KV head."""
-    block_size = cache.block_size
+    dtype, kv_dtype = dtypes
     return first_reason(
         {
-            f"heads of {cache.head_dim}": cache.head_dim != _HEAD_DIM,
+            f"heads of {head_dim}": head_dim != _HEAD_DIM,
             f"{group} query heads per KV head": group > TILE.block_m,
             f"blocks of {block_size} tokens": block_size % 8 != 0 or _KEYS % block_size != 0,
-            f"queries in {dtype}": dtype != torch.bfloat16,
-            f"a cache in {cache.dtype}": cache.dtype != dtype,
-            "no Hopper": cache.device.type != "cuda" or not can_multiply_groups(),
+            f"queries in {dtype}": dtype != "bfloat16",
+            f"a cache in {kv_dtype}": kv_dtype != dtype,
+            "no Hopper": not has_warpgroups(),
         }
     )
 
@@ -67,7 +69,7 @@ def attend_prompts(
     _, num_heads, head_dim = query.shape
     block_size, kv_heads = cache.block_size, cache.kv_heads
     group = num_heads // kv_heads
-    assert _refuses_sizes(cache, group, query.dtype) is None
+    assert _refuses_sizes(head_dim, group, block_size, (name_dtype(query.dtype), name_dtype(cache.dtype))) is None
     assert not (options.window or options.softcap) and options.sinks is None
     arguments = args(
         "PromptArgs",

@@ -8,15 +8,18 @@ import itertools
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from blink.formats.layouts import Matrix
 from blink.formats.packed import PackedWeight
-from blink.formats.schemes import FormatId
+from blink.formats.schemes import INT4, FormatId
 from blink.kernels.gpu.arguments import args
-from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
-from blink.kernels.gpu.decode.ring_split import count_free_processors
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.tensor_map import encode_bytes, encode_matrix, encode_planes
+from blink.kernels.gpu.device import count_free_processors, has_warpgroups
+from blink.kernels.gpu.quantized import FEW_ROWS
+from blink.kernels.matmul import GatedMatmul, Matmul, add_bias
+from blink.plan.site import first_reason
 
 _SOURCE = "prompts/products.cu"
 _TILE_ROWS = 128  # of a block
@@ -34,14 +37,22 @@ class Split(NamedTuple):
 
 # Those that are the fastest somewhere; the kernel takes others, too.
 SPLITS = tuple(itertools.starmap(Split, itertools.product((128, 160, 192, 224, 256), (1, 2))))
+_MOST_ROWS = 2048  # of more, it is faster to dequantize the weight first
 _BESIDE = 96  # tokens that are multiplied while a block does all that their number does not change
 
 
-def can_multiply(weight: PackedWeight, *, gated: bool = False) -> bool:
-    """Tell whether the kernel takes a weight."""
-    n, k = weight.shape
-    sizes = n % (2 * _ALIGNED if gated else _ALIGNED) == k % FormatId.INT4.unit == 0
-    return weight.format is FormatId.INT4 and weight.dtype == torch.bfloat16 and sizes and can_multiply_groups()
+def refuses(matrix: Matrix, rows: int, *, gated: bool = False) -> str | None:
+    """Say why the kernel does not take a weight; None: it does."""
+    return first_reason(
+        {
+            "no 4 bits": matrix.encoding != INT4,
+            f"more than {_MOST_ROWS} rows": rows > _MOST_ROWS,
+            f"a matrix of {matrix.n} x {matrix.k}": (
+                matrix.n % (2 * _ALIGNED if gated else _ALIGNED) != 0 or matrix.k % FormatId.INT4.unit != 0
+            ),
+            "no Hopper": not has_warpgroups(),
+        }
+    )
 
 
 def multiply(x: Tensor, weight: PackedWeight, *, gated: bool = False) -> Tensor:
@@ -67,7 +78,12 @@ def choose_split(rows: int, n: int) -> Split:
 def launch_product(x: Tensor, weight: PackedWeight, out: Tensor, split: Split, *, gated: bool = False) -> None:
     """Write x @ weight.T to out, or silu(gate) * up of it."""
     (rows, k), n = x.shape, weight.shape[0]
-    assert can_multiply(weight, gated=gated) and x.is_contiguous() and out.is_contiguous() and weight.groups is not None
+    assert (
+        refuses(weight.matrix, 1, gated=gated) is None
+        and x.is_contiguous()
+        and out.is_contiguous()
+        and weight.groups is not None
+    )
     halves = weight.values.view(2, n // 2, -1) if gated else None
     arguments = args(
         "ProductArgs",
@@ -87,3 +103,24 @@ def launch_product(x: Tensor, weight: PackedWeight, out: Tensor, split: Split, *
         cluster=split.cluster,
         shared_bytes=_SHARED_BYTES,
     )
+
+
+def _describe(matrix: Matrix, rows: int) -> str:
+    split = choose_split(rows, matrix.n)
+    return f"{_TILE_ROWS} x {split.tokens}, cluster of {split.cluster} (by rule)"
+
+
+def _refuses_gated(matrix: Matrix, rows: int) -> str | None:
+    if FEW_ROWS.refuses(matrix, rows) is None:
+        return f"with {rows} rows the {FEW_ROWS.name} is faster"
+    return refuses(matrix, rows, gated=True)
+
+
+def _multiply(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    return add_bias(multiply(x, weight), bias)
+
+
+INT4_PREFILL = Matmul("prefill GEMM", refuses, _multiply, _describe)
+GATED_INT4_PREFILL = GatedMatmul(
+    "prefill GEMM with SiLU", _refuses_gated, functools.partial(multiply, gated=True), _describe
+)

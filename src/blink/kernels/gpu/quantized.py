@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
-"""Products of any number of rows with quantized weights: few rows by the kernels of decoding; many in FP8 on both sides
-where the weight is in FP8, by scales of rows or of groups as it has; with weights of 4 bits by the kernel of prompts;
-else in 16 bits with the weight unpacked before.
+"""Products of any number of rows with packed weights: few rows by the kernels of decoding; many in FP8 on both sides
+where the weight is in FP8, by scales of rows or of groups as it has; else in 16 bits, dequantized before.
 """
 
 from __future__ import annotations
@@ -14,13 +13,17 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.formats.fp8 import FP8, FP8_MAX
+from blink.formats.layouts import Matrix
 from blink.formats.packed import PackedWeight
-from blink.formats.schemes import GROUP, FormatId
+from blink.formats.schemes import FP8_BLOCK, FP8_ROW, GROUP, INT4, FormatId
+from blink.kernels.gpu.decode import gemm
+from blink.kernels.gpu.decode.planes import split_rows
+from blink.kernels.gpu.decode.splits import Output, pad_rows
+from blink.kernels.gpu.device import cuda_version, has_warpgroups
+from blink.kernels.matmul import Matmul, add_bias, take_all
+from blink.plan.site import first_reason
 
-_FEW_ROWS = 64  # rather than round activations by groups
-_FEW_FP8_ROWS = 32  # rather than round them by rows
-_FEW_INT4_ROWS = 96  # of more, the kernel of prompts is faster
-_MOST_INT4_ROWS = 2048  # rather than unpack a weight
+_FEW_ROWS = {FP8_ROW: 32, FP8_BLOCK: 64, INT4: 96}  # of more, the kernels behind it are faster
 _BLOCK = 1024
 _GROUPS_AT_ONCE = 8
 _FP8_MAX = tl.constexpr(FP8_MAX)
@@ -29,64 +32,54 @@ _FP8_ROWS = 16
 _CUDA_OF_BLOCKS = (12, 9)
 
 
-def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
-    """Return x @ weight.T; x: contiguous bfloat16 [rows, in]."""
-    from blink.kernels.gpu import prompt_products
-
-    rows = x.shape[0]
-    if _are_few(rows, weight):
-        return _multiply_few(x, weight)
-    if _are_prompts(rows, weight):
-        return prompt_products.multiply(x, weight)
-    if weight.scales is not None:
-        return _multiply_fp8(*quantize_rows(x), weight, weight.scales[None, :])
-    if weight.group_scales is not None and _can_multiply_blocks(rows, weight):
-        return _multiply_fp8(*quantize_groups(x), weight, weight.group_scales)
-    return functional.linear(x, dequantize(weight, x.dtype))
+def _refuses_few(matrix: Matrix, rows: int) -> str | None:
+    assert matrix.encoding is not None
+    most = _FEW_ROWS[matrix.encoding]
+    return f"with more than {most} rows others are faster" if rows > most else gemm.refuses(matrix, rows)
 
 
-def multiply_gated(x: Tensor, gate_up: PackedWeight) -> Tensor:
-    """Return silu(gate) * up of x @ gate_up.T, whose first half are the gates; x: contiguous bfloat16 [rows, in]."""
-    from blink.kernels.gpu import prompt_products
-    from blink.kernels.gpu.activation import activate
-
-    if not _are_few(len(x), gate_up) and _are_prompts(len(x), gate_up, gated=True):
-        return prompt_products.multiply(x, gate_up, gated=True)
-    return activate(multiply(x, gate_up))
+def _multiply_few(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    order = gemm.order_for(weight.matrix, len(x))
+    return add_bias(gemm.linear(x if order is None else split_rows(x, order), weight), bias)
 
 
-def _are_few(rows: int, weight: PackedWeight) -> bool:
-    """Tell whether the kernels of decoding multiply so many rows."""
-    from blink.kernels.gpu.decode import gemm
-
-    most = _FEW_FP8_ROWS if weight.groups is None else _FEW_ROWS
-    if weight.format is FormatId.INT4:
-        most = _FEW_INT4_ROWS
-    return rows <= most and gemm.can_multiply_packed(weight, rows)
+def _describe_few(matrix: Matrix, rows: int) -> str:
+    return " ".join(gemm.describe(matrix, Output.STORE, pad_rows(rows)))
 
 
-def _are_prompts(rows: int, weight: PackedWeight, *, gated: bool = False) -> bool:
-    """Tell whether the kernel of prompts multiplies so many rows, which are not few."""
-    from blink.kernels.gpu import prompt_products
-
-    return rows <= _MOST_INT4_ROWS and prompt_products.can_multiply(weight, gated=gated)
+def _refuses_rows(matrix: Matrix, rows: int) -> str | None:  # noqa: ARG001 - as others have it
+    return None if matrix.encoding == FP8_ROW else "no FP8 with a scale for each row"
 
 
-def _multiply_few(x: Tensor, weight: PackedWeight) -> Tensor:
-    """Multiply by the kernels of decoding."""
-    from blink.kernels.gpu.decode import gemm
-    from blink.kernels.gpu.decode.planes import split_rows
-
-    order = gemm.order_for(weight, len(x))
-    return gemm.linear(x if order is None else split_rows(x, order), weight)
+def _multiply_rows(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    assert weight.scales is not None
+    return add_bias(_multiply_fp8(*quantize_rows(x), weight, weight.scales[None, :]), bias)
 
 
-def _can_multiply_blocks(rows: int, weight: PackedWeight) -> bool:
-    """Tell whether cuBLAS multiplies so many rows in FP8 with a weight whose groups have scales."""
-    from blink.kernels.gpu.decode.launch import can_multiply_groups
+def _refuses_blocks(matrix: Matrix, rows: int) -> str | None:
+    return first_reason(
+        {
+            "no FP8 in blocks": matrix.encoding != FP8_BLOCK,
+            f"{rows} rows of {matrix.n} outputs": rows % _FP8_ROWS != 0 or matrix.n % _FP8_ROWS != 0,
+            "an old CUDA": cuda_version() < _CUDA_OF_BLOCKS,
+            "no Hopper": not has_warpgroups(),
+        }
+    )
 
-    cuda = tuple(map(int, (torch.version.cuda or "0").split(".")))
-    return rows % _FP8_ROWS == weight.shape[0] % _FP8_ROWS == 0 and cuda >= _CUDA_OF_BLOCKS and can_multiply_groups()
+
+def _multiply_blocks(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    assert weight.group_scales is not None
+    return add_bias(_multiply_fp8(*quantize_groups(x), weight, weight.group_scales), bias)
+
+
+def _multiply_dequantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    return add_bias(functional.linear(x, dequantize(weight, x.dtype)), bias)
+
+
+FEW_ROWS = Matmul("decode GEMM", _refuses_few, _multiply_few, _describe_few)
+FP8_ROWS = Matmul("cuBLAS FP8, scales of rows", _refuses_rows, _multiply_rows)
+FP8_BLOCKS = Matmul("cuBLAS FP8, scales of blocks", _refuses_blocks, _multiply_blocks)
+DEQUANTIZED = Matmul("dequantize, then cuBLAS", take_all, _multiply_dequantized)
 
 
 def _multiply_fp8(values: Tensor, scales: Tensor, weight: PackedWeight, weight_scales: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.constraint import Allowed, find_allowed
 from blink.kernels.gpu.decode.cluster_sampling import can_read, sample_rows
-from blink.kernels.gpu.decode.launch import can_launch
+from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.penalties import has_adjustments
 from blink.kernels.gpu.sampling_rows import (
     AUTOMATON,
@@ -115,7 +115,7 @@ def _scan_rows(operands: Operands, allowed: Allowed, changed: Tensor, *, scans_a
 
 @functools.cache
 def _has_clusters() -> bool:
-    return can_launch()
+    return has_clusters()
 
 
 def _allocate_parts(device: torch.device, num_rows: int, num_parts: int, block: int) -> Parts:

@@ -114,6 +114,7 @@ class DecoderLoader:
         return DenseWeights(
             gate_up=self._load_matrix(gate_up, hidden),
             down=self._load_matrix({f"{layer}.mlp.down_proj": hidden}, size),
+            activation=mlp.activation,
         )
 
     def _load_matrix(self, parts: dict[str, int], columns: int) -> Weight:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from blink.formats.base import name_dtype
 from blink.formats.fp8 import FP8
 from blink.formats.schemes import FormatId
 from blink.kernels.batch import Batch
@@ -18,7 +19,8 @@ from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import TILE_KEYS, choose_attention_split
 from blink.kernels.gpu.decode.tensor_map import encode_cells
 from blink.kernels.layer_cache import LayerCache
-from blink.kernels.operands import UNSCALED, HeadNorm, KvScales, first_reason
+from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
+from blink.plan.site import first_reason
 
 if TYPE_CHECKING:
     from blink.models.layers import Attention
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 _HEAD_DIMS, _MAX_GROUP = (64, 128), 8
 
 
-def refuses(attention: Attention, block_size: int, dtype: torch.dtype) -> str | None:
+def refuses(attention: Attention, block_size: int, dtype: str) -> str | None:
     """Say why the kernel does not take a layer's attention, with queries of a type and a cache of that or FP8.
 
     None: it takes it.
@@ -41,9 +43,7 @@ def refuses(attention: Attention, block_size: int, dtype: torch.dtype) -> str | 
     )
 
 
-def _refuses_sizes(
-    head_dim: int, rotary_dim: int, heads: tuple[int, int], block_size: int, dtype: torch.dtype
-) -> str | None:
+def _refuses_sizes(head_dim: int, rotary_dim: int, heads: tuple[int, int], block_size: int, dtype: str) -> str | None:
     """Say which size or type the kernel does not take; heads: of queries, of keys and values."""
     group, rest = divmod(*heads)
     return first_reason(
@@ -52,9 +52,15 @@ def _refuses_sizes(
             f"{rotary_dim} rotated components": not 0 < rotary_dim <= head_dim or 16 * rotary_dim % head_dim != 0,
             f"{group} query heads per KV head": group > _MAX_GROUP or rest > 0,
             f"blocks of {block_size} tokens": block_size % TILE_KEYS != 0,
-            f"queries in {dtype}": dtype != torch.bfloat16,
+            f"queries in {dtype}": dtype != "bfloat16",
         }
     )
+
+
+def describe(attention: Attention, rows: int) -> str:
+    """Return the kernel's tiles for so many rows, in words."""
+    split = choose_attention_split(rows * attention.kv_heads, attention.group)
+    return f"cluster of {split.cluster}, {split.warps} warps, {split.stages} stages"
 
 
 def decode_attention(
@@ -78,7 +84,7 @@ def decode_attention(
     block_size, kv_heads, head_dim = cache.block_size, cache.kv_heads, cache.head_dim
     num_heads = width // head_dim - 2 * kv_heads
     rotary_dim = rotary_table.shape[1]
-    assert _refuses_sizes(head_dim, rotary_dim, (num_heads, kv_heads), block_size, qkv.dtype) is None
+    assert _refuses_sizes(head_dim, rotary_dim, (num_heads, kv_heads), block_size, name_dtype(qkv.dtype)) is None
     assert qkv.is_contiguous() and cache.cells.is_contiguous() and rotary_table.is_contiguous()
     assert cache.dtype in (qkv.dtype, FP8) and rotary_table.dtype == torch.float32
     is_fp8 = cache.dtype == FP8

@@ -15,17 +15,20 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from blink.formats.base import Weight, plain
-from blink.formats.packed import PackedWeight
+from blink.formats.base import Weight, matrix_of, parts_of
+from blink.formats.layouts import Matrix
 from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode import gemm_int4, gemm_planes, gemm_planes_int4
-from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
-from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, pad_rows
+from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, is_measured, pad_rows, read_table
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
+from blink.kernels.gpu.device import has_warpgroups
+from blink.plan.site import first_reason
 
 MAX_ROWS = 128
+_MAX_PACKED_ROWS = {FormatId.FP8: gemm_planes.MAX_ROWS, FormatId.INT4: gemm_int4.MAX_ROWS}
 _EMBED_THREADS = 256
 
 
@@ -103,10 +106,41 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     return out
 
 
-def can_multiply(rows: int, n: int, k: int, dtype: torch.dtype) -> bool:
-    """Tell whether the kernels take so many rows and a weight [n, k] of this type."""
-    sizes = rows <= MAX_ROWS and n % 8 == 0 and k % 8 == 0
-    return sizes and dtype == torch.bfloat16 and can_multiply_groups()
+def refuses(matrix: Matrix, rows: int) -> str | None:
+    """Say why the kernels do not take so many rows and a weight; None: they do."""
+    encoding = matrix.encoding
+    if encoding is None or (matrix.is_packed and encoding.format not in _MAX_PACKED_ROWS):
+        return f"a matrix in {matrix.dtype} as {matrix.layout.value}"
+    most = _MAX_PACKED_ROWS[encoding.format] if matrix.is_packed else MAX_ROWS
+    reason = first_reason(
+        {
+            "no Hopper": not has_warpgroups(),
+            f"more than {most} rows": rows > most,
+            f"a matrix of {matrix.n} x {matrix.k}": matrix.n % 8 != 0 or matrix.k % 8 != 0,
+        }
+    )
+    if reason or not matrix.is_packed:
+        return reason
+    splits = (_split_packed(Shape.of(matrix, output, pad_rows(rows))) for output in Output)
+    return None if all(splits) else f"a matrix of {matrix.n} x {matrix.k}"
+
+
+def describe(matrix: Matrix, output: Output, tokens: int) -> tuple[str, str]:
+    """Return the kernel's name and its tiles, in words. tokens: rows, rounded up."""
+    if matrix.is_packed:
+        shape = Shape.of(matrix, output, tokens)
+        module, split = kernels_for(shape.format, tokens), _split_packed(shape)
+        assert split is not None
+        name, measured = module.__name__.rpartition(".")[2], module.key(shape) in read_table()
+        return name, f"{split.tile} x {tokens}, {_describe_blocks(split.cluster, split.stages, measured=measured)}"
+    chosen = choose_gemm_split(output, tokens, matrix.n, matrix.k)
+    measured = is_measured(output, tokens, matrix.n, matrix.k)
+    blocks = _describe_blocks(chosen.cluster, chosen.stages, measured=measured)
+    return "gemm", f"{chosen.tile} x {tokens} x {chosen.stage_k}, {blocks}"
+
+
+def _describe_blocks(cluster: int, stages: int, *, measured: bool) -> str:
+    return f"cluster of {cluster}, {stages} stages ({'tuned' if measured else 'by rule'})"
 
 
 def new_squares(x: Tensor, parts: int, tokens: int | None = None) -> Tensor:
@@ -114,19 +148,12 @@ def new_squares(x: Tensor, parts: int, tokens: int | None = None) -> Tensor:
     return torch.empty(parts, tokens or pad_rows(x.shape[0]), dtype=torch.float32, device=x.device)
 
 
-def can_multiply_packed(weight: PackedWeight, rows: int) -> bool:
-    """Tell whether the kernels take so many rows and this weight."""
-    most = gemm_planes.MAX_ROWS if weight.format is FormatId.FP8 else gemm_int4.MAX_ROWS
-    if rows > most or weight.shape[0] % 8 or not can_multiply_groups():
-        return False
-    return all(_split_packed(Shape.of(weight, output, pad_rows(rows))) for output in Output)
-
-
-def order_for(weight: Weight, rows: int) -> FormatId | None:
+def order_for(matrix: Matrix, rows: int) -> FormatId | None:
     """Return for which format the activations of so many rows are planes; None: they are bfloat16."""
-    if not isinstance(weight, PackedWeight) or kernels_for(weight.format, pad_rows(rows)) is gemm_int4:
+    if matrix.encoding is None or not matrix.is_packed:
         return None
-    return weight.format
+    format = matrix.encoding.format
+    return None if kernels_for(format, pad_rows(rows)) is gemm_int4 else format
 
 
 def kernels_for(format: FormatId, tokens: int) -> ModuleType:
@@ -210,11 +237,12 @@ def _launch(
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[-2] == rows
     tokens = squares.shape[1] if squares is not None else tokens or pad_rows(rows)
     assert x.is_contiguous() and out.is_contiguous() and rows <= tokens
-    kernel = _choose(output, x, weight, tokens, norm=squares is not None, writes=writes)
+    matrix = matrix_of(weight)
+    kernel = _choose(output, x, matrix, tokens, norm=squares is not None, writes=writes)
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     blocks = -(-n // outputs) * kernel.cluster
     next_squares = new_squares(out, blocks if output is Output.ADD else 1, tokens)
-    scales, groups = (weight.scales, weight.groups) if isinstance(weight, PackedWeight) else (None, None)
+    values, scales, groups = parts_of(weight)
     written = args(
         "OutputArgs",
         bias=bias,
@@ -231,26 +259,20 @@ def _launch(
         rows=rows,
         num_squares=0 if squares is None else squares.shape[0],
     )
-    kernel.launch(blocks, _encode(weight, outputs, x, tokens), written, num_groups=-(-k // GROUP), groups=groups)
+    rows_of_x = encode_planes(x, tokens) if gemm_planes.are_planes(x) else encode_matrix(x, tokens)
+    of_weight = encode_bytes(values, outputs) if matrix.is_packed else encode_matrix(values, outputs)
+    assert values.is_contiguous()
+    kernel.launch(blocks, (of_weight, rows_of_x), written, num_groups=-(-k // GROUP), groups=groups)
     return next_squares
 
 
-def _encode(weight: Weight, weight_rows: int, x: Tensor, tokens: int) -> tuple[TensorMap, TensorMap]:
-    """Describe both operands in boxes of so many rows."""
-    rows = encode_planes(x, tokens) if gemm_planes.are_planes(x) else encode_matrix(x, tokens)
-    if isinstance(weight, PackedWeight):
-        return encode_bytes(weight.values, weight_rows), rows
-    return encode_matrix(plain(weight), weight_rows), rows
-
-
-def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: bool, writes: FormatId | None) -> _Kernel:
-    if isinstance(weight, PackedWeight):
-        assert tokens == pad_rows(tokens) and gemm_planes.are_planes(x) == (order_for(weight, tokens) is not None)
-        return _choose_packed(Shape.of(weight, output, tokens), norm=norm, writes=writes)
-    n, k = weight.shape
-    values = plain(weight)
-    assert can_multiply(tokens, n, k, values.dtype) and values.is_contiguous() and x.dtype == values.dtype
-    split = choose_gemm_split(output, tokens, n, k)
+def _choose(output: Output, x: Tensor, matrix: Matrix, tokens: int, *, norm: bool, writes: FormatId | None) -> _Kernel:
+    assert refuses(matrix, tokens) is None and gemm_planes.are_planes(x) == (order_for(matrix, tokens) is not None)
+    if matrix.is_packed:
+        assert tokens == pad_rows(tokens)
+        return _choose_packed(Shape.of(matrix, output, tokens), norm=norm, writes=writes)
+    k = matrix.k
+    split = choose_gemm_split(output, tokens, matrix.n, k)
     name = kernel_name(output, tokens, split, norm=norm, writes=writes)
     stages, shared_bytes = -(-k // split.stage_k), split.shared_bytes(output, tokens)
     return _Kernel(name, split.tile, split.cluster, 128 * split.groups + 64, stages, shared_bytes)
@@ -258,7 +280,7 @@ def _choose(output: Output, x: Tensor, weight: Weight, tokens: int, *, norm: boo
 
 def _choose_packed(shape: Shape, *, norm: bool, writes: FormatId | None) -> _Kernel:
     split = _split_packed(shape)
-    assert can_multiply_groups() and split is not None
+    assert split is not None
     name = split.kernel_name(shape, norm=norm, writes=writes)
     return _Kernel(name, split.tile, split.cluster, split.threads, split.total_stages(shape), split.shared_bytes(shape))
 

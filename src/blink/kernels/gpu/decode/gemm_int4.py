@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from blink.formats.schemes import GROUP, UNIT_BYTES, FormatId
 from blink.kernels.gpu.decode.gemm_planes import name_kernel
-from blink.kernels.gpu.decode.ring_split import Int4Split, Shape, count_processors, fill_ring
+from blink.kernels.gpu.decode.ring_split import Int4Split, Shape, fill_ring
 from blink.kernels.gpu.decode.splits import gemm_key, read_table
+from blink.kernels.gpu.device import count_processors
 
 MAX_ROWS = 128
 _MAX_STAGES = 16

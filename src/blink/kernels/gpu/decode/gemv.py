@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blink.formats.base import Weight, plain
-from blink.formats.packed import PackedWeight
+from blink.formats.base import Weight, matrix_of, parts_of
+from blink.formats.layouts import Matrix
+from blink.formats.schemes import INT4
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode import gemv_quantized
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
-from blink.kernels.gpu.decode.splits import Output
+from blink.kernels.gpu.decode.splits import Output, read_table
+from blink.kernels.gpu.device import count_processors
 
 MAX_ROWS = 8
 _UNIT = 32  # k of one row that a load takes at least
@@ -60,7 +62,7 @@ def _make_split(rows: int, k: int, n: int, warps: int, cluster: int, slices: int
     while stage_rows < 8 and 2 * stage_rows * row_bytes <= (_STAGE_BYTES if rows > 1 else _STAGE_BYTES // 2):
         stage_rows *= 2
     # A few blocks a multiprocessor: if all of these fit at once, those of the next kernel find no room to start in.
-    blocks = n * cluster // 16 / torch.cuda.get_device_properties().multi_processor_count
+    blocks = n * cluster // 16 / count_processors()
     tile = 32 if 2 < blocks <= 8 else 16
     if rows == 1 and cluster == 1 and 0.5 < blocks <= 1:
         tile = 8  # all of the weight is on its way before the wait
@@ -103,10 +105,31 @@ def add_linear(x: Tensor, weight: Weight, residual: Tensor, bias: Tensor | None 
     _launch(Output.ADD, x, weight, residual, bias=bias)
 
 
-def can_multiply(rows: int, n: int, k: int, dtype: torch.dtype) -> bool:
-    """Tell whether the kernels take so many rows and a weight [n, k] of this type."""
-    split = choose_split(rows, k, n) if rows <= MAX_ROWS and dtype == torch.bfloat16 else None
-    return split is not None and split.tile <= n
+def refuses(matrix: Matrix, rows: int) -> str | None:
+    """Say why the kernels do not take so many rows and a weight; None: they do."""
+    if rows > MAX_ROWS:
+        return f"more than {MAX_ROWS} rows"
+    if matrix.encoding is None:
+        return f"a matrix in {matrix.dtype} as {matrix.layout.value}"
+    split, _ = _choose_split(matrix, rows)
+    return None if split is not None and split.tile <= matrix.n else f"a matrix of {matrix.n} x {matrix.k}"
+
+
+def describe(matrix: Matrix, rows: int) -> tuple[str, str]:
+    """Return the kernel's name and its tiles, in words."""
+    split, is_measured = _choose_split(matrix, rows)
+    assert split is not None
+    name = "gemv" if not matrix.is_packed else f"gemv_{'int4' if matrix.encoding == INT4 else 'quantized'}"
+    tiles = f"{split.tile} rows, {split.warps} warps, cluster of {split.cluster}, {split.stages} stages"
+    return name, f"{tiles} ({'tuned' if is_measured else 'by rule'})"
+
+
+def _choose_split(matrix: Matrix, rows: int) -> tuple[Split | gemv_quantized.QuantizedSplit | None, bool]:
+    """Return how a product is split, and whether that was measured."""
+    if not matrix.is_packed:
+        return choose_split(rows, matrix.k, matrix.n), False
+    shape = gemv_quantized.Shape.of(matrix, rows)
+    return gemv_quantized.choose_split(shape), gemv_quantized.key(shape) in read_table()
 
 
 def _launch(
@@ -123,10 +146,7 @@ def _launch(
     n = out.shape[1]
     assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype == torch.bfloat16
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[0] == rows
-    if isinstance(weight, PackedWeight):
-        values, scales, groups = weight.values, weight.scales, weight.groups
-    else:
-        values, scales, groups = plain(weight), None, None
+    values, scales, groups = parts_of(weight)
     assert values.is_contiguous()
     arguments = args(
         "GemvArgs",
@@ -156,14 +176,15 @@ def _choose_kernel(
     output: Output, weight: Weight, rows: int, *, norm: bool
 ) -> tuple[str, Split | gemv_quantized.QuantizedSplit, int]:
     """Return the kernel's name, how it splits the product, and its shared memory."""
-    if isinstance(weight, PackedWeight):
-        shape = gemv_quantized.Shape.of(weight, rows)
+    matrix = matrix_of(weight)
+    assert refuses(matrix, rows) is None
+    if matrix.is_packed:
+        shape = gemv_quantized.Shape.of(matrix, rows)
         chosen = gemv_quantized.choose_split(shape)
-        assert chosen is not None and chosen.tile <= shape.n
+        assert chosen is not None
         name = gemv_quantized.kernel_name(shape, chosen, output, norm=norm)
         return name, chosen, gemv_quantized.shared_bytes(shape, chosen)
     n, k = weight.shape
-    assert can_multiply(rows, n, k, plain(weight).dtype)
     split = choose_split(rows, k, n)
     assert split is not None
     sizes = (rows, k, split.warps, split.cluster, split.slices, split.tile, split.stage_rows, split.stages)

@@ -10,11 +10,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
-from blink.formats.packed import PackedWeight
+from blink.formats.layouts import Matrix
 from blink.formats.schemes import GROUP, UNIT_BYTES, FormatId
 from blink.kernels.gpu.decode.splits import Output, read_table, shared_bytes_of
+from blink.kernels.gpu.device import count_processors
 
 # With which a lane's part of the activations takes 80 registers at most, or 64 where rows fill the instruction.
 _MOST_STEPS = {FormatId.FP8: (5, 2), FormatId.INT4: (2, 0)}
@@ -47,10 +46,10 @@ class Shape:
     n: int  # weight rows
 
     @classmethod
-    def of(cls, weight: PackedWeight, rows: int) -> Shape:
-        """Describe the product of so many rows with a weight."""
-        n, k = weight.shape
-        return cls(weight.format, weight.groups is not None, rows, k, n)
+    def of(cls, matrix: Matrix, rows: int) -> Shape:
+        """Describe the product of so many rows with a packed weight."""
+        assert matrix.encoding is not None
+        return cls(matrix.encoding.format, matrix.encoding.grouped, rows, matrix.k, matrix.n)
 
 
 def key(shape: Shape) -> str:
@@ -91,7 +90,7 @@ def _list_tiles(shape: Shape, cluster: int, warps: int, slices: int) -> Iterator
 
 def _spread(shape: Shape, cluster: int, waves: int) -> int:
     """Return the weight rows of a block if each multiprocessor is to have so many blocks."""
-    processors = torch.cuda.get_device_properties().multi_processor_count
+    processors = count_processors()
     return _round_up(math.ceil(shape.n * cluster / (processors * waves)), 16)
 
 
@@ -141,7 +140,7 @@ def _divides(shape: Shape, cluster: int, warps: int, slices: int) -> bool:
 
 def _fill(shape: Shape, warps: int, cluster: int, slices: int) -> QuantizedSplit | None:
     row_bytes = shape.k // shape.format.unit * UNIT_BYTES // cluster
-    blocks = shape.n * cluster / 16 / torch.cuda.get_device_properties().multi_processor_count
+    blocks = shape.n * cluster / 16 / count_processors()
     tile = 32 if blocks > 2 else 16
     stage_rows = 8 // slices
     while stage_rows < 8 and 2 * stage_rows * row_bytes <= _STAGE_BYTES:
@@ -213,9 +212,3 @@ def kernel_name(shape: Shape, split: QuantizedSplit, output: Output, *, norm: bo
     if shape.format is FormatId.INT4:
         return f"blink::gemv_int4<{rest}>"
     return f"blink::gemv_quantized<{str(shape.grouped).lower()}, {rest}>"
-
-
-def can_multiply(weight: PackedWeight, rows: int) -> bool:
-    """Tell whether there is a kernel for so many rows and this weight."""
-    split = choose_split(Shape.of(weight, rows))
-    return split is not None and split.tile <= weight.shape[0]

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from blink.formats.experts import ExpertWeights, find_encoding, split_experts
-from blink.formats.fp8 import FP8
+from blink.formats.experts import ExpertWeights, split_experts
+from blink.formats.layouts import ExpertMatrices
 from blink.formats.schemes import BF16, FP8_ROW
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm_planes import PLANES, are_planes, new_rows
-from blink.kernels.gpu.decode.launch import can_multiply_groups, compile_kernel, launch
-from blink.kernels.gpu.decode.ring_split import count_free_processors
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.splits import Output
 from blink.kernels.gpu.decode.tensor_map import encode_stages
+from blink.kernels.gpu.device import count_free_processors, has_warpgroups
 from blink.kernels.gpu.moe_routing import Routes
+from blink.plan.site import first_reason
 
 MAX_ROWS = 256
 _MIN_TOKENS, _MAX_TOKENS = 8, 32  # of a tile
@@ -75,19 +75,30 @@ def _choose_tokens(places: int, mean: float, *, planes: bool) -> int:
     return min(max(wanted, 16 if places > 32 and not planes else _MIN_TOKENS), places)
 
 
-def can_multiply(rows: int, top_k: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
-    """Tell whether the kernels take so many rows and these experts; needs a current GPU."""
-    encoding = find_encoding(down)
-    if rows > MAX_ROWS or encoding not in (BF16, FP8_ROW) or encoding != find_encoding(gate_up):
-        return False
-    values, _ = split_experts(down)
-    num_experts, hidden, size = values.shape
-    pairs, planes = rows * top_k, encoding == FP8_ROW
-    tokens = _choose_tokens(count_places(rows), pairs / num_experts, planes=planes)
-    most_chunks = min(num_experts, pairs) + pairs // tokens
-    is_aligned = hidden % 128 == 0 and size % 128 == 0 and num_experts % 2 == 0
-    fits = is_aligned and num_experts <= _MAX_EXPERTS and most_chunks <= _MAX_CHUNKS
-    return fits and values.is_cuda and values.dtype in (torch.bfloat16, FP8) and can_multiply_groups()
+def refuses(experts: ExpertMatrices, rows: int) -> str | None:
+    """Say why the kernels do not take so many rows and some experts; None: they do."""
+    encoding, count = experts.encoding, experts.experts
+    if encoding not in (BF16, FP8_ROW) or experts.dtype != "bfloat16":
+        return f"experts in {experts.dtype} kept otherwise than in 16 bits or FP8 with scales of rows"
+    pairs = experts.count_pairs(rows)
+    tokens = _choose_tokens(count_places(rows), pairs / count, planes=encoding == FP8_ROW)
+    return first_reason(
+        {
+            "no Hopper": not has_warpgroups(),
+            f"more than {MAX_ROWS} rows": rows > MAX_ROWS,
+            f"{count} experts": count % 2 != 0 or count > _MAX_EXPERTS,
+            f"experts of {experts.hidden} x {experts.size}": experts.hidden % 128 != 0 or experts.size % 128 != 0,
+            f"{pairs} rows of all experts": min(count, pairs) + pairs // tokens > _MAX_CHUNKS,
+        }
+    )
+
+
+def describe(experts: ExpertMatrices, rows: int) -> str:
+    """Return the tiles of both products, in words."""
+    planes, mean = experts.encoding == FP8_ROW, experts.count_pairs(rows) / experts.experts
+    splits = [choose_split(count_places(rows), mean, k, planes=planes) for k in (experts.hidden, experts.size)]
+    tiles = (f"{64 * split.groups} x {split.tokens}, {split.stages(planes=planes)} stages" for split in splits)
+    return f"{' | '.join(tiles)} (by rule)"
 
 
 def count_places(rows: int) -> int:

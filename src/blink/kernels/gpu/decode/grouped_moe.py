@@ -4,8 +4,7 @@
 """The mixture-of-experts MLP of more rows that decode, from the router's logits on: grouped products, with the norms on
 both sides as the products of gemm.py leave and take them.
 
-On Hopper, experts in 16 bits and those in FP8 with a scale for each row take the products of grouped_gemm.py; others
-those of kernels/gpu/moe.py.
+Products are those of grouped_gemm.py, whose rows are copied to their experts before, or those of kernels/gpu/moe.py.
 
 Its launches are programmatic like those of its neighbours, so nothing may be read or written before the wait.
 """
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from blink.formats.experts import ExpertWeights
 from blink.formats.schemes import FormatId
-from blink.kernels.gpu.decode import grouped_gemm
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.gemm_planes import new_inputs, order_number
 from blink.kernels.gpu.decode.placed_experts import multiply_placed
@@ -52,19 +50,21 @@ def add_grouped_experts(
     num_tokens: Tensor,
     next_norm: Tensor,
     *,
+    placed: bool,
     planes: FormatId | None = None,
 ) -> Normed:
     """Add the mixture of experts of a norm to residual [rows, hidden] in place; return the next norm of it.
 
     x, rates: the norm of residual, the former [rows, hidden] but for the rates, float32 [rows]; logits: the router's,
-    of that norm; num_tokens: int32 [1], of which rows beyond it keep their residual; planes: write the next norm as
-    planes for such weights.
+    of that norm; num_tokens: int32 [1], of which rows beyond it keep their residual; placed: rows are copied to their
+    experts, which grouped_gemm.py has to take, or else gathered by the products; planes: write the next norm as planes
+    for such weights.
     """
     assert logits.is_contiguous() and residual.is_contiguous() and x.is_contiguous()
     rows, hidden = residual.shape
     top_k, programmatic = mixture.top_k, residual.is_cuda
     experts = mixture.gate_up, mixture.down
-    if grouped_gemm.can_multiply(rows, top_k, *experts):
+    if placed:
         found, weights = multiply_placed(logits, x, rates, num_tokens, experts, top_k)
     else:
         found, weights = _multiply_gathered(logits, x, rates, num_tokens, mixture)

@@ -21,22 +21,12 @@ from cuda.bindings import driver
 from cuda.core import Device, ObjectCode, Program, ProgramOptions
 
 from blink.errors import ConfigError
+from blink.kernels.gpu.device import has_clusters
 
 _ROOT = Path(__file__).parents[3] / "csrc"
 _SOURCES = _ROOT / "gpu" / "decode"
 _DECODE = "decode/decode.cu"
 _ATTRIBUTE = driver.CUlaunchAttributeID
-_HOPPER = (9, 0)
-
-
-def can_launch() -> bool:
-    """Tell whether the current GPU has clusters, bulk copies and programmatic launches: from Hopper on."""
-    return torch.cuda.get_device_capability() >= _HOPPER
-
-
-def can_multiply_groups() -> bool:
-    """Tell whether the current GPU has the products of warpgroups that csrc/gpu/decode/gemm.cuh uses: Hopper alone."""
-    return torch.cuda.get_device_capability() == _HOPPER
 
 
 def compile_kernel(name: str, source: str = _DECODE) -> driver.CUfunction:
@@ -75,7 +65,7 @@ _wanted: set[tuple[str, str]] | None = None  # within compile_ahead(): names and
 def _compile(name: str, source: str) -> driver.CUfunction:
     device = Device()
     device.set_current()
-    code = compile_code(f"sm_{device.arch}" + "a" * can_launch(), (name,), source)
+    code = compile_code(f"sm_{device.arch}" + "a" * has_clusters(), (name,), source)
     _compiled.append(code)
     kernel = check(driver.cuKernelGetFunction(driver.CUkernel(int(code.get_kernel(name).handle))))
     allow_shared_memory(kernel)

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from blink.formats.experts import ExpertWeights, find_encoding, split_experts
+from blink.formats.layouts import ExpertMatrices
 from blink.formats.schemes import BF16, FP8_BLOCK, FP8_ROW, GROUP, INT4, Encoding, FormatId
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm import Normed, new_squares
 from blink.kernels.gpu.decode.gemm_planes import new_inputs, order_number
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
-from blink.kernels.gpu.decode.ring_split import count_free_processors
+from blink.kernels.gpu.device import count_free_processors
+from blink.plan.site import first_reason
 
 MAX_ROWS = 8
 _RING_BYTES, _MOST_BYTES = 96 << 10, 200 << 10  # of which two blocks fit a multiprocessor; of which one does
@@ -125,22 +127,32 @@ def _fit_stages(preferred: int, stage_bytes: int, other_bytes: int = 0) -> int:
     return stages if stages * stage_bytes + other_bytes <= _MOST_BYTES else 0
 
 
-def can_add_experts(rows: int, hidden: int, size: int, num_experts: int, top_k: int, encoding: Encoding = BF16) -> bool:
-    """Tell whether the kernels take these sizes."""
-    if rows > MAX_ROWS or num_experts % 32 or top_k > min(num_experts, _MOST_CHOICES):
-        return False
-    return None not in (
-        choose_gate_split(rows, hidden, size, encoding),
-        choose_down_split(rows, size, hidden, encoding),
+def refuses(experts: ExpertMatrices, rows: int) -> str | None:
+    """Say why the kernels do not take so many rows and some experts; None: they do."""
+    encoding, top_k, sizes = experts.encoding, experts.top_k, (experts.hidden, experts.size)
+    if encoding is None or encoding not in ENCODINGS or experts.dtype != "bfloat16":
+        return f"experts in {experts.dtype} kept as the kernels do not read them"
+    reason = first_reason(
+        {
+            f"more than {MAX_ROWS} rows": rows > MAX_ROWS,
+            f"{experts.experts} experts": experts.experts % 32 != 0,
+            f"{top_k} experts of a token": top_k > min(experts.experts, _MOST_CHOICES),
+        }
     )
+    if reason:
+        return reason
+    splits = choose_gate_split(rows, *sizes, encoding), choose_down_split(rows, *reversed(sizes), encoding)
+    return f"experts of {experts.hidden} x {experts.size}" if None in splits else None
 
 
-def can_add(rows: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
-    """Tell whether the kernels take these weights, as gate_experts and down_experts describe them."""
-    encoding, (num_experts, hidden, size) = find_encoding(down), down.shape
-    if encoding is None or encoding not in ENCODINGS or encoding != find_encoding(gate_up):
-        return False
-    return can_add_experts(rows, hidden, size, num_experts, 1, encoding)
+def describe(experts: ExpertMatrices, rows: int) -> str:
+    """Return the tiles of both products, in words."""
+    assert experts.encoding is not None
+    gate = choose_gate_split(rows, experts.hidden, experts.size, experts.encoding)
+    down = choose_down_split(rows, experts.size, experts.hidden, experts.encoding)
+    assert gate is not None and down is not None
+    tiles = (f"{split.outputs} outputs, {split.warps} warps, {split.stages} stages" for split in (gate, down))
+    return f"{' | '.join(tiles)} (by rule)"
 
 
 def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeights, routes: Routes) -> Tensor:

@@ -15,11 +15,6 @@ from blink.kernels.gpu.moe import combine
 Experts = tuple[ExpertWeights, ExpertWeights]  # gate_up and down of blink.kernels.moe
 
 
-def can_take(x: Tensor, top_k: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
-    """Tell whether moe() takes these; needs a current GPU."""
-    return x.dtype == torch.bfloat16 and grouped_gemm.can_multiply(len(x), top_k, gate_up, down)
-
-
 def moe(
     x: Tensor, router_logits: Tensor, experts: Experts, num_tokens: Tensor, *, top_k: int, renormalize: bool
 ) -> Tensor:
@@ -35,7 +30,7 @@ def multiply_placed(
 ) -> tuple[Tensor, Tensor]:
     """Return each pair's result [rows * top_k, hidden] and its expert's probability.
 
-    x: [rows, hidden], to be multiplied by the rates if there are any; grouped_gemm.can_multiply() tells whether it can.
+    x: [rows, hidden], to be multiplied by the rates if there are any; experts: that grouped_gemm takes.
     """
     gate_up, down = experts
     placed, routes = place(logits, x, rates, num_tokens, top_k, planes=find_encoding(down) == FP8_ROW)

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
-from blink.formats.packed import PackedWeight
+from blink.formats.layouts import Matrix
 from blink.formats.schemes import FormatId
 from blink.kernels.gpu.decode.splits import REUSE_BYTES, Output, can_share, parts_bytes, shared_bytes_of
+from blink.kernels.gpu.device import count_processors
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +27,10 @@ class Shape:
     n: int  # weight rows
 
     @classmethod
-    def of(cls, weight: PackedWeight, output: Output, tokens: int) -> Shape:
-        """Describe the product of so many rows, rounded up, with a weight."""
-        n, k = weight.shape
-        return cls(weight.format, weight.groups is not None, output, tokens, k, n)
+    def of(cls, matrix: Matrix, output: Output, tokens: int) -> Shape:
+        """Describe the product of so many rows, rounded up, with a packed weight."""
+        assert matrix.encoding is not None
+        return cls(matrix.encoding.format, matrix.encoding.grouped, output, tokens, matrix.k, matrix.n)
 
 
 class RingSplit(ABC):
@@ -137,13 +136,3 @@ def _choose_cluster(shape: Shape, groups: int) -> int:
         return 1
     options = (2, 4, 8) if shape.output is Output.ADD else (1, 2, 4)
     return min(options, key=lambda cluster: round(math.ceil(tiles * cluster) / (tiles * cluster), 1))
-
-
-def count_processors() -> int:
-    """Return how many multiprocessors there are."""
-    return torch.cuda.get_device_properties().multi_processor_count
-
-
-def count_free_processors() -> int:
-    """Return how many multiprocessors kernels have: one belongs to the resident scheduler."""
-    return count_processors() - 1

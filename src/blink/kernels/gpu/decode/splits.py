@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import torch
+from blink.kernels.gpu import device
 
 TILE_KEYS = 16  # that a warp of attention takes at once
 TABLE = Path(__file__).with_suffix(".json")
@@ -156,16 +156,25 @@ def list_attention_splits(group: int, head_dim: int) -> Iterator[AttentionSplit]
 
 def choose_gemm_split(output: Output, tokens: int, n: int, k: int) -> GemmSplit:
     """Return the split of a product of so many rows, rounded up, with a weight [n, k]."""
+    return _find_gemm_split(output, tokens, n, k) or _guess_gemm_split(output, tokens, n)
+
+
+def is_measured(output: Output, tokens: int, n: int, k: int) -> bool:
+    """Tell whether the split of such a product was measured."""
+    return _find_gemm_split(output, tokens, n, k) is not None
+
+
+def _find_gemm_split(output: Output, tokens: int, n: int, k: int) -> GemmSplit | None:
     for measured in (tokens, _MEASURED_AS.get(tokens, tokens)):
         found = read_table().get(gemm_key(output, measured, n, k))
         if found and GemmSplit(*found).fits(output, tokens):
             return GemmSplit(*found)
-    return _guess_gemm_split(output, tokens, n)
+    return None
 
 
 def _guess_gemm_split(output: Output, tokens: int, n: int) -> GemmSplit:
     """Return a split like those that were the fastest for most shapes on an H200."""
-    processors = torch.cuda.get_device_properties().multi_processor_count
+    processors = device.count_processors()
     if tokens > _WIDE:
         return _guess_wide_split(output, tokens, n, processors)
     stage_k = 256 if tokens <= 16 else 128
@@ -231,15 +240,18 @@ def attention_key(heads: int, group: int | None = None) -> str:
 
 def describe_gpu() -> dict[str, Any]:
     """Return what the table says of a GPU: those of which it says the same have their measurements in common."""
-    gpu = torch.cuda.get_device_properties()
-    return {"multiprocessors": gpu.multi_processor_count, "compute_capability": [gpu.major, gpu.minor]}
+    return {"multiprocessors": device.count_processors(), "compute_capability": list(device.capability())}
+
+
+def read_table() -> dict[str, list[int]]:
+    """Return what was measured for the current GPU, or else for one like it: numbers of a split, by keys."""
+    return _read_table(device.gpu_name())
 
 
 @functools.cache
-def read_table() -> dict[str, list[int]]:
-    """Return what was measured for the current GPU, or else for one like it: numbers of a split, by keys."""
+def _read_table(name: str) -> dict[str, list[int]]:
     tables = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     gpu = describe_gpu()
     alike = (table for table in tables.values() if table["gpu"] == gpu)
-    table = tables.get(torch.cuda.get_device_name()) or next(alike, None)
+    table = tables.get(name) or next(alike, None)
     return table["splits"] if table else {}

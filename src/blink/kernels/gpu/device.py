@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kernels and their tiles depend on of a GPU: the current one's, or a named one's that need not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from blink.errors import ConfigError
+
+HOPPER = (9, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that plans can be made for."""
+
+    name: str  # as torch has it
+    capability: tuple[int, int]
+    processors: int
+    shared_bytes: int  # of each processor
+    cuda: tuple[int, int] = (13, 0)  # the CUDA of torch
+
+
+KNOWN: Mapping[str, Gpu] = {
+    "h100": Gpu("NVIDIA H100 80GB HBM3", HOPPER, 132, 228 << 10),
+    "h200": Gpu("NVIDIA H200", HOPPER, 132, 228 << 10),
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 164 << 10),
+    "l40s": Gpu("NVIDIA L40S", (8, 9), 142, 100 << 10),
+}
+_supposed: Gpu | None = None
+
+
+@contextmanager
+def supposing(name: str) -> Iterator[Gpu]:
+    """Within it, a known GPU takes the place of the current one in all questions, but computes nothing.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    global _supposed
+    if name not in KNOWN:
+        raise ConfigError(f"--gpu {name} is not known; use {', '.join(KNOWN)}.")
+    _supposed = KNOWN[name]
+    try:
+        yield _supposed
+    finally:
+        _supposed = None
+
+
+def gpu_name() -> str:
+    """Return the GPU's name."""
+    return _supposed.name if _supposed else torch.cuda.get_device_name()
+
+
+def capability() -> tuple[int, int]:
+    """Return the GPU's compute capability."""
+    return _supposed.capability if _supposed else torch.cuda.get_device_capability()
+
+
+def count_processors() -> int:
+    """Return how many multiprocessors there are."""
+    return _supposed.processors if _supposed else torch.cuda.get_device_properties().multi_processor_count
+
+
+def count_free_processors() -> int:
+    """Return how many multiprocessors kernels have: one belongs to the resident scheduler."""
+    return count_processors() - 1
+
+
+def shared_bytes() -> int:
+    """Return the shared memory of a multiprocessor."""
+    return _supposed.shared_bytes if _supposed else torch.cuda.get_device_properties().shared_memory_per_multiprocessor
+
+
+def cuda_version() -> tuple[int, ...]:
+    """Return the version of torch's CUDA."""
+    return _supposed.cuda if _supposed else tuple(map(int, (torch.version.cuda or "0").split(".")))
+
+
+def has_clusters() -> bool:
+    """Tell whether the GPU has clusters, bulk copies and programmatic launches: from Hopper on."""
+    return capability() >= HOPPER
+
+
+def has_warpgroups() -> bool:
+    """Tell whether the GPU has the products of warpgroups that csrc/gpu/decode/gemm.cuh uses: Hopper alone."""
+    return capability() == HOPPER

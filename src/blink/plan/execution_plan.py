@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ExecutionPlan: which kernel each operation of each layer takes, per size of step. Made at boot, printed by `blink
+doctor MODEL --plan`, and executed without a question."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from blink.formats.schemes import FormatId
+from blink.plan.site import Bucket
+
+
+class NormStyle(Enum):
+    """Who computes the norms of a step."""
+
+    READER = "each GEMV computes the norm of its input"
+    WRITER = "the kernel that writes the residual prepares the norm of it"
+    KERNEL = "norms are kernels of their own"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernel of an operation."""
+
+    kernel: str
+    config: str = ""  # of its tiles, in words
+    reads: FormatId | None = (
+        None  # its activations are hi/lo FP8 in the order of these weights; None: in their own type
+    )
+    refused: tuple[str, ...] = field(default=(), compare=False)  # kernels that come before it, each with its reason
+
+    @property
+    def title(self) -> str:
+        """Kernel and tiles."""
+        return f"{self.kernel} {self.config}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """The kernels of one layer."""
+
+    qkv: Choice
+    attend: Choice
+    output: Choice
+    gate_up: Choice | None = None  # of a dense MLP
+    down: Choice | None = None
+    router: Choice | None = None  # of a mixture of experts
+    experts: Choice | None = None
+
+    @property
+    def reads_mlp(self) -> FormatId | None:
+        """What the first product of the MLP reads: routers and experts read bfloat16."""
+        return None if self.gate_up is None else self.gate_up.reads
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """The kernels, by their operations."""
+        named = {
+            "qkv": self.qkv, "attend": self.attend, "o_proj": self.output, "gate_up": self.gate_up, "down": self.down,
+            "router": self.router, "experts": self.experts,
+        }  # fmt: skip
+        return {name: choice for name, choice in named.items() if choice is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The kernels of a step."""
+
+    norms: NormStyle
+    layers: tuple[LayerPlan, ...]
+    head: Choice
+    padded: int  # rows that the kernels compute
+    refused: tuple[str, ...] = field(default=(), compare=False)  # other styles, each with its reason
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPlan:
+    """The kernels of all sizes of step."""
+
+    steps: Mapping[Bucket, StepPlan]
+
+    def show(self) -> str:
+        """Return the plan as text: for each size the kernels, equal layers and equal sizes folded."""
+        shown = [(bucket, "\n".join(_show_step(step))) for bucket, step in self.steps.items()]
+        parts: list[str] = []
+        for text, group in itertools.groupby(shown, key=lambda one: one[1]):
+            titles = [bucket.title for bucket, _ in group]
+            parts.append(f"{titles[0] if len(titles) == 1 else f'{titles[0]} ... {titles[-1]}'}\n{text}")
+        return "\n".join(parts) + "\n"
+
+
+def _show_step(step: StepPlan) -> Iterator[str]:
+    yield f"  {step.norms.value}"
+    yield from (f"    not: {reason}" for reason in step.refused)
+    start = 0
+    for layer, group in itertools.groupby(step.layers):
+        end = start + len(list(group))
+        yield f"  layer {start}" if end == start + 1 else f"  layers {start}-{end - 1}"
+        for name, choice in layer.choices.items():
+            yield from _show_choice(name, choice)
+        start = end
+    yield from _show_choice("lm_head", step.head)
+
+
+def _show_choice(name: str, choice: Choice) -> Iterator[str]:
+    yield f"    {name:8} {choice.title}"
+    yield from (f"             not: {reason}" for reason in choice.refused)

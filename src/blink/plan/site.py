@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bucket: a size of step that plans are made for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A size of step that is captured as a graph."""
+
+    tokens: int  # padding included
+    rows: int
+    decoding: bool  # whether every row is of one token
+
+    @property
+    def title(self) -> str:
+        """The size in words."""
+        return f"decode, {self.rows} rows" if self.decoding else f"prefill, {self.tokens} tokens of {self.rows} rows"
+
+
+def first_reason(reasons: Mapping[str, bool]) -> str | None:
+    """Return the first reason that holds; None: none does."""
+    return next((reason for reason, holds in reasons.items() if holds), None)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans which kernels a model's steps take, and runs them."""

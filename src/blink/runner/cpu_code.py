@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs plans on the CPU."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from blink.kernels.moe import moe
+from blink.models.layer_weights import MoeWeights
+from blink.plan.site import Bucket
+from blink.runner.cpu_device import EXPERTS, CpuDevice
+from blink.runner.step import Kernels, Step
+from blink.runner.stream import Stream
+
+_ANY_SIZE = Bucket(1, 1, decoding=False)
+
+
+def mix_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor) -> Tensor:
+    """Return the mixture of experts of rows x [tokens, hidden]."""
+    router = mlp.spec.router
+    return moe(
+        x,
+        logits,
+        mlp.gate_up,
+        mlp.down,
+        num_tokens,
+        top_k=router.top_k,
+        renormalize=router.renormalize,
+        activation=mlp.spec.activation,
+        biases=mlp.biases,
+    )
+
+
+class CpuCode:
+    """Runs them."""
+
+    def __init__(self) -> None:
+        self.device = CpuDevice()
+        self.kernels = Kernels.of(self.device, {EXPERTS: mix_experts})
+        self.attentions = {}
+
+    def planned_size(self, bucket: Bucket) -> Bucket:  # noqa: ARG002
+        """Return the one size: a step of each size takes the same kernels."""
+        return _ANY_SIZE
+
+    def begin(self, step: Step) -> Stream:
+        """There is no other style."""
+        raise AssertionError(step.plan.norms)

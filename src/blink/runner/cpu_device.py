@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU's kernels, of which each operation has one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from blink.formats.layouts import ExpertMatrices
+from blink.kernels import linear
+from blink.models.layers import LayerSpec
+from blink.plan.site import Bucket
+from blink.runner.planner import Option
+from blink.runner.sites import ModelSites
+
+EXPERTS = "one expert after the other"
+
+
+class CpuDevice:
+    """Lists them."""
+
+    matmuls = linear.MATMULS
+    gated = {}  # noqa: RUF012 - there are none
+    styles = ()
+
+    def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
+        """Return the one for a layer's attention."""
+        return (Option("attention", None),)
+
+    def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
+        """Return the one for a layer's experts."""
+        return (Option(EXPERTS, None),)

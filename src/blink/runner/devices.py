@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs the plans of a device: its kernels by their names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from blink.plan.site import Bucket
+from blink.runner.planner import Device
+from blink.runner.step import Kernels, Step
+from blink.runner.stream import Stream
+
+
+class DeviceCode(Protocol):
+    """A device's kernels, and how its steps of other styles begin."""
+
+    device: Device
+    kernels: Kernels
+    attentions: Mapping[str, Callable[[Step, Tensor, int], Tensor]]  # from QKV on, of one layer
+
+    def planned_size(self, bucket: Bucket) -> Bucket:
+        """Return the size of step whose plan is that of a size, too."""
+        ...
+
+    def begin(self, step: Step) -> Stream:
+        """Begin a step whose norms are no kernels."""
+        ...
+
+
+@functools.cache
+def code_of(device: torch.device) -> DeviceCode:
+    """Return what runs the plans of a device."""
+    if device.type == "cuda":
+        from blink.runner.gpu_code import GpuCode
+
+        return GpuCode()
+    from blink.runner.cpu_code import CpuCode
+
+    return CpuCode()

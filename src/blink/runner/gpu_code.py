@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs plans on a GPU."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from blink.kernels.gpu.decode import placed_experts
+from blink.kernels.gpu.decode.attention import decode_attention
+from blink.models.layer_weights import MoeWeights
+from blink.plan.execution_plan import NormStyle
+from blink.plan.site import Bucket
+from blink.runner.cpu_code import mix_experts
+from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PLACED, GpuDevice
+from blink.runner.gpu_streams import ReaderNorms, WriterNorms
+from blink.runner.step import Kernels, Step
+from blink.runner.stream import Stream
+
+
+def _place_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor) -> Tensor:
+    router = mlp.spec.router
+    experts = mlp.gate_up, mlp.down
+    return placed_experts.moe(x, logits, experts, num_tokens, top_k=router.top_k, renormalize=router.renormalize)
+
+
+def _attend_decoding(step: Step, qkv: Tensor, index: int) -> Tensor:
+    model = step.model
+    layer, table = model.layers[index], model.rotary_tables[model.table_of[index]]
+    return decode_attention(
+        qkv,
+        step.kv_cache[index],
+        step.batch,
+        table,
+        layer.head_norm,
+        kv_scales=layer.attention.kv_scales,
+        planes=step.plan.layers[index].output.reads,
+    )
+
+
+class GpuCode:
+    """Runs them."""
+
+    def __init__(self) -> None:
+        self.device = GpuDevice()
+        self.kernels = Kernels.of(self.device, {PLACED: _place_experts, GATHERED: mix_experts})
+        self.attentions = {DECODE_ATTENTION: _attend_decoding}
+
+    def planned_size(self, bucket: Bucket) -> Bucket:
+        """Return the size itself."""
+        return bucket
+
+    def begin(self, step: Step) -> Stream:
+        """Begin a step of few rows."""
+        return ReaderNorms(step) if step.plan.norms is NormStyle.READER else WriterNorms(step)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU's kernels, and the two styles of steps of few rows, whose kernels compute norms beside their products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from blink.formats.layouts import ExpertMatrices, Layout, Matrix
+from blink.formats.schemes import FP8_ROW, INT4
+from blink.kernels.gpu import attention_plan, gated_products, gguf_weight, products, prompt_products, quantized
+from blink.kernels.gpu.decode import attention, gemm, gemv, grouped_gemm, moe
+from blink.kernels.gpu.decode.splits import Output, pad_rows
+from blink.kernels.gpu.device import has_clusters
+from blink.kernels.matmul import GatedMatmul, Matmul
+from blink.models.layers import LayerSpec
+from blink.plan.execution_plan import Choice, LayerPlan, NormStyle, StepPlan
+from blink.plan.site import Bucket
+from blink.runner.planner import Option, Refused, choose, choose_matmul
+from blink.runner.sites import LayerSites, ModelSites
+
+DECODE_ATTENTION, PAGED_ATTENTION = "decode attention", "paged attention"
+STREAMED, PLACED, GATHERED = "experts streamed", "experts of copied rows", "experts of gathered rows"
+
+# What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
+MAX_GEMV_ROWS = 2
+MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
+MAX_INT4_ROWS_BEFORE_PLANES = 2  # of such
+MAX_MIXED_TOKENS = 80  # of steps with prompts: of more, cuBLAS and kernels of their own are as fast
+MAX_PACKED_ROWS_WITH_EXPERTS = 64  # not measured above
+MAX_STREAMED_ROWS = 8  # with experts: see benchmarks/kernels/few_experts.py
+MAX_STREAMED_PACKED_ROWS = 2  # in blocks or 4 bits
+MAX_STREAMED_FP8_ROWS = 1  # with a scale for each row
+
+
+class GpuDevice:
+    """Lists them."""
+
+    matmuls: Mapping[Layout, tuple[Matmul, ...]] = {
+        Layout.ROWS: (products.CUBLAS,),
+        Layout.UNITS: (
+            quantized.FEW_ROWS,
+            prompt_products.INT4_PREFILL,
+            quantized.FP8_ROWS,
+            quantized.FP8_BLOCKS,
+            quantized.DEQUANTIZED,
+        ),
+        Layout.GGUF: (gguf_weight.GGUF, gguf_weight.GGUF_DEQUANTIZED),
+    }
+    gated: Mapping[Layout, tuple[GatedMatmul, ...]] = {
+        Layout.ROWS: (gated_products.GATED,),
+        Layout.UNITS: (prompt_products.GATED_INT4_PREFILL,),
+    }
+
+    @property
+    def styles(self) -> tuple[tuple[NormStyle, Callable[[ModelSites, Bucket], StepPlan]], ...]:
+        """The styles of steps of few rows."""
+        return (NormStyle.READER, plan_readers), (NormStyle.WRITER, plan_writers)
+
+    def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
+        """List the kernels for a layer's attention."""
+        if bucket.decoding:
+            yield _offer_decode_attention(model, layer, bucket.rows)
+        yield Option(
+            PAGED_ATTENTION,
+            None,
+            lambda: attention_plan.describe(layer.mixer, model.block_size, (model.dtype, model.kv_dtype), bucket),
+        )
+
+    def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
+        """List the kernels for a layer's experts, whose input is a norm."""
+        rows = bucket.tokens
+        if bucket.decoding:
+            refusal = grouped_gemm.refuses(experts, rows) if experts.is_plain else "another activation, or biases"
+            yield Option(PLACED, refusal, lambda: grouped_gemm.describe(experts, rows))
+        yield Option(GATHERED, None)
+
+
+def _offer_decode_attention(model: ModelSites, layer: LayerSpec, rows: int) -> Option:
+    refusal = attention.refuses(layer.mixer, model.block_size, model.dtype) if has_clusters() else "no Hopper"
+    return Option(DECODE_ATTENTION, refusal, lambda: attention.describe(layer.mixer, rows))
+
+
+def _require(reason: str | None) -> None:
+    if reason is not None:
+        raise Refused(reason)
+
+
+def _refuse_options(model: ModelSites) -> None:
+    """Refuse models that do more than the kernels of few rows know."""
+    spec = model.spec
+    if options := spec.options_beyond("tie_embeddings", "quantization"):
+        raise Refused(options[0])
+    if any(matrix.layout is Layout.GGUF for matrix in (model.embedding, model.head, *_list_matrices(model))):
+        raise Refused("matrices of a GGUF file")
+    for layer in spec.distinct_layers:
+        if options := layer.options_beyond() + layer.mlp.options_beyond():
+            raise Refused(options[0])
+        _require(_offer_decode_attention(model, layer, 1).refusal)
+
+
+def _list_matrices(model: ModelSites) -> Iterable[Matrix]:
+    return (matrix for layer in model.layers for matrix in layer.matrices)
+
+
+def plan_readers(model: ModelSites, bucket: Bucket) -> StepPlan:
+    """Plan a step of GEMVs, each of which computes the norm of its input.
+
+    Raises:
+        Refused: another style is faster, or takes what this does not.
+    """
+    rows = bucket.rows
+    if not bucket.decoding:
+        raise Refused("prompts")
+    most = _most_gemv_rows(model, rows)
+    if rows > most:
+        raise Refused(f"with more than {most} rows GEMMs are faster")
+    _refuse_options(model)
+    plans = {layer: _plan_reading_layer(model, layer, rows) for layer in dict.fromkeys(model.layers)}
+    layers, head = tuple(plans[layer] for layer in model.layers), _choose_gemv(model.head, rows)
+    return StepPlan(NormStyle.READER, layers, head, rows)
+
+
+def _most_gemv_rows(model: ModelSites, rows: int) -> int:
+    """Return up to how many rows GEMVs are the fastest."""
+    are_int4 = all(
+        layer.dense is not None and all(matrix.is_packed and matrix.encoding == INT4 for matrix in layer.matrices)
+        for layer in model.layers
+    )
+    if all(gemm.refuses(matrix, rows) is None and gemm.order_for(matrix, rows) for matrix in _list_matrices(model)):
+        return MAX_INT4_ROWS_BEFORE_PLANES if are_int4 else 0
+    return MAX_INT4_GEMV_ROWS if are_int4 else MAX_GEMV_ROWS
+
+
+def _plan_reading_layer(model: ModelSites, layer: LayerSites, rows: int) -> LayerPlan:
+    shared = {
+        "qkv": _choose_gemv(layer.qkv, rows),
+        "attend": choose((_offer_decode_attention(model, layer.spec, rows),)),
+        "output": _choose_gemv(layer.output, rows),
+    }
+    if layer.dense is not None:
+        gate_up, down = layer.dense
+        return LayerPlan(**shared, gate_up=_choose_gemv(gate_up, rows), down=_choose_gemv(down, rows))
+    assert layer.router is not None and layer.experts is not None
+    experts = choose((_offer_streamed(layer.experts, rows),))
+    return LayerPlan(**shared, router=_choose_gemv(layer.router, rows), experts=experts)
+
+
+def _choose_gemv(matrix: Matrix, rows: int) -> Choice:
+    _require(gemv.refuses(matrix, rows))
+    return Choice(*gemv.describe(matrix, rows))
+
+
+def _offer_streamed(experts: ExpertMatrices, rows: int) -> Option:
+    most = MAX_STREAMED_ROWS
+    if experts.encoding is not None and experts.encoding.grouped:
+        most = MAX_STREAMED_PACKED_ROWS
+    elif experts.encoding == FP8_ROW and grouped_gemm.refuses(experts, rows) is None:
+        most = MAX_STREAMED_FP8_ROWS
+    refusal = f"with more than {most} rows others are faster" if rows > most else moe.refuses(experts, rows)
+    return Option(STREAMED, refusal, lambda: moe.describe(experts, rows))
+
+
+def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
+    """Plan a step of GEMMs, in which who writes the residual prepares the norm of it.
+
+    Raises:
+        Refused: another style is faster, or takes what this does not.
+    """
+    rows, has_experts = bucket.tokens, model.spec.mixture is not None
+    if rows > gemm.MAX_ROWS:
+        raise Refused(f"more than {gemm.MAX_ROWS} rows")
+    if not bucket.decoding:
+        _refuse_prompts(model, rows)
+    if has_experts and model.packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS:
+        raise Refused(f"not measured above {MAX_PACKED_ROWS_WITH_EXPERTS} rows with packed matrices and experts")
+    _refuse_options(model)
+    # All products of a step pad alike: what one writes the next reads.
+    padded = pad_rows(rows, fine=not model.packed and not has_experts)
+    plans = {layer: _plan_writing_layer(model, layer, bucket, padded) for layer in dict.fromkeys(model.layers)}
+    if bucket.decoding:
+        head = _choose_gemm(model.head, Output.STORE, rows, padded)
+    else:
+        head = choose_matmul(GpuDevice(), model.head, bucket.rows)
+    return StepPlan(NormStyle.WRITER, tuple(plans[layer] for layer in model.layers), head, padded)
+
+
+def _refuse_prompts(model: ModelSites, tokens: int) -> None:
+    if tokens > MAX_MIXED_TOKENS:
+        raise Refused(f"more than {MAX_MIXED_TOKENS} tokens with prompts")
+    if model.spec.mixture is not None or any(matrix.is_packed for matrix in _list_matrices(model)):
+        raise Refused("prompts with experts or packed matrices")
+
+
+def _plan_writing_layer(model: ModelSites, layer: LayerSites, bucket: Bucket, padded: int) -> LayerPlan:
+    rows = bucket.tokens
+    attentions = GpuDevice().list_attentions(model, layer.spec, bucket)
+    shared = {
+        "qkv": _choose_gemm(layer.qkv, Output.STORE, rows, padded),
+        "attend": choose(attentions),
+        "output": _choose_gemm(layer.output, Output.ADD, rows, padded),
+    }
+    if layer.dense is not None:
+        gate_up, down = layer.dense
+        return LayerPlan(
+            **shared,
+            gate_up=_choose_gemm(gate_up, Output.GATE, rows, padded),
+            down=_choose_gemm(down, Output.ADD, rows, padded),
+        )
+    assert layer.router is not None and layer.experts is not None
+    experts = choose(_list_grouped(layer.experts, rows))
+    return LayerPlan(**shared, router=_choose_gemm(layer.router, Output.STORE, rows, padded), experts=experts)
+
+
+def _list_grouped(experts: ExpertMatrices, rows: int) -> Iterable[Option]:
+    yield _offer_streamed(experts, rows)
+    yield Option(PLACED, grouped_gemm.refuses(experts, rows), lambda: grouped_gemm.describe(experts, rows))
+    yield Option(GATHERED, None)
+
+
+def _choose_gemm(matrix: Matrix, output: Output, rows: int, padded: int) -> Choice:
+    _require(gemm.refuses(matrix, rows))
+    return Choice(*gemm.describe(matrix, output, padded), reads=gemm.order_for(matrix, rows))

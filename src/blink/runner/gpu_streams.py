@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of few rows on a GPU: five kernels a layer, six with experts, of which each overlaps its neighbours.
+
+With 1 or 2 rows each GEMV computes the norm of its input. With more, the kernel that writes the residual also writes
+it times the next norm's weight, and the sums of squares. Experts of many rows take two kernels more. Short steps with
+prompts take the same GEMMs, for which a row is a token, and another attention.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blink.formats.base import Weight, plain
+from blink.kernels.batch import Batch
+from blink.kernels.gpu.decode import gemm, gemv, moe
+from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
+from blink.kernels.rms_norm import rms_norm
+from blink.models.layer_weights import DenseWeights, MoeWeights
+from blink.plan.execution_plan import Choice, LayerPlan
+from blink.runner.gpu_device import PLACED, STREAMED
+from blink.runner.step import Step, take_last_tokens
+from blink.runner.stream import Stream, Then
+
+
+class ReaderNorms(Stream):
+    """Each GEMV computes the norm of its input, and adds to the residual in place."""
+
+    def __init__(self, step: Step) -> None:
+        """Begin with the embeddings of a batch whose row r is its token r."""
+        self._step, self._eps = step, step.model.spec.rms_norm_eps
+        self.residual = plain(step.model.embedding).index_select(0, step.batch.input_ids[: step.bucket.rows])
+
+    def project(self, norm: Tensor | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:  # noqa: ARG002
+        """Return the norm of the residual times a weight."""
+        return gemv.normed_linear(self.residual, plain(norm), self._eps, weight, bias)
+
+    def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:  # noqa: ARG002
+        """Add x times a weight to the residual."""
+        gemv.add_linear(x, weight, self.residual, bias)
+
+    def add_dense(self, mlp: DenseWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
+        """Add a gated MLP of the norm of the residual."""
+        gated = gemv.gated_linear(self.residual, plain(norm), self._eps, mlp.gate_up)
+        gemv.add_linear(gated, mlp.down, self.residual)
+
+    def add_experts(self, mlp: MoeWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
+        """Add a mixture of experts of the norm of the residual."""
+        logits = gemv.normed_linear(self.residual, plain(norm), self._eps, mlp.router)
+        routes = _choose_experts(mlp, logits, self._step.batch)
+        gated = moe.gate_experts(self.residual, plain(norm), self._eps, mlp.gate_up, routes)
+        moe.down_experts(gated, mlp.down, routes, self.residual)
+
+    def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:  # noqa: ARG002
+        """Return the logits [rows, vocab]."""
+        return gemv.normed_linear(self.residual, self._step.model.norm, self._eps, weight)
+
+    def pause(self) -> Stream:
+        """Keep the residual."""
+        return self
+
+
+class WriterNorms(Stream):
+    """Who writes the residual prepares the norm of it for its reader."""
+
+    def __init__(self, step: Step) -> None:
+        """Begin with the embeddings of a batch's tokens."""
+        model, plan = step.model, step.plan
+        self._step, self._eps = step, model.spec.rms_norm_eps
+        self.residual, self._normed = gemm.embed(
+            step.batch.input_ids[: step.bucket.tokens],
+            plain(model.embedding),
+            plain(model.layers[0].attention_norm),
+            planes=plan.layers[0].qkv.reads,
+            tokens=plan.padded,
+        )
+
+    def project(self, norm: Tensor | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:  # noqa: ARG002
+        """Return the norm of the residual times a weight."""
+        return gemm.normed_linear(self._normed, self._eps, weight, bias)
+
+    def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:  # noqa: ARG002
+        """Add x times a weight to the residual."""
+        self._normed = gemm.add_linear(
+            x,
+            weight,
+            self.residual,
+            plain(then.next_norm),
+            bias,
+            planes=then.next_reads,
+            tokens=self._step.plan.padded,
+        )
+
+    def add_dense(self, mlp: DenseWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
+        """Add a gated MLP of the norm of the residual."""
+        assert plan.down is not None
+        gated = gemm.gated_linear(self._normed, self._eps, mlp.gate_up, planes=plan.down.reads)
+        self.add(gated, mlp.down, None, plan.down, then)
+
+    def add_experts(self, mlp: MoeWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
+        """Add a mixture of experts of the norm of the residual."""
+        assert plan.experts is not None
+        if plan.experts.kernel == STREAMED:
+            self._stream_experts(mlp, plain(norm), then)
+        else:
+            self._group_experts(mlp, then, placed=plan.experts.kernel == PLACED)
+
+    def _stream_experts(self, mlp: MoeWeights, norm: Tensor, then: Then) -> None:
+        routes = _choose_experts(mlp, gemm.normed_linear(self._normed, self._eps, mlp.router), self._step.batch)
+        gated = moe.gate_experts(self.residual, norm, self._eps, mlp.gate_up, routes)
+        self._normed = moe.down_normed_experts(
+            gated, mlp.down, routes, self.residual, plain(then.next_norm), planes=then.next_reads
+        )
+
+    def _group_experts(self, mlp: MoeWeights, then: Then, *, placed: bool) -> None:
+        rates = self.residual.new_empty(len(self.residual), dtype=torch.float32)
+        logits = gemm.normed_linear(self._normed, self._eps, mlp.router, rates=rates)
+        self._normed = add_grouped_experts(
+            self.residual,
+            self._normed.x,
+            rates,
+            logits,
+            Mixture(mlp.gate_up, mlp.down, mlp.spec.router.top_k, mlp.spec.router.renormalize),
+            self._step.num_tokens,
+            plain(then.next_norm),
+            placed=placed,
+            planes=then.next_reads,
+        )
+
+    def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:
+        """Return the logits [rows, vocab] of each row's last token."""
+        step = self._step
+        if step.bucket.decoding:
+            return gemm.normed_linear(self._normed, self._eps, weight)
+        last = take_last_tokens(self.residual, step.batch, step.bucket.rows)
+        return step.kernels.matmuls[choice.kernel].multiply(rms_norm(last, step.model.norm, self._eps), weight, None)
+
+    def pause(self) -> Stream:
+        """Keep the residual and its norm."""
+        return self
+
+
+def _choose_experts(mlp: MoeWeights, logits: Tensor, batch: Batch) -> moe.Routes:
+    router = mlp.spec.router
+    return moe.Routes(logits, batch.context_lens, router.top_k, router.renormalize)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps whose norms are kernels of their own: of any number of tokens, on every device."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from blink.formats.base import Weight
+from blink.kernels.activation import activate
+from blink.kernels.rms_norm import last_token_norm, rms_norm
+from blink.models.layer_weights import DenseWeights, MoeWeights
+from blink.plan.execution_plan import Choice, LayerPlan
+from blink.runner.step import Step, cap_logits
+from blink.runner.stream import Stream, Then
+
+
+class NormKernels(Stream):
+    """What an operation computed is added to the residual by the norm behind it."""
+
+    def __init__(self, step: Step, residual: Tensor) -> None:
+        """Begin with a residual [tokens, hidden]."""
+        self.residual = residual
+        self._step, self._eps = step, step.model.spec.rms_norm_eps
+        self._update: Tensor | None = None  # that is yet to be added
+
+    def read(self, norm: Tensor | None) -> Tensor:
+        """Return the norm of the residual [tokens, hidden], or the residual itself."""
+        update, self._update = self._update, None
+        if norm is None:
+            return self.residual if update is None else self.residual.add_(update)
+        if update is None:
+            return rms_norm(self.residual, norm, self._eps)
+        return rms_norm(update, norm, self._eps, self.residual)
+
+    def project(self, norm: Tensor | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
+        """Return the norm of the residual times a weight."""
+        return self._multiply(self.read(norm), weight, bias, choice)
+
+    def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:
+        """Add x times a weight to the residual."""
+        self._write(self._multiply(x, weight, bias, choice), then)
+
+    def add_dense(self, mlp: DenseWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
+        """Add a gated MLP of the norm of the residual."""
+        assert plan.gate_up is not None and plan.down is not None
+        gated = self._step.kernels.gated.get(plan.gate_up.kernel)
+        hidden = self.read(norm)
+        if gated is not None:
+            inner = gated.multiply(hidden, mlp.gate_up)
+        else:
+            inner = activate(self._multiply(hidden, mlp.gate_up, None, plan.gate_up), mlp.activation)
+        self.add(inner, mlp.down, None, plan.down, then)
+
+    def add_experts(self, mlp: MoeWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
+        """Add a mixture of experts of the norm of the residual."""
+        assert plan.router is not None and plan.experts is not None
+        hidden = self.read(norm)
+        logits = self._multiply(hidden, mlp.router, mlp.router_bias, plan.router)
+        self._write(self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens), then)
+
+    def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:
+        """Return the logits [rows, vocab] of each row's last token."""
+        model, rows = self._step.model, self._step.bucket.rows
+        assert self._update is not None
+        hidden = last_token_norm(
+            self._update, model.norm, self._eps, self.residual, self._step.batch.query_starts, rows
+        )
+        return cap_logits(model.spec, self._multiply(hidden, weight, None, choice))
+
+    def pause(self) -> None:
+        """Leave all in the residual."""
+        assert self._update is not None
+        self.residual.add_(self._update)
+
+    def _write(self, update: Tensor, then: Then) -> None:
+        if then.end_norm is not None:
+            update = rms_norm(update, then.end_norm, self._eps)
+        self._update = update if then.scale == 1 else update.mul_(then.scale)
+
+    def _multiply(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
+        return self._step.kernels.matmuls[choice.kernel].multiply(x, weight, bias)

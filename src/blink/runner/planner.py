@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses the kernel of each operation of a step: of those that do not refuse, the first in the device's order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from blink.formats.layouts import ExpertMatrices, Layout, Matrix
+from blink.kernels.matmul import GatedMatmul, Matmul
+from blink.models.layers import LayerSpec
+from blink.plan.execution_plan import Choice, ExecutionPlan, LayerPlan, NormStyle, StepPlan
+from blink.plan.site import Bucket
+from blink.runner.sites import LayerSites, ModelSites
+
+
+class Refused(Exception):
+    """A style of steps that is not taken, with the reason."""
+
+
+PlanStyle = Callable[[ModelSites, Bucket], StepPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A kernel that may be chosen."""
+
+    name: str
+    refusal: str | None
+    describe: Callable[[], str] = str
+
+
+class Device(Protocol):
+    """The kernels of a device, those before others that are faster wherever they can run."""
+
+    matmuls: Mapping[Layout, Sequence[Matmul]]
+    gated: Mapping[Layout, Sequence[GatedMatmul]]
+    styles: Sequence[tuple[NormStyle, PlanStyle]]  # for kinds of steps beside those whose norms are kernels
+
+    def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
+        """List the kernels for a layer's attention."""
+        ...
+
+    def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
+        """List the kernels for a layer's experts."""
+        ...
+
+
+def choose(options: Iterable[Option], **more: Any) -> Choice:
+    """Return the first kernel that does not refuse, with the reasons of those before it."""
+    refused: list[str] = []
+    for option in options:
+        if option.refusal is None:
+            return Choice(option.name, option.describe(), refused=tuple(refused), **more)
+        refused.append(f"{option.name} ({option.refusal})")
+    raise Refused("; ".join(refused))
+
+
+def choose_matmul(device: Device, matrix: Matrix, rows: int) -> Choice:
+    """Return the kernel that multiplies so many rows with a weight."""
+    return choose(_list_options(device.matmuls[matrix.layout], matrix, rows))
+
+
+def choose_gated(device: Device, matrix: Matrix, rows: int, activation: str) -> Choice:
+    """Return the kernel of gates and ups: one with the activation in it, or another before the activation's."""
+    gated = device.gated.get(matrix.layout, ()) if activation == "silu" else ()
+    return choose(_list_options((*gated, *device.matmuls[matrix.layout]), matrix, rows))
+
+
+def _list_options(kernels: Iterable[Matmul | GatedMatmul], matrix: Matrix, rows: int) -> Iterator[Option]:
+    for kernel in kernels:
+        yield Option(kernel.name, kernel.refuses(matrix, rows), functools.partial(kernel.describe, matrix, rows))
+
+
+def plan_step(device: Device, model: ModelSites, bucket: Bucket, *, whole: bool = True) -> StepPlan:
+    """Choose the kernels of a step.
+
+    whole: whether it runs without a pause, and no more is wanted of it than the logits of rows' last tokens.
+    """
+    refused: list[str] = []
+    for style, plan in device.styles if whole or bucket.decoding else ():
+        try:
+            found = plan(model, bucket)
+        except Refused as reason:
+            refused.append(f"{style.value} ({reason})")
+        else:
+            return StepPlan(found.norms, found.layers, found.head, found.padded, tuple(refused))
+    return _plan_norm_kernels(device, model, bucket, tuple(refused))
+
+
+def _plan_norm_kernels(device: Device, model: ModelSites, bucket: Bucket, refused: tuple[str, ...]) -> StepPlan:
+    rows = bucket.tokens
+    plans: dict[LayerSites, LayerPlan] = {}
+    for layer in model.layers:
+        if layer not in plans:
+            plans[layer] = _plan_layer(device, model, layer, bucket)
+    head = choose_matmul(device, model.head, bucket.rows)
+    return StepPlan(NormStyle.KERNEL, tuple(plans[layer] for layer in model.layers), head, rows, refused)
+
+
+def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bucket) -> LayerPlan:
+    rows = bucket.tokens
+    shared = {
+        "qkv": choose_matmul(device, layer.qkv, rows),
+        "attend": choose(device.list_attentions(model, layer.spec, bucket)),
+        "output": choose_matmul(device, layer.output, rows),
+    }
+    if layer.dense is not None:
+        gate_up, down = layer.dense
+        gated = choose_gated(device, gate_up, rows, layer.spec.mlp.activation)
+        return LayerPlan(**shared, gate_up=gated, down=choose_matmul(device, down, rows))
+    assert layer.router is not None and layer.experts is not None
+    router = choose_matmul(device, layer.router, rows)
+    return LayerPlan(**shared, router=router, experts=choose(device.list_experts(layer.experts, bucket)))
+
+
+def plan_model(device: Device, model: ModelSites, buckets: Iterable[Bucket]) -> ExecutionPlan:
+    """Choose the kernels of all sizes of step."""
+    return ExecutionPlan({bucket: plan_step(device, model, bucket) for bucket in buckets})

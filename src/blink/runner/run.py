@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runner: runs a model's steps by their plans, one loop for all of them."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from blink.formats.base import take_rows
+from blink.formats.schemes import FormatId
+from blink.kernels.batch import Batch
+from blink.kernels.layer_cache import KvCache
+from blink.kernels.sampling import sample
+from blink.kernels.scoring import score_prompts
+from blink.models.decoder import Decoder
+from blink.plan.execution_plan import NormStyle, StepPlan
+from blink.plan.site import Bucket
+from blink.runner.attend import Attend, make_attention
+from blink.runner.devices import DeviceCode, code_of
+from blink.runner.matmul import linear
+from blink.runner.norm_kernels import NormKernels
+from blink.runner.planner import plan_step
+from blink.runner.sites import sites_of
+from blink.runner.step import Step, cap_logits, take_last_tokens
+from blink.runner.stream import Stream, Then
+
+
+class Runner:
+    """Runs a model's steps. They write the KV cache and the batch's outputs and keep no other state."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+        self._code: DeviceCode = code_of(model.device)
+        self._find_plan = functools.cache(self._plan)
+        self._find_sites = functools.cache(functools.partial(sites_of, model))
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        batch: Batch,
+        kv_cache: KvCache,
+        num_tokens: int,
+        num_rows: int,
+        *,
+        decoding: bool = False,
+        scoring: bool = False,
+    ) -> None:
+        """Run one step over the batch's first num_tokens tokens and num_rows rows, padding included, and sample.
+
+        decoding: whether every row is of one token, so that kernels made for that may run. scoring: whether the
+        logprobs of the prompts' own tokens are wanted beside the samples.
+        """
+        if scoring:
+            hidden = self.compute_hidden(batch, kv_cache, num_tokens, num_rows)
+            score_prompts(hidden, self._compute_head, batch, num_rows)
+            sample(self._compute_head(take_last_tokens(hidden, batch, num_rows)), batch, num_rows)
+            return
+        sample(self.compute_logits(batch, kv_cache, num_tokens, num_rows, decoding=decoding), batch, num_rows)
+
+    @torch.inference_mode()
+    def compute_logits(
+        self, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int, *, decoding: bool = False
+    ) -> Tensor:
+        """Run one step without sampling and return the logits [num_rows, vocab] of each row's last token."""
+        step = self._make_step(batch, kv_cache, Bucket(num_tokens, num_rows, decoding))
+        attend = make_attention(step, self._all_layers, self._code)
+        stream = self._begin(step)
+        self._run_layers(step, self._all_layers, stream, attend)
+        return stream.compute_logits(self.model.lm_head, step.plan.head)
+
+    @torch.inference_mode()
+    def forward_segment(
+        self,
+        batch: Batch,
+        kv_cache: KvCache,
+        size: tuple[int, int, bool],
+        layers: range,
+        residual: Tensor,
+        before: Stream | None = None,
+    ) -> Stream | None:
+        """Run some of a step's layers: with the first of all it begins, with the last it samples.
+
+        size: the step's tokens and rows, padding included, and whether every row is of one token; residual:
+        [max_tokens, hidden], all that a step keeps between its segments beside the batch and the KV cache, unless the
+        segment before returned something, `before`.
+        """
+        step = self._make_step(batch, kv_cache, Bucket(*size), whole=False)
+        stream = before or self._resume(step, residual[: size[0]], is_first=layers.start == 0)
+        self._run_layers(step, layers, stream, make_attention(step, layers, self._code))
+        if layers.stop < len(self.model.layers):
+            return stream.pause()
+        sample(stream.compute_logits(self.model.lm_head, step.plan.head), batch, size[1])
+        return None
+
+    @torch.inference_mode()
+    def compute_hidden(self, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> Tensor:
+        """Return what the head reads of every token [num_tokens, hidden]."""
+        step = self._make_step(batch, kv_cache, Bucket(num_tokens, num_rows, decoding=False), whole=False)
+        stream = NormKernels(step, self._embed(batch, num_tokens))
+        self._run_layers(step, self._all_layers, stream, make_attention(step, self._all_layers, self._code))
+        return stream.read(self.model.norm)
+
+    def _plan(self, bucket: Bucket, block_size: int, *, whole: bool) -> StepPlan:
+        return plan_step(self._code.device, self._find_sites(block_size), bucket, whole=whole)
+
+    def _make_step(self, batch: Batch, kv_cache: KvCache, bucket: Bucket, *, whole: bool = True) -> Step:
+        planned = self._code.planned_size(bucket)
+        plan = self._find_plan(planned, kv_cache[0].block_size, whole=whole)
+        return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache)
+
+    def _begin(self, step: Step) -> Stream:
+        if step.plan.norms is NormStyle.KERNEL:
+            return NormKernels(step, self._embed(step.batch, step.bucket.tokens))
+        return self._code.begin(step)
+
+    def _resume(self, step: Step, residual: Tensor, *, is_first: bool) -> Stream:
+        if step.plan.norms is not NormStyle.KERNEL:
+            return self._begin(step)
+        if is_first:
+            self._embed(step.batch, step.bucket.tokens, residual)
+        return NormKernels(step, residual)
+
+    def _embed(self, batch: Batch, num_tokens: int, out: Tensor | None = None) -> Tensor:
+        """Return what the layers begin with [tokens, hidden]; in `out` if that is given."""
+        residual = take_rows(self.model.embedding, batch.input_ids[:num_tokens], out)
+        scale = self.model.spec.embedding_scale
+        return residual if scale == 1 else residual.mul_(scale)
+
+    @property
+    def _all_layers(self) -> range:
+        return range(len(self.model.layers))
+
+    def _run_layers(self, step: Step, layers: range, stream: Stream, attend: Attend) -> None:
+        """Add what some layers compute to the residual."""
+        for index in layers:
+            layer, plan = self.model.layers[index], step.plan.layers[index]
+            scale = self.model.spec.layers[index].residual_scale
+            qkv = stream.project(layer.attention_norm, layer.qkv, layer.qkv_bias, plan.qkv)
+            into_mlp = Then(layer.attention_end_norm, scale, layer.mlp_norm, plan.reads_mlp)
+            stream.add(attend(qkv, index), layer.output, layer.output_bias, plan.output, into_mlp)
+            into_next = Then(layer.mlp_end_norm, scale, *self._find_next(step, index))
+            layer.mlp.add_to(stream, layer.mlp_norm, plan, into_next)
+
+    def _find_next(self, step: Step, index: int) -> tuple[Tensor | None, FormatId | None]:
+        """Return the norm behind a layer, and what its reader reads."""
+        if index + 1 == len(self.model.layers):
+            return self.model.norm, step.plan.head.reads
+        return self.model.layers[index + 1].attention_norm, step.plan.layers[index + 1].qkv.reads
+
+    def _compute_head(self, hidden: Tensor) -> Tensor:
+        return cap_logits(self.model.spec, linear(hidden, self.model.lm_head))

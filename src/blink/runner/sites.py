@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ModelSites: all that a model multiplies, of its weights or of its description alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blink.formats.base import matrix_of
+from blink.formats.layouts import ExpertMatrices, Layout, Matrix
+from blink.formats.schemes import BF16, FP8_ROWS, Quantization
+from blink.models.decoder import Decoder
+from blink.models.layers import LayerSpec
+from blink.models.spec import ModelSpec
+
+_ROWS = 16  # that a packed matrix has a multiple of
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSites:
+    """What one layer multiplies."""
+
+    spec: LayerSpec
+    qkv: Matrix
+    output: Matrix
+    dense: tuple[Matrix, Matrix] | None = None  # gates and ups, down
+    router: Matrix | None = None
+    experts: ExpertMatrices | None = None
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The matrices but for experts and their router."""
+        return (self.qkv, self.output, *(self.dense or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSites:
+    """What a model multiplies, and what its steps depend on besides."""
+
+    spec: ModelSpec
+    layers: Sequence[LayerSites]
+    head: Matrix
+    embedding: Matrix
+    dtype: str  # of the activations
+    kv_dtype: str
+    block_size: int  # tokens of a block of the KV cache
+
+    @property
+    def packed(self) -> bool:
+        """Tell whether any matrix is packed."""
+        return any(matrix.is_packed for layer in self.layers for matrix in (*layer.matrices, self.head))
+
+
+def sites_of(model: Decoder, block_size: int) -> ModelSites:
+    """Describe a model by its weights."""
+    layers = [
+        LayerSites(spec, matrix_of(weights.qkv), matrix_of(weights.output), **weights.mlp.sites)
+        for spec, weights in zip(model.spec.layers, model.layers, strict=True)
+    ]
+    head, embedding = matrix_of(model.lm_head), matrix_of(model.embedding)
+    kv_dtype = str(model.kv_dtype).removeprefix("torch.")
+    return ModelSites(model.spec, layers, head, embedding, embedding.dtype, kv_dtype, block_size)
+
+
+def expected_sites(spec: ModelSpec, block_size: int, *, fp8: bool = False, kv_dtype: str = "bfloat16") -> ModelSites:
+    """Describe a model on a GPU by its description: as if all matrices were quantized that may be.
+
+    fp8: whether matrices of 16 bits are made FP8.
+    """
+    scheme = spec.quantization or (FP8_ROWS if fp8 else None)
+    found = {layer: _expect_layer(layer, spec.hidden_size, scheme) for layer in spec.distinct_layers}
+    head = _expect(spec.vocab_size, spec.hidden_size, spec.output_quantization)
+    embedding = _expect(spec.vocab_size, spec.hidden_size, None)
+    return ModelSites(spec, [found[layer] for layer in spec.layers], head, embedding, "bfloat16", kv_dtype, block_size)
+
+
+def _expect_layer(layer: LayerSpec, hidden: int, scheme: Quantization | None) -> LayerSites:
+    mixer, mlp = layer.mixer, layer.mlp.mixture
+    of_others = None if scheme is not None and scheme.experts_only else scheme
+    qkv = _expect(mixer.q_size + 2 * mixer.kv_size, hidden, of_others)
+    output = _expect(hidden, mixer.q_size, of_others)
+    if mlp is None:
+        size = layer.mlp.size
+        dense = _expect(2 * size, hidden, of_others), _expect(hidden, size, of_others)
+        return LayerSites(layer, qkv, output, dense)
+    encoding = BF16 if scheme is None or not scheme.can_stay else scheme.encoding
+    is_plain = mlp.activation == "silu" and not mlp.biases
+    experts = ExpertMatrices(mlp.experts, mlp.router.top_k, hidden, mlp.size, (encoding, encoding), is_plain)
+    return LayerSites(layer, qkv, output, router=_expect(mlp.experts, hidden, None), experts=experts)
+
+
+def _expect(n: int, k: int, scheme: Quantization | None) -> Matrix:
+    if scheme is None or not scheme.can_stay or n % _ROWS or k % scheme.format.unit:
+        return Matrix(n, k, Layout.ROWS, BF16)
+    return Matrix(n, k, Layout.UNITS, scheme.encoding)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step: what all operations of one step share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from blink.kernels.batch import Batch, Header
+from blink.kernels.layer_cache import KvCache
+from blink.kernels.matmul import GatedMatmul, Matmul
+from blink.models.decoder import Decoder
+from blink.models.layer_weights import MoeWeights
+from blink.models.spec import ModelSpec
+from blink.plan.execution_plan import StepPlan
+from blink.plan.site import Bucket
+from blink.runner.planner import Device
+
+MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor], Tensor]  # of rows, router's logits, weights, num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A device's kernels by the names that plans call them."""
+
+    matmuls: Mapping[str, Matmul]
+    gated: Mapping[str, GatedMatmul]
+    mixtures: Mapping[str, MixtureKernel]
+
+    @classmethod
+    def of(cls, device: Device, mixtures: Mapping[str, MixtureKernel]) -> Kernels:
+        """Name a device's kernels."""
+        matmuls = {kernel.name: kernel for kernels in device.matmuls.values() for kernel in kernels}
+        gated = {kernel.name: kernel for kernels in device.gated.values() for kernel in kernels}
+        return cls(matmuls, gated, mixtures)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of a model."""
+
+    model: Decoder
+    kernels: Kernels
+    plan: StepPlan
+    bucket: Bucket
+    batch: Batch
+    kv_cache: KvCache
+
+    @property
+    def num_tokens(self) -> Tensor:
+        """How many tokens are not padding: int32 [1]."""
+        return self.batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1]
+
+
+def cap_logits(spec: ModelSpec, logits: Tensor) -> Tensor:
+    """Divide logits and cap them in place, where a model does."""
+    if spec.logits_divisor != 1:
+        logits.div_(spec.logits_divisor)
+    if spec.logits_softcap:
+        logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
+    return logits
+
+
+def take_last_tokens(hidden: Tensor, batch: Batch, num_rows: int) -> Tensor:
+    """Return the rows of hidden [tokens, hidden] that belong to each row's last token [num_rows, hidden]."""
+    return hidden.index_select(0, (batch.query_starts[1 : num_rows + 1] - 1).clamp_(min=0))

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stream: a step's residual between two operations, and who computes the norms of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from blink.formats.base import Weight
+from blink.formats.schemes import FormatId
+from blink.models.layer_weights import DenseWeights, MoeWeights
+from blink.plan.execution_plan import Choice, LayerPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Then:
+    """What happens to what an operation adds to the residual, and who reads the residual next."""
+
+    end_norm: Tensor | None  # of what is added
+    scale: float  # of what is added
+    next_norm: Tensor | None  # of the residual
+    next_reads: FormatId | None  # what its reader's activations are: Choice.reads
+
+
+class Stream(ABC):
+    """The residual [tokens, hidden], to which attention and MLP add in turns."""
+
+    residual: Tensor
+
+    @abstractmethod
+    def project(self, norm: Tensor | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
+        """Return the norm of the residual times a weight."""
+
+    @abstractmethod
+    def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:
+        """Add x times a weight to the residual."""
+
+    @abstractmethod
+    def add_dense(self, mlp: DenseWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
+        """Add a gated MLP of the norm of the residual."""
+
+    @abstractmethod
+    def add_experts(self, mlp: MoeWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
+        """Add a mixture of experts of the norm of the residual."""
+
+    @abstractmethod
+    def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:
+        """Return the logits [rows, vocab] of each row's last token."""
+
+    @abstractmethod
+    def pause(self) -> Stream | None:
+        """Return what a step keeps between two of its segments beside the residual that it was begun with."""
