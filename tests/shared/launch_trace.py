@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import JITFunction
 
 from blink.kernels.gpu import arguments
-from blink.kernels.gpu.decode import launch, splits, tensor_map
+from blink.kernels.gpu.decode import launch, tensor_map
 
 H100 = SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",
@@ -109,7 +109,6 @@ def pretended_gpu(note: Callable[[str], None], gpu: SimpleNamespace = H100) -> I
         del grid, warmup
         note(_describe(self, options))
 
-    splits._read_table.cache_clear()
     with ExitStack() as stack:
         for name, value in cuda.items():
             stack.enter_context(patch.object(torch.cuda, name, value))
@@ -122,7 +121,6 @@ def pretended_gpu(note: Callable[[str], None], gpu: SimpleNamespace = H100) -> I
         stack.enter_context(patch.object(torch, "Generator", _NoGenerator))
         stack.enter_context(_Cuda(note))
         yield
-    splits._read_table.cache_clear()
 
 
 def fold(lines: list[str]) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from blink.formats.fp8 import FP8
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.packed import pack
 from blink.formats.schemes import FormatId
+from blink.kernels.gpu import device
 from blink.kernels.gpu.decode import gemm_int4, gemm_planes, gemm_planes_int4, splits
 from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import Output
@@ -89,8 +90,7 @@ def packed_mask(kept: torch.Tensor) -> torch.Tensor:
 def test_every_product_of_packed_weights_has_a_split_that_fits(
     kernels: ModuleType, format: FormatId, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processors = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
+    monkeypatch.setattr(device, "_supposed", device.KNOWN["h100"])
     monkeypatch.setattr(kernels, "read_table", dict)
     for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 14336, 25600)):
         sizes = [tokens for tokens in (8, 16, 32, 64, 80, 96, 112, 128) if tokens <= kernels.MAX_ROWS]

@@ -4,22 +4,17 @@ many rows take these kernels."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-import blink.models
-from blink.formats.base import Weight
 from blink.formats.fp8 import quantize_fp8
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.packed import PackedWeight, pack
 from blink.formats.schemes import FormatId
+from blink.kernels.gpu import device
 from blink.kernels.gpu.decode import (
     gemm,
     gemm_int4,
@@ -32,11 +27,6 @@ from blink.kernels.gpu.decode import (
 )
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
 from blink.kernels.gpu.decode.splits import AttentionSplit, GemmSplit, Output
-from blink.models import decode_step
-from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
-from blink.models.layers import MoeMlp, Router
-from blink.models.spec import ModelSpec
-from blink.models.weights.source import read_spec
 
 _TABLES = json.loads(splits.TABLE.read_text())
 _MAX_SHARED_BYTES = 227 << 10
@@ -45,26 +35,11 @@ _PACKED: dict[str, tuple[FormatId, type[RingSplit]]] = {  # by the kinds of keys
     "planes4": (FormatId.INT4, gemm_planes_int4.Int4PlanesSplit),
     "int4": (FormatId.INT4, gemm_int4.Int4GemmSplit),
 }
-_CONFIGS = Path(blink.models.__path__[0]) / "configs"
-_CACHED = [kernels._guess_split for kernels in (gemv_quantized, gemm_planes, gemm_planes_int4, gemm_int4)] + [
-    splits.read_table
-]
-
-
-@pytest.fixture(autouse=True)
-def _forget_gpus() -> Iterator[None]:
-    yield
-    for cached in _CACHED:
-        cached.cache_clear()
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, name: str, multiprocessors: int, *, major: int = 12) -> None:
     """Let the GPU be another one."""
-    gpu = SimpleNamespace(multi_processor_count=multiprocessors, major=major, minor=0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: gpu)
-    for cached in _CACHED:
-        cached.cache_clear()
+    monkeypatch.setattr(device, "_supposed", device.Gpu(name, (major, 0), multiprocessors, 228 << 10))
 
 
 @pytest.mark.parametrize("device", list(_TABLES))
@@ -149,19 +124,6 @@ def test_measured_candidates_fit_and_share_activations_of_many_rows(output: Outp
         assert all(split.cluster < 4 or 2 * split.shared_bytes(output, tokens) <= _MAX_SHARED_BYTES for split in tried)
 
 
-def _decodes(spec: ModelSpec, rows: int) -> bool:
-    return decode_step.refuses(spec, torch.bfloat16, rows, 16) is None
-
-
-@pytest.mark.parametrize("model", ["llama-3-8b", "qwen3-30b-a3b"])
-def test_steps_of_more_than_128_rows_take_the_general_way(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_step, "refuses_attention", lambda *_: None)
-    monkeypatch.setattr(gemm, "has_warpgroups", lambda: True)
-    spec: ModelSpec = read_spec(_CONFIGS / model)
-    taken = [rows for rows in (16, 64, 65, 96, 128, 129, 256) if _decodes(spec, rows)]
-    assert taken == [16, 64, 65, 96, 128]
-
-
 @pytest.mark.parametrize("planes", [False, True])
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 33, 64, 65, 96, 129, 200, 256])
 def test_experts_rows_get_tiles_that_fit_and_mostly_suffice(rows: int, planes: bool) -> None:
@@ -177,68 +139,12 @@ def test_experts_rows_get_tiles_that_fit_and_mostly_suffice(rows: int, planes: b
         assert split.tokens >= min(1.5 * mean, places, 32)
 
 
-def test_experts_that_cannot_be_streamed_are_grouped_from_3_rows_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_step, "refuses_attention", lambda *_: None)
-    monkeypatch.setattr(gemm, "has_warpgroups", lambda: True)
-    _pretend(monkeypatch, "a card of the future", 132)
-    spec = read_spec(_CONFIGS / "qwen3-30b-a3b")
-    assert spec.mixture is not None
-    few = dataclasses.replace(spec.mixture, experts=8)
-    spec = spec.with_layers(lambda layer: dataclasses.replace(layer, mlp=few))
-    taken = [rows for rows in (1, 2, 3, 4, 5, 8, 64) if _decodes(spec, rows)]
-    assert taken == [3, 4, 5, 8, 64]
-
-
 def test_packed_weights_have_no_products_of_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm, "has_warpgroups", lambda: True)
     _pretend(monkeypatch, "a card of the future", 132)
     for one, most in ((pack([quantize_fp8(torch.randn(64, 256))]), 64), (_pack_int4(64), 128)):
-        assert gemm.can_multiply_packed(one, most) and not gemm.can_multiply_packed(one, most + 1)
-
-
-def test_layers_of_4_bits_decode_fewer_rows_with_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "has_warpgroups", lambda: True)
-    _pretend(monkeypatch, "a card of the future", 132)
-    matrix, experts = torch.zeros(64, 256), torch.zeros(4, 64, 256)
-    moe_spec = MoeMlp(experts=4, size=32, router=Router(top_k=2))
-    dense, mixture = DenseWeights(_pack_int4(128), _pack_int4(64)), MoeWeights(moe_spec, matrix, experts, experts)
-    for mlp, most in ((dense, 128), (mixture, 64)):
-        layer = LayerWeights(
-            attention_norm=None, qkv=_pack_int4(64), qkv_bias=None, output=_pack_int4(64), output_bias=None,
-            head_norm=None, mlp_norm=None, mlp=mlp,
-        )  # fmt: skip
-        assert decode_step.can_multiply_packed([layer], matrix, most)
-        assert not decode_step.can_multiply_packed([layer], matrix, most + 1)
-
-
-def _layer_of(weight: Weight) -> LayerWeights:
-    """Return a dense layer of one square matrix, whatever it is to multiply."""
-    return LayerWeights(
-        attention_norm=None, qkv=weight, qkv_bias=None, output=weight, output_bias=None,
-        head_norm=None, mlp_norm=None, mlp=DenseWeights(weight, weight),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("packed_layers", [{0}, {1}, {2}, {0, 1, 2}], ids=str)
-def test_a_packed_layer_among_others_takes_no_mixed_steps(
-    packed_layers: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decode_step, "refuses", lambda *_: None)
-    plain, packed = torch.zeros(64, 256), _pack_int4(64)
-    layers = [_layer_of(packed if index in packed_layers else plain) for index in range(3)]
-    spec = read_spec(_CONFIGS / "llama-3-8b")
-    assert not decode_step.can_mix(spec, torch.bfloat16, 16, layers, 16)
-    assert decode_step.can_mix(spec, torch.bfloat16, 16, [_layer_of(plain)] * 3, 16)
-
-
-def test_4_bits_in_some_layers_are_not_4_bits_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 4 bits throughout, more rows take the kernels for few of them."""
-    monkeypatch.setattr(gemm, "has_warpgroups", lambda: False)
-    monkeypatch.setattr(gemv_quantized, "can_multiply", lambda *_: True)
-    plain, packed, rows = torch.zeros(64, 256), _pack_int4(64), decode_step.MAX_INT4_GEMV_ROWS
-    assert decode_step.can_multiply_packed([_layer_of(packed)] * 2, plain, rows)
-    assert not decode_step.can_multiply_packed([_layer_of(packed), _layer_of(plain)], plain, rows)
-    assert not decode_step.can_multiply_packed([_layer_of(plain), _layer_of(packed)], plain, rows)
+        refusals = [gemm.refuses(one.matrix, rows) for rows in (most, most + 1)]
+        assert refusals == [None, f"more than {most} rows"]
 
 
 def _pack_int4(rows: int) -> PackedWeight:

@@ -19,10 +19,10 @@ from blink.engine.state import HostState
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
-from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
 from blink.region.layout import EngineState
 from blink.region.memory import Region, region_path
+from blink.runner.run import Runner
 from tiny_model import BLOCK_BYTES, write_tiny_model
 
 pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
@@ -72,13 +72,13 @@ class DeviceTwin:
         self.log.append("close")
 
 
-def log_step(model: Decoder, batch: Batch, kv_cache: KvCache, tokens: int, rows: int, **kinds: bool) -> None:
+def log_step(model: Runner, batch: Batch, kv_cache: KvCache, tokens: int, rows: int, **kinds: bool) -> None:
     del model, batch, kv_cache
     DeviceTwin.log.append((tokens, rows, "".join(name for name, is_set in kinds.items() if is_set)))
 
 
 def log_segment(
-    model: Decoder, batch: Batch, kv_cache: KvCache, size: tuple[int, int, bool], layers: range, *others: object
+    model: Runner, batch: Batch, kv_cache: KvCache, size: tuple[int, int, bool], layers: range, *others: object
 ) -> str | None:
     """Leave something between the segments of decoding steps, which the next has to be given."""
     del model, batch, kv_cache
@@ -106,8 +106,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
         "load_model",
         lambda config, device, dtype: load_model(config, torch.device("cpu"), torch.float32),  # noqa: ARG005
     )
-    monkeypatch.setattr(Decoder, "forward", log_step)
-    monkeypatch.setattr(Decoder, "forward_segment", log_segment)
+    monkeypatch.setattr(Runner, "forward", log_step)
+    monkeypatch.setattr(Runner, "forward_segment", log_segment)
     for name, value in {"current_device": 0, "memory_allocated": 100, "max_memory_allocated": 100 + STEP_BYTES}.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     for name in ("reset_peak_memory_stats", "empty_cache"):

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from blink.formats.experts import ExpertWeights, Fp8Experts, PackedExperts
+from blink.formats.experts import ExpertWeights, Fp8Experts, PackedExperts, experts_of
 from blink.formats.fp8 import FP8
 from blink.formats.schemes import BF16, FP8_ROW, Encoding, FormatId
 from blink.kernels.gpu.decode import moe
@@ -56,4 +56,4 @@ def make_fp8(rows: int, columns: int) -> Fp8Experts:
     ],
 )
 def test_what_weights_the_kernels_read(gate_up: ExpertWeights, down: ExpertWeights, fits: bool) -> None:
-    assert moe.can_add(2, gate_up, down) == fits
+    assert (moe.refuses(experts_of(gate_up, down), 2) is None) == fits

@@ -12,7 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from blink.cli import model_fit
 from blink.cli.torch_probe import Gpu, TorchReport
+from blink.formats.base import matrix_of
 from blink.formats.gguf import GgufRows
+from blink.formats.layouts import Layout
 from blink.models.layer_weights import MoeWeights
 from blink.models.weights import loader
 from blink.models.weights.checkpoint import GgufCheckpoint, KeepBlocks
@@ -79,7 +81,7 @@ def test_a_gpu_gets_planes_of_all_but_experts(mixtral: Path) -> None:
     layer = decoder.layers[0]
     assert all(isinstance(w, PlanarGgufWeight) for w in (decoder.embedding, decoder.lm_head, layer.qkv, layer.output))
     assert isinstance(layer.mlp, MoeWeights) and isinstance(layer.mlp.gate_up, torch.Tensor)
-    assert decoder.dtype == torch.bfloat16 and decoder._has_gguf_weights
+    assert decoder.dtype == torch.bfloat16 and matrix_of(layer.qkv).layout is Layout.GGUF
     assert decoder.num_weight_bytes == model_fit._count_gguf(mixtral, spec, 2).total
 
 

@@ -17,6 +17,7 @@ from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES as KNOWN
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
+from blink.runner.run import Runner
 from model_driver import Driver
 from model_families import FAMILIES, MXFP4, NUM_NEW, check, generate, make_prompts, save_model
 from model_specs import stack_cache
@@ -45,12 +46,12 @@ def test_steps_in_segments_compute_what_whole_steps_do(
     decoder = load_model(ModelConfig(model=str(tmp_path)), torch.device("cpu"), torch.float32)
     residual = torch.full((4096, decoder.spec.hidden_size), torch.nan)
 
-    def forward_in_segments(self: Decoder, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> None:
-        for layer in range(self.spec.num_layers):
+    def forward_in_segments(self: Runner, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> None:
+        for layer in range(decoder.spec.num_layers):
             self.forward_segment(batch, kv_cache, (num_tokens, num_rows, False), range(layer, layer + 1), residual)
 
     whole = run_driver(decoder)
-    monkeypatch.setattr(Decoder, "forward", forward_in_segments)
+    monkeypatch.setattr(Runner, "forward", forward_in_segments)
     cut = run_driver(decoder)
     assert [sequence.tokens for sequence in cut.sequences] == [sequence.tokens for sequence in whole.sequences]
     torch.testing.assert_close(stack_cache(cut.kv_cache), stack_cache(whole.kv_cache))

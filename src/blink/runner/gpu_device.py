@@ -111,10 +111,10 @@ def plan_readers(model: ModelSites, bucket: Bucket) -> StepPlan:
     rows = bucket.rows
     if not bucket.decoding:
         raise Refused("prompts")
+    _refuse_options(model)
     most = _most_gemv_rows(model, rows)
     if rows > most:
         raise Refused(f"with more than {most} rows GEMMs are faster")
-    _refuse_options(model)
     plans = {layer: _plan_reading_layer(model, layer, rows) for layer in dict.fromkeys(model.layers)}
     layers, head = tuple(plans[layer] for layer in model.layers), _choose_gemv(model.head, rows)
     return StepPlan(NormStyle.READER, layers, head, rows)

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from blink.errors import ConfigError
 
 HOPPER = (9, 0)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,25 @@ def supposing(name: str) -> Iterator[Gpu]:
     global _supposed
     if name not in KNOWN:
         raise ConfigError(f"--gpu {name} is not known; use {', '.join(KNOWN)}.")
-    _supposed = KNOWN[name]
+    before, _supposed = _supposed, KNOWN[name]
     try:
         yield _supposed
     finally:
-        _supposed = None
+        _supposed = before
+
+
+def cached(function: Callable[P, R]) -> Callable[P, R]:
+    """Remember what a function of hashable arguments returns, for each GPU by itself."""
+
+    @functools.cache
+    def find(gpu: tuple[str, int], *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: ARG001 - a part of the key
+        return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        return find((gpu_name(), count_processors()), *args, **kwargs)
+
+    return wrapper
 
 
 def gpu_name() -> str:

@@ -16,7 +16,7 @@ from blink.formats.schemes import INT4, FormatId
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.tensor_map import encode_bytes, encode_matrix, encode_planes
-from blink.kernels.gpu.device import count_free_processors, has_warpgroups
+from blink.kernels.gpu.device import cached, count_free_processors, has_warpgroups
 from blink.kernels.gpu.quantized import FEW_ROWS
 from blink.kernels.matmul import GatedMatmul, Matmul, add_bias
 from blink.plan.site import first_reason
@@ -63,7 +63,7 @@ def multiply(x: Tensor, weight: PackedWeight, *, gated: bool = False) -> Tensor:
     return out
 
 
-@functools.cache
+@cached
 def choose_split(rows: int, n: int) -> Split:
     """Return the split with which multiprocessors are done first; n: weight rows."""
     processors = count_free_processors()

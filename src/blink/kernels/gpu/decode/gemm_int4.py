@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from blink.formats.schemes import GROUP, UNIT_BYTES, FormatId
 from blink.kernels.gpu.decode.gemm_planes import name_kernel
 from blink.kernels.gpu.decode.ring_split import Int4Split, Shape, fill_ring
 from blink.kernels.gpu.decode.splits import gemm_key, read_table
-from blink.kernels.gpu.device import count_processors
+from blink.kernels.gpu.device import cached, count_processors
 
 MAX_ROWS = 128
 _MAX_STAGES = 16
@@ -66,7 +65,7 @@ def choose_split(shape: Shape) -> Int4GemmSplit | None:
     return _guess_split(shape) if found is None else Int4GemmSplit(*found)
 
 
-@functools.cache
+@cached
 def _guess_split(shape: Shape) -> Int4GemmSplit | None:
     """Return the split whose busiest multiprocessor copies the least."""
     options = [(_count_bytes(shape, *option), -option[0].groups, option[0]) for option in _list_options(shape)]

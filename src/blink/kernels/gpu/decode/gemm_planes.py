@@ -7,7 +7,6 @@ Planes lie in the order of the weights that they are made for: FormatId says whi
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 from blink.formats.schemes import UNIT_BYTES, FormatId
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape, fill_ring, guess_split
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
+from blink.kernels.gpu.device import cached
 
 PLANES = 2  # csrc/gpu/decode/planes.cuh's kPlanes
 MAX_ROWS = 64
@@ -136,7 +136,7 @@ def _leave_room_for_groups(shape: Shape, split: PlanesGemmSplit) -> PlanesGemmSp
     return None
 
 
-@functools.cache
+@cached
 def _guess_split(shape: Shape) -> PlanesGemmSplit | None:
     return guess_split(
         shape,

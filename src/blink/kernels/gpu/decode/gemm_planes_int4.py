@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from blink.formats.schemes import GROUP, UNIT_BYTES, FormatId
 from blink.kernels.gpu.decode.gemm_planes import PLANES, name_kernel
 from blink.kernels.gpu.decode.ring_split import Int4Split, Shape, fill_ring, guess_split
 from blink.kernels.gpu.decode.splits import Output, gemm_key, read_table
+from blink.kernels.gpu.device import cached
 
 _MAX_STAGES = 16
 _STAGE_K = FormatId.INT4.unit
@@ -69,7 +69,7 @@ def choose_split(shape: Shape) -> Int4PlanesSplit | None:
     return _guess_split(shape) if found is None else Int4PlanesSplit(*found)
 
 
-@functools.cache
+@cached
 def _guess_split(shape: Shape) -> Int4PlanesSplit | None:
     return guess_split(
         shape,

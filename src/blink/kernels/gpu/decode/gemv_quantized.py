@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from blink.formats.layouts import Matrix
 from blink.formats.schemes import GROUP, UNIT_BYTES, FormatId
 from blink.kernels.gpu.decode.splits import Output, read_table, shared_bytes_of
-from blink.kernels.gpu.device import count_processors
+from blink.kernels.gpu.device import cached, count_processors
 
 # With which a lane's part of the activations takes 80 registers at most, or 64 where rows fill the instruction.
 _MOST_STEPS = {FormatId.FP8: (5, 2), FormatId.INT4: (2, 0)}
@@ -105,7 +105,7 @@ def _leave_room_for_groups(shape: Shape, split: QuantizedSplit) -> QuantizedSpli
     return split
 
 
-@functools.cache
+@cached
 def _guess_split(shape: Shape) -> QuantizedSplit | None:
     options = itertools.product((1, 2, 4, 8), range(8, 0, -1), _list_slices(shape))
     found = [option for option in options if _divides(shape, *option)]

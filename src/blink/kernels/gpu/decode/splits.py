@@ -4,7 +4,6 @@ benchmarks/kernels/tune_decode.py writes, and by a rule for others. GPUs like a 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
@@ -243,15 +242,11 @@ def describe_gpu() -> dict[str, Any]:
     return {"multiprocessors": device.count_processors(), "compute_capability": list(device.capability())}
 
 
+@device.cached
 def read_table() -> dict[str, list[int]]:
     """Return what was measured for the current GPU, or else for one like it: numbers of a split, by keys."""
-    return _read_table(device.gpu_name())
-
-
-@functools.cache
-def _read_table(name: str) -> dict[str, list[int]]:
     tables = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     gpu = describe_gpu()
     alike = (table for table in tables.values() if table["gpu"] == gpu)
-    table = tables.get(name) or next(alike, None)
+    table = tables.get(device.gpu_name()) or next(alike, None)
     return table["splits"] if table else {}
