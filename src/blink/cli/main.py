@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from blink import __version__
 from blink.bench.config import BenchConfig
 from blink.cli.flags import add_flags, build_config
+from blink.cli.plan import PlanConfig, print_plan
 from blink.cli.supervision import CONFIG_EXIT_STATUS
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError
@@ -105,6 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     doctor = _add_command(commands, "doctor", "say what this machine can do, and what to fix", _doctor)
     doctor.add_argument("model", nargs="?", default="", metavar="MODEL", help="say too whether this model fits")
     doctor.add_argument("--port", type=int, default=FrontendConfig().port, help="port to check (default: %(default)s)")
+    add_flags(doctor, PlanConfig)
     return parser
 
 
@@ -233,4 +235,8 @@ def _quantize(namespace: argparse.Namespace) -> int:
 def _doctor(namespace: argparse.Namespace) -> int:
     from blink.cli.doctor import run_doctor
 
+    plan = build_config(PlanConfig, namespace)
+    if plan.plan:
+        print_plan(namespace.model, plan)
+        return 0
     return run_doctor(namespace.port, namespace.model)

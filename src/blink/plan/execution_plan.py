@@ -102,6 +102,7 @@ def _show_step(step: StepPlan) -> Iterator[str]:
         for name, choice in layer.choices.items():
             yield from _show_choice(name, choice)
         start = end
+    yield "  output layer"
     yield from _show_choice("lm_head", step.head)
 
 

@@ -18,7 +18,8 @@ class Bucket:
     @property
     def title(self) -> str:
         """The size in words."""
-        return f"decode, {self.rows} rows" if self.decoding else f"prefill, {self.tokens} tokens of {self.rows} rows"
+        rows = f"{self.rows} row{'s' if self.rows > 1 else ''}"
+        return f"decode, {rows}" if self.decoding else f"prefill, {self.tokens} tokens of {rows}"
 
 
 def first_reason(reasons: Mapping[str, bool]) -> str | None:

@@ -19,9 +19,20 @@ from blink.runner.stream import Stream
 class DeviceCode(Protocol):
     """A device's kernels, and how its steps of other styles begin."""
 
-    device: Device
-    kernels: Kernels
-    attentions: Mapping[str, Callable[[Step, Tensor, int], Tensor]]  # from QKV on, of one layer
+    @property
+    def device(self) -> Device:
+        """The kernels, for the planner."""
+        ...
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels, by the names in plans."""
+        ...
+
+    @property
+    def attentions(self) -> Mapping[str, Callable[[Step, Tensor, int], Tensor]]:
+        """Those that attend from QKV on, in one layer of a step."""
+        ...
 
     def planned_size(self, bucket: Bucket) -> Bucket:
         """Return the size of step whose plan is that of a size, too."""

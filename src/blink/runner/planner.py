@@ -35,9 +35,20 @@ class Option:
 class Device(Protocol):
     """The kernels of a device, those before others that are faster wherever they can run."""
 
-    matmuls: Mapping[Layout, Sequence[Matmul]]
-    gated: Mapping[Layout, Sequence[GatedMatmul]]
-    styles: Sequence[tuple[NormStyle, PlanStyle]]  # for kinds of steps beside those whose norms are kernels
+    @property
+    def matmuls(self) -> Mapping[Layout, Sequence[Matmul]]:
+        """Those that multiply with a weight, by how it lies."""
+        ...
+
+    @property
+    def gated(self) -> Mapping[Layout, Sequence[GatedMatmul]]:
+        """Those with SiLU in them."""
+        ...
+
+    @property
+    def styles(self) -> Sequence[tuple[NormStyle, PlanStyle]]:
+        """How steps are planned, beside those whose norms are kernels."""
+        ...
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's attention."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from blink.formats.base import matrix_of
@@ -62,34 +63,43 @@ def sites_of(model: Decoder, block_size: int) -> ModelSites:
     return ModelSites(model.spec, layers, head, embedding, embedding.dtype, kv_dtype, block_size)
 
 
-def expected_sites(spec: ModelSpec, block_size: int, *, fp8: bool = False, kv_dtype: str = "bfloat16") -> ModelSites:
+Expect = Callable[[int, int], Matrix]  # of rows and columns
+
+
+def expected_sites(
+    spec: ModelSpec, block_size: int, *, fp8: bool = False, gguf: bool = False, kv_dtype: str = "bfloat16"
+) -> ModelSites:
     """Describe a model on a GPU by its description: as if all matrices were quantized that may be.
 
-    fp8: whether matrices of 16 bits are made FP8.
+    fp8: whether matrices of 16 bits are made FP8; gguf: whether all matrices but experts are quantized in a GGUF file.
     """
     scheme = spec.quantization or (FP8_ROWS if fp8 else None)
-    found = {layer: _expect_layer(layer, spec.hidden_size, scheme) for layer in spec.distinct_layers}
-    head = _expect(spec.vocab_size, spec.hidden_size, spec.output_quantization)
-    embedding = _expect(spec.vocab_size, spec.hidden_size, None)
+    of_layers = None if scheme is not None and scheme.experts_only else scheme
+    expect: Expect = _expect_gguf if gguf else functools.partial(_expect, of_layers)
+    found = {layer: _expect_layer(layer, spec.hidden_size, expect, scheme) for layer in spec.distinct_layers}
+    sizes = spec.vocab_size, spec.hidden_size
+    embedding, head = (
+        (_expect_gguf(*sizes),) * 2 if gguf else (_expect(None, *sizes), _expect(spec.output_quantization, *sizes))
+    )
     return ModelSites(spec, [found[layer] for layer in spec.layers], head, embedding, "bfloat16", kv_dtype, block_size)
 
 
-def _expect_layer(layer: LayerSpec, hidden: int, scheme: Quantization | None) -> LayerSites:
+def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantization | None) -> LayerSites:
     mixer, mlp = layer.mixer, layer.mlp.mixture
-    of_others = None if scheme is not None and scheme.experts_only else scheme
-    qkv = _expect(mixer.q_size + 2 * mixer.kv_size, hidden, of_others)
-    output = _expect(hidden, mixer.q_size, of_others)
+    qkv, output = expect(mixer.q_size + 2 * mixer.kv_size, hidden), expect(hidden, mixer.q_size)
     if mlp is None:
-        size = layer.mlp.size
-        dense = _expect(2 * size, hidden, of_others), _expect(hidden, size, of_others)
-        return LayerSites(layer, qkv, output, dense)
+        return LayerSites(layer, qkv, output, (expect(2 * layer.mlp.size, hidden), expect(hidden, layer.mlp.size)))
     encoding = BF16 if scheme is None or not scheme.can_stay else scheme.encoding
     is_plain = mlp.activation == "silu" and not mlp.biases
     experts = ExpertMatrices(mlp.experts, mlp.router.top_k, hidden, mlp.size, (encoding, encoding), is_plain)
-    return LayerSites(layer, qkv, output, router=_expect(mlp.experts, hidden, None), experts=experts)
+    return LayerSites(layer, qkv, output, router=_expect(None, mlp.experts, hidden), experts=experts)
 
 
-def _expect(n: int, k: int, scheme: Quantization | None) -> Matrix:
+def _expect_gguf(n: int, k: int) -> Matrix:
+    return Matrix(n, k, Layout.GGUF, None)
+
+
+def _expect(scheme: Quantization | None, n: int, k: int) -> Matrix:
     if scheme is None or not scheme.can_stay or n % _ROWS or k % scheme.format.unit:
         return Matrix(n, k, Layout.ROWS, BF16)
     return Matrix(n, k, Layout.UNITS, scheme.encoding)

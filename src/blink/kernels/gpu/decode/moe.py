@@ -129,7 +129,7 @@ def _fit_stages(preferred: int, stage_bytes: int, other_bytes: int = 0) -> int:
 
 def refuses(experts: ExpertMatrices, rows: int) -> str | None:
     """Say why the kernels do not take so many rows and some experts; None: they do."""
-    encoding, top_k, sizes = experts.encoding, experts.top_k, (experts.hidden, experts.size)
+    encoding, top_k = experts.encoding, experts.top_k
     if encoding is None or encoding not in ENCODINGS or experts.dtype != "bfloat16":
         return f"experts in {experts.dtype} kept as the kernels do not read them"
     reason = first_reason(
@@ -141,8 +141,9 @@ def refuses(experts: ExpertMatrices, rows: int) -> str | None:
     )
     if reason:
         return reason
-    splits = choose_gate_split(rows, *sizes, encoding), choose_down_split(rows, *reversed(sizes), encoding)
-    return f"experts of {experts.hidden} x {experts.size}" if None in splits else None
+    gate = choose_gate_split(rows, experts.hidden, experts.size, encoding)
+    down = choose_down_split(rows, experts.size, experts.hidden, encoding)
+    return f"experts of {experts.hidden} x {experts.size}" if gate is None or down is None else None
 
 
 def describe(experts: ExpertMatrices, rows: int) -> str:

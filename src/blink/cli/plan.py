@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`blink doctor MODEL --plan`: which kernel each layer takes in each size of step. Needs config.json alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
+from typing import Any
+
+from blink.cli.torch_probe import probe_torch
+from blink.config import EngineConfig, ModelConfig, option
+from blink.errors import ConfigError
+from blink.host.extras import how_to_install
+
+_PACKAGES = ("torch", "triton", "cuda")
+
+
+def _same(owner: type, name: str) -> Any:
+    """Declare an option of another configuration once more."""
+    [one] = (one for one in fields(owner) if one.name == name)
+    return field(default=one.default, metadata=one.metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanConfig:
+    """Which kernels a model's steps take."""
+
+    plan: bool = option(False, "print the kernel of each layer in each size of step, and why others do not run")
+    gpu: str = option("", "GPU that need not be here: h100, h200, a100 or l40s; empty: this machine's", metavar="NAME")
+    quantization: str = _same(ModelConfig, "quantization")
+    kv_cache_dtype: str = _same(ModelConfig, "kv_cache_dtype")
+    max_num_seqs: int = _same(EngineConfig, "max_num_seqs")
+    max_num_batched_tokens: int = _same(EngineConfig, "max_num_batched_tokens")
+    block_size: int = _same(EngineConfig, "block_size")
+
+
+def print_plan(model: str, config: PlanConfig) -> None:
+    """Print the plan of a model.
+
+    Raises:
+        ConfigError: there is no such model or GPU, or a package is missing.
+    """
+    described = ModelConfig(model=model, quantization=config.quantization, kv_cache_dtype=config.kv_cache_dtype)
+    engine = EngineConfig(
+        model=described,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=config.block_size,
+    )
+    print(_show(engine, config.gpu), end="")
+
+
+def _show(config: EngineConfig, gpu: str) -> str:
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise ConfigError(f"plans need {' and '.join(missing)}: {how_to_install('gpu')}")
+    from blink.engine.plans import describe_plan
+
+    with _supposing(gpu):
+        return describe_plan(config)
+
+
+@contextmanager
+def _supposing(gpu: str) -> Iterator[None]:
+    from blink.kernels.gpu.device import KNOWN, supposing
+
+    if gpu:
+        with supposing(gpu):
+            yield
+    elif probe_torch().gpus:
+        yield
+    else:
+        raise ConfigError(f"this machine has no GPU; name one: --gpu {' or '.join(KNOWN)}")

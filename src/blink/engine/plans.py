@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The execution plan of a model that is not loaded, for all sizes of step that an engine would capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from blink.config import EngineConfig
+from blink.engine.geometry import decode_graphs, mixed_graphs
+from blink.engine.gpu import GpuEngine
+from blink.kernels.gpu.device import gpu_name
+from blink.models.weights.files import resolve_model
+from blink.models.weights.source import read_spec
+from blink.plan.site import Bucket
+from blink.runner.gpu_device import GpuDevice
+from blink.runner.planner import plan_model
+from blink.runner.sites import expected_sites
+
+
+def describe_plan(config: EngineConfig) -> str:
+    """Return the plan of the configured model on the GPU that kernels/gpu/device.py speaks of.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    path = resolve_model(config.model.model)
+    spec = read_spec(path)
+    sites = expected_sites(
+        spec,
+        config.block_size,
+        fp8=config.model.quantization == "fp8",
+        gguf=path.is_file(),
+        kv_dtype="bfloat16" if config.model.kv_cache_dtype == "auto" else "float8_e4m3fn",
+    )
+    title = f"{path.name} on {gpu_name()}: {spec.num_layers} layers"
+    return f"{title}\n{plan_model(GpuDevice(), sites, list_buckets(config)).show()}"
+
+
+def list_buckets(config: EngineConfig) -> Iterator[Bucket]:
+    """Yield the sizes of step of an engine, but for those that score prompts."""
+    rows, tokens = config.max_num_seqs, config.max_num_batched_tokens or GpuEngine.default_step_tokens
+    yield from (Bucket(*size, decoding=True) for size in decode_graphs(rows))
+    yield from (Bucket(*size, decoding=False) for size in mixed_graphs(tokens, rows))
