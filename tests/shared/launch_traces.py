@@ -58,7 +58,7 @@ def trace(case: Case) -> str:
     """Return what all steps of a model launch, as text: first each launch with a number, then the steps."""
     lines: list[str] = []
     with pretended_gpu(lines.append):
-        model = _load(case)
+        model = load_case(case)
         batch = Batch.allocate(
             max_tokens=_TOKENS,
             max_rows=_ROWS,
@@ -86,7 +86,8 @@ def trace(case: Case) -> str:
     return "".join(f"{line}\n" for line in shown)
 
 
-def _load(case: Case) -> Decoder:
+def load_case(case: Case) -> Decoder:
+    """Load a model without memory, within pretended_gpu()."""
     model = _load_with(case, case.format)
     if case.first_layer:
         model.layers[0] = _load_with(case, case.first_layer).layers[0]

@@ -41,6 +41,7 @@ BUILT = [
     Built("a number format: MXFP4", r"(?i)mxfp4", 2 + 1),
     Built("an endpoint: /detokenize", r"DetokenizeBody|answer_detokenize", 1 + 3),
     Built("a model family: Granite", r"import .*\bgranite\b|\"granite\": Family", 1),
+    Built("a kernel: 4 bits of prompts", r"INT4_PREFILL|multiply_prompts", 3),
     # Three of its files are Triton's copy of the sampler, which a kernel of csrc/sampler/ will replace.
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1 + 3),
 ]
@@ -55,14 +56,14 @@ PENDING = [
             "csrc/scheduler/row.h",
             "api/service.py",
             "kernels/batch.py",
-            "models/decoder.py",
+            "runner/gpu_streams.py",
         ),
         ("adapters", "kernels/gpu/lora.py"),
     ),
     Pending(
         "a recurrent layer: gated delta-net",
         4,
-        ("models/layers.py", "models/cache_layout.py", "models/decoder.py", "models/families/qwen.py"),
+        ("models/layers.py", "models/cache_layout.py", "runner/attend.py", "models/families/qwen.py"),
         ("kernels/gpu/delta_rule.py", "kernels/cpu/delta_rule.py"),
     ),
     Pending(
@@ -72,7 +73,7 @@ PENDING = [
             "config.py",
             "csrc/gpu/device.cu",
             "engine/gpu.py",
-            "models/decode_step.py",
+            "runner/gpu_streams.py",
             "models/spec.py",
             "models/weights/decoder_loader.py",
         ),

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any
@@ -55,20 +53,8 @@ def print_plan(model: str, config: PlanConfig) -> None:
 def _show(config: EngineConfig, gpu: str) -> str:
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise ConfigError(f"plans need {' and '.join(missing)}: {how_to_install('gpu')}")
+    if not gpu and not probe_torch().gpus:
+        raise ConfigError("this machine has no GPU; name one, such as --gpu h100")
     from blink.engine.plans import describe_plan
 
-    with _supposing(gpu):
-        return describe_plan(config)
-
-
-@contextmanager
-def _supposing(gpu: str) -> Iterator[None]:
-    from blink.kernels.gpu.device import KNOWN, supposing
-
-    if gpu:
-        with supposing(gpu):
-            yield
-    elif probe_torch().gpus:
-        yield
-    else:
-        raise ConfigError(f"this machine has no GPU; name one: --gpu {' or '.join(KNOWN)}")
+    return describe_plan(config, gpu)

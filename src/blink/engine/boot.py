@@ -13,6 +13,7 @@ import torch
 
 from blink.config import EngineConfig
 from blink.engine.base import Engine
+from blink.engine.cpu import CpuEngine
 from blink.errors import ConfigError
 
 logger = logging.getLogger("blink.engine")
@@ -61,8 +62,6 @@ def create_engine(config: EngineConfig) -> Engine:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
     if config.device == "cpu" or not torch.cuda.is_available():
-        from blink.engine.cpu import CpuEngine
-
         return CpuEngine(config)
     from blink.engine.gpu import GpuEngine
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from blink.config import EngineConfig
 from blink.engine.geometry import decode_graphs, mixed_graphs
 from blink.engine.gpu import GpuEngine
-from blink.kernels.gpu.device import gpu_name
+from blink.kernels.gpu.device import gpu_name, supposing
 from blink.models.weights.files import resolve_model
 from blink.models.weights.source import read_spec
 from blink.plan.site import Bucket
@@ -17,12 +18,17 @@ from blink.runner.planner import plan_model
 from blink.runner.sites import expected_sites
 
 
-def describe_plan(config: EngineConfig) -> str:
-    """Return the plan of the configured model on the GPU that kernels/gpu/device.py speaks of.
+def describe_plan(config: EngineConfig, gpu: str = "") -> str:
+    """Return the plan of the configured model on a GPU of that name, or on this machine's.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: there is no such model or GPU.
     """
+    with supposing(gpu) if gpu else nullcontext():
+        return _describe(config)
+
+
+def _describe(config: EngineConfig) -> str:
     path = resolve_model(config.model.model)
     spec = read_spec(path)
     sites = expected_sites(

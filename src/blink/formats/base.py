@@ -76,7 +76,7 @@ def name_dtype(dtype: torch.dtype) -> str:
 
 def parts_of(weight: Weight) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return a weight's values, the scales of its rows and the words of its groups; None: it has none."""
-    return weight.parts if isinstance(weight, QuantizedWeight) else (weight, None, None)
+    return weight.parts if matrix_of(weight).is_packed else (plain(weight), None, None)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def take_rows(weight: Tensor | QuantizedEmbedding, rows: Tensor, out: Tensor | None = None) -> Tensor:

@@ -169,6 +169,6 @@ def experts_of(
 
 def split_experts(weight: ExpertWeights) -> tuple[Tensor, Tensor | None]:
     """Return the values of all experts' matrices, which are contiguous, and the scales or words if they have any."""
-    values, scales = weight.parts if isinstance(weight, Fp8Experts | PackedExperts) else (plain(weight), None)
+    values, scales = (plain(weight), None) if find_encoding(weight) == BF16 else weight.parts  # pyright: ignore[reportAttributeAccessIssue]
     assert values.is_contiguous() and (scales is None or scales.is_contiguous())
     return values, scales

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,12 +17,15 @@ from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from blink.kernels.gpu.attention_plan import GpuAttentionPlan
     from blink.models.layers import Attention
 
-    AttentionPlan: TypeAlias = cpu.CpuAttentionPlan | GpuAttentionPlan
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """How one step's queries meet the cache; the same for every layer."""
+
+    num_tokens: int
+    attend: Callable[[Tensor, LayerCache, AttentionOptions], Tensor]
 
 
 def plan_attention(
@@ -38,10 +43,14 @@ def plan_attention(
     """
     dtype = dtype or cache.dtype
     if cache.device.type == "cuda":
-        from blink.kernels.gpu import attention_plan as gpu
+        from blink.kernels.gpu import attention, attention_plan
 
-        return gpu.plan_attention(batch, num_tokens, num_rows, attentions, cache, dtype)
-    return cpu.plan_attention(batch, num_tokens, cache.block_size, dtype)
+        plan = attention_plan.plan_attention(batch, num_tokens, num_rows, attentions, cache, dtype)
+        return AttentionPlan(
+            num_tokens, lambda query, cache, options: attention.paged_attention(query, cache, plan, options)
+        )
+    groups = cpu.plan_attention(batch, num_tokens, cache.block_size, dtype)
+    return AttentionPlan(num_tokens, lambda query, cache, options: cpu.paged_attention(query, cache, groups, options))
 
 
 def paged_attention(
@@ -56,8 +65,4 @@ def paged_attention(
     assert query.shape[1] % cache.kv_heads == 0
     assert cache.dtype in (query.dtype, FP8)
     assert options.sinks is None or options.sinks.shape == query.shape[1:2]
-    if isinstance(plan, cpu.CpuAttentionPlan):
-        return cpu.paged_attention(query, cache, plan, options)
-    from blink.kernels.gpu import attention as gpu
-
-    return gpu.paged_attention(query, cache, plan, options)
+    return plan.attend(query, cache, options)

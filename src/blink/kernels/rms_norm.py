@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
@@ -16,11 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     """
     assert weight.shape == x.shape[-1:]
     assert residual is None or residual.shape == x.shape
-    if x.is_cuda:
-        from blink.kernels.gpu import rms_norm as gpu
-
-        return gpu.rms_norm(x, weight, eps, residual)
-    return cpu.rms_norm(x, weight, eps, residual)
+    return _code_for(x).rms_norm(x, weight, eps, residual)
 
 
 def last_token_norm(
@@ -33,11 +31,15 @@ def last_token_norm(
     assert weight.shape == x.shape[-1:]
     assert residual.shape == x.shape
     assert query_starts.shape[0] > num_rows
-    if x.is_cuda:
-        from blink.kernels.gpu import rms_norm as gpu
+    return _code_for(x).last_token_norm(x, weight, eps, residual, query_starts, num_rows)
 
-        return gpu.last_token_norm(x, weight, eps, residual, query_starts, num_rows)
-    return cpu.last_token_norm(x, weight, eps, residual, query_starts, num_rows)
+
+def _code_for(x: Tensor) -> ModuleType:
+    if not x.is_cuda:
+        return cpu
+    from blink.kernels.gpu import rms_norm as gpu
+
+    return gpu
 
 
 def rms_norm_columns(x: Tensor, columns: slice, weight: Tensor, eps: float) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from blink.plan.site import Bucket
+from blink.runner.cpu_code import CpuCode
 from blink.runner.planner import Device
 from blink.runner.step import Kernels, Step
 from blink.runner.stream import Stream
@@ -50,6 +51,4 @@ def code_of(device: torch.device) -> DeviceCode:
         from blink.runner.gpu_code import GpuCode
 
         return GpuCode()
-    from blink.runner.cpu_code import CpuCode
-
     return CpuCode()

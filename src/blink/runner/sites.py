@@ -78,9 +78,11 @@ def expected_sites(
     expect: Expect = _expect_gguf if gguf else functools.partial(_expect, of_layers)
     found = {layer: _expect_layer(layer, spec.hidden_size, expect, scheme) for layer in spec.distinct_layers}
     sizes = spec.vocab_size, spec.hidden_size
-    embedding, head = (
-        (_expect_gguf(*sizes),) * 2 if gguf else (_expect(None, *sizes), _expect(spec.output_quantization, *sizes))
-    )
+    embedding = _expect_gguf(*sizes) if gguf else _expect(None, *sizes)
+    of_head = spec.output_quantization
+    if fp8 and spec.quantization is None and not spec.tie_embeddings:
+        of_head = FP8_ROWS
+    head = embedding if gguf else _expect(of_head, *sizes)
     return ModelSites(spec, [found[layer] for layer in spec.layers], head, embedding, "bfloat16", kv_dtype, block_size)
 
 

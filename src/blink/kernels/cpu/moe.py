@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.formats.base import Weight
+from blink.formats.base import Weight, matrix_of
 from blink.formats.experts import ExpertWeights
 from blink.kernels.cpu.activation import activate
+from blink.kernels.linear import MATMULS
 from blink.kernels.operands import Activation
 
 
@@ -37,10 +37,8 @@ def moe(
 
 
 def _multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-    if isinstance(weight, Tensor):
-        return functional.linear(x, weight, bias)
-    result = weight.multiply(x)
-    return result if bias is None else result.add_(bias)
+    [matmul] = MATMULS[matrix_of(weight).layout]
+    return matmul.multiply(x, weight, bias)
 
 
 def route(router_logits: Tensor, *, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:

@@ -9,13 +9,14 @@ results are summed in rank order, so nothing depends on the order in which progr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.formats.experts import ExpertWeights, PackedExperts, split_experts
+from blink.formats.experts import ExpertWeights, PackedExperts, find_encoding, split_experts
 from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.moe_packed import multiply_packed
 from blink.kernels.gpu.moe_routing import Routes, find_tile, route
@@ -122,9 +123,10 @@ def multiply_grouped(
     columns or twice as many]. programmatic: whether the kernel may start before the one in front of it has ended; needs
     a GPU from Hopper on.
     """
-    if isinstance(weight, PackedExperts):
+    encoding = find_encoding(weight)
+    if encoding is not None and encoding.grouped:
         multiply_packed(
-            x, weight, routes, result,
+            x, cast("PackedExperts", weight), routes, result,
             pairs_per_row=pairs_per_row, activation=activation, bias=bias, programmatic=programmatic,
         )  # fmt: skip
         return

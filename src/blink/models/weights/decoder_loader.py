@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from blink.formats.base import QuantizedEmbedding, Weight
+from blink.formats.base import QuantizedEmbedding, Weight, matrix_of, plain
 from blink.formats.fp8 import FP8
+from blink.formats.layouts import Layout
 from blink.kernels.linear import pack_weight
 from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales
 from blink.models.decoder import Decoder
@@ -154,4 +155,4 @@ class DecoderLoader:
 
 
 def _pack(weight: Weight) -> Weight:
-    return pack_weight(weight) if isinstance(weight, Tensor) else weight
+    return pack_weight(plain(weight)) if matrix_of(weight).layout is Layout.ROWS else weight

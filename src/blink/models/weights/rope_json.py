@@ -24,19 +24,24 @@ _MAX_HEAD_DIM = 1 << 16
 def read_rope(config: Fields, values: Mapping[str, Any], head_dim: int) -> Rope:
     """Read the rotation of a model, or of its layers without a window."""
     options = _find_options(config)
-    if isinstance(options.get("full_attention"), dict):
-        options = options["full_attention"]
+    options = _find_part(options, "full_attention") or options
     return _make_rope(Fields({**values, **options}, config.place), head_dim)
 
 
 def read_local_rope(config: Fields, values: Mapping[str, Any], head_dim: int) -> Rope | None:
     """Read the rotation of layers with a window, where the model has one for them."""
-    options = _find_options(config)
-    if isinstance(options.get("sliding_attention"), dict):
-        return _make_rope(Fields({**values, **options["sliding_attention"]}, config.place), head_dim)
+    options = _find_part(_find_options(config), "sliding_attention")
+    if options is not None:
+        return _make_rope(Fields({**values, **options}, config.place), head_dim)
     if config.has("rope_local_base_freq"):
         return Rope(theta=config.number("rope_local_base_freq"), rotary_dim=head_dim)
     return None
+
+
+def _find_part(options: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Return the options of one kind of layers, where a model has them."""
+    part = options.get(name)
+    return part if isinstance(part, dict) else None
 
 
 def _find_options(config: Fields) -> Mapping[str, Any]:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The execution plans of the models in models/configs on an H100, as text: recorded in tests/unit/plans."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import blink.models
+from blink.config import EngineConfig
+from blink.engine.plans import list_buckets
+from blink.formats.schemes import Quantization
+from blink.kernels.gpu.device import supposing
+from blink.models.weights.source import read_spec
+from blink.runner.gpu_device import GpuDevice
+from blink.runner.planner import plan_model
+from blink.runner.sites import expected_sites
+
+RECORDED = Path(__file__).parents[1] / "unit" / "plans"
+_CONFIGS = Path(blink.models.__path__[0]) / "configs"
+_SCHEMES = {
+    "bf16": None,
+    "fp8": Quantization("fp8", has_groups=False),
+    "fp8-block": Quantization("fp8"),
+    "int4": Quantization("awq"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model in a number format."""
+
+    config: str
+    format: str  # of _SCHEMES, or as the config says
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        return f"{self.config}-{self.format}"
+
+
+CASES = [
+    *itertools.starmap(Case, itertools.product(("llama-3-8b", "phi-4", "qwen3-32b", "qwen3-30b-a3b"), _SCHEMES)),
+    Case("gpt-oss-20b", "mxfp4"),
+]
+
+
+def show_plan(case: Case) -> str:
+    """Return the plan of a model for all sizes of step of an engine with default options."""
+    spec = read_spec(_CONFIGS / case.config)
+    if case.format in _SCHEMES:
+        spec = replace(spec, quantization=_SCHEMES[case.format])
+    config = EngineConfig()
+    with supposing("h100"):
+        return plan_model(GpuDevice(), expected_sites(spec, config.block_size), list_buckets(config)).show()
+
+
+def main() -> None:
+    """Record all."""
+    RECORDED.mkdir(exist_ok=True)
+    for case in CASES:
+        (RECORDED / f"{case.name}.txt").write_text(show_plan(case))
+
+
+if __name__ == "__main__":
+    main()
