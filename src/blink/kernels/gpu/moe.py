@@ -123,8 +123,7 @@ def multiply_grouped(
     columns or twice as many]. programmatic: whether the kernel may start before the one in front of it has ended; needs
     a GPU from Hopper on.
     """
-    encoding = find_encoding(weight)
-    if encoding is not None and encoding.grouped:
+    if (encoding := find_encoding(weight)) is not None and encoding.grouped:
         multiply_packed(
             x, cast("PackedExperts", weight), routes, result,
             pairs_per_row=pairs_per_row, activation=activation, bias=bias, programmatic=programmatic,
