@@ -28,7 +28,7 @@ from blink.engine.geometry import build_geometry, graph_sizes
 from blink.engine.state import HostState
 from blink.link.queue_pair import QueuePair, Submission
 from blink.link.shm import ShmLink
-from blink.region.layout import BATCH_HEADER, GRAPH_COST, STEP_OUTPUT, CqeKind, StepResult, Track
+from blink.region.layout import BATCH_HEADER, GRAPH_COST, STEP_OUTPUT, CqeKind, StepKind, StepResult
 from blink.region.memory import create_region, publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
@@ -101,8 +101,8 @@ class Simulation:
         publish_region(self.region, name)
         self.state = HostState(self.region)
         self._costs = self._fill_costs(geometry)
-        for track in Track:
-            self.state.array(track.array("sampled_tokens"), "i4")[:] = 7
+        for kind in StepKind:
+            self.state.array(kind.array("sampled_tokens"), "i4")[:] = 7
         self.now = 1_000_000_000
         self.answers: dict[int, Answer] = {}
         self.launches: list[np.void] = []
@@ -154,7 +154,7 @@ class Simulation:
         return StepResult(lib.blink_step(self.state.address, self.now))
 
     def _array(self, name: str, dtype: np.dtype[Any]) -> Any:
-        return self.state.array(Track(int(self.state.struct["in_flight_track"])).array(name), dtype)
+        return self.state.array(StepKind(int(self.state.struct["in_flight_kind"])).array(name), dtype)
 
     def _finish(self) -> None:
         self._array("output", STEP_OUTPUT)[0]["done_step"] = self._array("header", BATCH_HEADER)[0]["step"]

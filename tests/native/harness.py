@@ -28,8 +28,8 @@ from blink.region.layout import (
     EngineState,
     ErrorCode,
     FinishReason,
+    StepKind,
     StepResult,
-    Track,
     struct_dtype,
 )
 from blink.region.memory import Region, create_region, publish_region
@@ -88,18 +88,18 @@ class Harness:
         self.num_launches = self.num_retired = 0
 
     @property
-    def track(self) -> Track:
+    def kind(self) -> StepKind:
         """Whose buffers the newest launch has."""
-        return Track(int(self.scheduler["in_flight_track"]))
+        return StepKind(int(self.scheduler["in_flight_kind"]))
 
     @property
     def is_segment(self) -> bool:
         """Whether the newest launch is a segment of a step."""
-        return self.track == Track.SEGMENTED
+        return self.kind == StepKind.SEGMENTED
 
     def step_array(self, name: str, dtype: np.dtype[Any] | type[Any] | str) -> np.ndarray[Any, Any]:
         """Return an array of the step that was launched last."""
-        return self.state.array(self.track.array(name), dtype)
+        return self.state.array(self.kind.array(name), dtype)
 
     @property
     def batch(self) -> np.ndarray[Any, Any]:

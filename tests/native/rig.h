@@ -109,8 +109,8 @@ class Rig {
   // Play the model for what was launched: fill KV cells and sample from what the block tables hold. A step in segments
   // is computed with its last.
   void compute() {
-    const StepBuffers& a = buffers_of(*state_, track_in_flight(*state_));
-    const bool is_over = track_in_flight(*state_) == Track::kWhole || is_last_segment(*state_);
+    const StepBuffers& a = buffers_of(*state_, kind_in_flight(*state_));
+    const bool is_over = kind_in_flight(*state_) == StepKind::kWhole || is_last_segment(*state_);
     for (uint32_t row = 0; is_over && row < a.header->num_rows; row++) fill(a, row);
     for (uint32_t row = 0; is_over && row < a.header->num_rows; row++) sample(a, row);
     store_release(a.output->done_step, a.header->step);

@@ -261,7 +261,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 owner.composed_since_expiry = 0
             elif self.awake_ms - owner.last_renewal > LEASE_MS:
                 owner.composed_since_expiry += result != StepResult.BUSY
-            # A suspended step goes on to its end first, while others may pass it for as long as is their share.
+            # A paused step goes on to its end first, while others may pass it for as long as is their share.
             if owner.composed_since_expiry > (2 if not self.segments else 40):
                 assert (sequences["status"][i * TAGS : (i + 1) * TAGS] == FREE).all(), "a dead frontend holds sequences"
                 assert not owner.pair.is_attached()

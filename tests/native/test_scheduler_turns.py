@@ -140,7 +140,7 @@ def test_a_step_that_is_too_short_to_be_cut_is_launched_whole() -> None:
         assert not h.region.trace()["num_segments"].any()
 
 
-def test_an_urgent_request_finds_a_place_though_suspended_sequences_have_all() -> None:
+def test_an_urgent_request_finds_a_place_though_paused_sequences_have_all() -> None:
     with costed(max_num_seqs=2) as h:
         pair, inbox, slow = start_long_step(h)
         urgent = submit(h, pair, prompt_of(9, 40), max_tokens=3)
@@ -150,7 +150,7 @@ def test_an_urgent_request_finds_a_place_though_suspended_sequences_have_all() -
         assert_answers(h, pair, inbox, answers | {urgent: (prompt_of(9, 40), 3)})
 
 
-def test_a_parked_sequence_that_ends_in_its_suspended_step_is_freed() -> None:
+def test_a_parked_sequence_that_ends_in_its_paused_step_is_freed() -> None:
     with costed(max_num_seqs=1) as h:
         pair, inbox, slow = start_long_step(h, 1, max_tokens=1)
         urgent = submit(h, pair, prompt_of(9, 40), max_tokens=8)
@@ -164,7 +164,7 @@ def test_a_parked_sequence_that_ends_in_its_suspended_step_is_freed() -> None:
         assert_answers(h, pair, inbox, {slow[0]: (prompt_of(12), 1), urgent: (prompt_of(9, 40), 8)})
 
 
-def test_a_cancel_in_a_suspended_step_is_answered_at_its_end() -> None:
+def test_a_cancel_in_a_paused_step_is_answered_at_its_end() -> None:
     with costed() as h:
         pair, inbox, slow = start_long_step(h)
         urgent = submit(h, pair, prompt_of(9, 40), max_tokens=3)
@@ -178,14 +178,14 @@ def test_a_cancel_in_a_suspended_step_is_answered_at_its_end() -> None:
         assert_answers(h, pair, inbox, {slow[1]: (prompt_of(12, 1), 12), urgent: (prompt_of(9, 40), 3)})
 
 
-def test_a_lease_that_expires_in_a_suspended_step_leaves_nothing_behind() -> None:
+def test_a_lease_that_expires_in_a_paused_step_leaves_nothing_behind() -> None:
     with costed() as h:
         _, _, slow = start_long_step(h)
         other, inbox = h.frontend(1), Inbox()
         for _ in range(4):
             other.renew_lease()
             h.step(2501, finish=False)  # of a pause, half a lease counts
-        assert h.sequences["suspended"].any() or h.scheduler["num_live"] == 0
+        assert h.sequences["paused_tokens"].any() or h.scheduler["num_live"] == 0
         for _ in range(SEGMENTS + 2):
             inbox.drain(other)
             h.step()
@@ -195,7 +195,7 @@ def test_a_lease_that_expires_in_a_suspended_step_leaves_nothing_behind() -> Non
         assert_answers(h, other, inbox, {late: (prompt_of(12), 4)})
 
 
-def test_a_suspended_step_keeps_its_blocks_and_the_urgent_request_waits_for_its_end() -> None:
+def test_a_paused_step_keeps_its_blocks_and_the_urgent_request_waits_for_its_end() -> None:
     with costed(num_blocks=8, max_num_batched_tokens=64) as h:
         pair, inbox = h.frontend(), Inbox()
         slow = submit(h, pair, prompt_of(44), max_tokens=12, best_effort=True, cached=False)
@@ -209,7 +209,7 @@ def test_a_suspended_step_keeps_its_blocks_and_the_urgent_request_waits_for_its_
         assert h.statistic("num_preemptions") >= 1
 
 
-def test_a_prompt_that_a_suspended_step_still_computes_is_not_found_in_the_cache() -> None:
+def test_a_prompt_that_a_paused_step_still_computes_is_not_found_in_the_cache() -> None:
     with costed() as h:
         pair, inbox, slow = start_long_step(h, 1)
         same = submit(h, pair, prompt_of(12), max_tokens=3)
@@ -222,8 +222,8 @@ def test_a_prompt_that_a_suspended_step_still_computes_is_not_found_in_the_cache
         assert inbox.cached(again) == 8
 
 
-def test_completions_of_a_suspended_step_keep_their_room() -> None:
-    """The queue holds little: what passes may not use the entries that the suspended rows will need."""
+def test_completions_of_a_paused_step_keep_their_room() -> None:
+    """The queue holds little: what passes may not use the entries that the paused rows will need."""
     with costed(max_num_seqs=2, cq_entries=8) as h:
         pair, inbox, slow = start_long_step(h, 2, max_tokens=2)
         urgent = [submit(h, pair, prompt_of(5, 40 + i), max_tokens=4) for i in range(2)]
@@ -235,7 +235,7 @@ def test_completions_of_a_suspended_step_keep_their_room() -> None:
         assert_answers(h, pair, inbox, answers)
 
 
-def test_a_stop_in_a_suspended_step_ends_the_scheduler() -> None:
+def test_a_stop_in_a_paused_step_ends_the_scheduler() -> None:
     with costed() as h:
         start_long_step(h)
         h.region.store_control("stop", 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from blink.engine.state import HostState
-from blink.region.layout import BATCH_HEADER, CONSTANTS, SLOT_PARAMS, STEP_OUTPUT, StepResult, Track, new_struct
+from blink.region.layout import BATCH_HEADER, CONSTANTS, SLOT_PARAMS, STEP_OUTPUT, StepKind, StepResult, new_struct
 from blink.region.native import lib
 from siege import MAX_MODEL_LEN, VOCAB_BYTES, VOCAB_SIZE, besiege, make_region, next_token, place_weights
 
@@ -28,7 +28,7 @@ class HostMachine:
         self._output = self._state.array("whole.output", STEP_OUTPUT)
         self._tokens = self._state.array("tokens", "i4").reshape(-1, MAX_MODEL_LEN)
         names = ("row_slots", "context_lens", "sampled_tokens")
-        self._slots, self._lens, self._sampled = (self._state.array(Track.WHOLE.array(name), "i4") for name in names)
+        self._slots, self._lens, self._sampled = (self._state.array(StepKind.WHOLE.array(name), "i4") for name in names)
         self._weights = place_weights(MAX_MODEL_LEN)
         self._fill_vocabulary()
         self.num_walks = self.num_dead_ends = 0

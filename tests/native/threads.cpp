@@ -2,7 +2,7 @@
 // The scheduler on real threads: lanes, a model and frontends that submit, cancel and drain, all at once.
 // Every sequence must deliver the tokens that the fake model gives for its prompt. Exit status 1 on any mismatch.
 //
-// threads LANES FRONTENDS SEQUENCES-PER-FRONTEND SEGMENTS: with more than one, best-effort steps are suspended
+// threads LANES FRONTENDS SEQUENCES-PER-FRONTEND SEGMENTS: with more than one, best-effort steps are paused
 #include <cstdio>
 #include <cstdlib>
 #include <map>

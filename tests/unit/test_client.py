@@ -50,8 +50,8 @@ class Engine:
         publish_region(self.region, name)
 
     def _run(self) -> None:
-        while (track := lib.blink_loop_wait(self._loop, 20)) != -2 and not self._over:
-            if track < 0:
+        while (kind := lib.blink_loop_wait(self._loop, 20)) != -2 and not self._over:
+            if kind < 0:
                 continue
             while self.pause and not self._over:
                 time.sleep(0.001)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU engine's steps in segments: a real model, driven pass by pass, whose suspended steps change no token."""
+"""The CPU engine's steps in segments: a real model, driven pass by pass, whose paused steps change no token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from blink.grammar.compiler import compile_structured
 from blink.kernels.batch import Batch, Header
 from blink.link.queue_pair import QueuePair, Submission
 from blink.link.shm import ShmLink
-from blink.region.layout import CqeKind, StepResult, Track, Turn
+from blink.region.layout import CqeKind, StepKind, StepResult, Turn
 from blink.region.memory import publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
@@ -46,7 +46,7 @@ class SteppedEngine(CpuEngine):
         self.now = 10**9
         self.pass_once()
         self.pair.start()
-        self.suspended = 0
+        self.paused = 0
         self.scores: dict[int, list[float]] = {}  # logprobs of prompts' tokens
         starts, text = self._batch.token_starts.tolist(), bytes(self._batch.token_text.tolist())
         self.vocabulary = [text[start:end] for start, end in itertools.pairwise(starts)]
@@ -58,10 +58,10 @@ class SteppedEngine(CpuEngine):
         broken = lib.blink_check_integrity(self._state.address)
         assert broken is None, broken.decode()
         if result == StepResult.LAUNCHED:
-            track = Track(int(self._state.struct["in_flight_track"]))
-            self.suspended += track == Track.WHOLE and int(self._state.struct["num_segments"]) > 0
-            assert not self._has_failed(track)
-            output, header = (self._array(track.array(name), torch.int64) for name in ("output", "header"))
+            kind = StepKind(int(self._state.struct["in_flight_kind"]))
+            self.paused += kind == StepKind.WHOLE and int(self._state.struct["num_segments"]) > 0
+            assert not self._has_failed(kind)
+            output, header = (self._array(kind.array(name), torch.int64) for name in ("output", "header"))
             output[0] = header[2]
         return result
 
@@ -133,14 +133,14 @@ def run(engine: SteppedEngine, found: dict[int, list[int]], sequences: list[int]
     raise AssertionError("they do not end")
 
 
-def test_suspended_and_resumed_sequences_yield_what_they_yield_alone(engine: SteppedEngine) -> None:
+def test_paused_and_resumed_sequences_yield_what_they_yield_alone(engine: SteppedEngine) -> None:
     alone: list[list[int]] = []
     for length in LENGTHS:
         found: dict[int, list[int]] = {}
         one = engine.submit(prompt_of(length), best_effort=False)
         run(engine, found, [one])
         alone.append(found[one])
-    assert engine.suspended == 0 and not engine.trace()["num_segments"].any()
+    assert engine.paused == 0 and not engine.trace()["num_segments"].any()
 
     found = {}
     slow = [engine.submit(prompt_of(length), best_effort=True) for length in LENGTHS[:3]]
@@ -151,13 +151,13 @@ def test_suspended_and_resumed_sequences_yield_what_they_yield_alone(engine: Ste
         fast.append(engine.submit(prompt_of(length), best_effort=False))
     run(engine, found, [*slow, *fast])
     assert [found[sequence] for sequence in [*slow, *fast]] == alone
-    assert engine.suspended >= 2
+    assert engine.paused >= 2
     trace = engine.trace()
     assert set(trace["num_segments"].tolist()) == {0, LAYERS}
     assert (trace["turn"][trace["num_best_effort_rows"] > 0] != Turn.URGENT).all()
 
 
-def test_constrained_rows_of_suspended_steps_keep_to_their_form_and_prompts_are_scored_beside_them(
+def test_constrained_rows_of_paused_steps_keep_to_their_form_and_prompts_are_scored_beside_them(
     engine: SteppedEngine,
 ) -> None:
     forms = [compile_structured(StructuredOutputsParams(regex=regex)) for regex in ("([0-9][a-f]){6,}", "(foo|bar)+")]
@@ -178,10 +178,10 @@ def test_constrained_rows_of_suspended_steps_keep_to_their_form_and_prompts_are_
         return [found[sequence] for sequence in sequences], engine.scores[sequences[-1]]
 
     alone, scores = play(together=False)
-    before = engine.suspended
+    before = engine.paused
     together, scores_beside = play(together=True)
     assert together == alone
-    assert engine.suspended >= before + 2
+    assert engine.paused >= before + 2
     assert len(scores) == 89
     np.testing.assert_allclose(scores_beside, scores, rtol=1e-3, atol=1e-3)
     texts = [b"".join(engine.vocabulary[token] for token in tokens).decode() for tokens in together[:3]]

@@ -16,7 +16,7 @@ from blink.region.layout import (
     SLOT_PARAMS,
     STEP_BUFFERS,
     NativeEnum,
-    Track,
+    StepKind,
     own_fields,
 )
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
@@ -136,14 +136,14 @@ def _dtype(name: str) -> torch.dtype:
     return torch.float32 if name in _FLOATS else torch.uint8 if name in _BYTES else torch.int32
 
 
-def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int, track: Track) -> Batch:
+def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int, kind: StepKind) -> Batch:
     """View the scheduler's arrays as the model's batch; `array` finds one by name, flat, as a type.
 
-    track: which of the steps it is.
+    kind: which of the steps it is.
     """
 
     def view(name: str) -> Tensor:
-        flat = array(track.array(name) if name in _OF_STEP else name, _dtype(name))
+        flat = array(kind.array(name) if name in _OF_STEP else name, _dtype(name))
         if name in _OF_SLOTS:
             return flat.view(num_slots, -1)
         return flat.view(-1, _WIDTHS[name]) if name in _WIDTHS else flat

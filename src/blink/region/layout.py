@@ -224,7 +224,7 @@ class RowKind(NativeEnum):
     """What a row of a step is."""
 
 
-class Track(NativeEnum):
+class StepKind(NativeEnum):
     """Which of the state's StepBuffers a launch has."""
 
     def array(self, name: str) -> str:

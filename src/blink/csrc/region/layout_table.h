@@ -15,7 +15,7 @@
 #include "gpu/args.h"
 #include "gpu/program.h"
 #include "scheduler/failure.h"
-#include "scheduler/tracks.h"
+#include "scheduler/step_kind.h"
 
 namespace blink {
 
@@ -166,7 +166,7 @@ inline const std::string& layout_text() {
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
-      t.enums<StepResult, Turn, SequenceStatus, RowKind, Track>();
+      t.enums<StepResult, Turn, SequenceStatus, RowKind, StepKind>();
     });
     t.section("constants", [&] { list_constants(t); });
     t.section("sampling", [&] {

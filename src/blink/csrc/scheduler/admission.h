@@ -51,7 +51,7 @@ BLINK_RARE_FN Tally tally(Env& env, const State& s) {
   return env.sum(t);
 }
 
-// Take a running sequence off the chip: parked with its blocks, or to be recomputed. What takes part in a suspended
+// Take a running sequence off the chip: parked with its blocks, or to be recomputed. What takes part in a paused
 // step may be parked: its row goes on.
 template <class Env>
 BLINK_RARE_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint64_t now) {
@@ -102,7 +102,7 @@ template <class Env>
 BLINK_RARE_FN bool make_room(Env& env, State& s, Rank rank, Victims victims, uint64_t now) {
   const auto behind = [&](const Sequence& q) {
     const uint32_t index = uint32_t(&q - s.sequences);
-    const bool is_free = q.num_blocks > 0 && q.suspended == 0;  // no suspended step still writes them
+    const bool is_free = q.num_blocks > 0 && q.paused_tokens == 0;  // no paused step still writes them
     return is_free && index != rank.sequence && (is_stalled(s, q) || rank < rank_of(s, index, now));
   };
   Rank victim = last_of(env, s, s.waiting, s.num_waiting, now, behind);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Write the batch that admission chose: decode rows first, then chunks of prompts. Only called when no launch is in
-// flight; a suspended step has buffers of its own (tracks.h).
+// Writes the batch that admission chose: decode rows first, then chunks of prompts. Only called while no launch is in
+// flight. A paused step has its own buffers (step_kind.h).
 #pragma once
 
 #include "scheduler/admission.h"
@@ -136,7 +136,7 @@ template <class Env>
 BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
   for (uint32_t row = env.lane(); row < batch.num_rows; row += env.lanes()) {
     Sequence& q = s.sequences[s.segmented.rows[row].sequence];
-    q.suspended = q.row.num_tokens;
+    q.paused_tokens = q.row.num_tokens;
     q.row = Row{};
   }
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) {
@@ -188,8 +188,8 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, Turn turn, uint64_t now) {
   env.sync();
   const uint32_t graph = choose_graph(s.geometry, total);
   const bool segmented = takes_segments(s, graph, total);
-  const Track track = segmented ? Track::kSegmented : Track::kWhole;
-  const StepBuffers& a = buffers_of(s, track);
+  const StepKind kind = segmented ? StepKind::kSegmented : StepKind::kWhole;
+  const StepBuffers& a = buffers_of(s, kind);
   const uint32_t decode_rows = write_decode_rows(env, s, a, total.blocks);
   BatchHeader batch{decode_rows, decode_rows, decode_rows, graph, s.step, 0, 0};
   if (total.prefill_rows > 0) write_prefill_rows(env, s, a, batch);
@@ -197,7 +197,7 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, Turn turn, uint64_t now) {
   env.sync();
   if (env.lane() == 0) {
     *a.header = batch;
-    s.in_flight_track = uint32_t(track);
+    s.in_flight_kind = uint32_t(kind);
     open_account(s, graph, total, segmented);
   }
   env.sync();

@@ -6,7 +6,7 @@
 // graph's cost by an eighth of the error. The trace holds both of every launch, so decisions can be replayed from it.
 #pragma once
 
-#include "scheduler/tracks.h"
+#include "scheduler/step_kind.h"
 
 namespace blink {
 

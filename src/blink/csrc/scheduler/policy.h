@@ -47,7 +47,7 @@ BLINK_FN bool is_best_effort(const State& s, const Sequence& q, uint64_t now) {
 
 // Whether a sequence may take part in the step that is being composed.
 BLINK_RARE_FN bool has_turn(const State& s, const Sequence& q, uint64_t now) {
-  if (q.suspended > 0) return false;
+  if (q.paused_tokens > 0) return false;
   return Turn(s.turn) == Turn::kAll || is_best_effort(s, q, now) == (Turn(s.turn) == Turn::kBestEffort);
 }
 

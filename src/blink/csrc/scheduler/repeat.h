@@ -14,7 +14,7 @@ template <class Env>
 BLINK_FN void prepare_repeat(Env& env, State& s) {
   const Geometry& g = s.geometry;
   const uint32_t rows = s.whole.header->num_rows;
-  const bool is_alone = track_in_flight(s) == Track::kWhole && !is_segmented(s);
+  const bool is_alone = kind_in_flight(s) == StepKind::kWhole && !is_segmented(s);
   const bool has_prompts = rows != s.whole.header->num_decode_rows;
   uint32_t stuck = !is_alone || rows != s.num_running || has_prompts, taken = 0;
   for (uint32_t tile = 0; tile < rows && !stuck; tile += env.lanes()) {

@@ -68,7 +68,7 @@ template <class Env>
 BLINK_FN void retire_row(Env& env, State& s, const StepBuffers& a, const Row& row, Sequence& q, uint64_t now) {
   q.num_computed += row.num_tokens;
   q.row = Row{};
-  q.suspended = 0;
+  q.paused_tokens = 0;
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
   const uint32_t accepted = accept(row);
   for (uint32_t i = 0; i < accepted && q.finish == FinishReason::kNone; i++)
@@ -84,8 +84,8 @@ BLINK_FN Harvest operator+(Harvest a, Harvest b) {
 }
 
 template <class Env>
-BLINK_RARE_FN void retire(Env& env, State& s, Track track, uint64_t now) {
-  const StepBuffers& a = buffers_of(s, track);
+BLINK_RARE_FN void retire(Env& env, State& s, StepKind kind, uint64_t now) {
+  const StepBuffers& a = buffers_of(s, kind);
   const uint32_t rows = a.header->num_rows;
   if (is_scoring(s.geometry, a.header->graph)) deliver_scores(env, s, a, now);
   Harvest harvest{0, 0, 0, 0};
@@ -101,7 +101,7 @@ BLINK_RARE_FN void retire(Env& env, State& s, Track track, uint64_t now) {
   }
   harvest = env.sum(harvest);
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes())
-    (track == Track::kWhole ? s.qps[qp].cq_need : s.qps[qp].cq_held) = 0;
+    (kind == StepKind::kWhole ? s.qps[qp].cq_need : s.qps[qp].cq_held) = 0;
   if (env.lane() == 0) {
     s.statistics.generation_tokens += harvest.sampled;
     s.statistics.finished_stop += harvest.stopped;
@@ -111,13 +111,13 @@ BLINK_RARE_FN void retire(Env& env, State& s, Track track, uint64_t now) {
   env.sync();
   if (harvest.stopped + harvest.filled + harvest.failed == 0) return;
   end_finished(env, s, SequenceStatus::kRunning);
-  if (track == Track::kSegmented) end_finished(env, s, SequenceStatus::kWaiting);  // parked while it was suspended
+  if (kind == StepKind::kSegmented) end_finished(env, s, SequenceStatus::kWaiting);  // parked while it was paused
 }
 
 // Take over a step that was launched in segments.
 template <class Env>
 BLINK_FN void close_segments(Env& env, State& s, uint64_t now) {
-  retire(env, s, Track::kSegmented, now);
+  retire(env, s, StepKind::kSegmented, now);
   if (env.lane() == 0) {
     const uint32_t graph = s.segmented.header->graph;
     if (has_costs(s)) learn(s, graph, s.segmented_cost_ns, s.segmented_ns);
@@ -130,16 +130,16 @@ BLINK_FN void close_segments(Env& env, State& s, uint64_t now) {
 // Take over what the launch that is over has done: a step, or one more of its segments.
 template <class Env>
 BLINK_FN void end_launch(Env& env, State& s, uint64_t now) {
-  const Track track = track_in_flight(s);
-  const bool is_last = track == Track::kSegmented && is_last_segment(s);
+  const StepKind kind = kind_in_flight(s);
+  const bool is_last = kind == StepKind::kSegmented && is_last_segment(s);
   env.sync();
   if (env.lane() == 0) {
     s.in_flight = 0;
     end_account(s, now);
-    if (track == Track::kSegmented && !is_last) s.segment++;
-    if (track == Track::kWhole && s.account.turn != Turn::kBestEffort) s.urgent_ns = now;
+    if (kind == StepKind::kSegmented && !is_last) s.segment++;
+    if (kind == StepKind::kWhole && s.account.turn != Turn::kBestEffort) s.urgent_ns = now;
   }
-  if (track == Track::kWhole) retire(env, s, Track::kWhole, now);
+  if (kind == StepKind::kWhole) retire(env, s, StepKind::kWhole, now);
   if (is_last) close_segments(env, s, now);
   env.sync();
 }

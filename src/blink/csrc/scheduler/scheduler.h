@@ -126,9 +126,9 @@ BLINK_RARE_FN void publish_statistics(Env& env, State& s) {
 // Work that can wait until the launch is in flight.
 template <class Env>
 BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_before) {
-  const Track track = track_in_flight(s);
-  const StepBuffers& a = buffers_of(s, track);
-  const bool is_segment = track == Track::kSegmented, is_first = !is_segment || s.segment == 0;
+  const StepKind kind = kind_in_flight(s);
+  const StepBuffers& a = buffers_of(s, kind);
+  const bool is_segment = kind == StepKind::kSegmented, is_first = !is_segment || s.segment == 0;
   if (is_first) log_step(env, s, a);
   if (!is_segment || is_last_segment(s)) register_blocks(env, s, a);
   if (s.reset_asked) reset_prefix_cache(env, s);
@@ -142,7 +142,7 @@ BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_befo
   prepare_repeat(env, s);
 }
 
-// Let the next segment of the suspended step be what is launched.
+// Let the next segment of the paused step be what is launched.
 template <class Env>
 BLINK_RARE_FN void resume(Env& env, State& s) {
   env.sync();
@@ -151,7 +151,7 @@ BLINK_RARE_FN void resume(Env& env, State& s) {
     BatchHeader& batch = *s.segmented.header;
     batch.step = ++s.step;
     batch.segment = s.segment;
-    s.in_flight_track = uint32_t(Track::kSegmented);
+    s.in_flight_kind = uint32_t(StepKind::kSegmented);
     s.step_admitted = s.step_preempted = 0;
     const uint64_t predicted_ns = s.segmented_cost_ns / s.num_segments;
     s.account = Account{0, predicted_ns, 0, batch.graph, s.segmented_best_effort_rows, s.segmented_turn, 1};
@@ -159,7 +159,7 @@ BLINK_RARE_FN void resume(Env& env, State& s) {
   env.sync();
 }
 
-// Prepare what runs next: a step, or a segment of the suspended one. False if there is nothing to do.
+// Prepare what runs next: a step, or a segment of the paused one. False if there is nothing to do.
 template <class Env>
 BLINK_RARE_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
   const Choice choice = choose_turn(env, s, now);
@@ -172,9 +172,9 @@ BLINK_RARE_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
 
 // Launch what is prepared. Runs on: one lane.
 template <class Env>
-BLINK_FN void launch(Env& env, State& s, Track track) {
+BLINK_FN void launch(Env& env, State& s, StepKind kind) {
   s.in_flight = 1;
-  if (!env.launch(s.account.graph, track == Track::kWhole ? kNone : s.segment))
+  if (!env.launch(s.account.graph, kind == StepKind::kWhole ? kNone : s.segment))
     fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, s.account.graph);
 }
 
@@ -194,7 +194,7 @@ BLINK_FN StepResult step(Env& env, State& s) {
     glance.now = env.now();
     stay_awake(s, glance.now);
     glance.outcome = s.in_flight ? env.outcome(output_in_flight(s), s.step) : Outcome::kDone;
-    glance.is_segment = track_in_flight(s) == Track::kSegmented;
+    glance.is_segment = kind_in_flight(s) == StepKind::kSegmented;
   }
   glance = env.share(glance);
   const bool was_in_flight = s.in_flight, is_over = glance.outcome != Outcome::kRuns;
@@ -223,7 +223,7 @@ BLINK_FN StepResult step(Env& env, State& s) {
   }
   uint64_t launched_ns = 0;
   if (env.lane() == 0) {
-    launch(env, s, repeats ? Track::kWhole : track_in_flight(s));
+    launch(env, s, repeats ? StepKind::kWhole : kind_in_flight(s));
     launched_ns = env.now();
     if (repeats) repeat_account(s, glance.now);
   }

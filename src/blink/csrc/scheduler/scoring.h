@@ -4,7 +4,7 @@
 #pragma once
 
 #include "scheduler/queue_pair.h"
-#include "scheduler/tracks.h"
+#include "scheduler/step_kind.h"
 
 namespace blink {
 

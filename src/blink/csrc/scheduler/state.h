@@ -39,8 +39,9 @@ struct Sequence {
   FIELD(uint32_t, num_hashed);      // leading blocks whose hash is known
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
   FIELD(Registration, chain);       // the last of them, or its equal that was there before
-  FIELD(Row, row);                  // in the step that is composed or in flight, unless that is the suspended one
-  FIELD(uint32_t, suspended);     // tokens in the step that is launched in segments: until it ends, nothing of it moves
+  FIELD(Row, row);                  // in the step that is composed or in flight, unless that is the paused one
+  FIELD(uint32_t,
+        paused_tokens);           // tokens in the step that is launched in segments: until it ends, nothing of it moves
   FIELD(uint32_t, skipped_pass);  // the pass of compose() that had no room for it
   FIELD(uint64_t, arrival);
   FIELD(uint64_t, queued_ns);  // start of the present wait
@@ -50,7 +51,7 @@ struct Sequence {
 };
 
 // Tokens whose KV is in blocks once the steps that the sequence takes part in are over.
-BLINK_FN uint32_t computed_tokens(const Sequence& q) { return q.num_computed + q.row.num_tokens + q.suspended; }
+BLINK_FN uint32_t computed_tokens(const Sequence& q) { return q.num_computed + q.row.num_tokens + q.paused_tokens; }
 
 // Whether all its tokens but the newest are computed: then each step gives it another one. Else its prompt is not.
 BLINK_FN bool is_decoding(const Sequence& q) { return q.num_computed + 1 == q.num_tokens; }
@@ -272,7 +273,7 @@ struct State {
   FIELD(uint32_t, num_best_effort);         // live sequences of that class
   FIELD(uint32_t, turn);                    // Turn of the step that is being composed
   FIELD(uint32_t, step_tokens);             // that it may take
-  FIELD(uint32_t, in_flight_track);         // Track of the launch in flight
+  FIELD(uint32_t, in_flight_kind);          // StepKind of the launch in flight
   FIELD(uint32_t, segment);                 // of the step that is launched in segments: in flight, or next
   FIELD(uint32_t, num_segments);            // of it; 0: there is none
   FIELD(uint64_t, segmented_ns);            // that its segments have taken

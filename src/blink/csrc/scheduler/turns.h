@@ -9,7 +9,7 @@
 
 namespace blink {
 
-// What could run now, beside the step that is suspended.
+// What could run now, beside the step that is paused.
 struct Demand {
   uint32_t urgent_prompts, urgent_rows, best_effort_prompts, best_effort_rows;
   uint64_t urgent_kv, kv;  // tokens of the KV cache that decoding would read
@@ -24,7 +24,7 @@ BLINK_FN Demand operator+(Demand a, Demand b) {
 }
 
 BLINK_FN void add_demand(const State& s, const Sequence& q, uint64_t now, Demand& d) {
-  if (q.suspended > 0 || q.cancelled || s.qps[q.queue_pair].closing) return;
+  if (q.paused_tokens > 0 || q.cancelled || s.qps[q.queue_pair].closing) return;
   if (q.status == SequenceStatus::kWaiting && !(can_start(s, q) && has_automaton_room(s, q))) return;
   const bool urgent = !is_best_effort(s, q, now);
   if (q.status == SequenceStatus::kWaiting || !is_decoding(q)) {
@@ -63,7 +63,7 @@ BLINK_FN bool fits_target(const State& s, const Demand& d) {
   return predict_decode_ns(s, d.urgent_rows + d.best_effort_rows, d.kv) <= s.geometry.urgent_tpot_target_ns;
 }
 
-// Whether prompts may overtake the suspended step: half of it must be left, and the less is, the more must have been
+// Whether prompts may overtake the paused step: half of it must be left, and the less is, the more must have been
 // saved up.
 BLINK_FN bool can_overtake(const State& s) {
   const uint32_t left = s.num_segments - s.segment;
@@ -71,7 +71,7 @@ BLINK_FN bool can_overtake(const State& s) {
   return 2 * left >= s.num_segments && price * s.num_segments <= s.overtake_ns * left;
 }
 
-// What to launch next: a step of these sequences, or what is left of the one that is suspended.
+// What to launch next: a step of these sequences, or what is left of the one that is paused.
 struct Choice {
   Turn turn;
   bool resumes;

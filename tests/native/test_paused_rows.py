@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a suspended step's rows that are constrained, scored beside, or kept in the prefix cache."""
+"""What becomes of a paused step's rows that are constrained, scored beside, or kept in the prefix cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def constrained(pair: QueuePair, index: int, prompt: list[int], **params: Any) -
     return pair.submit(entry, SamplingParams(**params))
 
 
-def test_a_text_that_is_complete_ends_with_its_suspended_step() -> None:
+def test_a_text_that_is_complete_ends_with_its_paused_step() -> None:
     with costed(vocab_bytes=8) as h:
         pair, inbox = h.frontend(), Inbox()
         slow = [constrained(pair, 0, prompt_of(12, i), max_tokens=9, best_effort=True) for i in range(2)]
@@ -44,7 +44,7 @@ def test_a_text_that_is_complete_ends_with_its_suspended_step() -> None:
         assert int(h.scheduler["num_automata_used"]) == 0
 
 
-def test_a_cancelled_suspended_row_keeps_its_automaton_to_the_end() -> None:
+def test_a_cancelled_paused_row_keeps_its_automaton_to_the_end() -> None:
     with costed(vocab_bytes=8, num_automata=1) as h:
         pair, inbox = h.frontend(), Inbox()
         slow = constrained(pair, 0, prompt_of(12), max_tokens=9, best_effort=True)
@@ -119,7 +119,7 @@ def test_an_answer_of_steps_in_segments_is_found_by_the_next_turn() -> None:
         assert inbox.cached(again) == 24, "all blocks but the one that holds the last token"
 
 
-def test_the_cache_is_emptied_beside_a_suspended_step() -> None:
+def test_the_cache_is_emptied_beside_a_paused_step() -> None:
     with costed() as h:
         pair, inbox, slow = start_long_step(h)
         early = submit(h, pair, prompt_of(16, 40), max_tokens=1)
