@@ -23,7 +23,7 @@ import numpy as np
 
 from blink.errors import OverloadedError
 from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
-from blink.region.layout import CONSTANTS, DECISION_LOG_ENTRY, CqeKind, FinishReason, StepResult, Turn
+from blink.region.layout import CONSTANTS, DECISION_LOG_ENTRY, CqeKind, FinishReason, StepClass, StepResult
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from harness import MILLISECOND, Harness, Step, running, small_config
@@ -41,7 +41,7 @@ _COUNTS = ("num_running", "num_waiting", "num_free_blocks", "num_evictable", "nu
 _COUNTS += ("owed_ns", "overtake_ns", "flow_floor", "pass", "num_segments")
 _TRACE = ("step", "retired_ns", "launched_ns", "graph", "num_rows", "num_tokens", "num_decode_rows", "num_running")
 _TRACE += ("num_waiting", "num_free_blocks", "num_admitted", "num_preempted", "idle_before", "num_best_effort_rows")
-_TRACE += ("turn", "segment", "num_segments", "predicted_ns")
+_TRACE += ("step_class", "segment", "num_segments", "predicted_ns")
 _COMPLETION = ("sequence", "kind", "finish_reason", "rank", "token", "index", "time_ns")
 
 
@@ -194,8 +194,8 @@ class Episode:
         self.counts["scoring"] += graph >= int(h.geometry["first_scoring_graph"])
         self.counts["decoding"] += graph < int(h.geometry["num_decode_graphs"])
         self.counts["segments"] += h.is_segment
-        self.counts["urgent"] += int(account["turn"]) == Turn.URGENT
-        self.counts["best_effort"] += int(account["turn"]) == Turn.BEST_EFFORT
+        self.counts["urgent"] += int(account["step_class"]) == StepClass.URGENT
+        self.counts["best_effort"] += int(account["step_class"]) == StepClass.BEST_EFFORT
         is_beside = not h.is_segment and int(h.scheduler["num_segments"]) > 0
         self.counts["overtaking"] += is_beside and int(h.scheduler["segmented_best_effort_rows"]) == 0
         self.counts["blocked"] += bool((h.queue_pairs["open"][h.queue_pairs["num_live"] > 0] == 0).any())

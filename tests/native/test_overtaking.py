@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from blink.region.layout import Turn
+from blink.region.layout import StepClass
 from harness import MILLISECOND, Harness, Inbox, QueuePair, run_until_finished, submit
-from test_scheduler_turns import SEGMENTS, assert_answers, costed, launch, newest, prompt_of, rows_of
+from test_scheduler_classes import SEGMENTS, assert_answers, costed, launch, newest, prompt_of, rows_of
 
 DECODE_MS = 4.0
 SAVED_MS = 32  # that prompts may have saved up: segments of a millisecond
@@ -51,7 +51,7 @@ def test_a_prompt_overtakes_a_step_that_decodes_and_the_step_goes_on_where_it_wa
         before = int(h.scheduler["overtake_ns"])
         urgent = submit(h, pair, prompt_of(9, 60), max_tokens=5)
         entry = launch(h, pair, inbox)
-        assert (entry["num_segments"], entry["turn"], entry["num_tokens"]) == (0, Turn.URGENT, 9)
+        assert (entry["num_segments"], entry["step_class"], entry["num_tokens"]) == (0, StepClass.URGENT, 9)
         assert rows_of(h) == {urgent & 0xFF}
         earned = DECODE_MS / SEGMENTS * 0.5
         assert int(h.scheduler["overtake_ns"]) == pytest.approx(before + (earned - DECODE_MS) * MILLISECOND, rel=0.1)
@@ -90,7 +90,7 @@ def test_the_less_of_a_step_is_left_the_more_must_have_been_saved(saved: float) 
         submit(h, pair, prompt_of(9, 60), max_tokens=5)
         h.scheduler["overtake_ns"] = int(saved * DECODE_MS * MILLISECOND)
         entry = launch(h, pair, inbox)
-        assert bool(entry["turn"] == Turn.URGENT) is (saved == 2), "half of the step is left"
+        assert bool(entry["step_class"] == StepClass.URGENT) is (saved == 2), "half of the step is left"
 
 
 def test_what_has_less_than_half_of_its_step_left_is_not_overtaken() -> None:
@@ -115,7 +115,7 @@ def test_who_holds_up_many_rows_pays_for_more() -> None:
         reach_segment(h, pair, inbox, 0)
         h.scheduler["overtake_ns"] = SAVED_MS * MILLISECOND
         submit(h, pair, prompt_of(9, 60), max_tokens=5)
-        assert launch(h, pair, inbox)["turn"] == Turn.URGENT
+        assert launch(h, pair, inbox)["step_class"] == StepClass.URGENT
         paid = SAVED_MS - int(h.scheduler["overtake_ns"]) / MILLISECOND
         assert paid == pytest.approx(DECODE_MS * rows / 32, rel=0.02)
 
@@ -127,7 +127,7 @@ def test_what_overtakes_is_as_long_as_what_would_have_shared_the_step() -> None:
         reach_segment(h, pair, inbox, 0)
         submit(h, pair, prompt_of(20, 60), max_tokens=5)
         entry = launch(h, pair, inbox)
-        assert (entry["turn"], entry["num_segments"]) == (Turn.URGENT, 0)
+        assert (entry["step_class"], entry["num_segments"]) == (StepClass.URGENT, 0)
         assert int(h.geometry["graphs"][int(entry["graph"])]["tokens"]) <= 16
 
 
@@ -139,7 +139,7 @@ def test_prompts_take_no_more_than_their_share() -> None:
             for length, sequence in open_ones.items():  # two that decode for long, and one prompt after the other
                 if not sequence or inbox.finish(sequence) is not None:
                     open_ones[length] = submit(h, pair, prompt_of(9), max_tokens=length, cached=False)
-            overtaking += launch(h, pair, inbox)["turn"] == Turn.URGENT
+            overtaking += launch(h, pair, inbox)["step_class"] == StepClass.URGENT
         assert (
             0.08
             < overtaking * DECODE_MS * MILLISECOND / (h.now - began)

@@ -10,11 +10,11 @@ import numpy as np
 from automata import sound_automata
 from blink.grammar.automaton import Automaton
 from blink.link.queue_pair import QueuePair, Submission
-from blink.region.layout import CONSTANTS, FinishReason, Turn
+from blink.region.layout import CONSTANTS, FinishReason, StepClass
 from blink.sampling_params import SamplingParams
 from harness import Inbox, expected_tokens, run_until_finished, submission, submit
 from test_prompt_scores import check_scores
-from test_scheduler_turns import SEGMENTS, VOCAB, assert_answers, costed, launch, prompt_of, rows_of, start_long_step
+from test_scheduler_classes import SEGMENTS, VOCAB, assert_answers, costed, launch, prompt_of, rows_of, start_long_step
 
 SOUND = [Automaton(data) for data in sound_automata()]
 
@@ -31,7 +31,7 @@ def test_a_text_that_is_complete_ends_with_its_paused_step() -> None:
         for segment in range(2):
             assert launch(h, pair, inbox)["segment"] == segment
         urgent = constrained(pair, 1, prompt_of(9, 40), max_tokens=3)
-        assert launch(h, pair, inbox)["turn"] == Turn.URGENT
+        assert launch(h, pair, inbox)["step_class"] == StepClass.URGENT
         assert int(h.scheduler["num_automata_used"]) == 2
         for segment in range(2, SEGMENTS):
             assert launch(h, pair, inbox)["segment"] == segment
@@ -68,7 +68,7 @@ def test_an_urgent_request_without_room_for_its_automaton_keeps_nobody_from_runn
         waiting = constrained(pair, 1, prompt_of(3, 50), max_tokens=2)
         launch(h, pair, inbox)
         while inbox.finish(slow) is None:
-            assert launch(h, pair, inbox)["turn"] == Turn.ALL
+            assert launch(h, pair, inbox)["step_class"] == StepClass.ALL
             assert inbox.cached(waiting) is None or inbox.finish(slow)
         answers = {slow: (prompt_of(3), 8), urgent: (prompt_of(5, 20), 30), waiting: (prompt_of(3, 50), 2)}
         assert_answers(h, pair, inbox, answers)
@@ -83,7 +83,7 @@ def test_a_prompt_is_scored_by_a_whole_step_between_two_segments() -> None:
         for _ in range(2):
             entry = launch(h, pair, inbox)
             assert entry["graph"] >= scoring
-            assert (entry["num_segments"], entry["turn"]) == (0, Turn.URGENT)
+            assert (entry["num_segments"], entry["step_class"]) == (0, StepClass.URGENT)
         for segment in range(2, SEGMENTS):
             assert launch(h, pair, inbox)["segment"] == segment
         answers = {sequence: (prompt_of(12, i), 12) for i, sequence in enumerate(slow)}

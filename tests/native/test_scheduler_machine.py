@@ -120,7 +120,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _cut_steps(self, segments: int) -> None:
         """Fill the table of costs, by which steps are cut and others pass them; 0: leave it empty.
 
-        Who was left out of a step, and which steps are short, is then for test_scheduler_turns.py to judge.
+        Who was left out of a step, and which steps are short, is then for test_scheduler_classes.py to judge.
         """
         self.segments = segments
         for graph in range(int(self.harness.geometry["num_graphs"]) if segments else 0):

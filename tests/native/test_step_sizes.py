@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness import MILLISECOND, Harness, Inbox, QueuePair, run_until_finished, running, small_config, submit
-from test_scheduler_turns import VOCAB, newest, prompt_of
+from test_scheduler_classes import VOCAB, newest, prompt_of
 
 CONFIG = small_config(max_num_batched_tokens=512, max_num_seqs=8, max_sequences_per_worker=32)
 SIZES = {"num_blocks": 400, "max_model_len": 600}

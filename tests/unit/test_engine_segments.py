@@ -23,7 +23,7 @@ from blink.grammar.compiler import compile_structured
 from blink.kernels.batch import Batch, Header
 from blink.link.queue_pair import QueuePair, Submission
 from blink.link.shm import ShmLink
-from blink.region.layout import CqeKind, StepKind, StepResult, Turn
+from blink.region.layout import CqeKind, StepClass, StepKind, StepResult
 from blink.region.memory import publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
@@ -154,7 +154,7 @@ def test_paused_and_resumed_sequences_yield_what_they_yield_alone(engine: Steppe
     assert engine.paused >= 2
     trace = engine.trace()
     assert set(trace["num_segments"].tolist()) == {0, LAYERS}
-    assert (trace["turn"][trace["num_best_effort_rows"] > 0] != Turn.URGENT).all()
+    assert (trace["step_class"][trace["num_best_effort_rows"] > 0] != StepClass.URGENT).all()
 
 
 def test_constrained_rows_of_paused_steps_keep_to_their_form_and_prompts_are_scored_beside_them(

@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xB0FCE610A59E9430
+GOLDEN_DIGEST = 0xD52A21D60BEBEF72
 
 
 def test_the_digest_is_the_recorded_one() -> None:

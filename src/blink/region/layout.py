@@ -212,7 +212,7 @@ class StepResult(NativeEnum):
     """What one pass of the scheduler did."""
 
 
-class Turn(NativeEnum):
+class StepClass(NativeEnum):
     """Whose sequences a step takes."""
 
 

@@ -156,7 +156,7 @@ struct TraceEntry {
   FIELD(uint32_t, num_preempted);
   FIELD(uint32_t, idle_before);  // 1: no step was in flight when this one was composed
   FIELD(uint32_t, num_best_effort_rows);
-  FIELD(uint32_t, turn);          // Turn: whose step this is
+  FIELD(uint32_t, step_class);    // StepClass: which class runs
   FIELD(uint32_t, segment);       // of the step's segments, which one this is
   FIELD(uint32_t, num_segments);  // 0: launched whole
   FIELD(uint64_t, predicted_ns);  // what the cost table expected of this launch; 0: there is no table

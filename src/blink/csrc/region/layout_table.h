@@ -166,7 +166,7 @@ inline const std::string& layout_text() {
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
-      t.enums<StepResult, Turn, SequenceStatus, RowKind, StepKind>();
+      t.enums<StepResult, StepClass, SequenceStatus, RowKind, StepKind>();
     });
     t.section("constants", [&] { list_constants(t); });
     t.section("sampling", [&] {

@@ -121,7 +121,7 @@ template <class Env>
 BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     Sequence& q = s.sequences[s.running[i]];
-    const bool is_chosen = s.qps[q.queue_pair].open && is_decoding(q) && has_turn(s, q, now);
+    const bool is_chosen = s.qps[q.queue_pair].open && is_decoding(q) && class_runs(s, q, now);
     set_row(q, is_chosen ? RowKind::kDecode : RowKind::kNone, is_chosen);
   }
   env.sync();
@@ -219,13 +219,13 @@ BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
 BLINK_RARE_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
   // Without a slot it would only keep those from running that have one.
   return q.skipped_pass != s.pass && can_start(s, q) && (q.slot != kNone || s.qps[q.queue_pair].may_take) &&
-         has_turn(s, q, now) && has_automaton_room(s, q);
+         class_runs(s, q, now) && has_automaton_room(s, q);
 }
 
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.
 BLINK_RARE_FN bool wants_chunk(const State& s, const Sequence& q, uint64_t now) {
   return q.status == SequenceStatus::kRunning && !takes_part(q) && !is_decoding(q) && s.qps[q.queue_pair].open &&
-         q.skipped_pass != s.pass && has_turn(s, q, now);
+         q.skipped_pass != s.pass && class_runs(s, q, now);
 }
 
 // Whether a sequence of either list waits for prompt tokens of the step that is being composed.

@@ -148,7 +148,7 @@ BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
     s.num_segments = s.costs[batch.graph].num_segments;
     s.segmented_ns = 0;
     s.segmented_cost_ns = s.account.predicted_ns;
-    s.segmented_turn = Turn(s.turn);
+    s.segmented_class = StepClass(s.step_class);
     s.segmented_best_effort_rows = s.account.num_best_effort_rows;
     s.account.predicted_ns /= s.num_segments;
   }
@@ -166,18 +166,18 @@ BLINK_FN void open_account(State& s, uint32_t graph, const Tally& total, bool se
   a.predicted_ns = predict_ns(s, graph, a.kv_tokens);
   a.graph = graph;
   a.num_best_effort_rows = total.best_effort_rows;
-  a.turn = Turn(s.turn);
+  a.step_class = StepClass(s.step_class);
   a.segmented = segmented;
 }
 
 // Plan the next step and write its batch. Returns the number of rows; 0 if there is nothing to do.
 template <class Env>
-BLINK_RARE_FN uint32_t compose(Env& env, State& s, Turn turn, uint64_t now) {
+BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_t now) {
   env.sync();
   if (env.lane() == 0) {
     settle_account(s);
     s.pass++;
-    s.turn = uint32_t(turn);
+    s.step_class = uint32_t(step_class);
     s.step_admitted = s.step_preempted = s.automaton_bytes_copied = 0;
   }
   open_queue_pairs(env, s);

@@ -121,7 +121,7 @@ BLINK_FN void close_segments(Env& env, State& s, uint64_t now) {
   if (env.lane() == 0) {
     const uint32_t graph = s.segmented.header->graph;
     if (has_costs(s)) learn(s, graph, s.segmented_cost_ns, s.segmented_ns);
-    if (s.segmented_turn != Turn::kBestEffort) s.urgent_ns = now;
+    if (s.segmented_class != StepClass::kBestEffort) s.urgent_ns = now;
     s.num_segments = 0;
   }
   env.sync();
@@ -137,7 +137,7 @@ BLINK_FN void end_launch(Env& env, State& s, uint64_t now) {
     s.in_flight = 0;
     end_account(s, now);
     if (kind == StepKind::kSegmented && !is_last) s.segment++;
-    if (kind == StepKind::kWhole && s.account.turn != Turn::kBestEffort) s.urgent_ns = now;
+    if (kind == StepKind::kWhole && s.account.step_class != StepClass::kBestEffort) s.urgent_ns = now;
   }
   if (kind == StepKind::kWhole) retire(env, s, StepKind::kWhole, now);
   if (is_last) close_segments(env, s, now);

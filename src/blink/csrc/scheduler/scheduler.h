@@ -7,7 +7,7 @@
 
 #include "scheduler/cache_reset.h"
 #include "scheduler/repeat.h"
-#include "scheduler/turns.h"
+#include "scheduler/step_class.h"
 
 namespace blink {
 
@@ -65,7 +65,7 @@ BLINK_FN void trace_launch(State& s, const BatchHeader& b, uint64_t launched_ns,
                                                                 s.step_preempted,
                                                                 idle_before,
                                                                 a.num_best_effort_rows,
-                                                                uint32_t(a.turn),
+                                                                uint32_t(a.step_class),
                                                                 b.segment,
                                                                 a.segmented ? s.num_segments : 0,
                                                                 a.predicted_ns};
@@ -154,7 +154,7 @@ BLINK_RARE_FN void resume(Env& env, State& s) {
     s.in_flight_kind = uint32_t(StepKind::kSegmented);
     s.step_admitted = s.step_preempted = 0;
     const uint64_t predicted_ns = s.segmented_cost_ns / s.num_segments;
-    s.account = Account{0, predicted_ns, 0, batch.graph, s.segmented_best_effort_rows, s.segmented_turn, 1};
+    s.account = Account{0, predicted_ns, 0, batch.graph, s.segmented_best_effort_rows, s.segmented_class, 1};
   }
   env.sync();
 }
@@ -162,10 +162,10 @@ BLINK_RARE_FN void resume(Env& env, State& s) {
 // Prepare what runs next: a step, or a segment of the paused one. False if there is nothing to do.
 template <class Env>
 BLINK_RARE_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
-  const Choice choice = choose_turn(env, s, now);
-  if (!choice.resumes && compose(env, s, choice.turn, now) > 0) return true;
+  const Choice choice = choose_class(env, s, now);
+  if (!choice.resumes && compose(env, s, choice.step_class, now) > 0) return true;
   if (s.failed) return false;
-  if (!is_segmented(s)) return choice.turn != Turn::kAll && compose(env, s, Turn::kAll, now) > 0;
+  if (!is_segmented(s)) return choice.step_class != StepClass::kAll && compose(env, s, StepClass::kAll, now) > 0;
   resume(env, s);
   return true;
 }

@@ -168,7 +168,7 @@ struct Account {
   FIELD(uint64_t, kv_tokens);  // that it reads
   FIELD(uint32_t, graph);
   FIELD(uint32_t, num_best_effort_rows);
-  FIELD(Turn, turn);
+  FIELD(StepClass, step_class);
   FIELD(uint32_t, segmented);
 };
 
@@ -271,14 +271,14 @@ struct State {
   FIELD(uint32_t, num_attached);            // queue pairs, at least 1
   FIELD(uint32_t, num_flows);               // that have sequences
   FIELD(uint32_t, num_best_effort);         // live sequences of that class
-  FIELD(uint32_t, turn);                    // Turn of the step that is being composed
+  FIELD(uint32_t, step_class);              // StepClass of the step that is being composed
   FIELD(uint32_t, step_tokens);             // that it may take
   FIELD(uint32_t, in_flight_kind);          // StepKind of the launch in flight
   FIELD(uint32_t, segment);                 // of the step that is launched in segments: in flight, or next
   FIELD(uint32_t, num_segments);            // of it; 0: there is none
   FIELD(uint64_t, segmented_ns);            // that its segments have taken
   FIELD(uint64_t, segmented_cost_ns);       // that all of them are expected to take
-  FIELD(Turn, segmented_turn);
+  FIELD(StepClass, segmented_class);
   FIELD(uint32_t, segmented_best_effort_rows);
   FIELD(uint64_t, urgent_ns);       // end of the last step that moved urgent sequences on
   FIELD(int64_t, owed_ns);          // to best-effort work, of its share

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Urgent work passes best-effort work, also in the middle of a step that is launched in segments; and whose turn it is.
+"""Urgent work passes best-effort work, also between the segments of a step; and which class runs next.
 
 The table of costs is the test's, and the clock: a launch takes what the table says, unless a test says otherwise.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blink.region.layout import FinishReason, StepResult, Turn
+from blink.region.layout import FinishReason, StepClass, StepResult
 from blink.region.native import lib
 from harness import (
     MILLISECOND,
@@ -93,7 +93,7 @@ def start_long_step(h: Harness, count: int = 2, **params: Any) -> tuple[QueuePai
     slow = [submit(h, pair, prompt_of(12, i), **params) for i in range(count)]
     for segment in range(2):
         entry = launch(h, pair, inbox)
-        assert (entry["segment"], entry["num_segments"], entry["turn"]) == (segment, SEGMENTS, Turn.ALL)
+        assert (entry["segment"], entry["num_segments"], entry["step_class"]) == (segment, SEGMENTS, StepClass.ALL)
         assert entry["num_best_effort_rows"] == count
     return pair, inbox, slow
 
@@ -111,7 +111,7 @@ def test_an_urgent_request_runs_at_the_next_border_and_the_step_goes_on_where_it
         pair, inbox, slow = start_long_step(h)
         urgent = submit(h, pair, prompt_of(9, 40), max_tokens=3)
         entry = launch(h, pair, inbox)
-        assert (entry["num_segments"], entry["turn"], entry["num_best_effort_rows"]) == (0, Turn.URGENT, 0)
+        assert (entry["num_segments"], entry["step_class"], entry["num_best_effort_rows"]) == (0, StepClass.URGENT, 0)
         assert rows_of(h) == {urgent & 0xFF}
         entry = launch(h, pair, inbox)
         assert (entry["segment"], entry["num_segments"]) == (2, SEGMENTS)
@@ -297,7 +297,7 @@ def test_with_a_target_that_all_can_keep_they_share_their_steps() -> None:
         submit(h, pair, prompt_of(3, 40), max_tokens=40)
         for _ in range(12):
             launch(h, pair, inbox)
-        assert rows_of(h) == {0, 1} and newest(h)["turn"] == Turn.ALL
+        assert rows_of(h) == {0, 1} and newest(h)["step_class"] == StepClass.ALL
 
 
 def test_decisions_can_be_replayed_from_the_trace() -> None:
@@ -321,7 +321,7 @@ def test_decisions_can_be_replayed_from_the_trace() -> None:
                 h.step(chance.random(), finish=times is not None or chance.random() < 0.4)
             trace = np.sort(h.region.trace(), order="step")
             trace = trace[trace["step"] > 0]
-            assert (trace["num_segments"] > 0).any() and len(set(trace["turn"].tolist())) > 1
+            assert (trace["num_segments"] > 0).any() and len(set(trace["step_class"].tolist())) > 1
             ended = int(trace["ended_ns"][-1])  # when a pass saw the last launch's end, which launched nothing
             passes = [*trace[["retired_ns", "launched_ns"]].tolist(), (ended, ended)]
             return h.decision_log().tobytes(), h.costs.tobytes(), passes

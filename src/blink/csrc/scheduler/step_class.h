@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose turn it is: urgent work passes best-effort work, at the border of a step or of a segment of one, and
-// best-effort work gets ahead all the same. docs/scheduling.md has the rules and the reasons.
+// Which class runs next: urgent sequences, best-effort sequences, or all. Urgent work passes best-effort work at the
+// end of a step or of a segment. Best-effort work still gets its share of the time. docs/scheduling.md has the reasons.
 //
-// Urgent is what is latency-sensitive or has aged (policy.h).
+// Urgent sequences are latency-sensitive, or have aged (policy.h).
 #pragma once
 
 #include "scheduler/admission.h"
@@ -73,15 +73,15 @@ BLINK_FN bool can_overtake(const State& s) {
 
 // What to launch next: a step of these sequences, or what is left of the one that is paused.
 struct Choice {
-  Turn turn;
+  StepClass step_class;
   bool resumes;
 };
 
 // Every lane gets the same answer.
 template <class Env>
-BLINK_FN Choice choose_turn(Env& env, State& s, uint64_t now) {
+BLINK_FN Choice choose_class(Env& env, State& s, uint64_t now) {
   const bool open = is_segmented(s);
-  const Choice best_effort{Turn::kBestEffort, open}, all{Turn::kAll, open}, urgent{Turn::kUrgent, false};
+  const Choice best_effort{StepClass::kBestEffort, open}, all{StepClass::kAll, open}, urgent{StepClass::kUrgent, false};
   if (!has_costs(s) || (s.num_best_effort == 0 && !open)) return all;
   if (env.lane() == 0) settle_account(s);
   const Demand d = measure_demand(env, s, now);  // synchronises
