@@ -111,7 +111,7 @@ BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepBuffers& a,
 }
 
 // The smallest graph that holds a step.
-BLINK_FN uint32_t choose_graph(const Geometry& g, const Tally& total) {
+BLINK_FN uint32_t choose_graph(const Geometry& g, const StepTotals& total) {
   return graph_for(g, total.tokens,
                    total.scored_rows > 0    ? GraphKind::kScoring
                    : total.prefill_rows > 0 ? GraphKind::kMixed
@@ -119,14 +119,14 @@ BLINK_FN uint32_t choose_graph(const Geometry& g, const Tally& total) {
 }
 
 // Whether a prompt may overtake a step: one that decodes, while a prompt is awaited and its time has been saved up.
-BLINK_FN bool may_be_overtaken(const State& s, uint32_t graph, const Tally& total) {
+BLINK_FN bool may_be_overtaken(const State& s, uint32_t graph, const StepTotals& total) {
   return graph < s.geometry.num_decode_graphs && s.step < s.overtake_until &&
          overtake_price(predict_ns(s, graph, total.context), total.decode_rows) <= s.overtake_ns;
 }
 
 // Whether a step is launched in segments: one that others may pass, whose graph is long enough to be cut. No graph that
 // scores is.
-BLINK_FN bool takes_segments(const State& s, uint32_t graph, const Tally& total) {
+BLINK_FN bool takes_segments(const State& s, uint32_t graph, const StepTotals& total) {
   const bool may_be_passed = total.best_effort_rows > 0 || may_be_overtaken(s, graph, total);
   return may_be_passed && !is_scoring(s.geometry, graph) && s.costs[graph].num_segments > 1 && !is_segmented(s);
 }
@@ -156,7 +156,7 @@ BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
 }
 
 // Begin the account of a composed step. Runs on: one lane.
-BLINK_FN void open_account(State& s, uint32_t graph, const Tally& total, bool segmented) {
+BLINK_FN void open_account(State& s, uint32_t graph, const StepTotals& total, bool segmented) {
   Account& a = s.account;
   if (is_overtaken(s)) {  // its rows would have taken part
     const uint64_t price = overtake_price(s.segmented_cost_ns, s.segmented.header->num_rows);
@@ -181,7 +181,7 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_
     s.step_admitted = s.step_preempted = s.automaton_bytes_copied = 0;
   }
   open_queue_pairs(env, s);
-  const Tally total = choose_prompts(env, s, choose_decoders(env, s, now), now);
+  const StepTotals total = choose_prompts(env, s, choose_decoders(env, s, now), now);
   raise_floor(env, s);
   if (s.failed || total.tokens == 0) return 0;
   if (env.lane() == 0) s.step++;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a step: deliver each sampled token once, in order, and end what is complete.
+// Ends a step: delivers each sampled token once, in order, and ends the sequences that are complete.
 #pragma once
 
 #include "scheduler/ending.h"
@@ -76,10 +76,10 @@ BLINK_FN void retire_row(Env& env, State& s, const StepBuffers& a, const Row& ro
 }
 
 // Tokens that a step sampled, and sequences that ended with it.
-struct Harvest {
+struct RetireTotals {
   uint32_t sampled, stopped, filled, failed;
 };
-BLINK_FN Harvest operator+(Harvest a, Harvest b) {
+BLINK_FN RetireTotals operator+(RetireTotals a, RetireTotals b) {
   return {a.sampled + b.sampled, a.stopped + b.stopped, a.filled + b.filled, a.failed + b.failed};
 }
 
@@ -88,28 +88,28 @@ BLINK_RARE_FN void retire(Env& env, State& s, StepKind kind, uint64_t now) {
   const StepBuffers& a = buffers_of(s, kind);
   const uint32_t rows = a.header->num_rows;
   if (is_scoring(s.geometry, a.header->graph)) deliver_scores(env, s, a, now);
-  Harvest harvest{0, 0, 0, 0};
+  RetireTotals totals{0, 0, 0, 0};
   for (uint32_t i = env.lane(); i < rows; i += env.lanes()) {
     const Row row = a.rows[i];
     Sequence& q = s.sequences[row.sequence];
     const uint32_t before = q.num_generated;
     retire_row(env, s, a, row, q, now);
-    harvest.sampled += q.num_generated - before;
-    harvest.stopped += q.finish == FinishReason::kStop;
-    harvest.filled += q.finish == FinishReason::kLength;
-    harvest.failed += q.finish == FinishReason::kError;
+    totals.sampled += q.num_generated - before;
+    totals.stopped += q.finish == FinishReason::kStop;
+    totals.filled += q.finish == FinishReason::kLength;
+    totals.failed += q.finish == FinishReason::kError;
   }
-  harvest = env.sum(harvest);
+  totals = env.sum(totals);
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes())
     (kind == StepKind::kWhole ? s.qps[qp].cq_need : s.qps[qp].cq_held) = 0;
   if (env.lane() == 0) {
-    s.statistics.generation_tokens += harvest.sampled;
-    s.statistics.finished_stop += harvest.stopped;
-    s.statistics.finished_length += harvest.filled;
-    s.statistics.finished_error += harvest.failed;
+    s.statistics.generation_tokens += totals.sampled;
+    s.statistics.finished_stop += totals.stopped;
+    s.statistics.finished_length += totals.filled;
+    s.statistics.finished_error += totals.failed;
   }
   env.sync();
-  if (harvest.stopped + harvest.filled + harvest.failed == 0) return;
+  if (totals.stopped + totals.filled + totals.failed == 0) return;
   end_finished(env, s, SequenceStatus::kRunning);
   if (kind == StepKind::kSegmented) end_finished(env, s, SequenceStatus::kWaiting);  // parked while it was paused
 }
