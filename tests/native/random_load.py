@@ -37,7 +37,7 @@ _EVENTS = ("num_parked", "num_preemptions", "evicted_blocks", "prefix_hits", "nu
 _EVENTS += ("finished_stop", "finished_length", "finished_abort", "finished_error", "automata_loaded", "prefix_resets")
 _BATCH = ("num_rows", "num_tokens", "num_decode_rows", "graph", "step", "segment")
 _LOG = ("step", "row", "sequence", "slot", "num_computed", "num_tokens", "last_block", "graph")
-_COUNTS = ("num_running", "num_waiting", "num_free_blocks", "num_evictable", "num_free_slots", "num_repeats")
+_COUNTS = ("num_running", "num_waiting", "num_free_blocks", "num_evictable", "num_free_slots", "num_fast_steps")
 _COUNTS += ("owed_ns", "overtake_ns", "flow_floor", "pass", "num_segments")
 _TRACE = ("step", "retired_ns", "launched_ns", "graph", "num_rows", "num_tokens", "num_decode_rows", "num_running")
 _TRACE += ("num_waiting", "num_free_blocks", "num_admitted", "num_preempted", "idle_before", "num_best_effort_rows")
@@ -67,7 +67,7 @@ class Episode:
         for graph in range(int(harness.geometry["num_graphs"]) if segments else 0):
             harness.costs[graph] = (MILLISECOND // 2 * (2 + graph), 1000, segments)
         self.frontends = [Frontend(harness.frontend(i), True) for i in range(num_pairs)]
-        self.is_calm = script.random() < 0.4  # long texts, few arrivals and no logprobs: rows may go on by repeats
+        self.is_calm = script.random() < 0.4  # long texts, few arrivals and no logprobs: rows may take the fast path
         self.arrivals = self.reading = 0.0
 
     def run(self) -> Iterator[bytes]:
@@ -80,7 +80,7 @@ class Episode:
             yield self._step()
         for name in _EVENTS:
             self.counts[name] += self.h.statistic(name)
-        self.counts["num_repeats"] += int(self.h.scheduler["num_repeats"])
+        self.counts["num_fast_steps"] += int(self.h.scheduler["num_fast_steps"])
 
     def _live(self) -> Iterator[bytes]:
         """Let the frontends do what they do between two passes."""

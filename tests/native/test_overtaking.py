@@ -154,10 +154,10 @@ def test_steps_are_launched_whole_again_when_no_prompt_has_come_for_long() -> No
         h.scheduler["overtake_until"] = int(h.scheduler["step"])
         for _ in range(SEGMENTS - 1):
             launch(h, pair, inbox)
-        repeats = int(h.scheduler["num_repeats"])
+        fast_steps = int(h.scheduler["num_fast_steps"])
         for _ in range(10):
             assert launch(h, pair, inbox)["num_segments"] == 0
-        assert int(h.scheduler["num_repeats"]) > repeats + 5
+        assert int(h.scheduler["num_fast_steps"]) > fast_steps + 5
 
 
 def test_no_step_is_cut_while_all_places_are_taken() -> None:

@@ -130,7 +130,7 @@ def test_steps_without_best_effort_rows_are_launched_whole() -> None:
         sequences = [submit(h, pair, prompt_of(12, i), max_tokens=9) for i in range(3)]
         run_until_finished(h, inbox, [pair], sequences)
         assert not h.region.trace()["num_segments"].any()
-        assert int(h.scheduler["num_repeats"]) > 4
+        assert int(h.scheduler["num_fast_steps"]) > 4
 
 
 def test_a_step_that_is_too_short_to_be_cut_is_launched_whole() -> None:

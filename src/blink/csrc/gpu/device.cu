@@ -31,10 +31,10 @@ __device__ bool run_window() {
 extern "C" __global__ void __launch_bounds__(blink::kLanes, 1) blink_scheduler(blink::DeviceProgram* program) {
   using namespace blink;
   take_over(program);
-  const bool goes_on = run_window();
-  if (threadIdx.x == 0) near.program.windows += goes_on;
+  const bool continues = run_window();
+  if (threadIdx.x == 0) near.program.windows += continues;
   hand_over(program);
-  if (!goes_on || threadIdx.x != 0) return;
+  if (!continues || threadIdx.x != 0) return;
   if (cudaGraphLaunch(cudaGetCurrentGraphExec(), cudaStreamGraphTailLaunch) != cudaSuccess)
     fail(*program->state, ErrorCode::kLaunchFailed, BLINK_HERE, kLaunchesPerWindow);
 }

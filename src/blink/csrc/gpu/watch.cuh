@@ -62,7 +62,7 @@ __device__ void watch_step(const State& s) {
       looked = now;
     }
     if (threadIdx.x == kWarpLanes) wants_pass = 1;
-  } else if (!s.may_repeat || s.num_waiting > 0) {
+  } else if (!s.fast_path_ready || s.num_waiting > 0) {
     for (uint64_t kept = 0; !is_over;) {
       if (DeviceEnv::now() - kept >= kKeepNs) {
         keep_sequences(s, 2 * kWarpLanes);

@@ -175,7 +175,7 @@ template <class Env>
 BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_t now) {
   env.sync();
   if (env.lane() == 0) {
-    settle_account(s);
+    close_account(s);
     s.pass++;
     s.step_class = uint32_t(step_class);
     s.step_admitted = s.step_preempted = s.automaton_bytes_copied = 0;

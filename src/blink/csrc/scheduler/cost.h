@@ -88,7 +88,7 @@ BLINK_FN void end_account(State& s, uint64_t now) {
 }
 
 // Take over what the launch that is over took, once. Runs on: one lane.
-BLINK_RARE_FN void settle_account(State& s) {
+BLINK_RARE_FN void close_account(State& s) {
   Account& a = s.account;
   if (a.spent_ns == 0) return;
   if (has_costs(s) && !a.segmented) learn(s, a.graph, a.predicted_ns, a.spent_ns);

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "scheduler/cache_reset.h"
-#include "scheduler/repeat.h"
+#include "scheduler/fast_path.h"
 #include "scheduler/step_class.h"
 
 namespace blink {
@@ -139,7 +139,7 @@ BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_befo
   }
   env.sync();
   publish_statistics(env, s);
-  prepare_repeat(env, s);
+  prepare_fast_path(env, s);
 }
 
 // Let the next segment of the paused step be what is launched.
@@ -147,7 +147,7 @@ template <class Env>
 BLINK_RARE_FN void resume(Env& env, State& s) {
   env.sync();
   if (env.lane() == 0) {
-    settle_account(s);
+    close_account(s);
     BatchHeader& batch = *s.segmented.header;
     batch.step = ++s.step;
     batch.segment = s.segment;
@@ -210,8 +210,8 @@ BLINK_FN StepResult step(Env& env, State& s) {
     env.sync();
     return StepResult::kFailed;
   }
-  const bool repeats = was_in_flight && repeat(env, s);
-  if (!repeats) {
+  const bool is_fast = was_in_flight && take_fast_path(env, s);
+  if (!is_fast) {
     if (was_in_flight) end_launch(env, s, glance.now);
     reap(env, s, glance.now);
     if (!prepare_launch(env, s, glance.now)) {
@@ -223,13 +223,13 @@ BLINK_FN StepResult step(Env& env, State& s) {
   }
   uint64_t launched_ns = 0;
   if (env.lane() == 0) {
-    launch(env, s, repeats ? StepKind::kWhole : kind_in_flight(s));
+    launch(env, s, is_fast ? StepKind::kWhole : kind_in_flight(s));
     launched_ns = env.now();
-    if (repeats) repeat_account(s, glance.now);
+    if (is_fast) continue_account(s, glance.now);
   }
   env.sync();
   if (s.failed) return StepResult::kFailed;
-  if (repeats) settle(env, s, glance.now);
+  if (is_fast) retire_fast_path(env, s, glance.now);
   housekeep(env, s, launched_ns, !was_in_flight);
   poll(env, s, glance.now);
   return StepResult::kLaunched;

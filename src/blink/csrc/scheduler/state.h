@@ -134,7 +134,7 @@ struct QueuePairState {
 };
 
 // Stop tokens of a row that are at hand as it ends; of others only the rest are looked up.
-constexpr uint32_t kNearStopTokens = 6;
+constexpr uint32_t kPreparedStopTokens = 6;
 
 // What a decoding row needs to go on in the next step, and what it sampled in this one.
 struct NextRow {
@@ -143,10 +143,10 @@ struct NextRow {
   FIELD(uint64_t, table_place);  // in `block_tables`
   FIELD(int32_t, position);
   FIELD(int32_t, kv_slot);
-  FIELD(uint32_t, block);                        // that it starts; kNone: none
-  FIELD(uint32_t, stops_at);                     // in `stop_tokens`
-  FIELD(uint32_t, num_stops);                    // that may end it already
-  FIELD_ARRAY(int32_t, stops, kNearStopTokens);  // the first of them, and kNoToken
+  FIELD(uint32_t, block);                          // that it starts; kNone: none
+  FIELD(uint32_t, stops_at);                       // in `stop_tokens`
+  FIELD(uint32_t, num_stops);                      // that may end it already
+  FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kNoToken
   FIELD(int32_t, token);
   FIELD(float, logprob);
 };
@@ -246,8 +246,8 @@ struct State {
   FIELD(uint32_t, booted);
   FIELD(uint32_t, in_flight);
   FIELD(uint32_t, failed);
-  FIELD(uint32_t, may_repeat);   // the next step may be as this one, see repeat.h
-  FIELD(uint32_t, next_blocks);  // that it takes then, the last free ones
+  FIELD(uint32_t, fast_path_ready);  // the next step may be as this one, see fast_path.h
+  FIELD(uint32_t, next_blocks);      // that it takes then, the last free ones
   FIELD(uint32_t, stats_dirty);
   FIELD(uint32_t, num_running);
   FIELD(uint32_t, num_waiting);
@@ -298,7 +298,7 @@ struct State {
   FIELD(uint64_t, launched_ns);  // when what is in flight was launched, or what was last
   FIELD(uint64_t, hash_key_low);
   FIELD(uint64_t, hash_key_high);
-  FIELD(uint64_t, num_repeats);
+  FIELD(uint64_t, num_fast_steps);
   FIELD(Statistics, statistics);
 };
 

@@ -83,7 +83,7 @@ BLINK_FN Choice choose_class(Env& env, State& s, uint64_t now) {
   const bool open = is_segmented(s);
   const Choice best_effort{StepClass::kBestEffort, open}, all{StepClass::kAll, open}, urgent{StepClass::kUrgent, false};
   if (!has_costs(s) || (s.num_best_effort == 0 && !open)) return all;
-  if (env.lane() == 0) settle_account(s);
+  if (env.lane() == 0) close_account(s);
   const RunnableWork d = count_runnable(env, s, now);  // synchronises
   if (d.urgent_prompts + d.urgent_rows == 0) return all;
   if (!open && d.best_effort_prompts + d.best_effort_rows == 0) return all;
