@@ -38,7 +38,7 @@ _EVENTS += ("finished_stop", "finished_length", "finished_abort", "finished_erro
 _BATCH = ("num_rows", "num_tokens", "num_decode_rows", "graph", "step", "segment")
 _LOG = ("step", "row", "sequence", "slot", "num_computed", "num_tokens", "last_block", "graph")
 _COUNTS = ("num_running", "num_waiting", "num_free_blocks", "num_evictable", "num_free_slots", "num_fast_steps")
-_COUNTS += ("owed_ns", "overtake_ns", "flow_floor", "pass", "num_segments")
+_COUNTS += ("best_effort_credit_ns", "preemption_credit_ns", "flow_floor", "pass", "num_segments")
 _TRACE = ("step", "retired_ns", "launched_ns", "graph", "num_rows", "num_tokens", "num_decode_rows", "num_running")
 _TRACE += ("num_waiting", "num_free_blocks", "num_admitted", "num_preempted", "idle_before", "num_best_effort_rows")
 _TRACE += ("step_class", "segment", "num_segments", "predicted_ns")
@@ -197,7 +197,7 @@ class Episode:
         self.counts["urgent"] += int(account["step_class"]) == StepClass.URGENT
         self.counts["best_effort"] += int(account["step_class"]) == StepClass.BEST_EFFORT
         is_beside = not h.is_segment and int(h.scheduler["num_segments"]) > 0
-        self.counts["overtaking"] += is_beside and int(h.scheduler["segmented_best_effort_rows"]) == 0
+        self.counts["preempting"] += is_beside and int(h.scheduler["segmented_best_effort_rows"]) == 0
         self.counts["blocked"] += bool((h.queue_pairs["open"][h.queue_pairs["num_live"] > 0] == 0).any())
         ends, lens = h.step_array("context_lens", "i4")[:rows], h.sequences["num_tokens"][h.rows["sequence"]]
         self.counts["chunks"] += int((ends < lens).sum())

@@ -285,7 +285,7 @@ def test_segments_that_are_shorter_than_expected_run_more_often() -> None:
         while int(h.scheduler["num_segments"]) or not inbox.tokens(urgent):
             launch(h, pair, inbox, 0.5)
         assert launch(h, pair, inbox, 0.5)["num_best_effort_rows"] == 0
-        h.scheduler["owed_ns"] = MILLISECOND + 1
+        h.scheduler["best_effort_credit_ns"] = MILLISECOND + 1
         launched = [launch(h, pair, inbox, 0.5)["num_best_effort_rows"] > 0 for _ in range(16)]
         assert sum(launched) >= 8
 

@@ -238,8 +238,8 @@ BLINK_FN bool wants_prompt_tokens(const State& s, const Sequence& q, uint64_t no
 template <class Env>
 BLINK_RARE_FN void set_step_tokens(Env& env, State& s, StepTotals t, uint64_t now) {
   uint32_t waiting = 0;
-  const bool is_urgent = t.decode_rows > t.best_effort_rows || is_overtaken(s);
-  if (has_costs(s) && (t.tokens > 0 || is_overtaken(s))) {
+  const bool is_urgent = t.decode_rows > t.best_effort_rows || is_decode_preempted(s);
+  if (has_costs(s) && (t.tokens > 0 || is_decode_preempted(s))) {
     for (uint32_t i = env.lane(); i < s.num_running + s.num_waiting; i += env.lanes()) {
       const Sequence& q = s.sequences[i < s.num_running ? s.running[i] : s.waiting[i - s.num_running]];
       const bool counts = !is_urgent || !is_best_effort(s, q, now);

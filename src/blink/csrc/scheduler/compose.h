@@ -118,16 +118,16 @@ BLINK_FN uint32_t choose_graph(const Geometry& g, const StepTotals& total) {
                                             : GraphKind::kDecoding);
 }
 
-// Whether a prompt may overtake a step: one that decodes, while a prompt is awaited and its time has been saved up.
-BLINK_FN bool may_be_overtaken(const State& s, uint32_t graph, const StepTotals& total) {
-  return graph < s.geometry.num_decode_graphs && s.step < s.overtake_until &&
-         overtake_price(predict_ns(s, graph, total.context), total.decode_rows) <= s.overtake_ns;
+// Whether prefill may preempt a step: a decode step, while a prompt is expected and the credit pays its cost.
+BLINK_FN bool may_be_preempted(const State& s, uint32_t graph, const StepTotals& total) {
+  return graph < s.geometry.num_decode_graphs && s.step < s.preemption_until &&
+         preemption_cost(predict_ns(s, graph, total.context), total.decode_rows) <= s.preemption_credit_ns;
 }
 
 // Whether a step is launched in segments: one that others may pass, whose graph is long enough to be cut. No graph that
 // scores is.
 BLINK_FN bool takes_segments(const State& s, uint32_t graph, const StepTotals& total) {
-  const bool may_be_passed = total.best_effort_rows > 0 || may_be_overtaken(s, graph, total);
+  const bool may_be_passed = total.best_effort_rows > 0 || may_be_preempted(s, graph, total);
   return may_be_passed && !is_scoring(s.geometry, graph) && s.costs[graph].num_segments > 1 && !is_segmented(s);
 }
 
@@ -158,9 +158,9 @@ BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
 // Begin the account of a composed step. Runs on: one lane.
 BLINK_FN void open_account(State& s, uint32_t graph, const StepTotals& total, bool segmented) {
   Account& a = s.account;
-  if (is_overtaken(s)) {  // its rows would have taken part
-    const uint64_t price = overtake_price(s.segmented_cost_ns, s.segmented.header->num_rows);
-    s.overtake_ns -= least(s.overtake_ns, price);
+  if (is_decode_preempted(s)) {  // its rows would have taken part
+    const uint64_t cost = preemption_cost(s.segmented_cost_ns, s.segmented.header->num_rows);
+    s.preemption_credit_ns -= least(s.preemption_credit_ns, cost);
   }
   a.kv_tokens = total.context;
   a.predicted_ns = predict_ns(s, graph, a.kv_tokens);

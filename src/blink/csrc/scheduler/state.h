@@ -280,11 +280,11 @@ struct State {
   FIELD(uint64_t, segmented_cost_ns);       // that all of them are expected to take
   FIELD(StepClass, segmented_class);
   FIELD(uint32_t, segmented_best_effort_rows);
-  FIELD(uint64_t, urgent_ns);       // end of the last step that moved urgent sequences on
-  FIELD(int64_t, owed_ns);          // to best-effort work, of its share
-  FIELD(uint64_t, burst_due);       // step by which the bursts of prompts that were taken as a whole are made up for
-  FIELD(uint64_t, overtake_ns);     // of decoding's time that prompts may take
-  FIELD(uint64_t, overtake_until);  // step up to which one that overtakes is expected
+  FIELD(uint64_t, urgent_ns);             // end of the last step that moved urgent sequences on
+  FIELD(int64_t, best_effort_credit_ns);  // of its share of the time; negative: debt
+  FIELD(uint64_t, burst_due);  // step by which the bursts of prompts that were taken as a whole are made up for
+  FIELD(uint64_t, preemption_credit_ns);  // of decoding's time that prefill may take
+  FIELD(uint64_t, preemption_until);      // step up to which a prompt that preempts is expected
   FIELD(Account, account);
   FIELD(uint32_t, prompt_share);  // tokens of a prompt in this step while other flows' prompts wait
   FIELD(uint64_t, flow_floor);    // least counter of the flows that a step served, as far as it has risen

@@ -63,12 +63,12 @@ BLINK_FN bool fits_target(const State& s, const RunnableWork& d) {
   return predict_decode_ns(s, d.urgent_rows + d.best_effort_rows, d.kv) <= s.geometry.urgent_tpot_target_ns;
 }
 
-// Whether prompts may overtake the paused step: half of it must be left, and the less is, the more must have been
-// saved up.
-BLINK_FN bool can_overtake(const State& s) {
+// Whether prefill may preempt the paused decode step: half of it must be left, and the less is left, the more credit
+// it takes.
+BLINK_FN bool can_preempt_decode(const State& s) {
   const uint32_t left = s.num_segments - s.segment;
-  const uint64_t price = overtake_price(s.segmented_cost_ns, s.segmented.header->num_rows);
-  return 2 * left >= s.num_segments && price * s.num_segments <= s.overtake_ns * left;
+  const uint64_t cost = preemption_cost(s.segmented_cost_ns, s.segmented.header->num_rows);
+  return 2 * left >= s.num_segments && cost * s.num_segments <= s.preemption_credit_ns * left;
 }
 
 // What to launch next: a step of these sequences, or what is left of the one that is paused.
@@ -87,8 +87,8 @@ BLINK_FN Choice choose_class(Env& env, State& s, uint64_t now) {
   const RunnableWork d = count_runnable(env, s, now);  // synchronises
   if (d.urgent_prompts + d.urgent_rows == 0) return all;
   if (!open && d.best_effort_prompts + d.best_effort_rows == 0) return all;
-  if (is_overtaken(s)) return d.urgent_prompts > 0 && can_overtake(s) ? urgent : all;
-  if (s.owed_ns > int64_t(s.geometry.segment_ns)) return best_effort;
+  if (is_decode_preempted(s)) return d.urgent_prompts > 0 && can_preempt_decode(s) ? urgent : all;
+  if (s.best_effort_credit_ns > int64_t(s.geometry.segment_ns)) return best_effort;
   if (d.urgent_prompts > 0) return urgent;
   if (s.geometry.urgent_tpot_target_ns == 0) return all;
   if (!open && fits_target(s, d)) return all;

@@ -20,7 +20,7 @@ BLINK_FN const StepOutput& output_in_flight(const State& s) { return *buffers_of
 BLINK_FN bool is_segmented(const State& s) { return s.num_segments > 0; }
 BLINK_FN bool is_last_segment(const State& s) { return s.segment + 1 == s.num_segments; }
 
-// Whether what runs beside the segmented step overtakes decoding of its own class.
-BLINK_FN bool is_overtaken(const State& s) { return is_segmented(s) && s.segmented_best_effort_rows == 0; }
+// Whether a step that runs meanwhile preempts decoding of its own class.
+BLINK_FN bool is_decode_preempted(const State& s) { return is_segmented(s) && s.segmented_best_effort_rows == 0; }
 
 }  // namespace blink
