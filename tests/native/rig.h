@@ -87,11 +87,11 @@ class Rig {
     Header* header = reinterpret_cast<Header*>(align_up(reinterpret_cast<uint64_t>(region_.data()), kPage));
     header->geometry = geometry_;
     State sizes{};
-    memory_.resize(carve(sizes, geometry_, 0) + 256);
+    memory_.resize(lay_out_arrays(sizes, geometry_, 0) + 256);
     state_ = reinterpret_cast<State*>(align_up(reinterpret_cast<uint64_t>(memory_.data()), 256));
     *state_ = State{};
     state_->geometry = geometry_;
-    carve(*state_, geometry_, reinterpret_cast<uint64_t>(state_));
+    lay_out_arrays(*state_, geometry_, reinterpret_cast<uint64_t>(state_));
     bind_region(*state_, geometry_, reinterpret_cast<uint64_t>(header));
   }
   Rig(const Rig&) = delete;

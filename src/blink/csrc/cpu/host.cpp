@@ -58,7 +58,7 @@ void blink_queue_pair_layout(const Geometry* g, QueuePairLayout* out) { *out = q
 
 uint64_t blink_state_bytes(const Geometry* g) {
   State state{};
-  return carve(state, *g, 0);
+  return lay_out_arrays(state, *g, 0);
 }
 
 // Write the State that belongs at address `state_base`, for a scheduler that sees the region at `region_base`.
@@ -66,7 +66,7 @@ void blink_state_build(State* out, const void* region, uint64_t state_base, uint
   const Geometry& geometry = static_cast<const Header*>(region)->geometry;
   *out = State{};
   out->geometry = geometry;
-  carve(*out, geometry, state_base);
+  lay_out_arrays(*out, geometry, state_base);
   bind_region(*out, geometry, region_base);
 }
 
