@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU engine's watch over a scheduler, which here runs on a CPU and is stepped by hand."""
+"""The GPU engine's heartbeat timeout: its scheduler runs on a CPU here and is stepped by hand."""
 
 from __future__ import annotations
 

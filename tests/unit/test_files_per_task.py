@@ -70,7 +70,7 @@ PENDING = [
         6,
         (
             "config.py",
-            "csrc/gpu/device.cu",
+            "csrc/device/scheduler_kernel.cu",
             "engine/gpu.py",
             "models/decode_step.py",
             "models/spec.py",

@@ -147,7 +147,7 @@ class DeviceScheduler:
         self._executables.clear()
 
     def _build_program(self) -> None:
-        """Write csrc/gpu/program.h's DeviceProgram and its tables of executables."""
+        """Write csrc/device/program.h's DeviceProgram and its tables of executables."""
         table = np.zeros(len(self._pairs), STEP_GRAPHS)
         self._segment_lists = {
             index: self._upload(np.array([int(executable) for _, executable in segments], np.uint64))

@@ -12,8 +12,8 @@
 #include "cpu/constrain.h"
 #include "cpu/json_weight.h"
 #include "cpu/sampler.h"
+#include "device/program.h"
 #include "gpu/args.h"
-#include "gpu/program.h"
 #include "scheduler/failure.h"
 #include "scheduler/step_kind.h"
 

@@ -40,9 +40,8 @@ struct Sequence {
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
   FIELD(Registration, chain);       // the last of them, or its equal that was there before
   FIELD(Row, row);                  // in the step that is composed or in flight, unless that is the paused one
-  FIELD(uint32_t,
-        paused_tokens);           // tokens in the step that is launched in segments: until it ends, nothing of it moves
-  FIELD(uint32_t, skipped_pass);  // the pass of compose() that had no room for it
+  FIELD(uint32_t, paused_tokens);   // of its row in the layer-segmented step: until that ends, nothing of it moves
+  FIELD(uint32_t, skipped_pass);    // the pass of compose() that had no room for it
   FIELD(uint64_t, arrival);
   FIELD(uint64_t, queued_ns);  // start of the present wait
   FIELD(uint64_t, waited_ns);  // in all waits before
@@ -143,9 +142,9 @@ struct NextRow {
   FIELD(uint64_t, table_place);  // in `block_tables`
   FIELD(int32_t, position);
   FIELD(int32_t, kv_slot);
-  FIELD(uint32_t, block);                          // that it starts; kNone: none
-  FIELD(uint32_t, stops_at);                       // in `stop_tokens`
-  FIELD(uint32_t, num_stops);                      // that may end it already
+  FIELD(uint32_t, block);                            // that it starts; kNone: none
+  FIELD(uint32_t, stops_at);                         // in `stop_tokens`
+  FIELD(uint32_t, num_stops);                        // that may end it already
   FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kNoToken
   FIELD(int32_t, token);
   FIELD(float, logprob);
