@@ -182,9 +182,9 @@ class Episode:
         sampled, params = self.h.step_array("sampled_tokens", "i4"), self.h.state.array("params", "u4").reshape(-1, 16)
         for row in range(rows):
             if self.script.random() < 0.004:
-                sampled[row] = CONSTANTS["no_token"]
+                sampled[row] = CONSTANTS["invalid_logits"]
             elif params[slots[row], -1] and self.script.random() < 0.2:
-                sampled[row] = CONSTANTS["text_end"]
+                sampled[row] = CONSTANTS["grammar_done"]
 
     def _count(self, rows: int, tokens: int, all_tokens: int) -> None:
         """Count of each kind of launch."""

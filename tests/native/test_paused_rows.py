@@ -36,7 +36,7 @@ def test_a_text_that_is_complete_ends_with_its_paused_step() -> None:
         for segment in range(2, SEGMENTS):
             assert launch(h, pair, inbox)["segment"] == segment
         row = [index for index, _ in h.batch_rows()].index(slow[0] & 0xFF)
-        h.step_array("sampled_tokens", "i4")[row] = CONSTANTS["text_end"]
+        h.step_array("sampled_tokens", "i4")[row] = CONSTANTS["grammar_done"]
         launch(h, pair, inbox)
         inbox.drain(pair)
         assert inbox.finish(slow[0]) == FinishReason.STOP and inbox.tokens(slow[0]) == []

@@ -68,7 +68,7 @@ class HostMachine:
         automata = self._state.array("automata", "u1").reshape(-1, CONSTANTS["max_automaton_bytes"])
         places = self._state.array("automaton_places", "u4").reshape(len(params), -1)
         starts, text, stops = (self._state.array(name, "u1") for name in ("token_starts", "token_text", "stop_tokens"))
-        lists = self._state.array("allowed_lists", "u4").reshape(len(params), CONSTANTS["lists_of_slot"], -1)
+        lists = self._state.array("token_bitmasks", "u4").reshape(len(params), CONSTANTS["lists_of_slot"], -1)
         for row, slot in enumerate(self._slots[:rows].tolist()):
             index = int(params[slot]["automaton"])
             if not index:
@@ -91,7 +91,7 @@ class HostMachine:
             listed = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little"))
             self.num_walks += 1
             self.num_dead_ends += not len(listed)
-            nothing = CONSTANTS["text_end" if entry["may_end"] else "no_token"]
+            nothing = CONSTANTS["grammar_done" if entry["may_end"] else "invalid_logits"]
             self._sampled[row] = listed[self._sampled[row] % len(listed)] if len(listed) else nothing
 
 

@@ -45,7 +45,7 @@ enum class RejectCode : uint32_t {
 enum class ErrorCode : uint32_t {
   kNone = 0,
   kStepFailed = 1,         // the model reported a failure
-  kSampledTokenRange = 2,  // the model wrote a token outside the vocabulary, and not kNoToken
+  kSampledTokenRange = 2,  // the model wrote a token outside the vocabulary, and not kInvalidLogits
   kFreeListCorrupt = 3,
   kRefCountCorrupt = 4,
   kHashTableCorrupt = 5,

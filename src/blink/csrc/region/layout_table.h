@@ -131,8 +131,8 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kBlockHashBytes);
   CONSTANT(kDeviceLanes);
   CONSTANT(kLaunchesPerWindow);
-  CONSTANT(kNoToken);
-  CONSTANT(kTextEnd);
+  CONSTANT(kInvalidLogits);
+  CONSTANT(kGrammarDone);
   CONSTANT(kMaxAutomatonBytes);
   CONSTANT(kMaxAutomata);
   CONSTANT(kAutomatonUnit);

@@ -42,7 +42,7 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     next.stops_at = q.slot * kMaxStopTokens;
     next.num_stops = q.num_generated + 1 > q.sqe.sampling.min_tokens ? q.sqe.num_stop_tokens : 0;
     for (uint32_t i = 0; i < kPreparedStopTokens; i++)
-      next.stops[i] = i < next.num_stops ? s.stop_tokens[next.stops_at + i] : kNoToken;
+      next.stops[i] = i < next.num_stops ? s.stop_tokens[next.stops_at + i] : kInvalidLogits;
   }
   env.sync();
   if (env.lane() == 0) {

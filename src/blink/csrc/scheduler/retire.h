@@ -52,8 +52,8 @@ BLINK_FN void end_without_token(Env& env, State& s, Sequence& q, FinishReason re
 template <class Env>
 BLINK_FN void take_sample(Env& env, State& s, const StepBuffers& a, uint32_t sample, Sequence& q, uint64_t now) {
   const int32_t token = a.sampled_tokens[sample];
-  if (token == kNoToken) return end_without_token(env, s, q, FinishReason::kError, now);
-  if (token == kTextEnd && q.automaton != kNone) return end_without_token(env, s, q, FinishReason::kStop, now);
+  if (token == kInvalidLogits) return end_without_token(env, s, q, FinishReason::kError, now);
+  if (token == kGrammarDone && q.automaton != kNone) return end_without_token(env, s, q, FinishReason::kStop, now);
   if (token < 0 || uint32_t(token) >= s.geometry.vocab_size)
     return fail(s, ErrorCode::kSampledTokenRange, BLINK_HERE, sample);
   s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + q.num_tokens] = token;

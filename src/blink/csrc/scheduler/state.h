@@ -8,9 +8,9 @@
 namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
-constexpr uint32_t kPollBatch = 16;  // SQEs of one queue pair in one pass: a pass stays bounded
-constexpr int32_t kNoToken = -1;     // what the model samples of a row that has no finite logit left, or a NaN
-constexpr int32_t kTextEnd = -2;     // of a row whose automaton allows nothing more: its text is complete
+constexpr uint32_t kPollBatch = 16;     // SQEs of one queue pair in one pass: a pass stays bounded
+constexpr int32_t kInvalidLogits = -1;  // sampled of a row that has no finite logit left, or a NaN
+constexpr int32_t kGrammarDone = -2;    // sampled of a row whose grammar is complete: the sequence finishes with "stop"
 
 // A block of the prefix cache as it was registered once: no other content ever has both numbers.
 struct Registration {
@@ -145,7 +145,7 @@ struct NextRow {
   FIELD(uint32_t, block);                            // that it starts; kNone: none
   FIELD(uint32_t, stops_at);                         // in `stop_tokens`
   FIELD(uint32_t, num_stops);                        // that may end it already
-  FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kNoToken
+  FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kInvalidLogits
   FIELD(int32_t, token);
   FIELD(float, logprob);
 };
@@ -213,7 +213,7 @@ struct State {
   // what constrained texts may look like
   STATE_ARRAY(uint8_t, automata, uint64_t(g.num_automata) * kMaxAutomatonBytes);
   STATE_ARRAY(AutomatonPlace, automaton_places, uint64_t(g.num_slots) * 2);
-  STATE_ARRAY(uint32_t, allowed_lists, uint64_t(g.num_slots) * kListsOfSlot * list_words(g.vocab_size));
+  STATE_ARRAY(uint32_t, token_bitmasks, uint64_t(g.num_slots) * kListsOfSlot * list_words(g.vocab_size));
   STATE_ARRAY(uint32_t, token_starts, g.vocab_size + 1);  // in token_text; writer: engine, before the scheduler starts
   STATE_ARRAY(uint8_t, token_text, g.vocab_bytes);
 
