@@ -13,7 +13,7 @@ from blink.link.queue_pair import QueuePair, Submission
 from blink.region.layout import CONSTANTS, FinishReason, StepClass
 from blink.sampling_params import SamplingParams
 from harness import Inbox, expected_tokens, run_until_finished, submission, submit
-from test_prompt_scores import check_scores
+from test_prompt_logprob_steps import check_prompt_logprobs
 from test_scheduler_classes import SEGMENTS, VOCAB, assert_answers, costed, launch, prompt_of, rows_of, start_long_step
 
 SOUND = [Automaton(data) for data in sound_automata()]
@@ -74,7 +74,7 @@ def test_an_urgent_request_without_room_for_its_automaton_keeps_nobody_from_runn
         assert_answers(h, pair, inbox, answers)
 
 
-def test_a_prompt_is_scored_by_a_whole_step_between_two_segments() -> None:
+def test_prompt_logprobs_come_of_a_whole_step_between_two_segments() -> None:
     with costed() as h:
         scoring = int(h.geometry["first_scoring_graph"])
         pair, inbox, slow = start_long_step(h)
@@ -88,10 +88,10 @@ def test_a_prompt_is_scored_by_a_whole_step_between_two_segments() -> None:
             assert launch(h, pair, inbox)["segment"] == segment
         answers = {sequence: (prompt_of(12, i), 12) for i, sequence in enumerate(slow)}
         assert_answers(h, pair, inbox, answers | {urgent: (prompt, 3)})
-        check_scores(inbox, urgent, prompt, 2)
+        check_prompt_logprobs(inbox, urgent, prompt, 2)
 
 
-def test_a_best_effort_prompt_is_scored_by_steps_that_are_not_cut() -> None:
+def test_best_effort_prompt_logprobs_come_of_steps_that_are_not_cut() -> None:
     with costed() as h:
         pair, inbox, prompt = h.frontend(), Inbox(), prompt_of(40)
         sequence = submit(h, pair, prompt, max_tokens=3, prompt_logprobs=1, best_effort=True)
@@ -99,7 +99,7 @@ def test_a_best_effort_prompt_is_scored_by_steps_that_are_not_cut() -> None:
         assert [int(entry["num_segments"]) for entry in found] == [0, 0, SEGMENTS]
         assert [int(entry["num_best_effort_rows"]) for entry in found] == [1, 1, 1]
         assert_answers(h, pair, inbox, {sequence: (prompt, 3)})
-        check_scores(inbox, sequence, prompt, 1)
+        check_prompt_logprobs(inbox, sequence, prompt, 1)
 
 
 def test_an_answer_of_steps_in_segments_is_found_by_the_next_turn() -> None:

@@ -47,7 +47,7 @@ class SteppedEngine(CpuEngine):
         self.pass_once()
         self.pair.start()
         self.paused = 0
-        self.scores: dict[int, list[float]] = {}  # logprobs of prompts' tokens
+        self.logprobs: dict[int, list[float]] = {}  # logprobs of prompts' tokens
         starts, text = self._batch.token_starts.tolist(), bytes(self._batch.token_text.tolist())
         self.vocabulary = [text[start:end] for start, end in itertools.pairwise(starts)]
 
@@ -123,7 +123,7 @@ def run(engine: SteppedEngine, found: dict[int, list[int]], sequences: list[int]
     for _ in range(2000):
         for completion in engine.pair.drain():
             if completion["kind"] == CqeKind.PROMPT_LOGPROB:
-                engine.scores.setdefault(int(completion["sequence"]), []).append(float(completion["logprob"]))
+                engine.logprobs.setdefault(int(completion["sequence"]), []).append(float(completion["logprob"]))
             if completion["kind"] == CqeKind.TOKEN:
                 found.setdefault(int(completion["sequence"]), []).append(int(completion["token"]))
         if all(len(found.get(sequence, [])) == NEW_TOKENS for sequence in sequences):
@@ -166,24 +166,26 @@ def test_constrained_rows_of_paused_steps_keep_to_their_form_and_prompts_are_sco
     def play(*, together: bool) -> tuple[list[list[int]], list[float]]:
         found: dict[int, list[int]] = {}
         sequences: list[int] = []
-        for i, (length, automaton, scores) in enumerate(requests):
+        for i, (length, automaton, num_top) in enumerate(requests):
             best_effort = together and i < 2
-            one = engine.submit(prompt_of(length), best_effort=best_effort, automaton=automaton, prompt_logprobs=scores)
+            one = engine.submit(
+                prompt_of(length), best_effort=best_effort, automaton=automaton, prompt_logprobs=num_top
+            )
             sequences.append(one)
             if not together:
                 run(engine, found, [one])
             for _ in range(LAYERS // 2 + 1 if together and i > 0 else 0):
                 engine.pass_once()
         run(engine, found, sequences)
-        return [found[sequence] for sequence in sequences], engine.scores[sequences[-1]]
+        return [found[sequence] for sequence in sequences], engine.logprobs[sequences[-1]]
 
-    alone, scores = play(together=False)
+    alone, logprobs = play(together=False)
     before = engine.paused
-    together, scores_beside = play(together=True)
+    together, logprobs_beside = play(together=True)
     assert together == alone
     assert engine.paused >= before + 2
-    assert len(scores) == 89
-    np.testing.assert_allclose(scores_beside, scores, rtol=1e-3, atol=1e-3)
+    assert len(logprobs) == 89
+    np.testing.assert_allclose(logprobs_beside, logprobs, rtol=1e-3, atol=1e-3)
     texts = [b"".join(engine.vocabulary[token] for token in tokens).decode() for tokens in together[:3]]
     assert re.fullmatch("([0-9][a-f]){6}", texts[0])
     assert all(re.fullmatch("(foo|bar){4}", text) for text in texts[1:])
@@ -210,5 +212,5 @@ def test_the_table_takes_what_was_measured_and_continues_its_line(engine: Steppe
     num_plain = int(geometry["first_scoring_graph"])
     assert len({graph for graph, *_ in asked}) < num_plain, "the budget ended before all were measured"
     assert abs(int(costs[0]["kv_ps"]) - 10**9) < 10**4
-    assert costs["num_segments"].tolist() == [1, 1, 2, 4, 5, 6, 6, 1, 1, 1, 1], "graphs that score are not cut"
+    assert costs["num_segments"].tolist() == [1, 1, 2, 4, 5, 6, 6, 1, 1, 1, 1], "graphs of prompt logprobs are not cut"
     assert not any(part.any() for part in (batch.header, batch.context_lens, batch.params, batch.block_tables))

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "scheduler/flow.h"
-#include "scheduler/scoring.h"
+#include "scheduler/prompt_logprobs.h"
 #include "scheduler/share.h"
 #include "scheduler/sizing.h"
 #include "scheduler/slot.h"
@@ -14,7 +14,7 @@ namespace blink {
 // What the sequences chosen so far will take, and how many are left to choose (`pending`).
 struct StepTotals {
   uint32_t tokens, blocks, pending, context;  // context: tokens of the KV cache that will be read
-  uint32_t decode_rows, prefill_rows, best_effort_rows, scored_rows;
+  uint32_t decode_rows, prefill_rows, best_effort_rows, logprob_rows;
 };
 BLINK_FN StepTotals operator+(StepTotals a, StepTotals b) {
   return {a.tokens + b.tokens,
@@ -24,7 +24,7 @@ BLINK_FN StepTotals operator+(StepTotals a, StepTotals b) {
           a.decode_rows + b.decode_rows,
           a.prefill_rows + b.prefill_rows,
           a.best_effort_rows + b.best_effort_rows,
-          a.scored_rows + b.scored_rows};
+          a.logprob_rows + b.logprob_rows};
 }
 
 BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num_tokens) {
@@ -46,7 +46,7 @@ BLINK_RARE_FN StepTotals step_totals(Env& env, const State& s) {
     t.decode_rows += q.row.kind == RowKind::kDecode;
     t.prefill_rows += q.row.kind == RowKind::kPrefill;
     t.best_effort_rows += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
-    t.scored_rows += is_scored(q);
+    t.logprob_rows += has_prompt_logprobs(q);
   }
   return env.sum(t);
 }
@@ -142,7 +142,7 @@ BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, StepTotals t, uint64_t 
   const Victims victims = takes_part(q) ? Victims::kParked : Victims::kRunning;
   const uint32_t left = s.step_tokens - t.tokens;
   uint32_t chunk = least(q.num_tokens - start, takes_part(q) ? left : least(left, s.prompt_share));
-  chunk = least(chunk, scorable_tokens(s, q));
+  chunk = least(chunk, max_logprob_tokens(s, q));
   uint32_t extra = missing_blocks(s, q, start + chunk);
   while (t.blocks + extra > available_blocks(s) && make_room(env, s, rank, victims, now)) t = step_totals(env, s);
   extra = least(extra, available_blocks(s) - least(t.blocks, available_blocks(s)));
@@ -153,14 +153,14 @@ BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, StepTotals t, uint64_t 
     q.num_blocks += extra;
     set_row(q, kind_of_chunk(q.row.num_tokens + chunk), q.row.num_tokens + chunk);
     flow_of(s, q).computed += chunk;
-    if (wants_scores(q)) s.qps[q.queue_pair].cq_need += chunk * q.sqe.sampling.prompt_scores;
+    if (wants_prompt_logprobs(q)) s.qps[q.queue_pair].cq_need += chunk * q.sqe.sampling.num_prompt_logprobs;
     if (chunk == 0) q.skipped_pass = s.pass;
   }
   env.sync();
 }
 
 BLINK_FN uint32_t cacheable_blocks(const State& s, const Sequence& q) {
-  if (!s.geometry.prefix_caching || q.num_blocks > 0 || wants_scores(q)) return 0;
+  if (!s.geometry.prefix_caching || q.num_blocks > 0 || wants_prompt_logprobs(q)) return 0;
   return least(q.num_hashed, (q.num_tokens - 1) / s.geometry.block_size);  // one token must be left to compute
 }
 

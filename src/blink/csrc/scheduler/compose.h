@@ -113,7 +113,7 @@ BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepBuffers& a,
 // The smallest graph that holds a step.
 BLINK_FN uint32_t choose_graph(const Geometry& g, const StepTotals& total) {
   return graph_for(g, total.tokens,
-                   total.scored_rows > 0    ? GraphKind::kScoring
+                   total.logprob_rows > 0   ? GraphKind::kScoring
                    : total.prefill_rows > 0 ? GraphKind::kMixed
                                             : GraphKind::kDecoding);
 }
@@ -124,8 +124,8 @@ BLINK_FN bool may_be_preempted(const State& s, uint32_t graph, const StepTotals&
          preemption_cost(predict_ns(s, graph, total.context), total.decode_rows) <= s.preemption_credit_ns;
 }
 
-// Whether a step is launched in segments: one that others may pass, whose graph is long enough to be cut. No graph that
-// scores is.
+// Whether a step is launched in segments: one that others may pass, whose graph is long enough to be cut. No graph of
+// prompt logprobs is.
 BLINK_FN bool takes_segments(const State& s, uint32_t graph, const StepTotals& total) {
   const bool may_be_passed = total.best_effort_rows > 0 || may_be_preempted(s, graph, total);
   return may_be_passed && !is_scoring(s.geometry, graph) && s.costs[graph].num_segments > 1 && !is_segmented(s);

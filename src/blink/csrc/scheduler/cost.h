@@ -21,7 +21,7 @@ BLINK_RARE_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_to
   return s.costs[graph].base_ns + kv_tokens * s.costs[graph].kv_ps / 1000;
 }
 
-// What a graph computes: rows of one token alone; any rows; any rows and what their prompts' tokens score.
+// What a graph computes: rows of one token alone; any rows; any rows and the logprobs of their prompts.
 enum class GraphKind { kDecoding, kMixed, kScoring };
 
 BLINK_FN bool is_scoring(const Geometry& g, uint32_t graph) { return graph >= g.first_scoring_graph; }

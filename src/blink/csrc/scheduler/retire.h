@@ -3,7 +3,7 @@
 #pragma once
 
 #include "scheduler/ending.h"
-#include "scheduler/scoring.h"
+#include "scheduler/prompt_logprobs.h"
 
 namespace blink {
 
@@ -87,7 +87,7 @@ template <class Env>
 BLINK_RARE_FN void retire(Env& env, State& s, StepKind kind, uint64_t now) {
   const StepBuffers& a = buffers_of(s, kind);
   const uint32_t rows = a.header->num_rows;
-  if (is_scoring(s.geometry, a.header->graph)) deliver_scores(env, s, a, now);
+  if (is_scoring(s.geometry, a.header->graph)) deliver_prompt_logprobs(env, s, a, now);
   RetireTotals totals{0, 0, 0, 0};
   for (uint32_t i = env.lane(); i < rows; i += env.lanes()) {
     const Row row = a.rows[i];

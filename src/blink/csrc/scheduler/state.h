@@ -34,7 +34,7 @@ struct Sequence {
   FIELD(uint32_t, num_tokens);    // prompt and generated
   FIELD(uint32_t, num_computed);  // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
   FIELD(uint32_t, num_generated);
-  FIELD(uint32_t, num_scored);  // prompt positions whose logprobs were delivered
+  FIELD(uint32_t, num_delivered_logprobs);  // prompt positions whose logprobs were delivered
   FIELD(uint32_t, num_blocks);
   FIELD(uint32_t, num_hashed);      // leading blocks whose hash is known
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
