@@ -102,7 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             urgent_tpot_target_ns=target_ms * MILLISECOND,
         )
         self._cut_steps(segments)
-        self.awake_ms = 0  # as frontends' silence is measured
+        self.awake_ms = 0  # as lease timeouts are measured
         self.prompts: list[list[int]] = []
         self.owners = [Owner(self.harness.frontend(i), self.prompts) for i in range(PAIRS)]
         self.judge = StepJudge(

@@ -219,7 +219,7 @@ def test_an_engine_without_heartbeat_is_given_up_after_the_timeout(
 def test_a_pause_of_the_whole_machine_does_not_make_the_engine_seem_dead(
     client: EngineClient, start: Callable[..., Engine]
 ) -> None:
-    """After a pause a frontend may run before the engine's first heartbeat: the pause itself is no silence."""
+    """After a pause a frontend may run before the engine's first heartbeat: the pause does not age the heartbeat."""
     engine = start()
     connect(client)
     engine.kill()

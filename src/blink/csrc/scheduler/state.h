@@ -120,7 +120,7 @@ struct QueuePairState {
   FIELD(uint32_t, last_attach);  // generation seen last in the frontend's word
   FIELD(uint32_t, expired);      // leases lost
   FIELD(uint32_t, lease);
-  FIELD(uint32_t, closing);        // end all its sequences in silence
+  FIELD(uint32_t, closing);        // end all its sequences without completions
   FIELD(uint32_t, num_live);       // sequences that are not free
   FIELD(uint32_t, cq_need);        // completions that the step in flight may post
   FIELD(uint32_t, cq_held);        // those of the step that is launched in segments
@@ -290,7 +290,7 @@ struct State {
   FIELD(uint64_t, next_arrival);
   FIELD(uint64_t, step);
   FIELD(uint64_t, pass_ns);   // when the last pass began
-  FIELD(uint64_t, awake_ns);  // a clock that stands while the scheduler does: what frontends' silence is measured by
+  FIELD(uint64_t, awake_ns);  // a clock that stands while the scheduler does: what lease timeouts are measured by
   FIELD(uint64_t, heartbeat_ns);
   FIELD(uint64_t, heartbeat);
   FIELD(uint64_t, retired_ns);
