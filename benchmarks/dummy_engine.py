@@ -21,7 +21,7 @@ from blink.link.client import EngineClient
 def run_engine(
     model: ModelConfig, *, device: str, num_blocks: int, create: Callable[[EngineConfig], Engine] = create_engine
 ) -> Iterator[tuple[EngineClient, str]]:
-    """Serve a model without a prefix cache, whose decoding steps no prompt overtakes; yield a client and the region.
+    """Serve a model without a prefix cache, whose decoding steps no prefill preempts; yield a client and the region.
 
     num_blocks: of the KV cache; 0: as many as there is memory for; create: makes the engine.
     """

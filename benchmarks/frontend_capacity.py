@@ -57,8 +57,8 @@ class InstantEngine:
     def _run(self) -> None:
         loop = lib.blink_loop_start(self._state.address)
         tokens = np.arange(1000, 1000 + len(self._sampled), dtype=np.int32)
-        while (track := lib.blink_loop_wait(loop, 100)) != -2:
-            if track >= 0:
+        while (kind := lib.blink_loop_wait(loop, 100)) != -2:
+            if kind >= 0:
                 time.sleep(self._step_seconds)
                 tokens = 1000 + (tokens - 999) % 20000
                 self._sampled[:] = tokens

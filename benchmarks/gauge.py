@@ -17,7 +17,7 @@ SAMPLES_PER_SECOND = 10
 
 
 class Gauge:
-    """Watts, by the energy counter, and the median clock of the multiprocessors.
+    """Watts, by the energy counter, and the median clock of the SMs.
 
     Raises:
         BlinkError: NVML or the GPU is not there.

@@ -28,7 +28,7 @@ from blink.engine.geometry import build_geometry, graph_sizes
 from blink.engine.state import HostState
 from blink.link.queue_pair import QueuePair, Submission
 from blink.link.shm import ShmLink
-from blink.region.layout import BATCH_HEADER, GRAPH_COST, STEP_OUTPUT, CqeKind, StepResult, Track
+from blink.region.layout import BATCH_HEADER, GRAPH_COST, STEP_OUTPUT, CqeKind, StepKind, StepResult
 from blink.region.memory import create_region, publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
@@ -101,13 +101,13 @@ class Simulation:
         publish_region(self.region, name)
         self.state = HostState(self.region)
         self._costs = self._fill_costs(geometry)
-        for track in Track:
-            self.state.array(track.array("sampled_tokens"), "i4")[:] = 7
+        for kind in StepKind:
+            self.state.array(kind.array("sampled_tokens"), "i4")[:] = 7
         self.now = 1_000_000_000
         self.answers: dict[int, Answer] = {}
         self.launches: list[np.void] = []
         self.sizes = graph_sizes(geometry)
-        self.overtaking = self._segment_ns = 0
+        self.preempting = self._segment_ns = 0
         self.pair = QueuePair(ShmLink(self.region, 0))
         self.pair.request_attach()
         while not self.pair.is_attached():
@@ -154,7 +154,7 @@ class Simulation:
         return StepResult(lib.blink_step(self.state.address, self.now))
 
     def _array(self, name: str, dtype: np.dtype[Any]) -> Any:
-        return self.state.array(Track(int(self.state.struct["in_flight_track"])).array(name), dtype)
+        return self.state.array(StepKind(int(self.state.struct["in_flight_kind"])).array(name), dtype)
 
     def _finish(self) -> None:
         self._array("output", STEP_OUTPUT)[0]["done_step"] = self._array("header", BATCH_HEADER)[0]["step"]
@@ -165,7 +165,7 @@ class Simulation:
         entry = trace[int(self.state.struct["step"]) % len(trace)].copy()
         self.launches.append(entry)
         kv_tokens, segments = int(self.state.struct["account"]["kv_tokens"]), int(entry["num_segments"])
-        self.overtaking += segments == 0 and int(self.state.struct["num_segments"]) > 0
+        self.preempting += segments == 0 and int(self.state.struct["num_segments"]) > 0
         took = int(self._costs[int(entry["graph"])]["base_ns"]) + kv_tokens * self._steps.kv_ps // 1000
         if segments:
             if entry["segment"] == 0:
@@ -196,7 +196,7 @@ def simulate(config: EngineConfig, steps: Steps, rate: float, duration: float, s
     between = np.concatenate([np.diff(answer.times) for answer in answers]) / 1e6
     found = {f"ttft_p{part}": float(np.percentile(first, part)) for part in (50, 90, 99)}
     found |= {f"tpot_p{part}": float(np.percentile(each, part)) for part in (50, 99)}
-    found |= {"itl_p99": float(np.percentile(between, 99)), "overtaking": simulation.overtaking / len(answers)}
+    found |= {"itl_p99": float(np.percentile(between, 99)), "preempting": simulation.preempting / len(answers)}
     return found | {"padding": padding_share(np.array(simulation.launches), simulation.sizes)}
 
 
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--set", default="overtake_share=0,0.03", help="an option of the engine and its values")
     options = parser.parse_args()
     name, _, values = options.set.partition("=")
-    heads = "TTFT p50   p90   p99   TPOT p50   p99   ITL p99   overtaking/request  padding %"
+    heads = "TTFT p50   p90   p99   TPOT p50   p99   ITL p99   preempting/request  padding %"
     print(f"{'req/s':>6} {name:>20}   {heads}", flush=True)
     for rate, value in itertools.product(options.rates, values.split(",")):
         changes: dict[str, Any] = {name: float(value)}
@@ -223,7 +223,7 @@ def main() -> None:
         mean = {key: statistics.mean(run[key] for run in runs) for key in runs[0]}
         print(
             f"{rate:6g} {value:>20}   {mean['ttft_p50']:8.2f} {mean['ttft_p90']:5.1f} {mean['ttft_p99']:5.1f}"
-            f"   {mean['tpot_p50']:8.2f} {mean['tpot_p99']:5.2f}   {mean['itl_p99']:7.2f}   {mean['overtaking']:18.2f}"
+            f"   {mean['tpot_p50']:8.2f} {mean['tpot_p99']:5.2f}   {mean['itl_p99']:7.2f}   {mean['preempting']:18.2f}"
             f"  {100 * mean['padding']:9.1f}",
             flush=True,
         )

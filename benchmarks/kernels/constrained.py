@@ -23,7 +23,7 @@ from blink.grammar.compiler import compile_structured
 from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.gpu.constraint import find_allowed
 from blink.kernels.gpu.sampling import sample
-from blink.kernels.operands import NO_TOKEN
+from blink.kernels.operands import INVALID_LOGITS
 from blink.structured_outputs import StructuredOutputsParams
 
 _VOCAB, _PROMPT, _LENGTH = 128256, 200, 1024
@@ -184,7 +184,7 @@ def measure_texts(batch: Batch, logits: Tensor, num_steps: int) -> tuple[np.ndar
         moved.append(int((now != lists).sum()))
         lists = now
         tokens = batch.sampled_tokens[:num_rows]
-        assert not bool((tokens == NO_TOKEN).any()), "a text has come to where it cannot go on"
+        assert not bool((tokens == INVALID_LOGITS).any()), "a text has come to where it cannot go on"
         is_over = (tokens < 0) | (batch.context_lens == _LENGTH - 1)
         batch.tokens[rows, batch.context_lens.long()] = tokens.clamp(min=0)
         batch.context_lens.copy_(torch.where(is_over, _PROMPT, batch.context_lens + 1))

@@ -102,7 +102,7 @@ class EngineConfig:
     best_effort_share: float = option(0.1, "least share of the time for best-effort requests, whatever else there is")
     segment_ms: float = option(0.0, "part of a step after which others may pass it; 0: 1 on GPU, 10 on CPU")
     overtake_share: float = option(
-        0.01, "largest share of the time that prompts take from decoding by overtaking steps that decode; 0: none does"
+        0.01, "largest share of the time that prompts take from decoding by preempting decode steps; 0: none does"
     )
     num_queue_pairs: int = option(4, "frontend workers that may attach")
     max_sequences_per_worker: int = option(4096, "sequences (running or waiting) of one frontend worker")

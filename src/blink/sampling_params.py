@@ -134,7 +134,7 @@ class SamplingParams:
         assert self.max_tokens is not None  # the planner has filled it in
         values: dict[str, float] = {
             "num_logprobs": -1 if self.logprobs is None else self.logprobs,
-            "prompt_scores": 0 if self.prompt_logprobs is None else 1 + self.prompt_logprobs,
+            "num_prompt_logprobs": 0 if self.prompt_logprobs is None else 1 + self.prompt_logprobs,
             "seed_low": seed & 0xFFFFFFFF,
             "seed_high": seed >> 32 & 0xFFFFFFFF,
             "service_class": _SERVICE_CLASSES[self.best_effort],

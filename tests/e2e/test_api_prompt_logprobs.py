@@ -33,7 +33,7 @@ def test_an_echo_with_logprobs_has_those_of_prompt_and_output(tiny_server: Front
     assert found["usage"]["completion_tokens"] == 12
 
 
-def test_scores_of_a_prompt_are_what_generation_gave_its_tokens(tiny_server: Frontend) -> None:
+def test_prompt_logprobs_of_a_prompt_are_what_generation_gave_its_tokens(tiny_server: Frontend) -> None:
     """What was generated greedily, sent back as a prompt, has the same logprobs."""
     body = {"max_tokens": 12, "logprobs": 0, "ignore_eos": True, "return_token_ids": True}
     [choice] = tiny_server.complete([7, 8, 9], **body)["choices"]

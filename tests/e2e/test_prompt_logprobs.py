@@ -10,7 +10,7 @@ import pytest
 
 from blink import LLM, SamplingParams
 from model_families import make_prompts, save_model
-from prompt_scores import check_scores, check_scores_of_small_steps
+from prompt_logprobs import check_prompt_logprobs, check_prompt_logprobs_of_small_steps
 
 NUM_TOP = 3
 
@@ -21,12 +21,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return path, save_model("llama-3.1", path)
 
 
-def test_scores_of_prompts_in_one_small_step_equal_those_of_one_pass(saved: tuple[Path, Any]) -> None:
-    check_scores_of_small_steps(*saved, NUM_TOP, "cpu")
+def test_prompt_logprobs_of_prompts_in_one_small_step_equal_those_of_one_pass(saved: tuple[Path, Any]) -> None:
+    check_prompt_logprobs_of_small_steps(*saved, NUM_TOP, "cpu")
 
 
 @pytest.mark.parametrize(("num_blocks", "num_top"), [(200, NUM_TOP), (26, 0)], ids=["roomy", "preempting"])
-def test_scores_of_chunked_prompts_equal_those_of_one_pass(
+def test_prompt_logprobs_of_chunked_prompts_equal_those_of_one_pass(
     saved: tuple[Path, Any], num_blocks: int, num_top: int
 ) -> None:
     path, model = saved
@@ -45,4 +45,4 @@ def test_scores_of_chunked_prompts_equal_those_of_one_pass(
     assert [output.outputs[0].token_ids for output in found] == [output.outputs[0].token_ids for output in expected]
     assert [output.prompt_logprobs for output in found[1::2]] == [[]] * 5
     for prompt, output in [*zip(prompts[::2], found[::2], strict=True), *zip(prompts, for_all, strict=True)]:
-        check_scores(model, prompt, output.prompt_logprobs, num_top)
+        check_prompt_logprobs(model, prompt, output.prompt_logprobs, num_top)

@@ -31,7 +31,7 @@ def test_all_threads_of_a_worker_stay_on_its_core(region: str) -> None:
     try:
         frontend.complete("The capital of France is")
         tasks = list(Path(f"/proc/{frontend.process.pid}/task").iterdir())
-        assert len(tasks) >= 2  # the event loop and the waiter, at least
+        assert len(tasks) >= 2  # the event loop and the poller, at least
         assert {_status(task)["Cpus_allowed_list"] for task in tasks} == {str(cpu)}
     finally:
         stop(frontend.process)

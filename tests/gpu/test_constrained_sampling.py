@@ -13,7 +13,7 @@ from automata import Place, PlainAutomaton
 from blink.grammar.automaton import Automaton
 from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.constraint import list_allowed
-from blink.kernels.operands import NO_TOKEN, TEXT_END
+from blink.kernels.operands import GRAMMAR_DONE, INVALID_LOGITS
 from constrained_batch import NUM_PROMPT, STOP_TOKEN, automaton_of, make_constrained, make_vocabulary, place_behind
 from triton_interpreter import IS_INTERPRETED
 
@@ -120,7 +120,7 @@ def test_a_complete_text_ends_with_or_without_a_stop_token(device: torch.device)
     logits[2, [token for token, text in enumerate(VOCABULARY) if text in (b"b", b"be")]] = -torch.inf
     found = move(batch, device)
     gpu_sampling.sample(logits.to(device), found, 3)
-    assert found.sampled_tokens.tolist() == [STOP_TOKEN, TEXT_END, NO_TOKEN]
+    assert found.sampled_tokens.tolist() == [STOP_TOKEN, GRAMMAR_DONE, INVALID_LOGITS]
 
 
 @pytest.mark.parametrize("length", [9, 10])
@@ -155,7 +155,7 @@ def test_a_list_is_kept_while_its_text_stays_at_one_place_and_made_anew_behind_i
             generate(batch, row, text)
             texts[row] += text
         assert find_bits(batch, 2) == [bits_behind(*each) for each in zip(automata, texts, strict=True)]
-    lists = batch.allowed_lists.view(batch.params.shape[0], 2, -1)[int(batch.row_slots[1])]
+    lists = batch.token_bitmasks.view(batch.params.shape[0], 2, -1)[int(batch.row_slots[1])]
     lists[:] = 7  # that of x* is read and not made again
     generate(batch, 1, b"x")
     assert find_bits(batch, 2)[1] == [7] * lists.shape[1]
@@ -196,12 +196,12 @@ def test_rows_know_which_items_they_have(texts: list[bytes | int], device: torch
 def test_rows_beyond_the_batch_are_left_alone(device: torch.device) -> None:
     batch = move(make_constrained(VOCABULARY, [KINDS[0]] * 3, [[]] * 3), device)
     batch.header[Header.NUM_ROWS] = 1
-    before = batch.automaton_places.clone(), batch.allowed_lists.clone()
+    before = batch.automaton_places.clone(), batch.token_bitmasks.clone()
     assert KINDS[0] is not None
     assert find_bits(batch, 3) == [bits_behind(KINDS[0], b""), None, None]
     others = batch.row_slots[1:].long()
     assert torch.equal(batch.automaton_places[others], before[0][others])
-    assert torch.equal(batch.allowed_lists[others], before[1][others])
+    assert torch.equal(batch.token_bitmasks[others], before[1][others])
 
 
 def test_a_step_that_is_done_again_finds_its_list_again(device: torch.device) -> None:
@@ -222,7 +222,7 @@ def test_a_token_that_the_automaton_does_not_take_leaves_nothing(device: torch.d
         generate(batch, 0, piece)
         assert find_bits(batch) == [None]
     gpu_sampling.sample(torch.zeros(1, len(VOCABULARY), device=device), batch, 1)
-    assert batch.sampled_tokens.tolist() == [NO_TOKEN]
+    assert batch.sampled_tokens.tolist() == [INVALID_LOGITS]
 
 
 ITEMS = {"type": ["string", "integer", "boolean"]}

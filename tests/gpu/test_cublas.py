@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cuBLAS is told of the multiprocessors."""
+"""What cuBLAS is told of the SMs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from blink.kernels.gpu import cublas
 
 
-def test_products_are_chosen_for_the_multiprocessors_beside_the_scheduler() -> None:
+def test_products_are_chosen_for_the_sms_beside_the_scheduler() -> None:
     library, handle, count = cublas.load("cublas"), cublas.handle(), ctypes.c_int()
     try:
-        cublas.leave_room()
+        cublas.reserve_sm()
         assert library.cublasGetSmCountTarget(handle, ctypes.byref(count)) == 0
         assert count.value == torch.cuda.get_device_properties().multi_processor_count - cublas.RESIDENT
         x, w = torch.randn(384, 512, device="cuda"), torch.randn(256, 512, device="cuda")

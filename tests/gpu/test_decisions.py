@@ -25,8 +25,8 @@ from blink.region.layout import (
     DEVICE_PROGRAM,
     GRAPH_COST,
     STEP_OUTPUT,
+    StepKind,
     StepResult,
-    Track,
 )
 from blink.region.memory import Region, create_region
 from blink.region.native import lib
@@ -117,13 +117,13 @@ def run_on_host(trace: np.ndarray | None) -> tuple[np.ndarray, dict[int, list[in
     launches = iter([] if trace is None else trace[["retired_ns", "launched_ns"]].tolist())
 
     def compute() -> None:
-        track = Track(int(state.struct["in_flight_track"]))
-        batch = state.array(track.array("header"), BATCH_HEADER)[0]
-        output = state.array(track.array("output"), STEP_OUTPUT)
-        if track == Track.WHOLE or batch["segment"] == SEGMENTS - 1:
+        kind = StepKind(int(state.struct["in_flight_kind"]))
+        batch = state.array(kind.array("header"), BATCH_HEADER)[0]
+        output = state.array(kind.array("output"), STEP_OUTPUT)
+        if kind == StepKind.WHOLE or batch["segment"] == SEGMENTS - 1:
             rows = int(batch["num_rows"])
             names = ("row_slots", "context_lens", "sampled_tokens")
-            slots, lens, sampled = (state.array(track.array(name), "i4")[:rows] for name in names)
+            slots, lens, sampled = (state.array(kind.array(name), "i4")[:rows] for name in names)
             sampled[:] = next_token(tokens[slots, lens - 1].astype(np.int64), lens)
         output[0]["done_step"] = batch["step"]
 
@@ -150,9 +150,9 @@ def run_on_device(*, costed: bool) -> tuple[np.ndarray, dict[int, list[int]], np
         state.array("costs", torch.uint8).copy_(torch.from_numpy(make_costs(region).view("u1")))
     tokens = state.array("tokens", torch.int32).view(-1, MAX_MODEL_LEN)
 
-    def compute(track: Track = Track.WHOLE) -> None:
+    def compute(kind: StepKind = StepKind.WHOLE) -> None:
         names = ("row_slots", "context_lens", "sampled_tokens")
-        slots, lens, sampled = (state.array(track.array(name), torch.int32) for name in names)
+        slots, lens, sampled = (state.array(kind.array(name), torch.int32) for name in names)
         last = tokens[slots.long(), (lens - 1).clamp(min=0).long()]
         sampled.copy_(next_token(last.long(), lens))
 
@@ -167,7 +167,7 @@ def run_on_device(*, costed: bool) -> tuple[np.ndarray, dict[int, list[int]], np
     for index in range(int(region.geometry["num_graphs"])):
         scheduler.capture(index, compute)
         if costed:
-            scheduler.capture_segments(index, [*[idle] * (SEGMENTS - 1), lambda: compute(Track.SEGMENTED)])
+            scheduler.capture_segments(index, [*[idle] * (SEGMENTS - 1), lambda: compute(StepKind.SEGMENTED)])
     started = False
 
     def advance() -> None:

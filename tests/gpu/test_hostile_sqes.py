@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from blink.region.layout import CONSTANTS, Track
+from blink.region.layout import CONSTANTS, StepKind
 from siege import MAX_MODEL_LEN, besiege, make_region, next_token, place_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -34,7 +34,7 @@ class DeviceMachine:
         self._tokens = self._state.array("tokens", torch.int32).view(-1, MAX_MODEL_LEN)
         names = ("row_slots", "context_lens", "sampled_tokens")
         self._slots, self._lens, self._sampled = (
-            self._state.array(Track.WHOLE.array(name), torch.int32) for name in names
+            self._state.array(StepKind.WHOLE.array(name), torch.int32) for name in names
         )
         self._weights = torch.from_numpy(place_weights(MAX_MODEL_LEN)).to(device)
         self._places = torch.arange(MAX_MODEL_LEN, device=device)

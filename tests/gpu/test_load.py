@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU server under open-loop load with cancels, slow readers, priorities and prompts that overtake: no token lost
-or wrong, no leak.
+"""A GPU server under open-loop load with cancels, slow readers, priorities and prefill that preempts decode: no token
+lost or wrong, no leak.
 
 BLINK_LOAD_SECONDS and BLINK_LOAD_RATE (requests per second) say how long and how hard; 600 and 32 before a release.
 """

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from model_families import save_model
-from prompt_scores import check_scores_of_small_steps
+from prompt_logprobs import check_prompt_logprobs_of_small_steps
 
 pytestmark = pytest.mark.gpu
 
 
-def test_scores_of_prompts_in_one_small_step_equal_those_of_one_pass(tmp_path: Path) -> None:
-    check_scores_of_small_steps(tmp_path, save_model("llama-3.1", tmp_path), 3, "cuda")
+def test_prompt_logprobs_of_prompts_in_one_small_step_equal_those_of_one_pass(tmp_path: Path) -> None:
+    check_prompt_logprobs_of_small_steps(tmp_path, save_model("llama-3.1", tmp_path), 3, "cuda")

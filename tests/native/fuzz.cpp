@@ -90,7 +90,7 @@ bool is_bad(const Geometry& g, const Sqe& e) {
                           beyond(e.sampling.repetition_penalty, 0, 1e6f) || e.sampling.repetition_penalty == 0 ||
                           beyond(e.sampling.presence_penalty, -2, 2) || beyond(e.sampling.frequency_penalty, -2, 2) ||
                           e.sampling.top_k < -1 || e.sampling.num_logprobs < -1 || e.sampling.num_logprobs > 20 ||
-                          e.sampling.prompt_scores > 21;
+                          e.sampling.num_prompt_logprobs > 21;
   return bad_sizes || bad_places || bad_values || e.max_tokens < 1 || e.sampling.min_tokens > e.max_tokens ||
          e.service_class > 1 || e.automaton_bytes > 0;  // the rig has no vocabulary: see siege.py and automata.cpp
 }

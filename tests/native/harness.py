@@ -28,8 +28,8 @@ from blink.region.layout import (
     EngineState,
     ErrorCode,
     FinishReason,
+    StepKind,
     StepResult,
-    Track,
     struct_dtype,
 )
 from blink.region.memory import Region, create_region, publish_region
@@ -88,18 +88,18 @@ class Harness:
         self.num_launches = self.num_retired = 0
 
     @property
-    def track(self) -> Track:
+    def kind(self) -> StepKind:
         """Whose buffers the newest launch has."""
-        return Track(int(self.scheduler["in_flight_track"]))
+        return StepKind(int(self.scheduler["in_flight_kind"]))
 
     @property
     def is_segment(self) -> bool:
         """Whether the newest launch is a segment of a step."""
-        return self.track == Track.SEGMENTED
+        return self.kind == StepKind.SEGMENTED
 
     def step_array(self, name: str, dtype: np.dtype[Any] | type[Any] | str) -> np.ndarray[Any, Any]:
         """Return an array of the step that was launched last."""
-        return self.state.array(self.track.array(name), dtype)
+        return self.state.array(self.kind.array(name), dtype)
 
     @property
     def batch(self) -> np.ndarray[Any, Any]:
@@ -186,7 +186,7 @@ class Harness:
             assert (self.histories[where] == history).all(), "the KV cache holds another prompt's"
             sampled[row] = next_token(cells & 0xFFFFFFFF, self.vocab_size)
         self._write_logprobs(rows)
-        self._write_scores(ids, positions)
+        self._write_prompt_logprobs(ids, positions)
 
     def _check_padding(self, rows: int, tokens: int) -> None:
         """See that what fills the graph's size up is harmless: tokens that write no KV, rows without any."""
@@ -207,8 +207,8 @@ class Harness:
         self.step_array("top_logprobs", "f4").reshape(-1, len(ranks))[:rows] = -ranks
         self.step_array("sampled_logprobs", "f4")[:rows] = -sampled / 8
 
-    def _write_scores(self, ids: np.ndarray[Any, Any], positions: np.ndarray[Any, Any]) -> None:
-        """Score each token by its place and its content; graphs that score nothing leave NaN."""
+    def _write_prompt_logprobs(self, ids: np.ndarray[Any, Any], positions: np.ndarray[Any, Any]) -> None:
+        """Make each token's logprob of its place and its content; graphs without prompt logprobs leave NaN."""
         tokens, ranks = len(ids), np.arange(CONSTANTS["max_logprobs"])
         is_scoring = self.batch[0]["graph"] >= self.geometry["first_scoring_graph"]
         self.step_array("prompt_logprobs", "f4")[:tokens] = -positions - ids / 128 if is_scoring else np.nan

@@ -23,7 +23,7 @@ import numpy as np
 
 from blink.errors import OverloadedError
 from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
-from blink.region.layout import CONSTANTS, DECISION_LOG_ENTRY, CqeKind, FinishReason, StepResult, Turn
+from blink.region.layout import CONSTANTS, DECISION_LOG_ENTRY, CqeKind, FinishReason, StepClass, StepResult
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from harness import MILLISECOND, Harness, Step, running, small_config
@@ -37,11 +37,11 @@ _EVENTS = ("num_parked", "num_preemptions", "evicted_blocks", "prefix_hits", "nu
 _EVENTS += ("finished_stop", "finished_length", "finished_abort", "finished_error", "automata_loaded", "prefix_resets")
 _BATCH = ("num_rows", "num_tokens", "num_decode_rows", "graph", "step", "segment")
 _LOG = ("step", "row", "sequence", "slot", "num_computed", "num_tokens", "last_block", "graph")
-_COUNTS = ("num_running", "num_waiting", "num_free_blocks", "num_evictable", "num_free_slots", "num_repeats")
-_COUNTS += ("owed_ns", "overtake_ns", "flow_floor", "pass", "num_segments")
+_COUNTS = ("num_running", "num_waiting", "num_free_blocks", "num_evictable", "num_free_slots", "num_fast_steps")
+_COUNTS += ("best_effort_credit_ns", "preemption_credit_ns", "flow_floor", "pass", "num_segments")
 _TRACE = ("step", "retired_ns", "launched_ns", "graph", "num_rows", "num_tokens", "num_decode_rows", "num_running")
 _TRACE += ("num_waiting", "num_free_blocks", "num_admitted", "num_preempted", "idle_before", "num_best_effort_rows")
-_TRACE += ("turn", "segment", "num_segments", "predicted_ns")
+_TRACE += ("step_class", "segment", "num_segments", "predicted_ns")
 _COMPLETION = ("sequence", "kind", "finish_reason", "rank", "token", "index", "time_ns")
 
 
@@ -67,7 +67,7 @@ class Episode:
         for graph in range(int(harness.geometry["num_graphs"]) if segments else 0):
             harness.costs[graph] = (MILLISECOND // 2 * (2 + graph), 1000, segments)
         self.frontends = [Frontend(harness.frontend(i), True) for i in range(num_pairs)]
-        self.is_calm = script.random() < 0.4  # long texts, few arrivals and no logprobs: rows may go on by repeats
+        self.is_calm = script.random() < 0.4  # long texts, few arrivals and no logprobs: rows may take the fast path
         self.arrivals = self.reading = 0.0
 
     def run(self) -> Iterator[bytes]:
@@ -80,7 +80,7 @@ class Episode:
             yield self._step()
         for name in _EVENTS:
             self.counts[name] += self.h.statistic(name)
-        self.counts["num_repeats"] += int(self.h.scheduler["num_repeats"])
+        self.counts["num_fast_steps"] += int(self.h.scheduler["num_fast_steps"])
 
     def _live(self) -> Iterator[bytes]:
         """Let the frontends do what they do between two passes."""
@@ -182,9 +182,9 @@ class Episode:
         sampled, params = self.h.step_array("sampled_tokens", "i4"), self.h.state.array("params", "u4").reshape(-1, 16)
         for row in range(rows):
             if self.script.random() < 0.004:
-                sampled[row] = CONSTANTS["no_token"]
+                sampled[row] = CONSTANTS["invalid_logits"]
             elif params[slots[row], -1] and self.script.random() < 0.2:
-                sampled[row] = CONSTANTS["text_end"]
+                sampled[row] = CONSTANTS["grammar_done"]
 
     def _count(self, rows: int, tokens: int, all_tokens: int) -> None:
         """Count of each kind of launch."""
@@ -194,10 +194,10 @@ class Episode:
         self.counts["scoring"] += graph >= int(h.geometry["first_scoring_graph"])
         self.counts["decoding"] += graph < int(h.geometry["num_decode_graphs"])
         self.counts["segments"] += h.is_segment
-        self.counts["urgent"] += int(account["turn"]) == Turn.URGENT
-        self.counts["best_effort"] += int(account["turn"]) == Turn.BEST_EFFORT
+        self.counts["urgent"] += int(account["step_class"]) == StepClass.URGENT
+        self.counts["best_effort"] += int(account["step_class"]) == StepClass.BEST_EFFORT
         is_beside = not h.is_segment and int(h.scheduler["num_segments"]) > 0
-        self.counts["overtaking"] += is_beside and int(h.scheduler["segmented_best_effort_rows"]) == 0
+        self.counts["preempting"] += is_beside and int(h.scheduler["segmented_best_effort_rows"]) == 0
         self.counts["blocked"] += bool((h.queue_pairs["open"][h.queue_pairs["num_live"] > 0] == 0).any())
         ends, lens = h.step_array("context_lens", "i4")[:rows], h.sequences["num_tokens"][h.rows["sequence"]]
         self.counts["chunks"] += int((ends < lens).sum())

@@ -87,11 +87,11 @@ class Rig {
     Header* header = reinterpret_cast<Header*>(align_up(reinterpret_cast<uint64_t>(region_.data()), kPage));
     header->geometry = geometry_;
     State sizes{};
-    memory_.resize(carve(sizes, geometry_, 0) + 256);
+    memory_.resize(lay_out_arrays(sizes, geometry_, 0) + 256);
     state_ = reinterpret_cast<State*>(align_up(reinterpret_cast<uint64_t>(memory_.data()), 256));
     *state_ = State{};
     state_->geometry = geometry_;
-    carve(*state_, geometry_, reinterpret_cast<uint64_t>(state_));
+    lay_out_arrays(*state_, geometry_, reinterpret_cast<uint64_t>(state_));
     bind_region(*state_, geometry_, reinterpret_cast<uint64_t>(header));
   }
   Rig(const Rig&) = delete;
@@ -109,8 +109,8 @@ class Rig {
   // Play the model for what was launched: fill KV cells and sample from what the block tables hold. A step in segments
   // is computed with its last.
   void compute() {
-    const StepBuffers& a = buffers_of(*state_, track_in_flight(*state_));
-    const bool is_over = track_in_flight(*state_) == Track::kWhole || is_last_segment(*state_);
+    const StepBuffers& a = buffers_of(*state_, kind_in_flight(*state_));
+    const bool is_over = kind_in_flight(*state_) == StepKind::kWhole || is_last_segment(*state_);
     for (uint32_t row = 0; is_over && row < a.header->num_rows; row++) fill(a, row);
     for (uint32_t row = 0; is_over && row < a.header->num_rows; row++) sample(a, row);
     store_release(a.output->done_step, a.header->step);

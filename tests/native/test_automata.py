@@ -140,7 +140,7 @@ def test_a_complete_text_ends_without_a_token() -> None:
             h.step()
         assert h.step(finish=False) == StepResult.LAUNCHED
         row = [index for index, _ in h.batch_rows()].index(ended & 0xFFFFFFFF)
-        h.step_array("sampled_tokens", "i4")[row] = CONSTANTS["text_end"]
+        h.step_array("sampled_tokens", "i4")[row] = CONSTANTS["grammar_done"]
         h.finish()
         run_until_finished(h, inbox, [pair], [ended, other])
         assert inbox.finish(ended) == FinishReason.STOP and len(inbox.tokens(ended)) == 3

@@ -9,7 +9,7 @@ import pytest
 
 from blink.region.layout import StepResult
 from harness import Harness, Inbox, QueuePair, submit
-from test_scheduler_turns import costed, fill_costs, launch, prompt_of
+from test_scheduler_classes import costed, fill_costs, launch, prompt_of
 
 SHARE = 0.1
 CREDIT, DEBT = 64, 16  # segments of a millisecond: what may be saved up, and owed

@@ -25,7 +25,7 @@ def test_the_first_blocks_are_the_recorded_ones() -> None:
     counts: Counter[str] = Counter()
     assert [digest_block(block, counts) for block in range(SHORT)] == GOLDEN[:SHORT]
     # The comparison is worthless unless all kinds of decision were taken.
-    assert min(counts.values()) > 0 and counts["LAUNCHED"] > 1400 and counts["num_repeats"] > 100, counts
+    assert min(counts.values()) > 0 and counts["LAUNCHED"] > 1400 and counts["num_fast_steps"] > 100, counts
 
 
 @pytest.mark.long

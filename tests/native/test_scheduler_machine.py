@@ -102,7 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             urgent_tpot_target_ns=target_ms * MILLISECOND,
         )
         self._cut_steps(segments)
-        self.awake_ms = 0  # as frontends' silence is measured
+        self.awake_ms = 0  # as lease timeouts are measured
         self.prompts: list[list[int]] = []
         self.owners = [Owner(self.harness.frontend(i), self.prompts) for i in range(PAIRS)]
         self.judge = StepJudge(
@@ -120,7 +120,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _cut_steps(self, segments: int) -> None:
         """Fill the table of costs, by which steps are cut and others pass them; 0: leave it empty.
 
-        Who was left out of a step, and which steps are short, is then for test_scheduler_turns.py to judge.
+        Who was left out of a step, and which steps are short, is then for test_scheduler_classes.py to judge.
         """
         self.segments = segments
         for graph in range(int(self.harness.geometry["num_graphs"]) if segments else 0):
@@ -261,7 +261,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 owner.composed_since_expiry = 0
             elif self.awake_ms - owner.last_renewal > LEASE_MS:
                 owner.composed_since_expiry += result != StepResult.BUSY
-            # A suspended step goes on to its end first, while others may pass it for as long as is their share.
+            # A paused step goes on to its end first, while others may pass it for as long as is their share.
             if owner.composed_since_expiry > (2 if not self.segments else 40):
                 assert (sequences["status"][i * TAGS : (i + 1) * TAGS] == FREE).all(), "a dead frontend holds sequences"
                 assert not owner.pair.is_attached()

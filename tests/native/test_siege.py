@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from blink.engine.state import HostState
-from blink.region.layout import BATCH_HEADER, CONSTANTS, SLOT_PARAMS, STEP_OUTPUT, StepResult, Track, new_struct
+from blink.region.layout import BATCH_HEADER, CONSTANTS, SLOT_PARAMS, STEP_OUTPUT, StepKind, StepResult, new_struct
 from blink.region.native import lib
 from siege import MAX_MODEL_LEN, VOCAB_BYTES, VOCAB_SIZE, besiege, make_region, next_token, place_weights
 
@@ -28,7 +28,7 @@ class HostMachine:
         self._output = self._state.array("whole.output", STEP_OUTPUT)
         self._tokens = self._state.array("tokens", "i4").reshape(-1, MAX_MODEL_LEN)
         names = ("row_slots", "context_lens", "sampled_tokens")
-        self._slots, self._lens, self._sampled = (self._state.array(Track.WHOLE.array(name), "i4") for name in names)
+        self._slots, self._lens, self._sampled = (self._state.array(StepKind.WHOLE.array(name), "i4") for name in names)
         self._weights = place_weights(MAX_MODEL_LEN)
         self._fill_vocabulary()
         self.num_walks = self.num_dead_ends = 0
@@ -68,7 +68,7 @@ class HostMachine:
         automata = self._state.array("automata", "u1").reshape(-1, CONSTANTS["max_automaton_bytes"])
         places = self._state.array("automaton_places", "u4").reshape(len(params), -1)
         starts, text, stops = (self._state.array(name, "u1") for name in ("token_starts", "token_text", "stop_tokens"))
-        lists = self._state.array("allowed_lists", "u4").reshape(len(params), CONSTANTS["lists_of_slot"], -1)
+        lists = self._state.array("token_bitmasks", "u4").reshape(len(params), CONSTANTS["lists_of_slot"], -1)
         for row, slot in enumerate(self._slots[:rows].tolist()):
             index = int(params[slot]["automaton"])
             if not index:
@@ -91,7 +91,7 @@ class HostMachine:
             listed = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little"))
             self.num_walks += 1
             self.num_dead_ends += not len(listed)
-            nothing = CONSTANTS["text_end" if entry["may_end"] else "no_token"]
+            nothing = CONSTANTS["grammar_done" if entry["may_end"] else "invalid_logits"]
             self._sampled[row] = listed[self._sampled[row] % len(listed)] if len(listed) else nothing
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU engine's watch over a scheduler, which here runs on a CPU and is stepped by hand."""
+"""The GPU engine's heartbeat timeout: its scheduler runs on a CPU here and is stepped by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def test_an_engine_ends_when_its_scheduler_has_fallen_silent(
     monkeypatch.setattr(gpu, "time", clock)
     with running(small_config()) as h:
         engine = gpu.GpuEngine.__new__(gpu.GpuEngine)
-        engine._region, engine._silence, engine._heartbeat, engine.is_dead = h.region, gpu.Silence(), 0, False
+        engine._region, engine._heartbeat_age = h.region, gpu.HeartbeatAge()
+        engine._heartbeat, engine.is_dead = 0, False
         for _ in range(100):  # 25 s
             h.step(250)
             assert engine._advance()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness import MILLISECOND, Harness, Inbox, QueuePair, run_until_finished, running, small_config, submit
-from test_scheduler_turns import VOCAB, newest, prompt_of
+from test_scheduler_classes import VOCAB, newest, prompt_of
 
 CONFIG = small_config(max_num_batched_tokens=512, max_num_seqs=8, max_sequences_per_worker=32)
 SIZES = {"num_blocks": 400, "max_model_len": 600}
@@ -79,18 +79,18 @@ def test_a_step_is_longer_where_that_makes_prompt_tokens_cheaper(
             assert int(h.batch[0]["num_tokens"]) == expected
 
 
-@pytest.mark.parametrize("scores", [None, 0, 3])
-def test_a_prompt_that_is_scored_makes_others_wait_no_longer(scores: int | None) -> None:
+@pytest.mark.parametrize("num_top", [None, 0, 3])
+def test_a_prompt_with_logprobs_makes_others_wait_no_longer(num_top: int | None) -> None:
     with running(CONFIG, **SIZES) as h:
         fill(h)
         pair, inbox, decoding = start_decoding(h)
         for length, tokens in ((3, 16), (40, 64), (520, 256)):
-            sequence = submit(h, pair, prompt_of(length, 9), max_tokens=1, prompt_logprobs=scores, cached=False)
+            sequence = submit(h, pair, prompt_of(length, 9), max_tokens=1, prompt_logprobs=num_top, cached=False)
             while inbox.finish(sequence) is None:
                 run_step(h, pair, inbox)
                 num_tokens, graph = int(h.batch[0]["num_tokens"]), int(h.batch[0]["graph"])
                 assert int(h.geometry["graphs"][graph]["tokens"]) <= tokens
-                assert (graph >= int(h.geometry["first_scoring_graph"])) == (scores is not None and num_tokens > 4)
+                assert (graph >= int(h.geometry["first_scoring_graph"])) == (num_top is not None and num_tokens > 4)
         assert not any(inbox.finish(other) for other in decoding)
 
 

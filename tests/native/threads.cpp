@@ -2,7 +2,7 @@
 // The scheduler on real threads: lanes, a model and frontends that submit, cancel and drain, all at once.
 // Every sequence must deliver the tokens that the fake model gives for its prompt. Exit status 1 on any mismatch.
 //
-// threads LANES FRONTENDS SEQUENCES-PER-FRONTEND SEGMENTS: with more than one, best-effort steps are suspended
+// threads LANES FRONTENDS SEQUENCES-PER-FRONTEND SEGMENTS: with more than one, best-effort steps are paused
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -40,7 +40,7 @@ class Frontend {
   static constexpr size_t kOpen = 6;
   struct Live {
     std::vector<int32_t> tokens;
-    uint32_t delivered, wanted, scored, scores;
+    uint32_t delivered, wanted, logprobs_read, logprobs;
     bool cancelled, admitted;
   };
 
@@ -52,9 +52,9 @@ class Frontend {
     Sqe e = plain_request(uint64_t(submitted_ + 1) << 32 | tag, uint32_t(1 + random_() % 12));
     e.service_class = random_() % 2;
     e.sampling.num_logprobs = random_() % 3 == 0 ? 2 : -1;
-    e.sampling.prompt_scores = random_() % 4 == 0 ? 2 : 0;
-    const uint32_t scores = e.sampling.prompt_scores > 0 ? uint32_t(prompt.size()) - 1 : 0;
-    live_[tag] = Live{prompt, 0, e.max_tokens, 0, scores, false, false};
+    e.sampling.num_prompt_logprobs = random_() % 4 == 0 ? 2 : 0;
+    const uint32_t logprobs = e.sampling.num_prompt_logprobs > 0 ? uint32_t(prompt.size()) - 1 : 0;
+    live_[tag] = Live{prompt, 0, e.max_tokens, 0, logprobs, false, false};
     port_.submit(e, prompt, tag);
     submitted_++;
     if (random_() % 16 == 0) cancel(tag);
@@ -85,11 +85,11 @@ class Frontend {
       expect(!live.admitted, "admitted twice", tag);
       live.admitted = true;
     } else if (kind == CqeKind::kPromptLogprob) {
-      expect(entry.index == ++live.scored, "a prompt's logprob out of order", entry.index);
+      expect(entry.index == ++live.logprobs_read, "a prompt's logprob out of order", entry.index);
       expect(entry.token == live.tokens[entry.index], "the logprob of another token", uint32_t(entry.token));
     } else if (kind == CqeKind::kToken) {
       expect(live.admitted && entry.index == live.delivered, "a token out of order", entry.index);
-      expect(live.scored == live.scores, "a token before the prompt's logprobs", live.scored);
+      expect(live.logprobs_read == live.logprobs, "a token before the prompt's logprobs", live.logprobs_read);
       const int32_t token = next_token(live.tokens);
       expect(entry.token == token, "a wrong token", uint32_t(entry.token));
       live.tokens.push_back(token);

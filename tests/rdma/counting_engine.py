@@ -70,8 +70,8 @@ def run(namespace: argparse.Namespace) -> None:
     if listener is not None:
         listener.start()
     print("counting engine: ready", flush=True)
-    while (track := lib.blink_loop_wait(loop, 1000)) != -2:
-        if track >= 0:
+    while (kind := lib.blink_loop_wait(loop, 1000)) != -2:
+        if kind >= 0:
             compute(state)
             lib.blink_loop_finish(loop, 0)
 

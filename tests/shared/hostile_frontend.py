@@ -186,7 +186,7 @@ class HostileFrontend:
         sampling = entries["sampling"]
         sampling["top_p"] = sampling["repetition_penalty"] = 1.0
         sampling["num_logprobs"] = chance.integers(-1, 3, count)
-        sampling["prompt_scores"] = np.where(chance.random(count) < 0.25, chance.integers(0, 4, count), 0)
+        sampling["num_prompt_logprobs"] = np.where(chance.random(count) < 0.25, chance.integers(0, 4, count), 0)
         words = entries.view(np.uint32).reshape(count, -1)
         for _ in range(2):
             rows = np.flatnonzero(chance.random(count) < 0.3)
@@ -236,7 +236,7 @@ def are_bad(geometry: Any, entries: Any) -> npt.NDArray[np.bool_]:
         values |= beyond(sampling[name], 0, high) | (sampling[name] == 0)
     values |= beyond(sampling["presence_penalty"], -2, 2) | beyond(sampling["frequency_penalty"], -2, 2)
     values |= (sampling["top_k"] < -1) | beyond(sampling["num_logprobs"], -1, CONSTANTS["max_logprobs"])
-    values |= sampling["prompt_scores"] > 1 + CONSTANTS["max_logprobs"]
+    values |= sampling["num_prompt_logprobs"] > 1 + CONSTANTS["max_logprobs"]
     values |= (entries["max_tokens"] < 1) | (sampling["min_tokens"] > entries["max_tokens"])
     submits = entries["opcode"] == Opcode.SUBMIT
     wrong = ~submits & (entries["opcode"] != Opcode.CANCEL)

@@ -94,7 +94,7 @@ class ScriptedEngine(FakeEngine):
         """Yield the completions of each step of a sequence."""
         params, prompt = asked.params, [int(token) for token in asked.prompt]
         step: list[dict[str, Any]] = [{"kind": CqeKind.ADMITTED, "token": len(prompt) // 2}]
-        if asked.params.native_values(0)["prompt_scores"]:
+        if asked.params.native_values(0)["num_prompt_logprobs"]:
             for token in prompt[1:]:
                 step += [*_rivals(token, params.prompt_logprobs), _scored(CqeKind.PROMPT_LOGPROB, token)]
         tokens = self._assets.tokenizer.encode(reply, add_special_tokens=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.constraint import list_allowed
-from blink.kernels.operands import GREEDY_TEMPERATURE, NO_TOKEN, TEXT_END
+from blink.kernels.operands import GRAMMAR_DONE, GREEDY_TEMPERATURE, INVALID_LOGITS
 from sampling_changes import adjust_logits
 from sampling_floor import find_threshold
 from sampling_noise import gumbel, gumbel_of_vocabulary
@@ -37,7 +37,7 @@ def _sample_row(logits: Tensor, batch: Batch, row: int, slot: int, context_len: 
         adjusted.div_(temperature)
     largest = float(adjusted.max())
     if not math.isfinite(largest):
-        batch.sampled_tokens[row] = TEXT_END if may_end and largest == -math.inf else NO_TOKEN
+        batch.sampled_tokens[row] = GRAMMAR_DONE if may_end and largest == -math.inf else INVALID_LOGITS
         return
     token = int(adjusted.argmax()) if is_greedy else _draw(adjusted, batch, slot, context_len)
     batch.sampled_tokens[row] = token

@@ -104,7 +104,7 @@ def test_the_logprobs_of_a_prompt_are_asked_for_once(
 ) -> None:
     body = COMPLETION | fields | {"n": num_choices, "prompt": ["one prompt", "and another"]}
     assert server.post("/v1/completions", body, headers=header()).status_code == 200
-    asked = [each.params.native_values(0)["prompt_scores"] > 0 for each in server.engine.submitted]
+    asked = [each.params.native_values(0)["num_prompt_logprobs"] > 0 for each in server.engine.submitted]
     assert asked == ([True] + [False] * (num_choices - 1)) * 2
 
 

@@ -50,8 +50,8 @@ class Engine:
         publish_region(self.region, name)
 
     def _run(self) -> None:
-        while (track := lib.blink_loop_wait(self._loop, 20)) != -2 and not self._over:
-            if track < 0:
+        while (kind := lib.blink_loop_wait(self._loop, 20)) != -2 and not self._over:
+            if kind < 0:
                 continue
             while self.pause and not self._over:
                 time.sleep(0.001)
@@ -219,7 +219,7 @@ def test_an_engine_without_heartbeat_is_given_up_after_the_timeout(
 def test_a_pause_of_the_whole_machine_does_not_make_the_engine_seem_dead(
     client: EngineClient, start: Callable[..., Engine]
 ) -> None:
-    """After a pause a frontend may run before the engine's first heartbeat: the pause itself is no silence."""
+    """After a pause a frontend may run before the engine's first heartbeat: the pause does not age the heartbeat."""
     engine = start()
     connect(client)
     engine.kill()

@@ -16,5 +16,5 @@ def test_a_pytorch_without_that_library_boots_with_a_warning(
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", "9999.0")
     with caplog.at_level(logging.WARNING, "blink.engine"):
-        cublas.leave_room()
+        cublas.reserve_sm()
     assert "libcublas.so.9999" in caplog.text

@@ -92,13 +92,13 @@ def log_segment(
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """Replace the device: what is logged are steps (tokens, rows, kind), segments, captures, start and close.
 
-    Before the captures cuBLAS is told to leave room, the file with choices is named, and kernels are compiled.
+    Before the captures cuBLAS reserves SMs for the scheduler, the file with choices is named, and kernels are compiled.
     """
     DeviceTwin.log = []
     monkeypatch.setenv("CUDA_MODULE_LOADING", "")
     monkeypatch.setattr(gpu, "DeviceState", lambda region, device: DeviceTwin(region))  # noqa: ARG005
     monkeypatch.setattr(gpu, "DeviceScheduler", lambda state: state)
-    monkeypatch.setattr(gpu.cublas, "leave_room", lambda: DeviceTwin.log.append("leave room"))
+    monkeypatch.setattr(gpu.cublas, "reserve_sm", lambda: DeviceTwin.log.append("reserve SM"))
     monkeypatch.setattr(gpu.choices, "choosing", lambda path: nullcontext(DeviceTwin.log.append(path.name)))
     monkeypatch.setattr(gpu, "compile_ahead", lambda run: DeviceTwin.log.append("compile ahead"))  # noqa: ARG005
     monkeypatch.setattr(
@@ -134,7 +134,7 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
     engine, region = boot(tmp_path, monkeypatch, free=4 * GIB, total=2 * (3 * GIB - STEP_BYTES - room))
     sizes = [(count, count, "decoding") for count in (1, 2, 4)] + [(tokens, 4, "") for tokens in (16, 32, 40)]
     sizes += [(tokens, 4, "scoring") for tokens in (16, 32, 40)]
-    expected: Log = [(40, 4, "scoring"), "leave room", "products.json", "compile ahead"]
+    expected: Log = [(40, 4, "scoring"), "reserve SM", "products.json", "compile ahead"]
     for index in (5, 8, 4, 7, 3, 6, 2, 1, 0):
         expected += [sizes[index], index, sizes[index]]
     expected += [f"time {index}" for index in (0, 0, 1, 2, 3, 4, 5, 2) for _ in "ab"]  # at last with a long context

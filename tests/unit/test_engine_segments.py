@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU engine's steps in segments: a real model, driven pass by pass, whose suspended steps change no token."""
+"""The CPU engine's steps in segments: a real model, driven pass by pass, whose paused steps change no token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from blink.grammar.compiler import compile_structured
 from blink.kernels.batch import Batch, Header
 from blink.link.queue_pair import QueuePair, Submission
 from blink.link.shm import ShmLink
-from blink.region.layout import CqeKind, StepResult, Track, Turn
+from blink.region.layout import CqeKind, StepClass, StepKind, StepResult
 from blink.region.memory import publish_region
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
@@ -46,8 +46,8 @@ class SteppedEngine(CpuEngine):
         self.now = 10**9
         self.pass_once()
         self.pair.start()
-        self.suspended = 0
-        self.scores: dict[int, list[float]] = {}  # logprobs of prompts' tokens
+        self.paused = 0
+        self.logprobs: dict[int, list[float]] = {}  # logprobs of prompts' tokens
         starts, text = self._batch.token_starts.tolist(), bytes(self._batch.token_text.tolist())
         self.vocabulary = [text[start:end] for start, end in itertools.pairwise(starts)]
 
@@ -58,10 +58,10 @@ class SteppedEngine(CpuEngine):
         broken = lib.blink_check_integrity(self._state.address)
         assert broken is None, broken.decode()
         if result == StepResult.LAUNCHED:
-            track = Track(int(self._state.struct["in_flight_track"]))
-            self.suspended += track == Track.WHOLE and int(self._state.struct["num_segments"]) > 0
-            assert not self._has_failed(track)
-            output, header = (self._array(track.array(name), torch.int64) for name in ("output", "header"))
+            kind = StepKind(int(self._state.struct["in_flight_kind"]))
+            self.paused += kind == StepKind.WHOLE and int(self._state.struct["num_segments"]) > 0
+            assert not self._has_failed(kind)
+            output, header = (self._array(kind.array(name), torch.int64) for name in ("output", "header"))
             output[0] = header[2]
         return result
 
@@ -123,7 +123,7 @@ def run(engine: SteppedEngine, found: dict[int, list[int]], sequences: list[int]
     for _ in range(2000):
         for completion in engine.pair.drain():
             if completion["kind"] == CqeKind.PROMPT_LOGPROB:
-                engine.scores.setdefault(int(completion["sequence"]), []).append(float(completion["logprob"]))
+                engine.logprobs.setdefault(int(completion["sequence"]), []).append(float(completion["logprob"]))
             if completion["kind"] == CqeKind.TOKEN:
                 found.setdefault(int(completion["sequence"]), []).append(int(completion["token"]))
         if all(len(found.get(sequence, [])) == NEW_TOKENS for sequence in sequences):
@@ -133,14 +133,14 @@ def run(engine: SteppedEngine, found: dict[int, list[int]], sequences: list[int]
     raise AssertionError("they do not end")
 
 
-def test_suspended_and_resumed_sequences_yield_what_they_yield_alone(engine: SteppedEngine) -> None:
+def test_paused_and_resumed_sequences_yield_what_they_yield_alone(engine: SteppedEngine) -> None:
     alone: list[list[int]] = []
     for length in LENGTHS:
         found: dict[int, list[int]] = {}
         one = engine.submit(prompt_of(length), best_effort=False)
         run(engine, found, [one])
         alone.append(found[one])
-    assert engine.suspended == 0 and not engine.trace()["num_segments"].any()
+    assert engine.paused == 0 and not engine.trace()["num_segments"].any()
 
     found = {}
     slow = [engine.submit(prompt_of(length), best_effort=True) for length in LENGTHS[:3]]
@@ -151,13 +151,13 @@ def test_suspended_and_resumed_sequences_yield_what_they_yield_alone(engine: Ste
         fast.append(engine.submit(prompt_of(length), best_effort=False))
     run(engine, found, [*slow, *fast])
     assert [found[sequence] for sequence in [*slow, *fast]] == alone
-    assert engine.suspended >= 2
+    assert engine.paused >= 2
     trace = engine.trace()
     assert set(trace["num_segments"].tolist()) == {0, LAYERS}
-    assert (trace["turn"][trace["num_best_effort_rows"] > 0] != Turn.URGENT).all()
+    assert (trace["step_class"][trace["num_best_effort_rows"] > 0] != StepClass.URGENT).all()
 
 
-def test_constrained_rows_of_suspended_steps_keep_to_their_form_and_prompts_are_scored_beside_them(
+def test_constrained_rows_of_paused_steps_keep_to_their_form_and_prompts_are_scored_beside_them(
     engine: SteppedEngine,
 ) -> None:
     forms = [compile_structured(StructuredOutputsParams(regex=regex)) for regex in ("([0-9][a-f]){6,}", "(foo|bar)+")]
@@ -166,24 +166,26 @@ def test_constrained_rows_of_suspended_steps_keep_to_their_form_and_prompts_are_
     def play(*, together: bool) -> tuple[list[list[int]], list[float]]:
         found: dict[int, list[int]] = {}
         sequences: list[int] = []
-        for i, (length, automaton, scores) in enumerate(requests):
+        for i, (length, automaton, num_top) in enumerate(requests):
             best_effort = together and i < 2
-            one = engine.submit(prompt_of(length), best_effort=best_effort, automaton=automaton, prompt_logprobs=scores)
+            one = engine.submit(
+                prompt_of(length), best_effort=best_effort, automaton=automaton, prompt_logprobs=num_top
+            )
             sequences.append(one)
             if not together:
                 run(engine, found, [one])
             for _ in range(LAYERS // 2 + 1 if together and i > 0 else 0):
                 engine.pass_once()
         run(engine, found, sequences)
-        return [found[sequence] for sequence in sequences], engine.scores[sequences[-1]]
+        return [found[sequence] for sequence in sequences], engine.logprobs[sequences[-1]]
 
-    alone, scores = play(together=False)
-    before = engine.suspended
-    together, scores_beside = play(together=True)
+    alone, logprobs = play(together=False)
+    before = engine.paused
+    together, logprobs_beside = play(together=True)
     assert together == alone
-    assert engine.suspended >= before + 2
-    assert len(scores) == 89
-    np.testing.assert_allclose(scores_beside, scores, rtol=1e-3, atol=1e-3)
+    assert engine.paused >= before + 2
+    assert len(logprobs) == 89
+    np.testing.assert_allclose(logprobs_beside, logprobs, rtol=1e-3, atol=1e-3)
     texts = [b"".join(engine.vocabulary[token] for token in tokens).decode() for tokens in together[:3]]
     assert re.fullmatch("([0-9][a-f]){6}", texts[0])
     assert all(re.fullmatch("(foo|bar){4}", text) for text in texts[1:])
@@ -210,5 +212,5 @@ def test_the_table_takes_what_was_measured_and_continues_its_line(engine: Steppe
     num_plain = int(geometry["first_scoring_graph"])
     assert len({graph for graph, *_ in asked}) < num_plain, "the budget ended before all were measured"
     assert abs(int(costs[0]["kv_ps"]) - 10**9) < 10**4
-    assert costs["num_segments"].tolist() == [1, 1, 2, 4, 5, 6, 6, 1, 1, 1, 1], "graphs that score are not cut"
+    assert costs["num_segments"].tolist() == [1, 1, 2, 4, 5, 6, 6, 1, 1, 1, 1], "graphs of prompt logprobs are not cut"
     assert not any(part.any() for part in (batch.header, batch.context_lens, batch.params, batch.block_tables))

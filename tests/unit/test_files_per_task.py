@@ -71,13 +71,13 @@ PENDING = [
         6,
         (
             "config.py",
-            "csrc/gpu/device.cu",
+            "csrc/device/scheduler_kernel.cu",
             "engine/gpu.py",
             "runner/gpu_streams.py",
             "models/spec.py",
             "models/weights/decoder_loader.py",
         ),
-        ("engine/ranks.py", "csrc/gpu/ranks.h"),
+        ("engine/ranks.py", "csrc/device/ranks.h"),
     ),
     Pending(
         "rows that verify drafts",

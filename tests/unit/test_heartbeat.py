@@ -16,7 +16,7 @@ import pytest
 
 from blink.cli.health import EngineHealth
 from blink.cli.supervision import Child
-from blink.host.heartbeat import Silence
+from blink.host.heartbeat import HeartbeatAge
 from blink.host.process import Hindrance, describe_threads, read_hindrance
 from blink.region.files import region_path
 from blink.region.layout import CONSTANTS, CONTROL, field_offset
@@ -32,35 +32,35 @@ asyncio.run(run())
 """
 
 
-def test_silence_is_counted_from_look_to_look_and_ends_with_a_sign_of_life() -> None:
-    silence = Silence()
-    assert [silence.look(now, heard=False) for now in (10.0, 10.5, 11.5)] == [0.0, 0.5, 1.5]
-    assert silence.look(12.0, heard=True) == 0.0
-    assert silence.look(12.25, heard=False) == 0.25
+def test_a_heartbeats_age_is_counted_from_look_to_look_and_ends_with_a_sign_of_life() -> None:
+    age = HeartbeatAge()
+    assert [age.look(now, heard=False) for now in (10.0, 10.5, 11.5)] == [0.0, 0.5, 1.5]
+    assert age.look(12.0, heard=True) == 0.0
+    assert age.look(12.25, heard=False) == 0.25
 
 
-def test_a_pause_of_the_whole_machine_is_no_silence() -> None:
-    silence = Silence()
-    silence.look(10.0, heard=True)
-    assert silence.look(5000.0, heard=False) == 1.0
+def test_a_pause_of_the_whole_machine_does_not_age_a_heartbeat() -> None:
+    age = HeartbeatAge()
+    age.look(10.0, heard=True)
+    assert age.look(5000.0, heard=False) == 1.0
 
 
-def test_waiting_for_a_core_is_no_silence() -> None:
-    silence = Silence()
-    silence.look(10.0, heard=True, hindrance=Hindrance(core_wait=100.0))
-    assert silence.look(11.0, heard=False, hindrance=Hindrance(core_wait=100.75)) == 0.25
-    assert silence.look(12.0, heard=False, hindrance=Hindrance(core_wait=100.75)) == 1.25
-    assert silence.look(13.0, heard=False, hindrance=Hindrance(core_wait=102.75)) == 1.25  # it had waited before, too
-    assert silence.look(13.5, heard=False, hindrance=Hindrance(core_wait=50.0)) == 1.75  # a thread has ended
+def test_waiting_for_a_core_does_not_age_a_heartbeat() -> None:
+    age = HeartbeatAge()
+    age.look(10.0, heard=True, hindrance=Hindrance(core_wait=100.0))
+    assert age.look(11.0, heard=False, hindrance=Hindrance(core_wait=100.75)) == 0.25
+    assert age.look(12.0, heard=False, hindrance=Hindrance(core_wait=100.75)) == 1.25
+    assert age.look(13.0, heard=False, hindrance=Hindrance(core_wait=102.75)) == 1.25  # it had waited before, too
+    assert age.look(13.5, heard=False, hindrance=Hindrance(core_wait=50.0)) == 1.75  # a thread has ended
 
 
 def test_who_is_ready_to_run_is_silent_only_while_it_has_a_core() -> None:
-    silence = Silence()
-    silence.look(10.0, heard=True, hindrance=Hindrance(core_time=5.0))
-    assert silence.look(11.0, heard=False, hindrance=Hindrance(core_time=5.25, is_runnable=True)) == 0.25
-    assert silence.look(12.0, heard=False, hindrance=Hindrance(core_time=5.25, is_runnable=True)) == 0.25
-    assert silence.look(13.0, heard=False, hindrance=Hindrance(core_time=6.5, is_runnable=True)) == 1.25
-    assert silence.look(14.0, heard=False, hindrance=Hindrance(core_time=6.5)) == 2.25
+    age = HeartbeatAge()
+    age.look(10.0, heard=True, hindrance=Hindrance(core_time=5.0))
+    assert age.look(11.0, heard=False, hindrance=Hindrance(core_time=5.25, is_runnable=True)) == 0.25
+    assert age.look(12.0, heard=False, hindrance=Hindrance(core_time=5.25, is_runnable=True)) == 0.25
+    assert age.look(13.0, heard=False, hindrance=Hindrance(core_time=6.5, is_runnable=True)) == 1.25
+    assert age.look(14.0, heard=False, hindrance=Hindrance(core_time=6.5)) == 2.25
 
 
 @pytest.mark.parametrize("share", [0.125, 0.25, 0.5, 0.75, 1.0])
@@ -69,37 +69,37 @@ def test_who_is_ready_to_run_is_silent_only_while_it_has_a_core() -> None:
 def test_each_second_with_a_core_counts_once_whatever_waits_beside_it(
     share: float, num_others: int, is_runnable: bool
 ) -> None:
-    silence, silent = Silence(), 0.0
+    age, silent = HeartbeatAge(), 0.0
     for look in range(65):
         waited = (1 - share + num_others) * look
         stalled = 0.5 * look  # other processes wait for memory
         seen = Hindrance(core_time=share * look, core_wait=waited, memory_stall=stalled, is_runnable=is_runnable)
-        silent = silence.look(float(look), heard=False, hindrance=seen)
+        silent = age.look(float(look), heard=False, hindrance=seen)
     assert silent == 64 * share
 
 
 def test_who_gets_no_core_is_never_silent_however_many_of_its_threads_wait() -> None:
-    silence = Silence()
+    age = HeartbeatAge()
     for look in range(100):
         seen = Hindrance(core_wait=3.0 * look, is_runnable=look % 2 == 0)
-        assert silence.look(float(look), heard=False, hindrance=seen) == 0.0
+        assert age.look(float(look), heard=False, hindrance=seen) == 0.0
 
 
 def test_a_core_is_a_core_while_other_threads_wait_for_pages() -> None:
-    silence, silent = Silence(), 0.0
+    age, silent = HeartbeatAge(), 0.0
     for look in range(9):
         seen = Hindrance(core_time=0.5 * look, major_faults=look, is_blocked=look % 2 == 0)
-        silent = silence.look(float(look), heard=False, hindrance=seen)
+        silent = age.look(float(look), heard=False, hindrance=seen)
     assert silent == 4.0
 
 
-def test_waiting_for_pages_is_no_silence() -> None:
-    silence = Silence()
-    silence.look(10.0, heard=True, hindrance=Hindrance(major_faults=7))
-    assert silence.look(11.0, heard=False, hindrance=Hindrance(major_faults=8)) == 0.0
-    assert silence.look(12.0, heard=False, hindrance=Hindrance(major_faults=8, is_blocked=True)) == 0.0
-    assert silence.look(13.0, heard=False, hindrance=Hindrance(major_faults=8)) == 1.0
-    assert silence.look(14.0, heard=False, hindrance=Hindrance(major_faults=8, memory_stall=0.75)) == 1.25
+def test_waiting_for_pages_does_not_age_a_heartbeat() -> None:
+    age = HeartbeatAge()
+    age.look(10.0, heard=True, hindrance=Hindrance(major_faults=7))
+    assert age.look(11.0, heard=False, hindrance=Hindrance(major_faults=8)) == 0.0
+    assert age.look(12.0, heard=False, hindrance=Hindrance(major_faults=8, is_blocked=True)) == 0.0
+    assert age.look(13.0, heard=False, hindrance=Hindrance(major_faults=8)) == 1.0
+    assert age.look(14.0, heard=False, hindrance=Hindrance(major_faults=8, memory_stall=0.75)) == 1.25
 
 
 @pytest.mark.parametrize("thread", ["spin()", "thread = threading.Thread(target=spin); thread.start(); thread.join()"])
@@ -153,28 +153,28 @@ def beating() -> Iterator[Child]:
 
 def test_a_child_is_silent_once_it_stops_to_beat_and_not_before_it_began(beating: Child) -> None:
     deadline = time.monotonic() + _PATIENCE
-    assert beating.silence(0.0) == beating.silence(1000.0) == 0.0
-    while beating._silence is None:
+    assert beating.heartbeat_age(0.0) == beating.heartbeat_age(1000.0) == 0.0
+    while beating._heartbeat_age is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-        beating.silence(2000.0)
+        beating.heartbeat_age(2000.0)
     beating.send(signal.SIGSTOP)
     assert beating._process is not None
     while read_state(beating._process.pid) != "T":
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    beating.silence(2001.0)  # takes the last beats
-    silent = [beating.silence(2001.0 + now) for now in (1.0, 2.0, 3.0)]
+    beating.heartbeat_age(2001.0)  # takes the last beats
+    silent = [beating.heartbeat_age(2001.0 + now) for now in (1.0, 2.0, 3.0)]
     assert silent[0] > 0.9
     assert [silent[1] - silent[0], silent[2] - silent[1]] == pytest.approx([1.0, 1.0])
     beating.send(signal.SIGCONT)
-    while beating.silence(2004.0):
+    while beating.heartbeat_age(2004.0):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     beating.send(signal.SIGKILL)
     while beating.reap() is None:
         time.sleep(0.02)
-    assert beating.silence(9000.0) == 0.0
+    assert beating.heartbeat_age(9000.0) == 0.0
 
 
 _HANGING = """
@@ -209,7 +209,7 @@ def test_a_loop_that_hangs_beside_two_busy_processes_is_found(num_threads: int) 
         while silent <= 3.0:
             assert time.monotonic() < deadline and child.reap() is None
             time.sleep(0.5)
-            before, silent = silent, child.silence(time.monotonic())
+            before, silent = silent, child.heartbeat_age(time.monotonic())
             if not before:
                 ran = child.hindrance().core_time
         assert 2.0 < child.hindrance().core_time - ran < 6.0

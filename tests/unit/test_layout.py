@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x4AC65269C38F2072
+GOLDEN_DIGEST = 0xBCB39444369E355F
 
 
 def test_the_digest_is_the_recorded_one() -> None:
@@ -122,7 +122,7 @@ def fields_in_the_sources() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     arguments = ("gpu/args.h", "automaton/machine.h", "cpu/constrain.h", "cpu/json_weight.h")
     scheduler = (f"scheduler/{name}.h" for name in ("row", "step_buffers", "state", "failure"))
-    for header in ("region/layout.h", *scheduler, "gpu/program.h", *arguments):
+    for header in ("region/layout.h", *scheduler, "device/program.h", *arguments):
         text = (CSRC / header).read_text()
         structs = re.findall(r"^struct (?:alignas\(\d+\) )?(\w+) \{(.*?)^\};", text, re.DOTALL | re.MULTILINE)
         for name, body in structs:
@@ -152,7 +152,7 @@ def test_columns_and_header_words_are_where_the_scheduler_writes_them() -> None:
 
 def test_a_place_names_file_and_line() -> None:
     assert layout.place_name(0 << 16 | 12) == "compose.h:12"
-    assert layout.place_name(5 << 16 | 345) == "device.cu:345"
+    assert layout.place_name(5 << 16 | 345) == "scheduler_kernel.cu:345"
 
 
 def test_a_geometry_keeps_what_it_is_built_from() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.operands import NO_TOKEN
+from blink.kernels.operands import INVALID_LOGITS
 from blink.kernels.sampling import sample
 from model_driver import set_params
 from sampling_floor import find_threshold
@@ -269,4 +269,4 @@ def test_a_row_without_a_finite_largest_logit_gets_no_token_and_the_others_their
     logits[1, 7] = broken
     sample(logits, batch, 3)
     tokens = untouched.sampled_tokens.tolist()
-    assert batch.sampled_tokens.tolist() == [tokens[0], NO_TOKEN, tokens[2]] and min(tokens) >= 0
+    assert batch.sampled_tokens.tolist() == [tokens[0], INVALID_LOGITS, tokens[2]] and min(tokens) >= 0

@@ -19,7 +19,7 @@ _STRIDES = ("qkv_stride", "z_stride", "b_stride", "a_stride")
 
 
 class Split(NamedTuple):
-    """How many threads have the state of a value head, and how many such blocks a multiprocessor has room for."""
+    """How many threads have the state of a value head, and how many such blocks an SM has room for."""
 
     threads: int
     blocks: int

@@ -64,7 +64,7 @@ def run_worker(config: FrontendConfig) -> int:
     """
     set_up_logging(config.log_level, config.log_format)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    # Before the event loop and the native waiter start: their threads inherit it.
+    # Before the event loop and the native poller start: their threads inherit it.
     cpus = parse_cpus(config.frontend_cpus)
     isolate(cpus, config.frontend_sched, config.frontend_sched_priority, config.frontend_mlock)
     assets = load_assets(config)

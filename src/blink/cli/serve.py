@@ -29,7 +29,7 @@ logger = logging.getLogger("blink.serve")
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _PROBE_INTERVAL: Final = 0.2  # seconds between looks at /health while not ready
 _LOOK_INTERVAL: Final = 0.5  # seconds between looks at the children's signs of life
-_ENGINE_SILENCE: Final = 10.0  # seconds without a heartbeat after which an engine is ended
+_HEARTBEAT_TIMEOUT: Final = 10.0  # seconds without a heartbeat after which an engine is ended
 _STOP_GRACE: Final = 10.0  # seconds beyond its own limits that a child gets to stop
 
 
@@ -113,7 +113,7 @@ class _Supervisor:
             _child(f"frontend {index}", "frontend", *to_flags(worker_config(config, index)))
             for index in range(config.frontend_workers)
         ]
-        self._health = EngineHealth(config.engine.region, _ENGINE_SILENCE)
+        self._health = EngineHealth(config.engine.region, _HEARTBEAT_TIMEOUT)
         self._asking: Child | None = None
         self._started = time.monotonic()
         self._ready = False
@@ -193,7 +193,7 @@ class _Supervisor:
         if self._engine.is_running and (fault := self._health.fault(now, self._engine.hindrance())):
             self._condemn(self._engine, fault)
         for child in self._frontends:
-            if (silent := child.silence(now)) > self._config.frontend_timeout:
+            if (silent := child.heartbeat_age(now)) > self._config.frontend_timeout:
                 self._condemn(child, f"has given no sign of life for {silent:.0f} s")
 
     def _condemn(self, child: Child, fault: str) -> None:

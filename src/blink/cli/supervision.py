@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from blink.host.heartbeat import VARIABLE, Pulse, Silence
+from blink.host.heartbeat import VARIABLE, HeartbeatAge, Pulse
 from blink.host.process import Hindrance, describe_threads, die_with_parent, read_hindrance
 
 # Exit status of a process that refuses its configuration: starting it again cannot help.
@@ -59,7 +59,7 @@ class Child:
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._pulse: Pulse | None = None
-        self._silence: Silence | None = None
+        self._heartbeat_age: HeartbeatAge | None = None
 
     @property
     def is_running(self) -> bool:
@@ -71,7 +71,7 @@ class Child:
         self.restart_at = None
         self.started_at = time.monotonic()
         self.is_condemned = False
-        self._silence = None
+        self._heartbeat_age = None
         supervisor = os.getpid()
 
         def tie_to_supervisor() -> None:
@@ -91,14 +91,14 @@ class Child:
             env={**os.environ, VARIABLE: str(self._pulse.fd)},
         )
 
-    def silence(self, now: float) -> float:
+    def heartbeat_age(self, now: float) -> float:
         """Return the seconds without a beat of a process that has begun to beat; look about once a second."""
         if not self.is_running or self._pulse is None:
             return 0.0
         heard = self._pulse.take()
-        if self._silence is None and heard:
-            self._silence = Silence()
-        return self._silence.look(now, heard, self.hindrance()) if self._silence is not None else 0.0
+        if self._heartbeat_age is None and heard:
+            self._heartbeat_age = HeartbeatAge()
+        return self._heartbeat_age.look(now, heard, self.hindrance()) if self._heartbeat_age is not None else 0.0
 
     def hindrance(self) -> Hindrance:
         """Return what has kept the process from working since it started."""

@@ -25,7 +25,7 @@ from blink.kernels.layer_cache import KvCache
 from blink.link.rdma.listener import open_listener
 from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import load_model, resolve_dtype
-from blink.region.layout import EngineState, ErrorCode, Track, place_name
+from blink.region.layout import EngineState, ErrorCode, StepKind, place_name
 from blink.region.memory import Region, create_region, publish_region
 from blink.runner.run import Runner
 from blink.text.assets import load_assets
@@ -76,8 +76,8 @@ class Engine(ABC):
         try:
             self._array = self._create_state()
             num_slots = int(self._geometry["num_slots"])
-            self._batch = map_batch(self._array, num_slots, Track.WHOLE)
-            self._segmented_batch = map_batch(self._array, num_slots, Track.SEGMENTED)
+            self._batch = map_batch(self._array, num_slots, StepKind.WHOLE)
+            self._segmented_batch = map_batch(self._array, num_slots, StepKind.SEGMENTED)
             self._batch.token_starts.copy_(torch.from_numpy(vocabulary.starts.view("i4")))
             self._batch.token_text.copy_(torch.from_numpy(vocabulary.text))
             self._kv_cache = self._allocate_kv_cache(num_blocks)

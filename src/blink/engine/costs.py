@@ -14,7 +14,7 @@ from blink.kernels.batch import Batch, Header, Param
 from blink.region.layout import GRAPH_COST
 
 _MAX_SEGMENTS = 64
-_LONG_CONTEXT = 1024  # tokens of a row's context, for the price of reading the KV cache
+_LONG_CONTEXT = 1024  # tokens of a row's context, for the cost of reading the KV cache
 _USUAL_CONTEXT = 512  # with which steps are cut into segments of equal time
 _SLACK = 1.5  # segments: a step is cut that takes longer than this
 TimeStep = Callable[[int], float]  # seconds that a step of this graph takes, as the batch describes it

@@ -14,7 +14,7 @@ from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.state import HostState
 from blink.kernels.batch import Batch, Header
-from blink.region.layout import Track
+from blink.region.layout import StepKind
 from blink.region.native import lib
 
 logger = logging.getLogger("blink.engine")
@@ -55,18 +55,18 @@ class CpuEngine(Engine):
         self._loop: int = lib.blink_loop_start(self._state.address)
 
     def _advance(self) -> bool:
-        track = lib.blink_loop_wait(self._loop, _WAIT_MS)
-        if track >= 0:
-            lib.blink_loop_finish(self._loop, self._has_failed(track))
-        return track != _ENDED
+        kind = lib.blink_loop_wait(self._loop, _WAIT_MS)
+        if kind >= 0:
+            lib.blink_loop_finish(self._loop, self._has_failed(kind))
+        return kind != _ENDED
 
     def _end(self) -> None:
         lib.blink_loop_stop(self._loop)
 
-    def _has_failed(self, track: int) -> bool:
+    def _has_failed(self, kind: int) -> bool:
         """Run what the scheduler has launched, a step or a segment; return whether the model failed."""
         try:
-            if track == Track.WHOLE:
+            if kind == StepKind.WHOLE:
                 is_scoring = int(self._batch.header[Header.GRAPH]) >= int(self._geometry["first_scoring_graph"])
                 self._run_step(*self._size_of(self._batch), scoring=is_scoring)
             else:

@@ -22,8 +22,8 @@ def compile_scheduler(arch: str) -> ObjectCode:
     """
     include = [str(_SOURCES), str(find_nvidia_header_directory("cudart"))]
     options = ProgramOptions(
-        name="device.cu", std="c++20", arch=arch, relocatable_device_code=True, include_path=include
+        name="scheduler_kernel.cu", std="c++20", arch=arch, relocatable_device_code=True, include_path=include
     )
-    code = Program((_SOURCES / "gpu" / "device.cu").read_text(), "c++", options).compile("cubin")
+    code = Program((_SOURCES / "device" / "scheduler_kernel.cu").read_text(), "c++", options).compile("cubin")
     runtime = ObjectCode.from_library(str(find_static_lib("cudadevrt")))
     return Linker(code, runtime, options=LinkerOptions(name="blink_scheduler", arch=arch)).link("cubin")

@@ -21,7 +21,7 @@ from cuda.core import Device, Kernel, LaunchConfig, Stream, launch
 from blink.engine.device_code import compile_scheduler
 from blink.engine.state import array_places
 from blink.kernels.gpu.decode.launch import check
-from blink.region.layout import CONSTANTS, DEVICE_PROGRAM, STATE, STEP_GRAPHS, Track
+from blink.region.layout import CONSTANTS, DEVICE_PROGRAM, STATE, STEP_GRAPHS, StepKind
 from blink.region.memory import Region
 from blink.region.native import lib
 
@@ -87,7 +87,7 @@ class DeviceScheduler:
         Capture the largest first: all graphs share one memory pool.
         """
 
-        graph = self._capture(lambda: self._enqueue_launch(run_step, Track.WHOLE), self._pool)
+        graph = self._capture(lambda: self._enqueue_launch(run_step, StepKind.WHOLE), self._pool)
         self._graphs[index] = graph
         self._pairs[index] = [self._instantiate(graph) for _ in range(_EXECUTABLES)]
 
@@ -98,7 +98,7 @@ class DeviceScheduler:
         time is launched in segments, so those of other graphs may share that memory.
         """
         pool = self._pool_apart if apart else self._pool
-        runs = [functools.partial(self._enqueue_launch, run, Track.SEGMENTED) for run in segments]
+        runs = [functools.partial(self._enqueue_launch, run, StepKind.SEGMENTED) for run in segments]
         graphs = [self._capture(run, pool) for run in runs]
         self._segments[index] = [(graph, self._instantiate(graph)) for graph in graphs]
 
@@ -147,7 +147,7 @@ class DeviceScheduler:
         self._executables.clear()
 
     def _build_program(self) -> None:
-        """Write csrc/gpu/program.h's DeviceProgram and its tables of executables."""
+        """Write csrc/device/program.h's DeviceProgram and its tables of executables."""
         table = np.zeros(len(self._pairs), STEP_GRAPHS)
         self._segment_lists = {
             index: self._upload(np.array([int(executable) for _, executable in segments], np.uint64))
@@ -163,10 +163,10 @@ class DeviceScheduler:
         program["idle_sleep_ns"] = IDLE_SLEEP_NS
         self._program = self._upload(program)
 
-    def _enqueue_launch(self, run: Callable[[], None], track: Track) -> None:
-        """Enqueue work, and behind it the mark that it is done, for the step of this track."""
+    def _enqueue_launch(self, run: Callable[[], None], kind: StepKind) -> None:
+        """Enqueue work, and behind it the mark that it is done, for the step of this kind."""
         run()
-        places = (self._state.array_address(track.array(name)) for name in ("header", "output"))
+        places = (self._state.array_address(kind.array(name)) for name in ("header", "output"))
         self._enqueue(self._mark_done, 1, *places)
 
     def _upload(self, structs: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -18,7 +18,7 @@ from blink.engine.base import Engine
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.geometry import graph_sizes
 from blink.errors import ConfigError
-from blink.host.heartbeat import Silence
+from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
 from blink.kernels.gpu import choices, cublas, gated_products
 from blink.kernels.gpu.decode.launch import compile_ahead
@@ -29,7 +29,7 @@ from blink.runner.stream import Stream
 logger = logging.getLogger("blink.engine")
 
 _WATCH_SECONDS = 0.25
-_MAX_SILENCE = 10.0  # seconds without a heartbeat; a step may take as long, but the scheduler beats meanwhile
+_HEARTBEAT_TIMEOUT = 10.0  # seconds without a heartbeat; a step may take as long, but the scheduler beats meanwhile
 _GRAPH_RESERVE_BYTES = 1 << 30  # executables of all graphs and the workspaces that capture adds
 _ENDED = (EngineState.STOPPED, EngineState.FAILED)
 
@@ -46,7 +46,7 @@ class GpuEngine(Engine):
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
         self._scheduler = DeviceScheduler(self._state)
-        self._silence, self._heartbeat = Silence(), 0
+        self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
         self._capture()
         self._fill_costs()
         self._capture_segments()
@@ -94,7 +94,7 @@ class GpuEngine(Engine):
 
     def _capture(self) -> None:
         """Capture all graphs, the largest first, as the later ones then reuse its memory."""
-        cublas.leave_room()
+        cublas.reserve_sm()
         graphs = list(enumerate(graph_sizes(self._geometry)))
         graphs.sort(key=lambda graph: graph[1], reverse=True)
         num_decode_graphs = int(self._geometry["num_decode_graphs"])
@@ -152,9 +152,9 @@ class GpuEngine(Engine):
             return False
         time.sleep(_WATCH_SECONDS)
         heartbeat = self._region.control_word("heartbeat")
-        silent = self._silence.look(time.monotonic(), heard=heartbeat != self._heartbeat)
+        silent = self._heartbeat_age.look(time.monotonic(), heard=heartbeat != self._heartbeat)
         self._heartbeat = heartbeat
-        if silent > _MAX_SILENCE:
+        if silent > _HEARTBEAT_TIMEOUT:
             logger.error("the GPU has given no sign of life for %.0f s; the kernel's log (dmesg) may say why", silent)
             self.is_dead = True
         return not self.is_dead

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs of life of a child process: its event loop counts an eventfd up, which its supervisor reads."""
+"""Heartbeats of a child process: its event loop counts an eventfd up, which its supervisor reads."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Pulse:
             return False
 
 
-class Silence:
-    """How long nothing was heard, as far as somebody listened: where all processes pause, that does not count.
+class HeartbeatAge:
+    """Seconds since a process's last heartbeat, for a heartbeat timeout; a pause of all processes does not count.
 
-    Nor does the time in which the silent one waited for a core or for pages: a busy host makes it slow, not dead. But
+    Nor does the time in which the process waited for a core or for pages: a busy host makes it slow, not dead. But
     each second in which it had a core counts, once.
     """
 

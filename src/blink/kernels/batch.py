@@ -16,7 +16,7 @@ from blink.region.layout import (
     SLOT_PARAMS,
     STEP_BUFFERS,
     NativeEnum,
-    Track,
+    StepKind,
     own_fields,
 )
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
@@ -59,7 +59,7 @@ class Batch:
     bias_values: Tensor  # [num_slots, MAX_LOGIT_BIASES] float32
     automata: Tensor  # [num_automata, AUTOMATON_BYTES] uint8
     automaton_places: Tensor  # [num_slots, 2 * PLACE_WORDS]; where the slot's text stands in its automaton
-    allowed_lists: Tensor  # [num_slots, 2 * ceil(vocab / 32)]; two lists of tokens that may come next, a bit each
+    token_bitmasks: Tensor  # [num_slots, 2 * ceil(vocab / 32)]; two lists of tokens that may come next, a bit each
     token_starts: Tensor  # [vocab_size + 1]; where each token's bytes are in token_text
     token_text: Tensor  # [vocab_bytes] uint8
     sampled_tokens: Tensor  # [max_rows]
@@ -101,7 +101,7 @@ class Batch:
             "token_text": vocab_bytes,
         } | dict.fromkeys(_OF_TOKENS, max_tokens)
         widths = _WIDTHS | {"block_tables": max_blocks, "tokens": max_model_len}
-        widths["allowed_lists"] = LISTS_OF_SLOT * -(-vocab_size // 32)
+        widths["token_bitmasks"] = LISTS_OF_SLOT * -(-vocab_size // 32)
 
         def zeros(name: str) -> Tensor:
             length = lengths.get(name, num_slots if name in _OF_SLOTS else max_rows)
@@ -126,7 +126,7 @@ _WIDTHS = {
 }
 _OF_TOKENS = ("prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs")
 _OF_SLOTS = {"block_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values"}
-_OF_SLOTS |= {"automaton_places", "allowed_lists"}
+_OF_SLOTS |= {"automaton_places", "token_bitmasks"}
 _OF_STEP = {*own_fields(STEP_BUFFERS)}
 _FLOATS = {"bias_values", "sampled_logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"}
 _BYTES = {"automata", "token_text"}
@@ -136,14 +136,14 @@ def _dtype(name: str) -> torch.dtype:
     return torch.float32 if name in _FLOATS else torch.uint8 if name in _BYTES else torch.int32
 
 
-def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int, track: Track) -> Batch:
+def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int, kind: StepKind) -> Batch:
     """View the scheduler's arrays as the model's batch; `array` finds one by name, flat, as a type.
 
-    track: which of the steps it is.
+    kind: which of the steps it is.
     """
 
     def view(name: str) -> Tensor:
-        flat = array(track.array(name) if name in _OF_STEP else name, _dtype(name))
+        flat = array(kind.array(name) if name in _OF_STEP else name, _dtype(name))
         if name in _OF_SLOTS:
             return flat.view(num_slots, -1)
         return flat.view(-1, _WIDTHS[name]) if name in _WIDTHS else flat

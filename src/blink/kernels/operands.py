@@ -13,9 +13,9 @@ from blink.region.layout import CONSTANTS
 # Below this temperature sampling is greedy, as in vLLM.
 GREEDY_TEMPERATURE = 1e-5
 # Sampled of a row whose largest logit, as changed and scaled, is not finite: that sequence alone ends with an error.
-NO_TOKEN = CONSTANTS["no_token"]
+INVALID_LOGITS = CONSTANTS["invalid_logits"]
 # Sampled of a row whose automaton allows nothing more, and whose text may end.
-TEXT_END = CONSTANTS["text_end"]
+GRAMMAR_DONE = CONSTANTS["grammar_done"]
 
 Activation = Literal["silu", "gelu_tanh", "clipped_silu"]
 CLIP_LIMIT, CLIP_SLOPE = 7.0, 1.702  # of clipped_silu

@@ -16,7 +16,7 @@ def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
     """Write the sampled token of each row, and its log probabilities if asked for, to the batch's outputs.
 
     logits: [num_rows, vocab], of each row's last token. Log probabilities are those of the logits as given. A row
-    without a finite largest logit gets NO_TOKEN and no log probabilities; the others do not notice.
+    without a finite largest logit gets INVALID_LOGITS and no log probabilities; the others do not notice.
     """
     assert logits.ndim == 2
     assert logits.shape[0] == num_rows <= batch.sampled_tokens.shape[0]

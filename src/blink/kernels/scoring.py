@@ -40,7 +40,7 @@ def _slots_of(batch: Batch, tokens: Tensor, num_rows: int) -> Tensor:
 def _wanted(batch: Batch, tokens: Tensor, slots: Tensor) -> Tensor:
     params = batch.params[slots]
     is_inside = batch.positions[: tokens.shape[0]] + 1 < params[:, Param.NUM_PROMPT_TOKENS]
-    return (params[:, Param.PROMPT_SCORES] > 0) & is_inside
+    return (params[:, Param.NUM_PROMPT_LOGPROBS] > 0) & is_inside
 
 
 def _score(logits: Tensor, batch: Batch, tokens: Tensor, slots: Tensor) -> None:

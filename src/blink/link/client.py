@@ -17,7 +17,7 @@ import numpy as np
 
 from blink.errors import BlinkError, EngineUnavailableError
 from blink.grammar.automaton import Automaton
-from blink.host.heartbeat import Silence
+from blink.host.heartbeat import HeartbeatAge
 from blink.link.base import Connector, Link
 from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
 from blink.region.layout import COMPLETION, EngineState, ErrorCode
@@ -63,7 +63,7 @@ class EngineClient:
         self._link: Link | None = None
         self._pair: QueuePair | None = None
         self._heartbeat = 0
-        self._silence = Silence()
+        self._heartbeat_age = HeartbeatAge()
         self.ready = False
         self.unavailable_reason = "the engine is not running or still starting"
         self.info: RegionInfo | None = None
@@ -176,7 +176,7 @@ class EngineClient:
         self._link = link
         self._pair = QueuePair(link)
         self._heartbeat = int(link.report()["heartbeat"])
-        self._silence = Silence()
+        self._heartbeat_age = HeartbeatAge()
         self._pair.request_attach()
         return True
 
@@ -194,7 +194,7 @@ class EngineClient:
         self._pair.start()
         self.info = _region_info(self._link)
         self._link.notify(self._event_fd, self._pair.head, self._poll_interval_us)
-        self._silence = Silence()
+        self._heartbeat_age = HeartbeatAge()
         self.ready = True
         self.unavailable_reason = ""
 
@@ -209,7 +209,7 @@ class EngineClient:
         if lost := self._link.loss():
             return lost
         heartbeat = int(words["heartbeat"])
-        silent = self._silence.look(time.monotonic(), heard=heartbeat != self._heartbeat)
+        silent = self._heartbeat_age.look(time.monotonic(), heard=heartbeat != self._heartbeat)
         self._heartbeat = heartbeat
         if silent > self._engine_timeout:
             return f"the engine has given no sign of life for {self._engine_timeout:g} s"

@@ -41,8 +41,8 @@ class ShmLink:
         self.geometry: np.void = region.geometry
         self.addresses = QueuePairAddresses(region, index)
         self._entries = int(self.geometry["cq_entries"])
-        self._waiter: int | None = None
-        self._keeper: int | None = None
+        self._poller: int | None = None
+        self._renewer: int | None = None
 
     def write(self, offset: int, data: bytes) -> None:
         self.region.memory[offset : offset + len(data)] = data
@@ -54,22 +54,22 @@ class ShmLink:
         return lib.blink_load_u32(self.region.address + offset)
 
     def keep(self, offset: int, value: int, grace: float) -> None:
-        if self._keeper is None:
-            self._keeper = lib.blink_keeper_start(
+        if self._renewer is None:
+            self._renewer = lib.blink_lease_renewer_start(
                 lib.blink_store_at, self.region.address, offset, value, round(1000 * grace)
             )
-        lib.blink_keeper_renew(self._keeper)
+        lib.blink_lease_renewer_renew(self._renewer)
 
     def notify(self, event_fd: int, head: int, interval_us: int) -> None:
         queue = self.region.address + self.addresses.cq
-        self._waiter = lib.blink_waiter_start(queue, self._entries, head, event_fd, interval_us)
+        self._poller = lib.blink_shm_poller_start(queue, self._entries, head, event_fd, interval_us)
 
     def drain(self, head: int, out: int, most: int) -> int:
         return lib.blink_cq_drain(self.region.address + self.addresses.cq, self._entries, head, out, most)
 
     def expect(self, head: int, active: bool) -> None:
-        assert self._waiter is not None, "notify() comes first"
-        lib.blink_waiter_expect(self._waiter, head, active)
+        assert self._poller is not None, "notify() comes first"
+        lib.blink_shm_poller_expect(self._poller, head, active)
 
     def state(self) -> int:
         return self.region.control_word("state")
@@ -84,10 +84,10 @@ class ShmLink:
         return None if self.region.is_current() else "the engine was restarted"
 
     def close(self) -> None:
-        if self._waiter is not None:
-            lib.blink_waiter_stop(self._waiter)
-            self._waiter = None
-        if self._keeper is not None:
-            lib.blink_keeper_stop(self._keeper)
-            self._keeper = None
+        if self._poller is not None:
+            lib.blink_shm_poller_stop(self._poller)
+            self._poller = None
+        if self._renewer is not None:
+            lib.blink_lease_renewer_stop(self._renewer)
+            self._renewer = None
         self.region.close()

@@ -212,7 +212,7 @@ class StepResult(NativeEnum):
     """What one pass of the scheduler did."""
 
 
-class Turn(NativeEnum):
+class StepClass(NativeEnum):
     """Whose sequences a step takes."""
 
 
@@ -224,7 +224,7 @@ class RowKind(NativeEnum):
     """What a row of a step is."""
 
 
-class Track(NativeEnum):
+class StepKind(NativeEnum):
     """Which of the state's StepBuffers a launch has."""
 
     def array(self, name: str) -> str:

@@ -8,10 +8,10 @@
 #include "cpu/gguf/product.h"
 #include "cpu/host_env.h"
 #include "cpu/json_weight.h"
-#include "cpu/keeper.h"
 #include "cpu/kernels.h"
+#include "cpu/lease_renewer.h"
 #include "cpu/sampler.h"
-#include "cpu/waiter.h"
+#include "cpu/shm_poller.h"
 #include "rdma/collector.h"
 #include "region/layout_table.h"
 #include "scheduler/integrity.h"
@@ -58,7 +58,7 @@ void blink_queue_pair_layout(const Geometry* g, QueuePairLayout* out) { *out = q
 
 uint64_t blink_state_bytes(const Geometry* g) {
   State state{};
-  return carve(state, *g, 0);
+  return lay_out_arrays(state, *g, 0);
 }
 
 // Write the State that belongs at address `state_base`, for a scheduler that sees the region at `region_base`.
@@ -66,7 +66,7 @@ void blink_state_build(State* out, const void* region, uint64_t state_base, uint
   const Geometry& geometry = static_cast<const Header*>(region)->geometry;
   *out = State{};
   out->geometry = geometry;
-  carve(*out, geometry, state_base);
+  lay_out_arrays(*out, geometry, state_base);
   bind_region(*out, geometry, region_base);
 }
 
@@ -118,21 +118,25 @@ uint32_t blink_cq_find_rare(const Cqe* entries, uint32_t from, uint32_t count) {
   return from;
 }
 
-Waiter* blink_waiter_start(const Cqe* queue, uint32_t entries, uint32_t head, int32_t event_fd, uint32_t interval_us) {
-  return new Waiter(queue, entries, head, event_fd, interval_us);
+SharedMemoryPoller* blink_shm_poller_start(const Cqe* queue, uint32_t entries, uint32_t head, int32_t event_fd,
+                                           uint32_t interval_us) {
+  return new SharedMemoryPoller(queue, entries, head, event_fd, interval_us);
 }
-void blink_waiter_expect(Waiter* waiter, uint32_t head, uint32_t active) { waiter->expect(head, active != 0); }
-void blink_waiter_stop(Waiter* waiter) { delete waiter; }
+void blink_shm_poller_expect(SharedMemoryPoller* poller, uint32_t head, uint32_t active) {
+  poller->expect(head, active != 0);
+}
+void blink_shm_poller_stop(SharedMemoryPoller* poller) { delete poller; }
 
 // A StoreWord of a region in this host's memory.
 void blink_store_at(void* region, uint64_t offset, uint32_t value) {
   store_release(*reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(region) + offset), value);
 }
-Keeper* blink_keeper_start(StoreWord store, void* context, uint64_t offset, uint32_t value, uint32_t grace_ms) {
-  return new Keeper(store, context, offset, value, grace_ms);
+LeaseRenewer* blink_lease_renewer_start(StoreWord store, void* context, uint64_t offset, uint32_t value,
+                                        uint32_t grace_ms) {
+  return new LeaseRenewer(store, context, offset, value, grace_ms);
 }
-void blink_keeper_renew(Keeper* keeper) { keeper->renew(); }
-void blink_keeper_stop(Keeper* keeper) { delete keeper; }
+void blink_lease_renewer_renew(LeaseRenewer* renewer) { renewer->renew(); }
+void blink_lease_renewer_stop(LeaseRenewer* renewer) { delete renewer; }
 
 // The chained hashes of `blocks` blocks of tokens behind `root`.
 void blink_hash_blocks(const uint8_t* key, const uint8_t* root, const int32_t* tokens, uint32_t blocks,

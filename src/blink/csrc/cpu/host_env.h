@@ -64,19 +64,19 @@ class Loop {
   explicit Loop(State& state) : state_(state), thread_([this] { run(); }) {}
   ~Loop() { stop(); }
 
-  // Track of the next launch; -1 after the timeout; -2 once the scheduler has ended.
+  // StepKind of the next launch; -1 after the timeout; -2 once the scheduler has ended.
   int32_t wait(uint32_t timeout_ms) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return launched_ || ended_; });
     if (launched_) {
       launched_ = false;
-      return int32_t(track_in_flight(state_));
+      return int32_t(kind_in_flight(state_));
     }
     return ended_ ? -2 : -1;
   }
 
   void finish(bool failed) {
-    const StepBuffers& launched = buffers_of(state_, track_in_flight(state_));
+    const StepBuffers& launched = buffers_of(state_, kind_in_flight(state_));
     launched.output->failed = failed;
     store_release(launched.output->done_step, launched.header->step);
     const std::lock_guard lock(mutex_);

@@ -100,7 +100,7 @@ struct SampledRows {
   FIELD(const float*, bias_values);
   FIELD(const uint8_t*, automata);
   FIELD(AutomatonPlace*, automaton_places);
-  FIELD(uint32_t*, allowed_lists);
+  FIELD(uint32_t*, token_bitmasks);
   FIELD(const uint32_t*, token_starts);
   FIELD(const uint8_t*, token_text);
   FIELD(int32_t*, sampled_tokens);
@@ -123,7 +123,7 @@ struct RowMemory {
 // The tokens that a row's automaton allows; null: none. The slot moves on.
 inline const uint32_t* find_allowed(const SampledRows& rows, uint64_t slot, const RowSlot& of, uint32_t& may_end) {
   const uint64_t words = list_words(rows.list_vocab);
-  uint32_t* lists = rows.allowed_lists + slot * kListsOfSlot * words;
+  uint32_t* lists = rows.token_bitmasks + slot * kListsOfSlot * words;
   const uint32_t num_prompt = of.params.num_prompt_tokens;
   ConstrainedRow row{rows.automata + uint64_t(of.params.automaton - 1) * kMaxAutomatonBytes,
                      rows.automaton_places + slot * 2,

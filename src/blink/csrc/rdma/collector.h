@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lookout for completions in another machine's memory: it reads stretches of the queue by a function of whoever
+// Polls for completions in another machine's memory: it reads stretches of the queue by a function of whoever
 // owns the connection, and keeps what has come until its reader has gone past it.
 #pragma once
 
 #include <deque>
 #include <vector>
 
-#include "cpu/lookout.h"
+#include "cpu/completion_poller.h"
 #include "region/layout.h"
 
 namespace blink {
@@ -14,14 +14,14 @@ namespace blink {
 // Reads bytes of the region, and waits for them; 0 after a failure. Called from the collector's thread.
 using ReadRegion = uint32_t (*)(void* context, uint64_t offset, void* out, uint32_t bytes);
 
-class Collector final : public Lookout {
+class Collector final : public CompletionPoller {
  public:
   static constexpr uint32_t kMinRead = 16, kMaxRead = 512;  // completions of one read
 
   // The queue is at `cq_offset` of the region; `head` is the first position to collect.
   Collector(ReadRegion read, void* context, uint64_t cq_offset, uint32_t entries, uint32_t head, int event_fd,
             uint32_t interval_us)
-      : Lookout(event_fd, interval_us),
+      : CompletionPoller(event_fd, interval_us),
         read_(read),
         context_(context),
         cq_offset_(cq_offset),

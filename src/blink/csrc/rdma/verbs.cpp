@@ -61,7 +61,7 @@ uint32_t blink_verbs_link_connect(VerbsLink* link, const EndInfo* peer, const Re
 void blink_verbs_link_write(VerbsLink* link, uint64_t offset, const void* data, uint32_t bytes) {
   link->write(offset, data, bytes, false);
 }
-// A keeper calls it too: a StoreWord whose context is the link.
+// A renewer calls it too: a StoreWord whose context is the link.
 void blink_verbs_link_store_u32(void* link, uint64_t offset, uint32_t value) {
   static_cast<VerbsLink*>(link)->write(offset, &value, sizeof value, true);
 }

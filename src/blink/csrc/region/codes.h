@@ -45,7 +45,7 @@ enum class RejectCode : uint32_t {
 enum class ErrorCode : uint32_t {
   kNone = 0,
   kStepFailed = 1,         // the model reported a failure
-  kSampledTokenRange = 2,  // the model wrote a token outside the vocabulary, and not kNoToken
+  kSampledTokenRange = 2,  // the model wrote a token outside the vocabulary, and not kInvalidLogits
   kFreeListCorrupt = 3,
   kRefCountCorrupt = 4,
   kHashTableCorrupt = 5,
@@ -56,7 +56,7 @@ enum class ErrorCode : uint32_t {
 enum class StepResult : uint32_t { kIdle = 0, kBusy = 1, kLaunched = 2, kStopped = 3, kFailed = 4 };
 
 // Whose sequences a step takes: all, the latency-sensitive and aged ones, or the others.
-enum class Turn : uint32_t { kAll = 0, kUrgent = 1, kBestEffort = 2 };
+enum class StepClass : uint32_t { kAll = 0, kUrgent = 1, kBestEffort = 2 };
 
 // Where a sequence stands in the scheduler.
 enum class SequenceStatus : uint32_t { kFree = 0, kWaiting = 1, kRunning = 2 };

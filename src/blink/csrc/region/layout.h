@@ -60,7 +60,7 @@ struct Geometry {
   FIELD(uint32_t, num_automata);       // that the engine holds at once
   FIELD(uint32_t, vocab_bytes);        // of all tokens' texts; 0: nothing can be constrained
   FIELD(uint32_t, best_effort_share);  // thousandths of the time, while urgent work is there
-  FIELD(uint32_t, overtake_share);     // thousandths of the time that prompts may take from decoding by overtaking it
+  FIELD(uint32_t, overtake_share);     // thousandths of the time that prefill may take from decoding by preempting it
   FIELD(uint64_t, lease_timeout_ns);
   FIELD(uint64_t, max_queue_age_ns);
   FIELD(uint64_t, stall_timeout_ns);
@@ -156,7 +156,7 @@ struct TraceEntry {
   FIELD(uint32_t, num_preempted);
   FIELD(uint32_t, idle_before);  // 1: no step was in flight when this one was composed
   FIELD(uint32_t, num_best_effort_rows);
-  FIELD(uint32_t, turn);          // Turn: whose step this is
+  FIELD(uint32_t, step_class);    // StepClass: which class runs
   FIELD(uint32_t, segment);       // of the step's segments, which one this is
   FIELD(uint32_t, num_segments);  // 0: launched whole
   FIELD(uint64_t, predicted_ns);  // what the cost table expected of this launch; 0: there is no table

@@ -12,10 +12,10 @@
 #include "cpu/constrain.h"
 #include "cpu/json_weight.h"
 #include "cpu/sampler.h"
+#include "device/program.h"
 #include "gpu/args.h"
-#include "gpu/program.h"
 #include "scheduler/failure.h"
-#include "scheduler/tracks.h"
+#include "scheduler/step_kind.h"
 
 namespace blink {
 
@@ -131,8 +131,8 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kBlockHashBytes);
   CONSTANT(kDeviceLanes);
   CONSTANT(kLaunchesPerWindow);
-  CONSTANT(kNoToken);
-  CONSTANT(kTextEnd);
+  CONSTANT(kInvalidLogits);
+  CONSTANT(kGrammarDone);
   CONSTANT(kMaxAutomatonBytes);
   CONSTANT(kMaxAutomata);
   CONSTANT(kAutomatonUnit);
@@ -166,7 +166,7 @@ inline const std::string& layout_text() {
     });
     t.section("enums", [&] {
       t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
-      t.enums<StepResult, Turn, SequenceStatus, RowKind, Track>();
+      t.enums<StepResult, StepClass, SequenceStatus, RowKind, StepKind>();
     });
     t.section("constants", [&] { list_constants(t); });
     t.section("sampling", [&] {

@@ -30,8 +30,8 @@ struct Sampling {
 #undef SAMPLING_FIELD
   FIELD(uint32_t, seed_low);
   FIELD(uint32_t, seed_high);
-  FIELD(int32_t, num_logprobs);    // -1: none
-  FIELD(uint32_t, prompt_scores);  // completions for each prompt token: its logprob and its rivals'; 0: none
+  FIELD(int32_t, num_logprobs);          // -1: none
+  FIELD(uint32_t, num_prompt_logprobs);  // completions for each prompt token: its logprob and its rivals'; 0: none
   FIELD(uint32_t, min_tokens);
 };
 
@@ -45,7 +45,7 @@ BLINK_FN bool valid_sampling(const Sampling& e) {
 #define IS_WITHIN(type, name, usual, low_end, low, high, meaning) \
   within(e.name, type(low), type(high)) && (low_end == Low::kIn || e.name > type(low)) &&
   return SAMPLING_PARAMS(IS_WITHIN) within(e.num_logprobs, -1, int32_t(kMaxLogprobs)) &&
-         e.prompt_scores <= 1 + kMaxLogprobs;
+         e.num_prompt_logprobs <= 1 + kMaxLogprobs;
 #undef IS_WITHIN
 }
 

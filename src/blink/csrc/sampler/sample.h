@@ -99,7 +99,9 @@ BLINK_FN void sample_row(const Group& group, RowShared<Group>& shared, Best& bes
   const bool is_first = group.rank() == 0;
   const bool has_token = is_finite(winner.value);
   if (is_first)
-    *row.token = has_token ? int32_t(winner.token) : row.may_end && winner.value == -kInfinity ? kTextEnd : kNoToken;
+    *row.token = has_token                                   ? int32_t(winner.token)
+                 : row.may_end && winner.value == -kInfinity ? kGrammarDone
+                                                             : kInvalidLogits;
   if (p.num_logprobs < 0 || !group.share(has_token)) return;
   const auto log_mass = rank_logprobs(group, shared, best, part_of(row.logits), uint32_t(p.num_logprobs),
                                       row.top_tokens, row.top_logprobs);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who takes part in the next step: decoding sequences first, then prompts in order of rank, while tokens, slots and
-// blocks last. There is no prefill or decode phase: num_computed of every sequence catches up with its num_tokens.
+// Chooses the rows of the next step: decode rows first, then prompts in order of rank, while tokens, slots and blocks
+// last. There is no prefill or decode phase: num_computed of every sequence catches up with its num_tokens.
 #pragma once
 
 #include "scheduler/flow.h"
-#include "scheduler/scoring.h"
+#include "scheduler/prompt_logprobs.h"
 #include "scheduler/share.h"
 #include "scheduler/sizing.h"
 #include "scheduler/slot.h"
@@ -12,11 +12,11 @@
 namespace blink {
 
 // What the sequences chosen so far will take, and how many are left to choose (`pending`).
-struct Tally {
+struct StepTotals {
   uint32_t tokens, blocks, pending, context;  // context: tokens of the KV cache that will be read
-  uint32_t decode_rows, prefill_rows, best_effort_rows, scored_rows;
+  uint32_t decode_rows, prefill_rows, best_effort_rows, logprob_rows;
 };
-BLINK_FN Tally operator+(Tally a, Tally b) {
+BLINK_FN StepTotals operator+(StepTotals a, StepTotals b) {
   return {a.tokens + b.tokens,
           a.blocks + b.blocks,
           a.pending + b.pending,
@@ -24,7 +24,7 @@ BLINK_FN Tally operator+(Tally a, Tally b) {
           a.decode_rows + b.decode_rows,
           a.prefill_rows + b.prefill_rows,
           a.best_effort_rows + b.best_effort_rows,
-          a.scored_rows + b.scored_rows};
+          a.logprob_rows + b.logprob_rows};
 }
 
 BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num_tokens) {
@@ -33,8 +33,8 @@ BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num
 }
 
 template <class Env>
-BLINK_RARE_FN Tally tally(Env& env, const State& s) {
-  Tally t{};
+BLINK_RARE_FN StepTotals step_totals(Env& env, const State& s) {
+  StepTotals t{};
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     const Sequence& q = s.sequences[s.running[i]];
     t.pending += !is_decoding(q);
@@ -46,12 +46,12 @@ BLINK_RARE_FN Tally tally(Env& env, const State& s) {
     t.decode_rows += q.row.kind == RowKind::kDecode;
     t.prefill_rows += q.row.kind == RowKind::kPrefill;
     t.best_effort_rows += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
-    t.scored_rows += is_scored(q);
+    t.logprob_rows += has_prompt_logprobs(q);
   }
   return env.sum(t);
 }
 
-// Take a running sequence off the chip: parked with its blocks, or to be recomputed. What takes part in a suspended
+// Take a running sequence off the chip: parked with its blocks, or to be recomputed. What takes part in a paused
 // step may be parked: its row goes on.
 template <class Env>
 BLINK_RARE_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint64_t now) {
@@ -102,7 +102,7 @@ template <class Env>
 BLINK_RARE_FN bool make_room(Env& env, State& s, Rank rank, Victims victims, uint64_t now) {
   const auto behind = [&](const Sequence& q) {
     const uint32_t index = uint32_t(&q - s.sequences);
-    const bool is_free = q.num_blocks > 0 && q.suspended == 0;  // no suspended step still writes them
+    const bool is_free = q.num_blocks > 0 && q.paused_tokens == 0;  // no paused step still writes them
     return is_free && index != rank.sequence && (is_stalled(s, q) || rank < rank_of(s, index, now));
   };
   Rank victim = last_of(env, s, s.waiting, s.num_waiting, now, behind);
@@ -118,33 +118,33 @@ BLINK_RARE_FN bool make_room(Env& env, State& s, Rank rank, Victims victims, uin
 
 // Choose every sequence that decodes, and find blocks for all of them.
 template <class Env>
-BLINK_FN Tally choose_decoders(Env& env, State& s, uint64_t now) {
+BLINK_FN StepTotals choose_decoders(Env& env, State& s, uint64_t now) {
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     Sequence& q = s.sequences[s.running[i]];
-    const bool is_chosen = s.qps[q.queue_pair].open && is_decoding(q) && has_turn(s, q, now);
+    const bool is_chosen = s.qps[q.queue_pair].open && is_decoding(q) && class_runs(s, q, now);
     set_row(q, is_chosen ? RowKind::kDecode : RowKind::kNone, is_chosen);
   }
   env.sync();
   charge_decoders(env, s);
-  Tally t = tally(env, s);
+  StepTotals t = step_totals(env, s);
   while (t.blocks > available_blocks(s)) {
     if (!make_room(env, s, kFirstRank, Victims::kRunning, now)) break;
-    t = tally(env, s);
+    t = step_totals(env, s);
   }
   return t;
 }
 
 // Give a running sequence the next chunk of its prompt, or a longer one, as far as tokens, blocks and its share last.
 template <class Env>
-BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
+BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, StepTotals t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
   const uint32_t start = q.num_computed + q.row.num_tokens;
   const Victims victims = takes_part(q) ? Victims::kParked : Victims::kRunning;
   const uint32_t left = s.step_tokens - t.tokens;
   uint32_t chunk = least(q.num_tokens - start, takes_part(q) ? left : least(left, s.prompt_share));
-  chunk = least(chunk, scorable_tokens(s, q));
+  chunk = least(chunk, max_logprob_tokens(s, q));
   uint32_t extra = missing_blocks(s, q, start + chunk);
-  while (t.blocks + extra > available_blocks(s) && make_room(env, s, rank, victims, now)) t = tally(env, s);
+  while (t.blocks + extra > available_blocks(s) && make_room(env, s, rank, victims, now)) t = step_totals(env, s);
   extra = least(extra, available_blocks(s) - least(t.blocks, available_blocks(s)));
   chunk = least(chunk, (q.num_blocks + extra) * s.geometry.block_size - start);
   if (extra > 0) allocate_blocks(env, s, q.slot, q.num_blocks, extra);
@@ -153,14 +153,14 @@ BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, Tally t, uint64_t now) 
     q.num_blocks += extra;
     set_row(q, kind_of_chunk(q.row.num_tokens + chunk), q.row.num_tokens + chunk);
     flow_of(s, q).computed += chunk;
-    if (wants_scores(q)) s.qps[q.queue_pair].cq_need += chunk * q.sqe.sampling.prompt_scores;
+    if (wants_prompt_logprobs(q)) s.qps[q.queue_pair].cq_need += chunk * q.sqe.sampling.num_prompt_logprobs;
     if (chunk == 0) q.skipped_pass = s.pass;
   }
   env.sync();
 }
 
 BLINK_FN uint32_t cacheable_blocks(const State& s, const Sequence& q) {
-  if (!s.geometry.prefix_caching || q.num_blocks > 0 || wants_scores(q)) return 0;
+  if (!s.geometry.prefix_caching || q.num_blocks > 0 || wants_prompt_logprobs(q)) return 0;
   return least(q.num_hashed, (q.num_tokens - 1) / s.geometry.block_size);  // one token must be left to compute
 }
 
@@ -189,14 +189,14 @@ BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64
 
 // Let the first waiting sequence run, if a place and blocks for all of its tokens can be had.
 template <class Env>
-BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
+BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, StepTotals t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
   if (s.num_running == s.geometry.max_num_seqs) {
     const Rank victim =
         last_of(env, s, s.running, s.num_running, now, [&](const Sequence& v) { return yields(s, v, q, now); });
     if (victim.sequence == kNone) return false;
     preempt(env, s, victim.sequence, true, now);
-    t = tally(env, s);
+    t = step_totals(env, s);
   }
   if (!take_slot(env, s, rank.sequence, now)) return false;
   if (q.status == SequenceStatus::kFree) return true;  // its data was bad
@@ -206,7 +206,7 @@ BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
     const uint32_t wanted = missing_blocks(s, q, q.num_tokens) - hit.blocks;
     if (t.blocks + wanted + hit.evictable <= available_blocks(s)) break;
     if (!make_room(env, s, rank, Victims::kYielding, now)) return false;
-    t = tally(env, s);
+    t = step_totals(env, s);
   }
   acquire_prefix(env, s, q.slot, hit);
   if (env.lane() == 0) start_running(s, rank.sequence, hit, now);
@@ -219,13 +219,13 @@ BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, Tally t, uint64_t now) {
 BLINK_RARE_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
   // Without a slot it would only keep those from running that have one.
   return q.skipped_pass != s.pass && can_start(s, q) && (q.slot != kNone || s.qps[q.queue_pair].may_take) &&
-         has_turn(s, q, now) && has_automaton_room(s, q);
+         class_runs(s, q, now) && has_automaton_room(s, q);
 }
 
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.
 BLINK_RARE_FN bool wants_chunk(const State& s, const Sequence& q, uint64_t now) {
   return q.status == SequenceStatus::kRunning && !takes_part(q) && !is_decoding(q) && s.qps[q.queue_pair].open &&
-         q.skipped_pass != s.pass && has_turn(s, q, now);
+         q.skipped_pass != s.pass && class_runs(s, q, now);
 }
 
 // Whether a sequence of either list waits for prompt tokens of the step that is being composed.
@@ -236,10 +236,10 @@ BLINK_FN bool wants_prompt_tokens(const State& s, const Sequence& q, uint64_t no
 // Decide how many tokens the step takes, from who decodes in it (`t`) and the prompts that wait. While urgent
 // sequences decode, best-effort prompts do not make it longer than its target.
 template <class Env>
-BLINK_RARE_FN void set_step_tokens(Env& env, State& s, Tally t, uint64_t now) {
+BLINK_RARE_FN void set_step_tokens(Env& env, State& s, StepTotals t, uint64_t now) {
   uint32_t waiting = 0;
-  const bool is_urgent = t.decode_rows > t.best_effort_rows || is_overtaken(s);
-  if (has_costs(s) && (t.tokens > 0 || is_overtaken(s))) {
+  const bool is_urgent = t.decode_rows > t.best_effort_rows || is_decode_preempted(s);
+  if (has_costs(s) && (t.tokens > 0 || is_decode_preempted(s))) {
     for (uint32_t i = env.lane(); i < s.num_running + s.num_waiting; i += env.lanes()) {
       const Sequence& q = s.sequences[i < s.num_running ? s.running[i] : s.waiting[i - s.num_running]];
       const bool counts = !is_urgent || !is_best_effort(s, q, now);
@@ -253,14 +253,14 @@ BLINK_RARE_FN void set_step_tokens(Env& env, State& s, Tally t, uint64_t now) {
 
 // Give what other flows have left of the step's tokens to prompts whose share was too small for them.
 template <class Env>
-BLINK_RARE_FN Tally use_leftovers(Env& env, State& s, Tally t, uint64_t now) {
+BLINK_RARE_FN StepTotals use_leftovers(Env& env, State& s, StepTotals t, uint64_t now) {
   while (!s.failed && s.prompt_share != kNone && t.tokens < s.step_tokens) {
     const Rank next = first_of(env, s, s.running, s.num_running, now, [&](const Sequence& q) {
       return takes_part(q) && q.row.num_samples == 0 && q.skipped_pass != s.pass;
     });
     if (next.sequence == kNone) break;
     extend(env, s, next, t, now);
-    t = tally(env, s);
+    t = step_totals(env, s);
   }
   return t;
 }
@@ -268,7 +268,7 @@ BLINK_RARE_FN Tally use_leftovers(Env& env, State& s, Tally t, uint64_t now) {
 // Choose prompts, in order of rank over running and waiting sequences alike, until the step's tokens are spent. Returns
 // what all chosen sequences take.
 template <class Env>
-BLINK_FN Tally choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
+BLINK_FN StepTotals choose_prompts(Env& env, State& s, StepTotals t, uint64_t now) {
   if (t.pending == 0 && s.num_waiting == 0) return t;
   bool admitting = true;
   share_slots(env, s);
@@ -287,7 +287,7 @@ BLINK_FN Tally choose_prompts(Env& env, State& s, Tally t, uint64_t now) {
     else
       admitting = admit(env, s, next, t, now);
     if (next.sequence != running.sequence) offer_slots(env, s);
-    t = tally(env, s);
+    t = step_totals(env, s);
   }
   return use_leftovers(env, s, t, now);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Write the batch that admission chose: decode rows first, then chunks of prompts. Only called when no launch is in
-// flight; a suspended step has buffers of its own (tracks.h).
+// Writes the batch that admission chose: decode rows first, then chunks of prompts. Only called while no launch is in
+// flight. A paused step has its own buffers (step_kind.h).
 #pragma once
 
 #include "scheduler/admission.h"
@@ -111,23 +111,23 @@ BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepBuffers& a,
 }
 
 // The smallest graph that holds a step.
-BLINK_FN uint32_t choose_graph(const Geometry& g, const Tally& total) {
+BLINK_FN uint32_t choose_graph(const Geometry& g, const StepTotals& total) {
   return graph_for(g, total.tokens,
-                   total.scored_rows > 0    ? GraphKind::kScoring
+                   total.logprob_rows > 0   ? GraphKind::kScoring
                    : total.prefill_rows > 0 ? GraphKind::kMixed
                                             : GraphKind::kDecoding);
 }
 
-// Whether a prompt may overtake a step: one that decodes, while a prompt is awaited and its time has been saved up.
-BLINK_FN bool may_be_overtaken(const State& s, uint32_t graph, const Tally& total) {
-  return graph < s.geometry.num_decode_graphs && s.step < s.overtake_until &&
-         overtake_price(predict_ns(s, graph, total.context), total.decode_rows) <= s.overtake_ns;
+// Whether prefill may preempt a step: a decode step, while a prompt is expected and the credit pays its cost.
+BLINK_FN bool may_be_preempted(const State& s, uint32_t graph, const StepTotals& total) {
+  return graph < s.geometry.num_decode_graphs && s.step < s.preemption_until &&
+         preemption_cost(predict_ns(s, graph, total.context), total.decode_rows) <= s.preemption_credit_ns;
 }
 
-// Whether a step is launched in segments: one that others may pass, whose graph is long enough to be cut. No graph that
-// scores is.
-BLINK_FN bool takes_segments(const State& s, uint32_t graph, const Tally& total) {
-  const bool may_be_passed = total.best_effort_rows > 0 || may_be_overtaken(s, graph, total);
+// Whether a step is launched in segments: one that others may pass, whose graph is long enough to be cut. No graph of
+// prompt logprobs is.
+BLINK_FN bool takes_segments(const State& s, uint32_t graph, const StepTotals& total) {
+  const bool may_be_passed = total.best_effort_rows > 0 || may_be_preempted(s, graph, total);
   return may_be_passed && !is_scoring(s.geometry, graph) && s.costs[graph].num_segments > 1 && !is_segmented(s);
 }
 
@@ -136,7 +136,7 @@ template <class Env>
 BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
   for (uint32_t row = env.lane(); row < batch.num_rows; row += env.lanes()) {
     Sequence& q = s.sequences[s.segmented.rows[row].sequence];
-    q.suspended = q.row.num_tokens;
+    q.paused_tokens = q.row.num_tokens;
     q.row = Row{};
   }
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) {
@@ -148,7 +148,7 @@ BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
     s.num_segments = s.costs[batch.graph].num_segments;
     s.segmented_ns = 0;
     s.segmented_cost_ns = s.account.predicted_ns;
-    s.segmented_turn = Turn(s.turn);
+    s.segmented_class = StepClass(s.step_class);
     s.segmented_best_effort_rows = s.account.num_best_effort_rows;
     s.account.predicted_ns /= s.num_segments;
   }
@@ -156,40 +156,40 @@ BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
 }
 
 // Begin the account of a composed step. Runs on: one lane.
-BLINK_FN void open_account(State& s, uint32_t graph, const Tally& total, bool segmented) {
+BLINK_FN void open_account(State& s, uint32_t graph, const StepTotals& total, bool segmented) {
   Account& a = s.account;
-  if (is_overtaken(s)) {  // its rows would have taken part
-    const uint64_t price = overtake_price(s.segmented_cost_ns, s.segmented.header->num_rows);
-    s.overtake_ns -= least(s.overtake_ns, price);
+  if (is_decode_preempted(s)) {  // its rows would have taken part
+    const uint64_t cost = preemption_cost(s.segmented_cost_ns, s.segmented.header->num_rows);
+    s.preemption_credit_ns -= least(s.preemption_credit_ns, cost);
   }
   a.kv_tokens = total.context;
   a.predicted_ns = predict_ns(s, graph, a.kv_tokens);
   a.graph = graph;
   a.num_best_effort_rows = total.best_effort_rows;
-  a.turn = Turn(s.turn);
+  a.step_class = StepClass(s.step_class);
   a.segmented = segmented;
 }
 
 // Plan the next step and write its batch. Returns the number of rows; 0 if there is nothing to do.
 template <class Env>
-BLINK_RARE_FN uint32_t compose(Env& env, State& s, Turn turn, uint64_t now) {
+BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_t now) {
   env.sync();
   if (env.lane() == 0) {
-    settle_account(s);
+    close_account(s);
     s.pass++;
-    s.turn = uint32_t(turn);
+    s.step_class = uint32_t(step_class);
     s.step_admitted = s.step_preempted = s.automaton_bytes_copied = 0;
   }
   open_queue_pairs(env, s);
-  const Tally total = choose_prompts(env, s, choose_decoders(env, s, now), now);
+  const StepTotals total = choose_prompts(env, s, choose_decoders(env, s, now), now);
   raise_floor(env, s);
   if (s.failed || total.tokens == 0) return 0;
   if (env.lane() == 0) s.step++;
   env.sync();
   const uint32_t graph = choose_graph(s.geometry, total);
   const bool segmented = takes_segments(s, graph, total);
-  const Track track = segmented ? Track::kSegmented : Track::kWhole;
-  const StepBuffers& a = buffers_of(s, track);
+  const StepKind kind = segmented ? StepKind::kSegmented : StepKind::kWhole;
+  const StepBuffers& a = buffers_of(s, kind);
   const uint32_t decode_rows = write_decode_rows(env, s, a, total.blocks);
   BatchHeader batch{decode_rows, decode_rows, decode_rows, graph, s.step, 0, 0};
   if (total.prefill_rows > 0) write_prefill_rows(env, s, a, batch);
@@ -197,7 +197,7 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, Turn turn, uint64_t now) {
   env.sync();
   if (env.lane() == 0) {
     *a.header = batch;
-    s.in_flight_track = uint32_t(track);
+    s.in_flight_kind = uint32_t(kind);
     open_account(s, graph, total, segmented);
   }
   env.sync();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step will take: a table that the engine measures at boot and the ends of steps correct. Integers alone, so
-// that equal times lead to equal decisions on every build.
+// Predicts how long a step takes, from a table that the engine measures at boot. Each step's end corrects the table by
+// an eighth of the error. All of it is integers, so that equal times lead to equal decisions on every build.
 //
-// Times enter in two places: `now` of a pass, and the time from a launch to the pass that saw its end, which moves that
-// graph's cost by an eighth of the error. The trace holds both of every launch, so decisions can be replayed from it.
+// Times enter in two places: `now` of a pass, and the time from a launch to the pass that saw its end. The trace holds
+// both of every launch, so decisions can be replayed from it.
 #pragma once
 
-#include "scheduler/tracks.h"
+#include "scheduler/step_kind.h"
 
 namespace blink {
 
@@ -21,7 +21,7 @@ BLINK_RARE_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_to
   return s.costs[graph].base_ns + kv_tokens * s.costs[graph].kv_ps / 1000;
 }
 
-// What a graph computes: rows of one token alone; any rows; any rows and what their prompts' tokens score.
+// What a graph computes: rows of one token alone; any rows; any rows and the logprobs of their prompts.
 enum class GraphKind { kDecoding, kMixed, kScoring };
 
 BLINK_FN bool is_scoring(const Geometry& g, uint32_t graph) { return graph >= g.first_scoring_graph; }
@@ -49,51 +49,52 @@ BLINK_RARE_FN void learn(State& s, uint32_t graph, uint64_t predicted, uint64_t 
   cost.kv_ps = uint32_t(least(corrected(cost.kv_ps), int64_t(0xffffffff)));
 }
 
-// Move what is owed to best-effort work: it earns its share of the time in which it did not run, and pays the others'
-// for its own. Neither debt nor credit may outlast a few of its segments by much.
+// Move the best-effort credit: the class earns its share of the time in which it did not run, and pays the others'
+// share of its own. Neither debt nor credit may outlast a few of its segments by much.
 BLINK_FN void share_time(State& s, bool was_best_effort, uint64_t spent) {
   const Geometry& g = s.geometry;
   const int64_t share = g.best_effort_share, unit = int64_t(g.segment_ns), time = int64_t(spent);
-  s.owed_ns += was_best_effort ? -time * (1000 - share) / 1000 : time * share / 1000;
-  s.owed_ns = least(most(s.owed_ns, -16 * unit), 64 * unit);
+  s.best_effort_credit_ns += was_best_effort ? -time * (1000 - share) / 1000 : time * share / 1000;
+  s.best_effort_credit_ns = least(most(s.best_effort_credit_ns, -16 * unit), 64 * unit);
 }
 
-constexpr uint64_t kOvertakeLaunches = 4096;  // behind one that held up a prompt, in which more prompts are expected
-constexpr uint64_t kMostOvertaken = 32;       // segments' time that prompts may have saved up
+constexpr uint64_t kPreemptionLaunches = 4096;  // behind one that held up a prompt, in which more prompts are expected
+constexpr uint64_t kMaxPreemptionCredit = 32;   // segments' time that prompts may have saved up
 
-constexpr uint64_t kCheapRows = 32;  // that a prompt holds up for the price of one
+constexpr uint64_t kCheapRows = 32;  // a preemption of these costs no more than of one
 
-// What a prompt pays of the time saved up for overtaking a step: what that takes, and more where many wait for it.
-BLINK_FN uint64_t overtake_price(uint64_t cost_ns, uint32_t rows) {
+// Cost of preempting a decode step: its predicted time, scaled up above 32 rows.
+BLINK_FN uint64_t preemption_cost(uint64_t cost_ns, uint32_t rows) {
   return cost_ns * most(uint64_t(rows), kCheapRows) / kCheapRows;
 }
 
-// Whether a prompt waits for the end of a decoding step alone, which it could have overtaken.
+// Whether a prompt waits only for the end of a decode step, which it could have preempted.
 BLINK_FN bool is_held_up(const State& s) {
   return s.account.graph < s.geometry.num_decode_graphs && s.num_waiting > 0 && s.num_running < s.geometry.max_num_seqs;
 }
 
-// Let prompts save up their share of the time.
-BLINK_FN void allow_overtaking(State& s, uint64_t spent) {
+// Prompts earn their share of the time.
+BLINK_FN void earn_preemption_credit(State& s, uint64_t spent) {
   const Geometry& g = s.geometry;
-  s.overtake_ns = least(s.overtake_ns + spent * g.overtake_share / 1000, kMostOvertaken * g.segment_ns);
+  s.preemption_credit_ns =
+      least(s.preemption_credit_ns + spent * g.overtake_share / 1000, kMaxPreemptionCredit * g.segment_ns);
 }
 
 // Note that the launch in flight is over, before its sequences end. Runs on: one lane.
 BLINK_FN void end_account(State& s, uint64_t now) {
-  if (is_held_up(s)) s.overtake_until = s.step + kOvertakeLaunches;
+  if (is_held_up(s)) s.preemption_until = s.step + kPreemptionLaunches;
   Account& a = s.account;
   a.spent_ns = most(uint64_t(1), now > s.launched_ns ? now - s.launched_ns : 0);
   if (a.segmented) s.segmented_ns += a.spent_ns;
 }
 
 // Take over what the launch that is over took, once. Runs on: one lane.
-BLINK_RARE_FN void settle_account(State& s) {
+BLINK_RARE_FN void close_account(State& s) {
   Account& a = s.account;
   if (a.spent_ns == 0) return;
   if (has_costs(s) && !a.segmented) learn(s, a.graph, a.predicted_ns, a.spent_ns);
   if (s.num_best_effort > 0) share_time(s, a.num_best_effort_rows > 0, a.spent_ns);
-  allow_overtaking(s, a.spent_ns);
+  earn_preemption_credit(s, a.spent_ns);
   a.spent_ns = 0;
 }
 

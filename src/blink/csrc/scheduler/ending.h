@@ -52,11 +52,11 @@ BLINK_RARE_FN void end_finished(Env& env, State& s, SequenceStatus status) {
 }
 
 // End the cancelled sequences of one list and those of closing queue pairs. A cancellation without room for its
-// completion waits, and so does all that takes part in a suspended step.
+// completion waits, and so does all that takes part in a paused step.
 template <class Env>
 BLINK_RARE_FN void reap_list(Env& env, State& s, SequenceStatus status, uint64_t now) {
   const uint32_t doomed = collect(env, s, status, [&](const Sequence& q) {
-    return (q.cancelled || s.qps[q.queue_pair].closing) && q.suspended == 0;
+    return (q.cancelled || s.qps[q.queue_pair].closing) && q.paused_tokens == 0;
   });
   for (uint32_t n = 0; n < doomed; n++) {
     const uint32_t index = s.scratch[n];

@@ -8,14 +8,14 @@
 namespace blink {
 
 constexpr uint64_t kHeartbeatNs = 1000000;
-// Go on with the clock of silence. Where the whole machine paused, or only this processor, frontends may have been kept
-// from their leases for as long: no more than half a lease of it counts. Runs on: one lane.
+// Advance the clock of lease timeouts. Where the whole machine paused, or only this processor, frontends may have been
+// kept from their leases for as long: no more than half a lease of it counts. Runs on: one lane.
 BLINK_FN void stay_awake(State& s, uint64_t now) {
   if (now > s.pass_ns) s.awake_ns += least(now - s.pass_ns, s.geometry.lease_timeout_ns / 2);
   s.pass_ns = now;
 }
 
-// Let nobody own the queue pair; its sequences end in silence. Runs on: one lane.
+// Let nobody own the queue pair; its sequences end without completions. Runs on: one lane.
 BLINK_FN void detach(State& s, uint32_t qp) {
   QueuePairState& q = s.qps[qp];
   q.attached = 0;

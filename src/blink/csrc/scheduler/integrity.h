@@ -16,7 +16,7 @@ class IntegrityCheck {
     const char* broken = nullptr;
     for (auto check : {&IntegrityCheck::lists, &IntegrityCheck::slots, &IntegrityCheck::tables, &IntegrityCheck::blocks,
                        &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs, &IntegrityCheck::automata,
-                       &IntegrityCheck::rows, &IntegrityCheck::suspended})
+                       &IntegrityCheck::rows, &IntegrityCheck::paused})
       if (!broken) broken = (this->*check)();
     return broken;
   }
@@ -166,7 +166,7 @@ class IntegrityCheck {
 
   // The rows of the launch in flight are of the kind that their place and their tokens say, and sample where they end.
   const char* rows() {
-    const StepBuffers& a = buffers_of(s_, track_in_flight(s_));
+    const StepBuffers& a = buffers_of(s_, kind_in_flight(s_));
     for (uint32_t i = 0; s_.in_flight && i < a.header->num_rows; i++) {
       const Row& row = a.rows[i];
       const Sequence& q = s_.sequences[row.sequence];
@@ -181,17 +181,17 @@ class IntegrityCheck {
   static uint32_t token_end(const StepBuffers& a, uint32_t row) { return uint32_t(a.query_starts[row + 1]); }
 
   // The rows of the step that is launched in segments are its sequences, each with its slot, its blocks and its row.
-  const char* suspended() {
+  const char* paused() {
     std::vector<bool> has_row(num_sequences());
     const StepBuffers& a = s_.segmented;
-    if (is_segmented(s_) && s_.segment >= s_.num_segments) return "a suspended step has no segment left";
+    if (is_segmented(s_) && s_.segment >= s_.num_segments) return "a paused step has no segment left";
     for (uint32_t row = 0; is_segmented(s_) && row < a.header->num_rows; row++) {
       const Sequence& q = s_.sequences[a.rows[row].sequence];
       const uint32_t tokens = a.rows[row].num_tokens;
       if (q.status == SequenceStatus::kFree || int32_t(q.slot) != a.row_slots[row])
-        return "a suspended row has lost its sequence";
-      if (q.suspended != tokens || q.num_computed + tokens != uint32_t(a.context_lens[row]))
-        return "a sequence moved on under its suspended row";
+        return "a paused row has lost its sequence";
+      if (q.paused_tokens != tokens || q.num_computed + tokens != uint32_t(a.context_lens[row]))
+        return "a sequence moved on under its paused row";
       has_row[a.rows[row].sequence] = true;
     }
     uint32_t best_effort = 0;
@@ -199,8 +199,8 @@ class IntegrityCheck {
       const Sequence& q = s_.sequences[i];
       if (q.status == SequenceStatus::kFree) continue;
       best_effort += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
-      if ((q.suspended > 0) != has_row[i]) return "a sequence is suspended without a row";
-      if (q.suspended > 0 && takes_part(q)) return "a sequence is in two steps";
+      if ((q.paused_tokens > 0) != has_row[i]) return "a sequence is paused without a row";
+      if (q.paused_tokens > 0 && takes_part(q)) return "a sequence is in two steps";
     }
     for (uint32_t qp = 0; qp < s_.geometry.num_queue_pairs; qp++)
       if (!is_segmented(s_) && s_.qps[qp].cq_held > 0) return "completions are held for no step";

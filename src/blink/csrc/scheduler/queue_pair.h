@@ -21,7 +21,7 @@ BLINK_FN Cqe& cq_entry(const State& s, uint32_t qp, uint32_t position) {
 }
 BLINK_FN const uint8_t* arena(const State& s, uint32_t qp) { return queue_pair_base(s, qp) + s.queue_pair.arena; }
 
-// Free CQ entries beyond those that the steps in flight and suspended may need. A nonsense head counts as a full queue.
+// Free CQ entries beyond those that the steps in flight and paused may need. A nonsense head counts as a full queue.
 BLINK_FN uint32_t cq_room(const State& s, const QueuePairState& q) {
   const uint32_t used = q.cq_tail - q.cq_head;
   const uint32_t taken = used > s.geometry.cq_entries ? s.geometry.cq_entries : used + q.cq_need + q.cq_held;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a step: deliver each sampled token once, in order, and end what is complete.
+// Ends a step: delivers each sampled token once, in order, and ends the sequences that are complete.
 #pragma once
 
 #include "scheduler/ending.h"
-#include "scheduler/scoring.h"
+#include "scheduler/prompt_logprobs.h"
 
 namespace blink {
 
@@ -52,8 +52,8 @@ BLINK_FN void end_without_token(Env& env, State& s, Sequence& q, FinishReason re
 template <class Env>
 BLINK_FN void take_sample(Env& env, State& s, const StepBuffers& a, uint32_t sample, Sequence& q, uint64_t now) {
   const int32_t token = a.sampled_tokens[sample];
-  if (token == kNoToken) return end_without_token(env, s, q, FinishReason::kError, now);
-  if (token == kTextEnd && q.automaton != kNone) return end_without_token(env, s, q, FinishReason::kStop, now);
+  if (token == kInvalidLogits) return end_without_token(env, s, q, FinishReason::kError, now);
+  if (token == kGrammarDone && q.automaton != kNone) return end_without_token(env, s, q, FinishReason::kStop, now);
   if (token < 0 || uint32_t(token) >= s.geometry.vocab_size)
     return fail(s, ErrorCode::kSampledTokenRange, BLINK_HERE, sample);
   s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + q.num_tokens] = token;
@@ -68,7 +68,7 @@ template <class Env>
 BLINK_FN void retire_row(Env& env, State& s, const StepBuffers& a, const Row& row, Sequence& q, uint64_t now) {
   q.num_computed += row.num_tokens;
   q.row = Row{};
-  q.suspended = 0;
+  q.paused_tokens = 0;
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
   const uint32_t accepted = accept(row);
   for (uint32_t i = 0; i < accepted && q.finish == FinishReason::kNone; i++)
@@ -76,52 +76,52 @@ BLINK_FN void retire_row(Env& env, State& s, const StepBuffers& a, const Row& ro
 }
 
 // Tokens that a step sampled, and sequences that ended with it.
-struct Harvest {
+struct RetireTotals {
   uint32_t sampled, stopped, filled, failed;
 };
-BLINK_FN Harvest operator+(Harvest a, Harvest b) {
+BLINK_FN RetireTotals operator+(RetireTotals a, RetireTotals b) {
   return {a.sampled + b.sampled, a.stopped + b.stopped, a.filled + b.filled, a.failed + b.failed};
 }
 
 template <class Env>
-BLINK_RARE_FN void retire(Env& env, State& s, Track track, uint64_t now) {
-  const StepBuffers& a = buffers_of(s, track);
+BLINK_RARE_FN void retire(Env& env, State& s, StepKind kind, uint64_t now) {
+  const StepBuffers& a = buffers_of(s, kind);
   const uint32_t rows = a.header->num_rows;
-  if (is_scoring(s.geometry, a.header->graph)) deliver_scores(env, s, a, now);
-  Harvest harvest{0, 0, 0, 0};
+  if (is_scoring(s.geometry, a.header->graph)) deliver_prompt_logprobs(env, s, a, now);
+  RetireTotals totals{0, 0, 0, 0};
   for (uint32_t i = env.lane(); i < rows; i += env.lanes()) {
     const Row row = a.rows[i];
     Sequence& q = s.sequences[row.sequence];
     const uint32_t before = q.num_generated;
     retire_row(env, s, a, row, q, now);
-    harvest.sampled += q.num_generated - before;
-    harvest.stopped += q.finish == FinishReason::kStop;
-    harvest.filled += q.finish == FinishReason::kLength;
-    harvest.failed += q.finish == FinishReason::kError;
+    totals.sampled += q.num_generated - before;
+    totals.stopped += q.finish == FinishReason::kStop;
+    totals.filled += q.finish == FinishReason::kLength;
+    totals.failed += q.finish == FinishReason::kError;
   }
-  harvest = env.sum(harvest);
+  totals = env.sum(totals);
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes())
-    (track == Track::kWhole ? s.qps[qp].cq_need : s.qps[qp].cq_held) = 0;
+    (kind == StepKind::kWhole ? s.qps[qp].cq_need : s.qps[qp].cq_held) = 0;
   if (env.lane() == 0) {
-    s.statistics.generation_tokens += harvest.sampled;
-    s.statistics.finished_stop += harvest.stopped;
-    s.statistics.finished_length += harvest.filled;
-    s.statistics.finished_error += harvest.failed;
+    s.statistics.generation_tokens += totals.sampled;
+    s.statistics.finished_stop += totals.stopped;
+    s.statistics.finished_length += totals.filled;
+    s.statistics.finished_error += totals.failed;
   }
   env.sync();
-  if (harvest.stopped + harvest.filled + harvest.failed == 0) return;
+  if (totals.stopped + totals.filled + totals.failed == 0) return;
   end_finished(env, s, SequenceStatus::kRunning);
-  if (track == Track::kSegmented) end_finished(env, s, SequenceStatus::kWaiting);  // parked while it was suspended
+  if (kind == StepKind::kSegmented) end_finished(env, s, SequenceStatus::kWaiting);  // parked while it was paused
 }
 
 // Take over a step that was launched in segments.
 template <class Env>
 BLINK_FN void close_segments(Env& env, State& s, uint64_t now) {
-  retire(env, s, Track::kSegmented, now);
+  retire(env, s, StepKind::kSegmented, now);
   if (env.lane() == 0) {
     const uint32_t graph = s.segmented.header->graph;
     if (has_costs(s)) learn(s, graph, s.segmented_cost_ns, s.segmented_ns);
-    if (s.segmented_turn != Turn::kBestEffort) s.urgent_ns = now;
+    if (s.segmented_class != StepClass::kBestEffort) s.urgent_ns = now;
     s.num_segments = 0;
   }
   env.sync();
@@ -130,16 +130,16 @@ BLINK_FN void close_segments(Env& env, State& s, uint64_t now) {
 // Take over what the launch that is over has done: a step, or one more of its segments.
 template <class Env>
 BLINK_FN void end_launch(Env& env, State& s, uint64_t now) {
-  const Track track = track_in_flight(s);
-  const bool is_last = track == Track::kSegmented && is_last_segment(s);
+  const StepKind kind = kind_in_flight(s);
+  const bool is_last = kind == StepKind::kSegmented && is_last_segment(s);
   env.sync();
   if (env.lane() == 0) {
     s.in_flight = 0;
     end_account(s, now);
-    if (track == Track::kSegmented && !is_last) s.segment++;
-    if (track == Track::kWhole && s.account.turn != Turn::kBestEffort) s.urgent_ns = now;
+    if (kind == StepKind::kSegmented && !is_last) s.segment++;
+    if (kind == StepKind::kWhole && s.account.step_class != StepClass::kBestEffort) s.urgent_ns = now;
   }
-  if (track == Track::kWhole) retire(env, s, Track::kWhole, now);
+  if (kind == StepKind::kWhole) retire(env, s, StepKind::kWhole, now);
   if (is_last) close_segments(env, s, now);
   env.sync();
 }

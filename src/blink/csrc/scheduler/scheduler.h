@@ -6,8 +6,8 @@
 #pragma once
 
 #include "scheduler/cache_reset.h"
-#include "scheduler/repeat.h"
-#include "scheduler/turns.h"
+#include "scheduler/fast_path.h"
+#include "scheduler/step_class.h"
 
 namespace blink {
 
@@ -65,7 +65,7 @@ BLINK_FN void trace_launch(State& s, const BatchHeader& b, uint64_t launched_ns,
                                                                 s.step_preempted,
                                                                 idle_before,
                                                                 a.num_best_effort_rows,
-                                                                uint32_t(a.turn),
+                                                                uint32_t(a.step_class),
                                                                 b.segment,
                                                                 a.segmented ? s.num_segments : 0,
                                                                 a.predicted_ns};
@@ -126,9 +126,9 @@ BLINK_RARE_FN void publish_statistics(Env& env, State& s) {
 // Work that can wait until the launch is in flight.
 template <class Env>
 BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_before) {
-  const Track track = track_in_flight(s);
-  const StepBuffers& a = buffers_of(s, track);
-  const bool is_segment = track == Track::kSegmented, is_first = !is_segment || s.segment == 0;
+  const StepKind kind = kind_in_flight(s);
+  const StepBuffers& a = buffers_of(s, kind);
+  const bool is_segment = kind == StepKind::kSegmented, is_first = !is_segment || s.segment == 0;
   if (is_first) log_step(env, s, a);
   if (!is_segment || is_last_segment(s)) register_blocks(env, s, a);
   if (s.reset_asked) reset_prefix_cache(env, s);
@@ -139,42 +139,42 @@ BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_befo
   }
   env.sync();
   publish_statistics(env, s);
-  prepare_repeat(env, s);
+  prepare_fast_path(env, s);
 }
 
-// Let the next segment of the suspended step be what is launched.
+// Let the next segment of the paused step be what is launched.
 template <class Env>
 BLINK_RARE_FN void resume(Env& env, State& s) {
   env.sync();
   if (env.lane() == 0) {
-    settle_account(s);
+    close_account(s);
     BatchHeader& batch = *s.segmented.header;
     batch.step = ++s.step;
     batch.segment = s.segment;
-    s.in_flight_track = uint32_t(Track::kSegmented);
+    s.in_flight_kind = uint32_t(StepKind::kSegmented);
     s.step_admitted = s.step_preempted = 0;
     const uint64_t predicted_ns = s.segmented_cost_ns / s.num_segments;
-    s.account = Account{0, predicted_ns, 0, batch.graph, s.segmented_best_effort_rows, s.segmented_turn, 1};
+    s.account = Account{0, predicted_ns, 0, batch.graph, s.segmented_best_effort_rows, s.segmented_class, 1};
   }
   env.sync();
 }
 
-// Prepare what runs next: a step, or a segment of the suspended one. False if there is nothing to do.
+// Prepare what runs next: a step, or a segment of the paused one. False if there is nothing to do.
 template <class Env>
 BLINK_RARE_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
-  const Choice choice = choose_turn(env, s, now);
-  if (!choice.resumes && compose(env, s, choice.turn, now) > 0) return true;
+  const Choice choice = choose_class(env, s, now);
+  if (!choice.resumes && compose(env, s, choice.step_class, now) > 0) return true;
   if (s.failed) return false;
-  if (!is_segmented(s)) return choice.turn != Turn::kAll && compose(env, s, Turn::kAll, now) > 0;
+  if (!is_segmented(s)) return choice.step_class != StepClass::kAll && compose(env, s, StepClass::kAll, now) > 0;
   resume(env, s);
   return true;
 }
 
 // Launch what is prepared. Runs on: one lane.
 template <class Env>
-BLINK_FN void launch(Env& env, State& s, Track track) {
+BLINK_FN void launch(Env& env, State& s, StepKind kind) {
   s.in_flight = 1;
-  if (!env.launch(s.account.graph, track == Track::kWhole ? kNone : s.segment))
+  if (!env.launch(s.account.graph, kind == StepKind::kWhole ? kNone : s.segment))
     fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, s.account.graph);
 }
 
@@ -194,7 +194,7 @@ BLINK_FN StepResult step(Env& env, State& s) {
     glance.now = env.now();
     stay_awake(s, glance.now);
     glance.outcome = s.in_flight ? env.outcome(output_in_flight(s), s.step) : Outcome::kDone;
-    glance.is_segment = track_in_flight(s) == Track::kSegmented;
+    glance.is_segment = kind_in_flight(s) == StepKind::kSegmented;
   }
   glance = env.share(glance);
   const bool was_in_flight = s.in_flight, is_over = glance.outcome != Outcome::kRuns;
@@ -210,8 +210,8 @@ BLINK_FN StepResult step(Env& env, State& s) {
     env.sync();
     return StepResult::kFailed;
   }
-  const bool repeats = was_in_flight && repeat(env, s);
-  if (!repeats) {
+  const bool is_fast = was_in_flight && take_fast_path(env, s);
+  if (!is_fast) {
     if (was_in_flight) end_launch(env, s, glance.now);
     reap(env, s, glance.now);
     if (!prepare_launch(env, s, glance.now)) {
@@ -223,13 +223,13 @@ BLINK_FN StepResult step(Env& env, State& s) {
   }
   uint64_t launched_ns = 0;
   if (env.lane() == 0) {
-    launch(env, s, repeats ? Track::kWhole : track_in_flight(s));
+    launch(env, s, is_fast ? StepKind::kWhole : kind_in_flight(s));
     launched_ns = env.now();
-    if (repeats) repeat_account(s, glance.now);
+    if (is_fast) continue_account(s, glance.now);
   }
   env.sync();
   if (s.failed) return StepResult::kFailed;
-  if (repeats) settle(env, s, glance.now);
+  if (is_fast) retire_fast_path(env, s, glance.now);
   housekeep(env, s, launched_ns, !was_in_flight);
   poll(env, s, glance.now);
   return StepResult::kLaunched;

@@ -47,10 +47,10 @@ BLINK_RARE_FN uint64_t cheapest_ns(const State& s, uint32_t rows, uint64_t kv_to
   return cheapest;
 }
 
-// What decoding takes that a step with prompts holds up: its own, or that of the step that it overtakes.
+// What decoding takes that a step with prompts holds up: its own, or that of the step that it preempts.
 BLINK_FN uint64_t held_up_ns(const State& s, uint32_t rows, uint64_t kv_tokens) {
   const uint64_t own = rows > 0 ? predict_decode_ns(s, rows, kv_tokens) : 0;
-  return is_overtaken(s) ? most(own, s.segmented_cost_ns) : own;
+  return is_decode_preempted(s) ? most(own, s.segmented_cost_ns) : own;
 }
 
 // Tokens for a step in which `rows` sequences decode and read `kv_tokens`, while `waiting` prompt tokens are to be

@@ -8,9 +8,9 @@
 namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
-constexpr uint32_t kPollBatch = 16;  // SQEs of one queue pair in one pass: a pass stays bounded
-constexpr int32_t kNoToken = -1;     // what the model samples of a row that has no finite logit left, or a NaN
-constexpr int32_t kTextEnd = -2;     // of a row whose automaton allows nothing more: its text is complete
+constexpr uint32_t kPollBatch = 16;     // SQEs of one queue pair in one pass: a pass stays bounded
+constexpr int32_t kInvalidLogits = -1;  // sampled of a row that has no finite logit left, or a NaN
+constexpr int32_t kGrammarDone = -2;    // sampled of a row whose grammar is complete: the sequence finishes with "stop"
 
 // A block of the prefix cache as it was registered once: no other content ever has both numbers.
 struct Registration {
@@ -34,14 +34,14 @@ struct Sequence {
   FIELD(uint32_t, num_tokens);    // prompt and generated
   FIELD(uint32_t, num_computed);  // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
   FIELD(uint32_t, num_generated);
-  FIELD(uint32_t, num_scored);  // prompt positions whose logprobs were delivered
+  FIELD(uint32_t, num_delivered_logprobs);  // prompt positions whose logprobs were delivered
   FIELD(uint32_t, num_blocks);
   FIELD(uint32_t, num_hashed);      // leading blocks whose hash is known
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
   FIELD(Registration, chain);       // the last of them, or its equal that was there before
-  FIELD(Row, row);                  // in the step that is composed or in flight, unless that is the suspended one
-  FIELD(uint32_t, suspended);     // tokens in the step that is launched in segments: until it ends, nothing of it moves
-  FIELD(uint32_t, skipped_pass);  // the pass of compose() that had no room for it
+  FIELD(Row, row);                  // in the step that is composed or in flight, unless that is the paused one
+  FIELD(uint32_t, paused_tokens);   // of its row in the layer-segmented step: until that ends, nothing of it moves
+  FIELD(uint32_t, skipped_pass);    // the pass of compose() that had no room for it
   FIELD(uint64_t, arrival);
   FIELD(uint64_t, queued_ns);  // start of the present wait
   FIELD(uint64_t, waited_ns);  // in all waits before
@@ -50,7 +50,7 @@ struct Sequence {
 };
 
 // Tokens whose KV is in blocks once the steps that the sequence takes part in are over.
-BLINK_FN uint32_t computed_tokens(const Sequence& q) { return q.num_computed + q.row.num_tokens + q.suspended; }
+BLINK_FN uint32_t computed_tokens(const Sequence& q) { return q.num_computed + q.row.num_tokens + q.paused_tokens; }
 
 // Whether all its tokens but the newest are computed: then each step gives it another one. Else its prompt is not.
 BLINK_FN bool is_decoding(const Sequence& q) { return q.num_computed + 1 == q.num_tokens; }
@@ -120,7 +120,7 @@ struct QueuePairState {
   FIELD(uint32_t, last_attach);  // generation seen last in the frontend's word
   FIELD(uint32_t, expired);      // leases lost
   FIELD(uint32_t, lease);
-  FIELD(uint32_t, closing);        // end all its sequences in silence
+  FIELD(uint32_t, closing);        // end all its sequences without completions
   FIELD(uint32_t, num_live);       // sequences that are not free
   FIELD(uint32_t, cq_need);        // completions that the step in flight may post
   FIELD(uint32_t, cq_held);        // those of the step that is launched in segments
@@ -133,7 +133,7 @@ struct QueuePairState {
 };
 
 // Stop tokens of a row that are at hand as it ends; of others only the rest are looked up.
-constexpr uint32_t kNearStopTokens = 6;
+constexpr uint32_t kPreparedStopTokens = 6;
 
 // What a decoding row needs to go on in the next step, and what it sampled in this one.
 struct NextRow {
@@ -142,10 +142,10 @@ struct NextRow {
   FIELD(uint64_t, table_place);  // in `block_tables`
   FIELD(int32_t, position);
   FIELD(int32_t, kv_slot);
-  FIELD(uint32_t, block);                        // that it starts; kNone: none
-  FIELD(uint32_t, stops_at);                     // in `stop_tokens`
-  FIELD(uint32_t, num_stops);                    // that may end it already
-  FIELD_ARRAY(int32_t, stops, kNearStopTokens);  // the first of them, and kNoToken
+  FIELD(uint32_t, block);                            // that it starts; kNone: none
+  FIELD(uint32_t, stops_at);                         // in `stop_tokens`
+  FIELD(uint32_t, num_stops);                        // that may end it already
+  FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kInvalidLogits
   FIELD(int32_t, token);
   FIELD(float, logprob);
 };
@@ -167,7 +167,7 @@ struct Account {
   FIELD(uint64_t, kv_tokens);  // that it reads
   FIELD(uint32_t, graph);
   FIELD(uint32_t, num_best_effort_rows);
-  FIELD(Turn, turn);
+  FIELD(StepClass, step_class);
   FIELD(uint32_t, segmented);
 };
 
@@ -213,7 +213,7 @@ struct State {
   // what constrained texts may look like
   STATE_ARRAY(uint8_t, automata, uint64_t(g.num_automata) * kMaxAutomatonBytes);
   STATE_ARRAY(AutomatonPlace, automaton_places, uint64_t(g.num_slots) * 2);
-  STATE_ARRAY(uint32_t, allowed_lists, uint64_t(g.num_slots) * kListsOfSlot * list_words(g.vocab_size));
+  STATE_ARRAY(uint32_t, token_bitmasks, uint64_t(g.num_slots) * kListsOfSlot * list_words(g.vocab_size));
   STATE_ARRAY(uint32_t, token_starts, g.vocab_size + 1);  // in token_text; writer: engine, before the scheduler starts
   STATE_ARRAY(uint8_t, token_text, g.vocab_bytes);
 
@@ -245,8 +245,8 @@ struct State {
   FIELD(uint32_t, booted);
   FIELD(uint32_t, in_flight);
   FIELD(uint32_t, failed);
-  FIELD(uint32_t, may_repeat);   // the next step may be as this one, see repeat.h
-  FIELD(uint32_t, next_blocks);  // that it takes then, the last free ones
+  FIELD(uint32_t, fast_path_ready);  // the next step may be as this one, see fast_path.h
+  FIELD(uint32_t, next_blocks);      // that it takes then, the last free ones
   FIELD(uint32_t, stats_dirty);
   FIELD(uint32_t, num_running);
   FIELD(uint32_t, num_waiting);
@@ -270,34 +270,34 @@ struct State {
   FIELD(uint32_t, num_attached);            // queue pairs, at least 1
   FIELD(uint32_t, num_flows);               // that have sequences
   FIELD(uint32_t, num_best_effort);         // live sequences of that class
-  FIELD(uint32_t, turn);                    // Turn of the step that is being composed
+  FIELD(uint32_t, step_class);              // StepClass of the step that is being composed
   FIELD(uint32_t, step_tokens);             // that it may take
-  FIELD(uint32_t, in_flight_track);         // Track of the launch in flight
+  FIELD(uint32_t, in_flight_kind);          // StepKind of the launch in flight
   FIELD(uint32_t, segment);                 // of the step that is launched in segments: in flight, or next
   FIELD(uint32_t, num_segments);            // of it; 0: there is none
   FIELD(uint64_t, segmented_ns);            // that its segments have taken
   FIELD(uint64_t, segmented_cost_ns);       // that all of them are expected to take
-  FIELD(Turn, segmented_turn);
+  FIELD(StepClass, segmented_class);
   FIELD(uint32_t, segmented_best_effort_rows);
-  FIELD(uint64_t, urgent_ns);       // end of the last step that moved urgent sequences on
-  FIELD(int64_t, owed_ns);          // to best-effort work, of its share
-  FIELD(uint64_t, burst_due);       // step by which the bursts of prompts that were taken as a whole are made up for
-  FIELD(uint64_t, overtake_ns);     // of decoding's time that prompts may take
-  FIELD(uint64_t, overtake_until);  // step up to which one that overtakes is expected
+  FIELD(uint64_t, urgent_ns);             // end of the last step that moved urgent sequences on
+  FIELD(int64_t, best_effort_credit_ns);  // of its share of the time; negative: debt
+  FIELD(uint64_t, burst_due);  // step by which the bursts of prompts that were taken as a whole are made up for
+  FIELD(uint64_t, preemption_credit_ns);  // of decoding's time that prefill may take
+  FIELD(uint64_t, preemption_until);      // step up to which a prompt that preempts is expected
   FIELD(Account, account);
   FIELD(uint32_t, prompt_share);  // tokens of a prompt in this step while other flows' prompts wait
   FIELD(uint64_t, flow_floor);    // least counter of the flows that a step served, as far as it has risen
   FIELD(uint64_t, next_arrival);
   FIELD(uint64_t, step);
   FIELD(uint64_t, pass_ns);   // when the last pass began
-  FIELD(uint64_t, awake_ns);  // a clock that stands while the scheduler does: what frontends' silence is measured by
+  FIELD(uint64_t, awake_ns);  // a clock that stands while the scheduler does: what lease timeouts are measured by
   FIELD(uint64_t, heartbeat_ns);
   FIELD(uint64_t, heartbeat);
   FIELD(uint64_t, retired_ns);
   FIELD(uint64_t, launched_ns);  // when what is in flight was launched, or what was last
   FIELD(uint64_t, hash_key_low);
   FIELD(uint64_t, hash_key_high);
-  FIELD(uint64_t, num_repeats);
+  FIELD(uint64_t, num_fast_steps);
   FIELD(Statistics, statistics);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the arrays of the scheduler's state are. Host only: the state is built here and then used where it lives.
+// Lays out the arrays of the scheduler's state. Host only: the state is built here and then used where it lives.
 #pragma once
 
 #include "scheduler/state.h"
@@ -21,8 +21,8 @@ uint64_t place_arrays(State& state, const Geometry& geometry, Visit visit) {
   return offset;
 }
 
-// Place every array behind `base` (the address as the scheduler sees it) and return the bytes used.
-inline uint64_t carve(State& state, const Geometry& geometry, uint64_t base) {
+// Lay out every array behind `base`, the address that the scheduler sees. Returns the bytes used.
+inline uint64_t lay_out_arrays(State& state, const Geometry& geometry, uint64_t base) {
   return place_arrays(state, geometry, [&]<class T>(const char*, T*& pointer, uint64_t offset, uint64_t) {
     pointer = reinterpret_cast<T*>(base + offset);
   });

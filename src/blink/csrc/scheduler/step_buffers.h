@@ -30,7 +30,7 @@ BLINK_FN Outcome read_outcome(const StepOutput& output, uint64_t step) {
   return output.failed ? Outcome::kFailed : Outcome::kDone;
 }
 
-// The state has two of them (tracks.h), at addresses that never change.
+// The state has two of them (step_kind.h), at addresses that never change.
 struct StepBuffers {
   FIELDS_OF(StepBuffers);
   STATE_ARRAY(BatchHeader, header, 1);

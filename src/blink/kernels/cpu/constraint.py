@@ -20,7 +20,7 @@ def list_allowed(batch: Batch, slot: int, context_len: int) -> tuple[Tensor | No
         "ConstrainedRow",
         automaton=batch.automata[words[Param.AUTOMATON] - 1].data_ptr(),
         places=batch.automaton_places[slot].data_ptr(),
-        lists=batch.allowed_lists[slot].data_ptr(),
+        lists=batch.token_bitmasks[slot].data_ptr(),
         token_starts=batch.token_starts.data_ptr(),
         token_text=batch.token_text.data_ptr(),
         stop_tokens=batch.stop_tokens[slot].data_ptr(),
@@ -30,5 +30,5 @@ def list_allowed(batch: Batch, slot: int, context_len: int) -> tuple[Tensor | No
         last_token=int(batch.tokens[slot, context_len - 1]),
     )
     found = lib.blink_list_allowed(row.ctypes.data)
-    lists = batch.allowed_lists[slot].view(LISTS_OF_SLOT, -1)
+    lists = batch.token_bitmasks[slot].view(LISTS_OF_SLOT, -1)
     return (lists[found - 1] if found else None), bool(row["may_end"])

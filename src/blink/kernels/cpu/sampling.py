@@ -16,7 +16,7 @@ from blink.region.native import lib
 
 _ARRAYS = (
     "row_slots", "context_lens", "params", "tokens", "stop_tokens", "bias_tokens", "bias_values",
-    "automata", "automaton_places", "allowed_lists", "token_starts", "token_text",
+    "automata", "automaton_places", "token_bitmasks", "token_starts", "token_text",
     "sampled_tokens", "sampled_logprobs", "top_tokens", "top_logprobs",
 )  # fmt: skip
 
@@ -33,7 +33,7 @@ def describe_rows(logits: Tensor, batch: Batch, num_rows: int) -> npt.NDArray[np
     vocab_size, list_vocab = logits.shape[1], batch.token_starts.shape[0] - 1
     assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1
     assert batch.automata.shape[0] == 0 or list_vocab == vocab_size
-    assert batch.allowed_lists.shape[1] == LISTS_OF_SLOT * -(-list_vocab // 32)
+    assert batch.token_bitmasks.shape[1] == LISTS_OF_SLOT * -(-list_vocab // 32)
     arrays: dict[str, Any] = {name: getattr(batch, name).data_ptr() for name in _ARRAYS}
     return new_struct(
         "SampledRows",

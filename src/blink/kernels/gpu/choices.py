@@ -66,7 +66,7 @@ def choosing(path: Path) -> Iterator[None]:
     try:
         machine = name_machine()
     except OSError:
-        yield  # leave_room() has said that there is no such library
+        yield  # reserve_sm() has said that there is no such library
         return
     _kept.update(_read(path, machine))
     _is_choosing = True

@@ -32,11 +32,11 @@ class Allowed(NamedTuple):
 
 def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     """Return what the rows may sample; the rows' slots move on by their last tokens."""
-    words, (num_slots, list_words) = -(-vocab_size // 32), batch.allowed_lists.shape
+    words, (num_slots, list_words) = -(-vocab_size // 32), batch.token_bitmasks.shape
     assert batch.automata.shape[0] == 0 or list_words == LISTS_OF_SLOT * words
     device = batch.params.device
     lists, may_end, new_places = (torch.empty(num_rows, dtype=torch.int32, device=device) for _ in range(3))
-    bits = batch.allowed_lists.view(num_slots * LISTS_OF_SLOT, list_words // LISTS_OF_SLOT)
+    bits = batch.token_bitmasks.view(num_slots * LISTS_OF_SLOT, list_words // LISTS_OF_SLOT)
     allowed = Allowed(bits, lists, may_end)
     if device.type != "cuda":  # Triton's interpreter
         _find_on_host(allowed, batch, num_rows)

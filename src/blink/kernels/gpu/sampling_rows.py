@@ -13,7 +13,7 @@ from torch import Tensor
 from blink.kernels.batch import PARAM_WORDS, Batch, Header, Param
 from blink.kernels.gpu.penalties import adjust_logits
 from blink.kernels.gpu.philox import make_gumbel
-from blink.kernels.operands import GREEDY_TEMPERATURE, NO_TOKEN, TEXT_END
+from blink.kernels.operands import GRAMMAR_DONE, GREEDY_TEMPERATURE, INVALID_LOGITS
 from blink.sampling_params import MAX_LOGPROBS
 
 NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
@@ -28,8 +28,8 @@ AUTOMATON = tl.constexpr(int(Param.AUTOMATON))
 PARAM_STRIDE = tl.constexpr(PARAM_WORDS)
 MAX_TOP = tl.constexpr(MAX_LOGPROBS)
 GREEDY_BELOW = tl.constexpr(GREEDY_TEMPERATURE)
-_NO_TOKEN = tl.constexpr(NO_TOKEN)
-_TEXT_END = tl.constexpr(TEXT_END)
+_INVALID_LOGITS = tl.constexpr(INVALID_LOGITS)
+_GRAMMAR_DONE = tl.constexpr(GRAMMAR_DONE)
 
 # Entries that a part keeps for its best logits, MAX_LOGPROBS rounded up to a power of two.
 TOP_WIDTH: int = triton.next_power_of_2(MAX_LOGPROBS)
@@ -229,7 +229,7 @@ def finish_row(
     token = tl.min(tl.where(values == tl.max(values, axis=0), tokens, vocab_size - 1), axis=0)
     token = tl.minimum(token, vocab_size - 1)
     is_bare = (tl.max(values, axis=0) == float("-inf")) & (tl.sum((values != values).to(tl.int32), axis=0) == 0)
-    nothing = tl.where(is_bare & (tl.load(allowed.may_end + row) != 0), _TEXT_END, _NO_TOKEN)
+    nothing = tl.where(is_bare & (tl.load(allowed.may_end + row) != 0), _GRAMMAR_DONE, _INVALID_LOGITS)
     tl.store(outputs.sampled_tokens + row, tl.where(can_sample(values), token, nothing))
     if num_logprobs >= 0:
         total = _log_mass(parts, row, NUM_PARTS, PARTS_BLOCK)

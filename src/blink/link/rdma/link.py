@@ -35,7 +35,7 @@ class RdmaLink(ABC):
         self._control = np.zeros(1, CONTROL)
         self._word = np.zeros(1, np.uint32)
         self._collector: int | None = None
-        self._keeper: int | None = None
+        self._renewer: int | None = None
 
     @abstractmethod
     def info(self) -> Message:
@@ -66,7 +66,7 @@ class RdmaLink(ABC):
 
     @abstractmethod
     def native_writer(self) -> tuple[CFuncPtr, int | None]:
-        """Return a StoreWord (csrc/cpu/keeper.h) and the address of its context, valid until disconnect()."""
+        """Return a StoreWord (csrc/cpu/lease_renewer.h) and the address of its context, valid until disconnect()."""
 
     @abstractmethod
     def failure(self) -> str:
@@ -100,10 +100,10 @@ class RdmaLink(ABC):
         return int(self._word[0]) if self.read(offset, self._word) else 0
 
     def keep(self, offset: int, value: int, grace: float) -> None:
-        if self._keeper is None:
-            self._keeper = lib.blink_keeper_start(*self.native_writer(), offset, value, round(1000 * grace))
-            self._stop_keeper = weakref.finalize(self, lib.blink_keeper_stop, self._keeper)
-        lib.blink_keeper_renew(self._keeper)
+        if self._renewer is None:
+            self._renewer = lib.blink_lease_renewer_start(*self.native_writer(), offset, value, round(1000 * grace))
+            self._stop_renewer = weakref.finalize(self, lib.blink_lease_renewer_stop, self._renewer)
+        lib.blink_lease_renewer_renew(self._renewer)
 
     def notify(self, event_fd: int, head: int, interval_us: int) -> None:
         entries, interval_us = int(self.geometry["cq_entries"]), max(interval_us, self.min_interval_us)
@@ -136,7 +136,7 @@ class RdmaLink(ABC):
         if self._collector is not None:
             self._stop_collector()
             self._collector = None
-        if self._keeper is not None:
-            self._stop_keeper()
-            self._keeper = None
+        if self._renewer is not None:
+            self._stop_renewer()
+            self._renewer = None
         self.disconnect()

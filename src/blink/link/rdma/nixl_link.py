@@ -27,7 +27,7 @@ _BUFFER_BYTES = 64 << 10  # of one transfer
 # A ReadRegion of csrc/rdma/collector.h.
 _ReadRegion = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint32)
 
-# A StoreWord of csrc/cpu/keeper.h.
+# A StoreWord of csrc/cpu/lease_renewer.h.
 _StoreWord = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32)
 
 

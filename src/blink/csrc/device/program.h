@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host prepares for the resident scheduler, and how that is launched.
+// The host's program for the resident scheduler: its state and the executables that it launches.
 #pragma once
 
 #include "scheduler/state.h"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scheduler as a resident kernel: one block of 256 threads. It launches the step graphs from the device and, before
-// a window of launches (CUDA's limit) is over, launches itself anew; between windows all state is in global memory.
-#include "gpu/watch.cuh"
+// The scheduler as a resident kernel: one block of 256 threads. It launches the step graphs from the device. CUDA
+// limits the launches of one kernel, so it launches itself anew after each window. Between windows all state is in
+// global memory.
+#include "device/wait.cuh"
 
 namespace blink {
 
@@ -10,7 +11,7 @@ constexpr uint32_t kIdlePasses = 1000;  // passes without work before the block 
 // Run passes until the window's launches are spent; false if the scheduler has ended.
 __device__ bool run_window() {
   DeviceEnv env;
-  State& state = near.state;
+  State& state = shared.state;
   uint32_t launches = 0, idle = 0;
   while (launches < kLaunchesPerWindow) {
     const StepResult result = step(env, state);
@@ -20,7 +21,7 @@ __device__ bool run_window() {
     if (idle > kIdlePasses)
       doze(state);
     else if (result == StepResult::kBusy)
-      watch_step(state);
+      wait_for_step(state);
   }
   return true;
 }
@@ -31,10 +32,10 @@ __device__ bool run_window() {
 extern "C" __global__ void __launch_bounds__(blink::kLanes, 1) blink_scheduler(blink::DeviceProgram* program) {
   using namespace blink;
   take_over(program);
-  const bool goes_on = run_window();
-  if (threadIdx.x == 0) near.program.windows += goes_on;
+  const bool continues = run_window();
+  if (threadIdx.x == 0) shared.program.windows += continues;
   hand_over(program);
-  if (!goes_on || threadIdx.x != 0) return;
+  if (!continues || threadIdx.x != 0) return;
   if (cudaGraphLaunch(cudaGetCurrentGraphExec(), cudaStreamGraphTailLaunch) != cudaSuccess)
     fail(*program->state, ErrorCode::kLaunchFailed, BLINK_HERE, kLaunchesPerWindow);
 }
@@ -45,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(blink::kLanes, 1)
   using namespace blink;
   take_over(program);
   DeviceEnv env;
-  for (uint32_t i = 0; i < passes; i++) step(env, near.state);
+  for (uint32_t i = 0; i < passes; i++) step(env, shared.state);
   hand_over(program);
 }
 

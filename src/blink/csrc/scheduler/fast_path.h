@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step behind a step of decoding rows of which none ends, while nobody waits: the same rows, one token further.
-// All but the sampled tokens is prepared while the step before runs, and what that leaves to do is done when the next
-// one runs. The decisions are those that retire() and compose() would take, only sooner.
+// Fast path: the same rows decode one token further. It is taken while no row ends and no sequence waits.
+//
+// The next batch is prepared while a step runs; only the sampled tokens are filled in between. The last step is retired
+// after the next launch. The decisions are those of retire() and compose(), only sooner.
 #pragma once
 
 #include "scheduler/compose.h"
@@ -11,10 +12,10 @@ namespace blink {
 
 // Note what each row of the step in flight needs to go on, and whether all could.
 template <class Env>
-BLINK_FN void prepare_repeat(Env& env, State& s) {
+BLINK_FN void prepare_fast_path(Env& env, State& s) {
   const Geometry& g = s.geometry;
   const uint32_t rows = s.whole.header->num_rows;
-  const bool is_alone = track_in_flight(s) == Track::kWhole && !is_segmented(s);
+  const bool is_alone = kind_in_flight(s) == StepKind::kWhole && !is_segmented(s);
   const bool has_prompts = rows != s.whole.header->num_decode_rows;
   uint32_t stuck = !is_alone || rows != s.num_running || has_prompts, taken = 0;
   for (uint32_t tile = 0; tile < rows && !stuck; tile += env.lanes()) {
@@ -40,25 +41,25 @@ BLINK_FN void prepare_repeat(Env& env, State& s) {
     next.kv_slot = block * int32_t(g.block_size) + int32_t(position % g.block_size);
     next.stops_at = q.slot * kMaxStopTokens;
     next.num_stops = q.num_generated + 1 > q.sqe.sampling.min_tokens ? q.sqe.num_stop_tokens : 0;
-    for (uint32_t i = 0; i < kNearStopTokens; i++)
-      next.stops[i] = i < next.num_stops ? s.stop_tokens[next.stops_at + i] : kNoToken;
+    for (uint32_t i = 0; i < kPreparedStopTokens; i++)
+      next.stops[i] = i < next.num_stops ? s.stop_tokens[next.stops_at + i] : kInvalidLogits;
   }
   env.sync();
   if (env.lane() == 0) {
-    s.may_repeat = !stuck;
+    s.fast_path_ready = !stuck;
     s.next_blocks = taken;
   }
   env.sync();
 }
 
 // Whether the row's sampled token lets it go on; keeps what was sampled.
-BLINK_FN bool goes_on(State& s, uint32_t row) {
+BLINK_FN bool decode_continues(State& s, uint32_t row) {
   NextRow& next = s.next_rows[row];
   const int32_t token = s.whole.sampled_tokens[row];
   const float logprob = s.whole.sampled_logprobs[row];  // on its way beside the token
   bool ends = token < 0 || uint32_t(token) >= s.geometry.vocab_size;
   for (const int32_t stop : next.stops) ends |= token == stop;
-  for (uint32_t i = kNearStopTokens; i < next.num_stops; i++) ends |= s.stop_tokens[next.stops_at + i] == token;
+  for (uint32_t i = kPreparedStopTokens; i < next.num_stops; i++) ends |= s.stop_tokens[next.stops_at + i] == token;
   next.token = token;
   next.logprob = logprob;
   return !ends;
@@ -83,11 +84,11 @@ BLINK_FN void write_next_row(State& s, uint32_t row) {
 // Write the next batch from the step that has ended, which is not retired; false if compose() has to decide. The blocks
 // are still those that were free: nothing takes or gives any while a step runs.
 template <class Env>
-BLINK_FN bool repeat(Env& env, State& s) {
-  if (!s.may_repeat || s.num_waiting + s.num_cancels > 0 || s.next_blocks > s.num_free_blocks) return false;
+BLINK_FN bool take_fast_path(Env& env, State& s) {
+  if (!s.fast_path_ready || s.num_waiting + s.num_cancels > 0 || s.next_blocks > s.num_free_blocks) return false;
   const uint32_t rows = s.num_running;
   bool is_blocked = false;
-  for (uint32_t row = env.lane(); row < rows; row += env.lanes()) is_blocked |= !goes_on(s, row);
+  for (uint32_t row = env.lane(); row < rows; row += env.lanes()) is_blocked |= !decode_continues(s, row);
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes())
     is_blocked |= !is_open(s, s.qps[qp]);
   if (env.any(is_blocked)) return false;
@@ -102,18 +103,18 @@ BLINK_FN bool repeat(Env& env, State& s) {
 }
 
 // Go on with the account of the step in flight, whose rows each read one token more. Runs on: one lane.
-BLINK_FN void repeat_account(State& s, uint64_t now) {
+BLINK_FN void continue_account(State& s, uint64_t now) {
   end_account(s, now);
-  settle_account(s);
+  close_account(s);
   s.urgent_ns = now;
   s.account.kv_tokens += s.num_running;
   s.account.predicted_ns = predict_ns(s, s.account.graph, s.account.kv_tokens);
 }
 
-// Retire the step before the one that repeat() wrote: deliver its tokens. Every row has the same share of completions
-// in this step as in that one, so each queue pair's need of room stays.
+// Retire the step before the one that take_fast_path() wrote: deliver its tokens. Every row has the same share of
+// completions in this step as in that one, so each queue pair's need of room stays.
 template <class Env>
-BLINK_FN void settle(Env& env, State& s, uint64_t now) {
+BLINK_FN void retire_fast_path(Env& env, State& s, uint64_t now) {
   const uint32_t rows = s.num_running;
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
     const NextRow& next = s.next_rows[row];
@@ -131,7 +132,7 @@ BLINK_FN void settle(Env& env, State& s, uint64_t now) {
   env.sync();
   if (env.lane() == 0) {
     s.num_free_blocks -= s.next_blocks;
-    s.num_repeats++;
+    s.num_fast_steps++;
     s.statistics.generation_tokens += rows;
   }
   env.sync();

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts overtake steps in which sequences of their own class decode: when, for how long, and at whose expense."""
+"""Prefill preempts decode steps of its own class: when, for how long, and at whose expense."""
 
 from __future__ import annotations
 
 import pytest
 
-from blink.region.layout import Turn
+from blink.region.layout import StepClass
 from harness import MILLISECOND, Harness, Inbox, QueuePair, run_until_finished, submit
-from test_scheduler_turns import SEGMENTS, assert_answers, costed, launch, newest, prompt_of, rows_of
+from test_scheduler_classes import SEGMENTS, assert_answers, costed, launch, newest, prompt_of, rows_of
 
 DECODE_MS = 4.0
 SAVED_MS = 32  # that prompts may have saved up: segments of a millisecond
@@ -27,7 +27,7 @@ def start_decoding(h: Harness) -> tuple[QueuePair, Inbox, dict[int, tuple[list[i
     first = submit(h, pair, prompt_of(6), max_tokens=50)
     for _ in range(4):
         assert launch(h, pair, inbox)["num_segments"] == 0
-    assert h.scheduler["overtake_until"] == 0
+    assert h.scheduler["preemption_until"] == 0
     late = submit(h, pair, prompt_of(6, 40), max_tokens=50)
     for rows in (1, 2):
         entry = launch(h, pair, inbox)
@@ -44,17 +44,19 @@ def reach_segment(h: Harness, pair: QueuePair, inbox: Inbox, wanted: int) -> Non
     raise AssertionError(f"no step was launched up to its segment {wanted}")
 
 
-def test_a_prompt_overtakes_a_step_that_decodes_and_the_step_goes_on_where_it_was() -> None:
+def test_a_prompt_preempts_a_decode_step_which_resumes_where_it_was() -> None:
     with costed(overtake_share=500) as h:
         pair, inbox, answers = start_decoding(h)
         reach_segment(h, pair, inbox, 1)
-        before = int(h.scheduler["overtake_ns"])
+        before = int(h.scheduler["preemption_credit_ns"])
         urgent = submit(h, pair, prompt_of(9, 60), max_tokens=5)
         entry = launch(h, pair, inbox)
-        assert (entry["num_segments"], entry["turn"], entry["num_tokens"]) == (0, Turn.URGENT, 9)
+        assert (entry["num_segments"], entry["step_class"], entry["num_tokens"]) == (0, StepClass.URGENT, 9)
         assert rows_of(h) == {urgent & 0xFF}
         earned = DECODE_MS / SEGMENTS * 0.5
-        assert int(h.scheduler["overtake_ns"]) == pytest.approx(before + (earned - DECODE_MS) * MILLISECOND, rel=0.1)
+        assert int(h.scheduler["preemption_credit_ns"]) == pytest.approx(
+            before + (earned - DECODE_MS) * MILLISECOND, rel=0.1
+        )
         assert launch(h, pair, inbox)["segment"] == 2
         inbox.drain(pair)
         assert len(inbox.tokens(urgent)) == 1
@@ -63,7 +65,7 @@ def test_a_prompt_overtakes_a_step_that_decodes_and_the_step_goes_on_where_it_wa
         assert_answers(h, pair, inbox, answers | {urgent: (prompt_of(9, 60), 5)})
 
 
-def test_no_prompt_overtakes_unless_a_share_is_given() -> None:
+def test_no_prompt_preempts_unless_a_share_is_given() -> None:
     with costed(overtake_share=0) as h:
         pair, inbox, answers = start_decoding(h)
         for start in range(5):
@@ -73,7 +75,7 @@ def test_no_prompt_overtakes_unless_a_share_is_given() -> None:
         assert not h.region.trace()["num_segments"].any()
 
 
-def test_best_effort_prompts_overtake_nobody() -> None:
+def test_best_effort_prompts_preempt_nobody() -> None:
     with costed(overtake_share=500) as h:
         pair, inbox, _ = start_decoding(h)
         reach_segment(h, pair, inbox, 1)
@@ -88,17 +90,17 @@ def test_the_less_of_a_step_is_left_the_more_must_have_been_saved(saved: float) 
         pair, inbox, _ = start_decoding(h)
         reach_segment(h, pair, inbox, 1)
         submit(h, pair, prompt_of(9, 60), max_tokens=5)
-        h.scheduler["overtake_ns"] = int(saved * DECODE_MS * MILLISECOND)
+        h.scheduler["preemption_credit_ns"] = int(saved * DECODE_MS * MILLISECOND)
         entry = launch(h, pair, inbox)
-        assert bool(entry["turn"] == Turn.URGENT) is (saved == 2), "half of the step is left"
+        assert bool(entry["step_class"] == StepClass.URGENT) is (saved == 2), "half of the step is left"
 
 
-def test_what_has_less_than_half_of_its_step_left_is_not_overtaken() -> None:
+def test_what_has_less_than_half_of_its_step_left_is_not_preempted() -> None:
     with costed(overtake_share=500) as h:
         pair, inbox, _ = start_decoding(h)
         reach_segment(h, pair, inbox, 2)
         submit(h, pair, prompt_of(9, 60), max_tokens=5)
-        h.scheduler["overtake_ns"] = SAVED_MS * MILLISECOND
+        h.scheduler["preemption_credit_ns"] = SAVED_MS * MILLISECOND
         assert launch(h, pair, inbox)["segment"] == 3
         assert launch(h, pair, inbox)["num_tokens"] == 9 + 2
 
@@ -113,36 +115,36 @@ def test_who_holds_up_many_rows_pays_for_more() -> None:
         while launch(h, pair, inbox)["num_decode_rows"] < rows:
             pass
         reach_segment(h, pair, inbox, 0)
-        h.scheduler["overtake_ns"] = SAVED_MS * MILLISECOND
+        h.scheduler["preemption_credit_ns"] = SAVED_MS * MILLISECOND
         submit(h, pair, prompt_of(9, 60), max_tokens=5)
-        assert launch(h, pair, inbox)["turn"] == Turn.URGENT
-        paid = SAVED_MS - int(h.scheduler["overtake_ns"]) / MILLISECOND
+        assert launch(h, pair, inbox)["step_class"] == StepClass.URGENT
+        paid = SAVED_MS - int(h.scheduler["preemption_credit_ns"]) / MILLISECOND
         assert paid == pytest.approx(DECODE_MS * rows / 32, rel=0.02)
 
 
-def test_what_overtakes_is_as_long_as_what_would_have_shared_the_step() -> None:
+def test_what_preempts_is_as_long_as_what_would_have_shared_the_step() -> None:
     """The automatic target is 15/8 of what decoding takes: 7.5 ms, of which a token takes half a millisecond."""
     with costed(overtake_share=500, max_num_batched_tokens=64, num_blocks=60) as h:
         pair, inbox, _ = start_decoding(h)
         reach_segment(h, pair, inbox, 0)
         submit(h, pair, prompt_of(20, 60), max_tokens=5)
         entry = launch(h, pair, inbox)
-        assert (entry["turn"], entry["num_segments"]) == (Turn.URGENT, 0)
+        assert (entry["step_class"], entry["num_segments"]) == (StepClass.URGENT, 0)
         assert int(h.geometry["graphs"][int(entry["graph"])]["tokens"]) <= 16
 
 
 def test_prompts_take_no_more_than_their_share() -> None:
     with costed(overtake_share=100, max_sequences_per_worker=64, num_blocks=60) as h:
         pair, inbox, _ = start_decoding(h)
-        began, overtaking, open_ones = h.now, 0, dict.fromkeys((1, 37, 50), 0)
+        began, preempting, open_ones = h.now, 0, dict.fromkeys((1, 37, 50), 0)
         for _ in range(800):
             for length, sequence in open_ones.items():  # two that decode for long, and one prompt after the other
                 if not sequence or inbox.finish(sequence) is not None:
                     open_ones[length] = submit(h, pair, prompt_of(9), max_tokens=length, cached=False)
-            overtaking += launch(h, pair, inbox)["turn"] == Turn.URGENT
+            preempting += launch(h, pair, inbox)["step_class"] == StepClass.URGENT
         assert (
             0.08
-            < overtaking * DECODE_MS * MILLISECOND / (h.now - began)
+            < preempting * DECODE_MS * MILLISECOND / (h.now - began)
             < 0.1 + SAVED_MS * MILLISECOND / (h.now - began)
         )
 
@@ -151,13 +153,13 @@ def test_steps_are_launched_whole_again_when_no_prompt_has_come_for_long() -> No
     with costed(overtake_share=500, num_blocks=400, max_num_batched_tokens=64) as h:
         pair, inbox, _ = start_decoding(h)
         reach_segment(h, pair, inbox, 0)
-        h.scheduler["overtake_until"] = int(h.scheduler["step"])
+        h.scheduler["preemption_until"] = int(h.scheduler["step"])
         for _ in range(SEGMENTS - 1):
             launch(h, pair, inbox)
-        repeats = int(h.scheduler["num_repeats"])
+        fast_steps = int(h.scheduler["num_fast_steps"])
         for _ in range(10):
             assert launch(h, pair, inbox)["num_segments"] == 0
-        assert int(h.scheduler["num_repeats"]) > repeats + 5
+        assert int(h.scheduler["num_fast_steps"]) > fast_steps + 5
 
 
 def test_no_step_is_cut_while_all_places_are_taken() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that only move their rows on: taken when nothing is to be decided, and never else."""
+"""The fast path, on which decoding continues: taken when nothing is to be decided, and never else."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ VOCAB = 97
 PROMPTS = ([3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9])
 
 
-def repeats(h: Harness) -> int:
-    return int(h.scheduler["num_repeats"])
+def fast_steps(h: Harness) -> int:
+    return int(h.scheduler["num_fast_steps"])
 
 
 def decode(h: Harness, pair: QueuePair, inbox: Inbox, steps: int) -> None:
-    """Step a few times, and see that nothing but repeats happens."""
+    """Step a few times, and see that no step leaves the fast path."""
     for _ in range(steps):
-        before = repeats(h)
+        before = fast_steps(h)
         inbox.drain(pair)
         h.step()
-        assert repeats(h) == before + 1
+        assert fast_steps(h) == before + 1
 
 
 def start(h: Harness, logprobs: int | None = None) -> tuple[QueuePair, Inbox, list[int]]:
@@ -44,7 +44,7 @@ def assert_answers(h: Harness, inbox: Inbox, pair: QueuePair, sequences: list[in
         assert inbox.finish(sequence) == FinishReason.LENGTH
 
 
-def test_decoding_rows_go_on_by_repeats_and_over_the_ends_of_blocks() -> None:
+def test_decoding_rows_go_on_by_the_fast_path_and_over_the_ends_of_blocks() -> None:
     with running(small_config()) as h:
         pair, inbox, sequences = start(h)
         decode(h, pair, inbox, 36)
@@ -57,10 +57,10 @@ def test_an_arrival_joins_the_step_behind_the_one_in_flight() -> None:
         pair, inbox, sequences = start(h)
         decode(h, pair, inbox, 5)
         h.step(finish=False)
-        late, before = submit(h, pair, [7, 7, 7], max_tokens=4), repeats(h)
+        late, before = submit(h, pair, [7, 7, 7], max_tokens=4), fast_steps(h)
         h.step()  # sees it, while the step in flight runs
         h.step()
-        assert repeats(h) == before and len(h.batch_rows()) == 4
+        assert fast_steps(h) == before and len(h.batch_rows()) == 4
         run_until_finished(h, inbox, [pair], [late])
         assert inbox.tokens(late) == expected_tokens([7, 7, 7], 4, VOCAB)
         assert_answers(h, inbox, pair, sequences)
@@ -72,10 +72,10 @@ def test_a_cancel_takes_its_row_out_of_the_next_step() -> None:
         decode(h, pair, inbox, 5)
         h.step(finish=False)
         pair.cancel(sequences[0])
-        before = repeats(h)
+        before = fast_steps(h)
         h.step()
         h.step()
-        assert repeats(h) == before and len(h.batch_rows()) == 2
+        assert fast_steps(h) == before and len(h.batch_rows()) == 2
         run_until_finished(h, inbox, [pair], sequences)
         assert inbox.finish(sequences[0]) == FinishReason.ABORT
         assert inbox.tokens(sequences[1]) == expected_tokens(PROMPTS[1], 40, VOCAB)
@@ -89,7 +89,7 @@ def test_a_stop_token_ends_its_row_in_time() -> None:
         stopped = submit(h, pair, PROMPTS[0], max_tokens=40, stop_tokens=(VOCAB - 1 - answer[at], answer[at]))
         other = submit(h, pair, PROMPTS[1], max_tokens=40)
         run_until_finished(h, inbox, [pair], [stopped, other])
-        assert repeats(h) > 20
+        assert fast_steps(h) > 20
         assert inbox.tokens(stopped) == answer[: at + 1] and inbox.finish(stopped) == FinishReason.STOP
         assert inbox.tokens(other) == expected_tokens(PROMPTS[1], 40, VOCAB)
 
@@ -105,13 +105,13 @@ def test_each_of_eight_stop_tokens_ends_its_row_in_time(place: int) -> None:
         stopped = submit(h, pair, PROMPTS[0], max_tokens=40, stop_tokens=tuple(stops))
         run_until_finished(h, inbox, [pair], [stopped])
         assert inbox.tokens(stopped) == answer[: at + 1] and inbox.finish(stopped) == FinishReason.STOP
-        assert repeats(h) == at - 1, "all steps but those of its prompt, of its first token and of its last"
+        assert fast_steps(h) == at - 1, "all steps but those of its prompt, of its first token and of its last"
 
 
 @pytest.mark.parametrize("logprobs", [None, 1])
 @pytest.mark.parametrize("min_tokens", [0, 1, 2, 5, 6])
 def test_a_stop_token_ends_a_row_no_sooner_than_behind_its_least_tokens(min_tokens: int, logprobs: int | None) -> None:
-    """With and without repeats, which rows with logprobs never have."""
+    """With and without the fast path, which rows with logprobs never take."""
     answer = expected_tokens(PROMPTS[0], 12, VOCAB)
     assert len(set(answer[:8])) == 8
     with running(small_config()) as h:
@@ -128,7 +128,7 @@ def test_top_logprobs_are_delivered_before_a_step_could_overwrite_them() -> None
     with running(small_config()) as h:
         pair, inbox, sequences = start(h, logprobs=2)
         assert_answers(h, inbox, pair, sequences)
-        assert repeats(h) == 0
+        assert fast_steps(h) == 0
 
 
 def test_a_full_queue_stops_the_rows_and_loses_nothing() -> None:
@@ -137,7 +137,7 @@ def test_a_full_queue_stops_the_rows_and_loses_nothing() -> None:
         for _ in range(20):
             pair.renew_lease()
             h.step()  # nobody reads
-        assert 4 < repeats(h) < 11
+        assert 4 < fast_steps(h) < 11
         assert_answers(h, inbox, pair, sequences)
 
 
@@ -145,7 +145,7 @@ def test_a_shortage_of_blocks_is_left_to_the_planner() -> None:
     with running(small_config(), num_blocks=10) as h:
         pair, inbox, sequences = start(h)
         assert_answers(h, inbox, pair, sequences)
-        assert repeats(h) > 10 and h.statistic("num_preemptions") > 0
+        assert fast_steps(h) > 10 and h.statistic("num_preemptions") > 0
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
@@ -154,9 +154,9 @@ def test_what_is_no_token_does_not_go_on(token: int) -> None:
         pair, inbox, sequences = start(h)
         decode(h, pair, inbox, 3)
         h.step_array("sampled_tokens", "i4")[1] = token
-        before = repeats(h)
+        before = fast_steps(h)
         h.step()
-        assert repeats(h) == before
+        assert fast_steps(h) == before
         inbox.drain(pair)
         assert (inbox.finish(sequences[1]) == FinishReason.ERROR) == (token == -1)
         assert (h.error_code != 0) == (token == VOCAB)

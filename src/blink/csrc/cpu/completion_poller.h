@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that looks for completions while some are expected, and wakes an event loop. Neither a GPU nor a network
-// card signals a process for a completion, so somebody must look; this thread holds no interpreter lock while it does.
+// A thread that polls for completions while some are expected, and wakes an event loop. It is needed because neither a
+// GPU nor a network card signals a process. It holds no interpreter lock while it polls.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -55,17 +55,17 @@ inline bool ends_step(const Cqe& entry) {
   return kind == CqeKind::kToken || kind == CqeKind::kTopLogprob;
 }
 
-class Lookout {
+class CompletionPoller {
  public:
-  virtual ~Lookout() = default;
-  Lookout(const Lookout&) = delete;
-  Lookout& operator=(const Lookout&) = delete;
+  virtual ~CompletionPoller() = default;
+  CompletionPoller(const CompletionPoller&) = delete;
+  CompletionPoller& operator=(const CompletionPoller&) = delete;
 
  protected:
   using Clock = std::chrono::steady_clock;
   using Lock = std::unique_lock<std::mutex>;
 
-  Lookout(int event_fd, uint32_t interval_us) : interval_(interval_us), event_fd_(event_fd) {}
+  CompletionPoller(int event_fd, uint32_t interval_us) : interval_(interval_us), event_fd_(event_fd) {}
 
   // Look until stopping_; the lock is held but for waits. Subclasses call start() when they are built, stop() before
   // they are not.

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose turn it is: urgent work passes best-effort work, at the border of a step or of a segment of one, and
-// best-effort work gets ahead all the same. docs/scheduling.md has the rules and the reasons.
+// Which class runs next: urgent sequences, best-effort sequences, or all. Urgent work passes best-effort work at the
+// end of a step or of a segment. Best-effort work still gets its share of the time. docs/scheduling.md has the reasons.
 //
-// Urgent is what is latency-sensitive or has aged (policy.h).
+// Urgent sequences are latency-sensitive, or have aged (policy.h).
 #pragma once
 
 #include "scheduler/admission.h"
 
 namespace blink {
 
-// What could run now, beside the step that is suspended.
-struct Demand {
+// What could run now, beside the step that is paused.
+struct RunnableWork {
   uint32_t urgent_prompts, urgent_rows, best_effort_prompts, best_effort_rows;
   uint64_t urgent_kv, kv;  // tokens of the KV cache that decoding would read
 };
-BLINK_FN Demand operator+(Demand a, Demand b) {
+BLINK_FN RunnableWork operator+(RunnableWork a, RunnableWork b) {
   return {a.urgent_prompts + b.urgent_prompts,
           a.urgent_rows + b.urgent_rows,
           a.best_effort_prompts + b.best_effort_prompts,
@@ -23,8 +23,8 @@ BLINK_FN Demand operator+(Demand a, Demand b) {
           a.kv + b.kv};
 }
 
-BLINK_FN void add_demand(const State& s, const Sequence& q, uint64_t now, Demand& d) {
-  if (q.suspended > 0 || q.cancelled || s.qps[q.queue_pair].closing) return;
+BLINK_FN void add_runnable(const State& s, const Sequence& q, uint64_t now, RunnableWork& d) {
+  if (q.paused_tokens > 0 || q.cancelled || s.qps[q.queue_pair].closing) return;
   if (q.status == SequenceStatus::kWaiting && !(can_start(s, q) && has_automaton_room(s, q))) return;
   const bool urgent = !is_best_effort(s, q, now);
   if (q.status == SequenceStatus::kWaiting || !is_decoding(q)) {
@@ -37,58 +37,58 @@ BLINK_FN void add_demand(const State& s, const Sequence& q, uint64_t now, Demand
 }
 
 template <class Env>
-BLINK_RARE_FN Demand measure_demand(Env& env, const State& s, uint64_t now) {
-  Demand d{};
-  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) add_demand(s, s.sequences[s.running[i]], now, d);
-  for (uint32_t i = env.lane(); i < s.num_waiting; i += env.lanes()) add_demand(s, s.sequences[s.waiting[i]], now, d);
+BLINK_RARE_FN RunnableWork count_runnable(Env& env, const State& s, uint64_t now) {
+  RunnableWork d{};
+  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) add_runnable(s, s.sequences[s.running[i]], now, d);
+  for (uint32_t i = env.lane(); i < s.num_waiting; i += env.lanes()) add_runnable(s, s.sequences[s.waiting[i]], now, d);
   return env.sum(d);
 }
 
 // What best-effort work takes until its next border: as the segments before it did, or as expected.
-BLINK_FN uint64_t quantum_ns(const State& s, const Demand& d) {
+BLINK_FN uint64_t quantum_ns(const State& s, const RunnableWork& d) {
   if (is_segmented(s)) return s.segment > 0 ? s.segmented_ns / s.segment : s.segmented_cost_ns / s.num_segments;
   const uint32_t graph = graph_for(s.geometry, d.best_effort_rows, GraphKind::kDecoding);
   return predict_ns(s, graph, d.kv - d.urgent_kv) / most(1u, s.costs[graph].num_segments);
 }
 
 // Whether best-effort work may run before the next token of urgent sequences is due.
-BLINK_FN bool has_time_left(const State& s, const Demand& d, uint64_t now) {
+BLINK_FN bool has_time_left(const State& s, const RunnableWork& d, uint64_t now) {
   const uint64_t target = s.geometry.urgent_tpot_target_ns;
   const uint64_t due = s.urgent_ns + target - target / 16;  // the table is not exact
   return now + quantum_ns(s, d) + predict_decode_ns(s, d.urgent_rows, d.urgent_kv) <= due;
 }
 
 // Whether all that decode may share a step, as far as the urgent ones' target goes.
-BLINK_FN bool fits_target(const State& s, const Demand& d) {
+BLINK_FN bool fits_target(const State& s, const RunnableWork& d) {
   return predict_decode_ns(s, d.urgent_rows + d.best_effort_rows, d.kv) <= s.geometry.urgent_tpot_target_ns;
 }
 
-// Whether prompts may overtake the suspended step: half of it must be left, and the less is, the more must have been
-// saved up.
-BLINK_FN bool can_overtake(const State& s) {
+// Whether prefill may preempt the paused decode step: half of it must be left, and the less is left, the more credit
+// it takes.
+BLINK_FN bool can_preempt_decode(const State& s) {
   const uint32_t left = s.num_segments - s.segment;
-  const uint64_t price = overtake_price(s.segmented_cost_ns, s.segmented.header->num_rows);
-  return 2 * left >= s.num_segments && price * s.num_segments <= s.overtake_ns * left;
+  const uint64_t cost = preemption_cost(s.segmented_cost_ns, s.segmented.header->num_rows);
+  return 2 * left >= s.num_segments && cost * s.num_segments <= s.preemption_credit_ns * left;
 }
 
-// What to launch next: a step of these sequences, or what is left of the one that is suspended.
+// What to launch next: a step of these sequences, or what is left of the one that is paused.
 struct Choice {
-  Turn turn;
+  StepClass step_class;
   bool resumes;
 };
 
 // Every lane gets the same answer.
 template <class Env>
-BLINK_FN Choice choose_turn(Env& env, State& s, uint64_t now) {
+BLINK_FN Choice choose_class(Env& env, State& s, uint64_t now) {
   const bool open = is_segmented(s);
-  const Choice best_effort{Turn::kBestEffort, open}, all{Turn::kAll, open}, urgent{Turn::kUrgent, false};
+  const Choice best_effort{StepClass::kBestEffort, open}, all{StepClass::kAll, open}, urgent{StepClass::kUrgent, false};
   if (!has_costs(s) || (s.num_best_effort == 0 && !open)) return all;
-  if (env.lane() == 0) settle_account(s);
-  const Demand d = measure_demand(env, s, now);  // synchronises
+  if (env.lane() == 0) close_account(s);
+  const RunnableWork d = count_runnable(env, s, now);  // synchronises
   if (d.urgent_prompts + d.urgent_rows == 0) return all;
   if (!open && d.best_effort_prompts + d.best_effort_rows == 0) return all;
-  if (is_overtaken(s)) return d.urgent_prompts > 0 && can_overtake(s) ? urgent : all;
-  if (s.owed_ns > int64_t(s.geometry.segment_ns)) return best_effort;
+  if (is_decode_preempted(s)) return d.urgent_prompts > 0 && can_preempt_decode(s) ? urgent : all;
+  if (s.best_effort_credit_ns > int64_t(s.geometry.segment_ns)) return best_effort;
   if (d.urgent_prompts > 0) return urgent;
   if (s.geometry.urgent_tpot_target_ns == 0) return all;
   if (!open && fits_target(s, d)) return all;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lookout for completions in this host's memory: it looks at the next entry alone and copies nothing.
+// Polls for completions in this host's memory: it reads only the next entry and copies nothing.
 #pragma once
 
-#include "cpu/lookout.h"
+#include "cpu/completion_poller.h"
 #include "region/layout.h"
 
 namespace blink {
 
-class Waiter final : public Lookout {
+class SharedMemoryPoller final : public CompletionPoller {
  public:
-  Waiter(const Cqe* queue, uint32_t entries, uint32_t head, int event_fd, uint32_t interval_us)
-      : Lookout(event_fd, interval_us), queue_(queue), entries_(entries), head_(head) {
+  SharedMemoryPoller(const Cqe* queue, uint32_t entries, uint32_t head, int event_fd, uint32_t interval_us)
+      : CompletionPoller(event_fd, interval_us), queue_(queue), entries_(entries), head_(head) {
     start();
   }
-  ~Waiter() override { stop(); }
+  ~SharedMemoryPoller() override { stop(); }
 
   // Look at the entry at `head` from now on; `active` says that completions are expected at all.
   void expect(uint32_t head, bool active) {

@@ -1,47 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-// Logprobs of a prompt's own tokens: what the model gives each, computed in the steps that compute the prompt anyway.
-// Such a step runs a graph that keeps every token's logits, chunk after chunk, instead of each row's last.
+// Prompt logprobs: those of a prompt's own tokens, computed in the steps that compute the prompt anyway. Such a step
+// runs a graph that keeps the logits of every token, chunk after chunk, instead of each row's last.
 #pragma once
 
 #include "scheduler/queue_pair.h"
-#include "scheduler/tracks.h"
+#include "scheduler/step_kind.h"
 
 namespace blink {
 
 // Whether logprobs of prompt tokens are still to be delivered. Their KV must be computed, also where it is cached.
-BLINK_FN bool wants_scores(const Sequence& q) {
-  return q.sqe.sampling.prompt_scores > 0 && q.num_scored + 1 < q.sqe.num_prompt_tokens;
+BLINK_FN bool wants_prompt_logprobs(const Sequence& q) {
+  return q.sqe.sampling.num_prompt_logprobs > 0 && q.num_delivered_logprobs + 1 < q.sqe.num_prompt_tokens;
 }
 
 // How many tokens of a prompt a step may compute at most, so that there is room for their logprobs.
-BLINK_FN uint32_t scorable_tokens(const State& s, const Sequence& q) {
-  if (!wants_scores(q)) return kNone;
-  return cq_room(s, s.qps[q.queue_pair]) / q.sqe.sampling.prompt_scores;
+BLINK_FN uint32_t max_logprob_tokens(const State& s, const Sequence& q) {
+  if (!wants_prompt_logprobs(q)) return kNone;
+  return cq_room(s, s.qps[q.queue_pair]) / q.sqe.sampling.num_prompt_logprobs;
 }
 
 // Positions first .. end whose logits give logprobs that were not delivered, of those that the step computes. The
-// token at position p + 1 is scored by the logits of p.
-struct ScoreSpan {
+// logits of position p give the logprob of the token at p + 1.
+struct LogprobSpan {
   uint32_t first, end;
 };
-BLINK_FN ScoreSpan score_span(const Sequence& q) {
-  if (!wants_scores(q)) return {0, 0};
-  const uint32_t first = q.num_scored > q.num_computed ? q.num_scored : q.num_computed;
+BLINK_FN LogprobSpan logprob_span(const Sequence& q) {
+  if (!wants_prompt_logprobs(q)) return {0, 0};
+  const uint32_t first = q.num_delivered_logprobs > q.num_computed ? q.num_delivered_logprobs : q.num_computed;
   const uint32_t computed = q.num_computed + q.row.num_tokens, last = q.sqe.num_prompt_tokens - 1;
   return {first, computed < last ? computed : last};
 }
 
-// Whether the step that is being composed scores some of the sequence's prompt.
-BLINK_FN bool is_scored(const Sequence& q) {
-  const ScoreSpan span = score_span(q);
+// Whether the step that is being composed gives logprobs of the sequence's prompt.
+BLINK_FN bool has_prompt_logprobs(const Sequence& q) {
+  const LogprobSpan span = logprob_span(q);
   return span.first < span.end;
 }
 
-// Post what one row scored; `from` is the place in the batch of its first position. Runs on: all lanes.
+// Post the prompt logprobs of one row; `from` is the place in the batch of its first position. Runs on: all lanes.
 template <class Env>
-BLINK_FN void deliver_row(Env& env, State& s, const StepBuffers& a, Sequence& q, ScoreSpan span, uint32_t from,
+BLINK_FN void deliver_row(Env& env, State& s, const StepBuffers& a, Sequence& q, LogprobSpan span, uint32_t from,
                           uint64_t now) {
-  const uint32_t each = q.sqe.sampling.prompt_scores, start = s.qps[q.queue_pair].cq_tail;
+  const uint32_t each = q.sqe.sampling.num_prompt_logprobs, start = s.qps[q.queue_pair].cq_tail;
   const int32_t* prompt = s.tokens + uint64_t(q.slot) * s.geometry.max_model_len;
   env.sync();
   for (uint32_t i = env.lane(); i < (span.end - span.first) * each; i += env.lanes()) {
@@ -56,7 +56,7 @@ BLINK_FN void deliver_row(Env& env, State& s, const StepBuffers& a, Sequence& q,
   env.sync();
   if (env.lane() == 0) {
     s.qps[q.queue_pair].cq_tail += (span.end - span.first) * each;
-    q.num_scored = span.end;
+    q.num_delivered_logprobs = span.end;
   }
   env.sync();
 }
@@ -64,12 +64,12 @@ BLINK_FN void deliver_row(Env& env, State& s, const StepBuffers& a, Sequence& q,
 // Post the logprobs that a step of a scoring graph gave, in the order of positions. Before retire() counts its tokens
 // as computed.
 template <class Env>
-BLINK_RARE_FN void deliver_scores(Env& env, State& s, const StepBuffers& a, uint64_t now) {
+BLINK_RARE_FN void deliver_prompt_logprobs(Env& env, State& s, const StepBuffers& a, uint64_t now) {
   const uint32_t num_rows = a.header->num_rows;
   for (uint32_t i = 0; i < num_rows; i++) {
     const Row row = a.rows[i];
     Sequence& q = s.sequences[row.sequence];
-    const ScoreSpan span = score_span(q);
+    const LogprobSpan span = logprob_span(q);
     if (span.first >= span.end || q.cancelled || s.qps[q.queue_pair].closing) continue;
     deliver_row(env, s, a, q, span, row.first_token + span.first - q.num_computed, now);
   }

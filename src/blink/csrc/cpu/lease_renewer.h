@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps a frontend's lease while its interpreter is busy: a thread changes the lease's word without the interpreter's
-// lock. It does so for a limited time after the frontend's last word, so that one that hangs for good is found.
+// Renews a frontend's lease while its interpreter is busy: a thread changes the lease's word without the interpreter's
+// lock. It stops some time after the frontend's last renew(), so that a frontend that hangs loses its lease.
 #pragma once
 
 #include <chrono>
@@ -11,19 +11,19 @@
 
 namespace blink {
 
-// Stores a word of the region. Called from the keeper's thread.
+// Stores a word of the region. Called from the renewer's thread.
 using StoreWord = void (*)(void* context, uint64_t offset, uint32_t value);
 
-class Keeper {
+class LeaseRenewer {
  public:
   // Goes on from `value`, the word at `offset`.
-  Keeper(StoreWord store, void* context, uint64_t offset, uint32_t value, uint32_t grace_ms)
+  LeaseRenewer(StoreWord store, void* context, uint64_t offset, uint32_t value, uint32_t grace_ms)
       : store_(store), context_(context), offset_(offset), grace_(grace_ms), value_(value) {
     thread_ = std::thread([this] { run(); });
   }
-  Keeper(const Keeper&) = delete;
-  Keeper& operator=(const Keeper&) = delete;
-  ~Keeper() {
+  LeaseRenewer(const LeaseRenewer&) = delete;
+  LeaseRenewer& operator=(const LeaseRenewer&) = delete;
+  ~LeaseRenewer() {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a suspended step's rows that are constrained, scored beside, or kept in the prefix cache."""
+"""What becomes of a paused step's rows that are constrained, scored beside, or kept in the prefix cache."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from automata import sound_automata
 from blink.grammar.automaton import Automaton
 from blink.link.queue_pair import QueuePair, Submission
-from blink.region.layout import CONSTANTS, FinishReason, Turn
+from blink.region.layout import CONSTANTS, FinishReason, StepClass
 from blink.sampling_params import SamplingParams
 from harness import Inbox, expected_tokens, run_until_finished, submission, submit
-from test_prompt_scores import check_scores
-from test_scheduler_turns import SEGMENTS, VOCAB, assert_answers, costed, launch, prompt_of, rows_of, start_long_step
+from test_prompt_logprob_steps import check_prompt_logprobs
+from test_scheduler_classes import SEGMENTS, VOCAB, assert_answers, costed, launch, prompt_of, rows_of, start_long_step
 
 SOUND = [Automaton(data) for data in sound_automata()]
 
@@ -24,19 +24,19 @@ def constrained(pair: QueuePair, index: int, prompt: list[int], **params: Any) -
     return pair.submit(entry, SamplingParams(**params))
 
 
-def test_a_text_that_is_complete_ends_with_its_suspended_step() -> None:
+def test_a_text_that_is_complete_ends_with_its_paused_step() -> None:
     with costed(vocab_bytes=8) as h:
         pair, inbox = h.frontend(), Inbox()
         slow = [constrained(pair, 0, prompt_of(12, i), max_tokens=9, best_effort=True) for i in range(2)]
         for segment in range(2):
             assert launch(h, pair, inbox)["segment"] == segment
         urgent = constrained(pair, 1, prompt_of(9, 40), max_tokens=3)
-        assert launch(h, pair, inbox)["turn"] == Turn.URGENT
+        assert launch(h, pair, inbox)["step_class"] == StepClass.URGENT
         assert int(h.scheduler["num_automata_used"]) == 2
         for segment in range(2, SEGMENTS):
             assert launch(h, pair, inbox)["segment"] == segment
         row = [index for index, _ in h.batch_rows()].index(slow[0] & 0xFF)
-        h.step_array("sampled_tokens", "i4")[row] = CONSTANTS["text_end"]
+        h.step_array("sampled_tokens", "i4")[row] = CONSTANTS["grammar_done"]
         launch(h, pair, inbox)
         inbox.drain(pair)
         assert inbox.finish(slow[0]) == FinishReason.STOP and inbox.tokens(slow[0]) == []
@@ -44,7 +44,7 @@ def test_a_text_that_is_complete_ends_with_its_suspended_step() -> None:
         assert int(h.scheduler["num_automata_used"]) == 0
 
 
-def test_a_cancelled_suspended_row_keeps_its_automaton_to_the_end() -> None:
+def test_a_cancelled_paused_row_keeps_its_automaton_to_the_end() -> None:
     with costed(vocab_bytes=8, num_automata=1) as h:
         pair, inbox = h.frontend(), Inbox()
         slow = constrained(pair, 0, prompt_of(12), max_tokens=9, best_effort=True)
@@ -68,13 +68,13 @@ def test_an_urgent_request_without_room_for_its_automaton_keeps_nobody_from_runn
         waiting = constrained(pair, 1, prompt_of(3, 50), max_tokens=2)
         launch(h, pair, inbox)
         while inbox.finish(slow) is None:
-            assert launch(h, pair, inbox)["turn"] == Turn.ALL
+            assert launch(h, pair, inbox)["step_class"] == StepClass.ALL
             assert inbox.cached(waiting) is None or inbox.finish(slow)
         answers = {slow: (prompt_of(3), 8), urgent: (prompt_of(5, 20), 30), waiting: (prompt_of(3, 50), 2)}
         assert_answers(h, pair, inbox, answers)
 
 
-def test_a_prompt_is_scored_by_a_whole_step_between_two_segments() -> None:
+def test_prompt_logprobs_come_of_a_whole_step_between_two_segments() -> None:
     with costed() as h:
         scoring = int(h.geometry["first_scoring_graph"])
         pair, inbox, slow = start_long_step(h)
@@ -83,15 +83,15 @@ def test_a_prompt_is_scored_by_a_whole_step_between_two_segments() -> None:
         for _ in range(2):
             entry = launch(h, pair, inbox)
             assert entry["graph"] >= scoring
-            assert (entry["num_segments"], entry["turn"]) == (0, Turn.URGENT)
+            assert (entry["num_segments"], entry["step_class"]) == (0, StepClass.URGENT)
         for segment in range(2, SEGMENTS):
             assert launch(h, pair, inbox)["segment"] == segment
         answers = {sequence: (prompt_of(12, i), 12) for i, sequence in enumerate(slow)}
         assert_answers(h, pair, inbox, answers | {urgent: (prompt, 3)})
-        check_scores(inbox, urgent, prompt, 2)
+        check_prompt_logprobs(inbox, urgent, prompt, 2)
 
 
-def test_a_best_effort_prompt_is_scored_by_steps_that_are_not_cut() -> None:
+def test_best_effort_prompt_logprobs_come_of_steps_that_are_not_cut() -> None:
     with costed() as h:
         pair, inbox, prompt = h.frontend(), Inbox(), prompt_of(40)
         sequence = submit(h, pair, prompt, max_tokens=3, prompt_logprobs=1, best_effort=True)
@@ -99,7 +99,7 @@ def test_a_best_effort_prompt_is_scored_by_steps_that_are_not_cut() -> None:
         assert [int(entry["num_segments"]) for entry in found] == [0, 0, SEGMENTS]
         assert [int(entry["num_best_effort_rows"]) for entry in found] == [1, 1, 1]
         assert_answers(h, pair, inbox, {sequence: (prompt, 3)})
-        check_scores(inbox, sequence, prompt, 1)
+        check_prompt_logprobs(inbox, sequence, prompt, 1)
 
 
 def test_an_answer_of_steps_in_segments_is_found_by_the_next_turn() -> None:
@@ -119,7 +119,7 @@ def test_an_answer_of_steps_in_segments_is_found_by_the_next_turn() -> None:
         assert inbox.cached(again) == 24, "all blocks but the one that holds the last token"
 
 
-def test_the_cache_is_emptied_beside_a_suspended_step() -> None:
+def test_the_cache_is_emptied_beside_a_paused_step() -> None:
     with costed() as h:
         pair, inbox, slow = start_long_step(h)
         early = submit(h, pair, prompt_of(16, 40), max_tokens=1)

@@ -4,7 +4,7 @@
 
 #include <cuda_device_runtime_api.h>
 
-#include "gpu/near.cuh"
+#include "device/shared_state.cuh"
 
 namespace blink {
 
@@ -24,8 +24,8 @@ struct DeviceEnv {
 
   template <class T>
   __device__ static T share(T value) {
-    static_assert(alignof(T) <= kBoxAlignment && sizeof(T) <= sizeof(near.boxes));
-    auto* box = reinterpret_cast<T*>(near.boxes);
+    static_assert(alignof(T) <= kBoxAlignment && sizeof(T) <= sizeof(shared.boxes));
+    auto* box = reinterpret_cast<T*>(shared.boxes);
     if (threadIdx.x == 0) *box = value;
     __syncthreads();
     value = *box;
@@ -37,7 +37,7 @@ struct DeviceEnv {
   template <class T, class Combine>
   __device__ __noinline__ static T reduce(T value, Combine combine) {
     for (uint32_t step = 16; step > 0; step /= 2) value = combine(value, shuffle_xor(value, step));
-    auto* box = reinterpret_cast<T*>(near.boxes);
+    auto* box = reinterpret_cast<T*>(shared.boxes);
     if (threadIdx.x % kWarpLanes == 0) box[threadIdx.x / kWarpLanes] = value;
     __syncthreads();
     value = box[0];
@@ -68,7 +68,7 @@ struct DeviceEnv {
 
   // No kernel of a step reports failure: one that breaks takes the context with it.
   __device__ static Outcome outcome(const StepOutput& output, uint64_t step) {
-    const bool is_over = near.seen_step == step || load_acquire(output.done_step) == step;
+    const bool is_over = shared.seen_step == step || load_acquire(output.done_step) == step;
     return is_over ? Outcome::kDone : Outcome::kRuns;
   }
 
@@ -76,9 +76,9 @@ struct DeviceEnv {
   __device__ static bool launch(uint32_t graph, uint32_t segment) {
     // The batch, written by all lanes before the last sync, must be there when the graph starts.
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
-    const StepGraphs& graphs = near.graphs[graph];
-    const uint32_t parity = near.program.parity;
-    if (segment == kNone) near.program.parity = parity ^ 1;
+    const StepGraphs& graphs = shared.graphs[graph];
+    const uint32_t parity = shared.program.parity;
+    if (segment == kNone) shared.program.parity = parity ^ 1;
     CUgraphExec_st* executable = segment == kNone ? graphs.whole[parity] : graphs.segments[segment];
     return cudaGraphLaunch(executable, cudaStreamGraphFireAndForget) == cudaSuccess;
   }
@@ -91,7 +91,7 @@ struct DeviceEnv {
       const uint32_t left = __shfl_up_sync(0xffffffffu, inclusive, step);
       if (threadIdx.x % kWarpLanes >= step) inclusive += left;
     }
-    auto* box = reinterpret_cast<uint32_t*>(near.boxes);
+    auto* box = reinterpret_cast<uint32_t*>(shared.boxes);
     if (threadIdx.x % kWarpLanes == kWarpLanes - 1) box[threadIdx.x / kWarpLanes] = inclusive;
     __syncthreads();
     uint32_t before = 0, total = 0;

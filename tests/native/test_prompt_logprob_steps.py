@@ -15,12 +15,12 @@ def make_prompt(length: int, salt: int = 0) -> list[int]:
     return [(i * i + 5 * i + salt) % VOCAB for i in range(length)]
 
 
-def check_scores(inbox: Inbox, sequence: int, prompt: list[int], num_top: int) -> None:
+def check_prompt_logprobs(inbox: Inbox, sequence: int, prompt: list[int], num_top: int) -> None:
     """The completions before the first token are those of positions 1, 2, ..., each behind its rivals."""
     found = [c for c in inbox.completions[sequence] if c["kind"] != CqeKind.ADMITTED]
-    scores = found[: (len(prompt) - 1) * (num_top + 1)]
+    logprobs = found[: (len(prompt) - 1) * (num_top + 1)]
     assert len(inbox.of_kind(sequence, CqeKind.PROMPT_LOGPROB)) == len(prompt) - 1
-    for i, entry in enumerate(scores):
+    for i, entry in enumerate(logprobs):
         position, rank = 1 + i // (num_top + 1), i % (num_top + 1)
         before = prompt[position - 1]
         if rank < num_top:
@@ -40,12 +40,12 @@ def test_each_prompt_token_is_scored_once_and_in_order(length: int, num_top: int
         h.step()
         sequence = submit(h, pair, prompt, max_tokens=1, prompt_logprobs=num_top)
         run_until_finished(h, inbox, [pair], [sequence, other])
-        check_scores(inbox, sequence, prompt, num_top)
+        check_prompt_logprobs(inbox, sequence, prompt, num_top)
         assert inbox.tokens(sequence) == expected_tokens(prompt, 1, VOCAB)
         assert inbox.tokens(other) == expected_tokens(make_prompt(9), 12, VOCAB)
 
 
-def test_a_cached_prompt_is_computed_again_for_its_scores_only() -> None:
+def test_a_cached_prompt_is_computed_again_for_its_logprobs_only() -> None:
     with running(small_config()) as h:
         pair, inbox, prompt = h.frontend(), Inbox(), make_prompt(40)
         for scored in (False, True, False):
@@ -62,7 +62,7 @@ def step_unread(h: Harness, steps: int) -> int:
     return h.num_launches - before
 
 
-def test_scores_wait_for_a_frontend_that_does_not_read() -> None:
+def test_prompt_logprobs_wait_for_a_frontend_that_does_not_read() -> None:
     with running(small_config(), cq_entries=128) as h:
         pair, inbox = h.frontend(), Inbox()
         prompts = [make_prompt(60, salt) for salt in range(4)]
@@ -70,7 +70,7 @@ def test_scores_wait_for_a_frontend_that_does_not_read() -> None:
         assert step_unread(h, 40) < 20, "it went on without room"
         run_until_finished(h, inbox, [pair], sequences)
         for sequence, prompt in zip(sequences, prompts, strict=True):
-            check_scores(inbox, sequence, prompt, 7)
+            check_prompt_logprobs(inbox, sequence, prompt, 7)
             assert inbox.tokens(sequence) == expected_tokens(prompt, 2, VOCAB)
 
 
@@ -82,7 +82,7 @@ def test_what_is_recomputed_is_not_scored_again() -> None:
         run_until_finished(h, inbox, [pair], sequences)
         assert h.statistic("num_preemptions") > 0
         for sequence, prompt in zip(sequences, prompts, strict=True):
-            check_scores(inbox, sequence, prompt, 2)
+            check_prompt_logprobs(inbox, sequence, prompt, 2)
             assert inbox.tokens(sequence) == expected_tokens(prompt, 40, VOCAB)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Urgent work passes best-effort work, also in the middle of a step that is launched in segments; and whose turn it is.
+"""Urgent work passes best-effort work, also between the segments of a step; and which class runs next.
 
 The table of costs is the test's, and the clock: a launch takes what the table says, unless a test says otherwise.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blink.region.layout import FinishReason, StepResult, Turn
+from blink.region.layout import FinishReason, StepClass, StepResult
 from blink.region.native import lib
 from harness import (
     MILLISECOND,
@@ -93,7 +93,7 @@ def start_long_step(h: Harness, count: int = 2, **params: Any) -> tuple[QueuePai
     slow = [submit(h, pair, prompt_of(12, i), **params) for i in range(count)]
     for segment in range(2):
         entry = launch(h, pair, inbox)
-        assert (entry["segment"], entry["num_segments"], entry["turn"]) == (segment, SEGMENTS, Turn.ALL)
+        assert (entry["segment"], entry["num_segments"], entry["step_class"]) == (segment, SEGMENTS, StepClass.ALL)
         assert entry["num_best_effort_rows"] == count
     return pair, inbox, slow
 
@@ -111,7 +111,7 @@ def test_an_urgent_request_runs_at_the_next_border_and_the_step_goes_on_where_it
         pair, inbox, slow = start_long_step(h)
         urgent = submit(h, pair, prompt_of(9, 40), max_tokens=3)
         entry = launch(h, pair, inbox)
-        assert (entry["num_segments"], entry["turn"], entry["num_best_effort_rows"]) == (0, Turn.URGENT, 0)
+        assert (entry["num_segments"], entry["step_class"], entry["num_best_effort_rows"]) == (0, StepClass.URGENT, 0)
         assert rows_of(h) == {urgent & 0xFF}
         entry = launch(h, pair, inbox)
         assert (entry["segment"], entry["num_segments"]) == (2, SEGMENTS)
@@ -130,7 +130,7 @@ def test_steps_without_best_effort_rows_are_launched_whole() -> None:
         sequences = [submit(h, pair, prompt_of(12, i), max_tokens=9) for i in range(3)]
         run_until_finished(h, inbox, [pair], sequences)
         assert not h.region.trace()["num_segments"].any()
-        assert int(h.scheduler["num_repeats"]) > 4
+        assert int(h.scheduler["num_fast_steps"]) > 4
 
 
 def test_a_step_that_is_too_short_to_be_cut_is_launched_whole() -> None:
@@ -140,7 +140,7 @@ def test_a_step_that_is_too_short_to_be_cut_is_launched_whole() -> None:
         assert not h.region.trace()["num_segments"].any()
 
 
-def test_an_urgent_request_finds_a_place_though_suspended_sequences_have_all() -> None:
+def test_an_urgent_request_finds_a_place_though_paused_sequences_have_all() -> None:
     with costed(max_num_seqs=2) as h:
         pair, inbox, slow = start_long_step(h)
         urgent = submit(h, pair, prompt_of(9, 40), max_tokens=3)
@@ -150,7 +150,7 @@ def test_an_urgent_request_finds_a_place_though_suspended_sequences_have_all() -
         assert_answers(h, pair, inbox, answers | {urgent: (prompt_of(9, 40), 3)})
 
 
-def test_a_parked_sequence_that_ends_in_its_suspended_step_is_freed() -> None:
+def test_a_parked_sequence_that_ends_in_its_paused_step_is_freed() -> None:
     with costed(max_num_seqs=1) as h:
         pair, inbox, slow = start_long_step(h, 1, max_tokens=1)
         urgent = submit(h, pair, prompt_of(9, 40), max_tokens=8)
@@ -164,7 +164,7 @@ def test_a_parked_sequence_that_ends_in_its_suspended_step_is_freed() -> None:
         assert_answers(h, pair, inbox, {slow[0]: (prompt_of(12), 1), urgent: (prompt_of(9, 40), 8)})
 
 
-def test_a_cancel_in_a_suspended_step_is_answered_at_its_end() -> None:
+def test_a_cancel_in_a_paused_step_is_answered_at_its_end() -> None:
     with costed() as h:
         pair, inbox, slow = start_long_step(h)
         urgent = submit(h, pair, prompt_of(9, 40), max_tokens=3)
@@ -178,14 +178,14 @@ def test_a_cancel_in_a_suspended_step_is_answered_at_its_end() -> None:
         assert_answers(h, pair, inbox, {slow[1]: (prompt_of(12, 1), 12), urgent: (prompt_of(9, 40), 3)})
 
 
-def test_a_lease_that_expires_in_a_suspended_step_leaves_nothing_behind() -> None:
+def test_a_lease_that_expires_in_a_paused_step_leaves_nothing_behind() -> None:
     with costed() as h:
         _, _, slow = start_long_step(h)
         other, inbox = h.frontend(1), Inbox()
         for _ in range(4):
             other.renew_lease()
             h.step(2501, finish=False)  # of a pause, half a lease counts
-        assert h.sequences["suspended"].any() or h.scheduler["num_live"] == 0
+        assert h.sequences["paused_tokens"].any() or h.scheduler["num_live"] == 0
         for _ in range(SEGMENTS + 2):
             inbox.drain(other)
             h.step()
@@ -195,7 +195,7 @@ def test_a_lease_that_expires_in_a_suspended_step_leaves_nothing_behind() -> Non
         assert_answers(h, other, inbox, {late: (prompt_of(12), 4)})
 
 
-def test_a_suspended_step_keeps_its_blocks_and_the_urgent_request_waits_for_its_end() -> None:
+def test_a_paused_step_keeps_its_blocks_and_the_urgent_request_waits_for_its_end() -> None:
     with costed(num_blocks=8, max_num_batched_tokens=64) as h:
         pair, inbox = h.frontend(), Inbox()
         slow = submit(h, pair, prompt_of(44), max_tokens=12, best_effort=True, cached=False)
@@ -209,7 +209,7 @@ def test_a_suspended_step_keeps_its_blocks_and_the_urgent_request_waits_for_its_
         assert h.statistic("num_preemptions") >= 1
 
 
-def test_a_prompt_that_a_suspended_step_still_computes_is_not_found_in_the_cache() -> None:
+def test_a_prompt_that_a_paused_step_still_computes_is_not_found_in_the_cache() -> None:
     with costed() as h:
         pair, inbox, slow = start_long_step(h, 1)
         same = submit(h, pair, prompt_of(12), max_tokens=3)
@@ -222,8 +222,8 @@ def test_a_prompt_that_a_suspended_step_still_computes_is_not_found_in_the_cache
         assert inbox.cached(again) == 8
 
 
-def test_completions_of_a_suspended_step_keep_their_room() -> None:
-    """The queue holds little: what passes may not use the entries that the suspended rows will need."""
+def test_completions_of_a_paused_step_keep_their_room() -> None:
+    """The queue holds little: what passes may not use the entries that the paused rows will need."""
     with costed(max_num_seqs=2, cq_entries=8) as h:
         pair, inbox, slow = start_long_step(h, 2, max_tokens=2)
         urgent = [submit(h, pair, prompt_of(5, 40 + i), max_tokens=4) for i in range(2)]
@@ -235,7 +235,7 @@ def test_completions_of_a_suspended_step_keep_their_room() -> None:
         assert_answers(h, pair, inbox, answers)
 
 
-def test_a_stop_in_a_suspended_step_ends_the_scheduler() -> None:
+def test_a_stop_in_a_paused_step_ends_the_scheduler() -> None:
     with costed() as h:
         start_long_step(h)
         h.region.store_control("stop", 1)
@@ -285,7 +285,7 @@ def test_segments_that_are_shorter_than_expected_run_more_often() -> None:
         while int(h.scheduler["num_segments"]) or not inbox.tokens(urgent):
             launch(h, pair, inbox, 0.5)
         assert launch(h, pair, inbox, 0.5)["num_best_effort_rows"] == 0
-        h.scheduler["owed_ns"] = MILLISECOND + 1
+        h.scheduler["best_effort_credit_ns"] = MILLISECOND + 1
         launched = [launch(h, pair, inbox, 0.5)["num_best_effort_rows"] > 0 for _ in range(16)]
         assert sum(launched) >= 8
 
@@ -297,7 +297,7 @@ def test_with_a_target_that_all_can_keep_they_share_their_steps() -> None:
         submit(h, pair, prompt_of(3, 40), max_tokens=40)
         for _ in range(12):
             launch(h, pair, inbox)
-        assert rows_of(h) == {0, 1} and newest(h)["turn"] == Turn.ALL
+        assert rows_of(h) == {0, 1} and newest(h)["step_class"] == StepClass.ALL
 
 
 def test_decisions_can_be_replayed_from_the_trace() -> None:
@@ -321,7 +321,7 @@ def test_decisions_can_be_replayed_from_the_trace() -> None:
                 h.step(chance.random(), finish=times is not None or chance.random() < 0.4)
             trace = np.sort(h.region.trace(), order="step")
             trace = trace[trace["step"] > 0]
-            assert (trace["num_segments"] > 0).any() and len(set(trace["turn"].tolist())) > 1
+            assert (trace["num_segments"] > 0).any() and len(set(trace["step_class"].tolist())) > 1
             ended = int(trace["ended_ns"][-1])  # when a pass saw the last launch's end, which launched nothing
             passes = [*trace[["retired_ns", "launched_ns"]].tolist(), (ended, ended)]
             return h.decision_log().tobytes(), h.costs.tobytes(), passes

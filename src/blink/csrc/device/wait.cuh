@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the scheduler's block waits: for the end of a step, or for work.
+// The scheduler's block waits here: for the end of a step, or for work.
 #pragma once
 
-#include "gpu/device_env.cuh"
+#include "device/device_env.cuh"
 
 namespace blink {
 
@@ -31,12 +31,12 @@ __device__ void keep_sequences(const State& s, uint32_t first) {
   }
 }
 
-// Wait for the end of the launch in flight, for a frontend's news, or until a pass is due. One thread watches the end;
-// another warp looks at the frontends' words now and then, each look a round trip to the host that the thread must not
+// Wait for the end of the launch in flight, for a frontend's news, or until a pass is due. One thread polls the end;
+// another warp polls the frontends' words now and then, each time a round trip to the host that the thread must not
 // make. Where the next step will have to be composed the others keep what that takes out of the model's way; else they
 // wait at the barrier, which costs no issue slots.
-__device__ void watch_step(const State& s) {
-  volatile uint32_t &is_over = near.is_over, &wants_pass = near.wants_pass;
+__device__ void wait_for_step(const State& s) {
+  volatile uint32_t &is_over = shared.is_over, &wants_pass = shared.wants_pass;
   if (threadIdx.x == 0) {
     is_over = 0;
     wants_pass = 0;
@@ -46,7 +46,7 @@ __device__ void watch_step(const State& s) {
     const uint64_t& done = output_in_flight(s).done_step;
     bool is_seen = false;
     while (!is_seen && !wants_pass) is_seen = load_acquire(done) == s.step;
-    if (is_seen) near.seen_step = s.step;
+    if (is_seen) shared.seen_step = s.step;
     is_over = 1;
   } else if (threadIdx.x / kWarpLanes == 1) {
     const uint64_t begin = DeviceEnv::now();
@@ -62,7 +62,7 @@ __device__ void watch_step(const State& s) {
       looked = now;
     }
     if (threadIdx.x == kWarpLanes) wants_pass = 1;
-  } else if (!s.may_repeat || s.num_waiting > 0) {
+  } else if (!s.fast_path_ready || s.num_waiting > 0) {
     for (uint64_t kept = 0; !is_over;) {
       if (DeviceEnv::now() - kept >= kKeepNs) {
         keep_sequences(s, 2 * kWarpLanes);
@@ -74,14 +74,14 @@ __device__ void watch_step(const State& s) {
   __syncthreads();
 }
 
-// Wait until a frontend has news or a pass is due. One warp looks; the others wait at the barrier, which costs no issue
+// Wait until a frontend has news or a pass is due. One warp polls; the others wait at the barrier, which costs no issue
 // slots.
 __device__ inline void doze(const State& s) {
   if (threadIdx.x < kWarpLanes) {
     const uint64_t due = DeviceEnv::now() + kIdlePassNs;
     bool wakes = false;
     while (__any_sync(0xffffffffu, wakes) == 0) {
-      __nanosleep(near.program.idle_sleep_ns);
+      __nanosleep(shared.program.idle_sleep_ns);
       wakes = DeviceEnv::now() >= due;
       for (uint32_t qp = threadIdx.x; qp < s.geometry.num_queue_pairs; qp += kWarpLanes) wakes |= has_news(s, qp);
     }
