@@ -60,7 +60,7 @@ def _measure(logits: Tensor, batch: Batch, group: str) -> float:
     def call() -> None:
         sampling.sample(logits, batch, logits.shape[0], **options)
 
-    return 1000 * triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median")
+    return 1000 * float(triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median"))  # pyright: ignore[reportArgumentType]
 
 
 def _make_batch(num_rows: int, values: dict[Param, float]) -> Batch:
@@ -73,7 +73,12 @@ def _make_batch(num_rows: int, values: dict[Param, float]) -> Batch:
     automaton = compile_structured(StructuredOutputsParams(regex="x*")).data
     batch.automata[0, : len(automaton)] = torch.frombuffer(bytearray(automaton), dtype=torch.uint8).cuda()
     batch.automaton_places.fill_(-1)
-    neutral = {Param.TOP_P: 1.0, Param.REPETITION_PENALTY: 1.0, Param.NUM_LOGPROBS: -1, Param.NUM_PROMPT_TOKENS: _PROMPT}
+    neutral = {
+        Param.TOP_P: 1.0,
+        Param.REPETITION_PENALTY: 1.0,
+        Param.NUM_LOGPROBS: -1,
+        Param.NUM_PROMPT_TOKENS: _PROMPT,
+    }
     for param, value in {**neutral, **values}.items():
         (batch.params_f32 if param <= Param.FREQUENCY_PENALTY else batch.params)[:, param] = value
     batch.header[Header.NUM_ROWS] = num_rows

@@ -11,10 +11,11 @@ template <class Group, class T, bool kIsAligned, class Kernel>
 static void run_rows(const SampleArgs& args, uint32_t num_rows, Kernel kernel) {
   const size_t part = (args.vocab_size / 4 + Group::kBlocks) / Group::kBlocks * sizeof(Raw<T>);
   for (uint32_t row = 0; row < num_rows; row++)
-    run_cluster(Group::kBlocks, kThreads, kHeadBytes + sizeof(ChangeWord) * args.change_words + Group::kIsStaged * part, [&] {
-      blockIdx.y = row;
-      kernel();
-    });
+    run_cluster(Group::kBlocks, kThreads, kHeadBytes + sizeof(ChangeWord) * args.change_words + Group::kIsStaged * part,
+                [&] {
+                  blockIdx.y = row;
+                  kernel();
+                });
 }
 
 template <class Group, class T, bool kIsAligned>

@@ -71,7 +71,8 @@ class Device:
     def _launch(self, logits: Tensor, batch: Batch, run: Callable[[bytes, bytes], Any]) -> Any:
         results: list[Any] = []
 
-        def launch(kernel: object, grid: object, threads: int, arguments: bytes, **options: object) -> None:
+        def launch(*given: Any, **_: object) -> None:
+            arguments: bytes = given[3]
             results.append(run(arguments, _TYPES[logits.dtype]))
 
         with (
@@ -86,7 +87,7 @@ class Device:
         return results[0]
 
 
-def find_allowed_on_host(batch: Batch, num_rows: int, vocab_size: int) -> Any:
+def find_allowed_on_host(batch: Batch, num_rows: int, _: int) -> Any:
     """Return what the kernels of gpu/constraint.py find."""
     bits = batch.allowed_lists.view(batch.allowed_lists.shape[0] * 2, -1)
     lists, may_end = torch.full((num_rows,), -1, dtype=torch.int32), torch.zeros(num_rows, dtype=torch.int32)

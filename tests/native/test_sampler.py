@@ -14,6 +14,7 @@ from blink.kernels.cpu import sampling
 from conftest import Compile
 from sampling_rows import Sample, check_rows
 
+
 @pytest.fixture(scope="module")
 def by_lanes(compile_native: Compile) -> Callable[[int, int], Sample]:
     """Return make(blocks, lanes): sampling by that group."""

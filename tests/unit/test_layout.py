@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x4AC65269C38F2072
+GOLDEN_DIGEST = 0x94CB2D1A400509C0
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -31,15 +31,15 @@ struct RowSlot {
     return params.num_biases > 0 || is_penalized() || (is_too_short() && params.num_stop_tokens > 0);
   }
 
-  // Call visit(token, known) for each stop token that is hidden, each bias and each token of the text that is penalized.
+  // Call visit(token, known) for each stop token that is hidden, each bias and each token of the text that is
+  // penalized.
   template <class Group, class Visit>
   BLINK_FN void for_each_changed(const Group& group, Visit visit) const {
     const uint32_t num_stops = is_too_short() ? params.num_stop_tokens : 0;
     visit_some(group, stop_tokens, num_stops, [&](uint32_t, int32_t token) { visit(token, kIsStop); });
     visit_some(group, bias_tokens, params.num_biases, [&](uint32_t, int32_t token) { visit(token, kIsBiased); });
-    visit_some(group, tokens, is_penalized() ? length : 0, [&](uint32_t i, int32_t token) {
-      visit(token, i < params.num_prompt_tokens ? kInPrompt : kGenerated);
-    });
+    visit_some(group, tokens, is_penalized() ? length : 0,
+               [&](uint32_t i, int32_t token) { visit(token, i < params.num_prompt_tokens ? kInPrompt : kGenerated); });
   }
 
   // The logit of a token about which that much is known.
@@ -50,8 +50,7 @@ struct RowSlot {
     for (uint32_t i = 0; known & kIsBiased && i < params.num_biases; i++)
       if (bias_tokens[i] == token) logit += bias_values[i];
     const uint32_t count = known / kGenerated;
-    if (count > 0 || known & kInPrompt)
-      logit = logit > 0 ? logit / p.repetition_penalty : logit * p.repetition_penalty;
+    if (count > 0 || known & kInPrompt) logit = logit > 0 ? logit / p.repetition_penalty : logit * p.repetition_penalty;
     if (count > 0) logit -= p.frequency_penalty * float(count) + p.presence_penalty;
     return logit;
   }
@@ -157,8 +156,7 @@ class ChangeFinder {
     });
     group_.sync();
     const uint32_t total = number();
-    if (group_.thread() == Group::kThreads - 1)
-      changes_.values = values + group_.add_in(0, shared_.num_changes, total);
+    if (group_.thread() == Group::kThreads - 1) changes_.values = values + group_.add_in(0, shared_.num_changes, total);
     group_.sync();
     for_each_own([&](uint32_t, uint32_t& value) { value = 0; });
     group_.sync();

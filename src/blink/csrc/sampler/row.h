@@ -75,7 +75,6 @@ struct alignas(16) RowShared {
   int reached, filled;  // bins: the first, the last
 };
 
-
 // Which quads of a row are a block's.
 template <class Group>
 BLINK_FN void share_out(const Group& group, uint32_t quads, uint32_t& first, uint32_t& count) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The token and the logprobs of each row of logits (sampler/sample.h), by a group of threads: a cluster of blocks, which
-// keeps the row in its shared memory, or a block, which reads it where it is. The same row gives the same, whatever runs
-// beside it.
+// The token and the logprobs of each row of logits (sampler/sample.h), by a group of threads: a cluster of blocks,
+// which keeps the row in its shared memory, or a block, which reads it where it is. The same row gives the same,
+// whatever runs beside it.
 #include "gpu/args.h"
 #include "row_group.cuh"
 #include "row_part.cuh"
@@ -10,7 +10,8 @@
 namespace blink {
 
 constexpr int kHeadBytes = 11776;  // of shared memory, before a row and its changes
-static_assert(kHeadBytes % 16 == 0 && sizeof(RowShared<ClusterGroup<1024>>) + sizeof(Best) + sizeof(Changes) <= kHeadBytes);
+static_assert(kHeadBytes % 16 == 0 &&
+              sizeof(RowShared<ClusterGroup<1024>>) + sizeof(Best) + sizeof(Changes) <= kHeadBytes);
 
 __device__ inline RowSlot slot_of(const SampleArgs& args, uint64_t row) {
   const auto slot = uint64_t(args.row_slots[row]);
@@ -24,8 +25,8 @@ __device__ inline RowSlot slot_of(const SampleArgs& args, uint64_t row) {
           list < 0 ? nullptr : args.allowed + uint64_t(list) * ((args.vocab_size + 31) / 32)};
 }
 
-// grid: (kBlocks of the group, rows). Shared memory: RowShared, Best, Changes, and from kHeadBytes on words of changes, then a
-// cluster's part of the row.
+// grid: (kBlocks of the group, rows). Shared memory: RowShared, Best, Changes, and from kHeadBytes on words of changes,
+// then a cluster's part of the row.
 template <class Group, class T, bool kIsAligned, int kBlocksOfSm>
 __global__ void __launch_bounds__(Group::kThreads, kBlocksOfSm) sample_rows(const SampleArgs args) {
   extern __shared__ __align__(16) char memory[];
