@@ -42,7 +42,7 @@ static float floor_of(const SampleArgs& args) {
     using Part = RowPart<Bf16, Group::kIsStaged, true>;
     const Part raw(group, static_cast<const Bf16*>(args.logits), args.vocab_size,
                    reinterpret_cast<Bf16*>(block->shared() + kHeadBytes));
-    const ChangedPart<Part> part{raw, nullptr};
+    const auto part = raw.with(nullptr);
     const Sampling& p = args.params[args.row_slots[0]].sampling;
     const float found = find_floor(group, shared, part, find_extremes(group, shared, part), 1 / p.temperature, p);
     if (threadIdx.x == 0 && group.block() == Group::kBlocks - 1) floor = found;

@@ -139,6 +139,12 @@ struct LaneGroup : SoloGroup {
   void lower_in(uint32_t other, uint32_t& word, uint32_t value) const { lower(word_in(other, word), value); }
 };
 
+// Changed as a GPU does it: each logit when it is read.
+struct LanePart : FloatPart {
+  using FloatPart::FloatPart;
+  ChangedPart<LanePart> with(const Changes* changes) const { return {*this, changes}; }
+};
+
 template <class Group>
 void sample_by(const SampledRows& rows) {
   static const auto team = std::make_unique<typename Group::Team>();
@@ -150,7 +156,7 @@ void sample_by(const SampledRows& rows) {
                  Group group;
                  group.team = team.get(), group.lane = lane;
                  auto& block = team->blocks[group.block()];
-                 const FloatPart part(group, from.logits, from.vocab_size);
+                 const LanePart part(group, from.logits, from.vocab_size);
                  ChangeWord* words = from.memory.words.data() + group.block() * change_words((from.vocab_size + 3) / 4);
                  const ChangeMemory changes{block.changes, words, from.memory.values.data()};
                  sample_row(group, block.shared, block.best, part, changes, row, slot);

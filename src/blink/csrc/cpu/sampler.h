@@ -119,6 +119,21 @@ struct FloatPart {
   uint32_t num_logits() const { return least(count * 4, vocab_size - first * 4); }
 };
 
+// A whole row of one thread, with memory for another. It is changed there once, for it is read often.
+struct WholeRow : FloatPart {
+  Quad* changed;
+
+  WholeRow(const SoloGroup& group, const float* logits, uint32_t vocab, Quad* memory)
+      : FloatPart(group, logits, vocab), changed(memory) {}
+
+  Quad get(uint32_t i) const { return load(i); }
+  WholeRow with(const Changes* changes) const {
+    if (changes == nullptr) return *this;
+    for (uint32_t i = 0; i < count; i++) changed[i] = changes->change(load(i), i, i);
+    return {{}, changed->values, vocab_size, changed};
+  }
+};
+
 // The rows of a step, and the batch's arrays.
 struct SampledRows {
   FIELDS_OF(SampledRows);
@@ -148,7 +163,7 @@ struct SampledRows {
 
 // A thread's memory for one row.
 struct RowMemory {
-  std::vector<Quad> logits;
+  std::vector<Quad> logits, changed;
   std::vector<ChangeWord> words;
   std::vector<uint32_t> values;
 };
@@ -193,6 +208,7 @@ void with_row(const SampledRows& rows, uint32_t index, uint32_t blocks, RowMemor
              uint32_t(rows.context_lens[index]),
              nullptr};
   const uint32_t quads = (rows.vocab_size + 3) / 4;
+  memory.changed.resize(quads);
   memory.words.resize(blocks * change_words(quads));
   memory.values.resize(most_changes(rows.vocab_size, rows.max_model_len));
   SourceRow from{rows.logits + index * rows.stride, rows.vocab_size, memory};
@@ -220,7 +236,7 @@ inline void sample_rows(const SampledRows& rows, ThreadPool* pool) {
     with_row(rows, uint32_t(index), 1, memory->row,
              [](const SourceRow& from, const SampledRow& row, const RowSlot& slot) {
                const SoloGroup group;
-               const FloatPart part(group, from.logits, from.vocab_size);
+               const WholeRow part(group, from.logits, from.vocab_size, from.memory.changed.data());
                const ChangeMemory changes{memory->changes, from.memory.words.data(), from.memory.values.data()};
                sample_row(group, memory->shared, memory->best, part, changes, row, slot);
              });

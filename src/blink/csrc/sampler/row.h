@@ -93,17 +93,20 @@ BLINK_FN void for_each_quad(const Group& group, const Part& part, Visit visit, u
 // The same where little is done with each: several are loaded before the first is visited.
 template <class Group, class Part, class Visit>
 BLINK_FN void scan_quads(const Group& group, const Part& part, Visit visit) {
-  constexpr uint32_t kStep = Group::kLoads * Group::kThreads;
-  const uint32_t whole = Group::kLoads > 1 ? part.count / kStep * kStep : 0;
-  BLINK_ROLLED
-  for (uint32_t i = group.thread(); i < whole; i += kStep) {
-    Quad quads[Group::kLoads];
-    BLINK_UNROLLED
-    for (int load = 0; load < Group::kLoads; load++) quads[load] = part.load(i + load * Group::kThreads);
-    BLINK_UNROLLED
-    for (int load = 0; load < Group::kLoads; load++) {
-      const uint32_t at = i + load * Group::kThreads;
-      visit(part.change(quads[load], at), at);
+  uint32_t whole = 0;
+  if constexpr (Group::kLoads > 1) {
+    constexpr uint32_t kStep = Group::kLoads * Group::kThreads;
+    whole = part.count / kStep * kStep;
+    BLINK_ROLLED
+    for (uint32_t i = group.thread(); i < whole; i += kStep) {
+      Quad quads[Group::kLoads];
+      BLINK_UNROLLED
+      for (int load = 0; load < Group::kLoads; load++) quads[load] = part.load(i + load * Group::kThreads);
+      BLINK_UNROLLED
+      for (int load = 0; load < Group::kLoads; load++) {
+        const uint32_t at = i + load * Group::kThreads;
+        visit(part.change(quads[load], at), at);
+      }
     }
   }
   for_each_quad(group, part, visit, whole);

@@ -61,7 +61,7 @@ template <class Group, class Part>
 BLINK_FN void sample_row(const Group& group, RowShared<Group>& shared, Best& best, const Part& part,
                          const ChangeMemory& memory, const SampledRow& row, const RowSlot& slot) {
   const Sampling& p = slot.params.sampling;
-  const ChangedPart<Part> changed{part, find_changes(group, shared, part, memory, slot)};
+  const auto changed = part.with(find_changes(group, shared, part, memory, slot));
   const Winner winner = p.temperature < kGreedyTemperature ? find_largest(group, shared, changed)
                                                            : draw_token(group, shared, changed, slot.length, p);
   const bool is_first = group.block() == 0 && group.thread() == 0;
@@ -69,8 +69,8 @@ BLINK_FN void sample_row(const Group& group, RowShared<Group>& shared, Best& bes
   if (is_first)
     *row.token = has_token ? int32_t(winner.token) : row.may_end && winner.value == -kInfinity ? kTextEnd : kNoToken;
   if (p.num_logprobs < 0 || !has_token) return;
-  const auto log_mass = rank_logprobs(group, shared, best, ChangedPart<Part>{part, nullptr}, uint32_t(p.num_logprobs),
-                                      row.top_tokens, row.top_logprobs);
+  const auto log_mass = rank_logprobs(group, shared, best, part.with(nullptr), uint32_t(p.num_logprobs), row.top_tokens,
+                                      row.top_logprobs);
   if (is_first) *row.logprob = float(part.logit_of(winner.token) - log_mass);
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ptx.cuh"
-#include "sampler/row.h"
+#include "sampler/penalties.h"
 
 namespace blink {
 
@@ -70,6 +70,7 @@ struct RowPart {
   }
 
   __device__ Quad load(uint32_t i) const { return to_quad(kIsStaged ? staged_[i] : fetch(i)); }
+  __device__ ChangedPart<RowPart> with(const Changes* changes) const { return {*this, changes}; }
   __device__ float logit(uint32_t place) const { return logit_of(first * 4 + place); }
   __device__ float logit_of(uint32_t token) const { return to_float(row_[token]); }
   __device__ uint32_t num_logits() const { return least(count * 4, vocab_size_ - first * 4); }
