@@ -21,13 +21,11 @@ from early import EarlyModule
 _MODULES = (
     "activation",
     "attention",
-    "constrained_sampling",
     "gguf_products",
     "moe",
     "quantized",
     "rms_norm",
     "rotary",
-    "sampling_kernels",
 )
 
 

@@ -51,6 +51,16 @@ def device() -> torch.device:
     return torch.device("cpu" if IS_INTERPRETED else "cuda")
 
 
+@pytest.fixture(params=["CLUSTER", "BLOCK"], ids=str.lower)
+def _each_sampling_group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test sample by clusters, where there are any, and by blocks."""
+    from blink.kernels.gpu import sampling
+
+    if request.param == "CLUSTER" and sampling.find_group() is sampling.Group.BLOCK:
+        pytest.skip("needs Hopper")
+    monkeypatch.setattr(sampling, "find_group", lambda: sampling.Group[request.param])
+
+
 @pytest.fixture
 def _nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget how products are computed, before a test and after it."""

@@ -15,7 +15,6 @@ from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.constraint import list_allowed
 from blink.kernels.operands import GRAMMAR_DONE, INVALID_LOGITS
 from constrained_batch import NUM_PROMPT, STOP_TOKEN, automaton_of, make_constrained, make_vocabulary, place_behind
-from triton_interpreter import IS_INTERPRETED
 
 gpu_sampling = pytest.importorskip("blink.kernels.gpu.sampling")
 gpu_constraint = pytest.importorskip("blink.kernels.gpu.constraint")
@@ -80,13 +79,12 @@ def test_what_rows_may_sample_is_what_the_cpu_lists(rows: int, device: torch.dev
     assert places.tolist() == batch.automaton_places.tolist()
 
 
+@pytest.mark.usefixtures("_each_sampling_group")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("limits", [{}, {Param.TOP_K: 40}, {Param.TOP_P: 0.9}, {Param.NUM_LOGPROBS: 3}], ids=str)
 def test_constrained_rows_sample_as_the_reference(
     temperature: float, limits: dict[Param, float], device: torch.device
 ) -> None:
-    if IS_INTERPRETED and limits.keys() != {Param.TOP_P if temperature else Param.NUM_LOGPROBS}:
-        pytest.skip("a case more that takes Triton's interpreter seconds")
     batch = make_constrained(VOCABULARY, KINDS, BEGUN)
     for slot in batch.row_slots.tolist():
         batch.params_f32[slot, Param.TEMPERATURE] = temperature
@@ -109,6 +107,7 @@ def walks(automaton: PlainAutomaton, text: bytes, begin: Place | None = None) ->
     return automaton.take_token(begin or automaton.start, text) is not None
 
 
+@pytest.mark.usefixtures("_each_sampling_group")
 def test_a_complete_text_ends_with_or_without_a_stop_token(device: torch.device) -> None:
     automata = [KINDS[3]] * 3
     tokens = [text_tokens(b"maybe"), text_tokens(b"maybe"), text_tokens(b"may")]
@@ -215,6 +214,7 @@ def test_a_step_that_is_done_again_finds_its_list_again(device: torch.device) ->
         assert find_bits(batch) == find_bits(batch) == find_bits(batch) == [bits_behind(automaton, text)]
 
 
+@pytest.mark.usefixtures("_each_sampling_group")
 def test_a_token_that_the_automaton_does_not_take_leaves_nothing(device: torch.device) -> None:
     batch = move(make_constrained(VOCABULARY, [automaton_of(regex="x*")], [[]]), device)
     assert find_bits(batch) != [None]
@@ -238,7 +238,7 @@ ITEMS = {"type": ["string", "integer", "boolean"]}
     ids=["object", "unique", "unique numbers"],
 )
 def test_a_text_goes_on_token_by_token_as_the_plain_walker_says(automaton: Automaton, device: torch.device) -> None:
-    steps, chance = 6 if IS_INTERPRETED else 60, random.Random(6)
+    steps, chance = 60, random.Random(6)
     plain, tokens = PlainAutomaton(automaton.data), []
     batch = move(make_constrained(VOCABULARY, [automaton], [[]]), device)
     slot, text, place = int(batch.row_slots[0]), b"", plain.start

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling kernels against the plain reference: same parameters, logits and seeds, same tokens."""
+"""Sampling by a cluster and by a block against the plain reference: same parameters, logits and seeds, same tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 import sampling_oracle
 from blink.kernels.batch import Batch, Header, Param
-from triton_interpreter import IS_INTERPRETED, large
 
 gpu_sampling = pytest.importorskip("blink.kernels.gpu.sampling")
+pytestmark = pytest.mark.usefixtures("_each_sampling_group")
 
 NEUTRAL: dict[Param, float] = {
     Param.TOP_P: 1.0,
@@ -113,8 +113,6 @@ def test_truncated_rows_draw_the_tokens_of_the_reference(vocab_size: int, scale:
 def test_truncated_rows_of_a_whole_vocabulary_draw_the_tokens_of_the_reference(
     vocab_size: int, device: torch.device
 ) -> None:
-    if IS_INTERPRETED:
-        pytest.skip("takes minutes in the interpreter")
     rows = [{Param.TEMPERATURE: 0.7, **values} for values in TRUNCATIONS * 2]
     logits = make_logits(len(rows), vocab_size, torch.bfloat16)
     logits[3], logits[5, 7] = float("nan"), float("inf")
@@ -122,16 +120,8 @@ def test_truncated_rows_of_a_whole_vocabulary_draw_the_tokens_of_the_reference(
     assert_equals_reference(make_batch(rows, vocab_size), logits, device)
 
 
-def test_thresholds_of_gpus_without_clusters_are_those_of_the_reference(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_sampling, "_has_clusters", lambda: False)
-    rows = [{Param.TEMPERATURE: 1.2, **values} for values in TRUNCATIONS]
-    assert_equals_reference(make_batch(rows, 5003), make_logits(len(rows), 5003, torch.float32), device)
-
-
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (5000, 1.0), (9000, 1.0), (0, 0.3), (0, 0.9999)])
-@pytest.mark.parametrize("levels", [pytest.param(1, marks=large), 5, 100_000])
+@pytest.mark.parametrize("levels", [1, 5, 100_000])
 def test_only_tokens_at_or_above_the_threshold_of_the_reference_are_drawn(
     top_k: int, top_p: float, levels: int, device: torch.device
 ) -> None:
@@ -170,7 +160,7 @@ def test_stop_tokens_of_a_text_that_is_too_short_never_win(device: torch.device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocab_size", [4500, pytest.param(4501, marks=large)])
+@pytest.mark.parametrize("vocab_size", [4500, 4501])
 def test_logprobs_are_those_of_the_unchanged_logits(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
     rows: list[dict[Param, float]] = [
         {Param.NUM_LOGPROBS: 0},
@@ -197,8 +187,6 @@ def test_a_large_bucket_with_few_rows_gives_the_same_tokens(device: torch.device
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_many_rows_of_all_kinds_take_the_tokens_of_the_reference(dtype: torch.dtype, device: torch.device) -> None:
-    if IS_INTERPRETED:
-        pytest.skip("takes minutes in the interpreter")
     kinds: list[dict[Param, float]] = [
         {},
         {Param.TEMPERATURE: 0.8},

@@ -109,6 +109,9 @@ inline void replace_if(T& word, T value, Better better) {
 inline uint32_t atomicAdd(uint32_t* word, uint32_t value) {
   return std::atomic_ref<uint32_t>(*word).fetch_add(value, std::memory_order_relaxed);
 }
+inline uint32_t atomicOr(uint32_t* word, uint32_t bits) {
+  return std::atomic_ref<uint32_t>(*word).fetch_or(bits, std::memory_order_relaxed);
+}
 template <class T>
 inline void atomicMax(T* word, T value) {
   replace_if(*word, value, std::greater<T>());
@@ -128,6 +131,7 @@ struct Bf16 {
 };
 inline float low_float(unsigned pair) { return __uint_as_float(pair << 16); }
 inline float high_float(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+inline float to_float(Bf16 value) { return low_float(value.bits); }
 inline float low_half(unsigned pair) { return float(cast_bits<_Float16>(uint16_t(pair))); }
 inline float max_or_nan(float a, float b) { return a != a || b != b ? std::nanf("") : std::max(a, b); }
 inline float exp2_fast(float exponent) { return std::exp2(exponent); }

@@ -81,12 +81,14 @@ class Lanes {
 template <int kNumBlocks, int kNumThreads>
 struct LaneGroup : SoloGroup {
   static constexpr int kBlocks = kNumBlocks, kThreads = kNumThreads, kSize = kBlocks * kThreads, kWarp = 32;
+  static constexpr int kLoads = kBlocks == 1 ? 4 : 1;  // as on a GPU
 
   // What the lanes share.
   struct Team {
     struct Block {
       RowShared<LaneGroup> shared;
       Best best;
+      Changes changes;
     };
     Lanes lanes{kSize};
     Barrier all, of_block[kBlocks];
@@ -96,7 +98,6 @@ struct LaneGroup : SoloGroup {
   Team* team;
   uint32_t lane;
 
-  uint32_t rank() const { return lane; }
   uint32_t thread() const { return lane % kThreads; }
   uint32_t block() const { return lane / kThreads; }
   void sync() const { team->lanes.wait(team->of_block[block()], kThreads); }
@@ -110,15 +111,6 @@ struct LaneGroup : SoloGroup {
     sync();
     std::memcpy(&value, &team->values[other], sizeof(T));
     sync();
-    return value;
-  }
-  template <class T>
-  T share(T value) const {
-    meet();
-    if (lane == 0) std::memcpy(&team->values[0], &value, sizeof(T));
-    meet();
-    std::memcpy(&value, &team->values[0], sizeof(T));
-    meet();
     return value;
   }
   template <class T>
@@ -147,19 +139,29 @@ struct LaneGroup : SoloGroup {
   void lower_in(uint32_t other, uint32_t& word, uint32_t value) const { lower(word_in(other, word), value); }
 };
 
+// Changed as a GPU does it: each logit when it is read.
+struct LanePart : FloatPart {
+  using FloatPart::FloatPart;
+  ChangedPart<LanePart> with(const Changes* changes) const { return {*this, changes}; }
+};
+
 template <class Group>
 void sample_by(const SampledRows& rows) {
   static const auto team = std::make_unique<typename Group::Team>();
   RowMemory memory;
   for (uint32_t index = 0; index < rows.num_rows; index++)
-    with_row(rows, index, memory, [&](const SampledRow& row, const RowSlot& slot) {
-      team->lanes.run([&](uint32_t lane) {
-        Group group;
-        group.team = team.get(), group.lane = lane;
-        auto& block = team->blocks[group.block()];
-        sample_row(group, block.shared, block.best, row, slot);
-      });
-    });
+    with_row(rows, index, Group::kBlocks, memory,
+             [&](const SourceRow& from, const SampledRow& row, const RowSlot& slot) {
+               team->lanes.run([&](uint32_t lane) {
+                 Group group;
+                 group.team = team.get(), group.lane = lane;
+                 auto& block = team->blocks[group.block()];
+                 const LanePart part(group, from.logits, from.vocab_size);
+                 ChangeWord* words = from.memory.words.data() + group.block() * change_words((from.vocab_size + 3) / 4);
+                 const ChangeMemory changes{block.changes, words, from.memory.values.data()};
+                 sample_row(group, block.shared, block.best, part, changes, row, slot);
+               });
+             });
 }
 
 }  // namespace

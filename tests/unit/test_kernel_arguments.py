@@ -48,8 +48,9 @@ OFFSETS = {
         "240 table_stride 244 end 256"
     ),
     "SampleArgs": (
-        "logits 0 scaled 8 changed 16 header 24 row_slots 32 context_lens 40 params 48 best 56 tokens 64 largest 72 "
-        "mass 80 top_tokens 88 top_logprobs 96 stride 104 vocab_size 108 width 112 num_parts 116 end 120"
+        "logits 0 header 8 row_slots 16 context_lens 24 params 32 tokens 40 stop_tokens 48 bias_tokens 56 bias_values "
+        "64 allowed 72 lists 80 may_end 88 changes 96 sampled_tokens 104 sampled_logprobs 112 top_tokens 120 "
+        "top_logprobs 128 stride 136 vocab_size 140 max_model_len 144 change_words 148 end 152"
     ),
     "ProductArgs": "weight 0 x 128 words 256 out 264 n 272 rows 276 units 280 end 320",
     "GateArgs": "weight 0 x 128 out 256 outputs 264 rows 268 boxes 272 end 320",

@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xBCB39444369E355F
+GOLDEN_DIGEST = 0xF872A9BBBF27143D
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -79,7 +79,7 @@ WORDS = [
     Banned("RingSplit", "multistage pipeline, PipelineConfig", r"\bring\b|Ring[A-Z]|\bring_|_ring\b", _KERNELS, 148),
     Banned("squares", "NormInput, partial sums of squares", r"\bNormed\b|\brates\b|\bsquares\b", _KERNELS, 148, 20),
     # The name of CUDA's attribute stays.
-    Banned("programmatic", "PDL", r"(?i)programmatic(?!Stream)", _KERNELS, 58, 2),
+    Banned("programmatic", "PDL", r"(?i)programmatic(?!Stream)", _KERNELS, 59, 2),
     Banned("prompts/products.cu", "prefill/, prefill GEMM", r"\bprompts/|prompt_products", _KERNELS, 22),
     Banned("gates.cu", "fused gate-up", r"gates\.cu|gated_products|gates and ups", _KERNELS, 16),
     Banned("placed_experts", "token permutation", r"(?i)placement|placed_experts", _KERNELS, 28),

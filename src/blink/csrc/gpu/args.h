@@ -171,24 +171,27 @@ struct AttentionArgs {
 // decode/sample.cu
 struct SampleArgs {
   FIELDS_OF(SampleArgs);
-  FIELD(const void*, logits);      // [rows, stride]
-  FIELD(const float*, scaled);     // [rows, width], changed and divided by the temperature; -inf where nothing is
-  FIELD(const int32_t*, changed);  // [rows]; whether a row is drawn from `scaled`
+  FIELD(const void*, logits);  // [rows, stride]
   FIELD(const BatchHeader*, header);
   FIELD(const int32_t*, row_slots);
   FIELD(const int32_t*, context_lens);
   FIELD(const SlotParams*, params);
-  // [rows, num_parts]; what is found of a row becomes that of its first part, and nothing that of the others.
-  FIELD(float*, best);  // what won, with noise; or a NaN or an infinity if nothing can be drawn
-  FIELD(int32_t*, tokens);
-  FIELD(float*, largest);       // of rows with logprobs
-  FIELD(float*, mass);          // so, too
-  FIELD(int32_t*, top_tokens);  // [rows, kMaxLogprobs]; null: the scan has found the logprobs
+  FIELD(const int32_t*, tokens);  // [slots, max_model_len]
+  FIELD(const int32_t*, stop_tokens);
+  FIELD(const int32_t*, bias_tokens);
+  FIELD(const float*, bias_values);
+  FIELD(const uint32_t*, allowed);  // lists of tokens, a bit for each
+  FIELD(const int32_t*, lists);     // [rows]; the row's in `allowed`, or -1
+  FIELD(const int32_t*, may_end);   // [rows]
+  FIELD(uint32_t*, changes);        // [rows, most_changes()], memory for changed logits
+  FIELD(int32_t*, sampled_tokens);  // [rows]
+  FIELD(float*, sampled_logprobs);
+  FIELD(int32_t*, top_tokens);  // [rows, kMaxLogprobs]
   FIELD(float*, top_logprobs);
-  FIELD(uint32_t, stride);  // a multiple of 4, as the next two are
+  FIELD(uint32_t, stride);
   FIELD(uint32_t, vocab_size);
-  FIELD(uint32_t, width);
-  FIELD(uint32_t, num_parts);
+  FIELD(uint32_t, max_model_len);
+  FIELD(uint32_t, change_words);  // of a block, at least its part's; an even number
 };
 
 // prompts/products.cu

@@ -43,11 +43,12 @@ struct Winner {
   float value;  // with noise
   uint32_t token;
 };
+// Of equal ones that of the lower token; of any and a NaN the NaN.
 BLINK_FN Winner better(Winner a, Winner b) {
-  return b.value > a.value || (b.value == a.value && b.token < a.token) ? b : a;
+  return b.value > a.value || (b.value == a.value && b.token < a.token) || b.value != b.value ? b : a;
 }
 
-// Thread 0 of block 0 gets the best of all threads' winners.
+// Every thread of the group gets the best of all threads' winners.
 template <class Group>
 BLINK_FN Winner meet_winners(const Group& group, RowShared<Group>& shared, Winner found) {
   const int lane = group.thread() % Group::kWarp, warp = group.thread() / Group::kWarp;
@@ -56,11 +57,12 @@ BLINK_FN Winner meet_winners(const Group& group, RowShared<Group>& shared, Winne
     found = better(found, {group.from_lane_xor(found.value, step), group.from_lane_xor(found.token, step)});
   if (lane == 0) shared.values[warp] = found.value, shared.tokens[warp] = found.token;
   group.sync();
-  if (group.thread() == 0) {
-    for (int other = 1; other < RowShared<Group>::kWarps; other++)
+  if (group.thread() < Group::kBlocks) {
+    BLINK_ROLLED
+    for (int other = 0; other < RowShared<Group>::kWarps; other++)
       found = better(found, {shared.values[other], shared.tokens[other]});
-    group.tell(0, shared.block_values[group.block()], found.value);
-    group.tell(0, shared.block_tokens[group.block()], found.token);
+    group.tell(group.thread(), shared.block_values[group.block()], found.value);
+    group.tell(group.thread(), shared.block_tokens[group.block()], found.token);
   }
   group.meet();
   for (int other = 0; other < Group::kBlocks; other++)
@@ -68,33 +70,32 @@ BLINK_FN Winner meet_winners(const Group& group, RowShared<Group>& shared, Winne
   return found;
 }
 
-// Draw from the logits times `factor` that reach the floor. Thread 0 of block 0 gets the winner of the row.
+// Draw from the logits, divided by the temperature, that reach the floor. Every thread gets the winner of the row.
 template <class Group, class Part>
-BLINK_FN Winner draw(const Group& group, RowShared<Group>& shared, const Part& part, float largest, float factor,
-                     float floor, uint32_t step, const Sampling& p) {
-  if (group.thread() == 0) shared.best_key = to_key(largest * factor + kLeastNoise);
+BLINK_FN Winner draw(const Group& group, RowShared<Group>& shared, const Part& part, float largest, float floor,
+                     uint32_t step, const Sampling& p) {
+  const float temperature = p.temperature, factor = 1 / temperature;
+  if (group.thread() == 0) shared.best_key = to_key(largest / temperature + kLeastNoise);
   group.sync();
   Winner found{-kInfinity, ~0u};
   const uint32_t seed_low = p.seed_low, seed_high = p.seed_high;
-  BLINK_ROLLED
-  for (uint32_t i = group.thread(); i < part.count; i += Group::kThreads) {
-    const Quad quad = part.get(i);
+  for_each_quad(group, part, [&](const Quad& quad, uint32_t i) {
     const float best = from_key(group.peek(shared.best_key));
     const float nearest =
         group.larger(group.larger(quad.values[0], quad.values[1]), group.larger(quad.values[2], quad.values[3]));
-    if (nearest < floor || nearest * factor + kMostNoise < best) continue;
+    if (nearest < floor || nearest * factor + kMostNoise < best) return;
     const uint32_t first = (part.first + i) * 4;
     const Words words = words_of(first, step, seed_low, seed_high);
     BLINK_UNROLLED
     for (int j = 0; j < 4; j++) {
-      const float value = quad.values[j] * factor, uniform = to_uniform(group, words.of[j]);
+      const float uniform = to_uniform(group, words.of[j]), distance = quad.values[j] * factor - best;
       // -log(uniform) is above the noise, and must reach from the value to the best; a little more for roundings.
-      if (quad.values[j] < floor || uniform > group.exp2((value - best) * float(kLog2E)) * 1.0001f) continue;
-      const Winner other{value + to_noise(uniform), first + j};
+      if (quad.values[j] < floor || uniform > group.exp2(distance * float(kLog2E)) * 1.0001f) continue;
+      const Winner other{quad.values[j] / temperature + to_noise(uniform), first + j};
       if (other.value > best) group.raise(shared.best_key, to_key(other.value));
       found = better(found, other);
     }
-  }
+  });
   return meet_winners(group, shared, found);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A row of logits that a group of threads shares out, and sums over it. A group is kBlocks blocks of kThreads threads:
-// a cluster on a Hopper, one block on another GPU, one thread on a CPU. It says who a thread is, how threads meet, and
-// in which numbers masses are added up (Real) and counted (Units).
+// a cluster on a Hopper, one block on another GPU, one thread on a CPU. It says who a thread is, how threads meet, in
+// which numbers masses are added up (Real) and counted (Units), and how many loads a thread has under way (kLoads).
 #pragma once
 
 #include "region/layout.h"
@@ -39,6 +39,14 @@ BLINK_FN float from_key(uint32_t key) {
 
 BLINK_FN bool is_finite(float value) { return value < kInfinity && value > -kInfinity; }
 
+BLINK_FN uint32_t count_bits(uint32_t word) {
+#if defined(__CUDACC_RTC__)
+  return uint32_t(__popc(word));
+#else
+  return uint32_t(__builtin_popcount(word));
+#endif
+}
+
 // What a block's threads share.
 template <class Group>
 struct alignas(16) RowShared {
@@ -56,23 +64,15 @@ struct alignas(16) RowShared {
   float largest[Group::kBlocks], least[Group::kBlocks];
   uint32_t chosen, settled;
   float floor;
-  // Block 0's.
-  Real above[Group::kBlocks], total[Group::kBlocks];
   float block_values[Group::kBlocks];
   uint32_t block_tokens[Group::kBlocks];
+  // Block 0's.
+  Real above[Group::kBlocks], total[Group::kBlocks];
   float listed[kMostListed];
   Real sum;
   Units weights[kMostListed];
-  uint32_t num_listed, least_key;
+  uint32_t num_listed, least_key, num_changes;
   int reached, filled;  // bins: the first, the last
-};
-
-// The block's part of a row of float32, where it is. It is as long as its quads: -inf where nothing is.
-struct FloatPart {
-  const Quad* quads;
-  uint32_t first, count;  // in quads
-
-  BLINK_FN Quad get(uint32_t i) const { return quads[i]; }
 };
 
 // Which quads of a row are a block's.
@@ -83,15 +83,42 @@ BLINK_FN void share_out(const Group& group, uint32_t quads, uint32_t& first, uin
   count = least(share, quads - first);
 }
 
+// Visit each quad of a part.
+template <class Group, class Part, class Visit>
+BLINK_FN void for_each_quad(const Group& group, const Part& part, Visit visit, uint32_t from = 0) {
+  BLINK_ROLLED
+  for (uint32_t i = from + group.thread(); i < part.count; i += Group::kThreads) visit(part.get(i), i);
+}
+
+// The same where little is done with each: several are loaded before the first is visited.
+template <class Group, class Part, class Visit>
+BLINK_FN void scan_quads(const Group& group, const Part& part, Visit visit) {
+  uint32_t whole = 0;
+  if constexpr (Group::kLoads > 1) {
+    constexpr uint32_t kStep = Group::kLoads * Group::kThreads;
+    whole = part.count / kStep * kStep;
+    BLINK_ROLLED
+    for (uint32_t i = group.thread(); i < whole; i += kStep) {
+      Quad quads[Group::kLoads];
+      BLINK_UNROLLED
+      for (int load = 0; load < Group::kLoads; load++) quads[load] = part.load(i + load * Group::kThreads);
+      BLINK_UNROLLED
+      for (int load = 0; load < Group::kLoads; load++) {
+        const uint32_t at = i + load * Group::kThreads;
+        visit(part.change(quads[load], at), at);
+      }
+    }
+  }
+  for_each_quad(group, part, visit, whole);
+}
+
 // Visit each logit of a part and its token.
 template <class Group, class Part, class Visit>
 BLINK_FN void for_each(const Group& group, const Part& part, Visit visit) {
-  BLINK_ROLLED
-  for (uint32_t i = group.thread(); i < part.count; i += Group::kThreads) {
-    const Quad quad = part.get(i);
+  for_each_quad(group, part, [&](const Quad& quad, uint32_t i) {
     BLINK_UNROLLED
     for (int j = 0; j < 4; j++) visit(quad.values[j], (part.first + i) * 4 + j);
-  }
+  });
 }
 
 // What blocks have told block 0, in their order.
@@ -113,8 +140,7 @@ BLINK_FN Extremes find_extremes(const Group& group, RowShared<Group>& shared, co
   constexpr int kWarps = RowShared<Group>::kWarps;
   const int lane = group.thread() % Group::kWarp, warp = group.thread() / Group::kWarp;
   typename Group::Range range;
-  BLINK_ROLLED
-  for (uint32_t i = group.thread(); i < part.count; i += Group::kThreads) range.take(part.get(i));
+  scan_quads(group, part, [&](const Quad& quad, uint32_t) { range.take(quad); });
   float largest = range.largest(), smallest = range.smallest();
   BLINK_UNROLLED
   for (int step = Group::kWarp / 2; step > 0; step /= 2) {

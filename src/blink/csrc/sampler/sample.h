@@ -9,30 +9,23 @@
 
 namespace blink {
 
-// The first of the largest logits. Thread 0 of block 0 gets it; no token's value is NaN or infinite if there is none.
+// The first of the largest logits, for every thread. Its value is NaN or infinite if there is none.
 template <class Group, class Part>
 BLINK_FN Winner find_largest(const Group& group, RowShared<Group>& shared, const Part& part) {
-  const float largest = find_extremes(group, shared, part).largest;
-  Winner found{largest, ~0u};
-  if (!is_finite(largest)) return found;
-  BLINK_ROLLED
-  for (uint32_t i = group.thread(); i < part.count && found.token == ~0u; i += Group::kThreads) {
-    const Quad quad = part.get(i);
-    BLINK_UNROLLED
-    for (int j = 3; j >= 0; j--)
-      if (quad.values[j] == largest) found.token = (part.first + i) * 4 + j;
-  }
-  return meet_winners(group, shared, found);
+  typename Group::Peak peak;
+  scan_quads(group, part, [&](const Quad& quad, uint32_t i) { peak.take(quad, i); });
+  return meet_winners(group, shared, peak.found(part));
 }
 
-// Draw a token from the softmax of the logits times `factor`, truncated as the parameters ask.
+// Draw a token from the softmax of the logits over the temperature, truncated as the parameters ask.
 template <class Group, class Part>
-BLINK_FN Winner draw_token(const Group& group, RowShared<Group>& shared, const Part& part, float factor, uint32_t step,
+BLINK_FN Winner draw_token(const Group& group, RowShared<Group>& shared, const Part& part, uint32_t step,
                            const Sampling& p) {
   const Extremes extremes = find_extremes(group, shared, part);
-  if (!is_finite(extremes.largest)) return {extremes.largest, 0};
-  const float floor = find_floor(group, shared, part, extremes, factor, p);
-  return draw(group, shared, part, extremes.largest, factor, floor, step, p);
+  const float largest = extremes.largest / p.temperature;
+  if (!is_finite(largest)) return {largest, 0};
+  const float floor = find_floor(group, shared, part, extremes, 1 / p.temperature, p);
+  return draw(group, shared, part, extremes.largest, floor, step, p);
 }
 
 // Write the best logprobs of a row, and give thread 0 of block 0 the logarithm of all logits' mass.
@@ -42,7 +35,8 @@ BLINK_FN typename Group::Real rank_logprobs(const Group& group, RowShared<Group>
   const Extremes extremes = find_extremes(group, shared, part);
   if (!is_finite(extremes.largest)) {  // what is not finite was hidden, or nothing would have been sampled
     constexpr float kNan = __builtin_bit_cast(float, 0x7fc00000u);
-    for (uint32_t i = group.rank(); i < wanted; i += Group::kSize) tokens[i] = int32_t(i), logprobs[i] = kNan;
+    for (uint32_t i = group.thread(); group.block() == 0 && i < wanted; i += Group::kThreads)
+      tokens[i] = int32_t(i), logprobs[i] = kNan;
     return kNan;
   }
   Ranking<Group, Part> ranking(group, shared, best, part, extremes);
@@ -53,12 +47,8 @@ BLINK_FN typename Group::Real rank_logprobs(const Group& group, RowShared<Group>
   return log_mass;
 }
 
-// What one row is sampled from, and where to.
+// Where to a row is sampled.
 struct SampledRow {
-  const float* logits;  // [vocab_size], then -inf up to a multiple of 4
-  float* changed;       // memory for as many
-  uint32_t* counts;     // memory for vocab_size
-  uint32_t vocab_size;
   uint32_t may_end;  // whether the text may end where the automaton allows nothing
   int32_t* token;
   float* logprob;
@@ -66,46 +56,24 @@ struct SampledRow {
   float* top_logprobs;
 };
 
-// A row's logits as they are to be sampled from, its own or changed ones.
-template <class Group>
-BLINK_FN const float* prepare_logits(const Group& group, const SampledRow& row, const RowSlot& slot) {
-  const float temperature = slot.params.sampling.temperature;
-  const bool is_greedy = temperature < kGreedyTemperature;
-  if (is_greedy && !slot.is_changed()) return row.logits;
-  const uint32_t padded = (row.vocab_size + 3) / 4 * 4;
-  for (uint32_t i = group.rank(); i < padded; i += Group::kSize) row.changed[i] = row.logits[i];
-  group.meet();
-  change_logits(group, row.changed, row.counts, row.vocab_size, slot);
-  if (!is_greedy)
-    for (uint32_t i = group.rank(); i < row.vocab_size; i += Group::kSize) row.changed[i] /= temperature;
-  group.meet();
-  return row.changed;
-}
-
-// Sample one row.
-template <class Group>
-BLINK_FN void sample_row(const Group& group, RowShared<Group>& shared, Best& best, const SampledRow& row,
-                         const RowSlot& slot) {
+// Sample one row; part: the block's, of the logits as the model made them.
+template <class Group, class Part>
+BLINK_FN void sample_row(const Group& group, RowShared<Group>& shared, Best& best, const Part& part,
+                         const ChangeMemory& memory, const SampledRow& row, const RowSlot& slot) {
   const Sampling& p = slot.params.sampling;
-  const auto part_of = [&](const float* logits) {
-    FloatPart part{reinterpret_cast<const Quad*>(logits), 0, 0};
-    share_out(group, (row.vocab_size + 3) / 4, part.first, part.count);
-    part.quads += part.first;
-    return part;
-  };
-  const FloatPart part = part_of(prepare_logits(group, row, slot));
-  const Winner winner = p.temperature < kGreedyTemperature ? find_largest(group, shared, part)
-                                                           : draw_token(group, shared, part, 1, slot.length, p);
-  const bool is_first = group.rank() == 0;
+  const auto changed = part.with(find_changes(group, shared, part, memory, slot));
+  const Winner winner = p.temperature < kGreedyTemperature ? find_largest(group, shared, changed)
+                                                           : draw_token(group, shared, changed, slot.length, p);
+  const bool is_first = group.block() == 0 && group.thread() == 0;
   const bool has_token = is_finite(winner.value);
   if (is_first)
     *row.token = has_token                                   ? int32_t(winner.token)
                  : row.may_end && winner.value == -kInfinity ? kGrammarDone
                                                              : kInvalidLogits;
-  if (p.num_logprobs < 0 || !group.share(has_token)) return;
-  const auto log_mass = rank_logprobs(group, shared, best, part_of(row.logits), uint32_t(p.num_logprobs),
-                                      row.top_tokens, row.top_logprobs);
-  if (is_first) *row.logprob = float(row.logits[winner.token] - log_mass);
+  if (p.num_logprobs < 0 || !has_token) return;
+  const auto log_mass = rank_logprobs(group, shared, best, part.with(nullptr), uint32_t(p.num_logprobs), row.top_tokens,
+                                      row.top_logprobs);
+  if (is_first) *row.logprob = float(part.logit_of(winner.token) - log_mass);
 }
 
 }  // namespace blink

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blink.kernels.batch import LISTS_OF_SLOT, Batch, Header, Param
-from blink.kernels.cpu.constraint import list_allowed
+from blink.kernels.batch import LISTS_OF_SLOT, Batch
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.device import has_clusters
@@ -38,9 +37,6 @@ def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     lists, may_end, new_places = (torch.empty(num_rows, dtype=torch.int32, device=device) for _ in range(3))
     bits = batch.token_bitmasks.view(num_slots * LISTS_OF_SLOT, list_words // LISTS_OF_SLOT)
     allowed = Allowed(bits, lists, may_end)
-    if device.type != "cuda":  # Triton's interpreter
-        _find_on_host(allowed, batch, num_rows)
-        return allowed
     arguments = args(
         "ConstrainArgs",
         header=batch.header,
@@ -68,15 +64,3 @@ def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     launch(find, (num_rows, 1), _WARP, arguments, programmatic=early)
     launch(list_tokens, grid, _LIST_THREADS, arguments, shared_bytes=_SHARED_BYTES, programmatic=early)
     return allowed
-
-
-def _find_on_host(allowed: Allowed, batch: Batch, num_rows: int) -> None:
-    allowed.may_end.zero_()
-    allowed.lists.fill_(-1)
-    for row in range(min(num_rows, int(batch.header[Header.NUM_ROWS]))):
-        slot, context_len = int(batch.row_slots[row]), int(batch.context_lens[row])
-        if int(batch.params[slot, Param.AUTOMATON]) == 0:
-            continue
-        found, allowed.may_end[row] = list_allowed(batch, slot, context_len)
-        if found is not None:
-            allowed.lists[row] = (found.data_ptr() - allowed.bits.data_ptr()) // (4 * allowed.bits.shape[1])

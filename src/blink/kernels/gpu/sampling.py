@@ -1,225 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
-# pyright: reportOperatorIssue=false
-"""Sampling on the GPU: `_scan` reads the logits once, split over programs: the largest one of greedy rows, and what
-penalties, biases and logprobs ask for. From Hopper on clusters draw the rows that are not greedy, which `_scan` then
-only changes, if at all, and find the logprobs. On other GPUs `_scan` draws what is not truncated, and truncated_draw.py
-the rest. `_finish` writes the outputs.
-"""
+"""Sampling on a GPU by csrc/gpu/decode/sample.cu: each row by a cluster of thread blocks, or by one block."""
 
 from __future__ import annotations
 
-import functools
+from enum import Enum
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.batch import Batch
-from blink.kernels.gpu.constraint import Allowed, find_allowed
-from blink.kernels.gpu.decode.cluster_sampling import can_read, sample_rows
-from blink.kernels.gpu.device import has_clusters
-from blink.kernels.gpu.penalties import has_adjustments
-from blink.kernels.gpu.sampling_rows import (
-    AUTOMATON,
-    NUM_LOGPROBS,
-    NUM_ROWS,
-    PARAM_STRIDE,
-    TOP_WIDTH,
-    Operands,
-    Outputs,
-    Parts,
-    Slots,
-    finish_row,
-    is_greedy,
-    merge_top,
-    scan_special,
-    store_best,
-)
-from blink.kernels.gpu.truncated_draw import draw_truncated
+from blink.kernels.gpu.arguments import args
+from blink.kernels.gpu.constraint import find_allowed
+from blink.kernels.gpu.decode.launch import compile_kernel, launch
+from blink.kernels.gpu.device import count_processors, has_clusters
+from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS
 
-# Few rows are split finely, so that they use many SMs, and scanned by one kernel whatever their parameters are. Of
-# many rows, plainly greedy ones are scanned by a kernel of their own, which needs few registers and so reads faster.
-_FEW_ROWS = 8
-_FINE_BLOCK, _BLOCK = 2048, 4096
-_SPECIAL_LOGITS_PER_WARP = 256  # of many rows for clusters: two programs on an SM
-_FINISHERS = 2  # programs of a row: of its token, of its best logprobs
-# Of many rows a program scans several parts: most programs have nothing to do, and each takes its time.
-_MANY_ROWS, _PARTS_OF_PROGRAM = 32, 4
+_CLUSTER = 8  # csrc/gpu/decode/row_group.cuh's kRowCluster
+_HEAD_BYTES = 11776  # csrc/gpu/decode/sample.cu's kHeadBytes
+_TYPES = {torch.bfloat16: "blink::Bf16", torch.float16: "blink::Half", torch.float32: "float"}
+# Few rows leave most of the GPU to each: larger blocks. More rows share an SM.
+_MOST_THREADS = 1024
+_CLUSTERS, _CLUSTER_THREADS, _CLUSTER_BLOCKS_OF_SM = 16, 256, 4
+_BLOCK_THREADS, _BLOCKS_OF_SM = 512, 2
+_WORD_TOKENS, _WORD_BYTES = 32, 8  # csrc/sampler/penalties.h's ChangeWord
 
 
-def sample(logits: Tensor, batch: Batch, num_rows: int) -> None:
-    """Compute sample; logits: [num_rows, vocab], rows contiguous."""
-    assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1
-    vocab_size = logits.shape[1]
-    block = _FINE_BLOCK if num_rows <= _FEW_ROWS else _BLOCK
-    num_parts = triton.cdiv(vocab_size, block)
+class Group(Enum):
+    """Who samples a row."""
+
+    CLUSTER = "ClusterGroup"
+    BLOCK = "BlockGroup"
+
+
+def find_group() -> Group:
+    """Return who samples a row on this GPU: from Hopper on a cluster."""
+    return Group.CLUSTER if has_clusters() else Group.BLOCK
+
+
+def sample(logits: Tensor, batch: Batch, num_rows: int, group: Group | None = None) -> None:
+    """Compute sample; logits: [num_rows, vocab], rows contiguous; group: None: find_group()."""
+    assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1 and batch.params.is_contiguous()
+    group = group or find_group()
+    vocab_size, max_model_len = logits.shape[1], batch.tokens.stride(0)
+    num_blocks = _CLUSTER if group is Group.CLUSTER else 1
+    part_size = -(-vocab_size // (4 * num_blocks)) * 4
+    change_words = -(-part_size // (2 * _WORD_TOKENS)) * 2
+    most_changes = min(vocab_size, max_model_len + MAX_LOGIT_BIASES + MAX_STOP_TOKENS)
+    changes = torch.empty(num_rows, most_changes, dtype=torch.int32, device=logits.device)
     allowed = find_allowed(batch, num_rows, vocab_size)
-    parts = _allocate_parts(logits.device, num_rows, num_parts, block)
-    slots = Slots(batch.params, batch.params_f32, batch.tokens, batch.stop_tokens, batch.bias_tokens, batch.bias_values)
-    outputs = Outputs(batch.sampled_tokens, batch.sampled_logprobs, batch.top_tokens, batch.top_logprobs)
-    operands = Operands(logits, batch, slots, parts, block)
-    by_clusters = logits.is_cuda and _has_clusters()
-    scans_all = not (by_clusters and can_read(logits))
-    changed = logits.new_empty(num_rows, dtype=torch.int32)
-    _scan_rows(operands, allowed, changed, scans_all=scans_all, draws=not by_clusters)
-    if by_clusters:
-        sample_rows(logits, parts, changed, batch, num_parts * block, finds_logprobs=not scans_all)
+    arguments = args(
+        "SampleArgs",
+        logits=logits,
+        header=batch.header,
+        row_slots=batch.row_slots,
+        context_lens=batch.context_lens,
+        params=batch.params,
+        tokens=batch.tokens,
+        stop_tokens=batch.stop_tokens,
+        bias_tokens=batch.bias_tokens,
+        bias_values=batch.bias_values,
+        allowed=allowed.bits,
+        lists=allowed.lists,
+        may_end=allowed.may_end,
+        changes=changes,
+        sampled_tokens=batch.sampled_tokens,
+        sampled_logprobs=batch.sampled_logprobs,
+        top_tokens=batch.top_tokens,
+        top_logprobs=batch.top_logprobs,
+        stride=logits.stride(0),
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        change_words=change_words,
+    )
+    threads, kernel = _describe_kernel(logits, group)
+    staged_bytes = part_size * logits.element_size() if group is Group.CLUSTER else 0
+    launch(
+        compile_kernel(kernel, "decode/sample.cu"),
+        (num_blocks, num_rows),
+        threads,
+        arguments,
+        cluster=num_blocks,
+        shared_bytes=_HEAD_BYTES + _WORD_BYTES * change_words + staged_bytes,
+        programmatic=has_clusters(),
+    )
+
+
+def _describe_kernel(logits: Tensor, group: Group) -> tuple[int, str]:
+    """Return the threads of a block, and the kernel's name."""
+    if group is Group.CLUSTER:
+        few, threads, blocks_of_sm = _CLUSTERS, _CLUSTER_THREADS, _CLUSTER_BLOCKS_OF_SM
     else:
-        draw_truncated(operands)
-    _finish[(_FINISHERS if scans_all else 1, num_rows)](
-        logits,
-        logits.stride(0),
-        vocab_size,
-        batch.header,
-        batch.row_slots,
-        slots,
-        allowed,
-        parts,
-        outputs,
-        NUM_PARTS=num_parts,
-        PARTS_BLOCK=triton.next_power_of_2(num_parts),
-        num_warps=operands.num_warps,
-    )
-
-
-def _scan_rows(operands: Operands, allowed: Allowed, changed: Tensor, *, scans_all: bool, draws: bool) -> None:
-    logits, batch, slots, parts, block = operands
-    num_rows, num_parts = parts.best.shape
-    parts_of_program = _PARTS_OF_PROGRAM if num_rows > _MANY_ROWS and not draws else 1
-    kinds = ((True, True),) if num_rows <= _FEW_ROWS else ((True, False), (False, True))
-    for scans_plain, scans_special in kinds:
-        _scan[(triton.cdiv(num_parts, parts_of_program), num_rows)](
-            logits,
-            logits.stride(0),
-            batch.tokens.stride(0),
-            logits.shape[1],
-            batch.header,
-            batch.row_slots,
-            batch.context_lens,
-            slots,
-            allowed,
-            parts,
-            changed,
-            SCANS_PLAIN=scans_plain,
-            SCANS_SPECIAL=scans_special,
-            SCANS_ALL=scans_all,
-            DRAWS=draws,
-            PARTS_OF_PROGRAM=parts_of_program,
-            NUM_PARTS=num_parts,
-            BLOCK=block,
-            num_warps=operands.num_warps if scans_plain or draws else block // _SPECIAL_LOGITS_PER_WARP,
-        )
-
-
-@functools.cache
-def _has_clusters() -> bool:
-    return has_clusters()
-
-
-def _allocate_parts(device: torch.device, num_rows: int, num_parts: int, block: int) -> Parts:
-    def floats(*shape: int) -> Tensor:
-        return torch.empty(num_rows, *shape, dtype=torch.float32, device=device)
-
-    scaled = floats(num_parts * block)
-    return Parts(
-        scaled=scaled,
-        counts=scaled.view(torch.int32),
-        best=floats(num_parts),
-        tokens=floats(num_parts).view(torch.int32),
-        lowest=floats(num_parts),
-        raw_largest=floats(num_parts),
-        raw_mass=floats(num_parts),
-        top_values=floats(num_parts, TOP_WIDTH),
-        top_tokens=floats(num_parts, TOP_WIDTH).view(torch.int32),
-    )
-
-
-@triton.jit
-def _is_bare(words, floats, context_len, FINDS_LOGPROBS: tl.constexpr):
-    """Say whether a slot takes its token from the logits as they are, and the scan has nothing more to do for it."""
-    is_bare = (has_adjustments(words, floats, context_len) == 0) & (tl.load(words + AUTOMATON) == 0)
-    if FINDS_LOGPROBS:
-        is_bare = is_bare & (tl.load(words + NUM_LOGPROBS) < 0)
-    return is_bare
-
-
-@triton.jit
-def _scan(
-    logits, logits_stride, tokens_stride, vocab_size, header, row_slots, context_lens, slots, allowed, parts, changed,
-    SCANS_PLAIN: tl.constexpr, SCANS_SPECIAL: tl.constexpr, SCANS_ALL: tl.constexpr, DRAWS: tl.constexpr,
-    PARTS_OF_PROGRAM: tl.constexpr, NUM_PARTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Scan some parts of one row, if its parameters are of a kind that this kernel treats.
-
-    SCANS_ALL: also find logprobs, and scan rows of which nothing is asked but to draw from the logits as they are.
-    DRAWS: draw what is not truncated. changed: int32 [rows]; written for each special row, 1 if it was scanned.
-    """
-    row = tl.program_id(1)
-    if row >= tl.load(header + NUM_ROWS):
-        return
-    slot = tl.load(row_slots + row).to(tl.int64)
-    context_len = tl.load(context_lens + row)
-    words, floats = slots.params + slot * PARAM_STRIDE, slots.params_f32 + slot * PARAM_STRIDE
-    is_bare = _is_bare(words, floats, context_len, SCANS_ALL)
-    is_plain = is_bare & is_greedy(floats)
-    # Nested, so that the compiler makes the outer tests.
-    if not SCANS_PLAIN:  # noqa: SIM102
-        if is_plain:
-            return
-    if not SCANS_SPECIAL:  # noqa: SIM102
-        if is_plain == 0:
-            return
-    if SCANS_SPECIAL and not DRAWS:
-        is_left = is_bare & (is_plain == 0) & (not SCANS_ALL)
-        if tl.program_id(0) == 0:
-            tl.store(changed + row, tl.where(is_left, 0, 1))
-        if is_left:
-            return
-    # What a part needs is loaded for each: across parts it would take the registers of a program more on the SM.
-    for index in tl.range(PARTS_OF_PROGRAM, disable_licm=True):
-        first = (tl.program_id(0) * PARTS_OF_PROGRAM + index) * BLOCK
-        token = first + tl.arange(0, BLOCK)
-        part = row.to(tl.int64) * NUM_PARTS + first // BLOCK
-        if first < vocab_size:
-            place = row.to(tl.int64) * logits_stride + token
-            values = tl.load(logits + place, mask=(token < vocab_size), other=float("-inf")).to(tl.float32)
-            if is_plain:
-                if SCANS_PLAIN:
-                    store_best(parts, part, values, first)
-            elif SCANS_SPECIAL:
-                allowed_list = tl.load(allowed.lists + row).to(tl.int64)
-                bits = allowed.bits + allowed_list * tl.cdiv(vocab_size, 32)
-                num_listed = tl.where(allowed_list >= 0, vocab_size, 0)
-                scan_special(
-                    values, parts, slots, bits, slot, part, context_len, first, tokens_stride, num_listed,
-                    SCANS_ALL, DRAWS, BLOCK,
-                )  # fmt: skip
-
-
-@triton.jit
-def _finish(
-    logits,
-    logits_stride,
-    vocab_size,
-    header,
-    row_slots,
-    slots,
-    allowed,
-    parts,
-    outputs,
-    NUM_PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-):
-    """Write a row's token, and beside that its best logprobs."""
-    row = tl.program_id(1).to(tl.int64)
-    if row >= tl.load(header + NUM_ROWS):
-        return
-    slot = tl.load(row_slots + row).to(tl.int64)
-    num_logprobs = tl.load(slots.params + slot * PARAM_STRIDE + NUM_LOGPROBS)
-    if tl.program_id(0) == 0:
-        row_logits = logits + row * logits_stride
-        finish_row(row_logits, allowed, parts, outputs, row, num_logprobs, vocab_size, NUM_PARTS, PARTS_BLOCK)
-    elif num_logprobs > 0:
-        merge_top(parts, outputs, row, num_logprobs, NUM_PARTS, PARTS_BLOCK)
+        few = count_processors()
+        threads, blocks_of_sm = _BLOCK_THREADS, _BLOCKS_OF_SM
+    if logits.shape[0] <= few:
+        threads, blocks_of_sm = _MOST_THREADS, 1
+    is_aligned = logits.data_ptr() % 16 == 0 and logits.stride(0) % 4 == 0 and logits.shape[1] % 4 == 0
+    of_group = f"blink::{group.value}<{threads}>, {_TYPES[logits.dtype]}"
+    return threads, f"blink::sample_rows<{of_group}, {str(is_aligned).lower()}, {blocks_of_sm}>"
