@@ -21,6 +21,7 @@ import triton.testing
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from blink.formats.base import name_dtype
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu import attention_plan
@@ -146,7 +147,8 @@ class Case:
 
     def time_on_hopper(self) -> float:
         """Return the same with the kernel of warpgroups for rows of several queries; NaN where there is none."""
-        if self.is_decoding or refuses(ATTENTION, self.caches[0], self.qkv.dtype):
+        dtypes = name_dtype(self.qkv.dtype), name_dtype(self.caches[0].dtype)
+        if self.is_decoding or refuses(ATTENTION, BLOCK_SIZE, dtypes):
             return math.nan
         with mock.patch.object(attention_plan, "_PROMPT_PAIRS", 0):
             return self.time_attention()

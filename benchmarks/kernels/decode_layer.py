@@ -18,7 +18,6 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from blink.models.decode_step import MAX_GEMV_ROWS, DecodeWeights, compute_decode_logits
 from torch import Tensor
 
 import blink.models
@@ -34,12 +33,12 @@ from blink.kernels.layer_cache import KvCache, LayerCache
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
-from blink.models import decode_step
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
 from blink.models.layers import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
+from blink.runner import gpu_device
 from blink.runner.matmul import linear
 from blink.runner.run import Runner
 
@@ -88,9 +87,7 @@ class Model:
         self.embedding, self.lm_head = draw(spec.vocab_size, spec.hidden_size), draw(spec.vocab_size, spec.hidden_size)
         self.norm = 1 + draw(spec.hidden_size)
         self.decoder = Decoder(spec, self.embedding, self.layers, self.norm, self.lm_head)
-        [self.table] = self.decoder._rotary_tables
-        tables = [self.table] * spec.num_layers
-        self.weights = DecodeWeights(spec, self.embedding, self.layers, self.norm, self.lm_head, tables)
+        [self.table] = self.decoder.rotary_tables
 
 
 def draw_cache(decoder: Decoder, num_blocks: int) -> KvCache:
@@ -111,13 +108,14 @@ class Case:
         if varied:
             vary_contexts(self.batch)
         self.cache = draw_cache(model.decoder, rows * blocks)
+        self._before, self._after = Runner(model.decoder), Runner(model.decoder)
 
     def run_before(self) -> Tensor:
-        with mock.patch.object(decode_step, "MAX_MIXED_TOKENS", 0):
-            return Runner(self.model.decoder).compute_logits(self.batch, self.cache, self.rows, self.rows)
+        with mock.patch.object(gpu_device, "MAX_MIXED_TOKENS", 0):
+            return self._before.compute_logits(self.batch, self.cache, self.rows, self.rows)
 
     def run_after(self) -> Tensor:
-        return compute_decode_logits(self.model.weights, self.batch, self.cache, self.rows)
+        return self._after.compute_logits(self.batch, self.cache, self.rows, self.rows, decoding=True)
 
     @property
     def step_bytes(self) -> int:
@@ -240,7 +238,7 @@ def product_parts(case: Case) -> Iterator[Part]:
             return each_layer(case, lambda layer, _: product(weight(layer)))
 
         num_bytes = weight(model.layers[0]).numel() * 2
-        return name, num_bytes, chain(before), chain(few if rows <= MAX_GEMV_ROWS else many)
+        return name, num_bytes, chain(before), chain(few if rows <= gpu_device.MAX_GEMV_ROWS else many)
 
     yield part(
         "norm, qkv", lambda layer: layer.qkv,

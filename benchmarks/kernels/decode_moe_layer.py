@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from blink.models.decode_step import compute_decode_logits
 from decode_layer import BANDWIDTH, BLOCK_SIZE, CONFIGS, Model, Run, draw, draw_cache, make_batch, time_graph
 from torch import Tensor
 
@@ -30,9 +29,9 @@ from blink.kernels.gpu.moe import moe as triton_moe
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
-from blink.models import decode_step
 from blink.models.layer_weights import LayerWeights, MoeWeights
 from blink.models.weights.source import read_spec
+from blink.runner import gpu_streams
 from blink.runner.matmul import linear
 from blink.runner.run import Runner
 
@@ -50,12 +49,13 @@ class Case:
         blocks = -(-context // BLOCK_SIZE)
         self.batch = make_batch(rows, context, blocks, model.spec.vocab_size)
         self.cache = draw_cache(model.decoder, rows * blocks)
+        self._runner = Runner(model.decoder)
 
     def run_before(self) -> Tensor:
-        return Runner(self.model.decoder).compute_logits(self.batch, self.cache, self.rows, self.rows)
+        return self._runner.compute_logits(self.batch, self.cache, self.rows, self.rows)
 
     def run_after(self) -> Tensor:
-        return compute_decode_logits(self.model.weights, self.batch, self.cache, self.rows)
+        return self._runner.compute_logits(self.batch, self.cache, self.rows, self.rows, decoding=True)
 
     def count_experts(self) -> float:
         """Return how many experts all rows together choose, the mean over the layers."""
@@ -73,12 +73,12 @@ class Case:
             count(args[3])
             return add_grouped_experts(*args, **options)
 
-        gate_experts, add_grouped_experts = moe.gate_experts, decode_step.add_grouped_experts
-        moe.gate_experts, decode_step.add_grouped_experts = gate_and_count, add_and_count
+        gate_experts, add_grouped_experts = moe.gate_experts, gpu_streams.add_grouped_experts
+        moe.gate_experts, gpu_streams.add_grouped_experts = gate_and_count, add_and_count
         try:
             self.run_after()
         finally:
-            moe.gate_experts, decode_step.add_grouped_experts = gate_experts, add_grouped_experts
+            moe.gate_experts, gpu_streams.add_grouped_experts = gate_experts, add_grouped_experts
         return sum(counts) / len(counts)
 
     def step_bytes(self, num_experts: float) -> float:

@@ -17,11 +17,10 @@ import torch
 from decode_layer import draw, time_graph
 
 import blink.kernels.gpu.moe as triton_moe
-import blink.kernels.moe as general_moe
-from blink.formats.experts import ExpertWeights, Fp8Experts, PackedExperts
+from blink.formats.experts import ExpertWeights, Fp8Experts, PackedExperts, experts_of
 from blink.formats.fp8 import FP8
 from blink.formats.schemes import FormatId
-from blink.kernels.gpu.decode import gemm, grouped_gemm, moe
+from blink.kernels.gpu.decode import gemm, grouped_gemm, moe, placed_experts
 from blink.kernels.gpu.decode.grouped_gemm import GroupedSplit
 from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
 from blink.kernels.gpu.decode.launch import compile_ahead
@@ -70,6 +69,10 @@ class Case:
     def num_chosen(self) -> int:
         return self.logits.topk(TOP_K).indices.unique().numel()
 
+    def are_placed(self, layer: Layer) -> bool:
+        """Tell whether the products of rows that are copied to their experts take a layer."""
+        return grouped_gemm.refuses(experts_of(*layer, TOP_K), self.rows) is None
+
     def add_few(self, layers: list[Layer]) -> None:
         for gate_up, down in layers:
             gated = moe.gate_experts(self.residual, self.norm, EPS, gate_up, self.routes)
@@ -80,14 +83,15 @@ class Case:
         for gate_up, down in layers:
             x = add_grouped_experts(
                 self.residual, x, self.rates, self.logits, Mixture(gate_up, down, TOP_K, renormalize=True),
-                self.num_tokens, self.norm,
+                self.num_tokens, self.norm, placed=self.are_placed((gate_up, down)),
             ).x  # fmt: skip
 
     def run_general(self, layers: list[Layer]) -> None:
+        if not self.are_placed(layers[0]):
+            self.run_triton(layers)
+            return
         for weights in layers:
-            general_moe.moe(
-                self.residual, self.logits, *weights, self.num_tokens, top_k=TOP_K, renormalize=True, decoding=True
-            )
+            placed_experts.moe(self.residual, self.logits, weights, self.num_tokens, top_k=TOP_K, renormalize=True)
 
     def run_triton(self, layers: list[Layer]) -> None:
         for weights in layers:

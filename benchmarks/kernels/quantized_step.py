@@ -23,12 +23,16 @@ from blink.formats.schemes import GROUP
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu import choices
 from blink.kernels.gpu.decode.launch import compile_ahead
-from blink.models import decode_step
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
+from blink.plan.execution_plan import StepPlan
+from blink.plan.site import Bucket
 from blink.quantize.config import QuantizeConfig
 from blink.quantize.directory import describe_quantization
+from blink.runner import gpu_device
+from blink.runner.planner import Refused
 from blink.runner.run import Runner
+from blink.runner.sites import ModelSites
 
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
 FORMATS = {
@@ -85,7 +89,7 @@ def main() -> None:
     parser.add_argument("--most-own", type=int, help="tokens of steps that take Blink's own products, of more cuBLAS")
     options = parser.parse_args()
     if options.most_own:
-        decode_step.MAX_DECODE_ROWS = decode_step.MAX_MIXED_TOKENS = options.most_own
+        limit_own_products(options.most_own)
     columns = [*(f"{rows} rows" for rows in options.rows), *(f"prompt {tokens}" for tokens in options.prompts)]
     width = max(map(len, FORMATS))
     print(f"{'ms':>{width}}" + "".join(f"{column:>12}" for column in columns), flush=True)
@@ -104,19 +108,33 @@ def main() -> None:
         torch.cuda.empty_cache()
 
 
+def limit_own_products(most: int) -> None:
+    """Let steps of more tokens take other products than Blink's own."""
+    plan_writers = gpu_device.plan_writers
+
+    def plan_up_to_most(model: ModelSites, bucket: Bucket) -> StepPlan:
+        if bucket.tokens > most:
+            raise Refused(f"more than {most} tokens")
+        return plan_writers(model, bucket)
+
+    gpu_device.MAX_MIXED_TOKENS, gpu_device.plan_writers = most, plan_up_to_most
+
+
 def make_decoding(decoder: Decoder, rows: int, context: int) -> Run:
     """Return a step of decoding rows."""
     blocks = -(-context // BLOCK_SIZE)
     batch = make_batch(rows, context, blocks, decoder.spec.vocab_size)
     cache = decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE)
-    return lambda: Runner(decoder).compute_logits(batch, cache, rows, rows, decoding=True)
+    runner = Runner(decoder)
+    return lambda: runner.compute_logits(batch, cache, rows, rows, decoding=True)
 
 
 def make_prompt(decoder: Decoder, tokens: int, beside: int = 0, context: int = 0) -> Run:
     """Return a step of one prompt, with so many decoding rows beside it."""
     batch = make_prompt_batch(tokens, decoder.spec.vocab_size, beside, context)
     cache = decoder.allocate_kv_cache(batch.block_tables.numel(), BLOCK_SIZE)
-    return lambda: Runner(decoder).compute_logits(batch, cache, beside + tokens, beside + 1)
+    runner = Runner(decoder)
+    return lambda: runner.compute_logits(batch, cache, beside + tokens, beside + 1)
 
 
 if __name__ == "__main__":

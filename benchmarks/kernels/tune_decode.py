@@ -36,11 +36,12 @@ from blink.kernels.gpu.decode import gemm, gemm_planes, gemv_quantized, splits
 from blink.kernels.gpu.decode.launch import compile_ahead
 from blink.kernels.gpu.decode.ring_split import Shape
 from blink.kernels.gpu.decode.splits import Output
-from blink.models.decode_step import MAX_INT4_ROWS_BEFORE_PLANES
+from blink.models.decoder import Decoder
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
 from blink.models.layers import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
+from blink.runner.gpu_device import MAX_INT4_ROWS_BEFORE_PLANES
 
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
 _MODELS = ("llama-3-8b", "phi-4", "qwen3-32b", "qwen3-30b-a3b")
@@ -197,11 +198,11 @@ def make_model(name: str, format: FormatId | None) -> Model:
     model = Model(dataclasses.replace(spec, layers=(layer,) * _LAYERS))
     for layer in model.layers:
         if isinstance(layer.mlp, MoeWeights):
-            layer.mlp.down.zero_()
+            plain(layer.mlp.down).zero_()
     if format:
         layers = [pack_layer(layer, format) for layer in model.layers]
         lm_head = model.lm_head if format is FormatId.INT4 else pack_weight(model.lm_head, format)
-        model.weights = dataclasses.replace(model.weights, layers=layers, lm_head=lm_head)
+        model.decoder = Decoder(model.spec, model.embedding, layers, model.norm, lm_head)
     return model
 
 

@@ -23,6 +23,7 @@ from blink.kernels.rotary import make_rotary_table
 from blink.llm import RequestOutput
 from blink.models.rope import Rope
 from blink.models.weights.loader import load_model
+from blink.plan.execution_plan import NormStyle
 from blink.runner.run import Runner
 from model_driver import Driver
 from model_specs import clone_cache, fill_cache, stack_cache
@@ -32,12 +33,12 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from blink.models.decode_step import refuses
 from test_decode_kernels import BLOCK_SIZE, draw, error, make_batch, make_decoder, on_gpu
 
 from blink.kernels.gpu.decode import splits
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.splits import AttentionSplit
+from step_plans import plan_of
 
 pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
@@ -133,7 +134,7 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     torch.manual_seed(9)
     decoder = make_decoder(qk_norm=qk_norm, bias=bias)
     rows = len(lengths)
-    assert refuses(decoder.spec, torch.bfloat16, rows, BLOCK_SIZE) is None
+    assert plan_of(decoder, rows, block_size=BLOCK_SIZE).norms is not NormStyle.KERNEL
     host_batch, num_blocks = make_batch(lengths, 512)
     host_batch.input_ids.random_(1000)
     host_batch.block_tables.clamp_(max=num_blocks - 1)

@@ -27,6 +27,7 @@ from blink.models.decoder import Decoder
 from blink.models.layer_weights import DenseWeights, LayerWeights
 from blink.models.layers import DenseMlp
 from blink.models.rope import Rope
+from blink.plan.execution_plan import NormStyle
 from blink.runner.run import Runner
 from model_driver import Driver
 from model_specs import clone_cache, fill_cache, make_attention, make_spec, stack_cache
@@ -35,7 +36,6 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from blink.models.decode_step import MAX_DECODE_ROWS, MAX_GEMV_ROWS, can_mix, refuses
 from cuda.bindings import driver
 from cuda.core import Device, Program, ProgramOptions
 
@@ -44,7 +44,9 @@ from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, gated_linear, normed_linear
 from blink.kernels.gpu.decode.launch import check, launch
 from blink.kernels.gpu.decode.splits import AttentionSplit, Output
-from blink.models import decode_step
+from blink.runner import gpu_device
+from blink.runner.gpu_device import MAX_GEMV_ROWS
+from step_plans import plan_of
 
 pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
@@ -516,7 +518,8 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     torch.manual_seed(9)
     decoder = make_decoder(qk_norm=qk_norm, bias=bias)
     rows = len(lengths)
-    assert rows <= MAX_DECODE_ROWS and refuses(decoder.spec, torch.bfloat16, rows, BLOCK_SIZE) is None
+    style = NormStyle.READER if rows <= MAX_GEMV_ROWS else NormStyle.WRITER
+    assert plan_of(decoder, rows, block_size=BLOCK_SIZE).norms is style
     host_batch, num_blocks = make_batch(lengths, 512)
     host_batch.input_ids.random_(1000)
     host_batch.block_tables.clamp_(max=num_blocks - 1)
@@ -524,7 +527,8 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     cache = fill_cache(decoder.allocate_kv_cache(num_blocks, BLOCK_SIZE))
     twin = clone_cache(cache)
     active = sum(length > 0 for length in lengths)
-    monkeypatch.setattr(decode_step, "MAX_MIXED_TOKENS", 0)
+    monkeypatch.setattr(gpu_device, "MAX_MIXED_TOKENS", 0)
+    assert plan_of(decoder, rows, tokens=rows, block_size=BLOCK_SIZE).norms is NormStyle.KERNEL
     expected = Runner(decoder).compute_logits(batch, twin, rows, rows)[:active]
     found = Runner(decoder).compute_logits(batch, cache, rows, rows, decoding=True)[:active]
     assert error(found, expected) < 3e-2
@@ -539,10 +543,10 @@ def test_a_short_step_with_prompts_gives_the_logits_of_the_general_one(
 ) -> None:
     torch.manual_seed(10)
     decoder = make_decoder(qk_norm=qk_norm, bias=bias)
-    assert can_mix(decoder.spec, torch.bfloat16, sum(prompts), decoder.layers, BLOCK_SIZE)
     logits: list[Tensor] = []
-    for most in (decode_step.MAX_MIXED_TOKENS, 0):
-        monkeypatch.setattr(decode_step, "MAX_MIXED_TOKENS", most)
+    for most, style in ((gpu_device.MAX_MIXED_TOKENS, NormStyle.WRITER), (0, NormStyle.KERNEL)):
+        monkeypatch.setattr(gpu_device, "MAX_MIXED_TOKENS", most)
+        assert plan_of(decoder, len(prompts), tokens=sum(prompts)).norms is style
         driver = Driver(decoder)
         for before, tokens in zip(computed, prompts, strict=True):
             driver.add(torch.arange(before + tokens).tolist(), 1)

@@ -23,6 +23,7 @@ from blink.models.decoder import Decoder
 from blink.models.layer_weights import LayerWeights, MoeWeights
 from blink.models.layers import MoeMlp, Router
 from blink.models.rope import Rope
+from blink.plan.execution_plan import NormStyle
 from blink.runner.run import Runner
 from model_specs import clone_cache, fill_cache, make_attention, make_spec, stack_cache
 
@@ -30,7 +31,6 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from blink.models.decode_step import refuses
 from test_decode_kernels import (
     EPS,
     count_programmatic_edges,
@@ -46,7 +46,7 @@ from test_decode_kernels import (
 )
 from test_moe import to_fp8
 
-from blink.formats.experts import ExpertWeights, Fp8Experts
+from blink.formats.experts import ExpertWeights, Fp8Experts, experts_of
 from blink.kernels.gpu.decode import gemm, grouped_gemm, moe, placed_experts
 from blink.kernels.gpu.decode.attention import decode_attention
 from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
@@ -55,6 +55,8 @@ from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import launch
 from blink.kernels.gpu.decode.placement import place
+from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PLACED
+from step_plans import plan_of
 
 pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
@@ -101,7 +103,7 @@ class Mixture:
 @pytest.mark.parametrize("shape", [(128, 8, 256, 96), (32, 3, 576, 128), (64, 6, 2048, 768)], ids=str)
 def test_experts_equal_the_reference(rows: int, shape: tuple[int, int, int, int]) -> None:
     mixture = Mixture(rows, *shape)
-    assert moe.can_add_experts(rows, shape[2], shape[3], shape[0], shape[1])
+    assert moe.refuses(experts_of(mixture.gate_up, mixture.down, mixture.top_k), rows) is None
     expected, found = mixture.reference(), mixture.run()
     added = expected - mixture.residual.float()
     assert float((found.float() - expected).norm() / added.norm()) < 1e-2
@@ -200,7 +202,7 @@ def check_without_norms(logits: Tensor, gate_up: ExpertWeights, down: ExpertWeig
     """Compare placed_experts.moe with the plain reference."""
     x = draw(len(logits), down.shape[1])
     x[num_tokens:] = torch.nan
-    assert placed_experts.can_take(x, 8, gate_up, down)
+    assert grouped_gemm.refuses(experts_of(gate_up, down, 8), len(x)) is None
     limit = torch.tensor([num_tokens], dtype=torch.int32, device="cuda")
     found = placed_experts.moe(x, logits, (gate_up, down), limit, top_k=8, renormalize=True)
     expected = cpu.moe(
@@ -216,7 +218,7 @@ def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: Exper
     if rows > gemm.MAX_ROWS:
         check_without_norms(logits, gate_up, down, num_tokens)
         return
-    assert grouped_gemm.can_multiply(rows, top_k, gate_up, down)
+    assert grouped_gemm.refuses(experts_of(gate_up, down, top_k), rows) is None
     residual, norm, next_norm = draw(rows, hidden), draw(hidden), draw(hidden)
     expected, x = residual.float().clone(), normed(residual, norm)
     expected[:num_tokens] += cpu.moe(
@@ -231,6 +233,7 @@ def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: Exper
         GroupedMixture(gate_up, down, top_k, renormalize=True),
         torch.tensor([num_tokens], dtype=torch.int32, device="cuda"),
         next_norm,
+        placed=True,
     )
     assert float((residual.float() - expected).norm() / (expected - before).norm()) < 1e-2
     assert torch.equal(residual[num_tokens:].float(), before[num_tokens:])
@@ -316,9 +319,11 @@ def test_a_row_of_nan_spoils_no_row_that_its_experts_treat_beside() -> None:
     logits, norm, residual = draw(9, 16), draw(256), draw(9, 256)
     mixture = GroupedMixture(gate_up, down, 8, renormalize=True)
     num_tokens = torch.tensor([9], dtype=torch.int32, device="cuda")
+    assert grouped_gemm.refuses(experts_of(gate_up, down, 8), 9) is None
 
     def run(residual: Tensor) -> Tensor:
-        add_grouped_experts(residual, residual * norm, rates_of(residual), logits, mixture, num_tokens, norm)
+        x, rates = residual * norm, rates_of(residual)
+        add_grouped_experts(residual, x, rates, logits, mixture, num_tokens, norm, placed=True)
         return residual
 
     expected = run(residual.clone())
@@ -446,6 +451,7 @@ class Chain:
             residual.add_(moe_of(x, logits, *experts, limit, top_k=mixture.top_k, renormalize=True))
 
     def add_grouped(self, mixture: Mixture, residual: Tensor, x: Tensor, rates: Tensor, logits: Tensor) -> gemm.Normed:
+        experts = experts_of(mixture.gate_up, mixture.down, mixture.top_k)
         return add_grouped_experts(
             residual,
             x,
@@ -454,6 +460,7 @@ class Chain:
             GroupedMixture(mixture.gate_up, mixture.down, mixture.top_k, renormalize=True),
             self.batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
             mixture.norm,
+            placed=grouped_gemm.refuses(experts, len(residual)) is None,
         )
 
 
@@ -555,14 +562,17 @@ LENGTHS = [
 def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(lengths: list[int]) -> None:
     torch.manual_seed(9)
     decoder = make_decoder()
-    assert refuses(decoder.spec, torch.bfloat16, len(lengths), 16) is None
+    assert plan_of(decoder, len(lengths)).norms is not NormStyle.KERNEL
     check_step(decoder, lengths)
 
 
 def test_more_rows_take_the_general_step_with_the_attention_of_decoding_rows() -> None:
     torch.manual_seed(10)
     decoder = make_decoder()
-    assert refuses(decoder.spec, torch.bfloat16, 140, 16) == "more than 128 rows"
+    plan = plan_of(decoder, 140)
+    assert plan.norms is NormStyle.KERNEL and "more than 128 rows" in plan.refused[1]
+    assert all(layer.attend.kernel == DECODE_ATTENTION for layer in plan.layers)
+    assert all(layer.experts and layer.experts.kernel == PLACED for layer in plan.layers)
     check_step(decoder, [*range(1, 139), 0, 0])
 
 
@@ -575,9 +585,10 @@ def check_step(decoder: Decoder, lengths: list[int]) -> None:
     cache = fill_cache(decoder.allocate_kv_cache(num_blocks, 16))
     twin = clone_cache(cache)
     active = sum(length > 0 for length in lengths)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placed_experts, "can_take", lambda *_: False)
-        expected = Runner(decoder).compute_logits(batch, twin, rows, rows)[:active]
+    general = plan_of(decoder, rows, tokens=rows)
+    assert general.norms is NormStyle.KERNEL
+    assert all(layer.experts and layer.experts.kernel == GATHERED for layer in general.layers)
+    expected = Runner(decoder).compute_logits(batch, twin, rows, rows)[:active]
     found = Runner(decoder).compute_logits(batch, cache, rows, rows, decoding=True)[:active]
     assert error(found, expected) < 3e-2
     assert error(stack_cache(cache), stack_cache(twin)) < 1e-2

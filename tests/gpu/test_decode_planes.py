@@ -67,7 +67,7 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 
 def take(x: Tensor, weight: PackedWeight) -> Tensor:
     """Return activations as products with a weight take so many rows."""
-    order = gemm.order_for(weight, len(x))
+    order = gemm.order_for(weight.matrix, len(x))
     return x if order is None else split(x, order)
 
 
@@ -186,7 +186,7 @@ def test_what_planes_hold_of_activations_is_kept(kind: str, rows: int) -> None:
     ones, zeros = torch.eye(size, device="cuda"), torch.zeros_like(scales, dtype=torch.uint8)
     matrix = QuantizedMatrix(ones.byte(), scales, zeros) if kind == "int4" else QuantizedMatrix(ones.to(FP8), scales)
     weight = pack([matrix])
-    assert torch.equal(gemm.linear(take(x, weight), weight), x if gemm.order_for(weight, rows) is None else held)
+    assert torch.equal(gemm.linear(take(x, weight), weight), x if gemm.order_for(weight.matrix, rows) is None else held)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from activation_planes import split
 from blink import LLM, SamplingParams
-from blink.formats.experts import Fp8Experts
+from blink.formats.experts import Fp8Experts, experts_of
 from blink.formats.fp8 import FP8
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.packed import PackedWeight, pack
@@ -23,6 +23,8 @@ from blink.kernels.cpu.activation import activate
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.gpu.device import has_clusters, has_warpgroups
 from blink.models.layer_weights import DenseWeights, MoeWeights
+from blink.plan.execution_plan import NormStyle
+from blink.runner.matmul import linear
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import SCHEMES, write_checkpoints
 
@@ -30,14 +32,14 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from blink.models.decode_step import can_multiply_packed
 from test_decode_kernels import rates_of
 
 from blink.kernels.gpu import quantized
-from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, moe, splits
+from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, grouped_gemm, moe, splits
 from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
 from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
 from blink.kernels.gpu.decode.launch import compile_kernel
+from step_plans import plan_of
 
 pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
@@ -137,7 +139,7 @@ def test_prompts_are_multiplied_within_their_rounding(kind: str, tolerance: floa
     torch.manual_seed(5)
     x = draw(rows, 1024)
     weight, plain = draw_weight(kind, 384, 1024)
-    assert error(quantized.multiply(x, weight), functional.linear(x.float(), plain)) < tolerance
+    assert error(linear(x, weight), functional.linear(x.float(), plain)) < tolerance
 
 
 @groups_only
@@ -149,7 +151,7 @@ def test_many_rows_are_rounded_by_groups_where_weights_have_groups(rows: int, mo
     for scale in (1e-3, 1.0, 1e3):
         x = draw(rows, 1024, scale=scale)
         x[rows // 2] = 0
-        found = quantized.multiply(x, weight)
+        found = linear(x, weight)
         assert error(found, functional.linear(x.float(), plain)) < 5e-2
         assert not found[rows // 2].any()
 
@@ -176,7 +178,7 @@ def test_an_output_layer_in_fp8_follows_layers_of_4_bits(tmp_path: Path) -> None
         assert isinstance(weight, PackedWeight) and weight.format is FormatId.INT4
     assert isinstance(found.lm_head, PackedWeight) and found.lm_head.format is FormatId.FP8
     for rows in (1, 3, 6, 29):
-        assert can_multiply_packed(found.layers, found.lm_head, rows)  # or other kernels would be tested
+        assert plan_of(found, rows).norms is not NormStyle.KERNEL  # or other kernels would be tested
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2
 
 
@@ -256,6 +258,8 @@ def test_experts_of_few_rows_equal_those_of_the_dequantised_weights(
 
 
 def add_experts(mixture: Mixture, residual: Tensor, *, planes: FormatId | None = None) -> gemm.Normed:
+    experts = experts_of(mixture.gate_up, mixture.down, mixture.top_k)
+    assert grouped_gemm.refuses(experts, len(residual)) is None
     return add_grouped_experts(
         residual,
         residual * mixture.norm,
@@ -264,6 +268,7 @@ def add_experts(mixture: Mixture, residual: Tensor, *, planes: FormatId | None =
         GroupedMixture(mixture.gate_up, mixture.down, mixture.top_k, renormalize=True),
         torch.tensor([len(residual)], dtype=torch.int32, device="cuda"),
         mixture.next_norm,
+        placed=True,
         planes=planes,
     )
 

@@ -16,14 +16,16 @@ if not torch.cuda.is_available():
 
 import test_decode_kernels
 import test_decode_moe
-from blink.models.decode_step import Suspended, refuses
 
 from blink.kernels.batch import Batch, Param
 from blink.kernels.gpu.device import has_clusters
 from blink.models.decoder import Decoder
+from blink.plan.execution_plan import NormStyle
 from blink.runner.run import Runner
+from blink.runner.stream import Stream
 from model_driver import set_params
 from model_specs import clone_cache, fill_cache, stack_cache
+from step_plans import plan_of
 
 pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
@@ -48,7 +50,7 @@ class Step:
     """A step's batch and KV cache, of which each run begins with the same contents."""
 
     def __init__(self, decoder: Decoder, lengths: list[int], seed: int) -> None:
-        self.decoder, self.rows = decoder, len(lengths)
+        self.decoder, self.runner, self.rows = decoder, Runner(decoder), len(lengths)
         self.active = sum(length > 0 for length in lengths)
         self.batch, num_blocks = make_batch(lengths)
         self.cache = decoder.allocate_kv_cache(num_blocks, 16)
@@ -63,16 +65,16 @@ class Step:
             part.fill_(-7)
 
     def run_whole(self) -> None:
-        Runner(self.decoder).forward(self.batch, self.cache, self.rows, self.rows, decoding=True)
+        self.runner.forward(self.batch, self.cache, self.rows, self.rows, decoding=True)
 
-    def make_segments(self, left: list[Suspended | None]) -> list[Run]:
+    def make_segments(self, left: list[Stream | None]) -> list[Run]:
         """Return what runs each layer, and puts what it leaves behind what others have left."""
         residual = torch.empty(0, device="cuda")  # only the general kernels keep anything there
 
         def run(layer: int) -> None:
             size, layers = (self.rows, self.rows, True), range(layer, layer + 1)
             before = left[-1] if layer else None
-            left.append(Runner(self.decoder).forward_segment(self.batch, self.cache, size, layers, residual, before))
+            left.append(self.runner.forward_segment(self.batch, self.cache, size, layers, residual, before))
 
         return [functools.partial(run, layer) for layer in range(self.decoder.spec.num_layers)]
 
@@ -94,7 +96,7 @@ def capture(run: Run, pool: Any) -> torch.cuda.CUDAGraph:
 def test_segments_with_another_step_between_them_give_the_bits_of_whole_steps(model: str, lengths: list[int]) -> None:
     torch.manual_seed(12)
     decoder = MODELS[model]()
-    assert refuses(decoder.spec, torch.bfloat16, len(lengths), 16) is None
+    assert plan_of(decoder, len(lengths)).norms is not NormStyle.KERNEL
     step, other = Step(decoder, lengths, 1), Step(decoder, [33, 7, 90], 2)
     expected = []
     for each in (step, other):
@@ -105,7 +107,7 @@ def test_segments_with_another_step_between_them_give_the_bits_of_whole_steps(mo
         run()  # compiles
     torch.cuda.synchronize()
     # As the engine does: what is captured later may be given memory that an earlier graph of the pool writes.
-    pool, apart, left = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle(), list[Suspended | None]()
+    pool, apart, left = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle(), list[Stream | None]()
     between = capture(other.run_whole, pool)
     segments = [capture(run, apart) for run in step.make_segments(left)]
     step.reset()

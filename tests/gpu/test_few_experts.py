@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink.formats.experts import experts_of
 from blink.formats.schemes import FormatId
 from blink.kernels.cpu import moe as cpu_moe
 from blink.kernels.gpu.device import has_clusters
-from blink.models import decode_step
+from blink.runner.gpu_device import MAX_STREAMED_PACKED_ROWS, STREAMED
 from model_driver import compute_decoded_logits, load_decoder
 from quantized_checkpoints import write_checkpoints
 
@@ -25,6 +26,7 @@ from test_decode_moe import Chain, check_replays
 from test_packed_experts import assert_packed, draw_experts, row_error
 
 from blink.kernels.gpu.decode import moe
+from step_plans import plan_of
 
 pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
@@ -70,7 +72,7 @@ class Mixture:
 )
 def test_experts_equal_the_dequantised(form: FormatId, rows: int, shape: tuple[int, int, int, int]) -> None:
     mixture = Mixture(form, rows, shape)
-    assert moe.can_add(rows, mixture.gate_up, mixture.down)
+    assert moe.refuses(experts_of(mixture.gate_up, mixture.down, mixture.top_k), rows) is None
     mixture.check()
 
 
@@ -115,13 +117,12 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
 
 
 @pytest.mark.parametrize("scheme", ["fp8-block", "awq"])
-def test_steps_of_few_rows_have_no_grouped_products(
-    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(decode_step, "add_grouped_experts")
+def test_steps_of_few_rows_have_no_grouped_products(tmp_path: Path, scheme: str) -> None:
     experts = {"model_type": "qwen3_moe", "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
     path, plain = write_checkpoints(tmp_path, scheme, **experts)
     exact, found = load_decoder(plain, "cpu", torch.float32), load_decoder(path, "cuda", torch.bfloat16)
     assert_packed(found)
-    for rows in range(1, decode_step.MAX_UNGROUPED_PACKED_ROWS + 1):
+    for rows in range(1, MAX_STREAMED_PACKED_ROWS + 1):
+        layers = plan_of(found, rows).layers
+        assert all(layer.experts and layer.experts.kernel == STREAMED for layer in layers)
         assert row_error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 5e-2

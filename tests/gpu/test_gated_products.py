@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from blink.formats.base import matrix_of
 from blink.kernels.activation import activate
 from blink.kernels.gpu.device import has_warpgroups
 from blink.runner.matmul import gated_linear, linear
@@ -116,6 +117,6 @@ def test_what_a_file_names_is_compiled_ahead_and_all_if_there_is_none(monkeypatc
 def test_what_the_kernel_is_not_made_for_takes_the_other_way(rows: int, outputs: int, k: int) -> None:
     torch.manual_seed(6)
     x, gate_up = draw(rows, k), draw_gates(outputs, k)
-    assert not gated_products.can_multiply(x, gate_up)
+    assert gated_products.refuses(matrix_of(gate_up), rows) is not None
     assert torch.equal(gated_linear(x, gate_up, "silu"), activate(linear(x, gate_up)))
     assert torch.equal(gated_linear(x, gate_up, "gelu_tanh"), activate(linear(x, gate_up), "gelu_tanh"))

@@ -231,6 +231,7 @@ def check_experts_between_norms(
         Mixture(gate_up.to(device), down.to(device), 3, renormalize=True),
         torch.tensor([num_tokens], dtype=torch.int32, device=device),
         next_norm.to(device),
+        placed=False,
         planes=planes,
     )
     tolerance = TOLERANCE[dtype] * (2 if dtype == torch.bfloat16 else 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blink.kernels.cpu.activation import activate
 from blink.kernels.gpu.device import has_warpgroups
-from blink.runner.matmul import gated_linear
+from blink.runner.matmul import gated_linear, linear
 
 pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 
 from test_decode_planes import draw, draw_weight, error
 
-from blink.kernels.gpu import prompt_products, quantized
+from blink.kernels.gpu import prompt_products
 from blink.kernels.gpu.prompt_products import SPLITS, Split
 
 pytestmark = pytest.mark.skipif(not has_warpgroups(), reason="needs the warpgroup products of Hopper")
@@ -46,8 +46,8 @@ def test_any_split_gives_the_products_of_the_dequantised_weight(split: Split, ga
 def test_products_of_prompts_are_those_of_the_dequantised_weight(rows: int, n: int, k: int) -> None:
     torch.manual_seed(2)
     (weight, plain), x = draw_weight("int4", n, k), draw(rows, k)
-    found = quantized.multiply(x, weight)
-    assert torch.equal(found, prompt_products.multiply(x, weight)) and torch.equal(found, quantized.multiply(x, weight))
+    found = linear(x, weight)
+    assert torch.equal(found, prompt_products.multiply(x, weight)) and torch.equal(found, linear(x, weight))
     assert error(found, x.float() @ plain.T) < 4e-3
 
 
