@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from blink.runner.devices import DeviceCode, code_of
 from blink.runner.matmul import linear
 from blink.runner.norm_kernels import NormKernels
 from blink.runner.planner import plan_step
-from blink.runner.sites import sites_of
+from blink.runner.sites import ModelSites, sites_of
 from blink.runner.step import Step, cap_logits, take_last_tokens
 from blink.runner.stream import Stream, Then
 
@@ -33,8 +31,9 @@ class Runner:
     def __init__(self, model: Decoder) -> None:
         self.model = model
         self._code: DeviceCode = code_of(model.device)
-        self._find_plan = functools.cache(self._plan)
-        self._find_sites = functools.cache(functools.partial(sites_of, model))
+        # No cache of a method: it would be a circle, and keep the weights until the collector finds it.
+        self._plans: dict[tuple[Bucket, int, bool], StepPlan] = {}
+        self._sites: dict[int, ModelSites] = {}  # by the KV cache's block size
 
     @torch.inference_mode()
     def forward(
@@ -102,12 +101,16 @@ class Runner:
         self._run_layers(step, self._all_layers, stream, make_attention(step, self._all_layers, self._code))
         return stream.read(self.model.norm)
 
-    def _plan(self, bucket: Bucket, block_size: int, *, whole: bool) -> StepPlan:
-        return plan_step(self._code.device, self._find_sites(block_size), bucket, whole=whole)
+    def _find_plan(self, bucket: Bucket, block_size: int, *, whole: bool) -> StepPlan:
+        key = self._code.planned_size(bucket), block_size, whole
+        if key not in self._plans:
+            if block_size not in self._sites:
+                self._sites[block_size] = sites_of(self.model, block_size)
+            self._plans[key] = plan_step(self._code.device, self._sites[block_size], key[0], whole=whole)
+        return self._plans[key]
 
     def _make_step(self, batch: Batch, kv_cache: KvCache, bucket: Bucket, *, whole: bool = True) -> Step:
-        planned = self._code.planned_size(bucket)
-        plan = self._find_plan(planned, kv_cache[0].block_size, whole=whole)
+        plan = self._find_plan(bucket, kv_cache[0].block_size, whole=whole)
         return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache)
 
     def _begin(self, step: Step) -> Stream:
