@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from tqdm import tqdm
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from blink.config import EngineConfig, FrontendConfig, ModelConfig
 from blink.engine.thread import EngineThread
 from blink.errors import BadRequestError, BlinkError, ConfigError, EngineUnavailableError, OverloadedError
+from blink.hub.localize import localize
 from blink.link.client import EngineClient, RegionInfo
 from blink.link.shm import ShmConnector
 from blink.request.planner import Plan, PlannedSequence, Planner, Rendering
@@ -64,7 +65,7 @@ class LLM:
     Use as a context manager, or call close(); else the engine stops when the object or the process goes.
 
     Args:
-        model: a Hugging Face directory or a .gguf file; empty for SmolLM2-135M-Instruct.
+        model: a name on the Hugging Face hub, a directory or a .gguf file; empty for SmolLM2-135M-Instruct.
         options: fields of ModelConfig and EngineConfig, such as max_model_len or max_num_seqs.
     Raises:
         ConfigError: an option is unknown, or model and machine do not fit.
@@ -72,6 +73,7 @@ class LLM:
 
     def __init__(self, model: str = "", **options: Any) -> None:
         config = _engine_config(model, options)
+        config = replace(config, model=localize(config.model))
         self._assets = load_assets(FrontendConfig(model=config.model))
         self._planner = Planner(self._assets)
         engine = EngineThread(config)

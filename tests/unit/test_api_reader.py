@@ -34,7 +34,7 @@ from small_tokenizer import MODEL
 
 CONFIG = FrontendConfig(model=MODEL)
 ENGINE = replace(fake_engine.ENGINE, max_model_len=8192, can_constrain=False)
-BOUNDS = Bounds(max_tokenize_chars=100_000, model_name="m", engine=ENGINE)
+BOUNDS = Bounds(max_tokenize_chars=100_000, model_names=("m",), engine=ENGINE)
 TEXT = "It is a truth universally acknowledged. " * 600
 
 

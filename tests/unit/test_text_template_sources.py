@@ -43,7 +43,7 @@ def write_model(folder: Path, entry: Any, files: dict[str, str]) -> Path:
 def render(folder: Path, tools: Any, **flags: Any) -> str:
     assets = load_assets(FrontendConfig(model=ModelConfig(model=str(folder)), **flags))
     body = ChatBody.model_validate({"messages": TALK, "tools": tools})
-    return Planner(assets).render(body.messages, body.rendering)
+    return Planner(assets).render(body.messages, body.rendering({}))
 
 
 FILE, DEFAULT_FILE = "additional_chat_templates/tool_use.jinja", "chat_template.jinja"

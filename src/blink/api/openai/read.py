@@ -52,7 +52,8 @@ def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, e
 def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
     """Render and tokenize a conversation."""
     parsed_at = time.perf_counter()
-    text = Planner(assets).render(body.messages, body.rendering)
+    rendering = body.rendering(assets.template_defaults)
+    text = Planner(assets).render(body.messages, rendering)
     _check_count(1, body, engine)
     tokens = read_tokens(text, body.prompt_rules, assets.tokenizer, engine)
     params = build_sampling_params(body, assets.sampling_defaults)
@@ -61,7 +62,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
         assets,
         may_choose=bounds.may_choose_calls,
         is_reasoning_open=_is_reasoning_open(text, body, assets),
-        is_answer=body.continue_final_message or is_switched_off(body.rendering.variables),
+        is_answer=body.continue_final_message or is_switched_off(rendering.variables),
     )
     role = "assistant" if body.add_generation_prompt else body.messages[-1].get("role", "assistant")
     return ParsedRequest(

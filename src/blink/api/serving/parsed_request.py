@@ -25,7 +25,7 @@ class Bounds:
     """What a body is measured by."""
 
     max_tokenize_chars: int
-    model_name: str  # empty: not known yet
+    model_names: tuple[str, ...]  # empty: not known yet
     engine: RegionInfo | None  # None while there is none: then nothing is tokenized
     may_choose_calls: bool = True  # the model may decide whether it calls tools
     shows_fields: bool = False  # in the log
