@@ -98,13 +98,15 @@ class ModelConfig:
         choices=KV_CACHE_DTYPES,
     )
     max_model_len: int = option(0, "longest prompt plus output in tokens; 0: the model's own limit")
-    hf_overrides: str = option("", "JSON object that replaces parts of config.json, such as rope_scaling")
+    hf_overrides: str = option(
+        "", "JSON object that replaces parts of config.json, such as rope_scaling", metavar="JSON"
+    )
     generation_config: str = option(
         "auto",
         "whence default sampling comes; auto: the model; vllm: nowhere; else a folder",
         metavar="auto|vllm|DIR",
     )
-    override_generation_config: str = option("", "JSON object of default sampling, such as temperature")
+    override_generation_config: str = option("", "JSON object of default sampling, such as temperature", metavar="JSON")
     seed: int = option(0, "seed of dummy weights")
 
     def __post_init__(self) -> None:
@@ -248,7 +250,9 @@ class FrontendConfig:
         "", "Jinja chat template for all chats: a file, the text itself, or the name of one of the model's templates"
     )
     default_chat_template_kwargs: str = option(
-        "", 'JSON object of variables for all chats, such as {"enable_thinking": false}; a request\'s own win'
+        "",
+        'JSON object of variables for all chats, such as {"enable_thinking": false}; what a request gives wins',
+        metavar="JSON",
     )
     enable_auto_tool_choice: bool = option(True, "let the model decide whether it calls tools")
     tool_call_parser: str = option(
@@ -267,7 +271,9 @@ class FrontendConfig:
     ssl_certfile: str = option("", "TLS certificate file")
     ssl_keyfile: str = option("", "TLS key file")
     ssl_ca_certs: str = option("", "certificates of the authorities that clients' certificates are checked by")
-    ssl_cert_reqs: int = option(0, "clients' certificates: 0: not asked for, 1: checked if sent, 2: required")
+    ssl_cert_reqs: int = option(
+        0, "clients' certificates: 0: not asked for, 1: checked if sent, 2: required", choices=(0, 1, 2)
+    )
     ssl_ciphers: str = option("", "TLS cipher suites up to TLS 1.2, in OpenSSL's form; empty: the library's choice")
     enable_request_id_headers: bool = option(False, "answer with X-Request-Id")
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
@@ -290,7 +296,6 @@ class FrontendConfig:
     def __post_init__(self) -> None:
         require(self, "port", 0, 65535)
         require(self, "frontend_sched_priority", 1, 99)
-        require(self, "ssl_cert_reqs", 0, 2)
         parse_object("default_chat_template_kwargs", self.default_chat_template_kwargs)
         for name in ("max_num_queued_reqs", "shutdown_timeout", "keep_alive_timeout"):
             require(self, name, 0)

@@ -92,7 +92,7 @@ class _Reader:
             if level := _LEVEL.fullmatch(word):
                 yield Given("--optimization-level", [level[2]], shown=word)
             elif word == "-O" and words and words[-1] in "0123":
-                yield Given("--optimization-level", [words.pop()], shown=word)
+                yield Given("--optimization-level", [words.pop()], shown="-O")
             elif word.startswith("-") and word != "-" and not _NUMBER.fullmatch(word):
                 yield self._read_flag(word, words)
             else:
@@ -100,7 +100,7 @@ class _Reader:
 
     def _read_flag(self, word: str, words: list[str]) -> Given:
         shown, has_value, value = word.partition("=")
-        base, *keys = shown.split(".") if shown.startswith("--") else [shown]
+        base, *keys = shown.split(".")
         name = "--" + base[2:].replace("_", "-") if base.startswith("--") else base
         flag = self._table.get(name)
         if flag is not None and name not in self._own:
