@@ -12,18 +12,6 @@ from blink.errors import ConfigError
 
 KEY_VARIABLES = ("BLINK_API_KEY", "VLLM_API_KEY")  # each holds an API key
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "bfloat16", "float16")
-# vLLM's names of what a checkpoint may hold, and what its config.json calls that.
-CHECKPOINT_METHODS = {
-    "awq": "awq",
-    "auto_awq": "awq",
-    "awq_marlin": "awq",
-    "gptq": "gptq",
-    "auto_gptq": "gptq",
-    "gptq_marlin": "gptq",
-    "compressed-tensors": "compressed-tensors",
-    "mxfp4": "mxfp4",
-    "gpt_oss_mxfp4": "mxfp4",
-}
 
 
 def key_of_environment() -> str:
@@ -87,9 +75,8 @@ class ModelConfig:
     )
     quantization: str = option(
         "auto",
-        "auto: matrices as the model has them; fp8: rounded to FP8 when loaded; another: refused unless the model says "
-        "the same",
-        choices=("auto", "fp8", *CHECKPOINT_METHODS),
+        "auto: matrices as the model has them; fp8: rounded to FP8 when loaded; else the method that the model names",
+        metavar="auto|fp8|METHOD",
     )
     kv_cache_dtype: str = option(
         "auto",

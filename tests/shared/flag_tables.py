@@ -39,7 +39,7 @@ A flag of vLLM meets one of four ends.
 
 ## How flags are written
 
-- Underscores stand for dashes: `--max_model_len`. Short names work: `-tp`, `-q`, `-cc`, `-O3`.
+- Underscores may stand for dashes within a name. Short names work: `-tp`, `-q`, `-cc`, `-O3`.
 - Values follow behind a space or `=`. Lists take several words: `--served-model-name a b`. Put MODEL before them.
 - A switch has `--no-...`; `--enable-x` and `--disable-x` are each other's opposite.
 - Objects are JSON, or come key by key: `--hf-overrides.rope_theta 1000000`.

@@ -21,7 +21,7 @@ from blink.api.reader import Reader
 from blink.api.reading import is_light, read_body
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.config import FrontendConfig
-from blink.errors import BadRequestError, BlinkError, OverloadedError
+from blink.errors import BadRequestError, BlinkError, NotFoundError, OverloadedError
 from blink.request.planner import Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets, load_assets
@@ -188,6 +188,16 @@ def test_what_is_too_much_is_refused_before_the_work(
 def test_what_only_looks_like_much_is_taken(assets: ModelAssets) -> None:
     body = orjson.dumps({"prompt": '[,{"\\' * 1000, "user": "[" * 100_000})
     assert len(read_body("completions", body, assets, BOUNDS).prompts) == 1
+
+
+@pytest.mark.parametrize(("name", "is_served"), [("m", True), ("second", True), ("", True), ("third", False)])
+def test_a_model_answers_to_each_of_its_names(assets: ModelAssets, name: str, is_served: bool) -> None:
+    body, bounds = orjson.dumps({"prompt": "abc", "model": name}), replace(BOUNDS, model_names=("m", "second"))
+    if is_served:
+        assert read_body("completions", body, assets, bounds).prompts
+    else:
+        with pytest.raises(NotFoundError, match="`third` does not exist"):
+            read_body("completions", body, assets, bounds)
 
 
 def test_without_an_engine_fields_are_checked_and_nothing_is_tokenized(assets: ModelAssets) -> None:

@@ -36,7 +36,7 @@ def test_pages_name_only_flags_that_exist() -> None:
     known = others.union(
         *(flags_of(kind) for kind in (ServeConfig, BenchConfig, TopConfig, TraceConfig, QuantizeConfig))
     )
-    known |= {flag.name for flag in load_table().values()}
+    known |= {*load_table(), "--no-", "--enable-x", "--disable-x"}  # and forms of names
     foreign = {
         "--shm-size",
         "--ipc",

@@ -30,7 +30,7 @@ _TEMPLATES: Final = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 _OTHER_LAYOUT: Final = re.compile(r"consolidated.*\.safetensors")
 _PART: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _NO_MODEL: Final = re.compile(r"(?:.*/)?(?:mmproj|imatrix)[^/]*", re.IGNORECASE)
-_LABEL: Final = re.compile(r"[-._/]((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32))(?=[-./]|$)", re.IGNORECASE)
+_LABEL: Final = re.compile(r"[-._/]((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MX\w+|BF16|F16|F32))(?=[-./]|$)", re.IGNORECASE)
 _DEFAULT_LABEL: Final = "Q4_K_M"
 _SHOWN: Final = 20
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blink.config import CHECKPOINT_METHODS
 from blink.errors import ConfigError
-from blink.fields import show
+from blink.fields import Fields, show
 from blink.models.spec import ModelSpec
 from blink.models.weights.config_json import read_config_json
 from blink.models.weights.gguf_file import GgufFile
@@ -18,19 +17,19 @@ from blink.models.weights.text_files import read_json
 
 
 def check_method(path: Path, name: str) -> None:
-    """Refuse a name of a checkpoint's quantisation (--quantization) that is not that of the files.
+    """Refuse a method of quantisation (--quantization) other than Blink's own and that of the files.
 
     Raises:
         ConfigError: it is another, or the files are not quantised.
     """
-    wanted = CHECKPOINT_METHODS.get(name)
-    if wanted is None:
+    if name in ("auto", "fp8"):
         return
-    config = {} if path.is_file() else read_json(path / "config.json").get("quantization_config") or {}
-    found = config.get("quant_method") if isinstance(config, dict) else None
-    if found != wanted:
-        said = f"says {show(found)}" if found else "has no quantisation"
-        raise ConfigError(f"--quantization {name}: {path} {said}; leave it out, or take a checkpoint of {wanted}.")
+    file = path / "config.json"
+    config = Fields({} if path.is_file() else read_json(file), str(file))
+    method = Fields(config.mapping("quantization_config"), str(file)).text("quant_method", "")
+    if method != name:
+        said = f"{path} is quantised by {show(method)}" if method else f"{path} names no method"
+        raise ConfigError(f"--quantization {name}: {said}; leave it out.")
 
 
 def find_format(path: Path, load_format: str = "auto") -> str:
