@@ -23,6 +23,7 @@ class Repository:
     files: Mapping[str, bytes]
     token: str = ""  # that its files need
     is_gated: bool = False
+    is_open: bool = True  # else a wrong token is refused as such
     commit: str = ""  # a wrong one, to be named instead of the revision's
     marks: Mapping[str, str] = field(default_factory=dict[str, str])  # headers to be sent instead of the right ones
 
@@ -80,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *_: object) -> None:
         """Write nothing."""
 
     def _answer(self) -> None:
@@ -93,6 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
         key = self.headers.get("authorization", "").removeprefix("Bearer ")
         if repository is None or (repository.token != key and not repository.is_gated and repository.token):
             self._send(401, {"X-Error-Code": "RepoNotFound"})
+        elif not repository.is_open and repository.token != key:
+            self._send(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
         elif is_listing:
             self._list(name, repository, parts[5] if len(parts) > 5 else "main")
         elif repository.token != key and repository.token:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -46,7 +47,7 @@ def files_below(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def resolve(folder: Path, model: str = "acme/one", **options: str) -> ModelConfig:
+def resolve(folder: Path, model: str = "acme/one", **options: Any) -> ModelConfig:
     return localize(ModelConfig(model=model, download_dir=str(folder), **options))
 
 
@@ -132,6 +133,9 @@ def test_a_gated_model_says_where_its_terms_are(hub: StubHub, tmp_path: Path) ->
     with pytest.raises(ConfigError, match=rf"accept its terms at {hub.url}/acme/gated.*HF_TOKEN or --hf-token"):
         resolve(tmp_path, "acme/gated")
     assert resolve(tmp_path, "acme/gated", hf_token="secret").hf_token == ""
+    hub.repositories["acme/gated"].is_open = False
+    with pytest.raises(ConfigError, match="refuses the token for acme/gated"):
+        resolve(tmp_path, "acme/gated", hf_token="expired", revision="v1")
     hub.repositories["acme/private"] = Repository(files, token="secret")
     with pytest.raises(ConfigError, match="no model on the hub that you may see"):
         resolve(tmp_path, "acme/private")

@@ -54,7 +54,11 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}, {"a": {"b": 3, "c": 2}, "d": 4}),
         ({"a": {"b": 1}}, {"a": 2}, {"a": 2}),
         ({}, {"rope_theta": 5.0}, {"rope_theta": 5.0}),
-        ({"rope_parameters": {"rope_theta": 1.0}}, {"rope_theta": 5.0}, {"rope_parameters": {"rope_theta": 5.0}}),
+        (
+            {"rope_parameters": {"rope_theta": 1.0}},
+            {"rope_theta": 5.0},
+            {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 5.0}},
+        ),
         ({}, {"rope_scaling": YARN}, {"rope_parameters": YARN, "max_position_embeddings": 8192}),
         (
             {"rope_parameters": {"rope_theta": 7.0, "factor": 2.0}},

@@ -105,8 +105,9 @@ def test_a_file_of_that_name_that_is_here_is_read(tmp_path: Path) -> None:
 
 def test_variables_for_all_chats_give_way_to_a_requests_own(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "{{ a }}{{ b }}{{ messages[0].content }}", {})
-    flags = {"default_chat_template_kwargs": '{"a": 1, "b": 2}'}
-    assets = load_assets(FrontendConfig(model=ModelConfig(model=str(folder)), **flags))
+    defaults = '{"a": 1, "b": 2}'
+    model = ModelConfig(model=str(folder))
+    assets = load_assets(FrontendConfig(model=model, default_chat_template_kwargs=defaults))
     body = ChatBody.model_validate({"messages": TALK, "chat_template_kwargs": {"b": 3}})
     assert Planner(assets).render(body.messages, body.rendering(assets.template_defaults)) == "13Hi"
     with pytest.raises(ConfigError, match="--default-chat-template-kwargs must be a JSON object"):

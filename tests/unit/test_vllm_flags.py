@@ -238,3 +238,8 @@ def test_options_of_vllms_llm_are_read_as_its_flags() -> None:
     for refused in ({"tensor_parallel_size": 2}, {"enable_lora": True}, {"speculative_config": {"method": "ngram"}}):
         with pytest.raises(ConfigError, match=r"not yet|fewer GPUs"):
             to_own_options(refused, ())
+
+
+def test_a_single_served_name_is_one_name() -> None:
+    found = to_own_options({"served_model_name": "abc", "max_model_len": "auto"}, {"served_model_name", "max_model_len"})
+    assert found == {"served_model_name": ("abc",), "max_model_len": "0"}

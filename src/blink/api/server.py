@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from blink.api.observe.tracing import RequestTracer
 
 _OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
+_CIPHERS = "TLSv1"  # uvicorn's own choice: what OpenSSL calls so, which is more than that version
 _BACKLOG = 2048
 _LEASE_GRACE = 30.0  # seconds that a request may keep this process from its event loop before it counts as hung
 _HANDSHAKE_SECONDS = 5.0
@@ -231,7 +232,7 @@ def _uvicorn_config(app: ASGIApp, config: FrontendConfig) -> uvicorn.Config:
         ssl_keyfile=config.ssl_keyfile or None,
         ssl_ca_certs=config.ssl_ca_certs or None,
         ssl_cert_reqs=config.ssl_cert_reqs,
-        **({"ssl_ciphers": config.ssl_ciphers} if config.ssl_ciphers else {}),
+        ssl_ciphers=config.ssl_ciphers or _CIPHERS,
     )
     try:
         settings.load()

@@ -12,7 +12,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
@@ -137,7 +137,7 @@ class _Writer:
         self._result = CommandLine()
         self._overrides: dict[str, Any] = {}
 
-    def write(self, given: Sequence[Given]) -> CommandLine:
+    def write(self, given: Iterable[Given]) -> CommandLine:
         """Return the command line.
 
         Raises:

@@ -139,6 +139,8 @@ def _add_command(commands: argparse._SubParsersAction[_Parser], name: str, comma
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_flags(parser)
+    if command.takes_vllm:
+        parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line wins over it")
     return parser
 
 

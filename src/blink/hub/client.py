@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 from huggingface_hub import HfApi, constants, get_session, hf_hub_download
@@ -98,8 +100,15 @@ class Hub:
         total = sum(listing.sizes.get(name, 0) for name in missing)
         if not sys.stderr.isatty() and total > 1 << 20:
             print(f"downloading {self.repository}: {len(missing)} files, {total / 1e9:.2f} GB", file=sys.stderr)
+        stopped = Event()
         with self._explaining(), _progress(self.repository, total) as bar, ThreadPoolExecutor(_WORKERS) as pool:
-            list(pool.map(lambda name: self._fetch(listing.commit, name, bar), missing))
+            part = _part_of(bar, stopped)
+            try:
+                list(pool.map(lambda name: self._fetch(listing.commit, name, part), missing))
+            except BaseException:  # Ctrl-C too: what is under way ends with its next bytes
+                stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         return folder
 
     def keep(self, commit: str) -> None:
@@ -124,7 +133,7 @@ class Hub:
     def _folder(self) -> Path:
         return self.cache / f"models--{self.repository.replace('/', '--')}"
 
-    def _fetch(self, commit: str, name: str, bar: tqdm[Any]) -> None:
+    def _fetch(self, commit: str, name: str, part: Any) -> None:
         hf_hub_download(
             self.repository,
             name,
@@ -132,7 +141,7 @@ class Hub:
             cache_dir=self.cache,
             token=self.token or None,
             endpoint=_endpoint(),
-            tqdm_class=_part_of(bar),
+            tqdm_class=part,
         )
 
     @contextmanager
@@ -158,6 +167,8 @@ class Hub:
         except (OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
             raise UnreachableError(one_line(error)) from error
         except HfHubHTTPError as error:
+            if error.response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+                raise ConfigError(f"The hub refuses the token for {name}: check HF_TOKEN and --hf-token.") from error
             raise UnreachableError(f"the hub answered {error.response.status_code}") from error
         except OSError as error:
             if error.errno is None:
@@ -194,8 +205,8 @@ def _progress(name: str, total: int) -> tqdm[Any]:
     return tqdm(total=total, desc=f"downloading {name}", unit="B", unit_scale=True, disable=None)
 
 
-def _part_of(bar: tqdm[Any]) -> Any:
-    """Return a class like tqdm, whose bars are parts of one that all files share."""
+def _part_of(bar: tqdm[Any], stopped: Event) -> Any:
+    """Return a class like tqdm, whose bars are parts of one that all files share, and end a download if `stopped`."""
 
     class Part:
         def __init__(self, *_: object, initial: int = 0, **__: object) -> None:
@@ -209,6 +220,8 @@ def _part_of(bar: tqdm[Any]) -> Any:
         def close(self) -> None: ...
 
         def update(self, count: float | None = 1) -> None:
+            if stopped.is_set():
+                raise InterruptedError("another download failed")
             bar.update(count or 0)
 
         def update_transfer(self, _: float | None = 1) -> None: ...

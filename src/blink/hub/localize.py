@@ -66,6 +66,6 @@ def _hub(config: ModelConfig, name: HubName, revision: str) -> object:
     return client.Hub(name.repository, revision, config.hf_token, config.download_dir)
 
 
-def _fetching(function: str) -> Callable[..., Path]:
+def _fetching(function: str) -> Callable[..., Path | None]:
     """Return a function that needs the hub's library, which takes most of a second to load."""
     return getattr(import_module("blink.hub.fetch"), function)

@@ -44,6 +44,8 @@ def _option(name: str) -> str:
 
 
 def _to_own(flag: Flag, value: Any) -> Any:
+    if flag.kind == "list":
+        return (value,) if isinstance(value, str) else tuple(value)
     if isinstance(value, dict):
         return json.dumps(value)
     if isinstance(value, bool) or not isinstance(value, str | int):
