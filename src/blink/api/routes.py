@@ -181,7 +181,7 @@ def _model_routes(service: ApiService) -> APIRouter:
 
     @_read(router, "/v1/models")
     async def list_models() -> dict[str, Any]:
-        """List the one model that this server has, by each of its names."""
+        """List the one model that this server has."""
         return {"object": "list", "data": [card(name) for name in service.model_names]}
 
     @_read(router, "/v1/models/{name:path}")

@@ -12,7 +12,6 @@ from typing import Any, Final, NoReturn
 
 from blink import __version__
 from blink.bench.config import BenchConfig
-from blink.cli.command_line import translate
 from blink.cli.flags import add_flags, build_config
 from blink.cli.loading import load
 from blink.cli.supervision import CONFIG_EXIT_STATUS
@@ -109,7 +108,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if words and words[0] in COMMANDS and COMMANDS[words[0]].takes_vllm:
         chosen = parsers[words[0]]
         try:
-            line = translate(words[1:], chosen._option_string_actions)
+            line = load("blink.cli.command_line").translate(words[1:], chosen._option_string_actions)
         except ConfigError as error:
             chosen.error(error.message)
         words, ignored = [words[0], *line.words], line.ignored

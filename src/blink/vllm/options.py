@@ -51,7 +51,9 @@ def _to_own(flag: Flag, value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int):
         return value
     known = flag.to_own(str(value))
-    return type(value)(known) if known.removeprefix("-").isdecimal() or isinstance(value, str) else value
+    if known == str(value):
+        return value
+    return int(known) if known.isdecimal() else known
 
 
 def _spell(flag: Flag, value: Any) -> str:
