@@ -35,6 +35,7 @@ class StubHub:
     repositories: dict[str, Repository] = field(default_factory=dict[str, Repository])
     asked: list[str] = field(default_factory=list[str])
     url: str = ""
+    refusing: str = ""  # a file that gives an error of the server's
 
     def fetched(self) -> set[str]:
         """Return the names of files that were downloaded."""
@@ -96,6 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, {"X-Error-Code": "RepoNotFound"})
         elif not repository.is_open and repository.token != key:
             self._send(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
+        elif self.stub.refusing and parts[-1] == self.stub.refusing:
+            self._send(410, {})
         elif is_listing:
             self._list(name, repository, parts[5] if len(parts) > 5 else "main")
         elif repository.token != key and repository.token:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from blink.cli.doctor import examine_given_model
 from blink.cli.main import main
 from blink.config import ModelConfig
 from blink.errors import ConfigError
@@ -202,6 +205,51 @@ def test_an_unreachable_hub_leaves_what_is_in_the_cache(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     assert resolve(tmp_path) == config
+
+
+class Terminal(io.StringIO):
+    """What a progress bar takes for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("has_terminal", [True, False])
+def test_a_terminal_shows_how_far_a_download_is(
+    hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_terminal: bool
+) -> None:
+    hub.repositories["acme/one"] = Repository({"config.json": _CONFIG, "model.safetensors": b"w" * 2_000_000})
+    said = Terminal() if has_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    resolve(tmp_path)
+    bars = [line for line in said.getvalue().split("\r") if line.startswith("downloading acme/one: 100%")]
+    assert bool(bars) is has_terminal
+    assert ("downloading acme/one: 1 files, 0.00 GB" in said.getvalue()) is not has_terminal
+
+
+def test_a_download_that_fails_stops_the_others(hub: StubHub, tmp_path: Path) -> None:
+    names = [f"{letter}.safetensors" for letter in "abcdefgh"]
+    hub.repositories["acme/one"] = Repository({"config.json": _CONFIG, **{name: name.encode() for name in names}})
+    hub.refusing = "a.safetensors"
+    try:
+        with pytest.raises(ConfigError, match="is not complete, and the hub has ceased to answer"):
+            resolve(tmp_path)
+    finally:
+        hub.refusing = ""
+    assert find_cached(Hub("acme/one", folder=str(tmp_path))) is None
+    assert Path(resolve(tmp_path).model).is_dir()
+
+
+def test_doctor_looks_at_what_is_downloaded(hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    [finding] = examine_given_model("acme/one")
+    assert finding.text.endswith("run `blink pull acme/one`")
+    hub.repositories["acme/one"] = Repository({"config.json": _CONFIG, "model.safetensors": b"w"})
+    localize(ModelConfig(model="acme/one"))
+    hub.asked.clear()
+    [finding] = examine_given_model("acme/one")
+    assert "config.json: 'num_attention_heads' is missing" in finding.text
+    assert hub.asked == []
 
 
 def test_a_tokenizer_comes_without_its_model(hub: StubHub, tmp_path: Path) -> None:

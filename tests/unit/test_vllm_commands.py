@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from blink import LLM, SamplingParams
 from blink.cli import main as cli
 from blink.cli.flags import build_config
 from blink.config import ServeConfig, parse_object
@@ -168,6 +169,16 @@ def test_a_published_command_starts_an_engine(command: str, tmp_path: Path) -> N
     flags = {"region": f"test-{tmp_path.name}", "num_gpu_blocks_override": 10_000, "cpu_threads": 1}
     engine = EngineThread(replace(config.engine, **flags))
     engine.stop()
+
+
+def test_a_script_for_vllm_generates() -> None:
+    options = {"tensor_parallel_size": 1, "trust_remote_code": True, "enforce_eager": True, "dtype": "float"}
+    sizes = {"max_model_len": 64, "num_gpu_blocks_override": 64, "cpu_threads": 1, "load_format": "dummy"}
+    with LLM("Qwen/Qwen3-8B", revision="v1", device="cpu", **options, **sizes) as model:
+        [output] = model.generate("Hi", SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 2
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2 is not supported: fewer GPUs"):
+        LLM("Qwen/Qwen3-8B", tensor_parallel_size=2)
 
 
 def test_scaling_and_sampling_are_as_the_flags_say(tmp_path: Path) -> None:
