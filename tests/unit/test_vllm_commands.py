@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from huggingface_hub import constants
 from blink import LLM, SamplingParams
 from blink.cli import main as cli
 from blink.cli.flags import build_config
-from blink.config import ServeConfig, parse_object
+from blink.config import FrontendConfig, ModelConfig, ServeConfig, parse_object
 from blink.engine.thread import EngineThread
 from blink.errors import ConfigError
 from blink.hub.localize import localize
@@ -105,9 +106,8 @@ REFUSED = [
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubHub]:
     folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer().save(str(folder / "tokenizer.json"))
     parts = {
-        "tokenizer.json": (folder / "tokenizer.json").read_bytes(),
+        "tokenizer.json": _tokenizer(),
         "tokenizer_config.json": json.dumps({"eos_token": "<|endoftext|>"}).encode(),
         "generation_config.json": b'{"temperature": 0.25, "eos_token_id": 1}',
         "model.safetensors": b"weights",
@@ -127,27 +127,35 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubHub]:
         yield hub
 
 
-def prepare(command: str, folder: Path) -> tuple[ServeConfig, ModelSpec]:
-    """Do what `blink serve` does before it starts its processes, and what these do before they load weights."""
-    (folder / "config.json").write_text(json.dumps(_SMALL | {"model_type": "llama"}))
-    build_tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "serve.yaml").write_text(
-        f"model: {folder}\nmax-model-len: 4k\nenforce-eager: true\ntensor-parallel-size: 1\n"
-    )
-    words = shlex.split(command.format(folder=folder, file=folder / "serve.yaml") if "{f" in command else command)
-    config = build_config(ServeConfig, cli.parse(["serve", *words]))
+def configure(command: str, folder: Path) -> ServeConfig:
+    """Do what `blink serve` does before it starts its processes."""
+    if "{f" in command:
+        file = folder / "serve.yaml"
+        (folder / "config.json").write_text(json.dumps(_SMALL | {"model_type": "llama"}))
+        (folder / "tokenizer.json").write_bytes(_tokenizer())
+        file.write_text(f"model: {folder}\nmax-model-len: 4k\nenforce-eager: true\ntensor-parallel-size: 1\n")
+        command = command.format(folder=folder, file=file)
+    config = build_config(ServeConfig, cli.parse(["serve", *shlex.split(command)]))
     model = localize(config.engine.model)
-    config = replace(config, engine=replace(config.engine, model=model), frontend=replace(config.frontend, model=model))
+    return replace(config, engine=replace(config.engine, model=model), frontend=replace(config.frontend, model=model))
+
+
+def describe(model: ModelConfig) -> ModelSpec:
+    """Do what an engine does before it loads weights."""
     check_method(Path(model.model), model.quantization)
-    spec = read_spec(Path(model.model), parse_object("hf_overrides", model.hf_overrides))
-    load_assets(config.frontend)
-    return config, spec
+    return read_spec(Path(model.model), parse_object("hf_overrides", model.hf_overrides))
+
+
+@cache
+def _tokenizer() -> bytes:
+    return build_tokenizer().to_str().encode()
 
 
 @pytest.mark.parametrize("command", STARTING)
 def test_a_published_command_is_taken(command: str, tmp_path: Path) -> None:
-    config, spec = prepare(command, tmp_path)
-    assert config.engine.model.max_model_len <= spec.max_model_len
+    config = configure(command, tmp_path)
+    assert config.engine.model.max_model_len <= describe(config.engine.model).max_model_len
+    load_assets(config.frontend)
 
 
 @pytest.mark.parametrize(("command", "reason"), REFUSED)
@@ -155,7 +163,7 @@ def test_a_published_command_is_refused_by_its_reason(
     command: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises((SystemExit, ConfigError)) as caught:
-        prepare(command, tmp_path)
+        describe(configure(command, tmp_path).engine.model)
     assert reason in (capsys.readouterr().err + str(caught.value))
 
 
@@ -163,11 +171,12 @@ def test_there_are_twenty() -> None:
     assert len(STARTING) + len(REFUSED) == 20
 
 
-@pytest.mark.parametrize("command", [STARTING[4], STARTING[6], STARTING[8]])
+@pytest.mark.parametrize("command", [STARTING[4], STARTING[6]])
 def test_a_published_command_starts_an_engine(command: str, tmp_path: Path) -> None:
-    config, _ = prepare(f"{command} --load-format dummy --device cpu --max-num-seqs 2", tmp_path)
-    flags = {"region": f"test-{tmp_path.name}", "num_gpu_blocks_override": 10_000, "cpu_threads": 1}
-    engine = EngineThread(replace(config.engine, **flags))
+    config = configure(f"{command} --load-format dummy --device cpu --max-num-seqs 2", tmp_path).engine
+    engine = EngineThread(
+        replace(config, region=f"test-{tmp_path.name}", num_gpu_blocks_override=10_000, cpu_threads=1)
+    )
     engine.stop()
 
 
@@ -181,25 +190,49 @@ def test_a_script_for_vllm_generates() -> None:
         LLM("Qwen/Qwen3-8B", tensor_parallel_size=2)
 
 
-def test_scaling_and_sampling_are_as_the_flags_say(tmp_path: Path) -> None:
-    _, spec = prepare(STARTING[6], tmp_path)
-    assert spec.max_model_len == 131072
-    quiet, _ = prepare(STARTING[8], tmp_path)
-    loud, _ = prepare("""Qwen/Qwen3-8B --override-generation-config '{"top_k": 7}'""", tmp_path)
-    assert load_assets(quiet.frontend).sampling_defaults == {}
-    assert load_assets(loud.frontend).sampling_defaults == {"temperature": 0.25, "top_k": 7}
-    _, whole = prepare("google/gemma-3-4b-it --hf-overrides.max_position_embeddings 77", tmp_path)
-    _, part = prepare("google/gemma-3-4b-it --hf-overrides.text_config.max_position_embeddings 78", tmp_path)
-    assert (whole.max_model_len, part.max_model_len) == (77, 78)
-    for wrong in ('{"top_q": 7}', '{"temperature": -1}'):
-        with pytest.raises(ConfigError, match=r"--override-generation-config"):
-            prepare(f"Qwen/Qwen3-8B --override-generation-config '{wrong}'", tmp_path)
-    with pytest.raises(ConfigError, match=r"--generation-config .*no folder"):
-        prepare(f"Qwen/Qwen3-8B --generation-config {tmp_path}/none", tmp_path)
+@pytest.mark.parametrize(
+    ("command", "length"),
+    [
+        (STARTING[6], 131072),
+        ("google/gemma-3-4b-it --hf-overrides.max_position_embeddings 77", 77),
+        ("google/gemma-3-4b-it --hf-overrides.text_config.max_position_embeddings 78", 78),
+    ],
+)
+def test_overrides_are_of_the_models_config(command: str, length: int, tmp_path: Path) -> None:
+    assert describe(configure(command, tmp_path).engine.model).max_model_len == length
 
 
-@pytest.mark.parametrize("method", ["gptq", "compressed-tensors", "bitsandbytes", "fp9"])
-def test_a_method_that_the_model_does_not_name_is_refused(method: str, tmp_path: Path) -> None:
-    for model in ("TheBloke/Mistral-7B-Instruct-v0.2-AWQ", "Qwen/Qwen3-8B", _GGUF):
+@pytest.mark.parametrize(
+    ("options", "defaults"),
+    [
+        ({}, {"temperature": 0.25}),
+        ({"generation_config": "vllm"}, {}),
+        ({"override_generation_config": '{"top_k": 7}'}, {"temperature": 0.25, "top_k": 7}),
+        ({"generation_config": "vllm", "override_generation_config": '{"temperature": 0.5}'}, {"temperature": 0.5}),
+    ],
+)
+def test_default_sampling_is_as_the_flags_say(options: dict[str, Any], defaults: dict[str, Any]) -> None:
+    model = localize(ModelConfig(model="Qwen/Qwen3-8B", skip_tokenizer_init=True, **options))
+    assert load_assets(FrontendConfig(model=model)).sampling_defaults == defaults
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"override_generation_config": '{"top_q": 7}'}, "--override-generation-config: top_q is not supported"),
+        ({"override_generation_config": '{"temperature": -1}'}, "--override-generation-config is malformed"),
+        ({"generation_config": "/no/such"}, "--generation-config /no/such is no folder"),
+    ],
+)
+def test_other_sampling_is_refused_by_name(options: dict[str, Any], reason: str) -> None:
+    model = localize(ModelConfig(model="Qwen/Qwen3-8B", skip_tokenizer_init=True, **options))
+    with pytest.raises(ConfigError, match=reason):
+        load_assets(FrontendConfig(model=model))
+
+
+@pytest.mark.parametrize("name", ["TheBloke/Mistral-7B-Instruct-v0.2-AWQ", "Qwen/Qwen3-8B", _GGUF])
+def test_a_method_that_the_model_does_not_name_is_refused(name: str) -> None:
+    path = Path(localize(ModelConfig(model=name)).model)
+    for method in ("gptq", "compressed-tensors", "bitsandbytes"):
         with pytest.raises(ConfigError, match=f"--quantization {method}"):
-            prepare(f"{model} --quantization {method}", tmp_path)
+            check_method(path, method)
