@@ -94,7 +94,7 @@ class ModelConfig:
         metavar="auto|vllm|DIR",
     )
     override_generation_config: str = option("", "JSON object of default sampling, such as temperature", metavar="JSON")
-    seed: int = option(0, "seed of dummy weights")
+    seed: int = option(0, "seed of dummy weights, and of sampling where requests give none; 0: that differs each time")
 
     def __post_init__(self) -> None:
         for name in ("hf_overrides", "override_generation_config"):

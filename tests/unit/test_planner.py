@@ -24,3 +24,17 @@ def test_one_choice_alone_asks_for_the_logprobs_of_its_prompt(tmp_path: Path) ->
     )
     assert [planned.params.prompt_logprobs for planned in plan.sequences] == [2, None, None] * 2
     assert [planned.seed for planned in plan.sequences] == [7, 8, 9] * 2
+
+
+def test_a_servers_seed_makes_those_of_requests_that_give_none(tmp_path: Path) -> None:
+    folder = str(write_tiny_model(tmp_path))
+    rules, engine = PromptRules(add_special_tokens=False), replace(ENGINE, max_model_len=64)
+
+    def seeds(seed: int) -> list[int]:
+        model = ModelConfig(model=folder, skip_tokenizer_init=True, seed=seed)
+        planner = Planner(load_assets(FrontendConfig(model=model)))
+        plans = [planner.plan_now([[1, 2]], SamplingParams(max_tokens=1), rules, engine) for _ in range(4)]
+        return [planned.seed for plan in plans for planned in plan.sequences]
+
+    assert seeds(42) == seeds(42) != seeds(43)
+    assert len({*seeds(42), *seeds(0), *seeds(0)}) == 12

@@ -51,6 +51,7 @@ class ModelAssets:
     call_format: CallFormat | None = None  # None: the template has tools in a way that is not known here
     reasoning_format: ReasoningFormat | None = None
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict[str, "float | int"])
+    seed: int = 0  # of the seeds of requests that give none; 0: nobody knows them
     template_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # variables of chat templates
 
     @property
@@ -93,6 +94,7 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         call_format=call_format,
         reasoning_format=reasoning_format,
         sampling_defaults=_sampling_defaults(root, config.model),
+        seed=config.model.seed,
         template_defaults=parse_object("default_chat_template_kwargs", config.default_chat_template_kwargs),
     )
 
