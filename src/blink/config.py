@@ -241,6 +241,8 @@ class FrontendConfig:
         'JSON object of variables for all chats, such as {"enable_thinking": false}; what a request gives wins',
         metavar="JSON",
     )
+    return_tokens_as_token_ids: bool = option(False, "name tokens in logprobs by their ids, as token_id:5")
+    enable_force_include_usage: bool = option(False, "end every stream with its usage, whatever the request says")
     enable_auto_tool_choice: bool = option(True, "let the model decide whether it calls tools")
     tool_call_parser: str = option(
         "auto",

@@ -200,6 +200,20 @@ def test_a_model_answers_to_each_of_its_names(assets: ModelAssets, name: str, is
             read_body("completions", body, assets, bounds)
 
 
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"continuous_usage_stats": True}])
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_a_server_may_say_for_all_requests_what_answers_hold(
+    assets: ModelAssets, kind: str, options: dict[str, bool] | None
+) -> None:
+    fields = {"completions": {"prompt": "abc"}, "chat": {"messages": [{"role": "user", "content": "abc"}]}}[kind]
+    body = orjson.dumps({**fields, "stream": True, "stream_options": options})
+    plain = read_body(kind, body, assets, BOUNDS).reply
+    asked = read_body(kind, body, assets, replace(BOUNDS, names_token_ids=True, always_has_usage=True)).reply
+    assert (plain.include_usage, plain.names_token_ids) == (False, False)  # pyright: ignore
+    assert (asked.include_usage, asked.names_token_ids) == (True, True)  # pyright: ignore
+    assert asked.continuous_usage is bool(options and options.get("continuous_usage_stats"))  # pyright: ignore
+
+
 def test_without_an_engine_fields_are_checked_and_nothing_is_tokenized(assets: ModelAssets) -> None:
     bounds = replace(BOUNDS, engine=None)
     assert not read_body("completions", orjson.dumps({"prompt": TEXT}), assets, bounds).has_engine

@@ -115,6 +115,8 @@ class ApiService:
             engine,
             may_choose_calls=self.config.enable_auto_tool_choice,
             shows_fields=self.config.enable_log_requests,
+            names_token_ids=self.config.return_tokens_as_token_ids,
+            always_has_usage=self.config.enable_force_include_usage,
         )
 
     def check_model(self, name: str | None) -> None:

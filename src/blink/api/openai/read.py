@@ -41,7 +41,7 @@ def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, e
         prompts=prompts,
         rules=body.prompt_rules,
         params=params,
-        reply=ChoicesReply(is_chat=False, echoes=echoes, **_reply_fields(body, params)),
+        reply=ChoicesReply(is_chat=False, echoes=echoes, **_reply_fields(body, params, bounds)),
         stream=bool(body.stream),
         request_id=body.request_id,
         shown=_shown(body) if bounds.shows_fields else {},
@@ -71,7 +71,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
         rules=body.prompt_rules,
         params=params,
         tool_use=body.tool_use,
-        reply=ChoicesReply(is_chat=True, role=role, message=form, **_reply_fields(body, params)),
+        reply=ChoicesReply(is_chat=True, role=role, message=form, **_reply_fields(body, params, bounds)),
         stream=bool(body.stream),
         request_id=body.request_id,
         shown=_shown(body) if bounds.shows_fields else {},
@@ -88,16 +88,17 @@ def _is_reasoning_open(text: str, body: ChatBody, assets: ModelAssets) -> bool |
     return is_reasoning_open(text, form, begun) if form else None
 
 
-def _reply_fields(body: GenerationBody, params: SamplingParams) -> dict[str, Any]:
+def _reply_fields(body: GenerationBody, params: SamplingParams, bounds: Bounds) -> dict[str, Any]:
     options = body.stream_options
+    has_usage = bounds.always_has_usage or (options is not None and options.include_usage)
     return {
         "num_choices": params.n,
         "has_logprobs": params.logprobs is not None,
         "has_prompt_logprobs": body.prompt_logprobs is not None,
-        "names_token_ids": bool(body.return_tokens_as_token_ids),
+        "names_token_ids": bool(body.return_tokens_as_token_ids) or bounds.names_token_ids,
         "return_token_ids": bool(body.return_token_ids),
-        "include_usage": options is not None and options.include_usage,
-        "continuous_usage": options is not None and options.include_usage and options.continuous_usage_stats,
+        "include_usage": has_usage,
+        "continuous_usage": has_usage and options is not None and options.continuous_usage_stats,
     }
 
 
