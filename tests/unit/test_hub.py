@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants, hf_hub_download
 
 from blink.cli.doctor import examine_given_model
 from blink.cli.main import main
@@ -189,6 +189,16 @@ def test_names_of_a_hub_stay_inside_of_the_cache(hub: StubHub, tmp_path: Path, e
         resolve(cache)
     assert not [name for name in files_below(tmp_path) if "evil" in name or not name.startswith("1/2/3/4/")]
     assert not [name for name in hub.fetched() if "evil" in name]
+
+
+def test_a_new_connection_is_watched_too(hub: StubHub, tmp_path: Path) -> None:
+    hub.repositories["acme/one"] = Repository({"config.json": _CONFIG, "model.safetensors": b"w"})
+    resolve(tmp_path)
+    close_session()  # as the library does after a connection that fails
+    hub.repositories["acme/one"].marks = {"ETag": '"../../evil"'}
+    with pytest.raises(ConfigError, match=r"malformed \(etag"):
+        hf_hub_download("acme/one", "config.json", revision="v1", cache_dir=tmp_path / "other", endpoint=hub.url)
+    assert not list((tmp_path / "other").rglob("*config*"))
 
 
 def test_an_unreachable_hub_leaves_what_is_in_the_cache(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
-from huggingface_hub import HfApi, constants, get_session, hf_hub_download
+from huggingface_hub import HfApi, constants, hf_hub_download, set_client_factory
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -28,6 +28,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import _http
 from tqdm import tqdm
 
 from blink.errors import ConfigError
@@ -186,12 +187,24 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
+class _WatchedClients:
+    """Makes the library's HTTP clients, which it throws away after some errors, with a look at each answer."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __call__(self) -> Any:
+        client = self._make()
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "response": [*hooks["response"], _check_marks]}
+        return client
+
+
 def _watch_marks() -> None:
     """Let no answer of the hub name a file outside of the cache: the library takes some of its headers for names."""
-    session = get_session()
-    hooks = session.event_hooks
-    if _check_marks not in hooks["response"]:
-        session.event_hooks = {**hooks, "response": [*hooks["response"], _check_marks]}
+    make = _http._GLOBAL_CLIENT_FACTORY  # the program's own, if it has one
+    if not isinstance(make, _WatchedClients):
+        set_client_factory(_WatchedClients(make))
 
 
 def _check_marks(response: Any) -> None:
