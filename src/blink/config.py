@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from blink.errors import ConfigError
 
-KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+KEY_VARIABLES = ("BLINK_API_KEY", "VLLM_API_KEY")  # each holds an API key
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "bfloat16", "float16")
+
+
+def key_of_environment() -> str:
+    """Return the API key that the environment holds, or nothing."""
+    return next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
 
 
 def option(default: Any, text: str, **extra: Any) -> Any:
@@ -25,14 +33,40 @@ def require(config: object, name: str, low: float, high: float = float("inf")) -
         raise ConfigError(f"--{flag} must be {rule}, got {value:g}")
 
 
+def parse_object(name: str, text: str) -> dict[str, Any]:
+    """Return the JSON object that a field holds; an empty text is an empty one.
+
+    Raises:
+        ConfigError: it is something else; the message names the field's flag.
+    """
+    flag = f"--{name.replace('_', '-')}"
+    try:
+        values = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{flag} must be a JSON object: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{flag} must be a JSON object, got {text}")
+    return values
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which model to load and how."""
 
-    model: str = option("", "model directory (Hugging Face layout) or .gguf file; empty: SmolLM2-135M-Instruct")
-    tokenizer: str = option("", "tokenizer directory or .gguf file; empty: the model's own")
+    model: str = option(
+        "",
+        "name on the Hugging Face hub (org/name, org/name:Q4_K_M), model directory or .gguf file; empty: "
+        "SmolLM2-135M-Instruct",
+    )
+    revision: str = option("", "branch, tag or commit of a model on the hub; empty: main")
+    hf_token: str = option("", "token for the hub; empty: HF_TOKEN, or that of `hf auth login`")
+    download_dir: str = option("", "folder for models from the hub; empty: the hub's own cache, below HF_HOME")
+    tokenizer: str = option("", "tokenizer: a name on the hub, a directory or a .gguf file; empty: the model's own")
+    tokenizer_revision: str = option("", "branch, tag or commit of a tokenizer on the hub; empty: main")
     skip_tokenizer_init: bool = option(False, "load no tokenizer: prompts are token ids, answers have no text")
-    served_model_name: str = option("", "name in the API; empty: derived from MODEL")
+    served_model_name: tuple[str, ...] = option(
+        (), "names in the API, the first of which is shown; may be given several times; without it derived from MODEL"
+    )
     load_format: str = option("auto", "where weights come from", choices=("auto", "safetensors", "gguf", "dummy"))
     dtype: str = option(
         "auto",
@@ -40,15 +74,31 @@ class ModelConfig:
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str = option(
-        "auto", "auto: matrices as the model has them; fp8: rounded to FP8 when loaded", choices=("auto", "fp8")
+        "auto",
+        "auto: matrices as the model has them; fp8: rounded to FP8 when loaded; else the method that the model names",
+        metavar="auto|fp8|METHOD",
     )
     kv_cache_dtype: str = option(
         "auto",
-        "type of the KV cache; auto: the compute type; fp8 (e4m3): half of 16 bits, scaled as the checkpoint says",
+        "type of the KV cache; auto: the compute type; fp8 (e4m3): half of 16 bits, scaled as the checkpoint says; "
+        "bfloat16, float16: refused unless that is the compute type",
         choices=KV_CACHE_DTYPES,
     )
     max_model_len: int = option(0, "longest prompt plus output in tokens; 0: the model's own limit")
-    seed: int = option(0, "seed of dummy weights")
+    hf_overrides: str = option(
+        "", "JSON object that replaces parts of config.json, such as rope_scaling", metavar="JSON"
+    )
+    generation_config: str = option(
+        "auto",
+        "whence default sampling comes; auto: the model; vllm: nowhere; else a folder",
+        metavar="auto|vllm|DIR",
+    )
+    override_generation_config: str = option("", "JSON object of default sampling, such as temperature", metavar="JSON")
+    seed: int = option(0, "seed of dummy weights, and of sampling where requests give none; 0: that differs each time")
+
+    def __post_init__(self) -> None:
+        for name in ("hf_overrides", "override_generation_config"):
+            parse_object(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +210,7 @@ class FrontendConfig:
         "only a server on a loopback address checks",
     )
     api_key: tuple[str, ...] = option(
-        (), "key that clients must send as Bearer token; may be given several times; also BLINK_API_KEY"
+        (), "key that clients must send as Bearer token; may be given several times; also BLINK_API_KEY, VLLM_API_KEY"
     )
     allowed_origins: tuple[str, ...] = option((), "CORS: allowed origins; none by default")
     allowed_methods: tuple[str, ...] = option(("*",), "CORS: allowed methods")
@@ -184,8 +234,15 @@ class FrontendConfig:
     )
     page: bool = option(True, "serve a page with a chat and the server's live state at /")
     chat_template: str = option(
-        "", "Jinja chat template for all chats: a file, or the name of one of the model's templates"
+        "", "Jinja chat template for all chats: a file, the text itself, or the name of one of the model's templates"
     )
+    default_chat_template_kwargs: str = option(
+        "",
+        'JSON object of variables for all chats, such as {"enable_thinking": false}; what a request gives wins',
+        metavar="JSON",
+    )
+    return_tokens_as_token_ids: bool = option(False, "name tokens in logprobs by their ids, as token_id:5")
+    enable_force_include_usage: bool = option(False, "end every stream with its usage, whatever the request says")
     enable_auto_tool_choice: bool = option(True, "let the model decide whether it calls tools")
     tool_call_parser: str = option(
         "auto",
@@ -202,6 +259,11 @@ class FrontendConfig:
     keep_alive_timeout: float = option(5.0, "seconds that an HTTP connection may idle, or take over a request's head")
     ssl_certfile: str = option("", "TLS certificate file")
     ssl_keyfile: str = option("", "TLS key file")
+    ssl_ca_certs: str = option("", "certificates of the authorities that clients' certificates are checked by")
+    ssl_cert_reqs: int = option(
+        0, "clients' certificates: 0: not asked for, 1: checked if sent, 2: required", choices=(0, 1, 2)
+    )
+    ssl_ciphers: str = option("", "TLS cipher suites up to TLS 1.2, in OpenSSL's form; empty: the library's choice")
     enable_request_id_headers: bool = option(False, "answer with X-Request-Id")
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
     log_level: str = option("info", "log level", choices=("debug", "info", "warning", "error"))
@@ -223,6 +285,7 @@ class FrontendConfig:
     def __post_init__(self) -> None:
         require(self, "port", 0, 65535)
         require(self, "frontend_sched_priority", 1, 99)
+        parse_object("default_chat_template_kwargs", self.default_chat_template_kwargs)
         for name in ("max_num_queued_reqs", "shutdown_timeout", "keep_alive_timeout"):
             require(self, name, 0)
         for name in ("max_body_bytes", "max_bodies_bytes", "max_tokenize_chars"):

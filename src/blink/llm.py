@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from tqdm import tqdm
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from blink.config import EngineConfig, FrontendConfig, ModelConfig
 from blink.engine.thread import EngineThread
 from blink.errors import BadRequestError, BlinkError, ConfigError, EngineUnavailableError, OverloadedError
+from blink.hub.localize import localize
 from blink.link.client import EngineClient, RegionInfo
 from blink.link.shm import ShmConnector
 from blink.request.planner import Plan, PlannedSequence, Planner, Rendering
@@ -28,6 +29,7 @@ from blink.text.assets import load_assets
 from blink.text.generation import Generation, TokenLogprob
 from blink.text.prompt import PromptRules
 from blink.text.tokenizer import without_marks
+from blink.vllm.options import to_own_options
 
 _TICK_SECONDS = 0.25
 _START_SECONDS = 30.0
@@ -64,14 +66,15 @@ class LLM:
     Use as a context manager, or call close(); else the engine stops when the object or the process goes.
 
     Args:
-        model: a Hugging Face directory or a .gguf file; empty for SmolLM2-135M-Instruct.
-        options: fields of ModelConfig and EngineConfig, such as max_model_len or max_num_seqs.
+        model: a name on the Hugging Face hub, a directory or a .gguf file; empty for SmolLM2-135M-Instruct.
+        options: fields of ModelConfig and EngineConfig, such as max_model_len or max_num_seqs, or flags of vLLM.
     Raises:
-        ConfigError: an option is unknown, or model and machine do not fit.
+        ConfigError: an option is unknown or asks for what is not done here, or model and machine do not fit.
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:
         config = _engine_config(model, options)
+        config = replace(config, model=localize(config.model))
         self._assets = load_assets(FrontendConfig(model=config.model))
         self._planner = Planner(self._assets)
         engine = EngineThread(config)
@@ -262,6 +265,7 @@ def _shut_down(client: EngineClient, engine: EngineThread) -> None:
 def _engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
     model_names = {field.name for field in fields(ModelConfig)}
     engine_names = {field.name for field in fields(EngineConfig)} - {"model"}
+    options = to_own_options(options, model_names | engine_names)
     if unknown := set(options) - model_names - engine_names:
         raise ConfigError(
             f"unknown option {sorted(unknown)[0]!r}; known: {', '.join(sorted(model_names | engine_names))}"

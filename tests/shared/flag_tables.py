@@ -1,23 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of all flags, made of their declarations: python tests/shared/flag_tables.py > docs/flags.md."""
+"""The pages of all flags and of vLLM's, made of their declarations: python tests/shared/flag_tables.py."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from blink.bench.config import BenchConfig
 from blink.cli.flags import add_flags
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.quantize.config import QuantizeConfig
 from blink.view.config import TopConfig, TraceConfig
+from blink.vllm.table import Flag, load_table
 
 _COMMANDS = {"serve": ServeConfig, "engine": EngineConfig, "frontend": FrontendConfig}
 _TOOLS = {"bench": BenchConfig, "top": TopConfig, "trace": TraceConfig, "quantize": QuantizeConfig}
 _HEAD = """# All flags
 
-This page is made of the flags' declarations (`python tests/shared/flag_tables.py > docs/flags.md`); a test compares.
+This page is made of the flags' declarations (`python tests/shared/flag_tables.py`); a test compares.
 `blink COMMAND --help` prints the same. Numbers take suffixes as in vLLM: `4k` is 4000, `4K` is 4096. The other commands
 have few flags: see `blink chat --help` and `blink doctor --help`.
+"""
+
+_VLLM_HEAD = """# From vLLM to Blink
+
+A command line of `vllm serve` works with `blink serve`, as far as Blink does what it asks for. Blink knows each flag of
+vLLM 0.33, and those of older versions that people still paste. This page is made of `src/blink/vllm/flags.txt`.
+
+    vllm serve Qwen/Qwen3-8B --max-model-len 32k --tensor-parallel-size 1 --enforce-eager
+    blink serve Qwen/Qwen3-8B --max-model-len 32k --tensor-parallel-size 1 --enforce-eager
+
+A flag of vLLM meets one of four ends.
+
+- **Same**: Blink has the flag, with the same meaning. [All flags](flags.md) says more.
+- **Other name**: the flag is another name of a flag of Blink's.
+- **No effect**: Blink takes the flag and tells in one line at the start that it has no effect. No answer differs by it.
+- **Only**: Blink takes the values that ask for what it does anyway. It refuses others with the reason.
+
+## How flags are written
+
+- Underscores may stand for dashes within a name. Short names work: `-tp`, `-q`, `-cc`, `-O3`.
+- Values follow behind a space or `=`. Lists take several words: `--served-model-name a b`. Put MODEL before them.
+- A switch has `--no-...`; `--enable-x` and `--disable-x` are each other's opposite.
+- Objects are JSON, or come key by key: `--hf-overrides.rope_theta 1000000`.
+- `--config FILE` reads flags from YAML. The command line wins over the file.
+- Whole numbers take suffixes: `4k` is 4000, `4K` is 4096.
+- An unknown flag is refused, and the nearest name is shown.
+
+## Environment variables
+
+- `VLLM_API_KEY` locks the server, as `BLINK_API_KEY` does.
+- `VLLM_LOGGING_LEVEL` and `VLLM_HTTP_TIMEOUT_KEEP_ALIVE` stand in for `--log-level` and `--keep-alive-timeout`.
+- `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` work as for any program: see [models from the hub](hub.md).
+
+## In Python
+
+`LLM(...)` takes the same names as keyword arguments, with underscores. The same table decides: `trust_remote_code=True`
+has no effect, and `tensor_parallel_size=2` is refused.
 """
 
 
@@ -41,6 +80,39 @@ def render_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_vllm_page() -> str:
+    """Return the page about vLLM's flags."""
+    lines, section = [_VLLM_HEAD], ""
+    for flag in dict.fromkeys(load_table().values()):
+        if flag.section != section:
+            section = flag.section
+            lines += [f"\n## {section}\n" if len(lines) > 1 else f"## {section}\n", "| flag | in Blink |", "|---|---|"]
+        names = ", ".join(f"`{name}`" for name in flag.names)
+        lines.append(f"| {names} | {_decision(flag)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _decision(flag: Flag) -> str:
+    words = ", ".join(f"`{word}`" for word in flag.words)
+    match flag.action:
+        case "same":
+            pairs = (word.rsplit("=", 1) for word in flag.words)
+            others = "; ".join(f"`{theirs}` is `{own}`" for theirs, own in pairs)
+            return f"same; {others}" if others else "same"
+        case "alias":
+            return f"other name of {words}"
+        case "override":
+            return f"{words} of `--hf-overrides`"
+        case "config":
+            return "same"
+        case "quiet":
+            return f"no effect: {flag.reason}"
+        case "keys":
+            return f"only {words}: {flag.reason}"
+        case _:
+            return f"only {words}: {flag.reason}" if words else f"refused: {flag.reason}"
+
+
 def _row(flag: str, action: argparse.Action, *more: str) -> str:
     shown = flag.replace("--", "--[no-]", 1) if isinstance(action, argparse.BooleanOptionalAction) else flag
     if action.choices:
@@ -50,4 +122,6 @@ def _row(flag: str, action: argparse.Action, *more: str) -> str:
 
 
 if __name__ == "__main__":
-    print(render_page(), end="")
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    (docs / "flags.md").write_text(render_page())
+    (docs / "from-vllm.md").write_text(render_vllm_page())

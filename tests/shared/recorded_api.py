@@ -130,7 +130,7 @@ class RecordedServers:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         plain = FrontendConfig(
-            model=replace(MODEL, served_model_name="m"), region="test-recorded", max_tokenize_chars=199
+            model=replace(MODEL, served_model_name=("m",)), region="test-recorded", max_tokenize_chars=199
         )
         harmony = replace(plain.model, model=str(write_harmony_model(folder / "harmony")))
         self._servers = {

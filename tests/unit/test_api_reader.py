@@ -21,7 +21,7 @@ from blink.api.reader import Reader
 from blink.api.reading import is_light, read_body
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.config import FrontendConfig
-from blink.errors import BadRequestError, BlinkError, OverloadedError
+from blink.errors import BadRequestError, BlinkError, NotFoundError, OverloadedError
 from blink.request.planner import Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets, load_assets
@@ -34,7 +34,7 @@ from small_tokenizer import MODEL
 
 CONFIG = FrontendConfig(model=MODEL)
 ENGINE = replace(fake_engine.ENGINE, max_model_len=8192, can_constrain=False)
-BOUNDS = Bounds(max_tokenize_chars=100_000, model_name="m", engine=ENGINE)
+BOUNDS = Bounds(max_tokenize_chars=100_000, model_names=("m",), engine=ENGINE)
 TEXT = "It is a truth universally acknowledged. " * 600
 
 
@@ -188,6 +188,30 @@ def test_what_is_too_much_is_refused_before_the_work(
 def test_what_only_looks_like_much_is_taken(assets: ModelAssets) -> None:
     body = orjson.dumps({"prompt": '[,{"\\' * 1000, "user": "[" * 100_000})
     assert len(read_body("completions", body, assets, BOUNDS).prompts) == 1
+
+
+@pytest.mark.parametrize(("name", "is_served"), [("m", True), ("second", True), ("", True), ("third", False)])
+def test_a_model_answers_to_each_of_its_names(assets: ModelAssets, name: str, is_served: bool) -> None:
+    body, bounds = orjson.dumps({"prompt": "abc", "model": name}), replace(BOUNDS, model_names=("m", "second"))
+    if is_served:
+        assert read_body("completions", body, assets, bounds).prompts
+    else:
+        with pytest.raises(NotFoundError, match="`third` does not exist"):
+            read_body("completions", body, assets, bounds)
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"continuous_usage_stats": True}])
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_a_server_may_say_for_all_requests_what_answers_hold(
+    assets: ModelAssets, kind: str, options: dict[str, bool] | None
+) -> None:
+    fields = {"completions": {"prompt": "abc"}, "chat": {"messages": [{"role": "user", "content": "abc"}]}}[kind]
+    body = orjson.dumps({**fields, "stream": True, "stream_options": options})
+    plain = read_body(kind, body, assets, BOUNDS).reply
+    asked = read_body(kind, body, assets, replace(BOUNDS, names_token_ids=True, always_has_usage=True)).reply
+    assert (plain.include_usage, plain.names_token_ids) == (False, False)  # pyright: ignore
+    assert (asked.include_usage, asked.names_token_ids) == (True, True)  # pyright: ignore
+    assert asked.continuous_usage is bool(options and options.get("continuous_usage_stats"))  # pyright: ignore
 
 
 def test_without_an_engine_fields_are_checked_and_nothing_is_tokenized(assets: ModelAssets) -> None:

@@ -21,7 +21,7 @@ from blink.text.tokenizer import Tokenizer
 from harmony_model import build_tokenizer
 
 ENGINE = replace(fake_engine.ENGINE, max_model_len=512, vocab_size=512, max_sequences=4, can_constrain=False)
-BOUNDS = Bounds(max_tokenize_chars=1000, model_name="m", engine=ENGINE)
+BOUNDS = Bounds(max_tokenize_chars=1000, model_names=("m",), engine=ENGINE)
 
 
 def parts_of(reply: str, reasoning: str, template: str, begun: str, **fields: Any) -> list[Part]:

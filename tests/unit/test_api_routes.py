@@ -51,6 +51,15 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     store.close()
 
 
+@pytest.mark.parametrize("variable", ["BLINK_API_KEY", "VLLM_API_KEY"])
+def test_a_key_in_the_environment_locks_the_server(app: Any, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    del app
+    monkeypatch.setenv(variable, "from outside")
+    locked = add_middleware(FastAPI(), FrontendConfig())
+    assert send(locked, "GET", "/v1/models").status_code == 401
+    assert send(locked, "GET", "/v1/models", headers={"Authorization": "Bearer from outside"}).status_code == 404
+
+
 def send(app: Any, method: str, path: str, **options: Any) -> httpx.Response:
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app)

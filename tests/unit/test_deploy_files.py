@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from blink.cli.main import build_parser
+from blink.cli.main import parse
 from blink.config import FrontendConfig
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def command_lines() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("place", command_lines())
 def test_every_command_line_is_one_that_blink_takes(place: str) -> None:
-    build_parser().parse_args(command_lines()[place])
+    parse(command_lines()[place])
 
 
 def test_images_copy_and_run_only_what_is_there() -> None:

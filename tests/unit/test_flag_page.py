@@ -12,6 +12,7 @@ from blink.bench.config import BenchConfig
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.quantize.config import QuantizeConfig
 from blink.view.config import TopConfig, TraceConfig
+from blink.vllm.table import load_table
 from flag_tables import flags_of, render_page
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +36,7 @@ def test_pages_name_only_flags_that_exist() -> None:
     known = others.union(
         *(flags_of(kind) for kind in (ServeConfig, BenchConfig, TopConfig, TraceConfig, QuantizeConfig))
     )
+    known |= {*load_table(), "--no-", "--enable-x", "--disable-x"}  # and forms of names
     foreign = {
         "--shm-size",
         "--ipc",

@@ -303,7 +303,7 @@ def result_of(identity: str) -> dict[str, Any]:
 
 def render(assets: ModelAssets, messages: list[dict[str, Any]], **fields: Any) -> str:
     body = ChatBody.model_validate({"messages": messages, **fields})
-    return Planner(assets).render(body.messages, body.rendering)
+    return Planner(assets).render(body.messages, body.rendering({}))
 
 
 def test_prompts_take_what_the_format_knows(assets: ModelAssets) -> None:

@@ -1,176 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels the planner chooses on an H100, and what it says of those that it does not."""
+"""What a request's choices ask of the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
-if find_spec("triton") is None:
-    pytest.skip("needs triton: pip offers it for Linux on x86-64 and arm64", allow_module_level=True)
-
-import blink.models
-from blink.formats.layouts import Layout, Matrix
-from blink.formats.schemes import BF16, FP8_BLOCK, FP8_ROW, INT4, Encoding
-from blink.kernels.gpu.device import supposing
-from blink.models.layers import DenseMlp, MoeMlp, Router
-from blink.models.weights.source import read_spec
-from blink.plan.execution_plan import NormStyle, StepPlan
-from blink.plan.site import Bucket
-from blink.runner.gpu_device import MAX_MIXED_TOKENS, PAGED_ATTENTION, PLACED, STREAMED, GpuDevice
-from blink.runner.planner import choose_gated, choose_matmul, plan_step
-from blink.runner.sites import LayerSites, ModelSites, expected_sites
-from model_specs import make_attention, make_spec
-
-_CONFIGS = Path(blink.models.__path__[0]) / "configs"
-MIXTURE = MoeMlp(experts=8, size=48, router=Router(top_k=2, renormalize=True))
-DENSE = make_spec("llama", make_attention(8, 2, 64), DenseMlp(size=1024), num_layers=3)
+from blink.config import FrontendConfig, ModelConfig
+from blink.request.planner import Planner
+from blink.sampling_params import SamplingParams
+from blink.text.assets import load_assets
+from blink.text.prompt import PromptRules
+from fake_engine import ENGINE
+from tiny_model import write_tiny_model
 
 
-@pytest.fixture(autouse=True)
-def _h100() -> Iterator[None]:
-    with supposing("h100"):
-        yield
+def test_one_choice_alone_asks_for_the_logprobs_of_its_prompt(tmp_path: Path) -> None:
+    model = ModelConfig(model=str(write_tiny_model(tmp_path)), skip_tokenizer_init=True)
+    planner = Planner(load_assets(FrontendConfig(model=model)))
+    params = SamplingParams(n=3, prompt_logprobs=2, seed=7, max_tokens=1)
+    plan = planner.plan_now(
+        [[1, 2, 3], [4, 5]], params, PromptRules(add_special_tokens=False), replace(ENGINE, max_model_len=64)
+    )
+    assert [planned.params.prompt_logprobs for planned in plan.sequences] == [2, None, None] * 2
+    assert [planned.seed for planned in plan.sequences] == [7, 8, 9] * 2
 
 
-def plan(model: ModelSites, rows: int, *, tokens: int = 0) -> StepPlan:
-    return plan_step(GpuDevice(), model, Bucket(tokens or rows, rows, decoding=not tokens))
+def test_a_servers_seed_makes_those_of_requests_that_give_none(tmp_path: Path) -> None:
+    folder = str(write_tiny_model(tmp_path))
+    rules, engine = PromptRules(add_special_tokens=False), replace(ENGINE, max_model_len=64)
 
+    def seeds(seed: int) -> list[int]:
+        model = ModelConfig(model=folder, skip_tokenizer_init=True, seed=seed)
+        planner = Planner(load_assets(FrontendConfig(model=model)))
+        plans = [planner.plan_now([[1, 2]], SamplingParams(max_tokens=1), rules, engine) for _ in range(4)]
+        return [planned.seed for plan in plans for planned in plan.sequences]
 
-def packed(matrix: Matrix, encoding: Encoding) -> Matrix:
-    return Matrix(matrix.n, matrix.k, Layout.UNITS, encoding)
-
-
-def pack_layers(model: ModelSites, encoding: Encoding, which: set[int]) -> ModelSites:
-    """Return a model of which some dense layers are packed."""
-
-    def pack(layer: LayerSites) -> LayerSites:
-        qkv, output = packed(layer.qkv, encoding), packed(layer.output, encoding)
-        dense = None if layer.dense is None else tuple(packed(matrix, encoding) for matrix in layer.dense)
-        return replace(layer, qkv=qkv, output=output, dense=dense)
-
-    return replace(model, layers=[pack(one) if i in which else one for i, one in enumerate(model.layers)])
-
-
-@pytest.mark.parametrize("name", ["llama-3-8b", "qwen3-30b-a3b"])
-def test_the_style_follows_the_number_of_rows(name: str) -> None:
-    model = expected_sites(read_spec(_CONFIGS / name), 16)
-    styles = {rows: plan(model, rows).norms for rows in (1, 2, 3, 16, 64, 65, 128, 129, 256)}
-    assert [rows for rows, style in styles.items() if style is NormStyle.READER] == [1, 2]
-    assert [rows for rows, style in styles.items() if style is NormStyle.WRITER] == [3, 16, 64, 65, 128]
-    assert plan(model, 129).refused[1].endswith("(more than 128 rows)")
-
-
-def test_each_encoding_has_its_own_bounds() -> None:
-    plain = expected_sites(DENSE, 16)
-    for encoding, most_readers, most_writers in ((FP8_ROW, 0, 64), (FP8_BLOCK, 0, 64), (INT4, 2, 128)):
-        model = pack_layers(plain, encoding, {0, 1, 2})
-        found = [plan(model, rows).norms for rows in (1, 2, 3, 64, 65, 128, 129)]
-        expected = [
-            NormStyle.READER if rows <= most_readers else NormStyle.WRITER if rows <= most_writers else NormStyle.KERNEL
-            for rows in (1, 2, 3, 64, 65, 128, 129)
-        ]
-        assert found == expected, encoding
-
-
-@pytest.mark.parametrize("which", [{0}, {1}, {2}, {0, 1, 2}], ids=str)
-def test_a_packed_layer_among_others_takes_no_gemms_in_steps_with_prompts(which: set[int]) -> None:
-    plain = expected_sites(DENSE, 16)
-    assert plan(plain, 4, tokens=16).norms is NormStyle.WRITER
-    assert plan(plain, 4, tokens=MAX_MIXED_TOKENS + 1).norms is NormStyle.KERNEL
-    mixed = pack_layers(plain, INT4, which)
-    assert plan(mixed, 4, tokens=16).norms is NormStyle.KERNEL
-    decoding = plan(mixed, 24)  # rows that weights of 16 bits alone are padded to: all layers pad alike
-    assert decoding.norms is NormStyle.WRITER and decoding.padded == 32
-    assert {index for index, layer in enumerate(decoding.layers) if layer.qkv.kernel != "gemm"} == which
-
-
-def test_4_bits_in_some_layers_are_not_4_bits_throughout() -> None:
-    """With 4 bits throughout, 3 rows with prompts beside nothing else take GEMVs."""
-    plain = replace(expected_sites(DENSE, 16))
-    assert plan(pack_layers(plain, INT4, {0, 1, 2}), 2).norms is NormStyle.READER
-    assert plan(pack_layers(plain, INT4, {0}), 2).norms is NormStyle.READER  # not all read hi/lo FP8
-    assert plan(pack_layers(plain, INT4, {0}), 3).norms is NormStyle.WRITER
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({}, ""),
-        ({"norms": "after"}, "norms"),
-        ({"residual_scale": 0.5}, "residual_scale"),
-        ({"mlp": DenseMlp(size=1024, activation="gelu_tanh")}, "activation"),
-        ({"mlp": replace(MIXTURE, biases=True)}, "biases"),
-        ({"mixer": make_attention(8, 2, 64, window=9)}, "window"),
-    ],
-)
-@pytest.mark.parametrize("place", [0, 2])
-def test_styles_of_few_rows_are_asked_for_each_layer(change: dict[str, object], reason: str, place: int) -> None:
-    layers = tuple(replace(layer, **change) if i == place else layer for i, layer in enumerate(DENSE.layers))
-    found = plan(expected_sites(replace(DENSE, layers=layers), 16), 8)
-    assert (found.norms is NormStyle.WRITER) == (not reason)
-    assert not reason or found.refused[1].endswith(f"({reason})")
-    # A window costs the layer that has it its attention, and the others their style.
-    assert [layer.attend.kernel == PAGED_ATTENTION for layer in found.layers] == [
-        i == place and "mixer" in change for i in range(3)
-    ]
-
-
-def test_options_of_the_model_and_files_in_gguf_take_norms_by_kernels() -> None:
-    assert plan(expected_sites(replace(DENSE, logits_softcap=3.0), 16), 8).norms is NormStyle.KERNEL
-    assert plan(expected_sites(replace(DENSE, tie_embeddings=True), 16), 8).norms is NormStyle.WRITER
-    model = expected_sites(DENSE, 16)
-    kept = replace(model, embedding=Matrix(model.embedding.n, model.embedding.k, Layout.GGUF, None))
-    assert plan(kept, 8).refused[1].endswith("(matrices of a GGUF file)")
-
-
-def test_experts_are_streamed_for_few_rows_and_grouped_for_more() -> None:
-    model = expected_sites(read_spec(_CONFIGS / "qwen3-30b-a3b"), 16)
-    kernels = {rows: plan(model, rows).layers[0].experts for rows in (1, 2, 4, 8, 16, 64, 128)}
-    assert [rows for rows, one in kernels.items() if one is not None and one.kernel == STREAMED] == [1, 2, 4, 8]
-    assert [rows for rows, one in kernels.items() if one is not None and one.kernel == PLACED] == [16, 64, 128]
-    assert kernels[16] is not None and "more than 8 rows others are faster" in kernels[16].refused[0]
-
-
-def test_8_experts_cannot_be_streamed_and_are_grouped_for_any_rows() -> None:
-    spec = read_spec(_CONFIGS / "qwen3-30b-a3b")
-    assert spec.mixture is not None
-    few = replace(spec.mixture, experts=8)
-    model = expected_sites(spec.with_layers(lambda layer: replace(layer, mlp=few)), 16)
-    for rows in (1, 2, 3, 8, 64):
-        found = plan(model, rows)
-        assert found.norms is NormStyle.WRITER and found.layers[0].experts is not None
-        assert found.layers[0].experts.kernel == PLACED
-
-
-def test_products_of_prompts_take_the_first_kernel_that_does_not_refuse() -> None:
-    device = GpuDevice()
-    names = {
-        (encoding, rows): choose_matmul(device, Matrix(4096, 4096, Layout.UNITS, encoding), rows).kernel
-        for encoding in (FP8_ROW, FP8_BLOCK, INT4)
-        for rows in (32, 33, 64, 65, 80, 96, 97, 2048, 2049)
-    }
-    few, blocks, deq = "decode GEMM", "cuBLAS FP8, scales of blocks", "dequantize, then cuBLAS"
-    assert [names[FP8_ROW, rows] for rows in (32, 33)] == [few, "cuBLAS FP8, scales of rows"]
-    assert [names[FP8_BLOCK, rows] for rows in (64, 65, 80)] == [few, deq, blocks]  # whose rows come by 16
-    assert [names[INT4, rows] for rows in (96, 97, 2048, 2049)] == [few, "prefill GEMM", "prefill GEMM", deq]
-    gated = Matrix(8192, 4096, Layout.UNITS, INT4)
-    assert choose_gated(device, gated, 96, "silu").kernel == few
-    assert choose_gated(device, gated, 97, "silu").kernel == "prefill GEMM with SiLU"
-    assert choose_gated(device, gated, 97, "gelu_tanh").kernel == "prefill GEMM"
-    plain = Matrix(8192, 4096, Layout.ROWS, BF16)
-    assert [choose_gated(device, plain, rows, "silu").kernel for rows in (64, 65, 256, 257)] == [
-        "cuBLAS", "fused gate-up GEMM", "fused gate-up GEMM", "cuBLAS",
-    ]  # fmt: skip
-
-
-def test_another_gpu_takes_what_runs_there() -> None:
-    with supposing("a100"):
-        found = plan(expected_sites(read_spec(_CONFIGS / "llama-3-8b"), 16), 8)
-    assert found.norms is NormStyle.KERNEL and found.layers[0].qkv.kernel == "cuBLAS"
-    assert all("no Hopper" in reason for reason in found.refused)
-    assert found.layers[0].attend.refused == ("decode attention (no Hopper)",)
+    assert seeds(42) == seeds(42) != seeds(43)
+    assert len({*seeds(42), *seeds(0), *seeds(0)}) == 12

@@ -43,7 +43,7 @@ def write_model(folder: Path, entry: Any, files: dict[str, str]) -> Path:
 def render(folder: Path, tools: Any, **flags: Any) -> str:
     assets = load_assets(FrontendConfig(model=ModelConfig(model=str(folder)), **flags))
     body = ChatBody.model_validate({"messages": TALK, "tools": tools})
-    return Planner(assets).render(body.messages, body.rendering)
+    return Planner(assets).render(body.messages, body.rendering({}))
 
 
 FILE, DEFAULT_FILE = "additional_chat_templates/tool_use.jinja", "chat_template.jinja"
@@ -75,6 +75,43 @@ def test_the_flag_names_a_file_or_one_of_the_templates_for_all_chats(tmp_path: P
     assert render(folder, None, chat_template="rag") == "[other]Hi"
     assert render(folder, TOOLS, chat_template=str(tmp_path / "own.jinja")).startswith("[own]")
     assert render(folder, None, chat_template=str(tmp_path / "own.jinja")) == "[own]TrueHi"
+
+
+@pytest.mark.parametrize(
+    ("flag", "shown"),
+    [
+        ("[text]{{ messages[0].content }}", "[text]Hi"),
+        ("{% if true %}[if]{% endif %}", "[if]"),
+        ("examples/tool_chat_template_hermes.jinja", "[plain]Hi"),
+        ("/vllm-workspace/tool_chat_template_llama4_pythonic.jinja", "[plain]Hi"),
+    ],
+)
+def test_the_flag_may_be_a_text_or_a_file_of_vllms_that_is_not_here(tmp_path: Path, flag: str, shown: str) -> None:
+    folder = write_model(tmp_path / "model", PLAIN, {})
+    assert render(folder, None, chat_template=flag) == shown
+
+
+@pytest.mark.parametrize("flag", ["template_alpaca.jinja", "tool_chat_template_x.txt", "no/such.jinja"])
+def test_another_file_that_is_not_here_is_refused(tmp_path: Path, flag: str) -> None:
+    with pytest.raises(ConfigError, match="missing or no ordinary file"):
+        render(write_model(tmp_path / "model", PLAIN, {}), None, chat_template=flag)
+
+
+def test_a_file_of_that_name_that_is_here_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "tool_chat_template_mine.jinja"
+    file.write_text(OTHER)
+    assert render(write_model(tmp_path / "model", PLAIN, {}), None, chat_template=str(file)) == "[other]Hi"
+
+
+def test_variables_for_all_chats_give_way_to_a_requests_own(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "{{ a }}{{ b }}{{ messages[0].content }}", {})
+    defaults = '{"a": 1, "b": 2}'
+    model = ModelConfig(model=str(folder))
+    assets = load_assets(FrontendConfig(model=model, default_chat_template_kwargs=defaults))
+    body = ChatBody.model_validate({"messages": TALK, "chat_template_kwargs": {"b": 3}})
+    assert Planner(assets).render(body.messages, body.rendering(assets.template_defaults)) == "13Hi"
+    with pytest.raises(ConfigError, match="--default-chat-template-kwargs must be a JSON object"):
+        FrontendConfig(default_chat_template_kwargs="[1]")
 
 
 def test_without_a_default_only_tools_have_a_template(tmp_path: Path) -> None:

@@ -45,12 +45,12 @@ def assets_of(template: str, **fields: Any) -> ModelAssets:
 def render(template: str | ModelAssets, *messages: dict[str, Any], **fields: Any) -> str:
     body = ChatBody.model_validate({"messages": list(messages), "add_generation_prompt": False, **fields})
     assets = assets_of(template) if isinstance(template, str) else template
-    return Planner(assets).render(body.messages, body.rendering)
+    return Planner(assets).render(body.messages, body.rendering({}))
 
 
 def render_response(template: str, items: list[dict[str, Any]], **fields: Any) -> str:
     chat = ResponsesBody.model_validate({"input": items, **fields}).chat
-    return Planner(assets_of(template)).render(chat.messages, chat.rendering)
+    return Planner(assets_of(template)).render(chat.messages, chat.rendering({}))
 
 
 def of(role: str, content: Any) -> dict[str, Any]:

@@ -169,6 +169,24 @@ def write_tensors(path: Path, tensors: dict[str, tuple[np.ndarray[Any, Any], ggu
     writer.close()
 
 
+def test_a_split_model_is_read_by_its_first_file(tmp_path: Path) -> None:
+    values = np.random.default_rng(3).normal(size=(3, 2, 64)).astype(np.float32)
+    paths = [tmp_path / f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for path, part, name in zip(paths, values, "abc", strict=True):
+        write_tensors(path, {name: (part, Kind.F32)})
+    file = GgufFile(paths[0])
+    assert [file.read_tensor(name).tolist() for name in "abc"] == values.tolist()
+    assert file.metadata["some.numbers"] == [3, -1, 4]
+    with pytest.raises(ConfigError, match="give its first, m-00001-of-00003"):
+        GgufFile(paths[1])
+    write_tensors(paths[2], {"a": (values[0], Kind.F32)})
+    with pytest.raises(ConfigError, match="'a' is in another part too"):
+        GgufFile(paths[0])
+    paths[2].unlink()
+    with pytest.raises(ConfigError, match=r"m-00003-of-00003\.gguf is not beside it"):
+        GgufFile(paths[0])
+
+
 KINDS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0]
 
 

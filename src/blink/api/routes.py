@@ -168,9 +168,9 @@ def _model_routes(service: ApiService) -> APIRouter:
     router = APIRouter()
     started = int(time.time())
 
-    def card() -> dict[str, Any]:
+    def card(name: str) -> dict[str, Any]:
         return {
-            "id": service.model_name,
+            "id": name,
             "object": "model",
             "created": started,
             "owned_by": "blink",
@@ -182,13 +182,13 @@ def _model_routes(service: ApiService) -> APIRouter:
     @_read(router, "/v1/models")
     async def list_models() -> dict[str, Any]:
         """List the one model that this server has."""
-        return {"object": "list", "data": [card()]}
+        return {"object": "list", "data": [card(name) for name in service.model_names]}
 
     @_read(router, "/v1/models/{name:path}")
     async def show_model(name: str) -> dict[str, Any]:
         """Describe a model."""
         service.check_model(name)
-        return card()
+        return card(name)
 
     return router
 

@@ -30,7 +30,7 @@ from blink.api.observe.stats_line import StatsLine
 from blink.api.routes import create_app
 from blink.api.service import ApiService
 from blink.api.serving.poller import Poller
-from blink.config import FrontendConfig
+from blink.config import KEY_VARIABLES, FrontendConfig
 from blink.errors import ConfigError, EngineUnavailableError
 from blink.host.address import Address
 from blink.host.extras import how_to_install
@@ -45,8 +45,8 @@ from blink.text.assets import load_assets
 if TYPE_CHECKING:
     from blink.api.observe.tracing import RequestTracer
 
-_KEY_VARIABLE = "BLINK_API_KEY"
 _OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
+_CIPHERS = "TLSv1"  # uvicorn's own choice: what OpenSSL calls so, which is more than that version
 _BACKLOG = 2048
 _LEASE_GRACE = 30.0  # seconds that a request may keep this process from its event loop before it counts as hung
 _HANDSHAKE_SECONDS = 5.0
@@ -71,7 +71,7 @@ def run_worker(config: FrontendConfig) -> int:
     client = EngineClient(_connector_of(config), config.engine_timeout, lease_grace=_LEASE_GRACE)
     store = MetricStore(config.region, NUM_VALUES)
     metrics = Metrics(store, client.stats)
-    metrics.model_name = config.model.served_model_name
+    metrics.model_name = next(iter(config.model.served_model_name), "")
     tracer = _connect_tracer(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
     stats_line = None if config.disable_log_stats else StatsLine(store, client.stats)
     poller = Poller(
@@ -120,7 +120,7 @@ def _connector_of(config: FrontendConfig) -> Connector:
 def add_middleware(app: ASGIApp, config: FrontendConfig) -> ASGIApp:
     """Return the application behind what all requests pass, the outermost last."""
     app = BodyLimit(app, max_bytes=config.max_body_bytes)
-    keys = [key for key in (*config.api_key, os.environ.get(_KEY_VARIABLE, "")) if key]
+    keys = [key for key in (*config.api_key, *map(os.environ.get, KEY_VARIABLES)) if key]
     if keys:
         app = ApiKeyGuard(app, keys=keys)
     if config.allowed_origins:
@@ -213,6 +213,8 @@ def connection_limits(config: FrontendConfig) -> ConnectionLimits:
 def _uvicorn_config(app: ASGIApp, config: FrontendConfig) -> uvicorn.Config:
     if bool(config.ssl_certfile) != bool(config.ssl_keyfile):
         raise ConfigError("--ssl-certfile and --ssl-keyfile must be given together.")
+    if not config.ssl_certfile and (config.ssl_ca_certs or config.ssl_cert_reqs or config.ssl_ciphers):
+        raise ConfigError("--ssl-ca-certs, --ssl-cert-reqs and --ssl-ciphers need --ssl-certfile and --ssl-keyfile.")
     settings = uvicorn.Config(
         app,
         http=limited_protocol(connection_limits(config)),
@@ -228,6 +230,9 @@ def _uvicorn_config(app: ASGIApp, config: FrontendConfig) -> uvicorn.Config:
         timeout_graceful_shutdown=int(config.shutdown_timeout) + _CLOSE_GRACE,
         ssl_certfile=config.ssl_certfile or None,
         ssl_keyfile=config.ssl_keyfile or None,
+        ssl_ca_certs=config.ssl_ca_certs or None,
+        ssl_cert_reqs=config.ssl_cert_reqs,
+        ssl_ciphers=config.ssl_ciphers or _CIPHERS,
     )
     try:
         settings.load()

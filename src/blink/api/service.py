@@ -95,21 +95,28 @@ class ApiService:
 
     @property
     def model_name(self) -> str:
-        """Return the name of the model in the API."""
-        return self.config.model.served_model_name or self.engine.model
+        """Return the name of the model that answers show."""
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Return all names to which the model answers."""
+        return self.config.model.served_model_name or (self.engine.model,)
 
     @property
     def bounds(self) -> Bounds:
         """Return what bodies are measured by now."""
         client = self.poller.client
         engine = client.info if client.ready and not self.is_draining else None
-        name = self.config.model.served_model_name or (engine.model if engine is not None else "")
+        names = self.config.model.served_model_name or ((engine.model,) if engine is not None else ())
         return Bounds(
             self.config.max_tokenize_chars,
-            name,
+            names,
             engine,
             may_choose_calls=self.config.enable_auto_tool_choice,
             shows_fields=self.config.enable_log_requests,
+            names_token_ids=self.config.return_tokens_as_token_ids,
+            always_has_usage=self.config.enable_force_include_usage,
         )
 
     def check_model(self, name: str | None) -> None:
@@ -118,7 +125,7 @@ class ApiService:
         Raises:
             NotFoundError: the model is not served here.
         """
-        if name and name != self.model_name:
+        if name and name not in self.model_names:
             raise NotFoundError(f"The model `{name}` does not exist.", "model")
 
     async def answer(self, endpoint: Endpoint, request: Request) -> Response:

@@ -23,7 +23,7 @@ class ServerConfig:
     port: int = option(FrontendConfig().port, "its port")
     endpoint: str = option("/v1/completions", "path of its completions API")
     model: str = option("", "model to ask; empty: the server's first")
-    api_key: str = option("", "key of the server; also BLINK_API_KEY")
+    api_key: str = option("", "key of the server; also BLINK_API_KEY, VLLM_API_KEY")
     extra_body: str = option("{}", "JSON object whose fields every request gets", metavar="JSON")
     request_timeout: float = option(600.0, "seconds after which an answer that is not complete has failed")
 

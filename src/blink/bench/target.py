@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +12,7 @@ import httpx
 from blink.bench.config import ServerConfig
 from blink.bench.events import error_message
 from blink.bench.record import Endpoint
+from blink.config import key_of_environment
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError
 
 _TIMEOUT = 30.0  # seconds
@@ -30,7 +30,7 @@ class Target:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self.endpoint = _parse_endpoint(config)
-        key = config.api_key or os.environ.get("BLINK_API_KEY", "")
+        key = config.api_key or key_of_environment()
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.Client(
             base_url=config.url,

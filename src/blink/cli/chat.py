@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from blink.config import key_of_environment
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError
 
 Message = dict[str, str]
@@ -104,6 +106,18 @@ class Server:
         if isinstance(error, httpx.ConnectError):
             return EngineUnavailableError(f"no server at {self._url}: start one with `blink serve`, or give --url")
         return EngineUnavailableError(f"lost the connection to {self._url}: {error}")
+
+
+def run(namespace: Namespace) -> int:
+    """Talk to a server as the flags say; return the exit status."""
+    with Server(
+        namespace.url,
+        model=namespace.model,
+        api_key=namespace.api_key or key_of_environment(),
+        max_tokens=namespace.max_tokens,
+        temperature=namespace.temperature,
+    ) as server:
+        return run_chat(server, namespace.system, namespace.once)
 
 
 def run_chat(server: Server, system: str | None, once: str | None) -> int:

@@ -7,13 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from blink.cli.finding import Finding
-from blink.cli.model_fit import examine_given_model
+from blink.cli.flags import build_config
+from blink.cli.plan import PlanConfig, print_plan
 from blink.cli.torch_probe import probe_torch
 from blink.config import FrontendConfig
 from blink.errors import BlinkError
@@ -43,9 +46,13 @@ _CGROUP_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 _REALTIME_SHARE: Final = Path("/proc/sys/kernel/sched_rt_runtime_us")
 
 
-def run_doctor(port: int, model: str = "") -> int:
-    """Print all findings, of a model too if one is given; return 0 when this machine can serve."""
-    findings = [*examine(port), *(examine_given_model(model) if model else ())]
+def run(namespace: Namespace) -> int:
+    """Print all findings, of a model too if one is given, or its plan; return 0 when this machine can serve."""
+    plan = build_config(PlanConfig, namespace)
+    if plan.plan:
+        print_plan(namespace.model, plan)
+        return 0
+    findings = [*examine(namespace.port), *(examine_given_model(namespace.model) if namespace.model else ())]
     for finding in findings:
         print(f"{finding.level:4}  {finding.subject}: {finding.text}")
         if finding.advice:
@@ -71,6 +78,16 @@ def examine(port: int) -> Iterator[Finding]:
         yield from look()
 
 
+def examine_given_model(model: str) -> Iterator[Finding]:
+    """Hold a model against this machine, as far as what reads it is installed."""
+    try:
+        model_fit = import_module("blink.cli.model_fit")
+    except ModuleNotFoundError as error:
+        yield Finding("fail", "model", f"needs {error.name}, which is not installed", how_to_install("engine"))
+    else:
+        yield from model_fit.examine_given_model(model)
+
+
 def examine_python() -> Iterator[Finding]:
     """Look at the interpreter."""
     version = ".".join(map(str, sys.version_info[:3]))
@@ -83,7 +100,7 @@ def examine_python() -> Iterator[Finding]:
 def examine_library() -> Iterator[Finding]:
     """Load the native library."""
     try:
-        from blink.region.native import library_path
+        library_path = import_module("blink.region.native").library_path
     except BlinkError as error:
         yield Finding("fail", "native library", error.message)
     else:

@@ -7,6 +7,7 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
 from blink.config import ModelConfig
@@ -42,7 +43,7 @@ def add_flags(parser: argparse.ArgumentParser, config_class: type, texts: Mappin
 def build_config(config_class: type[Config], namespace: argparse.Namespace) -> Config:
     """Build the config from parsed flags."""
     given = vars(namespace)
-    hints = get_type_hints(config_class)
+    hints = _types_of(config_class)
     values: dict[str, Any] = {}
     for option in _fields(config_class):
         if is_dataclass(hints[option.name]):
@@ -99,7 +100,7 @@ class _StoreOnce(argparse.Action):
 
 def _walk(config_class: type) -> Iterator[tuple[type, Field[Any]]]:
     """Yield (owning dataclass, field) of all leaves."""
-    hints = get_type_hints(config_class)
+    hints = _types_of(config_class)
     for option in _fields(config_class):
         if is_dataclass(hints[option.name]):
             yield from _walk(cast("type", hints[option.name]))
@@ -115,7 +116,7 @@ def _add_positional_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(group: argparse._ArgumentGroup, owner: type, option: Field[Any], text: str) -> None:
-    kind = get_type_hints(owner)[option.name]
+    kind = _types_of(owner)[option.name]
     flag = _flag(_flag_name(option))
     if kind is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
@@ -144,6 +145,11 @@ def _describe(option: Field[Any]) -> str:
         return text
     shown = ", ".join(cast("tuple[str, ...]", default)) if isinstance(default, tuple) else default
     return f"{text} (default: {shown})"
+
+
+@cache
+def _types_of(config_class: type) -> dict[str, Any]:
+    return get_type_hints(config_class)  # which compiles each annotation
 
 
 def _fields(config_class: type) -> tuple[Field[Any], ...]:

@@ -5,34 +5,36 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
-import secrets
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
 
 from blink import __version__
 from blink.bench.config import BenchConfig
 from blink.cli.flags import add_flags, build_config
-from blink.cli.plan import PlanConfig, print_plan
+from blink.cli.loading import load
+from blink.cli.plan import PlanConfig
 from blink.cli.supervision import CONFIG_EXIT_STATUS
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError
-from blink.host.extras import how_to_install
 from blink.host.logs import set_up_logging
-from blink.host.process import raise_descriptor_limit
 from blink.quantize.config import QuantizeConfig
 from blink.view.config import TopConfig, TraceConfig
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction["_Parser"]
 
 _EXAMPLES: Final = {
     "serve": """examples:
   blink serve                                  the default model on http://127.0.0.1:8000
+  blink serve Qwen/Qwen3-8B                    from the Hugging Face hub
+  blink serve unsloth/Qwen3-0.6B-GGUF:Q4_K_M   one GGUF file of a repository
   blink serve /models/Llama-3.1-8B-Instruct    a Hugging Face directory
   blink serve model.gguf --host 0.0.0.0 --api-key SECRET
   blink serve --frontend-workers 4 --max-num-seqs 128""",
+    "pull": """examples:
+  blink pull Qwen/Qwen3-8B
+  blink pull unsloth/Qwen3-0.6B-GGUF:Q4_K_M""",
+    "rm": """example:
+  blink rm Qwen/Qwen3-8B""",
     "engine": """example:
   blink engine --region demo &  blink frontend --region demo""",
     "frontend": """example:
@@ -61,53 +63,59 @@ _EXAMPLES: Final = {
 
 logger = logging.getLogger("blink")
 
-_POSITIONAL: Final = dict.fromkeys(("serve", "engine", "frontend", "doctor"), " [MODEL]") | {
-    "quantize": " MODEL OUTPUT"
-}
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: what it is for, what runs it, and its flags."""
+
+    help: str
+    module: str
+    function: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    config: type | None = None  # what the function takes; without it, the parsed flags themselves
+    positional: str = ""
+    takes_vllm: bool = False  # the flags of `vllm serve` too
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        """Load what the command needs, and run it."""
+        function = getattr(load(self.module, f"blink {namespace.command}"), self.function)
+        return function(namespace if self.config is None else build_config(self.config, namespace))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status (2: wrong usage or configuration)."""
-    parser = build_parser()
-    namespace = parser.parse_args(arguments)
+    namespace = parse(sys.argv[1:] if arguments is None else arguments)
+    log_format = getattr(namespace, "log_format", "text")
     try:
-        return namespace.run(namespace)
+        if namespace.ignored:
+            set_up_logging("info", log_format, "blink: %(message)s")
+            logger.info("these flags have no effect here: %s", "; ".join(namespace.ignored))
+        return COMMANDS[namespace.command].run(namespace)
     except BlinkError as error:
-        set_up_logging("info", getattr(namespace, "log_format", "text"), "blink: error: %(message)s")
+        set_up_logging("info", log_format, "blink: error: %(message)s")
         logger.error("%s", error.message)
         return CONFIG_EXIT_STATUS
     except KeyboardInterrupt:
         return 130  # as shells report SIGINT
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of all commands."""
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the command and its flags, vLLM's as Blink's own; a mistake ends the process with one line."""
     parser = _Parser(prog="blink", description="Serve large language models with no host CPU on the token path.")
     parser.add_argument("--version", action="version", version=f"blink {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    serve = _add_command(commands, "serve", "run an engine and its frontends on this host", _serve)
-    add_flags(serve, ServeConfig, {"region": "name of the shared memory region; without it, a name of its own"})
-    _add_sample_flags(serve)
-    add_flags(_add_command(commands, "engine", "run the engine alone", _engine), EngineConfig)
-    add_flags(_add_command(commands, "frontend", "run one frontend worker alone", _frontend), FrontendConfig)
-    _add_chat_flags(_add_command(commands, "chat", "talk to a server in the terminal", _chat))
-    add_flags(
-        _add_command(commands, "bench", "measure a server under load, alone and beside busy neighbours", _bench),
-        BenchConfig,
-    )
-    add_flags(_add_command(commands, "top", "watch a server: live figures in the terminal", _top), TopConfig)
-    add_flags(
-        _add_command(commands, "trace", "write the timeline of an engine's steps, for Perfetto", _trace), TraceConfig
-    )
-    quantize = _add_command(commands, "quantize", "write a model with matrices of 8 or 4 bits, calibrated", _quantize)
-    quantize.add_argument("model", metavar="MODEL", help="model directory or .gguf file; '' for SmolLM2-135M-Instruct")
-    quantize.add_argument("output", metavar="OUTPUT", help="directory to make, in the Hugging Face layout")
-    add_flags(quantize, QuantizeConfig)
-    doctor = _add_command(commands, "doctor", "say what this machine can do, and what to fix", _doctor)
-    doctor.add_argument("model", nargs="?", default="", metavar="MODEL", help="say too whether this model fits")
-    doctor.add_argument("--port", type=int, default=FrontendConfig().port, help="port to check (default: %(default)s)")
-    add_flags(doctor, PlanConfig)
-    return parser
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
+    parsers = {name: _add_command(commands, name, command) for name, command in COMMANDS.items()}
+    words, ignored = list(arguments), list[str]()
+    if words and words[0] in COMMANDS and COMMANDS[words[0]].takes_vllm:
+        chosen = parsers[words[0]]
+        try:
+            line = load("blink.cli.command_line").translate(words[1:], chosen._option_string_actions)
+        except ConfigError as error:
+            chosen.error(error.message)
+        words, ignored = [words[0], *line.words], line.ignored
+    namespace = parser.parse_args(words)
+    namespace.ignored = ignored
+    return namespace
 
 
 class _Parser(argparse.ArgumentParser):
@@ -121,23 +129,64 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(CONFIG_EXIT_STATUS)
 
 
-def _add_command(commands: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> _Parser:
+def _add_command(commands: argparse._SubParsersAction[_Parser], name: str, command: Command) -> _Parser:
     parser = commands.add_parser(
         name,
-        usage=f"blink {name}{_POSITIONAL.get(name, '')} [flags]",
-        help=text,
-        description=text[0].upper() + text[1:] + ".",
+        usage=f"blink {name}{command.positional} [flags]",
+        help=command.help,
+        description=command.help[0].upper() + command.help[1:] + ".",
         epilog=_EXAMPLES.get(name),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    command.add_flags(parser)
+    if command.takes_vllm:
+        parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line wins over it")
     return parser
 
 
-def _add_sample_flags(parser: argparse.ArgumentParser) -> None:
+def _flags_of(config_class: type) -> Callable[[argparse.ArgumentParser], None]:
+    return lambda parser: add_flags(parser, config_class)
+
+
+def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, ServeConfig, {"region": "name of the shared memory region; without it, a name of its own"})
     group = parser.add_argument_group("sample", "One question to show that the server works.")
     group.add_argument("--sample-prompt", metavar="TEXT", help="ask this when ready and stream the answer")
     group.add_argument("--exit-after-sample", action="store_true", help="stop after that answer")
+
+
+def _add_quantize_flags(parser: argparse.ArgumentParser) -> None:
+    text = "name on the hub, model directory or .gguf file; '' for SmolLM2-135M-Instruct"
+    parser.add_argument("model", metavar="MODEL", help=text)
+    parser.add_argument("output", metavar="OUTPUT", help="directory to make, in the Hugging Face layout")
+    add_flags(parser, QuantizeConfig)
+
+
+def _add_doctor_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="", metavar="MODEL", help="say too whether this model fits")
+    parser.add_argument("--port", type=int, default=FrontendConfig().port, help="port to check (default: %(default)s)")
+    add_flags(parser, PlanConfig)
+
+
+def _add_pull_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="name on the hub: org/name, or org/name:Q4_K_M for a GGUF file")
+    parser.add_argument("--hf-token", metavar="TEXT", default="", help="token for the hub; without it, HF_TOKEN")
+    _add_revision(parser)
+    _add_list_flags(parser)
+
+
+def _add_rm_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="name on the hub: org/name")
+    _add_revision(parser)
+    _add_list_flags(parser)
+
+
+def _add_revision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--revision", metavar="TEXT", default="", help="branch, tag or commit")
+
+
+def _add_list_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--download-dir", metavar="TEXT", default="", help="folder of models; without it, HF_HOME's")
 
 
 def _add_chat_flags(parser: argparse.ArgumentParser) -> None:
@@ -151,92 +200,69 @@ def _add_chat_flags(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", metavar="N", type=int, help="longest answer; without it, up to the model's limit"
     )
     parser.add_argument("--temperature", metavar="X", type=float, help="0 is greedy; without it, the server's default")
-    parser.add_argument("--api-key", metavar="TEXT", help="key of the server; also BLINK_API_KEY")
+    parser.add_argument("--api-key", metavar="TEXT", help="key of the server; also BLINK_API_KEY, VLLM_API_KEY")
 
 
-def _serve(namespace: argparse.Namespace) -> int:
-    raise_descriptor_limit()
-    from blink.cli.serve import Sample, run_serve
-
-    if "region" not in namespace:  # several servers of one host must not meet in one region
-        namespace.region = f"serve-{os.getpid()}-{secrets.token_hex(3)}"
-    if namespace.exit_after_sample and not namespace.sample_prompt:
-        raise ConfigError("--exit-after-sample needs --sample-prompt")
-    prompt = namespace.sample_prompt
-    sample = Sample(prompt=prompt, exit_after=namespace.exit_after_sample) if prompt else None
-    return run_serve(build_config(ServeConfig, namespace), sample)
-
-
-def _engine(namespace: argparse.Namespace) -> int:
-    from blink.region.files import check_unserved
-
-    raise_descriptor_limit()
-    config = build_config(EngineConfig, namespace)
-    check_unserved(config.region)  # again later, but this is before torch and the model are loaded
-    try:
-        from blink.engine.boot import run_engine
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the engine needs {error.name}, which is not installed: {how_to_install('engine')}"
-        ) from error
-    set_up_logging("info", config.log_format)
-    return run_engine(config)
-
-
-def _frontend(namespace: argparse.Namespace) -> int:
-    raise_descriptor_limit()
-    from blink.api.server import run_worker
-
-    return run_worker(build_config(FrontendConfig, namespace))
-
-
-def _chat(namespace: argparse.Namespace) -> int:
-    from blink.cli.chat import Server, run_chat
-
-    key = namespace.api_key or os.environ.get("BLINK_API_KEY")
-    with Server(
-        namespace.url,
-        model=namespace.model,
-        api_key=key,
-        max_tokens=namespace.max_tokens,
-        temperature=namespace.temperature,
-    ) as server:
-        return run_chat(server, namespace.system, namespace.once)
-
-
-def _bench(namespace: argparse.Namespace) -> int:
-    from blink.bench.sweep import run_bench
-
-    return run_bench(build_config(BenchConfig, namespace))
-
-
-def _top(namespace: argparse.Namespace) -> int:
-    from blink.view.top import run_top
-
-    return run_top(build_config(TopConfig, namespace))
-
-
-def _trace(namespace: argparse.Namespace) -> int:
-    from blink.view.timeline import run_trace
-
-    return run_trace(build_config(TraceConfig, namespace))
-
-
-def _quantize(namespace: argparse.Namespace) -> int:
-    try:
-        from blink.quantize.conversion import quantize
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"quantize needs {error.name}, which is not installed: {how_to_install('engine')}") from error
-    set_up_logging("info", "text")
-    quantize(namespace.model, namespace.output, build_config(QuantizeConfig, namespace))
-    return 0
-
-
-def _doctor(namespace: argparse.Namespace) -> int:
-    from blink.cli.doctor import run_doctor
-
-    plan = build_config(PlanConfig, namespace)
-    if plan.plan:
-        print_plan(namespace.model, plan)
-        return 0
-    return run_doctor(namespace.port, namespace.model)
+COMMANDS: Final[Mapping[str, Command]] = {
+    "serve": Command(
+        "run an engine and its frontends on this host",
+        "blink.cli.serve",
+        "run",
+        _add_serve_flags,
+        positional=" [MODEL]",
+        takes_vllm=True,
+    ),
+    "engine": Command(
+        "run the engine alone",
+        "blink.cli.engine",
+        "run",
+        _flags_of(EngineConfig),
+        positional=" [MODEL]",
+        takes_vllm=True,
+    ),
+    "frontend": Command(
+        "run one frontend worker alone",
+        "blink.cli.frontend",
+        "run",
+        _flags_of(FrontendConfig),
+        positional=" [MODEL]",
+        takes_vllm=True,
+    ),
+    "pull": Command(
+        "download a model from the Hugging Face hub", "blink.cli.models", "run_pull", _add_pull_flags, None, " MODEL"
+    ),
+    "list": Command("list the downloaded models", "blink.cli.models", "run_list", _add_list_flags),
+    "rm": Command("remove a downloaded model", "blink.cli.models", "run_rm", _add_rm_flags, None, " MODEL"),
+    "chat": Command("talk to a server in the terminal", "blink.cli.chat", "run", _add_chat_flags),
+    "bench": Command(
+        "measure a server under load, alone and beside busy neighbours",
+        "blink.bench.sweep",
+        "run_bench",
+        _flags_of(BenchConfig),
+        BenchConfig,
+    ),
+    "top": Command(
+        "watch a server: live figures in the terminal", "blink.view.top", "run_top", _flags_of(TopConfig), TopConfig
+    ),
+    "trace": Command(
+        "write the timeline of an engine's steps, for Perfetto",
+        "blink.view.timeline",
+        "run_trace",
+        _flags_of(TraceConfig),
+        TraceConfig,
+    ),
+    "quantize": Command(
+        "write a model with matrices of 8 or 4 bits, calibrated",
+        "blink.cli.quantize",
+        "run",
+        _add_quantize_flags,
+        positional=" MODEL OUTPUT",
+    ),
+    "doctor": Command(
+        "say what this machine can do, and what to fix",
+        "blink.cli.doctor",
+        "run",
+        _add_doctor_flags,
+        positional=" [MODEL]",
+    ),
+}

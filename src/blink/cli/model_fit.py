@@ -14,18 +14,21 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from safetensors import safe_open
 
 from blink.cli.finding import Finding
 from blink.cli.torch_probe import Gpu, probe_torch
 from blink.config import EngineConfig
 from blink.errors import BlinkError, ConfigError
 from blink.fields import one_line
-from blink.host.extras import how_to_install
 from blink.host.process import read_available_memory
+from blink.hub.localize import find_cached
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
 from blink.models.weights.files import resolve_model
+from blink.models.weights.gguf_file import KEEPING_GPU, GgufFile
 from blink.models.weights.shards import list_shards
+from blink.models.weights.source import read_spec
 
 _GIB: Final = 2**30
 _GRAPH_BYTES: Final = _GIB  # what a GPU engine keeps for its graphs
@@ -44,14 +47,9 @@ class WeightBytes:
 def examine_given_model(model: str) -> Iterator[Finding]:
     """Look at a model's files, and hold them against memory and bandwidth of this machine."""
     try:
-        from blink.models.weights.source import read_spec
-
-        path = resolve_model(model)
+        path = resolve_model(find_cached(model))
         spec = read_spec(path)
         stored = _read_precision(path)
-    except ModuleNotFoundError as error:
-        yield Finding("fail", "model", f"needs {error.name}, which is not installed", how_to_install("engine"))
-        return
     except BlinkError as error:
         yield Finding("fail", "model", error.message)
         return
@@ -90,8 +88,6 @@ def _read_precision(path: Path) -> str:
     """
     kinds = Counter[str]()
     if path.is_file():
-        from blink.models.weights.gguf_file import GgufFile
-
         for tensor in GgufFile(path).tensors.values():
             kinds[tensor.kind.name] += tensor.num_bytes
     else:
@@ -101,8 +97,6 @@ def _read_precision(path: Path) -> str:
 
 
 def _count_shard(shard: Path) -> Counter[str]:
-    from safetensors import safe_open
-
     kinds = Counter[str]()
     try:
         with safe_open(shard, framework="np") as file:
@@ -116,8 +110,6 @@ def _count_shard(shard: Path) -> Counter[str]:
 
 def _keeps_blocks(gpus: tuple[Gpu, ...]) -> bool:
     """Tell whether an engine keeps a GGUF file's matrices quantised."""
-    from blink.models.weights.gguf_file import KEEPING_GPU
-
     return not gpus or (gpus[0].major, gpus[0].minor) >= KEEPING_GPU
 
 
@@ -126,8 +118,6 @@ def _count_gguf(path: Path, spec: ModelSpec, plain_size: int) -> WeightBytes:
 
     plain_size: bytes of a number that does not stay quantised; 4 on a CPU, whose experts do.
     """
-    from blink.models.weights.gguf_file import GgufFile
-
     total, read, on_gpu = 0, 0.0, plain_size < 4
     share = spec.mixture.router.top_k / spec.mixture.experts if spec.mixture else 0.0  # of the experts that are read
     for name, tensor in GgufFile(path).tensors.items():

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any
 
+from blink.cli.loading import load
 from blink.cli.torch_probe import probe_torch
 from blink.config import EngineConfig, ModelConfig, option
 from blink.errors import ConfigError
 from blink.host.extras import how_to_install
+from blink.hub.localize import find_cached
 
 _PACKAGES = ("torch", "triton", "cuda")
 
@@ -40,7 +42,9 @@ def print_plan(model: str, config: PlanConfig) -> None:
     Raises:
         ConfigError: there is no such model or GPU, or a package is missing.
     """
-    described = ModelConfig(model=model, quantization=config.quantization, kv_cache_dtype=config.kv_cache_dtype)
+    described = ModelConfig(
+        model=find_cached(model), quantization=config.quantization, kv_cache_dtype=config.kv_cache_dtype
+    )
     engine = EngineConfig(
         model=described,
         max_num_seqs=config.max_num_seqs,
@@ -55,6 +59,4 @@ def _show(config: EngineConfig, gpu: str) -> str:
         raise ConfigError(f"plans need {' and '.join(missing)}: {how_to_install('gpu')}")
     if not gpu and not probe_torch().gpus:
         raise ConfigError("this machine has no GPU; name one, such as --gpu h100")
-    from blink.engine.plans import describe_plan
-
-    return describe_plan(config, gpu)
+    return load("blink.engine.plans").describe_plan(config, gpu)

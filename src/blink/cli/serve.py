@@ -7,13 +7,16 @@ It touches no request: after the start it sleeps, but for a look at the children
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import signal
 import sys
 import time
+from argparse import Namespace
 from dataclasses import dataclass, replace
 from typing import Final
 
-from blink.cli.flags import to_flags
+from blink.cli.flags import build_config, to_flags
 from blink.cli.health import EngineHealth
 from blink.cli.supervision import CONFIG_EXIT_STATUS, Child, describe_exit
 from blink.config import FrontendConfig, ServeConfig
@@ -21,6 +24,8 @@ from blink.errors import ConfigError
 from blink.host.address import Address
 from blink.host.isolation import deal_cpus, format_cpus, parse_cpus
 from blink.host.logs import set_up_logging
+from blink.host.process import raise_descriptor_limit
+from blink.hub.localize import localize
 from blink.models.weights.files import resolve_model
 from blink.region.files import Reservation, check_unserved, region_path, remove_unserved
 
@@ -46,6 +51,18 @@ class Sample:
         return [f"--once={self.prompt}", "--temperature=0", "--max-tokens=100"]
 
 
+def run(namespace: Namespace) -> int:
+    """Run an engine and its frontends, as the flags say; return the exit status."""
+    raise_descriptor_limit()
+    if "region" not in namespace:  # several servers of one host must not meet in one region
+        namespace.region = f"serve-{os.getpid()}-{secrets.token_hex(3)}"
+    if namespace.exit_after_sample and not namespace.sample_prompt:
+        raise ConfigError("--exit-after-sample needs --sample-prompt")
+    prompt = namespace.sample_prompt
+    sample = Sample(prompt=prompt, exit_after=namespace.exit_after_sample) if prompt else None
+    return run_serve(build_config(ServeConfig, namespace), sample)
+
+
 def run_serve(config: ServeConfig, sample: Sample | None = None) -> int:
     """Run an engine and its frontends until a signal arrives; return the exit status.
 
@@ -66,7 +83,10 @@ def run_serve(config: ServeConfig, sample: Sample | None = None) -> int:
 def _serve(config: ServeConfig, sample: Sample | None) -> int:
     check_unserved(config.engine.region)
     remove_unserved(region_path(config.engine.region))
-    resolve_model(config.engine.model.model)  # fetched or refused once, before there are two processes to do so
+    # Fetched or refused once, before there are two processes to do so.
+    model = localize(config.engine.model)
+    resolve_model(model.model)
+    config = replace(config, engine=replace(config.engine, model=model), frontend=replace(config.frontend, model=model))
     address = _listening_address(config.frontend)
     # Blocked, so that they wait for sigtimedwait; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP_SIGNALS, signal.SIGCHLD})

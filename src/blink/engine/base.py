@@ -275,6 +275,6 @@ def _gib(size: int) -> str:
 
 
 def served_name(config: EngineConfig) -> str:
-    """Return the model's name in the API: --served-model-name, or what MODEL names, or the default model's name."""
+    """Return the model's name in the API: the first --served-model-name, MODEL, or the default model's name."""
     model = config.model
-    return model.served_model_name or model.model or resolve_model("").name.split(".")[0]
+    return next(iter(model.served_model_name), "") or model.model or resolve_model("").name.split(".")[0]

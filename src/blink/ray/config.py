@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from blink.cli.flags import build_config
-from blink.cli.main import build_parser
+from blink.cli.main import parse
 from blink.config import ServeConfig
 from blink.errors import ConfigError
 from blink.models.weights.files import default_model_path
@@ -67,7 +67,7 @@ class ModelArgs(BaseModel):
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
-                namespace = build_parser().parse_args(self.command)
+                namespace = parse(self.command)
         except SystemExit as error:
             raise ConfigError(f"{self.served_name}: {said.getvalue().strip()}") from error
         return build_config(ServeConfig, namespace)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,6 +70,7 @@ class Planner:
         self._assets = assets
         self._compilation = compilation
         self._automata = AutomatonCache()
+        self._draw_seed = random.Random(assets.seed).getrandbits if assets.seed else secrets.randbits
 
     def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> str:
         """Return the prompt text of a conversation, for Tokenizer.encode().
@@ -175,7 +177,7 @@ class Planner:
         sequences: list[PlannedSequence] = []
         for prompt in prompts:
             fitted = _fit(params, prompt, engine.max_model_len)
-            base = secrets.randbits(64) if params.seed is None else params.seed
+            base = self._draw_seed(64) if params.seed is None else params.seed
             for place in range(params.n):
                 # The prompt's own logprobs are the same for all choices: the first brings them.
                 chosen = fitted if place == 0 else replace(fitted, prompt_logprobs=None)

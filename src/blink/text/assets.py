@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blink.config import FrontendConfig
+from blink.config import FrontendConfig, ModelConfig, parse_object
 from blink.errors import BadRequestError, ConfigError
 from blink.fields import Fields
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
-from blink.models.weights.text_files import read_json, read_named_text
+from blink.models.weights.text_files import read_json
 from blink.sampling_params import SAMPLING_RANGES, SamplingParams
 from blink.text.call_shape import read_call_shape
 from blink.text.gguf_tokenizer import build_tokenizer
@@ -29,7 +29,7 @@ from blink.text.message.formats import (
 )
 from blink.text.message.harmony import END_TOKENS, MARKS
 from blink.text.template import ChatTemplate
-from blink.text.template_sources import DEFAULT, TOOL_USE, find_gguf_templates, find_templates
+from blink.text.template_sources import DEFAULT, TOOL_USE, choose_template, find_gguf_templates, find_templates
 from blink.text.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from blink.text.tokenizer_files import read_named_tokens
 
@@ -51,6 +51,8 @@ class ModelAssets:
     call_format: CallFormat | None = None  # None: the template has tools in a way that is not known here
     reasoning_format: ReasoningFormat | None = None
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict[str, "float | int"])
+    seed: int = 0  # of the seeds of requests that give none; 0: nobody knows them
+    template_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # variables of chat templates
 
     @property
     def uses_harmony(self) -> bool:
@@ -73,9 +75,7 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
     if root.is_dir():
         # The model, not a borrowed tokenizer, says where its texts end and how it likes to be sampled.
         eos_token_ids = _end_tokens(root) or eos_token_ids
-    if config.chat_template:
-        named = templates.get(config.chat_template)
-        templates = {DEFAULT: read_named_text(Path(config.chat_template)) if named is None else named}
+    templates = choose_template(config.chat_template, templates)
     chat_template, tool_template = (
         ChatTemplate(templates[name], special_tokens) if templates.get(name) else None for name in (DEFAULT, TOOL_USE)
     )
@@ -93,7 +93,9 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         eos_token_ids=eos_token_ids,
         call_format=call_format,
         reasoning_format=reasoning_format,
-        sampling_defaults=_sampling_defaults(root),
+        sampling_defaults=_sampling_defaults(root, config.model),
+        seed=config.model.seed,
+        template_defaults=parse_object("default_chat_template_kwargs", config.default_chat_template_kwargs),
     )
 
 
@@ -174,16 +176,29 @@ def _end_tokens(path: Path) -> tuple[int, ...]:
     return ()
 
 
-def _sampling_defaults(root: Path) -> dict[str, float | int]:
-    if not root.is_dir():
-        return {}
-    path = root / "generation_config.json"
-    config = _read_json(path)
+def _sampling_defaults(root: Path, config: ModelConfig) -> dict[str, float | int]:
+    """Return what requests that say nothing are sampled with: of a file, and what replaces parts of it."""
+    defaults: dict[str, float | int] = {}
+    if config.generation_config != "vllm":
+        is_own = config.generation_config == "auto"
+        path = (root if is_own else Path(config.generation_config).expanduser()) / "generation_config.json"
+        if not is_own and not path.is_file():
+            raise ConfigError(f"--generation-config {config.generation_config} is no folder with {path.name}.")
+        if root.is_dir() or not is_own:
+            defaults = _check_sampling(_read_json(path), str(path))
+    changes = parse_object("override_generation_config", config.override_generation_config)
+    if unknown := changes.keys() - _SAMPLING_DEFAULTS:
+        known = ", ".join(sorted(_SAMPLING_DEFAULTS))
+        raise ConfigError(f"--override-generation-config: {min(unknown)} is not supported; known: {known}")
+    return defaults | _check_sampling(changes, "--override-generation-config")
+
+
+def _check_sampling(config: Mapping[str, Any], place: str) -> dict[str, float | int]:
     defaults = {name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None}
     try:
         SamplingParams(**defaults)
     except (BadRequestError, TypeError, OverflowError) as error:
-        raise ConfigError(f"{path} is malformed: {error}") from error
+        raise ConfigError(f"{place} is malformed: {error}") from error
     return defaults
 
 

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from blink.fields import Fields
-from blink.models.weights.text_files import read_text
+from blink.models.weights.text_files import read_named_text, read_text
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"  # for requests with tools
 NAMED_FOLDER = "additional_chat_templates"
+_VLLM_FILE = re.compile(r"tool_chat_template_[\w.-]+\.jinja")
 _GGUF_KEY = "tokenizer.chat_template"
+
+logger = logging.getLogger("blink.model")
 
 
 def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -29,6 +34,28 @@ def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     for path in sorted((folder / NAMED_FOLDER).glob("*.jinja")):
         found[path.stem] = read_text(path, root=folder)
     return found
+
+
+def choose_template(name: str, templates: dict[str, str]) -> dict[str, str]:
+    """Return the templates that --chat-template leaves: all, or one for all chats.
+
+    `name` is a file, one of the model's templates, the text of a template, or a file that vLLM brings and that is not
+    here: such a file shows tools to one family of models, as their own templates do.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if not name:
+        return templates
+    if name in templates:
+        return {DEFAULT: templates[name]}
+    if "{{" in name or "{%" in name:
+        return {DEFAULT: name}
+    path = Path(name)
+    if _VLLM_FILE.fullmatch(path.name) and not path.exists() and templates.get(DEFAULT):
+        logger.info("--chat-template: %s is not here; the model's own template is used", name)
+        return templates
+    return {DEFAULT: read_named_text(path)}
 
 
 def _read_config(config: Mapping[str, Any], place: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ class TopConfig:
 
     url: str = option("", "its URL, such as http://10.0.0.2:8000; empty: an engine of this machine, without HTTP")
     region: str = option("", "region of the engine, if several run on this machine")
-    api_key: str = option("", "key of the server; also BLINK_API_KEY")
+    api_key: str = option("", "key of the server; also BLINK_API_KEY, VLLM_API_KEY")
     interval: float = option(1.0, "seconds between two looks")
     once: bool = option(False, "print the figures of one interval and leave")
     json: bool = option(False, "print the figures as a line of JSON each time")

@@ -17,6 +17,7 @@ import orjson
 from rich.console import Console
 from rich.live import Live
 
+from blink.config import key_of_environment
 from blink.errors import EngineUnavailableError
 from blink.region.report import only_region
 from blink.view.config import TopConfig
@@ -47,7 +48,7 @@ def run_top(config: TopConfig) -> int:
 
 def _source(config: TopConfig) -> Source:
     if config.url:
-        return ServerSource(config.url, config.api_key or os.environ.get("BLINK_API_KEY", ""))
+        return ServerSource(config.url, config.api_key or key_of_environment())
     return RegionSource(config.region or only_region(", or give --url"))
 
 

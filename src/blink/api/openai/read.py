@@ -41,7 +41,7 @@ def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, e
         prompts=prompts,
         rules=body.prompt_rules,
         params=params,
-        reply=ChoicesReply(is_chat=False, echoes=echoes, **_reply_fields(body, params)),
+        reply=ChoicesReply(is_chat=False, echoes=echoes, **_reply_fields(body, params, bounds)),
         stream=bool(body.stream),
         request_id=body.request_id,
         shown=_shown(body) if bounds.shows_fields else {},
@@ -52,7 +52,8 @@ def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, e
 def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
     """Render and tokenize a conversation."""
     parsed_at = time.perf_counter()
-    text = Planner(assets).render(body.messages, body.rendering)
+    rendering = body.rendering(assets.template_defaults)
+    text = Planner(assets).render(body.messages, rendering)
     _check_count(1, body, engine)
     tokens = read_tokens(text, body.prompt_rules, assets.tokenizer, engine)
     params = build_sampling_params(body, assets.sampling_defaults)
@@ -61,7 +62,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
         assets,
         may_choose=bounds.may_choose_calls,
         is_reasoning_open=_is_reasoning_open(text, body, assets),
-        is_answer=body.continue_final_message or is_switched_off(body.rendering.variables),
+        is_answer=body.continue_final_message or is_switched_off(rendering.variables),
     )
     role = "assistant" if body.add_generation_prompt else body.messages[-1].get("role", "assistant")
     return ParsedRequest(
@@ -70,7 +71,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
         rules=body.prompt_rules,
         params=params,
         tool_use=body.tool_use,
-        reply=ChoicesReply(is_chat=True, role=role, message=form, **_reply_fields(body, params)),
+        reply=ChoicesReply(is_chat=True, role=role, message=form, **_reply_fields(body, params, bounds)),
         stream=bool(body.stream),
         request_id=body.request_id,
         shown=_shown(body) if bounds.shows_fields else {},
@@ -87,16 +88,17 @@ def _is_reasoning_open(text: str, body: ChatBody, assets: ModelAssets) -> bool |
     return is_reasoning_open(text, form, begun) if form else None
 
 
-def _reply_fields(body: GenerationBody, params: SamplingParams) -> dict[str, Any]:
+def _reply_fields(body: GenerationBody, params: SamplingParams, bounds: Bounds) -> dict[str, Any]:
     options = body.stream_options
+    has_usage = bounds.always_has_usage or (options is not None and options.include_usage)
     return {
         "num_choices": params.n,
         "has_logprobs": params.logprobs is not None,
         "has_prompt_logprobs": body.prompt_logprobs is not None,
-        "names_token_ids": bool(body.return_tokens_as_token_ids),
+        "names_token_ids": bool(body.return_tokens_as_token_ids) or bounds.names_token_ids,
         "return_token_ids": bool(body.return_token_ids),
-        "include_usage": options is not None and options.include_usage,
-        "continuous_usage": options is not None and options.include_usage and options.continuous_usage_stats,
+        "include_usage": has_usage,
+        "continuous_usage": has_usage and options is not None and options.continuous_usage_stats,
     }
 
 

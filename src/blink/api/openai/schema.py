@@ -227,10 +227,10 @@ class ConversationBody(Body):
         """Return what the reply may or must call, None for nothing."""
         return self._tool_use
 
-    @property
-    def rendering(self) -> Rendering:
-        """Return how the messages become a prompt."""
-        variables = {"documents": self.documents, **(self.chat_template_kwargs or {}), "tools": self.tools or None}
+    def rendering(self, defaults: Mapping[str, Any]) -> Rendering:
+        """Return how the messages become a prompt; `defaults` are variables that a request need not give."""
+        given = {**defaults, **(self.chat_template_kwargs or {})}
+        variables = {"documents": self.documents, **given, "tools": self.tools or None}
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
         return Rendering(

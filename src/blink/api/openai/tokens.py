@@ -24,7 +24,7 @@ def answer_tokenize(
 ) -> ParsedRequest:
     """Answer with the tokens of a text or a conversation."""
     is_text = isinstance(body, TokenizeTextBody)
-    text = body.prompt if is_text else Planner(assets).render(body.messages, body.rendering)
+    text = body.prompt if is_text else Planner(assets).render(body.messages, body.rendering(assets.template_defaults))
     if len(text) > bounds.max_tokenize_chars:
         raise BadRequestError(
             f"The text has {len(text)} characters; this server tokenizes at most {bounds.max_tokenize_chars}.",

@@ -25,10 +25,12 @@ class Bounds:
     """What a body is measured by."""
 
     max_tokenize_chars: int
-    model_name: str  # empty: not known yet
+    model_names: tuple[str, ...]  # empty: not known yet
     engine: RegionInfo | None  # None while there is none: then nothing is tokenized
     may_choose_calls: bool = True  # the model may decide whether it calls tools
     shows_fields: bool = False  # in the log
+    names_token_ids: bool = False  # in all logprobs, whatever a request says
+    always_has_usage: bool = False  # streams, whatever a request says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

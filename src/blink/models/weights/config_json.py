@@ -14,6 +14,7 @@ from blink.models.families import FAMILIES, find_architecture, not_supported
 from blink.models.families.base import EVERY_LAYER, NO_WINDOW, Family
 from blink.models.layers import Activation, Attention, DenseMlp, LayerSpec, MoeMlp, Router, repeat_layer
 from blink.models.spec import ModelSpec
+from blink.models.weights.overrides import override
 from blink.models.weights.rope_json import read_local_rope, read_rope
 from blink.models.weights.text_files import read_json
 
@@ -21,8 +22,8 @@ _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "
 _MAX_LAYERS = 1 << 16  # of which a list is made
 
 
-def read_config_json(directory: Path) -> ModelSpec:
-    """Read config.json.
+def read_config_json(directory: Path, changes: Mapping[str, Any] | None = None) -> ModelSpec:
+    """Read config.json, parts of which `changes` replace.
 
     Raises:
         ConfigError: the file is missing or malformed, or the model needs something that Blink does not do.
@@ -30,13 +31,15 @@ def read_config_json(directory: Path) -> ModelSpec:
     path = directory / "config.json"
     if not path.exists():
         raise ConfigError(f"{path} is missing: MODEL must be a complete Hugging Face model directory.")
-    values = read_json(path)
+    changes = changes or {}
+    values = override(read_json(path), changes)
     model_type = Fields(values, str(path)).text("model_type")
     architecture = find_architecture(model_type)
     if architecture not in FAMILIES:
         raise not_supported(str(path), show(model_type))
     if architecture != model_type:
-        values = {**values, **Fields(values, str(path)).mapping("text_config")}
+        text = Fields(values, str(path)).mapping("text_config")
+        values = {**values, **override(text, {key: changes[key] for key in changes if key != "text_config"})}
     values = {**FAMILIES[architecture].defaults, **values}
     return _make_spec(Fields(values, str(path)), values, architecture)
 

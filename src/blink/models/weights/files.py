@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the model's files: a given path, the Hugging Face cache, or the default model, downloaded once. No torch."""
+"""Find the model's files: a given path, or the default model, downloaded once. No torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def resolve_model(model: str) -> Path:
         if not (path / "config.json").is_file():
             raise ConfigError(f"{path} has no config.json; give a Hugging Face model directory or a .gguf file.")
         return path
-    return _find_in_hub_cache(model)
+    raise ConfigError(
+        f"MODEL '{model}' is no file or directory on this machine. Give a Hugging Face model directory, a .gguf file,"
+        " or the name of a model on the Hugging Face hub (org/name)."
+    )
 
 
 def cache_folder() -> Path:
@@ -120,20 +123,3 @@ def _hash_file(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _find_in_hub_cache(model: str) -> Path:
-    advice = f"MODEL '{model}' is no file or directory on this machine"
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise ConfigError(f"{advice}. Give a Hugging Face model directory or a .gguf file.")
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
-    except ImportError:
-        pass
-    else:
-        try:
-            return Path(snapshot_download(model, local_files_only=True))
-        except (LocalEntryNotFoundError, ValueError):
-            pass
-    raise ConfigError(f"{advice}. Run `hf download {model}`, or `hf download {model} --local-dir DIR` and give DIR.")

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,19 @@ from blink.region.native import lib
 
 _PLAIN_KINDS = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
 _MAX_ALIGNMENT = 1 << 20
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 KEEPING_GPU = (8, 0)  # compute capability from which on a GPU multiplies bfloat16
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies, which is within the file. `shape` is in PyTorch's order (rows first)."""
+    """Where a tensor lies, which is within its file. `shape` is in PyTorch's order (rows first)."""
 
     shape: tuple[int, ...]
     kind: gguf.GGMLQuantizationType
     offset: int  # from the start of the file
     num_bytes: int
+    part: int = 0  # which file of a model that is split
 
     @property
     def can_stay_quantized(self) -> bool:
@@ -45,24 +49,38 @@ class GgufTensor:
 
 
 class GgufFile:
-    """An open GGUF file: `metadata` by key, `tensors` by name.
+    """An open GGUF file, or all files of a split model, whose first is given: `metadata` by key, `tensors` by name.
 
     Raises:
-        ConfigError: the file is no GGUF file of version 2 or 3, or is cut off.
+        ConfigError: a file is no GGUF file of version 2 or 3, is cut off or missing.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._data = map_gguf(path)
-        reader = HeaderReader(self._data, path)
-        self.metadata, infos = reader.read_pairs(), reader.read_tensor_infos()
+        self._parts: list[mmap] = []
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, GgufTensor] = {}
+        for part in list_parts(path):
+            metadata, tensors = self._open(part)
+            self.metadata = self.metadata or metadata
+            if twice := tensors.keys() & self.tensors.keys():
+                raise ConfigError(f"{part}: tensor {show(min(twice))} is in another part too; download it again.")
+            self.tensors |= tensors
+
+    def _open(self, path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+        """Map one file, and read its metadata and where its tensors lie."""
+        data, part = map_gguf(path), len(self._parts)
+        self._parts.append(data)
+        reader = HeaderReader(data, path)
+        metadata, infos = reader.read_pairs(), reader.read_tensor_infos()
         default = gguf.GGUF_DEFAULT_ALIGNMENT
-        alignment = Fields(self.metadata, str(path)).integer("general.alignment", default, high=_MAX_ALIGNMENT)
+        alignment = Fields(metadata, str(path)).integer("general.alignment", default, high=_MAX_ALIGNMENT)
         start = -(-reader.offset // alignment) * alignment
-        self.tensors = {name: self._place(name, info, start) for name, info in infos.items()}
-        end = max((tensor.offset + tensor.num_bytes for tensor in self.tensors.values()), default=0)
-        if end > len(self._data):
-            raise ConfigError(f"{path} is cut off: {len(self._data)} of at least {end} bytes; download it again.")
+        tensors = {name: replace(_place(path, name, info, start), part=part) for name, info in infos.items()}
+        end = max((tensor.offset + tensor.num_bytes for tensor in tensors.values()), default=0)
+        if end > len(data):
+            raise ConfigError(f"{path} is cut off: {len(data)} of at least {end} bytes; download it again.")
+        return metadata, tensors
 
     def read_tensor(self, name: str, index: int | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return a tensor, or only entry `index` of its first dimension, as float32, dequantised where needed."""
@@ -82,20 +100,40 @@ class GgufFile:
     def read_rows(self, name: str, index: int | None = None) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the bytes of a tensor's rows as they are stored, or only of entry `index`; read-only."""
         tensor = self.tensors[name]
-        rows = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset).reshape(*tensor.shape[:-1], -1)
+        data = self._parts[tensor.part]
+        rows = np.frombuffer(data, np.uint8, tensor.num_bytes, tensor.offset).reshape(*tensor.shape[:-1], -1)
         return rows if index is None else rows[index]
 
-    def _place(self, name: str, info: TensorInfo, start: int) -> GgufTensor:
-        """Add to a tensor's offset where the tensors' part starts, and find its size."""
-        where = f"{self.path}: tensor {show(name)}"
-        try:
-            kind = gguf.GGMLQuantizationType(info.kind)
-        except ValueError as error:
-            raise ConfigError(f"{where} has an unknown type ({info.kind}); use a Q8_0, F16 or BF16 file.") from error
-        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        if 0 in info.shape or info.shape[-1] % block:
-            raise ConfigError(f"{where} cannot have the shape {info.shape}; download or convert the model again.")
-        return GgufTensor(info.shape, kind, start + info.offset, math.prod(info.shape) // block * block_bytes)
+
+def list_parts(path: Path) -> list[Path]:
+    """Return all files of a GGUF model, by the name of its first: one, unless the name says that it is split.
+
+    Raises:
+        ConfigError: another part than the first is given, or one is missing.
+    """
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    first = path.with_name(f"{match[1]}-00001-of-{match[3]}.gguf")
+    if path != first:
+        raise ConfigError(f"{path} is a part of a split model; give its first, {first.name}.")
+    paths = [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}.gguf") for number in range(1, int(match[3]) + 1)]
+    if missing := [part.name for part in paths if not part.is_file()]:
+        raise ConfigError(f"{path} is split, and {missing[0]} is not beside it; download the model again.")
+    return paths
+
+
+def _place(path: Path, name: str, info: TensorInfo, start: int) -> GgufTensor:
+    """Add to a tensor's offset where the tensors' part starts, and find its size."""
+    where = f"{path}: tensor {show(name)}"
+    try:
+        kind = gguf.GGMLQuantizationType(info.kind)
+    except ValueError as error:
+        raise ConfigError(f"{where} has an unknown type ({info.kind}); use a Q8_0, F16 or BF16 file.") from error
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    if 0 in info.shape or info.shape[-1] % block:
+        raise ConfigError(f"{where} cannot have the shape {info.shape}; download or convert the model again.")
+    return GgufTensor(info.shape, kind, start + info.offset, math.prod(info.shape) // block * block_bytes)
 
 
 def _as_stored(rows: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:

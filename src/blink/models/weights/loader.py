@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from blink.config import KV_CACHE_DTYPES, ModelConfig
+from blink.config import KV_CACHE_DTYPES, ModelConfig, parse_object
 from blink.errors import ConfigError
 from blink.formats.schemes import FormatId
 from blink.kernels.operands import KvScales
@@ -28,7 +28,7 @@ from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
 from blink.models.weights.files import resolve_model
 from blink.models.weights.kv_scales import read_kv_scales
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
-from blink.models.weights.source import find_format, read_spec
+from blink.models.weights.source import check_method, find_format, read_spec
 
 # Beyond it the rotary table alone takes a GiB, and a description that says more is more likely damaged than right.
 _MAX_CONTEXT = 1 << 21
@@ -58,8 +58,10 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
         ConfigError: the model is missing, incomplete or not supported; the message says what to do.
     """
     path = resolve_model(config.model)
-    spec = _limit_length(read_spec(path), config.max_model_len)
-    has_fp8_cache = _has_fp8_cache(config, device)
+    check_method(path, config.quantization)
+    changes = parse_object("hf_overrides", config.hf_overrides)
+    spec = _limit_length(read_spec(path, changes), config.max_model_len)
+    has_fp8_cache = _has_fp8_cache(config, device, dtype)
     checkpoint = _open_checkpoint(path, spec, config, device, dtype)
     kv_scales: list[KvScales] = []
     if has_fp8_cache:
@@ -75,7 +77,7 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
         return DecoderLoader(checkpoint, spec, WeightTarget(device, dtype, progress.update), kv_scales).load()
 
 
-def _has_fp8_cache(config: ModelConfig, device: torch.device) -> bool:
+def _has_fp8_cache(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether keys and values are to be kept in FP8.
 
     Raises:
@@ -84,7 +86,11 @@ def _has_fp8_cache(config: ModelConfig, device: torch.device) -> bool:
     name = config.kv_cache_dtype
     if name not in KV_CACHE_DTYPES:
         raise ConfigError(f"--kv-cache-dtype {name} is not supported; use {', '.join(KV_CACHE_DTYPES)}.")
-    if name == "auto":
+    if name in _DTYPES and _DTYPES[name] != dtype:
+        raise ConfigError(
+            f"--kv-cache-dtype {name}: keys and values have the compute type or FP8; give --dtype {name}."
+        )
+    if name == "auto" or name in _DTYPES:
         return False
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_GPU:
         raise ConfigError(
@@ -130,7 +136,7 @@ def _open_checkpoint(
         if quantization is not None:
             return DummyMatrices(checkpoint, quantization)
     elif load_format == "gguf":
-        is_asked = config.dtype != "auto" or config.quantization != "auto"
+        is_asked = config.dtype != "auto" or config.quantization == "fp8"
         checkpoint = GgufCheckpoint(path, spec, None if is_asked else _keep_blocks(device, dtype))
     else:
         checkpoint = SafetensorsCheckpoint(path)

@@ -17,7 +17,7 @@ def list_shards(directory: Path) -> list[Path]:
         ConfigError: the index is malformed, or a file is missing or lies elsewhere.
     """
     index = directory / "model.safetensors.index.json"
-    paths = _read_index(index) if index.exists() else sorted(directory.glob("*.safetensors"))
+    paths = read_index(index) if index.exists() else sorted(directory.glob("*.safetensors"))
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise ConfigError(f"{directory} lacks {', '.join(missing)}, which its index names; download the model again.")
@@ -26,7 +26,12 @@ def list_shards(directory: Path) -> list[Path]:
     return paths
 
 
-def _read_index(index: Path) -> list[Path]:
+def read_index(index: Path) -> list[Path]:
+    """Return the files that an index names, all of them beside it.
+
+    Raises:
+        ConfigError: the index is malformed.
+    """
     weights = read_json(index).get("weight_map")
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
         raise ConfigError(f"{index} is malformed ('weight_map' must name a file for each tensor); download it again.")
