@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from blink.bench.config import BenchConfig
+from blink.cli.plan import PlanConfig
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.quantize.config import QuantizeConfig
 from blink.view.config import TopConfig, TraceConfig
@@ -34,7 +35,7 @@ def test_every_flag_stands_on_the_page(config_class: type) -> None:
 def test_pages_name_only_flags_that_exist() -> None:
     others = {"--url", "--system", "--once", "--max-tokens", "--sample-prompt", "--exit-after-sample", "--help"}
     known = others.union(
-        *(flags_of(kind) for kind in (ServeConfig, BenchConfig, TopConfig, TraceConfig, QuantizeConfig))
+        *(flags_of(kind) for kind in (ServeConfig, BenchConfig, TopConfig, TraceConfig, QuantizeConfig, PlanConfig))
     )
     known |= {*load_table(), "--no-", "--enable-x", "--disable-x"}  # and forms of names
     foreign = {

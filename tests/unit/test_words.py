@@ -40,7 +40,7 @@ class Banned:
 
 WORDS = [
     Banned("Track::kWhole", "StepKind", r"\bTracks?\b|\btrack_in_flight|in_flight_track|\btracks\.h", _SCHEDULER),
-    Banned("a suspended step", "paused step", r"\bsuspend(ed|s)?\b|\bsuspended_", _SCHEDULER),
+    Banned("a suspended step", "paused step", r"(?<!-)\bsuspend(ed|s)?\b|\bsuspended_", _SCHEDULER),
     Banned("Turn::kAll", "StepClass", r"\bTurn(::|\.|\()|has_turn|choose_turn|segmented_turn|\bturns\.h", _SCHEDULER),
     Banned("Tally t", "StepTotals", r"\b[tT]ally\b", _SCHEDULER),
     Banned("Harvest harvest", "RetireTotals", r"\b[hH]arvest\b", _SCHEDULER),
