@@ -71,6 +71,7 @@ def test_a_gated_model_of_the_hub_is_served_with_vllms_flags(tmp_path: Path) -> 
         words = ["serve", "acme/tiny", "--served-model-name", "tiny", "gpt-4", "--max_model_len", "200", "-tp", "1"]
         words += [f"--port={port}", "--enforce-eager", "--cpu-threads=1", "--hf-token", "hub-secret"]
         environment = {**os.environ, **hub.environment(tmp_path), "VLLM_API_KEY": "locked"}
+        environment |= dict.fromkeys(("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"), "100")
         command = [sys.executable, "-m", "blink", *words]
         with log.open("w") as output, subprocess.Popen(command, stderr=output, env=environment) as server:
             try:
@@ -79,6 +80,7 @@ def test_a_gated_model_of_the_hub_is_served_with_vllms_flags(tmp_path: Path) -> 
             finally:
                 server.send_signal(signal.SIGTERM)
                 server.wait(_PATIENCE)
+                print(log.read_text())
         assert hub.fetched() == {*hub.repositories["acme/tiny"].files} - {"pytorch_model.bin"}
     assert "these flags have no effect here: --enforce-eager (" in log.read_text()
     assert server.returncode == 0

@@ -31,6 +31,7 @@ from processes import Engine, Frontend, measure, open_files, resident_mib, start
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STREAMS = 64
+_MOST_GROWN_MIB = 48
 _VIEWS_SECONDS = float(os.environ.get("BLINK_SOAK_SECONDS", "600"))
 _WARM_UP_SECONDS = 120.0  # at most
 NUM_PROMPTS = 12
@@ -226,11 +227,21 @@ def soak_and_check(
             shared[0] > 0
             and max(now - then for now, then in zip(shared_memory(engine.region), shared, strict=True)) <= 0
         )
-        grown = [after - before for before, after in zip(memory, measure(processes, resident_mib), strict=True)]
+        grown = find_growth(memory, measure(processes, resident_mib))
         print(f"{finished} streams, {hung_up} hung up; grew by {grown} MiB from {memory}; {files} files; {shared}")
-        assert max(grown) < 48, f"frontend and engine grew by {grown} MiB"
+        if max(grown) >= _MOST_GROWN_MIB:  # a leak grows each time, an allocator's caches do not
+            memory = measure(processes, resident_mib)
+            asyncio.run(soak(frontend.url, jobs, expected, seconds))
+            frontend.wait_until_idle()
+            grown = find_growth(memory, measure(processes, resident_mib))
+        assert max(grown) < _MOST_GROWN_MIB, f"frontend and engine grew by {grown} MiB"
     finally:
         stop(frontend.process)
+
+
+def find_growth(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    """Return by how much each process has grown."""
+    return [now - then for then, now in zip(before, after, strict=True)]
 
 
 def shared_memory(region: str) -> tuple[int, int]:

@@ -98,7 +98,6 @@ def test_every_product_of_packed_weights_has_a_split_that_fits(
             shape = Shape(format, grouped, output, tokens, k, n)
             for found in (kernels.choose_split(shape), *kernels.list_splits(shape)):
                 assert found is not None and found.fits(shape, 1) and found.shared_bytes(shape) <= _MAX_SHARED_BYTES
-    kernels._guess_split.cache_clear()
 
 
 @pytest.mark.parametrize("chosen", [(1, 2, 2, 8), (2, 4, 1, 5), (2, 2, 2, 5)], ids=str)

@@ -222,6 +222,6 @@ def test_what_nobody_foresaw_is_refused_and_logged_once(
 
     monkeypatch.setitem(ENDPOINTS, "completions", replace(ENDPOINTS["completions"], read=fail))
     with pytest.raises(BadRequestError) as caught:
-        read_body("completions", b'{"prompt": "a"}', assets, Bounds(1000, "m", ENGINE))
+        read_body("completions", b'{"prompt": "a"}', assets, Bounds(1000, ("m",), ENGINE))
     assert (caught.value.param, caught.value.message) == ("prompt", "prompt cannot be read: ZeroDivisionError.")
     assert [record.getMessage() for record in caplog.records] == ["a body could not be read"]

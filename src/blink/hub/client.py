@@ -80,7 +80,10 @@ class Hub:
         with self._explaining():
             api = HfApi(endpoint=_endpoint(), token=self.token or None)
             info = api.model_info(
-                self.repository, revision=self.revision or None, timeout=_TIMEOUT, files_metadata=True
+                self.repository,
+                revision=self.revision or None,
+                timeout=max(_TIMEOUT, constants.HF_HUB_ETAG_TIMEOUT),
+                files_metadata=True,
             )
         if not _COMMIT.fullmatch(info.sha or ""):
             raise ConfigError(f"{self.repository}: the hub names no commit ({show(info.sha)}); try again later.")
