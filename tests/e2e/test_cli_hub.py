@@ -64,6 +64,7 @@ def tiny_repository(folder: Path, token: str) -> Repository:
     return Repository(files, token=token, is_gated=True)
 
 
+@pytest.mark.long
 def test_a_gated_model_of_the_hub_is_served_with_vllms_flags(tmp_path: Path) -> None:
     with serve_hub() as hub:
         hub.repositories["acme/tiny"] = tiny_repository(tmp_path, "hub-secret")

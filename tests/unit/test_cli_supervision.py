@@ -114,3 +114,21 @@ def _is_alive(process: int) -> bool:
 )
 def test_exit_is_described_in_words(status: int, text: str) -> None:
     assert describe_exit(status) == text
+
+
+_A_THREAD_GETS_IT = """
+import signal, threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+[other] = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+from blink.cli import serve
+serve._take_signals()
+signal.pthread_kill(other.ident, signal.SIGTERM)
+found = {serve._await_signal(0.1) for _ in range(20)}
+print(signal.SIGTERM in found)
+"""
+
+
+def test_a_signal_that_another_thread_gets_stops_the_supervisor_in_order() -> None:
+    """As a progress bar's thread does that a download has left."""
+    done = subprocess.run([sys.executable, "-c", _A_THREAD_GETS_IT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -11,9 +11,11 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 from argparse import Namespace
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Final
 
 from blink.cli.flags import build_config, to_flags
@@ -88,8 +90,7 @@ def _serve(config: ServeConfig, sample: Sample | None) -> int:
     resolve_model(model.model)
     config = replace(config, engine=replace(config.engine, model=model), frontend=replace(config.frontend, model=model))
     address = _listening_address(config.frontend)
-    # Blocked, so that they wait for sigtimedwait; children unblock them.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP_SIGNALS, signal.SIGCHLD})
+    _take_signals()
     reservation = address.reserve()
     if reservation is not None:
         address = replace(address, port=reservation.getsockname()[1])
@@ -274,6 +275,19 @@ def _kill(children: list[Child]) -> None:
         child.send(signal.SIGKILL)
         while child.is_running and child.reap() is None:
             _await_signal(0.1)
+
+
+def _take_signals() -> None:
+    """Let signals wait for _await_signal(); children unblock them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP_SIGNALS, signal.SIGCHLD})
+    # A thread that a download has left, such as tqdm's, has not blocked them.
+    for number in _STOP_SIGNALS:
+        signal.signal(number, _hand_on)
+
+
+def _hand_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as Python calls it
+    """Send a signal that another thread got to the main thread, which runs this."""
+    signal.pthread_kill(threading.get_ident(), number)
 
 
 def _await_signal(seconds: float) -> int | None:
