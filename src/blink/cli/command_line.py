@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
+from blink.cli.flags import FACTORS
 from blink.cli.loading import load
 from blink.config import parse_object
 from blink.errors import ConfigError
@@ -28,8 +29,6 @@ _OVERRIDES: Final = "--hf-overrides"
 _LEVEL: Final = re.compile(r"-O(=?)([0-3])")
 _NUMBER: Final = re.compile(r"-[\d.]+[kmgKMG]?")
 _SUFFIX: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt])", re.IGNORECASE)
-_DECIMAL: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY: Final = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(slots=True)
@@ -229,7 +228,7 @@ def _read_value(text: str) -> Any:
         pass
     if (match := _SUFFIX.fullmatch(text)) is None:
         return text
-    return int(float(match[1]) * (_DECIMAL | _BINARY)[match[2]])
+    return int(float(match[1]) * FACTORS[match[2]])
 
 
 def _read_texts(flag: Flag, value: str) -> list[str]:

@@ -15,7 +15,7 @@ from blink.config import ModelConfig
 Config = TypeVar("Config")
 
 # As in vLLM: lower-case suffixes are decimal, upper-case ones binary.
-_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _INTEGER = re.compile(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)")
 _METAVARS = {int: "N", float: "X"}
 
@@ -76,7 +76,8 @@ def parse_integer(text: str) -> int:
     match = _INTEGER.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer (suffixes k, m, g are decimal; K, M, G binary)")
-    scaled = float(match[1]) * _FACTORS[match[2]] if "." in match[1] else int(match[1]) * _FACTORS[match[2]]
+    factor = FACTORS.get(match[2], 1)
+    scaled = float(match[1]) * factor if "." in match[1] else int(match[1]) * factor
     if scaled != int(scaled):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(scaled)

@@ -9,24 +9,11 @@ from typing import Final
 
 from blink.errors import ConfigError
 from blink.hub.name import is_inside
+from blink.models.weights.text_files import TEMPLATE_FOLDER, TEXT_FILES
 
 INDEX: Final = "model.safetensors.index.json"
-_CONFIG_FILES: Final = frozenset(
-    {
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "chat_template.jinja",
-        "chat_template.json",
-    }
-)
-_TEMPLATES: Final = re.compile(r"additional_chat_templates/[^/]+\.jinja")
+_CONFIG_FILES: Final = frozenset({"config.json", "chat_template.json", *TEXT_FILES})
+_TEMPLATES: Final = re.compile(rf"{TEMPLATE_FOLDER}/[^/]+\.jinja")
 _OTHER_LAYOUT: Final = re.compile(r"consolidated.*\.safetensors")
 _PART: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _NO_MODEL: Final = re.compile(r"(?:.*/)?(?:mmproj|imatrix)[^/]*", re.IGNORECASE)

@@ -19,26 +19,14 @@ from blink.models.weights.checkpoint import GgufCheckpoint, SafetensorsCheckpoin
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.models.weights.source import find_format, read_spec
-from blink.models.weights.text_files import read_file, read_json
+from blink.models.weights.text_files import TEMPLATE_FOLDER, TEXT_FILES, read_file, read_json
 from blink.quantize.directory import ModelDirectory
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.gguf_tokenizer import build_tokenizer
-from blink.text.template_sources import NAMED_FOLDER, find_gguf_templates
+from blink.text.template_sources import find_gguf_templates
 
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _MAX_FILE_BYTES = 128 << 20
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-)
-# Those of which a GGUF file says all that a config.json must.
 
 
 class SourceModel:
@@ -53,8 +41,8 @@ class SourceModel:
         self.path = resolve_model(model)
         self._files: dict[str, bytes] = {}
         if self.path.is_dir():
-            names = [name for name in _TOKENIZER_FILES if (self.path / name).is_file()]
-            names += [f"{NAMED_FOLDER}/{path.name}" for path in (self.path / NAMED_FOLDER).glob("*.jinja")]
+            names = [name for name in TEXT_FILES if (self.path / name).is_file()]
+            names += [f"{TEMPLATE_FOLDER}/{path.name}" for path in (self.path / TEMPLATE_FOLDER).glob("*.jinja")]
             self._files = {name: read_file(self.path / name, _MAX_FILE_BYTES, root=self.path) for name in names}
         self.spec = read_spec(self.path)
         if self.spec.quantization is not None:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from blink.fields import Fields
-from blink.models.weights.text_files import read_named_text, read_text
+from blink.models.weights.text_files import TEMPLATE_FOLDER, read_named_text, read_text
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"  # for requests with tools
-NAMED_FOLDER = "additional_chat_templates"
 _VLLM_FILE = re.compile(r"tool_chat_template_[\w.-]+\.jinja")
 _GGUF_KEY = "tokenizer.chat_template"
 
@@ -31,7 +30,7 @@ def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     file = folder / "chat_template.jinja"
     if file.is_file():
         found[DEFAULT] = read_text(file, root=folder)
-    for path in sorted((folder / NAMED_FOLDER).glob("*.jinja")):
+    for path in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja")):
         found[path.stem] = read_text(path, root=folder)
     return found
 

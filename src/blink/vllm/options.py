@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from blink.vllm.table import Flag, load_table
+from blink.vllm.table import Flag, load_table, spell
 
 
 def to_own_options(options: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
@@ -59,4 +59,4 @@ def _to_own(flag: Flag, value: Any) -> Any:
 def _spell(flag: Flag, value: Any) -> str:
     if flag.is_switch:
         return "on" if value else "off"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return spell(value)

@@ -63,8 +63,8 @@ class Flag:
     def _check_keys(self, value: str) -> None:
         known = {key: words for key, *words in (word.split("=") for word in self.words)}
         for key, found in parse_object(self.name[2:], value if value not in _NOTHING else "").items():
-            if key not in known or (known[key] and _spell(found) != known[key][0]):
-                raise self._refusal(f"{key}={_spell(found)}")
+            if key not in known or (known[key] and spell(found) != known[key][0]):
+                raise self._refusal(f"{key}={spell(found)}")
 
     def _refusal(self, value: str) -> ConfigError:
         shown = self.name if value == "on" else self.negations[0] if value == "off" else f"{self.name} {value}"
@@ -93,5 +93,6 @@ def _is_equal(value: str, word: str) -> bool:
     return value == word or "".join(value.split()) == word
 
 
-def _spell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def spell(value: Any) -> str:
+    """Return a value as a command line has it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -13,6 +13,19 @@ from blink.errors import ConfigError
 
 # The index of a model of 100,000 tensors is a third of it.
 _MAX_BYTES = 32 << 20
+# What a model's directory may have beside config.json and weights, and where its other chat templates are.
+TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+TEMPLATE_FOLDER = "additional_chat_templates"
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
