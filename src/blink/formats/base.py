@@ -32,11 +32,6 @@ class QuantizedWeight(ABC):
         """Its sizes, and how it lies in memory."""
         return Matrix(*self.shape, Layout.GGUF, None, name_dtype(self.dtype))
 
-    @property
-    def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Its values, the scales of its rows and the words of its groups, where kernels take these as they are."""
-        raise TypeError(f"{type(self).__name__} has no parts that kernels take")
-
     @abstractmethod
     def multiply(self, x: Tensor) -> Tensor:
         """Return x @ weight.T; x: contiguous [rows, in] of its dtype."""

@@ -37,7 +37,8 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.lm_head = lm_head
-        ropes = list(dict.fromkeys(layer.mixer.rope for layer in spec.distinct_layers))
+        self.attentions = [layer.mixer for layer in spec.distinct_layers]
+        ropes = list(dict.fromkeys(attention.rope for attention in self.attentions))
         # Of each different rope, float32 [positions, rotary_dim]; and which of them is each layer's.
         self.rotary_tables = [
             make_rotary_table(rope.frequencies(), spec.max_model_len, self.device, rope.magnitude) for rope in ropes

@@ -27,9 +27,8 @@ class Choice:
 
     kernel: str
     config: str = ""  # of its tiles, in words
-    reads: FormatId | None = (
-        None  # its activations are hi/lo FP8 in the order of these weights; None: in their own type
-    )
+    # Its activations are hi/lo FP8 in the order of these weights; None: in their own type.
+    reads: FormatId | None = None
     refused: tuple[str, ...] = field(default=(), compare=False)  # kernels that come before it, each with its reason
 
     @property

@@ -36,8 +36,7 @@ def _prepare(step: Step) -> Attend:
     model, batch, tokens = step.model, step.batch, step.bucket.tokens
     positions, kv_slots = batch.positions[:tokens], batch.kv_slots[:tokens]
     rotations = [table.index_select(0, positions) for table in model.rotary_tables]
-    attentions = list(dict.fromkeys(layer.mixer for layer in model.spec.distinct_layers))
-    plan = plan_attention(batch, tokens, step.bucket.rows, attentions, step.kv_cache[0], model.dtype)
+    plan = plan_attention(batch, tokens, step.bucket.rows, model.attentions, step.kv_cache[0], model.dtype)
 
     def attend(qkv: Tensor, index: int) -> Tensor:
         layer, cache, rotation = model.layers[index], step.kv_cache[index], rotations[model.table_of[index]]

@@ -15,7 +15,7 @@ from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.models.layers import LayerSpec
 from blink.plan.execution_plan import Choice, LayerPlan, NormStyle, StepPlan
 from blink.plan.site import Bucket
-from blink.runner.planner import Option, Refused, choose, choose_matmul
+from blink.runner.planner import Option, Refused, choose, choose_matmul, plan_layers
 from blink.runner.sites import LayerSites, ModelSites
 
 DECODE_ATTENTION, PAGED_ATTENTION = "decode attention", "paged attention"
@@ -60,10 +60,9 @@ class GpuDevice:
         """List the kernels for a layer's attention."""
         if bucket.decoding:
             yield _offer_decode_attention(model, layer, bucket.rows)
+        dtypes, attentions = (model.dtype, model.kv_dtype), [layer.mixer for layer in model.spec.distinct_layers]
         yield Option(
-            PAGED_ATTENTION,
-            None,
-            lambda: attention_plan.describe(layer.mixer, model.block_size, (model.dtype, model.kv_dtype), bucket),
+            PAGED_ATTENTION, None, lambda: attention_plan.describe(attentions, model.block_size, dtypes, bucket)
         )
 
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
@@ -115,9 +114,8 @@ def plan_readers(model: ModelSites, bucket: Bucket) -> StepPlan:
     most = _most_gemv_rows(model, rows)
     if rows > most:
         raise Refused(f"with more than {most} rows GEMMs are faster")
-    plans = {layer: _plan_reading_layer(model, layer, rows) for layer in dict.fromkeys(model.layers)}
-    layers, head = tuple(plans[layer] for layer in model.layers), _choose_gemv(model.head, rows)
-    return StepPlan(NormStyle.READER, layers, head, rows)
+    layers = plan_layers(model, lambda layer: _plan_reading_layer(model, layer, rows))
+    return StepPlan(NormStyle.READER, layers, _choose_gemv(model.head, rows), rows)
 
 
 def _most_gemv_rows(model: ModelSites, rows: int) -> int:
@@ -176,12 +174,12 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
     _refuse_options(model)
     # All products of a step pad alike: what one writes the next reads.
     padded = pad_rows(rows, fine=not model.packed and not has_experts)
-    plans = {layer: _plan_writing_layer(model, layer, bucket, padded) for layer in dict.fromkeys(model.layers)}
+    layers = plan_layers(model, lambda layer: _plan_writing_layer(model, layer, bucket, padded))
     if bucket.decoding:
         head = _choose_gemm(model.head, Output.STORE, rows, padded)
     else:
         head = choose_matmul(GpuDevice(), model.head, bucket.rows)
-    return StepPlan(NormStyle.WRITER, tuple(plans[layer] for layer in model.layers), head, padded)
+    return StepPlan(NormStyle.WRITER, layers, head, padded)
 
 
 def _refuse_prompts(model: ModelSites, tokens: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.kernels.matmul import GatedMatmul, Matmul
@@ -59,12 +59,12 @@ class Device(Protocol):
         ...
 
 
-def choose(options: Iterable[Option], **more: Any) -> Choice:
+def choose(options: Iterable[Option]) -> Choice:
     """Return the first kernel that does not refuse, with the reasons of those before it."""
     refused: list[str] = []
     for option in options:
         if option.refusal is None:
-            return Choice(option.name, option.describe(), refused=tuple(refused), **more)
+            return Choice(option.name, option.describe(), refused=tuple(refused))
         refused.append(f"{option.name} ({option.refusal})")
     raise Refused("; ".join(refused))
 
@@ -97,18 +97,20 @@ def plan_step(device: Device, model: ModelSites, bucket: Bucket, *, whole: bool 
         except Refused as reason:
             refused.append(f"{style.value} ({reason})")
         else:
-            return StepPlan(found.norms, found.layers, found.head, found.padded, tuple(refused))
+            return replace(found, refused=tuple(refused))
     return _plan_norm_kernels(device, model, bucket, tuple(refused))
 
 
 def _plan_norm_kernels(device: Device, model: ModelSites, bucket: Bucket, refused: tuple[str, ...]) -> StepPlan:
-    rows = bucket.tokens
-    plans: dict[LayerSites, LayerPlan] = {}
-    for layer in model.layers:
-        if layer not in plans:
-            plans[layer] = _plan_layer(device, model, layer, bucket)
+    layers = plan_layers(model, lambda layer: _plan_layer(device, model, layer, bucket))
     head = choose_matmul(device, model.head, bucket.rows)
-    return StepPlan(NormStyle.KERNEL, tuple(plans[layer] for layer in model.layers), head, rows, refused)
+    return StepPlan(NormStyle.KERNEL, layers, head, bucket.tokens, refused)
+
+
+def plan_layers(model: ModelSites, plan: Callable[[LayerSites], LayerPlan]) -> tuple[LayerPlan, ...]:
+    """Plan each layer, equal ones once."""
+    plans = {layer: plan(layer) for layer in dict.fromkeys(model.layers)}
+    return tuple(plans[layer] for layer in model.layers)
 
 
 def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bucket) -> LayerPlan:

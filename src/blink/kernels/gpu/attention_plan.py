@@ -76,9 +76,7 @@ def plan_attention(
     if cache.device.type == "cuda":
         narrow, wide = (fit_stages(tile, cache.head_dim * dtype.itemsize, shared_bytes()) for tile in (narrow, wide))
         dtypes = name_dtype(dtype), name_dtype(cache.dtype)
-        if num_tokens * num_heads >= _PROMPT_PAIRS and not any(
-            prompt_attention.refuses(attention, cache.block_size, dtypes) for attention in attentions
-        ):
+        if _takes_prompt_kernel(attentions, cache.block_size, dtypes, num_tokens * num_heads):
             wide = prompt_attention.TILE
     if num_tokens == num_rows:
         # Nearly always all rows decode, but narrow tiles serve longer rows as well.
@@ -91,14 +89,22 @@ def plan_attention(
     return GpuAttentionPlan(num_tokens, batch.block_tables, work_lists)
 
 
-def describe(attention: Attention, block_size: int, dtypes: tuple[str, str], bucket: Bucket) -> str:
-    """Return the tiles of a bucket's attention, in words; dtypes: of queries and of the cache."""
-    pairs = bucket.tokens * attention.heads
-    narrow, wide = choose_tiles(getattr(torch, dtypes[0]), attention.group, pairs)
+def _takes_prompt_kernel(
+    attentions: Sequence[Attention], block_size: int, dtypes: tuple[str, str], num_pairs: int
+) -> bool:
+    """Tell whether longer rows take the kernel of prompts, which all layers then do."""
+    refusals = (prompt_attention.refuses(attention, block_size, dtypes) for attention in attentions)
+    return num_pairs >= _PROMPT_PAIRS and not any(refusals)
+
+
+def describe(attentions: Sequence[Attention], block_size: int, dtypes: tuple[str, str], bucket: Bucket) -> str:
+    """Return the tiles of a bucket's attention in all layers, in words; dtypes: of queries and of the cache."""
+    pairs = bucket.tokens * attentions[0].heads
+    narrow, wide = choose_tiles(getattr(torch, dtypes[0]), attentions[0].group, pairs)
     shown = f"{narrow.block_m} x {narrow.block_n}"
     if bucket.tokens == bucket.rows:
         return f"{shown} (by rule)"
-    if pairs >= _PROMPT_PAIRS and prompt_attention.refuses(attention, block_size, dtypes) is None:
+    if _takes_prompt_kernel(attentions, block_size, dtypes, pairs):
         wide = prompt_attention.TILE
         return f"{shown}; prompts: {wide.block_m} x {wide.block_n} by warpgroups (by rule)"
     return f"{shown}; prompts: {wide.block_m} x {wide.block_n} (by rule)"

@@ -16,7 +16,7 @@ from blink.kernels.batch import Batch
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode.gemm_planes import name_order, new_rows
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
-from blink.kernels.gpu.decode.splits import TILE_KEYS, attention_key, choose_attention_split, read_table
+from blink.kernels.gpu.decode.splits import TILE_KEYS, attention_key, choose_attention_split, name_origin, read_table
 from blink.kernels.gpu.decode.tensor_map import encode_cells
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
@@ -61,9 +61,9 @@ def describe(attention: Attention, rows: int) -> str:
     """Return the kernel's tiles for so many rows, in words."""
     heads = rows * attention.kv_heads
     split = choose_attention_split(heads, attention.group)
-    tuned = attention_key(heads, attention.group) in read_table() or attention_key(heads) in read_table()
+    measured = attention_key(heads, attention.group) in read_table() or attention_key(heads) in read_table()
     tiles = f"cluster of {split.cluster}, {split.warps} warps, {split.stages} stages"
-    return f"{tiles} ({'tuned' if tuned else 'by rule'})"
+    return f"{tiles} ({name_origin(measured=measured)})"
 
 
 def decode_attention(

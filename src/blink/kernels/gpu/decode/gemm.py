@@ -22,7 +22,15 @@ from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode import gemm_int4, gemm_planes, gemm_planes_int4
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.decode.ring_split import RingSplit, Shape
-from blink.kernels.gpu.decode.splits import GemmSplit, Output, choose_gemm_split, is_measured, pad_rows, read_table
+from blink.kernels.gpu.decode.splits import (
+    GemmSplit,
+    Output,
+    choose_gemm_split,
+    is_measured,
+    name_origin,
+    pad_rows,
+    read_table,
+)
 from blink.kernels.gpu.decode.tensor_map import TensorMap, encode_bytes, encode_matrix, encode_planes
 from blink.kernels.gpu.device import has_warpgroups
 from blink.plan.site import first_reason
@@ -140,7 +148,7 @@ def describe(matrix: Matrix, output: Output, tokens: int) -> tuple[str, str]:
 
 
 def _describe_blocks(cluster: int, stages: int, *, measured: bool) -> str:
-    return f"cluster of {cluster}, {stages} stages ({'tuned' if measured else 'by rule'})"
+    return f"cluster of {cluster}, {stages} stages ({name_origin(measured=measured)})"
 
 
 def new_squares(x: Tensor, parts: int, tokens: int | None = None) -> Tensor:

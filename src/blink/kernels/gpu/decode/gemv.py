@@ -15,7 +15,7 @@ from blink.formats.schemes import INT4
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.decode import gemv_quantized
 from blink.kernels.gpu.decode.launch import compile_kernel, launch
-from blink.kernels.gpu.decode.splits import Output, read_table
+from blink.kernels.gpu.decode.splits import Output, name_origin, read_table
 from blink.kernels.gpu.device import count_processors
 
 MAX_ROWS = 8
@@ -121,7 +121,7 @@ def describe(matrix: Matrix, rows: int) -> tuple[str, str]:
     assert split is not None
     name = "gemv" if not matrix.is_packed else f"gemv_{'int4' if matrix.encoding == INT4 else 'quantized'}"
     tiles = f"{split.tile} rows, {split.warps} warps, cluster of {split.cluster}, {split.stages} stages"
-    return name, f"{tiles} ({'tuned' if is_measured else 'by rule'})"
+    return name, f"{tiles} ({name_origin(measured=is_measured)})"
 
 
 def _choose_split(matrix: Matrix, rows: int) -> tuple[Split | gemv_quantized.QuantizedSplit | None, bool]:

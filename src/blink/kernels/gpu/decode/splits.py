@@ -227,6 +227,11 @@ def _guess_attention_split(heads: int) -> AttentionSplit:
     return AttentionSplit(1, 4, 3) if heads <= 384 else AttentionSplit(1, 4, 2)
 
 
+def name_origin(*, measured: bool) -> str:
+    """Return where a split comes from, in words."""
+    return "tuned" if measured else "by rule"
+
+
 def gemm_key(output: Output, tokens: int, n: int, k: int) -> str:
     """Return a product's key in the table."""
     return f"{output.name.lower()} {tokens} x {k} x {n}"
