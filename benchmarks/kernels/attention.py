@@ -24,11 +24,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from blink.formats.base import name_dtype
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
-from blink.kernels.gpu import attention_plan
-from blink.kernels.gpu.attention import paged_attention
-from blink.kernels.gpu.attention_plan import GpuAttentionPlan, Tile, plan_attention
-from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.prompt_attention import refuses
+from blink.kernels.gpu.attention import plan as attention_plan
+from blink.kernels.gpu.attention.decode import decode_attention
+from blink.kernels.gpu.attention.paged import paged_attention
+from blink.kernels.gpu.attention.plan import GpuAttentionPlan, Tile, plan_attention
+from blink.kernels.gpu.attention.prefill import refuses
 from blink.kernels.gpu.rotary import rotate_and_store
 from blink.kernels.layer_cache import LayerCache
 from blink.models.layers import Attention
@@ -99,7 +99,7 @@ def time_graph(run: Callable[[], None]) -> float:
 
 
 def floor(rows: Rows, itemsize: int) -> float:
-    """Return the microseconds that the keys' and values' bytes, or the products, take at least."""
+    """Return the microseconds that the keys' and values' bytes, or the GEMMs, take at least."""
     cell = KV_HEADS * HEAD_DIM * 2 * itemsize
     num_bytes = sum(length * cell + 2 * count * HEADS * HEAD_DIM * 2 for count, length in rows)
     pairs = sum(count * (2 * length - count + 1) // 2 for count, length in rows)

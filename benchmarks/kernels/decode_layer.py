@@ -24,11 +24,12 @@ import blink.models
 from blink.kernels.activation import activate
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
-from blink.kernels.gpu.decode import attention as decode_attention_module
-from blink.kernels.gpu.decode import gemm, gemv
-from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.decode.launch import launch
-from blink.kernels.gpu.decode.splits import pad_rows
+from blink.kernels.gpu.attention import decode as decode_attention_module
+from blink.kernels.gpu.attention.decode import decode_attention
+from blink.kernels.gpu.gemm import decode as gemm
+from blink.kernels.gpu.gemm import gemv
+from blink.kernels.gpu.gemm.tile_configs import bucket_rows
+from blink.kernels.gpu.launch import launch
 from blink.kernels.layer_cache import KvCache, LayerCache
 from blink.kernels.operands import HeadNorm
 from blink.kernels.rms_norm import rms_norm
@@ -226,11 +227,11 @@ def attention_part(case: Case) -> Part:
     return "rotary, attention", case.kv_bytes, attend_before, each_layer(case, attend)
 
 
-def product_parts(case: Case) -> Iterator[Part]:
+def gemm_parts(case: Case) -> Iterator[Part]:
     model, spec, rows, eps = case.model, case.model.spec, case.rows, case.model.spec.rms_norm_eps
     x, residual, norm = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), model.norm
     attended, act = draw(rows, spec.layers[0].mixer.q_size), draw(rows, spec.layers[0].mlp.size)
-    tokens = pad_rows(rows, fine=True)
+    tokens = bucket_rows(rows, plain=True)
     _, normed = gemm.embed(case.batch.input_ids[:rows], model.embedding, norm, tokens=tokens)
 
     def part(name: str, weight: Callable[[LayerWeights], Tensor], before: Product, few: Product, many: Product) -> Part:
@@ -268,7 +269,7 @@ def without_overlap(run: Run) -> float:
     """Time a chain whose kernels start only when the one in front has ended."""
 
     def launch_alone(*args: object, **options: object) -> None:
-        launch(*args, **options, programmatic=False)
+        launch(*args, **options, pdl=False)
 
     gemv.launch = gemm.launch = decode_attention_module.launch = launch_alone
     try:
@@ -292,7 +293,7 @@ def report_step(case: Case) -> None:
 def report_parts(case: Case) -> None:
     print(f"   {'us a layer':20} {'MB':>6} {'before':>7} {'alone':>7} {'after':>7} {'TB/s':>6}")
     layers = len(case.model.layers)
-    for name, num_bytes, before, after in (attention_part(case), *product_parts(case)):
+    for name, num_bytes, before, after in (attention_part(case), *gemm_parts(case)):
         times = [time / layers for time in (time_graph(before), without_overlap(after), time_graph(after))]
         rate = num_bytes / times[2] / 1e6
         print(

@@ -20,12 +20,14 @@ from decode_layer import BANDWIDTH, BLOCK_SIZE, CONFIGS, Model, Run, draw, draw_
 from torch import Tensor
 
 from blink.kernels.attention import paged_attention, plan_attention
-from blink.kernels.gpu.decode import attention as decode_attention_module
-from blink.kernels.gpu.decode import gemm, gemv, moe
-from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
-from blink.kernels.gpu.decode.launch import launch
-from blink.kernels.gpu.moe import moe as triton_moe
+from blink.kernels.gpu.attention import decode as decode_attention_module
+from blink.kernels.gpu.attention.decode import decode_attention
+from blink.kernels.gpu.gemm import decode as gemm
+from blink.kernels.gpu.gemm import gemv
+from blink.kernels.gpu.gemm.gemv import add_linear, normed_linear
+from blink.kernels.gpu.launch import launch
+from blink.kernels.gpu.moe import decode as moe
+from blink.kernels.gpu.moe.grouped import moe as triton_moe
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
@@ -69,7 +71,7 @@ class Case:
             count(args[4].logits)
             return gate_experts(*args, **options)
 
-        def add_and_count(*args: Any, **options: Any) -> gemm.Normed:
+        def add_and_count(*args: Any, **options: Any) -> gemm.NormInput:
             count(args[3])
             return add_grouped_experts(*args, **options)
 
@@ -171,7 +173,7 @@ def without_overlap(run: Run) -> float:
     """Time a chain whose kernels start only when the one in front has ended."""
     modules = (gemv, gemm, moe, decode_attention_module)
     for module in modules:
-        module.launch = functools.partial(launch, programmatic=False)
+        module.launch = functools.partial(launch, pdl=False)
     try:
         return time_graph(run)
     finally:

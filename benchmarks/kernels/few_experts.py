@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time the experts of up to 256 rows with weights of each kind, in the shape of Qwen3-30B-A3B.
 
-From the residual to the next norm, the kernels of few rows and the grouped products; without norms, what the general
-step takes and Triton's products alone. Chains over several layers' weights; medians of replays.
+From the residual to the next norm, the kernels of few rows and the grouped GEMMs; without norms, what the general
+step takes and Triton's GEMMs alone. Chains over several layers' weights; medians of replays.
 
 Run with: python benchmarks/kernels/few_experts.py [--rows 1 2 4 8] [--formats bf16 fp8 fp8-block int4] [--layers 8]
     [--split TOKENS GROUPS BOXES BLOCKS]
@@ -16,14 +16,16 @@ from collections.abc import Callable
 import torch
 from decode_layer import draw, time_graph
 
-import blink.kernels.gpu.moe as triton_moe
+import blink.kernels.gpu.moe.grouped as triton_moe
 from blink.formats.experts import ExpertWeights, Fp8Experts, PackedExperts, experts_of
 from blink.formats.fp8 import FP8
 from blink.formats.schemes import FormatId
-from blink.kernels.gpu.decode import gemm, grouped_gemm, moe, placed_experts
-from blink.kernels.gpu.decode.grouped_gemm import GroupedSplit
-from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
-from blink.kernels.gpu.decode.launch import compile_ahead
+from blink.kernels.gpu.gemm import decode as gemm
+from blink.kernels.gpu.launch import compile_ahead
+from blink.kernels.gpu.moe import decode as moe
+from blink.kernels.gpu.moe import grouped_gemm, permuted_experts
+from blink.kernels.gpu.moe.decode_grouped import Mixture, add_grouped_experts
+from blink.kernels.gpu.moe.grouped_gemm import GroupedGemmConfig
 
 NUM_EXPERTS, TOP_K, HIDDEN, SIZE = 128, 8, 2048, 768
 EPS = 1e-6
@@ -62,15 +64,15 @@ class Case:
         self.residual, self.logits = draw(rows, HIDDEN), torch.randn(rows, NUM_EXPERTS, device="cuda").bfloat16()
         self.context_lens = torch.ones(rows, dtype=torch.int32, device="cuda")
         self.num_tokens = torch.tensor([rows], dtype=torch.int32, device="cuda")
-        self.rates = torch.ones(rows, device="cuda")
+        self.inverse_rms = torch.ones(rows, device="cuda")
         self.routes = moe.Routes(self.logits, self.context_lens, TOP_K, True)
 
     @property
     def num_chosen(self) -> int:
         return self.logits.topk(TOP_K).indices.unique().numel()
 
-    def are_placed(self, layer: Layer) -> bool:
-        """Tell whether the products of rows that are copied to their experts take a layer."""
+    def are_permuted(self, layer: Layer) -> bool:
+        """Tell whether the GEMMs of rows that are copied to their experts take a layer."""
         return grouped_gemm.refuses(experts_of(*layer, TOP_K), self.rows) is None
 
     def add_few(self, layers: list[Layer]) -> None:
@@ -82,22 +84,22 @@ class Case:
         x = self.residual.clone()
         for gate_up, down in layers:
             x = add_grouped_experts(
-                self.residual, x, self.rates, self.logits, Mixture(gate_up, down, TOP_K, renormalize=True),
-                self.num_tokens, self.norm, placed=self.are_placed((gate_up, down)),
+                self.residual, x, self.inverse_rms, self.logits, Mixture(gate_up, down, TOP_K, renormalize=True),
+                self.num_tokens, self.norm, permuted=self.are_permuted((gate_up, down)),
             ).x  # fmt: skip
 
     def run_general(self, layers: list[Layer]) -> None:
-        if not self.are_placed(layers[0]):
+        if not self.are_permuted(layers[0]):
             self.run_triton(layers)
             return
         for weights in layers:
-            placed_experts.moe(self.residual, self.logits, weights, self.num_tokens, top_k=TOP_K, renormalize=True)
+            permuted_experts.moe(self.residual, self.logits, weights, self.num_tokens, top_k=TOP_K, renormalize=True)
 
     def run_triton(self, layers: list[Layer]) -> None:
         for weights in layers:
             triton_moe.moe(self.residual, self.logits, *weights, self.num_tokens, top_k=TOP_K, renormalize=True)
 
-    def list_ways(self) -> tuple[Callable[[list[Layer]], None] | None, ...]:
+    def list_candidates(self) -> tuple[Callable[[list[Layer]], None] | None, ...]:
         """Return the ways in the table's order; None: there is none for so many rows."""
         few = self.add_few if self.rows <= moe.MAX_ROWS else None
         return few, self.add_grouped if self.rows <= gemm.MAX_ROWS else None, self.run_general, self.run_triton
@@ -105,7 +107,7 @@ class Case:
     def time(self, layers: list[Layer]) -> str:
         """Return the table's columns of each way's microseconds a layer."""
         self.residual.normal_()  # compile_ahead() added what memory held
-        times = (way and time_graph(lambda way=way: way(layers)) / len(layers) for way in self.list_ways())
+        times = (way and time_graph(lambda way=way: way(layers)) / len(layers) for way in self.list_candidates())
         return "".join(f"{'-':>8}" if time is None else f"{time:8.2f}" for time in times)
 
 
@@ -118,15 +120,17 @@ def main() -> None:
     parser.add_argument("--split", type=int, nargs=4, help="of the grouped products, in place of what they choose")
     options = parser.parse_args()
     if options.split:
-        grouped_gemm.choose_split = lambda *_, **__: GroupedSplit(*options.split)
+        grouped_gemm.choose_config = lambda *_, **__: GroupedGemmConfig(*options.split)
     cases = [Case(rows) for rows in options.rows]
-    ways = "".join(f"{way:>8}" for way in ("few", "grouped", "general", "Triton"))
-    print(f"{'us a layer':12} {'rows':>4} {'experts':>7} {'MB':>6}{ways}", flush=True)
+    candidates = "".join(f"{way:>8}" for way in ("few", "grouped", "general", "Triton"))
+    print(f"{'us a layer':12} {'rows':>4} {'experts':>7} {'MB':>6}{candidates}", flush=True)
     for form in options.formats:
         draw_matrices = FORMATS[form]
         layers = [(draw_matrices(2 * SIZE, HIDDEN), draw_matrices(HIDDEN, SIZE)) for _ in range(options.layers)]
         num_bytes = {"bf16": 2, "int4": 0.5}.get(form, 1) * 3 * HIDDEN * SIZE
-        compile_ahead(lambda layers=layers: [way(layers[:1]) for case in cases for way in case.list_ways() if way])
+        compile_ahead(
+            lambda layers=layers: [way(layers[:1]) for case in cases for way in case.list_candidates() if way]
+        )
         for case in cases:
             size = case.num_chosen * num_bytes / 1e6
             print(f"{form:12} {case.rows:4} {case.num_chosen:7} {size:6.1f}{case.time(layers)}", flush=True)

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from blink.kernels.cpu.moe import route
-from blink.kernels.gpu.moe import moe
+from blink.kernels.gpu.moe.grouped import moe
 
 _EXPERTS, _TOP_K, _HIDDEN, _SIZE = 128, 8, 2048, 768
 _BYTES_PER_US, _FLOPS_PER_US = 4.3e6, 790e6

@@ -23,7 +23,7 @@ from decode_layer import Run, time_graph
 from quantized_step import FORMATS, load, make_decoding, make_prompt
 from torch.profiler import ProfilerActivity, profile
 
-from blink.kernels.gpu.decode.launch import compile_ahead
+from blink.kernels.gpu.launch import compile_ahead
 
 _REPLAYS = 4
 

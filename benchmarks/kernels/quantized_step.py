@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time steps of a bundled model in 16 bits, FP8 and 4 bits: decoding rows, and prompts; random weights.
 
-Each step is a graph; medians of replays. How products are computed is chosen as a server chooses. FP8 is that of
+Each step is a graph; medians of replays. How GEMMs are computed is chosen as a server chooses. FP8 is that of
 --quantization fp8, the others that of a checkpoint.
 
 Run with: python benchmarks/kernels/quantized_step.py [--model llama-3-8b] [--formats bf16 fp8 int4 int4-fp8-head]
@@ -21,8 +21,8 @@ import blink.models
 from blink.config import ModelConfig
 from blink.formats.schemes import GROUP
 from blink.kernels.batch import Batch, Header
-from blink.kernels.gpu import choices
-from blink.kernels.gpu.decode.launch import compile_ahead
+from blink.kernels.gpu import autotuner
+from blink.kernels.gpu.launch import compile_ahead
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
 from blink.plan.execution_plan import StepPlan
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--most-own", type=int, help="tokens of steps that take Blink's own products, of more cuBLAS")
     options = parser.parse_args()
     if options.most_own:
-        limit_own_products(options.most_own)
+        limit_own_gemms(options.most_own)
     columns = [*(f"{rows} rows" for rows in options.rows), *(f"prompt {tokens}" for tokens in options.prompts)]
     width = max(map(len, FORMATS))
     print(f"{'ms':>{width}}" + "".join(f"{column:>12}" for column in columns), flush=True)
@@ -99,7 +99,7 @@ def main() -> None:
             runs = [make_decoding(decoder, rows, options.context) for rows in options.rows]
             runs += [make_prompt(decoder, tokens, options.beside, options.context) for tokens in options.prompts]
             compile_ahead(lambda runs=runs: [run() for run in runs])
-            with choices.choosing(Path(folder) / "products.json"):
+            with autotuner.tuning(Path(folder) / "products.json"):
                 for run in runs:
                     run()
         times = [time_graph(run) for run in runs]
@@ -108,8 +108,8 @@ def main() -> None:
         torch.cuda.empty_cache()
 
 
-def limit_own_products(most: int) -> None:
-    """Let steps of more tokens take other products than Blink's own."""
+def limit_own_gemms(most: int) -> None:
+    """Let steps of more tokens take other GEMMs than Blink's own."""
     plan_writers = gpu_device.plan_writers
 
     def plan_up_to_most(model: ModelSites, bucket: Bucket) -> StepPlan:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the fastest splits of decoding rows' kernels on this GPU and write them to the table that the server reads.
+"""Find the fastest configs of decoding rows' kernels on this GPU and write them to the table that the server reads.
 
 What counts is a whole step of a few layers, replayed as a graph: kernels overlap their neighbours, and rows have
-contexts of different lengths. One kernel after the other is tried with every split that fits; the fastest stays. With
---load those that are nearly as fast are compared once more, each replayed for so many seconds, in which a GPU at its
-limit of power lowers its clock; what this finds stays if the step is then faster than before.
+contexts of different lengths. One kernel after the other is tried with every tile config that fits; the fastest stays.
+With --load those that are nearly as fast are compared once more, each replayed for so many seconds, in which a GPU at
+its limit of power lowers its clock; what this finds stays if the step is then faster than before.
 
 Run with: python benchmarks/kernels/tune_decode.py [--models llama-3-8b] [--rows 8 16 32 64] [--format fp8]
 
@@ -32,16 +32,17 @@ from blink.formats.fp8 import quantize_fp8
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.packed import PackedWeight, pack
 from blink.formats.schemes import GROUP, FormatId
-from blink.kernels.gpu.decode import gemm, gemm_planes, gemv_quantized, splits
-from blink.kernels.gpu.decode.launch import compile_ahead
-from blink.kernels.gpu.decode.ring_split import Shape
-from blink.kernels.gpu.decode.splits import Output
+from blink.kernels.gpu.gemm import decode as gemm
+from blink.kernels.gpu.gemm import decode_hi_lo, gemv_quantized, tile_configs
+from blink.kernels.gpu.gemm.pipeline_config import Shape
+from blink.kernels.gpu.gemm.tile_configs import Output
+from blink.kernels.gpu.launch import compile_ahead
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
 from blink.models.layers import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
-from blink.runner.gpu_device import MAX_INT4_ROWS_BEFORE_PLANES
+from blink.runner.gpu_device import MAX_INT4_ROWS_BEFORE_HI_LO
 
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
 _MODELS = ("llama-3-8b", "phi-4", "qwen3-32b", "qwen3-30b-a3b")
@@ -52,11 +53,16 @@ _TOLERANCE = 5e-2  # sums in another order, through some layers
 _CLOSE, _MOST_CLOSE = 1.035, 6  # times the fastest, and how many: what is compared under load
 
 Candidates = dict[str, list[list[int]]]
-Split = splits.GemmSplit | splits.AttentionSplit | gemm_planes.PlanesGemmSplit | gemv_quantized.QuantizedSplit
+TileConfig = (
+    tile_configs.GemmConfig
+    | tile_configs.AttentionConfig
+    | decode_hi_lo.HiLoGemmConfig
+    | gemv_quantized.QuantizedGemvConfig
+)
 
 
-def list_products(spec: ModelSpec) -> list[tuple[Output, int, int]]:
-    """Return the outputs, weight rows and k of a step's products, those of most bytes first."""
+def list_gemms(spec: ModelSpec) -> list[tuple[Output, int, int]]:
+    """Return the outputs, weight rows and k of a step's GEMMs, those of most bytes first."""
     hidden, layer = spec.hidden_size, spec.layers[0]
     outputs = [Output.STORE] if layer.mlp.mixture else [Output.GATE, Output.ADD]
     outputs += [Output.STORE, Output.ADD, Output.STORE]
@@ -65,38 +71,38 @@ def list_products(spec: ModelSpec) -> list[tuple[Output, int, int]]:
 
 
 def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
-    """Return the keys of the table that a step uses, each with all splits."""
-    tokens = splits.pad_rows(rows, fine=spec.mixture is None)
+    """Return the keys of the table that a step uses, each with all configs."""
+    tokens = tile_configs.bucket_rows(rows, plain=spec.mixture is None)
     found = {
-        splits.gemm_key(output, tokens, n, k): list(map(to_list, splits.list_gemm_splits(output, tokens)))
-        for output, n, k in list_products(spec)
+        tile_configs.gemm_key(output, tokens, n, k): list(map(to_list, tile_configs.list_gemm_configs(output, tokens)))
+        for output, n, k in list_gemms(spec)
     }
     attention = spec.layers[0].mixer
-    attention_splits = map(to_list, splits.list_attention_splits(attention.group, attention.head_dim))
-    return found | {splits.attention_key(rows * attention.kv_heads, attention.group): list(attention_splits)}
+    attention_configs = map(to_list, tile_configs.list_attention_configs(attention.group, attention.head_dim))
+    return found | {tile_configs.attention_key(rows * attention.kv_heads, attention.group): list(attention_configs)}
 
 
 def list_quantized_candidates(spec: ModelSpec, rows: int, format: FormatId) -> Candidates:
-    """Return the keys of the table that products with quantized weights use, each with all splits."""
-    products = list_products(spec)[1 if spec.mixture is not None else 0 :]  # routers have 16 bits
+    """Return the keys of the table that GEMMs with quantized weights use, each with all configs."""
+    products = list_gemms(spec)[1 if spec.mixture is not None else 0 :]  # routers have 16 bits
     if format is FormatId.INT4:
         products = products[:-1]  # as the output has
-    if format is FormatId.INT4 and rows <= MAX_INT4_ROWS_BEFORE_PLANES:
+    if format is FormatId.INT4 and rows <= MAX_INT4_ROWS_BEFORE_HI_LO:
         few = [gemv_quantized.Shape(format, True, rows, k, n) for _, n, k in products]
-        return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_splits(shape))) for shape in few}
-    grouped, tokens = format is FormatId.INT4, splits.pad_rows(rows)
+        return {gemv_quantized.key(shape): list(map(to_list, gemv_quantized.list_configs(shape))) for shape in few}
+    grouped, tokens = format is FormatId.INT4, tile_configs.bucket_rows(rows)
     kernels = gemm.kernels_for(format, tokens)
     shapes = [Shape(format, grouped, output, tokens, k, n) for output, n, k in products]
-    return {kernels.key(shape): list(map(to_list, kernels.list_splits(shape))) for shape in shapes}
+    return {kernels.key(shape): list(map(to_list, kernels.list_configs(shape))) for shape in shapes}
 
 
-def to_list(split: Split) -> list[int]:
-    return list(dataclasses.astuple(split))
+def to_list(config: TileConfig) -> list[int]:
+    return list(dataclasses.astuple(config))
 
 
 def compile_candidates(case: Case, candidates: Candidates) -> None:
     """Compile what tune() will try, on all cores."""
-    table = splits.read_table()
+    table = tile_configs.read_table()
     kept = dict(table)
 
     def run() -> None:
@@ -112,12 +118,12 @@ def compile_candidates(case: Case, candidates: Candidates) -> None:
 
 
 def tune(case: Case, candidates: Candidates, passes: int, load: float) -> Iterator[str]:
-    """Put the fastest splits into the table; yield what they gain.
+    """Put the fastest configs into the table; yield what they gain.
 
     load: seconds for which each of those that are nearly as fast is replayed once more; 0: none is.
     """
     compile_candidates(case, candidates)
-    table = splits.read_table()
+    table = tile_configs.read_table()
     expected = case.run_after().float()
     kept, graph = dict(table), capture_graph(case.run_after)
 
@@ -145,8 +151,8 @@ def tune(case: Case, candidates: Candidates, passes: int, load: float) -> Iterat
 
 
 def choose_under_load(case: Case, key: str, options: list[list[int]], seconds: float) -> list[int]:
-    """Return the split that is the fastest where power sets the clock."""
-    table = splits.read_table()
+    """Return the tile config that is the fastest where power sets the clock."""
+    table = tile_configs.read_table()
     graphs: list[torch.cuda.CUDAGraph] = []
     for table[key] in options:
         graphs.append(capture_graph(case.run_after))
@@ -180,7 +186,7 @@ def main() -> None:
             start = time.monotonic()
             print(f"{name}, {rows} rows", flush=True)
             found = list_quantized_candidates(model.spec, rows, format) if format else list_candidates(model.spec, rows)
-            candidates = {key: splits for key, splits in found.items() if splits and key.startswith(options.only)}
+            candidates = {key: configs for key, configs in found.items() if configs and key.startswith(options.only)}
             for line in tune(Case(model, rows, _CONTEXT, varied=True), candidates, options.passes, options.load):
                 print(line, flush=True)
             write_table()
@@ -189,7 +195,7 @@ def main() -> None:
 
 
 def make_model(name: str, format: FormatId | None) -> Model:
-    """Make a few layers of a bundled model. Experts, which have no splits here, are small and add nothing: which ones
+    """Make a few layers of a bundled model. Experts, which have no configs here, are small and add nothing: which ones
     are chosen depends on the order of sums."""
     spec = read_spec(_CONFIGS / name)
     layer = spec.layers[0]
@@ -229,15 +235,17 @@ def quantize_int4(weight: Tensor) -> QuantizedMatrix:
 
 
 def write_table() -> None:
-    tables = json.loads(splits.TABLE.read_text()) if splits.TABLE.exists() else {}
-    tables[torch.cuda.get_device_name()] = {"gpu": splits.describe_gpu(), "splits": splits.read_table()}
-    splits.TABLE.write_text("{\n " + ",\n ".join(itertools.starmap(format_table, sorted(tables.items()))) + "\n}\n")
+    tables = json.loads(tile_configs.TABLE.read_text()) if tile_configs.TABLE.exists() else {}
+    tables[torch.cuda.get_device_name()] = {"gpu": tile_configs.describe_gpu(), "configs": tile_configs.read_table()}
+    tile_configs.TABLE.write_text(
+        "{\n " + ",\n ".join(itertools.starmap(format_table, sorted(tables.items()))) + "\n}\n"
+    )
 
 
 def format_table(device: str, table: dict[str, Any]) -> str:
-    """Return a GPU's part of the table, each split a line."""
-    lines = (f"   {json.dumps(key)}: {json.dumps(split)}" for key, split in sorted(table["splits"].items()))
-    inner = f'  "gpu": {json.dumps(table["gpu"])},\n  "splits": {{\n' + ",\n".join(lines) + "\n  }"
+    """Return a GPU's part of the table, each tile config a line."""
+    lines = (f"   {json.dumps(key)}: {json.dumps(config)}" for key, config in sorted(table["configs"].items()))
+    inner = f'  "gpu": {json.dumps(table["gpu"])},\n  "configs": {{\n' + ",\n".join(lines) + "\n  }"
     return f"{json.dumps(device)}: {{\n{inner}\n }}"
 
 

@@ -63,11 +63,11 @@ def _each_sampling_group(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def _nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget how products are computed, before a test and after it."""
-    from blink.kernels.gpu import choices
+    """Forget how GEMMs are computed, before a test and after it."""
+    from blink.kernels.gpu import autotuner
 
-    monkeypatch.setattr(choices, "_chosen", {})
-    monkeypatch.setattr(choices, "_kept", {})
+    monkeypatch.setattr(autotuner, "_chosen", {})
+    monkeypatch.setattr(autotuner, "_kept", {})
 
 
 @pytest.fixture(autouse=True)

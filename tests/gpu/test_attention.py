@@ -17,8 +17,8 @@ from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, KvScales
 from model_specs import make_attention
 
-gpu_attention = pytest.importorskip("blink.kernels.gpu.attention")
-gpu_plan = pytest.importorskip("blink.kernels.gpu.attention_plan")
+gpu_attention = pytest.importorskip("blink.kernels.gpu.attention.paged")
+gpu_plan = pytest.importorskip("blink.kernels.gpu.attention.plan")
 
 MAX_LEN = 1024
 Rows = list[tuple[int, int]]
@@ -29,7 +29,7 @@ MIXED: Rows = [(1, 40), (1, 600), (7, 7), (33, 530), (2, 16), (70, 71)]
 
 @pytest.fixture(autouse=True)
 def _few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the interpreter, which runs one program after the other, plan for a GPU of few multiprocessors."""
+    """Let the interpreter, which runs one program after the other, plan for a GPU of few SMs."""
     if device.type == "cpu":
         choose = gpu_plan.choose_tiles
         monkeypatch.setattr(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of decoding rows over a KV cache in FP8: csrc/gpu/decode/attention.cuh against the plain references."""
+"""Attention of decoding rows over a KV cache in FP8: csrc/kernels/attention/attention.cuh against references."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if not torch.cuda.is_available():
 
 from test_decode_kernels import BLOCK_SIZE, draw, error, make_batch, make_decoder, on_gpu
 
-from blink.kernels.gpu.decode import splits
-from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.decode.splits import AttentionSplit
+from blink.kernels.gpu.attention.decode import decode_attention
+from blink.kernels.gpu.gemm import tile_configs
+from blink.kernels.gpu.gemm.tile_configs import AttentionConfig
 from step_plans import plan_of
 
 pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
@@ -119,11 +119,13 @@ def test_any_split_of_the_keys_gives_the_same_attention(
     table = make_rotary_table(Rope(theta=1e4, rotary_dim=head_dim).frequencies(), 512, "cpu")
     qkv, cache = draw(len(lengths), 8 * head_dim), draw(2, num_blocks, block_size, kv_heads, head_dim).to(FP8)
     expected = attend_reference(qkv.cpu(), cache.cpu(), batch, table, None, SCALES)
-    tried = list(splits.list_attention_splits(2, head_dim))
-    for split in [AttentionSplit(1, 1, 1), AttentionSplit(1, 1, 7), *tried[:: len(tried) // 4]]:
-        monkeypatch.setattr("blink.kernels.gpu.decode.attention.choose_attention_split", lambda *_, split=split: split)
+    tried = list(tile_configs.list_attention_configs(2, head_dim))
+    for config in [AttentionConfig(1, 1, 1), AttentionConfig(1, 1, 7), *tried[:: len(tried) // 4]]:
+        monkeypatch.setattr(
+            "blink.kernels.gpu.attention.decode.choose_attention_config", lambda *_, config=config: config
+        )
         found = decode_attention(qkv, LayerCache(cache.clone()), on_gpu(batch), table.cuda(), kv_scales=SCALES).cpu()
-        assert error(found, expected) < 1e-2, split
+        assert error(found, expected) < 1e-2, config
 
 
 @pytest.mark.parametrize("lengths", [[1], [17, 300], [300, 16, 41, 0], [*range(1, 400, 12)]], ids=str)

@@ -39,11 +39,12 @@ if not torch.cuda.is_available():
 from cuda.bindings import driver
 from cuda.core import Device, Program, ProgramOptions
 
-from blink.kernels.gpu.decode import gemm, gemv, splits
-from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.decode.gemv import add_linear, gated_linear, normed_linear
-from blink.kernels.gpu.decode.launch import check, launch
-from blink.kernels.gpu.decode.splits import AttentionSplit, Output
+from blink.kernels.gpu.attention.decode import decode_attention
+from blink.kernels.gpu.gemm import decode as gemm
+from blink.kernels.gpu.gemm import gemv, tile_configs
+from blink.kernels.gpu.gemm.gemv import add_linear, gated_linear, normed_linear
+from blink.kernels.gpu.gemm.tile_configs import AttentionConfig, Output
+from blink.kernels.gpu.launch import check, launch
 from blink.runner import gpu_device
 from blink.runner.gpu_device import MAX_GEMV_ROWS
 from step_plans import plan_of
@@ -66,8 +67,8 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
     return rms_norm_torch(x.float(), weight.float(), EPS)
 
 
-def rates_of(x: Tensor) -> Tensor:
-    """Return the norm's rate of each row, as the router's product leaves them."""
+def inverse_rms_of(x: Tensor) -> Tensor:
+    """Return the norm's rate of each row, as the router's GEMM leaves them."""
     return (x.float().square().mean(1) + EPS).rsqrt()
 
 
@@ -91,7 +92,7 @@ def test_products_equal_the_reference(rows: int, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
 @pytest.mark.parametrize(("n", "k"), [(96, 512), (42, 576), (36, 4096), (768, 576), (37, 1056)])
-def test_gated_products_equal_the_reference(rows: int, n: int, k: int) -> None:
+def test_fused_gate_up_equal_the_reference(rows: int, n: int, k: int) -> None:
     torch.manual_seed(2)
     x, weight, norm_weight = draw(rows, k), draw(2 * n, k, scale=k**-0.5), draw(k)
     expected = activate(functional.linear(normed(x, norm_weight), weight.float()))
@@ -109,8 +110,8 @@ def test_any_split_gives_the_same_products(
     torch.manual_seed(3)
     x, weight, norm_weight = draw(rows, 2048), draw(84, 2048), draw(2048)
     products = functional.linear(normed(x, norm_weight), weight.float())
-    split = gemv.Split(warps, cluster, slices, 32, 8, stages)
-    monkeypatch.setattr(gemv, "choose_split", lambda *_: split)
+    config = gemv.TileConfig(warps, cluster, slices, 32, 8, stages)
+    monkeypatch.setattr(gemv, "choose_config", lambda *_: config)
     assert error(normed_linear(x, norm_weight, EPS, weight), products) < 1e-2
     assert error(gated_linear(x, norm_weight, EPS, weight), activate(products)) < 1e-2
 
@@ -119,18 +120,18 @@ GEMM_ROWS = [1, 5, 8, 9, 16, 24, 31, 32, 33, 48, 64, 65, 80, 96, 97, 128]
 
 
 def pad(rows: int) -> int:
-    return splits.pad_rows(rows, fine=True)
+    return tile_configs.bucket_rows(rows, plain=True)
 
 
-def norm_of(x: Tensor, weight: Tensor, parts: int = 3) -> gemm.Normed:
+def norm_of(x: Tensor, weight: Tensor, parts: int = 3) -> gemm.NormInput:
     """Return what the kernels hand on of a row's norm, its squares in uneven parts."""
     shares = torch.rand(parts, x.shape[0], device="cuda")
-    squares = torch.full((parts, pad(x.shape[0])), torch.nan, device="cuda")
-    squares[:, : x.shape[0]] = shares / shares.sum(0) * x.float().square().sum(1)
-    return gemm.Normed((x.float() * weight.float()).to(torch.bfloat16), squares)
+    square_sums = torch.full((parts, pad(x.shape[0])), torch.nan, device="cuda")
+    square_sums[:, : x.shape[0]] = shares / shares.sum(0) * x.float().square().sum(1)
+    return gemm.NormInput((x.float() * weight.float()).to(torch.bfloat16), square_sums)
 
 
-def check_products(rows: int, n: int, k: int) -> None:
+def check_matmuls(rows: int, n: int, k: int) -> None:
     x, weight, norm_weight, bias = draw(rows, k), draw(n, k, scale=k**-0.5), draw(k), draw(n)
     normed_x = norm_of(x, norm_weight)
     expected = functional.linear(normed(x, norm_weight), weight.float())
@@ -143,10 +144,10 @@ def check_products(rows: int, n: int, k: int) -> None:
         product = functional.linear(x.float(), weight.float(), None if added is None else added.float())
         assert error(found, residual.float() + product) < 1e-2
         assert error(following.x, found.float() * next_norm.float()) < 1e-2
-        assert error(following.squares.sum(0)[:rows], found.float().square().sum(1)) < 1e-4
+        assert error(following.square_sums.sum(0)[:rows], found.float().square().sum(1)) < 1e-4
 
 
-def check_gated_product(rows: int, n: int, k: int) -> None:
+def check_gated_matmul(rows: int, n: int, k: int) -> None:
     x, weight, norm_weight = draw(rows, k), draw(2 * n, k, scale=k**-0.5), draw(k)
     expected = activate(functional.linear(normed(x, norm_weight), weight.float()))
     assert error(gemm.gated_linear(norm_of(x, norm_weight), EPS, weight), expected) < 1e-2
@@ -156,8 +157,8 @@ def check_gated_product(rows: int, n: int, k: int) -> None:
 @pytest.mark.parametrize(("n", "k"), [(96, 512), (48, 584), (208, 4096), (64, 14336), (16, 72)])
 def test_products_of_many_rows_equal_the_reference(rows: int, n: int, k: int) -> None:
     torch.manual_seed(6)
-    check_products(rows, n, k)
-    check_gated_product(rows, n, k)
+    check_matmuls(rows, n, k)
+    check_gated_matmul(rows, n, k)
 
 
 @pytest.mark.parametrize("tokens", [8, 16, 24, 32, 48, 64, 80, 96, 112, 128])
@@ -166,9 +167,9 @@ def test_any_split_of_many_rows_gives_the_same_products(
     tokens: int, output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(7)
-    tried = list(splits.list_gemm_splits(output, tokens))
-    for split in tried[:: max(1, len(tried) // 4)]:
-        monkeypatch.setattr(gemm, "choose_gemm_split", lambda *_, split=split: split)
+    tried = list(tile_configs.list_gemm_configs(output, tokens))
+    for config in tried[:: max(1, len(tried) // 4)]:
+        monkeypatch.setattr(gemm, "choose_gemm_config", lambda *_, config=config: config)
         rows, n, k = tokens - 3, 224, 1352
         x, weight, norm_weight = draw(rows, k), draw(n, k, scale=k**-0.5), draw(k)
         if output is Output.ADD:
@@ -180,7 +181,7 @@ def test_any_split_of_many_rows_gives_the_same_products(
             found, expected = run(norm_of(x, norm_weight), EPS, weight), normed(x, norm_weight) @ weight.float().T
             if output is Output.GATE:
                 expected = activate(expected)
-        assert error(found, expected) < 1e-2, split
+        assert error(found, expected) < 1e-2, config
 
 
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 64), (5, 4096), (64, 5120), (7, 2056), (97, 4096)])
@@ -190,7 +191,7 @@ def test_the_embedding_comes_with_the_first_norm(rows: int, hidden: int) -> None
     residual, following = gemm.embed(ids, embedding, weight)
     assert torch.equal(residual, embedding[ids.long()])
     assert error(following.x, residual.float() * weight.float()) < 1e-2
-    assert error(following.squares.sum(0)[:rows], residual.float().square().sum(1)) < 1e-4
+    assert error(following.square_sums.sum(0)[:rows], residual.float().square().sum(1)) < 1e-4
 
 
 def test_a_row_that_is_not_a_number_leaves_the_others_alone() -> None:
@@ -300,11 +301,13 @@ def test_any_split_of_the_keys_gives_the_same_attention(block_size: int, monkeyp
     table = make_rotary_table(Rope(theta=1e4, rotary_dim=head_dim).frequencies(), 512, "cpu")
     qkv, cache = draw(len(lengths), 8 * head_dim), draw(2, num_blocks, block_size, kv_heads, head_dim)
     expected = attend_reference(qkv.cpu(), cache.cpu(), batch, table, 4, None, block_size)
-    tried = list(splits.list_attention_splits(2, head_dim))
-    for split in [AttentionSplit(1, 1, 1), AttentionSplit(1, 1, 7), *tried[:: len(tried) // 4]]:
-        monkeypatch.setattr("blink.kernels.gpu.decode.attention.choose_attention_split", lambda *_, split=split: split)
+    tried = list(tile_configs.list_attention_configs(2, head_dim))
+    for config in [AttentionConfig(1, 1, 1), AttentionConfig(1, 1, 7), *tried[:: len(tried) // 4]]:
+        monkeypatch.setattr(
+            "blink.kernels.gpu.attention.decode.choose_attention_config", lambda *_, config=config: config
+        )
         found = decode_attention(qkv, LayerCache(cache.clone()), on_gpu(batch), table.cuda()).cpu()
-        assert error(found, expected) < 1e-2, split
+        assert error(found, expected) < 1e-2, config
 
 
 class Chain:
@@ -363,12 +366,12 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
     with monkeypatch.context() as patch:
 
         def launch_alone(*args: object, **options: object) -> None:
-            launch(*args, **options, programmatic=False)  # pyright: ignore[reportArgumentType]
+            launch(*args, **options, pdl=False)  # pyright: ignore[reportArgumentType]
             torch.cuda.synchronize()
 
-        patch.setattr("blink.kernels.gpu.decode.gemv.launch", launch_alone)
-        patch.setattr("blink.kernels.gpu.decode.gemm.launch", launch_alone)
-        patch.setattr("blink.kernels.gpu.decode.attention.launch", launch_alone)
+        patch.setattr("blink.kernels.gpu.gemm.gemv.launch", launch_alone)
+        patch.setattr("blink.kernels.gpu.gemm.decode.launch", launch_alone)
+        patch.setattr("blink.kernels.gpu.attention.decode.launch", launch_alone)
         chain.run()
     expected = chain.residual.clone()
     assert expected.isfinite().all() and not torch.equal(expected, chain.start)
@@ -379,18 +382,18 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
         assert torch.equal(chain.residual, expected)
 
 
-def count_programmatic_edges(graph: torch.cuda.CUDAGraph) -> int:
+def count_pdl_edges(graph: torch.cuda.CUDAGraph) -> int:
     handle = driver.CUgraph(graph.raw_cuda_graph())
     count = driver.cuGraphGetEdges(handle)[-1]
     _, _, edges, _ = driver.cuGraphGetEdges(handle, count)[1:]
     kinds = [edge.type for edge in edges]
-    programmatic = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
-    return [int(kind) for kind in kinds].count(programmatic)
+    pdl = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+    return [int(kind) for kind in kinds].count(pdl)
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_edges_between_the_captured_kernels_are_programmatic(rows: int) -> None:
-    assert count_programmatic_edges(Chain(rows).capture()) >= 9  # the first kernel follows a copy
+def test_edges_between_the_captured_kernels_are_pdl_edges(rows: int) -> None:
+    assert count_pdl_edges(Chain(rows).capture()) >= 9  # the first kernel follows a copy
 
 
 def launch_device_graph(graph: torch.cuda.CUDAGraph) -> None:
@@ -447,12 +450,12 @@ _kept: list[object] = []
 def test_kernels_wait_for_a_producer_that_lets_them_start_early(rows: int) -> None:
     chain = Chain(rows)
     x, wide = draw(rows, 1024), draw(rows, chain.qkv.shape[0])
-    squares = torch.ones(1, pad(rows), device="cuda")
+    square_sums = torch.ones(1, pad(rows), device="cuda")
 
     cases: list[tuple[Tensor, Callable[[Tensor], Tensor]]] = [
         (wide, lambda source: decode_attention(source, chain.cache, chain.batch, chain.table)),
-        (x, lambda source: gemm.normed_linear(gemm.Normed(source, squares), EPS, chain.qkv)),
-        (x, lambda source: gemm.gated_linear(gemm.Normed(source, squares), EPS, chain.gate_up)),
+        (x, lambda source: gemm.normed_linear(gemm.NormInput(source, square_sums), EPS, chain.qkv)),
+        (x, lambda source: gemm.gated_linear(gemm.NormInput(source, square_sums), EPS, chain.gate_up)),
     ]
     if rows <= gemv.MAX_ROWS:
         cases += [
@@ -469,7 +472,7 @@ def test_kernels_wait_for_a_producer_that_lets_them_start_early(rows: int) -> No
 
 
 def check_late_addition(chain: Chain, x: Tensor) -> None:
-    """Add a late product to a residual that exists before."""
+    """Add a late GEMM to a residual that exists before."""
 
     def add(source: Tensor, residual: Tensor) -> None:
         if len(x) <= MAX_GEMV_ROWS:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from activation_planes import join
+from activation_hi_lo import join
 from blink.formats.base import plain
 from blink.kernels.batch import Header
 from blink.kernels.cpu import moe as cpu
@@ -33,32 +33,34 @@ if not torch.cuda.is_available():
 
 from test_decode_kernels import (
     EPS,
-    count_programmatic_edges,
+    count_pdl_edges,
     draw,
     error,
+    inverse_rms_of,
     launch_device_graph,
     make_batch,
     norm_of,
     normed,
     on_gpu,
     produce_late,
-    rates_of,
 )
 from test_moe import to_fp8
 
 from blink.formats.experts import ExpertWeights, Fp8Experts, experts_of
-from blink.kernels.gpu.decode import gemm, grouped_gemm, moe, placed_experts
-from blink.kernels.gpu.decode.attention import decode_attention
-from blink.kernels.gpu.decode.gemv import add_linear, normed_linear
-from blink.kernels.gpu.decode.grouped_gemm import GroupedSplit
-from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
-from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
-from blink.kernels.gpu.decode.launch import launch
-from blink.kernels.gpu.decode.placement import place
-from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PLACED
+from blink.kernels.gpu.attention.decode import decode_attention
+from blink.kernels.gpu.gemm import decode as gemm
+from blink.kernels.gpu.gemm.gemv import add_linear, normed_linear
+from blink.kernels.gpu.launch import launch
+from blink.kernels.gpu.moe import decode as moe
+from blink.kernels.gpu.moe import grouped_gemm, permuted_experts
+from blink.kernels.gpu.moe.decode_grouped import Mixture as GroupedMixture
+from blink.kernels.gpu.moe.decode_grouped import add_grouped_experts
+from blink.kernels.gpu.moe.grouped_gemm import GroupedGemmConfig
+from blink.kernels.gpu.moe.permutation import permute
+from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED
 from step_plans import plan_of
 
-pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
+pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with PDL launches")
 
 
 class Mixture:
@@ -129,20 +131,22 @@ def test_the_next_norm_comes_with_the_sums(rows: int) -> None:
     normed = moe.down_normed_experts(gated, mixture.down, routes, residual, next_norm)
     assert torch.equal(residual, expected)
     assert torch.equal(normed.x, residual * next_norm)
-    torch.testing.assert_close(normed.squares.sum(0)[:rows], residual.float().square().sum(-1), rtol=1e-4, atol=0)
+    torch.testing.assert_close(normed.square_sums.sum(0)[:rows], residual.float().square().sum(-1), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize(
-    "gate", [moe.GateSplit(4, 4, 2, 1), moe.GateSplit(8, 16, 3, 2), moe.GateSplit(2, 8, 4, 3)], ids=str
+    "gate", [moe.MoeGateConfig(4, 4, 2, 1), moe.MoeGateConfig(8, 16, 3, 2), moe.MoeGateConfig(2, 8, 4, 3)], ids=str
 )
-@pytest.mark.parametrize("down", [moe.DownSplit(4, 8, 2), moe.DownSplit(8, 32, 3), moe.DownSplit(2, 16, 4)], ids=str)
+@pytest.mark.parametrize(
+    "down", [moe.MoeDownConfig(4, 8, 2), moe.MoeDownConfig(8, 32, 3), moe.MoeDownConfig(2, 16, 4)], ids=str
+)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_any_split_gives_the_same_sums(
-    rows: int, gate: moe.GateSplit, down: moe.DownSplit, monkeypatch: pytest.MonkeyPatch
+    rows: int, gate: moe.MoeGateConfig, down: moe.MoeDownConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mixture = Mixture(rows, 64, 6, 512, 256)
-    monkeypatch.setattr(moe, "choose_gate_split", lambda *_, **__: gate)
-    monkeypatch.setattr(moe, "choose_down_split", lambda *_, **__: down)
+    monkeypatch.setattr(moe, "choose_gate_config", lambda *_, **__: gate)
+    monkeypatch.setattr(moe, "choose_down_config", lambda *_, **__: down)
     assert error(mixture.run(), mixture.reference()) < 1e-2
 
 
@@ -199,12 +203,12 @@ def in_float(weight: ExpertWeights) -> Tensor:
 
 
 def check_without_norms(logits: Tensor, gate_up: ExpertWeights, down: ExpertWeights, num_tokens: int) -> None:
-    """Compare placed_experts.moe with the plain reference."""
+    """Compare permuted_experts.moe with the plain reference."""
     x = draw(len(logits), down.shape[1])
     x[num_tokens:] = torch.nan
     assert grouped_gemm.refuses(experts_of(gate_up, down, 8), len(x)) is None
     limit = torch.tensor([num_tokens], dtype=torch.int32, device="cuda")
-    found = placed_experts.moe(x, logits, (gate_up, down), limit, top_k=8, renormalize=True)
+    found = permuted_experts.moe(x, logits, (gate_up, down), limit, top_k=8, renormalize=True)
     expected = cpu.moe(
         x[:num_tokens].float(), logits[:num_tokens], in_float(gate_up), in_float(down), top_k=8, renormalize=True
     )
@@ -228,12 +232,12 @@ def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: Exper
     found = add_grouped_experts(
         residual,
         residual * norm,
-        rates_of(residual),
+        inverse_rms_of(residual),
         logits,
         GroupedMixture(gate_up, down, top_k, renormalize=True),
         torch.tensor([num_tokens], dtype=torch.int32, device="cuda"),
         next_norm,
-        placed=True,
+        permuted=True,
     )
     assert float((residual.float() - expected).norm() / (expected - before).norm()) < 1e-2
     assert torch.equal(residual[num_tokens:].float(), before[num_tokens:])
@@ -242,11 +246,14 @@ def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: Exper
 
 @pytest.mark.parametrize("in_fp8", [False, True])
 @pytest.mark.parametrize(
-    "split",
+    "config",
     [
         None,
-        *(GroupedSplit(*sizes) for sizes in ((8, 1, 1, 2), (8, 1, 2, 1), (8, 2, 1, 1), (16, 1, 1, 3), (16, 2, 1, 1))),
-        *(GroupedSplit(*sizes) for sizes in ((32, 1, 1, 2), (32, 1, 2, 2), (32, 2, 1, 1))),
+        *(
+            GroupedGemmConfig(*sizes)
+            for sizes in ((8, 1, 1, 2), (8, 1, 2, 1), (8, 2, 1, 1), (16, 1, 1, 3), (16, 2, 1, 1))
+        ),
+        *(GroupedGemmConfig(*sizes) for sizes in ((32, 1, 1, 2), (32, 1, 2, 2), (32, 2, 1, 1))),
     ],
     ids=str,
 )
@@ -254,13 +261,13 @@ def check_grouped(rows: int, logits: Tensor, gate_up: ExpertWeights, down: Exper
     ("rows", "num_tokens"), [(5, 5), (8, 7), (13, 13), (32, 30), (64, 64), (96, 96), (200, 190), (256, 256)]
 )
 def test_grouped_products_equal_the_reference_however_they_are_split(
-    rows: int, num_tokens: int, split: GroupedSplit | None, in_fp8: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, num_tokens: int, config: GroupedGemmConfig | None, in_fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(rows)
-    if split is not None:
-        if split.tokens > grouped_gemm.count_places(rows):
+    if config is not None:
+        if config.tokens > grouped_gemm.count_places(rows):
             pytest.skip("an expert has fewer places")
-        monkeypatch.setattr(grouped_gemm, "choose_split", lambda *_, **__: split)
+        monkeypatch.setattr(grouped_gemm, "choose_config", lambda *_, **__: config)
     gate_up, down = draw(40, 2 * 256, 768, scale=768**-0.5), draw(40, 768, 256, scale=8 * 256**-0.5)
     logits = draw_logits(rows, 40)
     logits[:, 7] = 9  # an expert of all rows
@@ -322,8 +329,8 @@ def test_a_row_of_nan_spoils_no_row_that_its_experts_treat_beside() -> None:
     assert grouped_gemm.refuses(experts_of(gate_up, down, 8), 9) is None
 
     def run(residual: Tensor) -> Tensor:
-        x, rates = residual * norm, rates_of(residual)
-        add_grouped_experts(residual, x, rates, logits, mixture, num_tokens, norm, placed=True)
+        x, inverse_rms = residual * norm, inverse_rms_of(residual)
+        add_grouped_experts(residual, x, inverse_rms, logits, mixture, num_tokens, norm, permuted=True)
         return residual
 
     expected = run(residual.clone())
@@ -333,22 +340,22 @@ def test_a_row_of_nan_spoils_no_row_that_its_experts_treat_beside() -> None:
     assert torch.equal(found[[0, 1, 2, 3, 5, 6, 7, 8]], expected[[0, 1, 2, 3, 5, 6, 7, 8]])
 
 
-@pytest.mark.parametrize("planes", [False, True])
+@pytest.mark.parametrize("hi_lo", [False, True])
 @pytest.mark.parametrize(
     ("rows", "num_tokens"), [(1, 1), (8, 7), (19, 19), (64, 50), (65, 65), (128, 120), (129, 129), (200, 0), (256, 250)]
 )
 @pytest.mark.parametrize("num_experts", [24, 128, 256])
 def test_rows_lie_behind_one_another_by_their_experts(
-    rows: int, num_tokens: int, num_experts: int, planes: bool
+    rows: int, num_tokens: int, num_experts: int, hi_lo: bool
 ) -> None:
     torch.manual_seed(rows)
     hidden, top_k = 640, 3
     x, logits = draw(rows, hidden), draw_logits(rows, num_experts)
     logits[:, 5] = 9  # is everybody's choice
-    rates, limit = rates_of(x), torch.tensor([num_tokens], dtype=torch.int32, device="cuda")
-    found, routes = place(logits, x, rates, limit, top_k, planes=planes)
-    expected = x.float() * rates[:, None]
-    found = (join(found, None) if planes else found).float().view(num_experts, -1, hidden)
+    inverse_rms, limit = inverse_rms_of(x), torch.tensor([num_tokens], dtype=torch.int32, device="cuda")
+    found, routes = permute(logits, x, inverse_rms, limit, top_k, hi_lo=hi_lo)
+    expected = x.float() * inverse_rms[:, None]
+    found = (join(found, None) if hi_lo else found).float().view(num_experts, -1, hidden)
     chances, experts = logits.float().softmax(-1).sort(descending=True, stable=True)
     torch.testing.assert_close(routes.weights.view(rows, top_k)[:num_tokens], chances[:num_tokens, :top_k])
     for expert in range(num_experts):
@@ -356,7 +363,7 @@ def test_rows_lie_behind_one_another_by_their_experts(
         count = int(routes.counts[expert])
         assert count == len(tokens) <= found.shape[1]
         assert routes.pairs[expert, :count].tolist() == (tokens * top_k + ranks).tolist()
-        rtol = 2**-8 + (2**-7 if planes else 0)  # bfloat16 has 8 bits, planes have 6 of them
+        rtol = 2**-8 + (2**-7 if hi_lo else 0)  # bfloat16 has 8 bits, hi/lo FP8 have 6 of them
         torch.testing.assert_close(found[expert, :count], expected[tokens], rtol=rtol, atol=1e-4)
 
 
@@ -364,7 +371,7 @@ def test_rows_lie_behind_one_another_by_their_experts(
 def test_rows_that_are_normalised_are_copied_as_they_are(rows: int) -> None:
     x, logits = draw(rows, 640), draw_logits(rows, 128)
     limit = torch.tensor([rows], dtype=torch.int32, device="cuda")
-    found, routes = place(logits, x, None, limit, 3, planes=False)
+    found, routes = permute(logits, x, None, limit, 3, hi_lo=False)
     for expert, count in enumerate(routes.counts.tolist()):
         pairs = routes.pairs[expert, :count]
         assert torch.equal(found.view(128, -1, 640)[expert, :count], x[pairs // 3])
@@ -388,17 +395,17 @@ def test_experts_without_norms_equal_the_reference_and_padding_becomes_zero(
 @pytest.mark.parametrize("rows", [3, 8, 33, 64, 100])
 def test_the_routers_product_leaves_the_rates_of_the_norm(rows: int) -> None:
     x, norm, router = draw(rows, 512), draw(512), draw(128, 512)
-    rates = torch.full((rows + 1,), 7.0, device="cuda")
-    gemm.normed_linear(norm_of(x, norm), EPS, router, rates=rates[:rows])
-    torch.testing.assert_close(rates[:rows], rates_of(x), rtol=1e-5, atol=0)
-    assert float(rates[rows]) == 7
+    inverse_rms = torch.full((rows + 1,), 7.0, device="cuda")
+    gemm.normed_linear(norm_of(x, norm), EPS, router, inverse_rms=inverse_rms[:rows])
+    torch.testing.assert_close(inverse_rms[:rows], inverse_rms_of(x), rtol=1e-5, atol=0)
+    assert float(inverse_rms[rows]) == 7
 
 
 def test_rows_with_nan_among_their_logits_choose_as_many_experts_as_others() -> None:
     logits = draw_logits(3, 24)
     logits[1, ::2] = torch.nan
     limit = torch.tensor([3], dtype=torch.int32, device="cuda")
-    _, routes = place(logits, draw(3, 128), torch.ones(3, device="cuda"), limit, 4, planes=False)
+    _, routes = permute(logits, draw(3, 128), torch.ones(3, device="cuda"), limit, 4, hi_lo=False)
     chosen = [routes.pairs[expert, : int(routes.counts[expert])].tolist() for expert in range(24)]
     assert sorted(pair for pairs in chosen for pair in pairs) == list(range(12))
     assert routes.weights.view(3, 4).isnan().any(1).tolist() == [False, True, False]
@@ -434,14 +441,14 @@ class Chain:
             qkv = gemm.normed_linear(normed, EPS, self.qkv)
             attended = decode_attention(qkv, self.cache, self.batch, self.table)
             normed = gemm.add_linear(attended, self.output, residual, mixture.norm)
-            rates = residual.new_empty(len(residual), dtype=torch.float32)
-            logits = gemm.normed_linear(normed, EPS, mixture.router, rates=rates)
+            inverse_rms = residual.new_empty(len(residual), dtype=torch.float32)
+            logits = gemm.normed_linear(normed, EPS, mixture.router, inverse_rms=inverse_rms)
             if len(residual) <= moe.MAX_ROWS:
                 routes = moe.Routes(logits, mixture.context_lens, mixture.top_k, renormalize=True)
                 gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes)
                 normed = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.norm)
             else:
-                normed = self.add_grouped(mixture, residual, normed.x, rates, logits)
+                normed = self.add_grouped(mixture, residual, normed.x, inverse_rms, logits)
 
     def run_most(self, mixture: Mixture, residual: Tensor) -> None:
         limit = self.batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1]
@@ -450,17 +457,19 @@ class Chain:
             logits, experts = functional.linear(x, mixture.router), (mixture.gate_up, mixture.down)
             residual.add_(moe_of(x, logits, *experts, limit, top_k=mixture.top_k, renormalize=True))
 
-    def add_grouped(self, mixture: Mixture, residual: Tensor, x: Tensor, rates: Tensor, logits: Tensor) -> gemm.Normed:
+    def add_grouped(
+        self, mixture: Mixture, residual: Tensor, x: Tensor, inverse_rms: Tensor, logits: Tensor
+    ) -> gemm.NormInput:
         experts = experts_of(mixture.gate_up, mixture.down, mixture.top_k)
         return add_grouped_experts(
             residual,
             x,
-            rates,
+            inverse_rms,
             logits,
             GroupedMixture(mixture.gate_up, mixture.down, mixture.top_k, renormalize=True),
             self.batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1],
             mixture.norm,
-            placed=grouped_gemm.refuses(experts, len(residual)) is None,
+            permuted=grouped_gemm.refuses(experts, len(residual)) is None,
         )
 
 
@@ -469,11 +478,11 @@ def check_replays(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
 
         def launch_alone(*args: object, **options: object) -> None:
-            launch(*args, **options, programmatic=False)  # pyright: ignore[reportArgumentType]
+            launch(*args, **options, pdl=False)  # pyright: ignore[reportArgumentType]
             torch.cuda.synchronize()
 
         for module in ("gemv", "gemm", "attention", "moe", "grouped_gemm", "placement"):
-            patch.setattr(f"blink.kernels.gpu.decode.{module}.launch", launch_alone)
+            patch.setattr(f"blink.kernels.gpu.gemm.{module}.launch", launch_alone)
         for module in ("moe", "decode.grouped_moe"):
             patch.setattr(f"blink.kernels.gpu.{module}.launch_options", lambda **_: {})
         chain.run()
@@ -497,7 +506,7 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
 
 
 @pytest.mark.parametrize(("rows", "kernels"), [(1, 6), (4, 6), (13, 8)])
-def test_a_captured_chain_has_programmatic_edges_and_instantiates_for_launches_from_the_device(
+def test_a_captured_chain_has_pdl_edges_and_instantiates_for_launches_from_the_device(
     rows: int, kernels: int
 ) -> None:
     chain = Chain(rows)
@@ -506,7 +515,7 @@ def test_a_captured_chain_has_programmatic_edges_and_instantiates_for_launches_f
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
         chain.run()
-    assert count_programmatic_edges(graph) >= 3 * kernels - 1  # the first kernel follows a copy
+    assert count_pdl_edges(graph) >= 3 * kernels - 1  # the first kernel follows a copy
     chain.residual.zero_()
     launch_device_graph(graph)
     assert torch.equal(chain.residual, expected)
@@ -572,7 +581,7 @@ def test_more_rows_take_the_general_step_with_the_attention_of_decoding_rows() -
     plan = plan_of(decoder, 140)
     assert plan.norms is NormStyle.KERNEL and "more than 128 rows" in plan.refused[1]
     assert all(layer.attend.kernel == DECODE_ATTENTION for layer in plan.layers)
-    assert all(layer.experts and layer.experts.kernel == PLACED for layer in plan.layers)
+    assert all(layer.experts and layer.experts.kernel == PERMUTED for layer in plan.layers)
     check_step(decoder, [*range(1, 139), 0, 0])
 
 

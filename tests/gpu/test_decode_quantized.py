@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from activation_planes import split
+from activation_hi_lo import split
 from blink import LLM, SamplingParams
 from blink.formats.experts import Fp8Experts, experts_of
 from blink.formats.fp8 import FP8
@@ -32,13 +32,15 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from test_decode_kernels import rates_of
+from test_decode_kernels import inverse_rms_of
 
-from blink.kernels.gpu import quantized
-from blink.kernels.gpu.decode import gemm, gemv, gemv_quantized, grouped_gemm, moe, splits
-from blink.kernels.gpu.decode.grouped_moe import Mixture as GroupedMixture
-from blink.kernels.gpu.decode.grouped_moe import add_grouped_experts
-from blink.kernels.gpu.decode.launch import compile_kernel
+from blink.kernels.gpu.gemm import decode as gemm
+from blink.kernels.gpu.gemm import gemv, gemv_quantized, quantized, tile_configs
+from blink.kernels.gpu.launch import compile_kernel
+from blink.kernels.gpu.moe import decode as moe
+from blink.kernels.gpu.moe import grouped_gemm
+from blink.kernels.gpu.moe.decode_grouped import Mixture as GroupedMixture
+from blink.kernels.gpu.moe.decode_grouped import add_grouped_experts
 from step_plans import plan_of
 
 pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
@@ -93,14 +95,14 @@ def test_products_of_few_rows_equal_those_of_the_dequantised_weight(kind: str, r
 
 @pytest.mark.parametrize("kind", ["rows", "int4"])
 @pytest.mark.parametrize(
-    "split", [(2, 2, 2, 16, 8, 2), (1, 4, 4, 32, 4, 3), (4, 1, 1, 16, 8, 2), (2, 2, 4, 8, 4, 2)], ids=str
+    "config", [(2, 2, 2, 16, 8, 2), (1, 4, 4, 32, 4, 3), (4, 1, 1, 16, 8, 2), (2, 2, 4, 8, 4, 2)], ids=str
 )
 def test_any_split_of_few_rows_gives_the_same_products(
-    kind: str, split: tuple[int, int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
+    kind: str, config: tuple[int, int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(2)
-    chosen = gemv_quantized.QuantizedSplit(*split)
-    monkeypatch.setattr(gemv_quantized, "choose_split", lambda _: chosen)
+    chosen = gemv_quantized.QuantizedGemvConfig(*config)
+    monkeypatch.setattr(gemv_quantized, "choose_config", lambda _: chosen)
     check_few(kind, 2, 100, 4096)
 
 
@@ -123,10 +125,10 @@ def test_of_few_rows_what_is_not_finite_stays_so_in_its_row_alone(value: float) 
     assert torch.equal(found[0], expected[0])
 
 
-def norm_of(x: Tensor, weight: Tensor) -> gemm.Normed:
-    squares = torch.full((1, splits.pad_rows(x.shape[0])), torch.nan, device="cuda")
-    squares[:, : x.shape[0]] = x.float().square().sum(1)
-    return gemm.Normed((x.float() * weight.float()).to(torch.bfloat16), squares)
+def norm_of(x: Tensor, weight: Tensor) -> gemm.NormInput:
+    square_sums = torch.full((1, tile_configs.bucket_rows(x.shape[0])), torch.nan, device="cuda")
+    square_sums[:, : x.shape[0]] = x.float().square().sum(1)
+    return gemm.NormInput((x.float() * weight.float()).to(torch.bfloat16), square_sums)
 
 
 groups_only = pytest.mark.skipif(not has_clusters() or not has_warpgroups(), reason="needs Hopper")
@@ -257,19 +259,19 @@ def test_experts_of_few_rows_equal_those_of_the_dequantised_weights(
     assert torch.equal(following.x, residual * mixture.next_norm)
 
 
-def add_experts(mixture: Mixture, residual: Tensor, *, planes: FormatId | None = None) -> gemm.Normed:
+def add_experts(mixture: Mixture, residual: Tensor, *, hi_lo: FormatId | None = None) -> gemm.NormInput:
     experts = experts_of(mixture.gate_up, mixture.down, mixture.top_k)
     assert grouped_gemm.refuses(experts, len(residual)) is None
     return add_grouped_experts(
         residual,
         residual * mixture.norm,
-        rates_of(residual),
+        inverse_rms_of(residual),
         mixture.logits,
         GroupedMixture(mixture.gate_up, mixture.down, mixture.top_k, renormalize=True),
         torch.tensor([len(residual)], dtype=torch.int32, device="cuda"),
         mixture.next_norm,
-        placed=True,
-        planes=planes,
+        permuted=True,
+        hi_lo=hi_lo,
     )
 
 
@@ -288,14 +290,14 @@ def test_experts_of_many_rows_equal_those_of_the_dequantised_weights(rows: int) 
 def test_experts_write_the_next_norm_as_planes(rows: int, format: FormatId) -> None:
     mixture = Mixture(rows, (128, 8, 512, 256))
     residual, twin = mixture.residual.clone(), mixture.residual.clone()
-    plain, found = add_experts(mixture, residual), add_experts(mixture, twin, planes=format)
-    assert torch.equal(residual, twin) and torch.equal(plain.squares[:, :rows], found.squares[:, :rows])
+    plain, found = add_experts(mixture, residual), add_experts(mixture, twin, hi_lo=format)
+    assert torch.equal(residual, twin) and torch.equal(plain.square_sums[:, :rows], found.square_sums[:, :rows])
     assert torch.equal(found.x, split(plain.x, format))
     if rows > moe.MAX_ROWS:
         return
     routes = moe.Routes(mixture.logits, mixture.context_lens, mixture.top_k, True)
     gated = moe.gate_experts(residual, mixture.norm, EPS, mixture.gate_up, routes)
-    found = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.next_norm, planes=format)
+    found = moe.down_normed_experts(gated, mixture.down, routes, residual, mixture.next_norm, hi_lo=format)
     assert torch.equal(found.x, split(residual * mixture.next_norm, format))
 
 
@@ -316,6 +318,6 @@ def test_experts_of_a_model_are_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for rows in (1, 6, 33):
         names.clear()
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 0.1
-        # The prompts' products have neither a norm nor a residual.
-        decoding = [name for name in names if "gemm_planes" in name and "kStore, false" not in name]
+        # The prompts' GEMMs have neither a norm nor a residual.
+        decoding = [name for name in names if "gemm_hi_lo" in name and "kStore, false" not in name]
         assert len(decoding) == 2 * len(found.layers)

@@ -144,13 +144,13 @@ def test_systems_are_inverted(matrices: int) -> None:
     assert distance(inversion.invert(below, factor, torch.bfloat16), expected) < 4e-3
 
 
-SPLITS = [(512, 1), (256, 2), (128, 2)]
+CONFIGS = [(512, 1), (256, 2), (128, 2)]
 
 
 @on_gpu
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 32, 64])
-def test_a_token_of_each_row_equals_the_reference(num_rows: int, split: tuple[int, int]) -> None:
+def test_a_token_of_each_row_equals_the_reference(num_rows: int, config: tuple[int, int]) -> None:
     decode = load("decode")
     parameters, x, cache = draw(LARGE, num_rows, num_rows + 2, torch.bfloat16)
     slots = random.Random(num_rows).sample(range(num_rows + 2), num_rows)
@@ -158,7 +158,7 @@ def test_a_token_of_each_row_equals_the_reference(num_rows: int, split: tuple[in
     fill(cache, [slot for slot, position in zip(slots, positions, strict=True) if position])
     rows, wanted = make_rows(slots, positions, [1] * num_rows, DEVICE), copy(cache)
     expected = reference.advance(x, wanted, rows, parameters)
-    found = decode.decode(x, cache, rows, parameters, decode.Split(*split))
+    found = decode.decode(x, cache, rows, parameters, decode.TileConfig(*config))
     check((found, cache), (expected, wanted), slots, torch.bfloat16)
 
 
@@ -170,7 +170,7 @@ def test_tokens_of_other_heads_equal_the_reference(sizes: tuple[int, int, int, i
     fill(cache, [1, 2, 3])
     rows, wanted = make_rows([1, 2, 3, 4, 5], [9, 3, 2, 0, 0], [1] * 5, DEVICE), copy(cache)
     expected = reference.advance(x, wanted, rows, parameters)
-    found = decode.decode(x, cache, rows, parameters, decode.Split(128, 1))
+    found = decode.decode(x, cache, rows, parameters, decode.TileConfig(128, 1))
     check((found, cache), (expected, wanted), [1, 2, 3, 4, 5], torch.bfloat16)
 
 
@@ -183,9 +183,9 @@ def test_padding_rows_of_a_step_write_nothing() -> None:
     rows = make_rows(slots, [8, *[5] * 9, 0, *[5] * 5, 1, 5], [1] * len(slots), DEVICE)
     wanted, taken = copy(cache), [0, 10, 16]
     expected = reference.advance(x, wanted, rows, parameters)
-    for split in (decode.Split(256, 2), decode.Split(512, 1)):
+    for config in (decode.TileConfig(256, 2), decode.TileConfig(512, 1)):
         own = copy(cache)
-        found = decode.decode(x, own, rows, parameters, split)
+        found = decode.decode(x, own, rows, parameters, config)
         check((found[taken], own), (expected[taken], wanted), [2, 3, 4], torch.bfloat16)
 
 

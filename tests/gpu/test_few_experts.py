@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Few decoding rows with experts in FP8 blocks and in 4 bits, which their kernels read as the grouped products do."""
+"""Few decoding rows with experts in FP8 blocks and in 4 bits, which their kernels read as the grouped GEMMs do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from test_decode_kernels import EPS, draw, normed
 from test_decode_moe import Chain, check_replays
 from test_packed_experts import assert_packed, draw_experts, row_error
 
-from blink.kernels.gpu.decode import moe
+from blink.kernels.gpu.moe import decode as moe
 from step_plans import plan_of
 
 pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
@@ -81,17 +81,17 @@ def test_experts_equal_the_dequantised(form: FormatId, rows: int, shape: tuple[i
 @pytest.mark.parametrize(
     ("gate", "down"),
     [
-        (moe.GateSplit(4, 4, 2, 1), moe.DownSplit(2, 8, 2)),
-        (moe.GateSplit(2, 16, 3, 2), moe.DownSplit(2, 32, 3)),
-        (moe.GateSplit(1, 8, 4, 3), moe.DownSplit(1, 16, 8)),
+        (moe.MoeGateConfig(4, 4, 2, 1), moe.MoeDownConfig(2, 8, 2)),
+        (moe.MoeGateConfig(2, 16, 3, 2), moe.MoeDownConfig(2, 32, 3)),
+        (moe.MoeGateConfig(1, 8, 4, 3), moe.MoeDownConfig(1, 16, 8)),
     ],
     ids=str,
 )
 def test_any_split_gives_the_same_sums(
-    form: FormatId, rows: int, gate: moe.GateSplit, down: moe.DownSplit, monkeypatch: pytest.MonkeyPatch
+    form: FormatId, rows: int, gate: moe.MoeGateConfig, down: moe.MoeDownConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moe, "choose_gate_split", lambda *_: gate)
-    monkeypatch.setattr(moe, "choose_down_split", lambda *_: down)
+    monkeypatch.setattr(moe, "choose_gate_config", lambda *_: gate)
+    monkeypatch.setattr(moe, "choose_down_config", lambda *_: down)
     Mixture(form, rows, (64, 6, 512, 256)).check()
 
 

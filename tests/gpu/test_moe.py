@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from activation_planes import join, split
+from activation_hi_lo import join, split
 from blink.formats.experts import Fp8Experts, PackedExperts
 from blink.formats.fp8 import quantize_fp8
 from blink.formats.matrix import QuantizedMatrix
@@ -17,7 +17,7 @@ from blink.kernels.cpu import moe as cpu
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.operands import Activation
 
-gpu_moe = pytest.importorskip("blink.kernels.gpu.moe")
+gpu_moe = pytest.importorskip("blink.kernels.gpu.moe.grouped")
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -192,15 +192,15 @@ def test_experts_between_two_norms_equal_the_reference(dtype: torch.dtype, devic
 
 @pytest.mark.parametrize("format", [FormatId.FP8, FormatId.INT4])
 def test_the_norm_behind_experts_is_written_as_planes(format: FormatId, device: torch.device) -> None:
-    check_experts_between_norms((640, 32), torch.float32, device, planes=format)
+    check_experts_between_norms((640, 32), torch.float32, device, hi_lo=format)
 
 
 def check_experts_between_norms(
-    sizes: tuple[int, int], dtype: torch.dtype, device: torch.device, *, planes: FormatId | None = None
+    sizes: tuple[int, int], dtype: torch.dtype, device: torch.device, *, hi_lo: FormatId | None = None
 ) -> None:
     """sizes: hidden and the experts'."""
     pytest.importorskip("cuda.core")
-    from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
+    from blink.kernels.gpu.moe.decode_grouped import Mixture, add_grouped_experts
 
     num_tokens, num_experts, (hidden, size), padding, eps = 9, 4, sizes, 3, 1e-5
     generator = torch.Generator().manual_seed(8)
@@ -221,24 +221,24 @@ def check_experts_between_norms(
     expected[:num_tokens] += cpu.moe(
         x[:num_tokens], logits[:num_tokens], gate_up.float(), down.float(), top_k=3, renormalize=True
     )
-    rates = (residual.float().square().mean(-1) + eps).rsqrt()
+    inverse_rms = (residual.float().square().mean(-1) + eps).rsqrt()
     residual = residual.to(device)
     found = add_grouped_experts(
         residual,
         residual * norm.to(device),
-        rates.to(device),
+        inverse_rms.to(device),
         logits.to(device),
         Mixture(gate_up.to(device), down.to(device), 3, renormalize=True),
         torch.tensor([num_tokens], dtype=torch.int32, device=device),
         next_norm.to(device),
-        placed=False,
-        planes=planes,
+        permuted=False,
+        hi_lo=hi_lo,
     )
     tolerance = TOLERANCE[dtype] * (2 if dtype == torch.bfloat16 else 1)
     torch.testing.assert_close(residual.float().cpu(), expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(residual[num_tokens:].float().cpu(), expected[num_tokens:])
     next_x = (residual * next_norm.to(device)).float()
-    tolerance = 0 if planes else 1e-2
-    found_x, next_x = (join(found.x, planes), join(split(next_x))) if planes else (found.x.float(), next_x)
+    tolerance = 0 if hi_lo else 1e-2
+    found_x, next_x = (join(found.x, hi_lo), join(split(next_x))) if hi_lo else (found.x.float(), next_x)
     torch.testing.assert_close(found_x, next_x, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(found.squares.sum(0)[:rows], residual.float().square().sum(-1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.square_sums.sum(0)[:rows], residual.float().square().sum(-1), rtol=1e-4, atol=1e-4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts in 4 bits and in blocks of FP8 on a GPU: products of each format at their edges, and whole small models."""
+"""Experts in 4 bits and in blocks of FP8 on a GPU: GEMMs of each format at their edges, and whole small models."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from test_decode_kernels import normed, rates_of
+from test_decode_kernels import inverse_rms_of, normed
 from test_decode_quantized import draw, error
 
-from blink.kernels.gpu import moe as gpu_moe
-from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
+from blink.kernels.gpu.moe import grouped as gpu_moe
+from blink.kernels.gpu.moe.decode_grouped import Mixture, add_grouped_experts
 
 pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
 
@@ -143,8 +143,8 @@ def test_experts_between_two_norms_equal_the_dequantised(form: FormatId, rows: i
     before = residual.float().clone()
     num_tokens = torch.tensor([rows], dtype=torch.int32, device="cuda")
     add_grouped_experts(
-        residual, residual * norm, rates_of(residual), logits, Mixture(gate_up, down, top_k, renormalize=True),
-        num_tokens, next_norm, placed=False,
+        residual, residual * norm, inverse_rms_of(residual), logits, Mixture(gate_up, down, top_k, renormalize=True),
+        num_tokens, next_norm, permuted=False,
     )  # fmt: skip
     rounding = (residual.float() * 2**-9).norm() / added.norm()
     assert float((residual.float() - before - added).norm() / added.norm()) < 2e-2 + float(rounding)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from activation_hi_lo import split
 from torch import Tensor
 
-from activation_planes import split
 from blink.formats.fp8 import FP8
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.packed import pack
@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 if not (torch.cuda.is_available() or IS_INTERPRETED):
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from blink.kernels.gpu import quantized
+from blink.kernels.gpu.gemm import quantized
 
 DEVICE = "cpu" if IS_INTERPRETED else "cuda"
 DTYPE = torch.float32 if IS_INTERPRETED else torch.bfloat16
@@ -82,7 +82,7 @@ def check_rounded(x: Tensor, values: Tensor, scales: Tensor) -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(1, 256), (5, 768), (3, 5120)])
 def test_rows_are_split_into_planes(rows: int, columns: int, format: FormatId) -> None:
     pytest.importorskip("cuda.core")
-    from blink.kernels.gpu.decode.planes import split_rows
+    from blink.kernels.gpu.gemm.hi_lo import split_rows
 
     torch.manual_seed(3)
     x = (torch.randn(rows, columns, device=DEVICE) * 30).to(torch.bfloat16)

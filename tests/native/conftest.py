@@ -55,18 +55,19 @@ def compile_native(tmp_path_factory: pytest.TempPathFactory) -> Compile:
 def compile_device(compile_native: Compile, tmp_path_factory: pytest.TempPathFactory) -> CompileDevice:
     """Return compile(program, source, *headers, words=...): one of this folder's programs with device code.
 
-    source, headers: of csrc/gpu; words: this folder's headers, by the names of those in whose place they stand.
+    source: of csrc/kernels; words: this folder's headers, by the paths of those in whose place they stand.
     """
 
-    def compile_source(program: str, source: str, *headers: str, words: Mapping[str, str]) -> ctypes.CDLL:
-        folder, gpu = tmp_path_factory.mktemp("sources"), _CSRC / "gpu"
-        assert _SHARED_MEMORY in (gpu / source).read_text()
-        for name in (source, *headers):
-            text = (gpu / name).read_text().replace(_SHARED_MEMORY, "char* memory = block->shared();")
-            (folder / Path(name).name).write_text(text.replace('"gpu/prompts/', '"'))
-        for name, header in words.items():
-            (folder / name).write_text(f'#pragma once\n#include "{header}"\n')
-        flags = ("-O2", "-shared", "-fPIC", "-fno-strict-aliasing", "-Wno-unknown-pragmas", f"-I{folder}")
+    def compile_source(program: str, source: str, words: Mapping[str, str]) -> ctypes.CDLL:
+        folder, kernels = tmp_path_factory.mktemp("sources"), _CSRC / "kernels"
+        assert _SHARED_MEMORY in (kernels / source).read_text()
+        texts = {source: (kernels / source).read_text()}
+        texts |= {name: f'#pragma once\n#include "{header}"\n' for name, header in words.items()}
+        for name, text in texts.items():
+            path = folder / "kernels" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace(_SHARED_MEMORY, "char* memory = block->shared();"))
+        flags = ("-O2", "-shared", "-fPIC", "-fno-strict-aliasing", "-Wno-unknown-pragmas", f"-iquote{folder}")
         return ctypes.CDLL(str(compile_native(program, *flags)))
 
     return compile_source

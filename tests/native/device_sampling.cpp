@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// csrc/gpu/decode/sample.cu on the host's threads behind a C API, one row at a time.
+// csrc/kernels/sampler/sample.cu on the host's threads behind a C API, one row at a time.
 #include "gpu_threads.h"
-#include "sample.cu"
+#include "kernels/sampler/sample.cu"
 
 using namespace blink;
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hopper's bulk copies, barriers and warpgroup products on the host's threads, for one block at a time: the words of
-// csrc/gpu/prompts/warpgroups.cuh, and of what that includes. Copies and products are done when they are begun.
+// Hopper's bulk copies, barriers and warpgroup MMAs (wgmma) on the host's threads, for one block at a time: the words
+// of csrc/kernels/prefill/warpgroups.cuh, and of what that includes. Copies and products are done when they are begun.
 #pragma once
 
 #include <condition_variable>
 #include <map>
 #include <mutex>
 
-#include "gpu/args.h"
 #include "gpu_threads.h"
+#include "kernels/args.h"
 
 #define __grid_constant__
 
@@ -138,10 +138,10 @@ struct Operand {
   }
   unsigned start, leading, stride;
 };
-inline void fence_products() {}
-inline void commit_products() {}
+inline void fence_wgmma() {}
+inline void commit_wgmma() {}
 template <int>
-inline void wait_for_products() {  // which all lanes of a warp do at once: one arrives at barriers for all
+inline void wait_for_wgmma() {  // which all lanes of a warp do at once: one arrives at barriers for all
   __syncwarp();
 }
 template <int kCount>

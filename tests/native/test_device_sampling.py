@@ -27,12 +27,11 @@ from sampling_rows import check_rows, make_rows
 gpu_sampling = pytest.importorskip("blink.kernels.gpu.sampling")
 gpu_constraint = pytest.importorskip("blink.kernels.gpu.constraint")
 
-_SOURCES = Path(blink.__file__).parent / "csrc" / "gpu" / "decode"
+_SOURCES = Path(blink.__file__).parent / "csrc" / "kernels"
 _CLUSTER = 2  # each of the GPU's threads is one of the host's: fewer of them
 _REPLACED = {
-    "row_group.cuh": ("kRowCluster = 8", f"kRowCluster = {_CLUSTER}"),
-    "sample.cu": ("extern __shared__ __align__(16) char memory[];", "char* memory = block->shared();"),
-    "row_part.cuh": ("", ""),
+    "sampler/row_group.cuh": ("kRowCluster = 8", f"kRowCluster = {_CLUSTER}"),
+    "sampler/sample.cu": ("extern __shared__ __align__(16) char memory[];", "char* memory = block->shared();"),
 }
 _TYPES = {torch.bfloat16: b"b", torch.float16: b"h", torch.float32: b"f"}
 VOCAB = 4096 + 24
@@ -107,9 +106,12 @@ def library(compile_native: Compile, tmp_path_factory: pytest.TempPathFactory) -
     for name, (old, new) in _REPLACED.items():
         text = (_SOURCES / name).read_text()
         assert old in text
-        (folder / name).write_text(text.replace(old, new))
-    (folder / "ptx.cuh").write_text('#pragma once\n#include "gpu_threads.h"\n')
-    flags = ("-O0", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{folder}")
+        path = folder / "kernels" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace(old, new))
+    (folder / "kernels" / "common").mkdir()
+    (folder / "kernels" / "common" / "ptx.cuh").write_text('#pragma once\n#include "gpu_threads.h"\n')
+    flags = ("-O0", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-iquote{folder}")
     return ctypes.CDLL(str(compile_native("device_sampling.cpp", *flags)))
 
 

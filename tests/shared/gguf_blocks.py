@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random rows in GGUF's formats, what the gguf package makes of them, and what a product with them may differ by."""
+"""Random rows in GGUF's formats, what the gguf package makes of them, and what a GEMM with them may differ by."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def dequantize(blocks: Bytes, kind: Kind) -> torch.Tensor:
     return torch.from_numpy(gguf.quants.dequantize(blocks, kind))
 
 
-def check_product(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
-    """Hold a product against float64, within what float32 may round over a sum of such terms."""
+def check_matmul(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Hold a GEMM against float64, within what float32 may round over a sum of such terms."""
     exact = x.double() @ weight.double().T
     terms = x.double().abs() @ weight.double().abs().T
     assert found.shape == exact.shape

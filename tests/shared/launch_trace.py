@@ -19,8 +19,7 @@ import torch.nn.functional as functional
 from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import JITFunction
 
-from blink.kernels.gpu import arguments
-from blink.kernels.gpu.decode import launch, tensor_map
+from blink.kernels.gpu import arguments, launch, tensor_map
 
 H100 = SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",
@@ -60,7 +59,7 @@ class _NoGenerator:
 
 
 class _Cuda(TorchFunctionMode):
-    """Lets tensors of PyTorch's device without memory pass for CUDA's, and notes the products that PyTorch computes."""
+    """Lets tensors of PyTorch's device without memory pass for CUDA's, and notes the GEMMs that PyTorch computes."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__()

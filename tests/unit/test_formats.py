@@ -29,18 +29,18 @@ from blink.formats.schemes import (
     read_quantization,
 )
 from blink.kernels.cpu.gguf_weight import row_bytes
-from blink.kernels.gpu.decode.gemm_planes import name_order, order_number
+from blink.kernels.gpu.gemm.decode_hi_lo import name_order, order_number
 
-HEADER = Path(blink.__file__).parent / "csrc" / "gpu" / "formats.h"
+HEADER = Path(blink.__file__).parent / "csrc" / "kernels" / "formats.h"
 
 
 def test_names_of_kernels_are_those_of_the_header() -> None:
     found = re.search(r"enum class FormatId \{(.*)\};", HEADER.read_text())
     assert found is not None
     names = [f"blink::FormatId::{name.strip()}" for name in found[1].split(",")]
-    planes = (None, FormatId.FP8, FormatId.INT4)
-    assert [name_order(one) for one in planes] == names
-    assert [order_number(one) for one in planes] == list(range(len(names)))
+    hi_lo = (None, FormatId.FP8, FormatId.INT4)
+    assert [name_order(one) for one in hi_lo] == names
+    assert [order_number(one) for one in hi_lo] == list(range(len(names)))
     assert [one.cpp for one in (BF16, FP8_BLOCK, INT4)] == [
         f"{names[0]}, false",
         f"{names[1]}, true",

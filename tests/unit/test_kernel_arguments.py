@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of kernels: every launch gives what csrc/gpu/args.h has, and it lies where it always has."""
+"""The arguments of kernels: every launch gives what csrc/kernels/args.h has, and it lies where it always has."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from blink.kernels.gpu.arguments import args
 from blink.region.layout import own_fields, struct_dtype
 
 PACKAGE = Path(blink.__file__).parent
-HEADER = (PACKAGE / "csrc" / "gpu" / "args.h").read_text()
+HEADER = (PACKAGE / "csrc" / "kernels" / "args.h").read_text()
 STRUCTS = re.findall(r"^  FIELDS_OF\((\w+)\);", HEADER, re.MULTILINE)
 
 # Offsets, and at the end the size, of the structs that kernels were compiled with when they described themselves.
 OFFSETS = {
     "TensorMap": "words 0 end 128",
-    "EmbedArgs": "ids 0 embedding 8 norm 16 residual 24 next_x 32 next_squares 40 hidden 48 end 56",
+    "EmbedArgs": "ids 0 embedding 8 norm 16 residual 24 next_x 32 next_square_sums 40 hidden 48 end 56",
     "OutputArgs": (
-        "bias 0 out 8 squares 16 next_norm 24 next_x 32 next_squares 40 scales 48 rates 56 eps 64 per_k 68 n 72 rows "
-        "76 num_squares 80 end 88"
+        "bias 0 out 8 square_sums 16 next_norm 24 next_x 32 next_square_sums 40 scales 48 inverse_rms 56 eps 64 "
+        "per_k 68 n 72 rows 76 num_square_sums 80 end 88"
     ),
     "GemmArgs": "weight 0 x 128 output 256 stages 344 num_groups 348 groups 352 end 384",
     "GemvArgs": "weight 0 bias 8 x 16 norm 24 out 32 scales 40 groups 48 eps 56 n 60 end 64",
     "GroupedArgs": (
         "weight 0 x 128 counts 256 pairs 264 scales 272 out 280 experts 288 places 292 n 296 stages 300 end 320"
     ),
-    "PlacementArgs": (
-        "logits 0 num_tokens 8 x 16 rates 24 weights 32 pairs 40 counts 48 out 56 rows 64 experts 68 hidden 72 places "
-        "76 end 80"
+    "PermutationArgs": (
+        "logits 0 num_tokens 8 x 16 inverse_rms 24 weights 32 pairs 40 counts 48 out 56 rows 64 experts 68 hidden 72 "
+        "places 76 end 80"
     ),
     "RoutingArgs": "logits 0 context_lens 8 renormalize 16 end 24",
     "MoeGateArgs": "routing 0 weight 24 x 32 norm 40 out 48 words 56 eps 64 end 72",
     "MoeDownArgs": (
-        "routing 0 weight 24 x 32 residual 40 next_norm 48 next_x 56 next_squares 64 words 72 n 80 planes 84 end 88"
+        "routing 0 weight 24 x 32 residual 40 next_norm 48 next_x 56 next_square_sums 64 words 72 n 80 hi_lo 84 end 88"
     ),
     "AttentionArgs": (
         "cells 0 qkv 128 cache 136 values 144 block_tables 152 row_slots 160 context_lens 168 positions 176 kv_slots "
@@ -52,8 +52,8 @@ OFFSETS = {
         "64 allowed 72 lists 80 may_end 88 changes 96 sampled_tokens 104 sampled_logprobs 112 top_tokens 120 "
         "top_logprobs 128 stride 136 vocab_size 140 max_model_len 144 change_words 148 end 152"
     ),
-    "ProductArgs": "weight 0 x 128 words 256 out 264 n 272 rows 276 units 280 end 320",
-    "GateArgs": "weight 0 x 128 out 256 outputs 264 rows 268 boxes 272 end 320",
+    "PrefillGemmArgs": "weight 0 x 128 words 256 out 264 n 272 rows 276 units 280 end 320",
+    "GateUpArgs": "weight 0 x 128 out 256 outputs 264 rows 268 boxes 272 end 320",
     "PromptArgs": (
         "cells 0 query 128 block_tables 136 items 144 counters 152 partials 160 lses 168 out 176 scale 184 "
         "table_stride 188 end 192"
@@ -101,7 +101,7 @@ def test_every_struct_is_given_to_a_kernel() -> None:
     assert {"TensorMap", *given} == set(STRUCTS) == set(OFFSETS)
 
 
-POINTERS = ("ids", "embedding", "norm", "residual", "next_x", "next_squares")
+POINTERS = ("ids", "embedding", "norm", "residual", "next_x", "next_square_sums")
 
 
 def test_arguments_are_packed_by_name() -> None:

@@ -21,7 +21,7 @@ from blink.models.layers import DenseMlp, MoeMlp, Router
 from blink.models.weights.source import read_spec
 from blink.plan.execution_plan import NormStyle, StepPlan
 from blink.plan.site import Bucket
-from blink.runner.gpu_device import MAX_MIXED_TOKENS, PAGED_ATTENTION, PLACED, STREAMED, GpuDevice
+from blink.runner.gpu_device import MAX_MIXED_TOKENS, PAGED_ATTENTION, PERMUTED, STREAMED, GpuDevice
 from blink.runner.planner import choose_gated, choose_matmul, plan_step
 from blink.runner.sites import LayerSites, ModelSites, expected_sites
 from model_specs import make_attention, make_spec
@@ -132,7 +132,7 @@ def test_experts_are_streamed_for_few_rows_and_grouped_for_more() -> None:
     model = expected_sites(read_spec(_CONFIGS / "qwen3-30b-a3b"), 16)
     kernels = {rows: plan(model, rows).layers[0].experts for rows in (1, 2, 4, 8, 16, 64, 128)}
     assert [rows for rows, one in kernels.items() if one is not None and one.kernel == STREAMED] == [1, 2, 4, 8]
-    assert [rows for rows, one in kernels.items() if one is not None and one.kernel == PLACED] == [16, 64, 128]
+    assert [rows for rows, one in kernels.items() if one is not None and one.kernel == PERMUTED] == [16, 64, 128]
     assert kernels[16] is not None and "more than 8 rows others are faster" in kernels[16].refused[0]
 
 
@@ -144,7 +144,7 @@ def test_8_experts_cannot_be_streamed_and_are_grouped_for_any_rows() -> None:
     for rows in (1, 2, 3, 8, 64):
         found = plan(model, rows)
         assert found.norms is NormStyle.WRITER and found.layers[0].experts is not None
-        assert found.layers[0].experts.kernel == PLACED
+        assert found.layers[0].experts.kernel == PERMUTED
 
 
 def test_products_of_prompts_take_the_first_kernel_that_does_not_refuse() -> None:

@@ -12,7 +12,7 @@ from blink.formats.gguf import GgufRows
 from blink.kernels.cpu.gguf_weight import GgufWeight, Isa, row_bytes
 from blink.kernels.moe import moe
 from blink.runner.matmul import linear
-from gguf_blocks import KINDS, Bytes, check_product, dequantize, make_blocks
+from gguf_blocks import KINDS, Bytes, check_matmul, dequantize, make_blocks
 
 Kind = gguf.GGMLQuantizationType
 
@@ -43,7 +43,7 @@ def test_products_equal_those_with_the_dequantised_weight(kind: Kind, isa: Isa) 
         weight, expected = make_weight(blocks, kind, columns, isa), dequantize(blocks, kind)
         for rows in (1, 2, 3, 4, 5, 8, 9, 33):
             x = torch.randn(rows, columns)
-            check_product(weight.multiply(x), x, expected)
+            check_matmul(weight.multiply(x), x, expected)
 
 
 @isas
@@ -63,7 +63,7 @@ def test_parts_of_several_formats_lie_one_below_the_other() -> None:
     assert weight.nbytes == sum(blocks.nbytes for _, blocks in made)
     assert torch.equal(weight.dequantize(), expected)
     x, bias = torch.randn(6, 512), torch.randn(231)
-    check_product(linear(x, weight), x, expected)
+    check_matmul(linear(x, weight), x, expected)
     torch.testing.assert_close(linear(x, weight, bias), linear(x, weight) + bias)
     rows = torch.tensor([230, 0, 5, 134, 135, 136, 199, 200], dtype=torch.int32)
     assert torch.equal(weight.take_rows(rows), expected[rows])

@@ -97,7 +97,7 @@ def test_each_layer_is_checked(change: dict[str, object], rule: str) -> None:
     ],
 )
 def test_the_decode_attention_says_why_it_refuses_a_layer(options: dict[str, object], reason: str | None) -> None:
-    attention = pytest.importorskip("blink.kernels.gpu.decode.attention")
+    attention = pytest.importorskip("blink.kernels.gpu.attention.decode")
     mixer = replace(make_attention(8, 2, 128), **options)
     assert attention.refuses(mixer, 16, "bfloat16") == reason
     if reason is None:

@@ -20,7 +20,7 @@ _CSRC = tuple(f"src/blink/csrc/{room}" for room in ("scheduler", "device", "regi
 _DOCS = ("docs", "README.md", "CONTRIBUTING.md")
 _SCHEDULER = (*_CSRC, "src/blink/engine", "src/blink/link", "src/blink/region", "tests/native", *_DOCS)
 _ALL = ("src/blink", *_DOCS)
-_KERNELS = ("src/blink/kernels", "src/blink/models", "src/blink/csrc/gpu", "src/blink/csrc/kernels")
+_KERNELS = ("src/blink/kernels", "src/blink/models", "src/blink/runner", "src/blink/csrc/kernels")
 
 
 @dataclass(frozen=True)
@@ -72,21 +72,21 @@ WORDS = [
     Banned("wants_scores", "prompt logprobs", r"_scores?\b|\bscores\b|Score|\bscored\b|num_scored", _CSRC[:1]),
     Banned("multiprocessors", "SM", r"(?i)multiprocessor", (*_SCHEDULER, "benchmarks/README.md")),
     Banned("leave_room", "reserve_sm()", r"\bleave_room\b", _ALL),
-    # The kernels' words, which are still to be replaced.
-    Banned("Planes", "hi/lo FP8 activations, HiLo", r"(?i)planes?(?![a-z])", _KERNELS, 428),
-    Banned("GemmSplit", "tile config, GemmConfig", r"[A-Za-z]Split\b|(?<!\.)\bsplits\b|_splits\b", _KERNELS, 155),
-    Banned("products", "GEMM, matmul", r"(?i)products?(?![a-z])", _KERNELS, 259, 20),
-    Banned("RingSplit", "multistage pipeline, PipelineConfig", r"\bring\b|Ring[A-Z]|\bring_|_ring\b", _KERNELS, 148),
-    Banned("squares", "NormInput, partial sums of squares", r"\bNormed\b|\brates\b|\bsquares\b", _KERNELS, 148, 20),
+    # The kernels' words.
+    Banned("Planes", "hi/lo FP8 activations, HiLo", r"(?i)planes?(?![a-z])", _KERNELS),
+    Banned("GemmSplit", "tile config, GemmConfig", r"[A-Za-z]Split\b|(?<!\.)\bsplits\b|_splits\b", _KERNELS),
+    Banned("products", "GEMM, matmul", r"(?i)(?<!itertools\.)(?<!dot_)products?(?![a-z]|\.h)", _KERNELS, 20, 20),
+    Banned("RingSplit", "multistage pipeline, PipelineConfig", r"\bring\b|Ring[A-Z]|\bring_|_ring\b", _KERNELS),
+    Banned("squares", "NormInput, partial sums of squares", r"\bNormed\b|\brates\b|\bsquares\b", _KERNELS, 20, 20),
     # The name of CUDA's attribute stays.
-    Banned("programmatic", "PDL", r"(?i)programmatic(?!Stream)", _KERNELS, 59, 2),
-    Banned("prompts/products.cu", "prefill/, prefill GEMM", r"\bprompts/|prompt_products", _KERNELS, 22),
-    Banned("gates.cu", "fused gate-up", r"gates\.cu|gated_products|gates and ups", _KERNELS, 16),
-    Banned("placed_experts", "token permutation", r"(?i)placement|placed_experts", _KERNELS, 28),
-    Banned("find_form", "FormatId", r"\bfind_form\b|\bForm\b", _KERNELS, 0),
-    Banned("unpack", "dequantize", r"(?<!struct\.)\b_?unpack(ed|s|ing|_\w+)?\b", _KERNELS, 28),
-    Banned("fine=True", "bucket rows", r"\bfine[=:]", _KERNELS, 2),
-    Banned("multiprocessors", "SM", r"(?i)multiprocessor", _KERNELS, 63),
+    Banned("programmatic", "PDL", r"(?i)programmatic(?!Stream)", _KERNELS, 2, 2),
+    Banned("prompts/products.cu", "prefill/, prefill GEMM", r"\bprompts/|prompt_products", _KERNELS),
+    Banned("gates.cu", "fused gate-up", r"gates\.cu|gated_products|gates and ups", _KERNELS),
+    Banned("placed_experts", "token permutation", r"(?i)placement|placed_experts", _KERNELS),
+    Banned("find_form", "FormatId", r"\bfind_form\b|\bForm\b", _KERNELS),
+    Banned("unpack", "dequantize", r"(?<!struct\.)\b_?unpack(ed|s|ing|_(?!from)\w+)?\b", _KERNELS[:1] + _KERNELS[2:]),
+    Banned("fine=True", "bucket rows", r"\bfine[=:]", _KERNELS),
+    Banned("multiprocessors", "SM", r"(?i)(?<!per_)multiprocessor", _KERNELS),
 ]
 
 

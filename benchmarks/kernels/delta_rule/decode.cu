@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A decoding step of a gated delta-net between its projections: convolution, gates, delta rule, norm and output gate.
 // A block has the state of one value head of one row: it is read once, kept in registers and written once.
-#include "ptx.cuh"
+#include "kernels/common/ptx.cuh"
 
 namespace blink {
 

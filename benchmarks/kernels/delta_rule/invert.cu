@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inverses of unit lower triangular matrices of 64 x 64, in float32, by forward substitution: a thread has a
 // column.
-#include "ptx.cuh"
+#include "kernels/common/ptx.cuh"
 
 namespace blink {
 

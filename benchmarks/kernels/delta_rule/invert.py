@@ -28,7 +28,7 @@ def invert(below: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
         identity = torch.eye(_SIZE, device=below.device).expand_as(below)
         inverse = torch.linalg.solve_triangular(below, identity, upper=False, unitriangular=True)
         return (inverse * factor[..., None, :]).to(dtype).contiguous()
-    from blink.kernels.gpu.decode.launch import compile_kernel, launch  # needs CUDA
+    from blink.kernels.gpu.launch import compile_kernel, launch  # needs CUDA
 
     out = torch.empty_like(below, dtype=dtype)
     matrices = below.numel() // _SIZE**2

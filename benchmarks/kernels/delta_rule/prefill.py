@@ -59,7 +59,7 @@ def prefill(x: Projections, cache: Cache, rows: Rows, parameters: Parameters, co
     _, v_heads, k_dim, v_dim = cache.states.shape
     assert all(part.stride(1) == 1 for part in x)
     is_exact, num_rows = x.qkv.dtype == torch.float32, rows.slots.shape[0]
-    if is_exact or min(k_dim, v_dim) < 64:  # Triton 3.6 reads beside small operands of warpgroups' products
+    if is_exact or min(k_dim, v_dim) < 64:  # Triton 3.6 reads beside small operands of wgmma
         config = config._replace(warps=2, scan_warps=2, scan_stages=1)
     sizes = {"K_HEADS": parameters.k_heads, "V_HEADS": v_heads, "DK": k_dim, "DV": v_dim, "C": CHUNK}
     sizes["ROWS"] = triton.next_power_of_2(num_rows)

@@ -125,7 +125,7 @@ def apply_token_by_token(
 
 
 def apply_in_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute apply_token_by_token() with products of matrices, 64 tokens at once."""
+    """Compute apply_token_by_token() with GEMMs of matrices, 64 tokens at once."""
     outputs: list[Tensor] = []
     for first in range(0, q.shape[0], CHUNK):
         chunk = [part[first : first + CHUNK].transpose(0, 1) for part in (q, k, v, g, beta)]

@@ -20,7 +20,7 @@ from cuda.core import Device, Kernel, LaunchConfig, Stream, launch
 
 from blink.engine.device_code import compile_scheduler
 from blink.engine.state import array_places
-from blink.kernels.gpu.decode.launch import check
+from blink.kernels.gpu.launch import check
 from blink.region.layout import CONSTANTS, DEVICE_PROGRAM, STATE, STEP_GRAPHS, StepKind
 from blink.region.memory import Region
 from blink.region.native import lib

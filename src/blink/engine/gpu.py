@@ -20,8 +20,9 @@ from blink.engine.geometry import graph_sizes
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
-from blink.kernels.gpu import choices, cublas, gated_products
-from blink.kernels.gpu.decode.launch import compile_ahead
+from blink.kernels.gpu import autotuner
+from blink.kernels.gpu.gemm import cublas, fused_gate_up
+from blink.kernels.gpu.launch import compile_ahead
 from blink.models.weights.files import cache_folder
 from blink.region.layout import EngineState
 from blink.runner.stream import Stream
@@ -98,12 +99,12 @@ class GpuEngine(Engine):
         graphs = list(enumerate(graph_sizes(self._geometry)))
         graphs.sort(key=lambda graph: graph[1], reverse=True)
         num_decode_graphs = int(self._geometry["num_decode_graphs"])
-        with choices.choosing(cache_folder() / "products.json"):
+        with autotuner.tuning(cache_folder() / "products.json"):
             self._compile_ahead(num_decode_graphs)
             for index, size in tqdm(graphs, desc="capturing graphs", unit="graph"):
                 is_scoring = index >= int(self._geometry["first_scoring_graph"])
                 run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs, scoring=is_scoring)
-                run()  # compiles and loads the kernels, and chooses among ways to compute products
+                run()  # compiles and loads the kernels, and chooses among candidates to compute products
                 torch.cuda.synchronize()
                 self._scheduler.capture(index, run)
 
@@ -114,7 +115,7 @@ class GpuEngine(Engine):
         def run() -> None:
             for index, (tokens, rows) in reversed(sizes):
                 decoding = index < num_decode_graphs
-                if decoding or tokens <= gated_products.MAX_ROWS:
+                if decoding or tokens <= fused_gate_up.MAX_ROWS:
                     self._runner.compute_logits(self._batch, self._kv_cache, tokens, rows, decoding=decoding)
 
         compile_ahead(run)

@@ -25,7 +25,7 @@ class QuantizedWeight(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that a product reads of it."""
+        """Bytes that a GEMM reads of it."""
 
     @property
     def matrix(self) -> Matrix:
@@ -211,7 +211,7 @@ class UnitFormat(NumberFormat[Held]):
 
     @abstractmethod
     def join_scales(self, scales: Tensor, zeros: Tensor | None) -> Tensor:
-        """Return the words of each row's groups, int32, as csrc/gpu/decode/quantized.cuh describes them."""
+        """Return the words of each row's groups, int32, as csrc/kernels/common/quantized.cuh describes them."""
 
     @abstractmethod
     def split_scales(self, words: Tensor) -> tuple[Tensor, Tensor | None]:

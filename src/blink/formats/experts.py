@@ -81,7 +81,7 @@ class Fp8Experts:
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """The matrices of all experts in 8 or 4 bits, scales by the GROUP of columns, as a GPU's products read them.
+    """The matrices of all experts in 8 or 4 bits, scales by the GROUP of columns, as a GPU's GEMMs read them.
 
     Rows are filled up with zeros to whole groups. What lies in a row and in a group's word, the format's module says.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights in GGUF's formats, as files hold them and as a GPU reads them.
 
-For a GPU blocks are taken apart into planes, which kernels/gpu/gguf.py reads. They hold GGUF_UNIT columns of one row
-after the other, all rows of a unit together: what the rows of a tile need at a time lies side by side. Every number is
-kept; scales of 6 bits get a byte each, and numbers of Q8_0 have 128 added.
+For a GPU blocks are taken apart into arrays, which kernels/gpu/gemm/gguf.py reads. They hold GGUF_UNIT columns of one
+row after the other, all rows of a unit together: what the rows of a tile need at a time lies side by side. Every number
+is kept; scales of 6 bits get a byte each, and numbers of Q8_0 have 128 added.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blink.formats.schemes import GGUF_UNIT, FormatId
 
 BLOCK = 256  # columns that share a word of `tops`
 _WITH_TOPS = (FormatId.Q4_K, FormatId.Q6_K)  # whose blocks have a scale of their groups' scales
-_ROWS_AT_ONCE = 8192  # taken apart at a time, so that loading needs little more memory than the planes
+_ROWS_AT_ONCE = 8192  # taken apart at a time, so that loading needs little more memory than the arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class GgufRows:
 
 
 @dataclass(frozen=True, slots=True)
-class GgufPlanes:
+class GgufArrays:
     """Rows of a weight in one format.
 
     Numbers of 4 bits, and the low ones of 6: a byte holds two that lie half a unit apart, with Q6_K a quarter.
@@ -55,77 +55,77 @@ class GgufPlanes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all planes."""
-        return sum(plane.nbytes for plane in self._list() if plane is not None)
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self._list() if array is not None)
 
-    def store(self, start: int, rows: GgufPlanes) -> None:
+    def store(self, start: int, rows: GgufArrays) -> None:
         """Write some rows from `start` on."""
-        for plane, part in zip(self._list(), rows._list(), strict=True):
-            if plane is not None and part is not None:
-                plane[:, start : start + rows.num_rows] = part
+        for array, part in zip(self._list(), rows._list(), strict=True):
+            if array is not None and part is not None:
+                array[:, start : start + rows.num_rows] = part
 
-    def allocate(self, num_rows: int) -> GgufPlanes:
-        """Return planes like these for so many rows."""
-        wide = [None if plane is None else _resize(plane, num_rows) for plane in self._list()]
+    def allocate(self, num_rows: int) -> GgufArrays:
+        """Return arrays like these for so many rows."""
+        wide = [None if array is None else _resize(array, num_rows) for array in self._list()]
         codes, words, tops, high = wide
         assert codes is not None and words is not None
-        return GgufPlanes(self.format, codes, words, tops, high)
+        return GgufArrays(self.format, codes, words, tops, high)
 
     def _list(self) -> tuple[Tensor | None, ...]:
         return self.codes, self.words, self.tops, self.high
 
 
-def pack_rows(format: FormatId, parts: Sequence[Tensor], device: torch.device) -> GgufPlanes:
+def pack_rows(format: FormatId, parts: Sequence[Tensor], device: torch.device) -> GgufArrays:
     """Take rows of blocks apart on a device; parts: uint8 [rows, bytes of a row], one below the other."""
     num_rows, start = sum(map(len, parts)), 0
-    planes: GgufPlanes | None = None
+    arrays: GgufArrays | None = None
     for blocks in parts:
         for some in blocks.split(_ROWS_AT_ONCE):
             found = _PACKERS[format](some.to(device))
-            planes = planes or found.allocate(num_rows)
-            planes.store(start, found)
+            arrays = arrays or found.allocate(num_rows)
+            arrays.store(start, found)
             start += len(some)
-    assert planes is not None
-    return planes
+    assert arrays is not None
+    return arrays
 
 
-def _resize(plane: Tensor, num_rows: int) -> Tensor:
-    return plane.new_empty(len(plane), num_rows, *plane.shape[2:])
+def _resize(array: Tensor, num_rows: int) -> Tensor:
+    return array.new_empty(len(array), num_rows, *array.shape[2:])
 
 
-def _pack_q4_0(rows: Tensor) -> GgufPlanes:
+def _pack_q4_0(rows: Tensor) -> GgufArrays:
     blocks = _split(rows, 18)
-    return GgufPlanes(FormatId.Q4_0, _transpose(_pair(_nibbles(blocks[..., 2:])), 32), _words(blocks[..., :2]))
+    return GgufArrays(FormatId.Q4_0, _transpose(_pair(_nibbles(blocks[..., 2:])), 32), _words(blocks[..., :2]))
 
 
-def _pack_q4_1(rows: Tensor) -> GgufPlanes:
+def _pack_q4_1(rows: Tensor) -> GgufArrays:
     blocks = _split(rows, 20)
-    return GgufPlanes(FormatId.Q4_1, _transpose(_pair(_nibbles(blocks[..., 4:])), 32), _words(blocks[..., :4]))
+    return GgufArrays(FormatId.Q4_1, _transpose(_pair(_nibbles(blocks[..., 4:])), 32), _words(blocks[..., :4]))
 
 
-def _pack_q8_0(rows: Tensor) -> GgufPlanes:
+def _pack_q8_0(rows: Tensor) -> GgufArrays:
     blocks = _split(rows, 34)
-    return GgufPlanes(FormatId.Q8_0, _transpose(blocks[..., 2:] ^ 128, GGUF_UNIT), _words(blocks[..., :2]))
+    return GgufArrays(FormatId.Q8_0, _transpose(blocks[..., 2:] ^ 128, GGUF_UNIT), _words(blocks[..., :2]))
 
 
-def _pack_q4_k(rows: Tensor) -> GgufPlanes:
+def _pack_q4_k(rows: Tensor) -> GgufArrays:
     blocks = rows.view(len(rows), -1, 144)
     low, middle, high = blocks[..., 4:16].split(4, -1)
     scales = torch.cat([low & 63, high & 15 | low >> 6 << 4], -1)
     offsets = torch.cat([middle & 63, high >> 4 | middle >> 6 << 4], -1)
     words = _words(torch.stack([scales, offsets], -1))
     # In the file a byte's halves are numbers of neighbouring groups already.
-    return GgufPlanes(FormatId.Q4_K, _transpose(blocks[..., 16:], 32), words, _words(blocks[..., :4]))
+    return GgufArrays(FormatId.Q4_K, _transpose(blocks[..., 16:], 32), words, _words(blocks[..., :4]))
 
 
-def _pack_q6_k(rows: Tensor) -> GgufPlanes:
+def _pack_q6_k(rows: Tensor) -> GgufArrays:
     blocks = rows.view(len(rows), -1, 210)
     low, high = blocks[..., :128].unflatten(-1, (2, 1, 64)), blocks[..., 128:192].unflatten(-1, (2, 1, 32))
     low = torch.cat([low & 15, low >> 4], -2).reshape(len(rows), -1, 2, 16)
     high = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], -2).reshape(len(rows), -1, 4, 16)
     joined = high[..., 0, :] | high[..., 1, :] << 2 | high[..., 2, :] << 4 | high[..., 3, :] << 6
     tops = functional.pad(blocks[..., 208:], (0, 2))
-    return GgufPlanes(
+    return GgufArrays(
         FormatId.Q6_K, _transpose(_pair(low), 32), _words(blocks[..., 192:208]), _words(tops), _transpose(joined, 16)
     )
 

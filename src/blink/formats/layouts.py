@@ -18,7 +18,7 @@ class Layout(Enum):
     ROWS = "rows"  # a tensor [out, in]
     BLOCKED = "blocked"  # a tensor in oneDNN's blocks
     UNITS = "units"  # formats/packed.py: units of 128 bytes, as the GPU's kernels read them
-    GGUF = "GGUF"  # as a GGUF file has it, or in planes of it
+    GGUF = "GGUF"  # as a GGUF file has it, or in arrays of its parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class PackedWeight(QuantizedWeight):
         """Take the parts.
 
         values: uint8 [out, bytes of a row]; scales: float32 [out], or None with groups: int32 [out, in / GROUP],
-        each a word as csrc/gpu/decode/quantized.cuh says.
+        each a word as csrc/kernels/common/quantized.cuh says.
         """
         rows, num_bytes = values.shape
         self.format, self.values, self.scales, self.groups = format, values, scales, groups

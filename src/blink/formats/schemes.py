@@ -13,8 +13,8 @@ from typing import Any
 from blink.fields import Fields, show
 
 GROUP = 128  # columns that share a scale in what a GPU's kernels read
-GGUF_UNIT = 64  # columns of a row that lie together in formats/gguf.py's planes
-UNIT_BYTES = 128  # csrc/gpu/decode/quantized.cuh says what lies where in a unit of a row
+GGUF_UNIT = 64  # columns of a row that lie together in formats/gguf.py's arrays
+UNIT_BYTES = 128  # csrc/kernels/common/quantized.cuh says what lies where in a unit of a row
 _WORD_BYTES = 4  # of a group's scales and zero point, as a GPU keeps them; MXFP4's four scales have a byte each
 
 
@@ -47,7 +47,7 @@ class FormatId(Enum):
 
     @property
     def cpp(self) -> str:
-        """The format in the names of kernels, where csrc/gpu/formats.h has it."""
+        """The format in the names of kernels, where csrc/kernels/formats.h has it."""
         return f"blink::FormatId::k{self.tag.capitalize()}"
 
     @property

@@ -43,7 +43,8 @@ def plan_attention(
     """
     dtype = dtype or cache.dtype
     if cache.device.type == "cuda":
-        from blink.kernels.gpu import attention, attention_plan
+        from blink.kernels.gpu.attention import paged as attention
+        from blink.kernels.gpu.attention import plan as attention_plan
 
         plan = attention_plan.plan_attention(batch, num_tokens, num_rows, attentions, cache, dtype)
         return AttentionPlan(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products on the CPU, and the layout that a weight is given for products."""
+"""Matrix multiplications on the CPU, and the layout that a weight is given for GEMMs."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def moe(
     assert gate_up.shape[1] == 2 * down.shape[2]
     assert 0 < top_k <= gate_up.shape[0]
     if x.is_cuda:
-        from blink.kernels.gpu import moe as gpu
+        from blink.kernels.gpu.moe import grouped as gpu
 
         assert num_tokens is not None
         return gpu.moe(

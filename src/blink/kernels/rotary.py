@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the QKV product and attention: normalise heads (Qwen 3), rotate, write keys and values to the cache."""
+"""Between the QKV projection and attention: normalise heads (Qwen 3), rotate, write keys and values to the cache."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention of a step's layers, from the QKV product on. What layers share is planned once per step."""
+"""The attention of a step's layers, from the QKV projection on. What layers share is planned once per step."""
 
 from __future__ import annotations
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from blink.kernels.gpu.decode import placed_experts
-from blink.kernels.gpu.decode.attention import decode_attention
+from blink.kernels.gpu.attention.decode import decode_attention
+from blink.kernels.gpu.moe import permuted_experts
 from blink.models.layer_weights import MoeWeights
 from blink.plan.execution_plan import NormStyle
 from blink.plan.site import Bucket
 from blink.runner.cpu_code import mix_experts
-from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PLACED, GpuDevice
+from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED, GpuDevice
 from blink.runner.gpu_streams import ReaderNorms, WriterNorms
 from blink.runner.step import Kernels, Step
 from blink.runner.stream import Stream
@@ -20,7 +20,7 @@ from blink.runner.stream import Stream
 def _place_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor) -> Tensor:
     router = mlp.spec.router
     experts = mlp.gate_up, mlp.down
-    return placed_experts.moe(x, logits, experts, num_tokens, top_k=router.top_k, renormalize=router.renormalize)
+    return permuted_experts.moe(x, logits, experts, num_tokens, top_k=router.top_k, renormalize=router.renormalize)
 
 
 def _attend_decoding(step: Step, qkv: Tensor, index: int) -> Tensor:
@@ -33,7 +33,7 @@ def _attend_decoding(step: Step, qkv: Tensor, index: int) -> Tensor:
         table,
         layer.head_norm,
         kv_scales=layer.attention.kv_scales,
-        planes=step.plan.layers[index].output.reads,
+        hi_lo=step.plan.layers[index].output.reads,
     )
 
 
@@ -42,7 +42,7 @@ class GpuCode:
 
     def __init__(self) -> None:
         self.device = GpuDevice()
-        self.kernels = Kernels.of(self.device, {PLACED: _place_experts, GATHERED: mix_experts})
+        self.kernels = Kernels.of(self.device, {PERMUTED: _place_experts, GATHERED: mix_experts})
         self.attentions = {DECODE_ATTENTION: _attend_decoding}
 
     def planned_size(self, bucket: Bucket) -> Bucket:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU's kernels, and the two styles of steps of few rows, whose kernels compute norms beside their products."""
+"""The GPU's kernels, and the two styles of steps of few rows, whose kernels compute norms beside their GEMMs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.formats.schemes import FP8_ROW, INT4
-from blink.kernels.gpu import attention_plan, gated_products, gguf_weight, products, prompt_products, quantized
-from blink.kernels.gpu.decode import attention, gemm, gemv, grouped_gemm, moe
-from blink.kernels.gpu.decode.splits import Output, pad_rows
+from blink.kernels.gpu.attention import decode as attention
+from blink.kernels.gpu.attention import plan as attention_plan
 from blink.kernels.gpu.device import has_clusters
+from blink.kernels.gpu.gemm import bf16, fused_gate_up, gemv, gguf_weight, prefill_int4, quantized
+from blink.kernels.gpu.gemm import decode as gemm
+from blink.kernels.gpu.gemm.tile_configs import Output, bucket_rows
+from blink.kernels.gpu.moe import decode as moe
+from blink.kernels.gpu.moe import grouped_gemm
 from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.models.layers import LayerSpec
 from blink.plan.execution_plan import Choice, LayerPlan, NormStyle, StepPlan
@@ -19,12 +23,12 @@ from blink.runner.planner import Option, Refused, choose, choose_matmul, plan_la
 from blink.runner.sites import LayerSites, ModelSites
 
 DECODE_ATTENTION, PAGED_ATTENTION = "decode attention", "paged attention"
-STREAMED, PLACED, GATHERED = "experts streamed", "experts of copied rows", "experts of gathered rows"
+STREAMED, PERMUTED, GATHERED = "experts streamed", "experts of copied rows", "experts of gathered rows"
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
 MAX_GEMV_ROWS = 2
 MAX_INT4_GEMV_ROWS = 4  # of dense layers with 4 bits throughout
-MAX_INT4_ROWS_BEFORE_PLANES = 2  # of such
+MAX_INT4_ROWS_BEFORE_HI_LO = 2  # of such
 MAX_MIXED_TOKENS = 80  # of steps with prompts: of more, cuBLAS and kernels of their own are as fast
 MAX_PACKED_ROWS_WITH_EXPERTS = 64  # not measured above
 MAX_STREAMED_ROWS = 8  # with experts: see benchmarks/kernels/few_experts.py
@@ -36,10 +40,10 @@ class GpuDevice:
     """Lists them."""
 
     matmuls: Mapping[Layout, tuple[Matmul, ...]] = {
-        Layout.ROWS: (products.CUBLAS,),
+        Layout.ROWS: (bf16.CUBLAS,),
         Layout.UNITS: (
             quantized.FEW_ROWS,
-            prompt_products.INT4_PREFILL,
+            prefill_int4.INT4_PREFILL,
             quantized.FP8_ROWS,
             quantized.FP8_BLOCKS,
             quantized.DEQUANTIZED,
@@ -47,8 +51,8 @@ class GpuDevice:
         Layout.GGUF: (gguf_weight.GGUF, gguf_weight.GGUF_DEQUANTIZED),
     }
     gated: Mapping[Layout, tuple[GatedMatmul, ...]] = {
-        Layout.ROWS: (gated_products.GATED,),
-        Layout.UNITS: (prompt_products.GATED_INT4_PREFILL,),
+        Layout.ROWS: (fused_gate_up.GATED,),
+        Layout.UNITS: (prefill_int4.GATED_INT4_PREFILL,),
     }
 
     @property
@@ -70,7 +74,7 @@ class GpuDevice:
         rows = bucket.tokens
         if bucket.decoding:
             refusal = grouped_gemm.refuses(experts, rows) if experts.is_plain else "another activation, or biases"
-            yield Option(PLACED, refusal, lambda: grouped_gemm.describe(experts, rows))
+            yield Option(PERMUTED, refusal, lambda: grouped_gemm.describe(experts, rows))
         yield Option(GATHERED, None)
 
 
@@ -125,7 +129,7 @@ def _most_gemv_rows(model: ModelSites, rows: int) -> int:
         for layer in model.layers
     )
     if all(gemm.refuses(matrix, rows) is None and gemm.order_for(matrix, rows) for matrix in _list_matrices(model)):
-        return MAX_INT4_ROWS_BEFORE_PLANES if are_int4 else 0
+        return MAX_INT4_ROWS_BEFORE_HI_LO if are_int4 else 0
     return MAX_INT4_GEMV_ROWS if are_int4 else MAX_GEMV_ROWS
 
 
@@ -172,8 +176,8 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
     if has_experts and model.packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS:
         raise Refused(f"not measured above {MAX_PACKED_ROWS_WITH_EXPERTS} rows with packed matrices and experts")
     _refuse_options(model)
-    # All products of a step pad alike: what one writes the next reads.
-    padded = pad_rows(rows, fine=not model.packed and not has_experts)
+    # All GEMMs of a step pad alike: what one writes the next reads.
+    padded = bucket_rows(rows, plain=not model.packed and not has_experts)
     layers = plan_layers(model, lambda layer: _plan_writing_layer(model, layer, bucket, padded))
     if bucket.decoding:
         head = _choose_gemm(model.head, Output.STORE, rows, padded)
@@ -211,7 +215,7 @@ def _plan_writing_layer(model: ModelSites, layer: LayerSites, bucket: Bucket, pa
 
 def _list_grouped(experts: ExpertMatrices, rows: int) -> Iterable[Option]:
     yield _offer_streamed(experts, rows)
-    yield Option(PLACED, grouped_gemm.refuses(experts, rows), lambda: grouped_gemm.describe(experts, rows))
+    yield Option(PERMUTED, grouped_gemm.refuses(experts, rows), lambda: grouped_gemm.describe(experts, rows))
     yield Option(GATHERED, None)
 
 

@@ -2,7 +2,7 @@
 """Steps of few rows on a GPU: five kernels a layer, six with experts, of which each overlaps its neighbours.
 
 With 1 or 2 rows each GEMV computes the norm of its input. With more, the kernel that writes the residual also writes
-it times the next norm's weight, and the sums of squares. Experts of many rows take two kernels more. Short steps with
+it times the next norm's weight, and the sum of squares. Experts of many rows take two kernels more. Short steps with
 prompts take the same GEMMs, for which a row is a token, and another attention.
 """
 
@@ -13,12 +13,14 @@ from torch import Tensor
 
 from blink.formats.base import Weight, plain
 from blink.kernels.batch import Batch
-from blink.kernels.gpu.decode import gemm, gemv, moe
-from blink.kernels.gpu.decode.grouped_moe import Mixture, add_grouped_experts
+from blink.kernels.gpu.gemm import decode as gemm
+from blink.kernels.gpu.gemm import gemv
+from blink.kernels.gpu.moe import decode as moe
+from blink.kernels.gpu.moe.decode_grouped import Mixture, add_grouped_experts
 from blink.kernels.rms_norm import rms_norm
 from blink.models.layer_weights import DenseWeights, MoeWeights
 from blink.plan.execution_plan import Choice, LayerPlan
-from blink.runner.gpu_device import PLACED, STREAMED
+from blink.runner.gpu_device import PERMUTED, STREAMED
 from blink.runner.step import Step, take_last_tokens
 from blink.runner.stream import Stream, Then
 
@@ -71,7 +73,7 @@ class WriterNorms(Stream):
             step.batch.input_ids[: step.bucket.tokens],
             plain(model.embedding),
             plain(model.layers[0].attention_norm),
-            planes=plan.layers[0].qkv.reads,
+            hi_lo=plan.layers[0].qkv.reads,
             tokens=plan.padded,
         )
 
@@ -87,14 +89,14 @@ class WriterNorms(Stream):
             self.residual,
             plain(then.next_norm),
             bias,
-            planes=then.next_reads,
+            hi_lo=then.next_reads,
             tokens=self._step.plan.padded,
         )
 
     def add_dense(self, mlp: DenseWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
         """Add a gated MLP of the norm of the residual."""
         assert plan.down is not None
-        gated = gemm.gated_linear(self._normed, self._eps, mlp.gate_up, planes=plan.down.reads)
+        gated = gemm.gated_linear(self._normed, self._eps, mlp.gate_up, hi_lo=plan.down.reads)
         self.add(gated, mlp.down, None, plan.down, then)
 
     def add_experts(self, mlp: MoeWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
@@ -103,28 +105,28 @@ class WriterNorms(Stream):
         if plan.experts.kernel == STREAMED:
             self._stream_experts(mlp, plain(norm), then)
         else:
-            self._group_experts(mlp, then, placed=plan.experts.kernel == PLACED)
+            self._group_experts(mlp, then, permuted=plan.experts.kernel == PERMUTED)
 
     def _stream_experts(self, mlp: MoeWeights, norm: Tensor, then: Then) -> None:
         routes = _choose_experts(mlp, gemm.normed_linear(self._normed, self._eps, mlp.router), self._step.batch)
         gated = moe.gate_experts(self.residual, norm, self._eps, mlp.gate_up, routes)
         self._normed = moe.down_normed_experts(
-            gated, mlp.down, routes, self.residual, plain(then.next_norm), planes=then.next_reads
+            gated, mlp.down, routes, self.residual, plain(then.next_norm), hi_lo=then.next_reads
         )
 
-    def _group_experts(self, mlp: MoeWeights, then: Then, *, placed: bool) -> None:
-        rates = self.residual.new_empty(len(self.residual), dtype=torch.float32)
-        logits = gemm.normed_linear(self._normed, self._eps, mlp.router, rates=rates)
+    def _group_experts(self, mlp: MoeWeights, then: Then, *, permuted: bool) -> None:
+        inverse_rms = self.residual.new_empty(len(self.residual), dtype=torch.float32)
+        logits = gemm.normed_linear(self._normed, self._eps, mlp.router, inverse_rms=inverse_rms)
         self._normed = add_grouped_experts(
             self.residual,
             self._normed.x,
-            rates,
+            inverse_rms,
             logits,
             Mixture(mlp.gate_up, mlp.down, mlp.spec.router.top_k, mlp.spec.router.renormalize),
             self._step.num_tokens,
             plain(then.next_norm),
-            placed=placed,
-            planes=then.next_reads,
+            permuted=permuted,
+            hi_lo=then.next_reads,
         )
 
     def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:

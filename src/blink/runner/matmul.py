@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single products, each by the kernel that the planner chooses for it: where no plan was made before."""
+"""Single GEMMs, each by the kernel that the planner chooses for it: where no plan was made before."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def choose_matmul(device: Device, matrix: Matrix, rows: int) -> Choice:
 
 
 def choose_gated(device: Device, matrix: Matrix, rows: int, activation: str) -> Choice:
-    """Return the kernel of gates and ups: one with the activation in it, or another before the activation's."""
+    """Return the kernel of fused gate-up: one with the activation in it, or another before the activation's."""
     gated = device.gated.get(matrix.layout, ()) if activation == "silu" else ()
     return choose(_list_options((*gated, *device.matmuls[matrix.layout]), matrix, rows))
 

@@ -24,7 +24,7 @@ class LayerSites:
     spec: LayerSpec
     qkv: Matrix
     output: Matrix
-    dense: tuple[Matrix, Matrix] | None = None  # gates and ups, down
+    dense: tuple[Matrix, Matrix] | None = None  # fused gate-up and down
     router: Matrix | None = None
     experts: ExpertMatrices | None = None
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tokens that an automaton allows next, on a CPU: what csrc/gpu/constrain.cu does on a GPU.
+// The tokens that an automaton allows next, on a CPU: what csrc/kernels/sampler/constrain.cu does on a GPU.
 #pragma once
 
 #include <algorithm>

@@ -13,7 +13,7 @@
 #include "cpu/json_weight.h"
 #include "cpu/sampler.h"
 #include "device/program.h"
-#include "gpu/args.h"
+#include "kernels/args.h"
 #include "scheduler/failure.h"
 #include "scheduler/step_kind.h"
 
@@ -160,8 +160,8 @@ inline const std::string& layout_text() {
       t.structs<SlotParams, Row, BatchHeader, StepOutput, StepBuffers, DecisionLogEntry, GraphCost, Account>();
       t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry>();
       t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs, DeviceProgram>();
-      t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PlacementArgs, RoutingArgs>();
-      t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, ProductArgs, GateArgs, PromptArgs>();
+      t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PermutationArgs, RoutingArgs>();
+      t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, PrefillGemmArgs, GateUpArgs, PromptArgs>();
       t.structs<ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();
     });
     t.section("enums", [&] {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on the CPU: rows of equally many queries attend together.
 
-Beside quantised products, rows of one query read the cache natively; others attend with PyTorch to keys and values
+Beside quantised GEMMs, rows of one query read the cache natively; others attend with PyTorch to keys and values
 that are gathered from it.
 """
 

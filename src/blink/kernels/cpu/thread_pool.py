@@ -16,12 +16,12 @@ def find_thread_pool() -> int:
 
 
 def is_in_use() -> bool:
-    """Whether products run on these threads. Where none do, PyTorch's are awake, and both would want the same cores."""
+    """Whether GEMMs run on these threads. Where none do, PyTorch's are awake, and both would want the same cores."""
     return _start.cache_info().currsize > 0
 
 
 def find_helpers() -> int:
-    """Return the products' pool where they have one, else one apart, of which is_in_use() says nothing."""
+    """Return the GEMMs' pool where they have one, else one apart, of which is_in_use() says nothing."""
     return find_thread_pool() if is_in_use() else _start_apart(torch.get_num_threads())
 
 

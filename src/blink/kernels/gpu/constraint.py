@@ -10,12 +10,12 @@ from torch import Tensor
 
 from blink.kernels.batch import LISTS_OF_SLOT, Batch
 from blink.kernels.gpu.arguments import args
-from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.device import has_clusters
+from blink.kernels.gpu.launch import compile_kernel, launch
 
-SOURCE = "constrain.cu"
+SOURCE = "sampler/constrain.cu"
 FIND_PLACES, LIST_TOKENS = "blink::find_places", "blink::list_allowed_tokens"
-_WARP, _LIST_THREADS = 32, 512  # csrc/gpu/constrain.cu's kWarp and kListThreads
+_WARP, _LIST_THREADS = 32, 512  # csrc/kernels/sampler/constrain.cu's kWarp and kListThreads
 _SHARED_BYTES = 56 << 10  # of a block: room for most automata, and for three blocks on an SM
 # Blocks that list tokens: as many as keep a GPU busy if all rows need a new list, and divide the work if one does.
 _MAX_BLOCKS, _MIN_ROW_BLOCKS, _MAX_ROW_BLOCKS = 2048, 16, 128
@@ -61,6 +61,6 @@ def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     row_blocks = min(max(_MAX_BLOCKS // num_rows, _MIN_ROW_BLOCKS), _MAX_ROW_BLOCKS)
     find, list_tokens = compile_kernel(FIND_PLACES, SOURCE), compile_kernel(LIST_TOKENS, SOURCE)
     grid, early = (row_blocks, num_rows), has_clusters()
-    launch(find, (num_rows, 1), _WARP, arguments, programmatic=early)
-    launch(list_tokens, grid, _LIST_THREADS, arguments, shared_bytes=_SHARED_BYTES, programmatic=early)
+    launch(find, (num_rows, 1), _WARP, arguments, pdl=early)
+    launch(list_tokens, grid, _LIST_THREADS, arguments, shared_bytes=_SHARED_BYTES, pdl=early)
     return allowed

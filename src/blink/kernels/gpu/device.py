@@ -81,17 +81,17 @@ def capability() -> tuple[int, int]:
 
 
 def count_processors() -> int:
-    """Return how many multiprocessors there are."""
+    """Return how many SMs there are."""
     return _supposed.processors if _supposed else torch.cuda.get_device_properties().multi_processor_count
 
 
 def count_free_processors() -> int:
-    """Return how many multiprocessors kernels have: one belongs to the resident scheduler."""
+    """Return how many SMs kernels have: one belongs to the resident scheduler."""
     return count_processors() - 1
 
 
 def shared_bytes() -> int:
-    """Return the shared memory of a multiprocessor."""
+    """Return the shared memory of an SM."""
     return _supposed.shared_bytes if _supposed else torch.cuda.get_device_properties().shared_memory_per_multiprocessor
 
 
@@ -101,10 +101,10 @@ def cuda_version() -> tuple[int, ...]:
 
 
 def has_clusters() -> bool:
-    """Tell whether the GPU has clusters, bulk copies and programmatic launches: from Hopper on."""
+    """Tell whether the GPU has clusters, bulk copies and PDL launches: from Hopper on."""
     return capability() >= HOPPER
 
 
 def has_warpgroups() -> bool:
-    """Tell whether the GPU has the products of warpgroups that csrc/gpu/decode/gemm.cuh uses: Hopper alone."""
+    """Tell whether the GPU has the GEMMs of warpgroups that csrc/kernels/gemm/gemm.cuh uses: Hopper alone."""
     return capability() == HOPPER

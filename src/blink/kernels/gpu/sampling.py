@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling on a GPU by csrc/gpu/decode/sample.cu: each row by a cluster of thread blocks, or by one block."""
+"""Sampling on a GPU by csrc/kernels/sampler/sample.cu: each row by a cluster of thread blocks, or by one block."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.constraint import find_allowed
-from blink.kernels.gpu.decode.launch import compile_kernel, launch
 from blink.kernels.gpu.device import count_processors, has_clusters
+from blink.kernels.gpu.launch import compile_kernel, launch
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS
 
-_CLUSTER = 8  # csrc/gpu/decode/row_group.cuh's kRowCluster
-_HEAD_BYTES = 11776  # csrc/gpu/decode/sample.cu's kHeadBytes
+_CLUSTER = 8  # csrc/kernels/sampler/row_group.cuh's kRowCluster
+_HEAD_BYTES = 11776  # csrc/kernels/sampler/sample.cu's kHeadBytes
 _TYPES = {torch.bfloat16: "blink::Bf16", torch.float16: "blink::Half", torch.float32: "float"}
 # Few rows leave most of the GPU to each: larger blocks. More rows share an SM.
 _MOST_THREADS = 1024
@@ -75,13 +75,13 @@ def sample(logits: Tensor, batch: Batch, num_rows: int, group: Group | None = No
     threads, kernel = _describe_kernel(logits, group)
     staged_bytes = part_size * logits.element_size() if group is Group.CLUSTER else 0
     launch(
-        compile_kernel(kernel, "decode/sample.cu"),
+        compile_kernel(kernel, "sampler/sample.cu"),
         (num_blocks, num_rows),
         threads,
         arguments,
         cluster=num_blocks,
         shared_bytes=_HEAD_BYTES + _WORD_BYTES * change_words + staged_bytes,
-        programmatic=has_clusters(),
+        pdl=has_clusters(),
     )
 
 

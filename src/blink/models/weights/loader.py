@@ -120,7 +120,7 @@ def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:
         return None
     if torch.cuda.get_device_capability(device) < gguf_file.KEEPING_GPU:
         return None
-    from blink.kernels.gpu.gguf_weight import pack_gguf
+    from blink.kernels.gpu.gemm.gguf_weight import pack_gguf
 
     return KeepBlocks(functools.partial(pack_gguf, device=device, dtype=dtype), takes_experts=False)
 

@@ -17,7 +17,7 @@ struct GgufRows {
 };
 
 // out [x_rows, out_stride], of which the first columns are written, = x [x_rows, columns] times the weight's transpose.
-struct GgufProduct {
+struct GgufMatmul {
   GgufRows weight;
   uint32_t columns, x_rows;
   const float* x;
@@ -26,7 +26,7 @@ struct GgufProduct {
 };
 
 struct GgufKernels {
-  void (*multiply)(const GgufProduct&);
+  void (*multiply)(const GgufMatmul&);
   void (*dequantize)(const GgufRows&, uint32_t columns, float* out);
 };
 

@@ -23,7 +23,7 @@ BLINK_INLINE void unroll(F&& f) {
 // Products of kWeights rows of the weight, from `first` on, with kRows rows of x from `row` on; rows that x lacks are
 // computed as its last one and dropped.
 template <class Isa, class Format, uint32_t kWeights, uint32_t kRows>
-BLINK_INLINE void multiply_tile(const GgufProduct& p, uint64_t first, uint32_t row) {
+BLINK_INLINE void multiply_tile(const GgufMatmul& p, uint64_t first, uint32_t row) {
   using Float = typename Isa::Float;
   const uint64_t row_bytes = uint64_t(p.columns / Format::kValues) * Format::kBytes;
   const uint8_t* block = p.weight.blocks + first * row_bytes;
@@ -57,7 +57,7 @@ BLINK_INLINE void multiply_tile(const GgufProduct& p, uint64_t first, uint32_t r
 
 // All products; few rows of x at a time, which stay in the nearest cache as the weights do.
 template <class Isa, class Format, uint32_t kRows>
-void multiply_rows(const GgufProduct& p) {
+void multiply_rows(const GgufMatmul& p) {
   constexpr uint32_t kWeights = kRows * 4 <= Isa::kSums ? 4 : Isa::kSums / kRows;
   for (uint32_t row = 0; row < p.x_rows; row += kRows) {
     uint64_t first = 0;
@@ -68,7 +68,7 @@ void multiply_rows(const GgufProduct& p) {
 }
 
 template <class Isa, class Format>
-void multiply_format(const GgufProduct& p) {
+void multiply_format(const GgufMatmul& p) {
   if (p.x_rows == 1)
     multiply_rows<Isa, Format, 1>(p);
   else if (p.x_rows == 2)
@@ -111,7 +111,7 @@ void with_format(GgufFormat format, F&& f) {
 }
 
 template <class Isa>
-void multiply_gguf(const GgufProduct& p) {
+void multiply_gguf(const GgufMatmul& p) {
   with_format(p.weight.format, [&]<class Format>(Format) { multiply_format<Isa, Format>(p); });
 }
 

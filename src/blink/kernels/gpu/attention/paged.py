@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+# pyright: reportAssignmentType=false, reportCallIssue=false, reportMissingParameterType=false
+"""Attention on the GPU: a program for each KV head and item of the plan; a tile's last chunk to end combines all."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blink.kernels.gpu.attention.plan import GpuAttentionPlan
+from blink.kernels.gpu.attention.prefill import attend_prompts
+from blink.kernels.gpu.attention.work import (
+    END_KEY,
+    FIRST_KEY,
+    FIRST_PARTIAL,
+    FIRST_POSITION,
+    FIRST_TOKEN,
+    ITEM_WORDS,
+    NUM_CHUNKS,
+    NUM_QUERIES,
+    PARTIAL,
+    ROW_SLOT,
+    WorkList,
+)
+from blink.kernels.layer_cache import LayerCache
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
+
+# Below every score: a maximum that starts here stays finite where all keys are hidden.
+_LOWEST = tl.constexpr(-1e30)
+_LOG2_E = tl.constexpr(math.log2(math.e))
+
+
+def paged_attention(
+    query: Tensor, cache: LayerCache, plan: GpuAttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
+) -> Tensor:
+    """Compute paged_attention of contiguous tensors with head_dim a multiple of 16 up to 256.
+
+    Keys and values of FP8 become the query's type before they are multiplied.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    assert query.is_contiguous() and cache.cells.is_contiguous()
+    assert num_tokens == plan.num_tokens
+    assert head_dim % 16 == 0 and head_dim <= 256
+    result = query.new_empty(num_tokens, num_heads * head_dim)
+    for work in plan.work_lists:
+        attend = attend_prompts if work.tile.by_warpgroups else _launch
+        attend(query, cache, plan.block_tables, work, result, options)
+    return result
+
+
+def _launch(
+    query: Tensor,
+    cache: LayerCache,
+    block_tables: Tensor,
+    work: WorkList,
+    result: Tensor,
+    options: AttentionOptions,
+) -> None:
+    kv_heads, head_dim = cache.kv_heads, cache.head_dim
+    tile = work.tile
+    _attend[(kv_heads, work.items.shape[0])](
+        query,
+        cache.cells,
+        cache.values_offset,
+        block_tables,
+        block_tables.stride(0),
+        work.items,
+        work.counters,
+        work.partials,
+        work.lses,
+        result,
+        # Exponentials are powers of 2; under a cap the scores are scaled by themselves first.
+        options.scale_for(head_dim) * (1.0 if options.softcap else math.log2(math.e)),
+        options.softcap,
+        options.kv_scales.value,
+        work.lses if options.sinks is None else options.sinks,
+        WINDOW=options.window,
+        HAS_SOFTCAP=options.softcap > 0,
+        HAS_SINKS=options.sinks is not None,
+        KV_HEADS=kv_heads,
+        GROUP=query.shape[1] // kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=cache.block_size,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_PAIRS=tile.combined_pairs,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+@triton.jit
+def _attend(
+    query, kv_cache, values_offset, block_tables, table_stride, items, counters, partials, lses, result, scale,
+    softcap, value_scale, sinks, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    item = items + tl.program_id(1) * ITEM_WORDS
+    num_queries = tl.load(item + NUM_QUERIES)
+    first_token = tl.load(item + FIRST_TOKEN)
+    first_position = tl.load(item + FIRST_POSITION)
+    first_key, end_key = tl.load(item + FIRST_KEY), tl.load(item + END_KEY)
+    slot = tl.load(item + ROW_SLOT)
+    num_chunks = tl.load(item + NUM_CHUNKS)
+    partial = tl.load(item + PARTIAL)
+    first_partial = tl.load(item + FIRST_PARTIAL)
+    if num_queries == 0:
+        return
+    pairs = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    is_pair = pairs < num_queries * GROUP
+    inside = is_pair[:, None] & (dims < HEAD_DIM)[None, :]
+    tokens = (first_token + pairs // GROUP).to(tl.int64)
+    offsets = ((tokens * KV_HEADS + head) * GROUP + pairs % GROUP)[:, None] * HEAD_DIM + dims[None, :]
+    heads = tl.load(query + offsets, mask=inside, other=0.0)
+    if WINDOW > 0:  # what no query of the tile sees is not read; a chunk may be left with no key
+        first_key = tl.maximum(first_key, first_position - WINDOW + 1)
+    best, total = _begin(sinks + head * GROUP + pairs % GROUP, is_pair, partial == first_partial, HAS_SINKS, BLOCK_M)
+    attended, lse = _attend_keys(
+        heads, kv_cache + head * HEAD_DIM, values_offset, block_tables + slot.to(tl.int64) * table_stride, scale,
+        first_position + pairs // GROUP, first_key, end_key, best, total, softcap, value_scale,
+        WINDOW, HAS_SOFTCAP, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION,
+    )  # fmt: skip
+    if num_chunks == 1:
+        tl.store(result + offsets, attended, mask=inside)
+        return
+    places = (partial * KV_HEADS + head) * BLOCK_M + pairs
+    tl.store(lses + places, lse, mask=is_pair)
+    tl.store(partials + places[:, None] * HEAD_DIM + dims[None, :], attended, mask=inside)
+    # All threads have stored before one of them counts with release: who counts last sees what all have stored.
+    tl.debug_barrier()
+    counter = counters + first_partial * KV_HEADS + head
+    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1:
+        tl.store(counter, 0)
+        for first_pair in range(0, num_queries * GROUP, BLOCK_PAIRS):
+            _combine(
+                partials, lses, result, first_partial, num_chunks, head, first_token, first_pair, num_queries * GROUP,
+                KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
+            )  # fmt: skip
+
+
+@triton.jit
+def _begin(sinks, is_pair, is_first, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the largest score and the sum of exponentials before any key: the first chunk begins with the sinks."""
+    best = tl.full([BLOCK_M], _LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:  # noqa: SIM102 - known at compile time, which the other is not
+        if is_first:
+            best = tl.load(sinks, mask=is_pair, other=0.0) * _LOG2_E
+            total += 1.0
+    return best, total
+
+
+@triton.jit
+def _attend_keys(
+    heads, keys, values_offset, table, scale, positions, first_key, end_key, best, total, softcap, value_scale,
+    WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return softmax(Q K^T) V over keys first_key .. end_key up to each position, and log2 of the exponentials' sum.
+
+    best, total: the largest score and the sum of exponentials to begin with.
+    """
+    dims = tl.arange(0, BLOCK_D)
+    attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    places = first_key + tl.arange(0, BLOCK_N)
+    block = tl.load(table + places // BLOCK_SIZE, mask=places < end_key, other=0)
+    for start in range(first_key, end_key, BLOCK_N):
+        places = start + tl.arange(0, BLOCK_N)
+        is_key = places < end_key
+        cells = keys + (block.to(tl.int64) * BLOCK_SIZE + places % BLOCK_SIZE) * TOKEN_STRIDE
+        # One iteration ahead: loading keys does not wait for their places, and more of them can be under way.
+        following = places + BLOCK_N
+        block = tl.load(table + following // BLOCK_SIZE, mask=following < end_key, other=0)
+        inside = is_key[:, None] & (dims < HEAD_DIM)[None, :]
+        key = tl.load(cells[:, None] + dims[None, :], mask=inside, other=0.0).to(heads.dtype)
+        scores = tl.dot(heads, tl.trans(key), input_precision=PRECISION) * scale
+        if HAS_SOFTCAP:
+            # softcap * tanh(score / softcap), in units of log2.
+            scores = (softcap - 2.0 * softcap / (tl.exp(2.0 * scores / softcap) + 1.0)) * _LOG2_E
+        is_seen = is_key[None, :] & (places[None, :] <= positions[:, None])
+        if WINDOW > 0:
+            is_seen = is_seen & (places[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(is_seen, scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(best - higher)
+        total = total * shrink + tl.sum(weights, axis=1)
+        value = tl.load(cells[:, None] + values_offset + dims[None, :], mask=inside, other=0.0).to(heads.dtype)
+        attended = attended * shrink[:, None]
+        attended = tl.dot(weights.to(value.dtype), value, attended, input_precision=PRECISION)
+        best = higher
+    seen = tl.where(total > 0, total, 1.0)
+    return attended * (value_scale / seen)[:, None], best + tl.log2(seen)
+
+
+@triton.jit
+def _combine(
+    partials, lses, result, first_partial, num_chunks, head, first_token, first_pair, num_pairs,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Write the mean of a tile's partial results, weighted with their sums of exponentials, for a few pairs."""
+    chunks_at_once: tl.constexpr = max(16 // BLOCK_PAIRS, 2)
+    elements = tl.arange(0, BLOCK_PAIRS * BLOCK_D)
+    pairs = first_pair + elements // BLOCK_D
+    dims = elements % BLOCK_D
+    inside = (pairs < num_pairs) & (dims < HEAD_DIM)
+    best = tl.full([BLOCK_PAIRS * BLOCK_D], _LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_PAIRS * BLOCK_D], tl.float32)
+    attended = tl.zeros([BLOCK_PAIRS * BLOCK_D], tl.float32)
+    for start in range(0, num_chunks, chunks_at_once):
+        chunks = start + tl.arange(0, chunks_at_once)
+        present = (chunks < num_chunks)[:, None] & inside[None, :]
+        places = ((first_partial + chunks) * KV_HEADS + head)[:, None] * BLOCK_M + pairs[None, :]
+        # Past the L1 cache, which does not see what other SMs write.
+        lse = tl.load(lses + places, mask=present, other=_LOWEST, cache_modifier=".cg")
+        part = tl.load(partials + places * HEAD_DIM + dims[None, :], mask=present, other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(best, tl.max(lse, axis=0))
+        weights = tl.exp2(lse - higher[None, :])
+        shrink = tl.exp2(best - higher)
+        attended = attended * shrink + tl.sum(part * weights, axis=0)
+        total = total * shrink + tl.sum(weights, axis=0)
+        best = higher
+    tokens = (first_token + pairs // GROUP).to(tl.int64)
+    offsets = ((tokens * KV_HEADS + head) * GROUP + pairs % GROUP) * HEAD_DIM + dims
+    tl.store(result + offsets, attended / total, mask=inside)

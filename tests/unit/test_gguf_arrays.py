@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF matrices in arrays for a GPU: their bytes, and which of a file's the loader makes so. No kernel runs here."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from blink.cli import model_fit
+from blink.cli.torch_probe import Gpu, TorchReport
+from blink.formats.base import matrix_of
+from blink.formats.gguf import GgufRows
+from blink.formats.layouts import Layout
+from blink.models.layer_weights import MoeWeights
+from blink.models.weights import loader
+from blink.models.weights.checkpoint import GgufCheckpoint, KeepBlocks
+from blink.models.weights.decoder_loader import DecoderLoader
+from blink.models.weights.gguf_file import GgufTensor
+from blink.models.weights.source import read_spec
+from blink.models.weights.target import WeightTarget
+from gguf_blocks import KINDS, Kind, make_blocks
+from gguf_conversion import convert
+
+pytest.importorskip("triton")
+
+import gguf
+
+from blink.kernels.gpu.gemm.gguf_weight import PlanarGgufWeight, pack_gguf
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda")
+
+
+def pack(kind: Kind, rows: int, columns: int) -> PlanarGgufWeight:
+    blocks = GgufRows(int(kind), torch.from_numpy(make_blocks(kind, rows, columns)))
+    return pack_gguf([blocks], columns, CPU, torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("blocks", [1, 8, 9])
+def test_planes_take_the_bytes_that_are_announced(kind: Kind, blocks: int) -> None:
+    columns = blocks * gguf.GGML_QUANT_SIZES[kind][0]
+    tensor = GgufTensor((3, columns), kind, 0, make_blocks(kind, 3, columns).nbytes)
+    found = pack(kind, 3, columns)
+    assert found.nbytes == tensor.gpu_bytes
+    if columns % 64 == 0:
+        assert tensor.num_bytes <= found.nbytes < 1.03 * tensor.num_bytes
+
+
+def test_neighbours_of_one_format_become_one_part_and_many_rows_are_stored_in_order() -> None:
+    rows = 8192 + 3  # more than are taken apart at once
+    made = [(Kind.Q8_0, rows), (Kind.Q8_0, 5), (Kind.Q4_0, 2)]
+    blocks = [GgufRows(int(kind), torch.from_numpy(make_blocks(kind, count, 64))) for kind, count in made]
+    weight = pack_gguf(blocks, 64, CPU, torch.bfloat16)
+    assert weight.shape == (rows + 7, 64)
+    assert [part.num_rows for part in weight._parts] == [rows + 5, 2]
+    stored = torch.cat([part.blocks.view(-1, 2, 34)[..., 2:] for part in blocks[:2]])
+    assert torch.equal(weight._parts[0].codes[0].view(-1, 2, 32) ^ 128, stored)
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixtral")
+    options = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1}
+    config = AutoConfig.for_model("mixtral", **options, **heads)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    convert(folder, folder / "model.gguf", gguf.MODEL_ARCH.LLAMA, read_spec(folder), (Kind.Q8_0, Kind.Q4_0))
+    return folder / "model.gguf"
+
+
+def test_a_gpu_gets_planes_of_all_but_experts(mixtral: Path) -> None:
+    keep = KeepBlocks(functools.partial(pack_gguf, device=CPU, dtype=torch.bfloat16), takes_experts=False)
+    spec = read_spec(mixtral)
+    target = WeightTarget(CPU, torch.bfloat16, lambda _: None)
+    decoder = DecoderLoader(GgufCheckpoint(mixtral, spec, keep), spec, target).load()
+    layer = decoder.layers[0]
+    assert all(isinstance(w, PlanarGgufWeight) for w in (decoder.embedding, decoder.lm_head, layer.qkv, layer.output))
+    assert isinstance(layer.mlp, MoeWeights) and isinstance(layer.mlp.gate_up, torch.Tensor)
+    assert decoder.dtype == torch.bfloat16 and matrix_of(layer.qkv).layout is Layout.GGUF
+    assert decoder.num_weight_bytes == model_fit._count_gguf(mixtral, spec, 2).total
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "is_kept"),
+    [
+        ((9, 0), torch.bfloat16, True),
+        ((8, 0), torch.float16, True),
+        ((7, 5), torch.float16, False),
+        ((9, 0), torch.float32, False),
+    ],
+)
+def test_gpus_that_multiply_bfloat16_keep_matrices_quantised(
+    capability: tuple[int, int], dtype: torch.dtype, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    keep = loader._keep_blocks(GPU, dtype)
+    assert (keep is not None) == is_kept
+    assert keep is None or not keep.takes_experts
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (7, 5)])
+def test_doctor_counts_what_a_gpu_keeps(
+    capability: tuple[int, int], mixtral: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = TorchReport("2.11", (Gpu("a GPU", 80 << 30, 3e12, *capability),))
+    monkeypatch.setattr(model_fit, "probe_torch", lambda: report)
+    found = {finding.subject: finding.text for finding in model_fit.examine_given_model(str(mixtral))}
+    assert ("stay as they are stored" in found["precision"]) == (capability >= (8, 0))
