@@ -481,9 +481,16 @@ def check_replays(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
             launch(*args, **options, pdl=False)  # pyright: ignore[reportArgumentType]
             torch.cuda.synchronize()
 
-        for module in ("gemv", "gemm", "attention", "moe", "grouped_gemm", "placement"):
-            patch.setattr(f"blink.kernels.gpu.gemm.{module}.launch", launch_alone)
-        for module in ("moe", "decode.grouped_moe"):
+        for module in (
+            "gemm.gemv",
+            "gemm.decode",
+            "attention.decode",
+            "moe.decode",
+            "moe.grouped_gemm",
+            "moe.permutation",
+        ):
+            patch.setattr(f"blink.kernels.gpu.{module}.launch", launch_alone)
+        for module in ("moe.grouped", "moe.decode_grouped"):
             patch.setattr(f"blink.kernels.gpu.{module}.launch_options", lambda **_: {})
         chain.run()
     expected = chain.residual.clone()
@@ -506,9 +513,7 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
 
 
 @pytest.mark.parametrize(("rows", "kernels"), [(1, 6), (4, 6), (13, 8)])
-def test_a_captured_chain_has_pdl_edges_and_instantiates_for_launches_from_the_device(
-    rows: int, kernels: int
-) -> None:
+def test_a_captured_chain_has_pdl_edges_and_instantiates_for_launches_from_the_device(rows: int, kernels: int) -> None:
     chain = Chain(rows)
     chain.run()
     expected = chain.residual.clone()

@@ -13,7 +13,7 @@ struct Tensors {
 // n: weight rows.
 template <int kTokens, int kSplit, bool kGated>
 static void run(const Tensors& tensors, int n, int rows, int k) {
-  using S = ProductShape<kTokens, kSplit, kGated>;
+  using S = PrefillGemmShape<kTokens, kSplit, kGated>;
   PrefillGemmArgs args{};
   args.n = kGated ? n / 2 : n, args.rows = rows, args.units = k / kUnit<FormatId::kInt4>;
   args.weight = Boxes{tensors.weight, {k / 2}, {kTileRows}, n, 1};
@@ -25,7 +25,7 @@ static void run(const Tensors& tensors, int n, int rows, int k) {
   for (unsigned i = 0; i < tiles * gridDim.y; i++) {
     phases.clear();
     for (auto& of_block : multiplying) of_block = std::make_unique<std::barrier<>>(kMultiplyingWarps * 32);
-    run_cluster(kSplit, kMultiplyingWarps * 32 + 128, sizeof(ProductShared<S>), [&] {
+    run_cluster(kSplit, kMultiplyingWarps * 32 + 128, sizeof(PrefillGemmShared<S>), [&] {
       blockIdx = {i % tiles * kSplit + block_rank, i / tiles};
       multiply_prompts<kTokens, kSplit, kGated>(args);
     });

@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xF872A9BBBF27143D
+GOLDEN_DIGEST = 0xEB347509ED0CE23E
 
 
 def test_the_digest_is_the_recorded_one() -> None:

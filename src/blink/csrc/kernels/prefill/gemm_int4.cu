@@ -30,22 +30,22 @@ struct PrefillGemmShape {
 // A block's outputs, [tokens, outputs]. Rows are eight longer than that: the same columns of eight of them, which are
 // stored at once, lie in other banks.
 template <class S>
-struct ProductOutputs {
+struct PrefillGemmOutputs {
   float4 others[S::cluster > 1 ? S::own_sums / 4 : 1][kMultiplyingWarps * 32];  // sums of the block that shares k
   Bf16 rows[S::tokens / S::cluster][S::outputs + 8];
 };
 
 template <class S>
-struct ProductShared {
+struct PrefillGemmShared {
   alignas(1024) char weights[S::weight_slots][S::weight_bytes];
   alignas(1024) char tokens[S::token_slots][S::token_bytes];
   uint2 words[2][kTileRows];  // of this turn and of the next
   alignas(8) Barrier full_weights[S::weight_slots], empty_weights[S::weight_slots];
   alignas(8) Barrier full_tokens[S::token_slots], empty_tokens[S::token_slots];
 
-  __device__ ProductOutputs<S>& outputs() {
-    static_assert(sizeof(tokens) >= sizeof(ProductOutputs<S>));
-    return *reinterpret_cast<ProductOutputs<S>*>(tokens);
+  __device__ PrefillGemmOutputs<S>& outputs() {
+    static_assert(sizeof(tokens) >= sizeof(PrefillGemmOutputs<S>));
+    return *reinterpret_cast<PrefillGemmOutputs<S>*>(tokens);
   }
 };
 
@@ -74,7 +74,7 @@ struct PrefillGemmPlace {
 
 template <class S>
 __device__ inline void copy_unit(const PrefillGemmArgs& args, const PrefillGemmPlace<S>& at, int turn,
-                                 ProductShared<S>& shared) {
+                                 PrefillGemmShared<S>& shared) {
   Barrier& full = shared.full_weights[turn % S::weight_slots];
   char* weights = shared.weights[turn % S::weight_slots];
   const int column = at.unit(turn) * kUnitBytes, row = at.tile * S::outputs;
@@ -91,7 +91,7 @@ __device__ inline void copy_unit(const PrefillGemmArgs& args, const PrefillGemmP
 // What the copying thread does; the pipeline's first weights are under way.
 template <class S>
 __device__ inline void copy_operands(const PrefillGemmArgs& args, const PrefillGemmPlace<S>& at,
-                                     ProductShared<S>& shared) {
+                                     PrefillGemmShared<S>& shared) {
   PipelineState<S::token_slots> tokens;
   for (int turn = 0; turn < at.turns; turn++) {
     const int next = turn + 1;  // whose slot the GEMMs before this turn's have left
@@ -112,7 +112,7 @@ __device__ inline void copy_operands(const PrefillGemmArgs& args, const PrefillG
 // Start to copy the words of a turn's groups, of a row by each lane of half a warp; no kernel of the step writes them.
 template <class S>
 __device__ inline void copy_words(const PrefillGemmArgs& args, const PrefillGemmPlace<S>& at, int turn,
-                                  ProductShared<S>& shared) {
+                                  PrefillGemmShared<S>& shared) {
   const int in_tile = threadIdx.x / 32 * 16 + threadIdx.x % 16;
   const uint2* of_row = args.words + at.weight_row(args.n, in_tile) * args.units;
   if (threadIdx.x % 32 < 16 && turn < at.turns) start_copy<8>(&shared.words[turn % 2][in_tile], of_row + at.unit(turn));
@@ -122,7 +122,7 @@ __device__ inline void copy_words(const PrefillGemmArgs& args, const PrefillGemm
 // of the word before are multiplied.
 template <class S>
 __device__ inline void multiply_units(const PrefillGemmArgs& args, const PrefillGemmPlace<S>& at,
-                                      ProductShared<S>& shared, float (&sums)[S::sums]) {
+                                      PrefillGemmShared<S>& shared, float (&sums)[S::sums]) {
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
   const unsigned mask = mask_of_codes(args.n);
   PipelineState<S::token_slots> tokens;
@@ -169,7 +169,7 @@ __device__ inline void multiply_units(const PrefillGemmArgs& args, const Prefill
 // Exchange the sums with the block that shares k; own: those of the tokens that this block writes.
 template <class S>
 __device__ inline void exchange_sums(const PrefillGemmPlace<S>& at, const float (&sums)[S::sums],
-                                     ProductShared<S>& shared, float (&own)[S::own_sums]) {
+                                     PrefillGemmShared<S>& shared, float (&own)[S::own_sums]) {
   auto& others = shared.outputs().others;
 #pragma unroll
   for (int to = 0; to < S::cluster; to++) {
@@ -196,7 +196,7 @@ __device__ inline void exchange_sums(const PrefillGemmPlace<S>& at, const float 
 
 // Turn a warp's sums of 16 weight rows, or of eight pairs of gate and up, and store the outputs.
 template <class S>
-__device__ inline void turn_sums(const float (&sums)[S::own_sums], ProductOutputs<S>& to) {
+__device__ inline void turn_sums(const float (&sums)[S::own_sums], PrefillGemmOutputs<S>& to) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, matrix = lane / 8 % 2;
   if constexpr (S::gated) {
     const auto gate = [&](int i) { return to_bf16_pair(silu(sums[i]) * sums[i + 2], silu(sums[i + 1]) * sums[i + 3]); };
@@ -214,7 +214,7 @@ __device__ inline void turn_sums(const float (&sums)[S::own_sums], ProductOutput
 // Write outputs of so many tokens, through shared memory.
 template <class S>
 __device__ inline void write_sums(const PrefillGemmArgs& args, const PrefillGemmPlace<S>& at,
-                                  const float (&sums)[S::own_sums], ProductShared<S>& shared) {
+                                  const float (&sums)[S::own_sums], PrefillGemmShared<S>& shared) {
   constexpr int tokens = S::tokens / S::cluster, chunk = 8, chunks = S::outputs / chunk;
   turn_sums<S>(sums, shared.outputs());
   sync_multiplying();
@@ -229,7 +229,7 @@ __device__ inline void write_sums(const PrefillGemmArgs& args, const PrefillGemm
 
 template <class S>
 __device__ inline void multiply_tile(const PrefillGemmArgs& args, const PrefillGemmPlace<S>& at,
-                                     ProductShared<S>& shared) {
+                                     PrefillGemmShared<S>& shared) {
   float sums[S::sums] = {};
   multiply_units<S>(args, at, shared, sums);
   if constexpr (S::cluster > 1) {
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kMultiplyingWarps * 32 + 128, 1)
     multiply_prompts(const __grid_constant__ PrefillGemmArgs args) {
   using S = PrefillGemmShape<kTokens, kBlocks, kGated>;
   extern __shared__ __align__(1024) char memory[];
-  auto& shared = *reinterpret_cast<ProductShared<S>*>(memory);
+  auto& shared = *reinterpret_cast<PrefillGemmShared<S>*>(memory);
   const PrefillGemmPlace<S> at(args);
   const bool copies = threadIdx.x == kMultiplyingWarps * 32;
   if (copies) {
