@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from activation_hi_lo import split
 from torch import Tensor
 
+from activation_hi_lo import split
 from blink.formats.fp8 import FP8
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.packed import pack
