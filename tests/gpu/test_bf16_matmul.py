@@ -12,8 +12,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.gpu import autotuner
+from blink.kernels.gpu.cublas_lt import LtMatmul, can_compute
 from blink.kernels.gpu.gemm import bf16
-from blink.kernels.gpu.gemm.cublas_lt import LtMatmul, can_compute
 
 pytestmark = pytest.mark.usefixtures("_nothing_is_chosen")
 

@@ -7,7 +7,7 @@ import ctypes
 
 import torch
 
-from blink.kernels.gpu.gemm import cublas
+from blink.kernels.gpu import cublas
 
 
 def test_products_are_chosen_for_the_sms_beside_the_scheduler() -> None:

@@ -8,7 +8,7 @@ import logging
 import pytest
 import torch
 
-from blink.kernels.gpu.gemm import cublas
+from blink.kernels.gpu import cublas
 
 
 def test_a_pytorch_without_that_library_boots_with_a_warning(

@@ -20,8 +20,8 @@ from blink.engine.geometry import graph_sizes
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
-from blink.kernels.gpu import autotuner
-from blink.kernels.gpu.gemm import cublas, fused_gate_up
+from blink.kernels.gpu import autotuner, cublas
+from blink.kernels.gpu.gemm import fused_gate_up
 from blink.kernels.gpu.launch import compile_ahead
 from blink.models.weights.files import cache_folder
 from blink.region.layout import EngineState

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from blink.kernels.gpu.gemm import cublas, cublas_lt
+from blink.kernels.gpu import cublas, cublas_lt
 from blink.kernels.gpu.launch import is_compiling_ahead
 
 logger = logging.getLogger("blink.engine")

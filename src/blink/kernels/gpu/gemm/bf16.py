@@ -12,10 +12,9 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.formats.layouts import Matrix
-from blink.kernels.gpu import autotuner
+from blink.kernels.gpu import autotuner, cublas_lt
 from blink.kernels.gpu.autotuner import Candidate
-from blink.kernels.gpu.gemm import cublas_lt
-from blink.kernels.gpu.gemm.cublas_lt import LtMatmul
+from blink.kernels.gpu.cublas_lt import LtMatmul
 from blink.kernels.matmul import Matmul, take_all
 
 MIN_WEIGHT_BYTES = 4 << 20  # of less, choosing is not worth the while

@@ -12,7 +12,7 @@ import functools
 import torch
 from torch import Tensor
 
-from blink.kernels.gpu.gemm import cublas
+from blink.kernels.gpu import cublas
 
 _WORKSPACE_BYTES = 32 << 20
 _MAX_ALGORITHMS = 32
