@@ -89,7 +89,7 @@ def test_the_words_of_the_field_occur() -> None:
         ("(A whole one.) \"And this.\" **Bold.** End.", ["(A whole one.", '"And this.', "**Bold.", "End."]),
         ("Steps 1 ... 3 run; then: it ends.", ["Steps 1 ... 3 run; then: it ends."]),
         ("# A title. Of two\nText\ngoes on.\n\n| a. b | c |\n|---|---|\n", ["Text goes on."]),
-        ("Do:\n\n1. First\n   of all\n2. Then\n- also\n> quoted\n> on", ["Do:", "First of all", "Then", "also", "quoted on"]),
+        ("Do:\n\n1. A\n   b\n2. Then\n- too\n> quoted\n> on", ["Do:", "A b", "Then", "too", "quoted on"]),
         ("Run `a. b c`, `` `d ``.\n\n```sh\nls. Now\n```\nDone.", ["Run CODE, CODE.", "Done."]),
         ("  ```c\n  a. b\n  ```\n<!-- a. b -->\nSee [a page](x.md#y) <br> ![A. B](p.svg) now", ["See a page now"]),
         ("See https://a.b/c.d?e=f. Or <https://g.h>.", ["See ADDRESS.", "Or ADDRESS."]),
