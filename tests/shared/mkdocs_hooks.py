@@ -7,7 +7,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parent
+_ROOT = Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\((\.\./[^)\s#]+)(?:#[^)\s]*)?\)")
 
 
