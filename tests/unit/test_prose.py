@@ -44,7 +44,7 @@ PHRASES = {
 FIELD_WORDS = [
     "prefill", "decode", "continuous batching", "chunked prefill", "KV cache", "prefix cache", "paged", "SM", "GEMM",
     "GEMV", "tile config", "epilogue", "split-K", "token bitmask", "CUDA graph", "TTFT", "TPOT", "logprobs", "RDMA",
-    "tensor core", "PDL", "TMA", "back-pressure", "top-p", "best-effort", "latency-sensitive", "autotun",
+    "tensor core", "PDL", "TMA", "back-pressure", "top_p", "best-effort", "latency-sensitive", "autotun",
 ]  # fmt: skip
 
 _ALL = [*list_pages(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
