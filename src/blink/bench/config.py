@@ -70,9 +70,7 @@ class LoadConfig:
     mean_output_len: int = option(215, "lognormal: mean tokens of an answer")
     random_input_len: int = option(1024, "random: tokens of a prompt")
     random_output_len: int = option(128, "random: tokens of an answer")
-    flex_request_rate: float = option(
-        0.0, "requests per second of a second load of service_tier flex, at each rate"
-    )
+    flex_request_rate: float = option(0.0, "requests per second of a second load of service_tier flex, at each rate")
     flex_input_len: int = option(0, "tokens of each of its prompts; 0: log-normal as the data set")
     flex_output_len: int = option(0, "tokens of each of its answers; 0: likewise")
     flex_service_tier: str = option(
