@@ -6,6 +6,7 @@
 # make test-gpu  the tests that need an NVIDIA GPU
 # make wheel     the wheel and the source distribution as PyPI would get them, into dist/
 # make mutants   wrong lines, each of which a test must notice (MUTANTS: words of their names, files or tests)
+# make docs      build the docs site into build/site, warnings being errors
 # make pins      write constraints.txt anew after a change in pyproject.toml (make update-pins: by the newest versions)
 # make outdated  tell what make update-pins would change
 # make native    build the native library into src/blink/lib, warnings being errors
@@ -54,7 +55,7 @@ TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cud
 MAKEFLAGS += --no-print-directory
 
 .DELETE_ON_ERROR:
-.PHONY: serve demo test test-all test-gpu check lint mutants pins update-pins outdated print-device native wheel clean distclean
+.PHONY: serve demo test test-all test-gpu check lint docs mutants pins update-pins outdated print-device native wheel clean distclean
 
 serve: print-device $(VENV)/.engine-$(DEVICE)
 	@exec $(BIN)/blink serve $(MODEL) --device $(DEVICE) --sample-prompt "$(PROMPT)" $(ARGS)
@@ -97,6 +98,9 @@ lint: $(VENV)/.dev-$(DEVICE) native
 native: $(VENV)/.tools
 	$(CMAKE) -S . -B build/native -DBLINK_WERROR=ON --log-level=WARNING
 	$(CMAKE) --build build/native
+
+docs: $(VENV)/.dev-$(DEVICE)
+	$(BIN)/mkdocs build --strict
 
 # The tree is copied, so that nothing here changes.
 mutants: $(VENV)/.dev-$(DEVICE)

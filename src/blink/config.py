@@ -147,7 +147,7 @@ class EngineConfig:
         "or what makes prompt tokens the cheapest, up to 8 times as long",
     )
     urgent_tpot_target_ms: float = option(
-        0.0, "time between tokens that latency-sensitive requests keep beside best-effort ones; 0: as it comes"
+        0.0, "time between tokens that latency-sensitive requests keep while best-effort ones run; 0: none"
     )
     best_effort_share: float = option(0.1, "least share of the time for best-effort requests, whatever else there is")
     segment_ms: float = option(0.0, "part of a step after which others may pass it; 0: 1 on GPU, 10 on CPU")

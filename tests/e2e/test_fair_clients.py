@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one HTTP client's largest legal use costs another's first token, against the rule of docs/security.md.
+"""What one HTTP client's largest legal use costs another's first token, against the rule of docs/scheduling.md.
 
 Counted in steps of the model, so that it holds on a machine of any speed.
 """

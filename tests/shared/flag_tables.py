@@ -40,7 +40,7 @@ A flag of vLLM meets one of four ends.
 ## How flags are written
 
 - Underscores may stand for dashes within a name. Short names work: `-tp`, `-q`, `-cc`, `-O3`.
-- Values follow behind a space or `=`. Lists take several words: `--served-model-name a b`. Put MODEL before them.
+- Values follow a space or `=`. Lists take several words: `--served-model-name a b`. Put MODEL before them.
 - A switch has `--no-...`; `--enable-x` and `--disable-x` are each other's opposite.
 - Objects are JSON, or come key by key: `--hf-overrides.rope_theta 1000000`.
 - `--config FILE` reads flags from YAML. The command line wins over the file.
