@@ -99,6 +99,7 @@ def test_a_form_that_cannot_be_kept_is_refused(server: Frontend, body: dict[str,
     assert message in failure.value.body["message"]  # type: ignore[index]
 
 
+@pytest.mark.long  # in short: test_hostile_schemas.py
 def test_hostile_schemas_do_not_delay_others(server: Frontend) -> None:
     """While one client's schemas are compiled and refused, another's short requests go on."""
     counts = {"type": "array", "items": {"type": "array", "maxItems": 900, "items": {"maxLength": 900}}}

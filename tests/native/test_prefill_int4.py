@@ -40,12 +40,11 @@ def multiply(compile_device: CompileDevice) -> Multiply:
 @pytest.mark.parametrize(
     ("config", "rows", "n", "k", "gated"),
     [
-        (1, 40, 176, 2048, True),
         (1, 100, 80, 512, False),
         (1, 100, 80, 512, True),
-        (2, 64, 80, 4352, False),
-        pytest.param(1, 40, 176, 2048, False, marks=pytest.mark.long),
-        pytest.param(2, 64, 80, 4352, True, marks=pytest.mark.long),
+        (2, 64, 80, 1280, False),
+        *(pytest.param(1, 40, 176, 2048, gated, marks=pytest.mark.long) for gated in (False, True)),
+        *(pytest.param(2, 64, 80, 4352, gated, marks=pytest.mark.long) for gated in (False, True)),
     ],
 )
 def test_products_equal_those_of_the_dequantised_weight(

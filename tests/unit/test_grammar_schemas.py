@@ -79,10 +79,12 @@ def type_of(value: Any) -> str:
     return names.get(type(value), "object")
 
 
-def test_the_public_suite_s_valid_values_can_be_written_and_no_others() -> None:
+# The others are refused: docs/json-schema.md.
+@pytest.mark.parametrize(("step", "compiled"), [(4, 86), pytest.param(1, 351, marks=pytest.mark.long)])
+def test_the_public_suite_s_valid_values_can_be_written_and_no_others(step: int, compiled: int) -> None:
     suite = read_suite()
-    num_compiled = sum(check(case) for case in suite)
-    assert len(suite) == 416 and num_compiled >= 351  # the others: docs/structured-output.md
+    assert len(suite) == 416
+    assert sum(check(case) for case in suite[::step]) >= compiled
 
 
 def test_schemas_that_hold_in_all_drafts_are_not_refused() -> None:

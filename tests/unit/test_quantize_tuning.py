@@ -88,6 +88,7 @@ def test_gradients_are_those_of_the_stored_weights(tmp_path: Path) -> None:
         assert torch.equal(gradient_of(gain), rates[name] * model.others[name].float())
 
 
+@pytest.mark.long
 def test_tuning_brings_predictions_nearer(tmp_path: Path) -> None:
     spec, model = make_rounded(tmp_path)
     texts, unseen = draw_texts(spec, 72).split(64)
