@@ -49,7 +49,7 @@ def check(case: Case) -> bool:
 
 
 def is_left_out(case: Case, automaton: PlainAutomaton, value: Any) -> bool:
-    """Say whether a valid value is not written for a reason that docs/structured-output.md has."""
+    """Say whether a valid value is not written for a reason that docs/json-schema.md has."""
     text = json.dumps(value, ensure_ascii=False)
     if case.file == "format":  # there formats are annotations
         return True
@@ -82,7 +82,7 @@ def type_of(value: Any) -> str:
 def test_the_public_suite_s_valid_values_can_be_written_and_no_others() -> None:
     suite = read_suite()
     num_compiled = sum(check(case) for case in suite)
-    assert len(suite) == 416 and num_compiled >= 351  # the others: docs/structured-output.md
+    assert len(suite) == 416 and num_compiled >= 351  # the others: docs/json-schema.md
 
 
 def test_schemas_that_hold_in_all_drafts_are_not_refused() -> None:
