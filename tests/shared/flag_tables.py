@@ -18,8 +18,8 @@ _TOOLS = {"bench": BenchConfig, "top": TopConfig, "trace": TraceConfig, "quantiz
 _HEAD = """# All flags
 
 This page is made from the flags' declarations by `python tests/shared/flag_tables.py`; a test compares them.
-`blink COMMAND --help` prints the same. Numbers take suffixes as in vLLM: `4k` is 4000, `4K` is 4096. Other commands have few
-flags: see `blink chat --help` and `blink doctor --help`.
+`blink COMMAND --help` prints the same. Numbers take suffixes as in vLLM: `4k` is 4000, `4K` is 4096. Other commands have
+few flags: see `blink chat --help` and `blink doctor --help`.
 """
 
 _VLLM_HEAD = """# From vLLM to Blink
@@ -32,7 +32,8 @@ vllm serve Qwen/Qwen3-8B --max-model-len 32k --tensor-parallel-size 1 --enforce-
 blink serve Qwen/Qwen3-8B --max-model-len 32k --tensor-parallel-size 1 --enforce-eager
 ```
 
-The second line prints `these flags have no effect here: --enforce-eager (Blink's engine runs graphs of its own kernels)`.
+The second line prints this, and starts:
+`these flags have no effect here: --enforce-eager (Blink's engine runs graphs of its own kernels)`.
 
 **Unchanged**
 
@@ -52,7 +53,7 @@ The second line prints `these flags have no effect here: --enforce-eager (Blink'
 | tool calls | `--enable-auto-tool-choice`, `--tool-call-parser` | no flag needed: [tool calls](tools.md) |
 | prefix cache with several API keys | shared | one for each key; `--prefix-cache-isolation none` shares it |
 | stored responses (`/v1/responses`) | when switched on | never |
-| batch work with lower priority | `priority` | also [best-effort requests](classes.md), which running steps make way for |
+| batch work with lower priority | `priority` | also [best-effort requests](classes.md), whose steps can be preempted |
 
 ## The four results
 
