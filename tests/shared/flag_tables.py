@@ -18,8 +18,8 @@ _TOOLS = {"bench": BenchConfig, "top": TopConfig, "trace": TraceConfig, "quantiz
 _HEAD = """# All flags
 
 This page is made from the flags' declarations by `python tests/shared/flag_tables.py`; a test compares them.
-`blink COMMAND --help` prints the same. Numbers take suffixes as in vLLM: `4k` is 4000, `4K` is 4096. Other commands have
-few flags: see `blink chat --help` and `blink doctor --help`.
+`blink COMMAND --help` prints the same. Numbers take suffixes as in vLLM: `4k` is 4000, `4K` is 4096. Other commands
+have few flags: see `blink chat --help` and `blink doctor --help`.
 """
 
 _VLLM_HEAD = """# From vLLM to Blink
