@@ -80,8 +80,8 @@ class ModelConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "type of the KV cache; auto: the compute type; fp8 (e4m3): half of 16 bits, scaled as the checkpoint says; "
-        "bfloat16, float16: refused unless that is the compute type",
+        "type of the KV cache; auto: the compute type; fp8 (e4m3): 8 bits, with the checkpoint's scales; bfloat16, "
+        "float16: only if that is the compute type",
         choices=KV_CACHE_DTYPES,
     )
     max_model_len: int = option(0, "longest prompt plus output in tokens; 0: the model's own limit")
@@ -90,7 +90,7 @@ class ModelConfig:
     )
     generation_config: str = option(
         "auto",
-        "whence default sampling comes; auto: the model; vllm: nowhere; else a folder",
+        "source of default sampling parameters; auto: the model; vllm: none; else a folder",
         metavar="auto|vllm|DIR",
     )
     override_generation_config: str = option("", "JSON object of default sampling, such as temperature", metavar="JSON")
@@ -143,14 +143,14 @@ class EngineConfig:
     max_queue_age: float = option(30.0, "seconds after which a waiting request goes before all classes and priorities")
     step_target_ms: float = option(
         0.0,
-        "time of a step in which sequences decode, up to which prompts ride along; 0: 15/8 of what decoding takes, "
-        "or what makes prompt tokens the cheapest, up to 8 times as long",
+        "longest time of a step that decodes and also takes prompt tokens; 0: 15/8 of the time of decoding alone, "
+        "or up to 8 times, if prompt tokens then cost least",
     )
     urgent_tpot_target_ms: float = option(
-        0.0, "time between tokens that latency-sensitive requests keep while best-effort ones run; 0: none"
+        0.0, "time between tokens that latency-sensitive requests keep under best-effort load; 0: no target"
     )
-    best_effort_share: float = option(0.1, "least share of the time for best-effort requests, whatever else there is")
-    segment_ms: float = option(0.0, "part of a step after which others may pass it; 0: 1 on GPU, 10 on CPU")
+    best_effort_share: float = option(0.1, "least share of the time for best-effort requests, under any load")
+    segment_ms: float = option(0.0, "length of a segment, after which a step may be preempted; 0: 1 on GPU, 10 on CPU")
     overtake_share: float = option(
         0.01, "largest share of the time that prompts take from decoding by preempting decode steps; 0: none does"
     )
@@ -206,8 +206,8 @@ class FrontendConfig:
     uds: str = option("", "listen on this Unix socket instead of host and port")
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "host name that clients may use besides the server's own, * for any; may be given several times; without it "
-        "only a server on a loopback address checks",
+        "further host name that clients may use, * for any; may be given several times; without it, only a server on "
+        "a loopback address checks",
     )
     api_key: tuple[str, ...] = option(
         (), "key that clients must send as Bearer token; may be given several times; also BLINK_API_KEY, VLLM_API_KEY"
@@ -219,11 +219,11 @@ class FrontendConfig:
     max_body_bytes: int = option(32 << 20, "largest accepted request body")
     max_bodies_bytes: int = option(256 << 20, "memory for all bodies that a worker receives or reads; 503 beyond")
     body_timeout: float = option(30.0, "seconds for a request's body, and one more for each 16 KiB of it; 408 beyond")
-    max_connections: int = option(0, "connections of a worker; 0: what its limit of open files permits")
+    max_connections: int = option(0, "connections of a worker; 0: as many as its limit of open files permits")
     max_tokenize_chars: int = option(1 << 20, "longest text of /tokenize; /detokenize takes a quarter as many ids")
     prefix_cache_isolation: str = option(
         "key",
-        "who shares cached prefixes; key: requests with one API key; none: all, so that hits tell what others sent",
+        "which requests share cached prefixes; key: those of one API key; none: all, so hits reveal others' prompts",
         choices=("key", "none"),
     )
     max_client_share: float = option(
@@ -238,7 +238,7 @@ class FrontendConfig:
     )
     default_chat_template_kwargs: str = option(
         "",
-        'JSON object of variables for all chats, such as {"enable_thinking": false}; what a request gives wins',
+        'JSON object of variables for all chats, such as {"enable_thinking": false}; those of a request win',
         metavar="JSON",
     )
     return_tokens_as_token_ids: bool = option(False, "name tokens in logprobs by their ids, as token_id:5")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files under deploy/ as the tools of their field judge them; images are built by hand (docs/operation.md)."""
+"""The files under deploy/ as the tools of their field judge them; images are built by hand (docs/containers.md)."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_hostile_schemas_do_not_delay_others(server: Frontend) -> None:
         stop.set()
         thread.join()
     assert refused
-    assert beside < usual + 0.5  # a busy machine's bound; what is usual is in docs/structured-output.md
+    assert beside < usual + 0.5  # a busy machine's bound; what is usual is in docs/automaton.md
 
 
 def test_a_schema_is_loaded_once_for_many_requests(server: Frontend) -> None:

@@ -17,46 +17,73 @@ _COMMANDS = {"serve": ServeConfig, "engine": EngineConfig, "frontend": FrontendC
 _TOOLS = {"bench": BenchConfig, "top": TopConfig, "trace": TraceConfig, "quantize": QuantizeConfig}
 _HEAD = """# All flags
 
-This page is made of the flags' declarations (`python tests/shared/flag_tables.py`); a test compares.
-`blink COMMAND --help` prints the same. Numbers take suffixes as in vLLM: `4k` is 4000, `4K` is 4096. The other commands
+This page is made from the flags' declarations by `python tests/shared/flag_tables.py`; a test compares them.
+`blink COMMAND --help` prints the same. Numbers take suffixes as in vLLM: `4k` is 4000, `4K` is 4096. Other commands
 have few flags: see `blink chat --help` and `blink doctor --help`.
 """
 
 _VLLM_HEAD = """# From vLLM to Blink
 
-A command line of `vllm serve` works with `blink serve`, as far as Blink does what it asks for. Blink knows each flag of
-vLLM 0.33, and those of older versions that people still paste. This page is made of `src/blink/vllm/flags.txt`.
+Most command lines of `vllm serve` work with `blink serve`. Blink knows every flag of vLLM 0.33, and removed flags that
+are still in use. It accepts a flag, or refuses it with the reason. It ignores none in silence.
 
-    vllm serve Qwen/Qwen3-8B --max-model-len 32k --tensor-parallel-size 1 --enforce-eager
-    blink serve Qwen/Qwen3-8B --max-model-len 32k --tensor-parallel-size 1 --enforce-eager
+```sh
+vllm serve Qwen/Qwen3-8B --max-model-len 32k --tensor-parallel-size 1 --enforce-eager
+blink serve Qwen/Qwen3-8B --max-model-len 32k --tensor-parallel-size 1 --enforce-eager
+```
 
-A flag of vLLM meets one of four ends.
+The second line prints this, and starts:
+`these flags have no effect here: --enforce-eager (Blink's engine runs graphs of its own kernels)`.
 
-- **Same**: Blink has the flag, with the same meaning. [All flags](flags.md) says more.
-- **Other name**: the flag is another name of a flag of Blink's.
-- **No effect**: Blink takes the flag and tells in one line at the start that it has no effect. No answer differs by it.
-- **Only**: Blink takes the values that ask for what it does anyway. It refuses others with the reason.
+**Unchanged**
+
+- OpenAI's API with vLLM's fields, defaults and error bodies: [clients](clients.md)
+- Metric names at `/metrics`: [metrics](metrics.md)
+- `LLM` and `SamplingParams` in Python: [offline inference](offline.md)
+- The Hugging Face cache and its variables: [models from the hub](hub.md)
+
+**Different**
+
+| subject | vLLM | Blink |
+|---|---|---|
+| scheduler | a host process | on the GPU: [scheduling](scheduling.md) |
+| GPUs of an engine | several | one; several engines by [Ray Serve](ray.md) |
+| LoRA, speculative decoding, images, embeddings | yes | not yet: refused |
+| address without `--host` | all addresses | 127.0.0.1 |
+| tool calls | `--enable-auto-tool-choice`, `--tool-call-parser` | no flag needed: [tool calls](tools.md) |
+| prefix cache with several API keys | shared | one for each key; `--prefix-cache-isolation none` shares it |
+| stored responses (`/v1/responses`) | when switched on | never |
+| batch work with lower priority | `priority` | also [best-effort requests](classes.md), whose steps can be preempted |
+
+## The four results
+
+- **Same**: Blink has the flag, with the same meaning. [All flags](flags.md) has the details.
+- **Other name**: the flag is another name for a flag of Blink.
+- **No effect**: Blink accepts the flag, and says in one line at the start that it has no effect. Answers do not change.
+- **Only**: Blink accepts the values that match its behavior. It refuses others with the reason.
 
 ## How flags are written
 
-- Underscores may stand for dashes within a name. Short names work: `-tp`, `-q`, `-cc`, `-O3`.
+- Within a name, underscores may replace dashes. Short names work: `-tp`, `-q`, `-cc`, `-O3`.
 - Values follow a space or `=`. Lists take several words: `--served-model-name a b`. Put MODEL before them.
 - A switch has `--no-...`; `--enable-x` and `--disable-x` are each other's opposite.
-- Objects are JSON, or come key by key: `--hf-overrides.rope_theta 1000000`.
+- Objects are JSON, or are given key by key: `--hf-overrides.rope_theta 1000000`.
 - `--config FILE` reads flags from YAML. The command line wins over the file.
 - Whole numbers take suffixes: `4k` is 4000, `4K` is 4096.
 - An unknown flag is refused, and the nearest name is shown.
 
 ## Environment variables
 
-- `VLLM_API_KEY` locks the server, as `BLINK_API_KEY` does.
-- `VLLM_LOGGING_LEVEL` and `VLLM_HTTP_TIMEOUT_KEEP_ALIVE` stand in for `--log-level` and `--keep-alive-timeout`.
-- `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` work as for any program: see [models from the hub](hub.md).
+- `VLLM_API_KEY` sets an API key, as `BLINK_API_KEY` does.
+- `VLLM_LOGGING_LEVEL` and `VLLM_HTTP_TIMEOUT_KEEP_ALIVE` set `--log-level` and `--keep-alive-timeout`.
+- `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` work as in other programs.
 
 ## In Python
 
-`LLM(...)` takes the same names as keyword arguments, with underscores. The same table decides: `trust_remote_code=True`
-has no effect, and `tensor_parallel_size=2` is refused.
+`LLM(...)` takes the same names as keyword arguments, with underscores. The table below holds for them too:
+`trust_remote_code=True` has no effect, and `tensor_parallel_size=2` is refused.
+
+The rest of this page is made from `src/blink/vllm/flags.txt`.
 """
 
 

@@ -14,24 +14,29 @@ _LIST = Path(blink.__file__).parent / "csrc" / "sampler" / "params.h"
 _LINE = re.compile(r'^  PARAM\(\w+, (\w+), .*"(.*)"\)', re.MULTILINE)
 _HEAD = """# Sampling parameters
 
-This page is made of the parameters' list (`python tests/shared/sampling_table.py > docs/sampling.md`); a test compares.
+These parameters choose each token. Requests and `SamplingParams` take them by these names. If a request omits one, the
+model's `generation_config.json` may set it. The presence and frequency penalties are exceptions: their default is 0. A
+value out of its range gets status 400, with the parameter's name.
 
-These parameters choose each token. Requests and `SamplingParams` take them by these names. What a request leaves out,
-the model's `generation_config.json` may set, but for the presence and frequency penalties. A value out of its range
-gets status 400, with the parameter's name.
+```sh
+curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{
+  "prompt": "Once upon a time", "temperature": 0.7, "top_p": 0.9, "seed": 1}'
+```
+
+This page is made from the list of parameters by `python tests/shared/sampling_table.py > docs/sampling.md`.
 """
 _TAIL = """
 The sampler applies them in this order:
 
-1. It hides tokens that the automaton of a structured output does not allow.
-2. It hides stop tokens until there are `min_tokens` tokens, then adds `logit_bias`.
+1. It masks tokens that the automaton of a structured output does not allow.
+2. It masks stop tokens until there are `min_tokens` tokens, then adds `logit_bias`.
 3. It applies the penalties: repetition, frequency, presence.
 4. It divides the logits by the temperature.
-5. It keeps what `min_p` keeps, of that what `top_k` keeps, and of that what `top_p` keeps. Equal logits stay together.
+5. It removes tokens by `min_p`, then by `top_k`, then by `top_p`. Equal logits stay together.
 6. It draws one of the tokens that are left. With temperature 0 it takes the likeliest token after step 3.
 
-The noise of a draw depends on the seed, the token's position and the token alone. So a request with a seed gets the
-same noise in any batch. Log probabilities are those of the logits before step 1.
+The random number of a draw depends on the seed, the token's position and the token alone. So a request with a seed gets
+the same numbers in any batch. Logprobs are those of the logits before step 1.
 """
 
 

@@ -20,22 +20,8 @@ from mkdocs_hooks import on_page_markdown
 
 # Pages of the navigation that are not yet written: stand-ins take their names.
 PENDING = {
-    "automaton.md",
-    "chat-templates.md",
-    "classes.md",
-    "clients.md",
-    "containers.md",
     "flat.md",
-    "install.md",
-    "json-schema.md",
-    "limits.md",
-    "metrics.md",
     "models.md",
-    "offline.md",
-    "quickstart.md",
-    "reasoning.md",
-    "troubleshooting.md",
-    "troubleshooting-start.md",
 }
 _SECTIONS = ["Blink", "Start", "Use", "Operate", "How it works", "Contribute", "Benchmarks"]
 

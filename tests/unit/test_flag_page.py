@@ -33,7 +33,16 @@ def test_every_flag_stands_on_the_page(config_class: type) -> None:
 
 
 def test_pages_name_only_flags_that_exist() -> None:
-    others = {"--url", "--system", "--once", "--max-tokens", "--sample-prompt", "--exit-after-sample", "--help"}
+    others = {
+        "--url",
+        "--system",
+        "--once",
+        "--max-tokens",
+        "--sample-prompt",
+        "--exit-after-sample",
+        "--help",
+        "--version",
+    }
     known = others.union(
         *(flags_of(kind) for kind in (ServeConfig, BenchConfig, TopConfig, TraceConfig, QuantizeConfig, PlanConfig))
     )
@@ -47,7 +56,14 @@ def test_pages_name_only_flags_that_exist() -> None:
         "--long",
         "--profile",
     }  # docker's and pytest's
-    foreign |= {"--build-arg", "--no-deps", "--rm", "--target", "--tasks"}  # pip's, docker's and lm_eval's
+    foreign |= {
+        "--build-arg",
+        "--constraint",
+        "--no-deps",
+        "--rm",
+        "--target",
+        "--tasks",
+    }  # pip's, docker's and lm_eval's
     pages = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
     unknown = {
         f"{page.name}: {flag}"

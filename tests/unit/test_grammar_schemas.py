@@ -49,7 +49,7 @@ def check(case: Case) -> bool:
 
 
 def is_left_out(case: Case, automaton: PlainAutomaton, value: Any) -> bool:
-    """Say whether a valid value is not written for a reason that docs/structured-output.md has."""
+    """Say whether a valid value is not written for a reason that docs/json-schema.md has."""
     text = json.dumps(value, ensure_ascii=False)
     if case.file == "format":  # there formats are annotations
         return True

@@ -15,15 +15,6 @@ MAX_SENTENCE, MAX_PAGE = 30, 1500
 # Pages that are not yet written anew.
 PENDING = {
     "README.md",
-    "CONTRIBUTING.md",
-    "benchmarking.md",
-    "hub.md",
-    "operation.md",
-    "quantize.md",
-    "ray.md",
-    "sampling.md",
-    "structured-output.md",
-    "tools.md",
 }
 # Tables made of the flags' declarations: a row for each flag, to be searched and not read.
 GENERATED = {"flags.md", "from-vllm.md"}

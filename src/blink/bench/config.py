@@ -70,7 +70,9 @@ class LoadConfig:
     mean_output_len: int = option(215, "lognormal: mean tokens of an answer")
     random_input_len: int = option(1024, "random: tokens of a prompt")
     random_output_len: int = option(128, "random: tokens of an answer")
-    flex_request_rate: float = option(0.0, "requests per second of a second load of service_tier flex, at each rate")
+    flex_request_rate: float = option(
+        0.0, "requests per second of a second load of service_tier flex, sent together with each rate"
+    )
     flex_input_len: int = option(0, "tokens of each of its prompts; 0: log-normal as the data set")
     flex_output_len: int = option(0, "tokens of each of its answers; 0: likewise")
     flex_service_tier: str = option(
@@ -153,7 +155,7 @@ class ResultConfig:
 
     percentile_metrics: str = option(",".join(METRICS), "latencies in the table", metavar="LIST")
     metric_percentiles: str = option("50,90,99", "percentiles in the table", metavar="LIST")
-    save_result: bool = option(False, "save a JSON file, and next to it a page with plots")
+    save_result: bool = option(False, "save a JSON file and a page with plots")
     save_detailed: bool = option(False, "save the times of every request and event too")
     result_dir: str = option("", "directory of the files; empty: the current one; given, it implies --save-result")
     result_filename: str = option("", "name of the JSON file; given, it implies --save-result")

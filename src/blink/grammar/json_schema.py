@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON schemas as expressions. What is generated is always valid; what cannot be promised is refused by its keyword.
 
-Members come in the order in which the schema declares them; see docs/structured-output.md.
+Members come in the order in which the schema declares them; see docs/json-schema.md.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class QuantizeConfig:
         choices=("fp8", "int4"),
     )
     calibration: str = option(
-        "", "text (UTF-8) like what the model will read and write; empty: one that Blink brings", metavar="FILE"
+        "", "text (UTF-8) like the model's later input and output; empty: one of Blink's", metavar="FILE"
     )
     num_calibration_tokens: int = option(16384, "tokens of it to use at most: more cost time and memory")
     group_size: int = option(
@@ -38,7 +38,7 @@ class QuantizeConfig:
     )
     tune: int = option(
         0,
-        "with int4: steps of training to predict what the model did before, by texts that it writes itself; on a GPU"
+        "with int4: steps of training towards the original model's predictions, on texts that it writes; on a GPU"
         " if there is one",
         metavar="STEPS",
     )
