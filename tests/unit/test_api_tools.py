@@ -268,6 +268,31 @@ def test_malformed_earlier_calls_are_refused(calls: Any) -> None:
     assert caught.value.param == "messages"
 
 
+def with_arguments(*arguments: str) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": text}}]} for text in arguments]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ['{"a":[' + ",".join(["[]"] * (1 << 16)) + "]}"],
+        ['{"a":[' + ",".join(["{}"] * (1 << 13)) + "]}"] * 9,
+        ['{"a":[' + ",".join(["1"] * (1 << 19)) + "]}"] * 3,
+    ],
+    ids=["one call", "many calls", "numbers"],
+)
+def test_arguments_that_would_become_many_objects_are_refused_and_text_is_not(arguments: list[str]) -> None:
+    with pytest.raises(BadRequestError, match="hold too much"):
+        flatten_messages(with_arguments(*arguments))
+    assert len(flatten_messages(with_arguments(*arguments), text_arguments=True)) == len(arguments)
+
+
+def test_long_arguments_of_few_members_reach_the_template() -> None:
+    text = "x" * (1 << 20)
+    (flat,) = flatten_messages(with_arguments('{"a":"' + text + '"}'))
+    assert flat["tool_calls"][0]["function"]["arguments"] == {"a": text}
+
+
 def test_templates_say_where_they_look_for_tools() -> None:
     places = {"{{ tools }}": "variable", "{{ messages[0]['tools'] }}": "message", "{{ messages[0].tools }}": "message"}
     for source, place in {**places, "{{ messages }}": "none"}.items():

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from blink.errors import BadRequestError
-from blink.text.json_weight import MAX_JSON_DEPTH, may_be_deep, weigh_json
+from blink.text.json_weight import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_ITEMS, may_be_deep, weigh_json
 from blink.text.template_traits import REASONING_NAMES
 
 # Parts of a message that are text, and the field that it is in.
@@ -24,9 +24,39 @@ def flatten_messages(messages: Sequence[Mapping[str, Any]], *, text_arguments: b
     calls, which clients send as JSON, become objects, as most templates expect, or stay text (`text_arguments`).
 
     Raises:
-        BadRequestError: a message has no role, content that is not text, or calls without a form.
+        BadRequestError: a message has no role, content that is not text, or calls without a form; or the arguments of
+            calls hold too much.
     """
+    if not text_arguments:
+        _check_weight([text.encode() for text in _list_arguments(messages)])
     return [_flatten(message, f"messages.{index}", text_arguments) for index, message in enumerate(messages)]
+
+
+def _list_arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the arguments of calls that are texts, whatever else is wrong with a message."""
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, str):
+                yield arguments
+
+
+def _check_weight(texts: Sequence[bytes]) -> None:
+    """Refuse arguments that would become more objects than a body's own may."""
+    if sum(map(len, texts)) <= MAX_JSON_CONTAINERS:  # each takes a byte
+        return
+    weights = [weigh_json(text) for text in texts]
+    if (
+        sum(weight.containers for weight in weights) > MAX_JSON_CONTAINERS
+        or sum(weight.items for weight in weights) > MAX_JSON_ITEMS
+    ):
+        raise BadRequestError(
+            f"messages: the arguments of tool calls hold too much: at most {MAX_JSON_CONTAINERS} lists and objects "
+            f"with {MAX_JSON_ITEMS} members.",
+            "messages",
+        )
 
 
 def _flatten(message: Mapping[str, Any], place: str, text_arguments: bool) -> dict[str, Any]:

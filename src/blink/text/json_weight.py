@@ -12,6 +12,9 @@ from blink.region.native import lib
 
 # Of what a client sends: far below the depth at which parsers, encoders and templates give up, each at its own.
 MAX_JSON_DEPTH = 64
+# Of a body, and of the arguments of its earlier calls: objects of Python are many times larger than their JSON.
+MAX_JSON_CONTAINERS = 1 << 16
+MAX_JSON_ITEMS = 1 << 20
 _MAX_NAME_BYTES = 64  # of a name that an error repeats
 _WEIGHT = struct_dtype("JsonWeight")
 

@@ -13,11 +13,15 @@ from typing import Any
 import orjson
 
 from blink.errors import BadRequestError
-from blink.text.json_weight import MAX_JSON_DEPTH, JsonWeight, may_be_deep, weigh_json
+from blink.text.json_weight import (
+    MAX_JSON_CONTAINERS,
+    MAX_JSON_DEPTH,
+    MAX_JSON_ITEMS,
+    JsonWeight,
+    may_be_deep,
+    weigh_json,
+)
 
-# What a body may hold beside the text: objects of Python are many times larger than their JSON.
-_MAX_CONTAINERS = 1 << 16
-_MAX_ITEMS = 1 << 20
 _MAX_EXPLAINED_BYTES = 8 << 10
 _MAX_DIGITS = 300  # of an integer that a float can hold
 _MAX_NAME_CHARS = 64
@@ -30,8 +34,8 @@ def parse_body(data: bytes | bytearray, more_items: int) -> Any:
     Raises:
         BadRequestError: it is no JSON, holds too much, or is nested too deeply; the message says where.
     """
-    if len(data) > _MAX_CONTAINERS or may_be_deep(data):  # each container takes a byte
-        _check_weight(weigh_json(data), data, _MAX_ITEMS + more_items)
+    if len(data) > MAX_JSON_CONTAINERS or may_be_deep(data):  # each container takes a byte
+        _check_weight(weigh_json(data), data, MAX_JSON_ITEMS + more_items)
     if data.startswith(_MARK):
         data = data[len(_MARK) :]
     try:
@@ -44,9 +48,9 @@ def _check_weight(weight: JsonWeight, data: bytes | bytearray, max_items: int) -
     if weight.depth > 1 + MAX_JSON_DEPTH:  # the body itself is one
         name = weight.name_in(data)
         raise BadRequestError(f"{name or 'The body'} must be nested at most {MAX_JSON_DEPTH} deep.", name)
-    if weight.containers > _MAX_CONTAINERS or weight.items > max_items:
+    if weight.containers > MAX_JSON_CONTAINERS or weight.items > max_items:
         raise BadRequestError(
-            f"The body holds too much: at most {_MAX_CONTAINERS} lists and objects with {max_items} members."
+            f"The body holds too much: at most {MAX_JSON_CONTAINERS} lists and objects with {max_items} members."
         )
 
 
