@@ -67,7 +67,7 @@ class Group:
         self._pids.append(pid)
 
     def await_work(self) -> None:
-        """Return when all are at work.
+        """Return when all have done a piece of work.
 
         Raises:
             NotMeasuredError: one could not start, or standard input ended.
@@ -105,10 +105,12 @@ class Group:
             die_with_parent(parent, signal.SIGKILL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             work, done, place = make(index), 0, index * _STRIDE
-            os.write(self._is_ready, b"1")
             while True:
+                is_first = done == 0
                 done += work()
                 self._counts[place : place + _WORD] = done.to_bytes(_WORD, sys.byteorder)
+                if is_first:
+                    os.write(self._is_ready, b"1")
         except BaseException:
             traceback.print_exc()
         finally:

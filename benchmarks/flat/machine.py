@@ -10,10 +10,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from blink import __version__
 from flat.kinds import l3_bytes
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_PACKAGES: Final = ("blink-serve", "torch", "triton", "cuda-core", "numpy", "vllm", "sglang")
+_PACKAGES: Final = ("torch", "triton", "cuda-core", "numpy", "vllm", "sglang")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -35,7 +36,7 @@ def describe_machine() -> dict[str, Any]:
 
 def describe_software() -> dict[str, Any]:
     """Return the commit, whether the tree differs from it, and the versions of what is installed here."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "blink": __version__}
     for name in _PACKAGES:
         try:
             versions[name] = metadata.version(name)

@@ -175,7 +175,7 @@ def _make_setting(
         server_pid=served.pid if served else options.server_pid,
         stop_engine=options.stop_engine or (served.find("engine") if served and is_on_gpu else 0),
         stop_frontend=options.stop_frontend,
-        trace=options.trace,
+        trace=served.region if served else options.trace,
     )
 
 

@@ -29,11 +29,25 @@ NOT_YET: Final = "Not measured yet.\n"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure's median over runs, its 95 % interval, and that of its ratio to no neighbours (None: too few runs)."""
+    """A figure of several runs, and the same without neighbours."""
 
-    value: float
-    interval: tuple[float, float] | None
-    ratio_interval: tuple[float, float] | None
+    values: list[float]
+    base: list[float]  # empty: these are those
+
+    @property
+    def value(self) -> float:
+        """The median."""
+        return statistics.median(self.values)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The median's 95 % interval; None of too few runs."""
+        return bootstrap(self.values)
+
+    @property
+    def ratio_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the ratio to no neighbours; None of too few runs."""
+        return bootstrap(self.values, self.base) if self.base else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +85,7 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
         base = [flatten(case) for case in groups.get((kind, 0.0, rate), [])] if dose else []
         found = [flatten(case) for case in cases]
         names = dict.fromkeys(name for one in found for name in one)
-        figures = {name: _figure(_values(found, name), _values(base, name)) for name in names}
+        figures = {name: Figure(_values(found, name), _values(base, name)) for name in names}
         planned = sum(case["requests"]["planned"] for case in cases if "requests" in case)
         ok = sum(case["requests"]["ok"] for case in cases if "requests" in case)
         reasons = {case["not_measured"] for case in cases if "not_measured" in case}
@@ -117,11 +131,14 @@ def format_table(result: dict[str, Any]) -> str:
     head = ["neighbours", "per core", *(f"{name} p50 / p99" for name, _ in _SHOWN)]
     head += ["token gap p99 / p99.9 / max", "unfinished", "client's own error p99"]
     lines = [_describe(result, rate), "", _line(head), _line(["---", *["--:"] * (len(head) - 1)])]
+    refused: set[str] = set()
     for row in rows:
         counts = f" ({', '.join(map(str, row.tokens_while_stopped))} tokens meanwhile)"
         start = [title_of(row.kind) + (counts if row.tokens_while_stopped else ""), f"{row.dose:g}"]
         if row.not_measured:
-            lines.append(_line([*start, f"not measured: {row.not_measured}", *[""] * (len(head) - 3)]))
+            if row.kind not in refused:
+                lines.append(_line([start[0], "all", f"not measured: {row.not_measured}", *[""] * (len(head) - 3)]))
+            refused.add(row.kind)
             continue
         cells = [_cell(row, metric, ("p50", "p99")) for _, metric in _SHOWN]
         cells += [_cell(row, "gap_ms", ("p99", "p99.9", "max")), f"{row.unfinished:.1%}"]
@@ -153,10 +170,6 @@ def _describe(result: dict[str, Any], rate: float) -> str:
     )
 
 
-def _figure(values: Sequence[float], base: Sequence[float]) -> Figure:
-    return Figure(statistics.median(values), bootstrap(values), bootstrap(values, base) if base else None)
-
-
 def _values(found: Sequence[dict[str, float]], name: str) -> list[float]:
     return [one[name] for one in found if name in one]
 
@@ -168,7 +181,8 @@ def _cell(row: Row, metric: str, percentiles: Sequence[str]) -> str:
 
 def _number(figure: Figure) -> str:
     text = f"{figure.value:.3g}" if figure.value < 1000 else f"{figure.value:.0f}"
-    return f"{text} ({figure.interval[0]:.3g} to {figure.interval[1]:.3g})" if figure.interval else text
+    interval = figure.interval
+    return f"{text} ({interval[0]:.3g} to {interval[1]:.3g})" if interval else text
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -32,6 +32,7 @@ class Served:
 
     url: str
     pid: int
+    region: str
     command: str
 
     def find(self, word: str) -> int:
@@ -52,7 +53,9 @@ def serve(arguments: Sequence[str], cpus: Sequence[int]) -> Iterator[Served]:
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "blink", "serve", *arguments, "--host", "127.0.0.1", "--port", str(port)]
+    region = f"flat-{os.getpid()}"
+    command = [sys.executable, "-m", "blink", "serve", *arguments, "--host=127.0.0.1", f"--port={port}"]
+    command += [f"--region={region}"]
     before, parent = os.sched_getaffinity(0), os.getpid()
     os.sched_setaffinity(0, cpus)
     try:
@@ -64,7 +67,7 @@ def serve(arguments: Sequence[str], cpus: Sequence[int]) -> Iterator[Served]:
     url = f"http://127.0.0.1:{port}"
     try:
         _await_answer(process, url)
-        yield Served(url, process.pid, " ".join(["blink", "serve", *arguments]))
+        yield Served(url, process.pid, region, " ".join(["blink", "serve", *arguments]))
     finally:
         process.terminate()
         try:
