@@ -118,7 +118,7 @@ def measure_case(case: Case, number: int, setting: Setting) -> dict[str, Any]:
         with Neighbours(plan) as neighbours:
             result |= {"processes": plan.number, **_measure_server(case, number, setting, neighbours, plan)}
             # Neighbours are still at work.
-            result["client"] |= measure_client(setting.fake_port, min(3.0, setting.duration / 4))
+            result["client"] |= measure_client(setting.fake_port, min(2.0, setting.duration / 4))
         if plan.kind == STOP and not neighbours.done["work"]:
             raise NotMeasuredError("the load ended before the stop did")
         return {**result, "neighbours": neighbours.done}

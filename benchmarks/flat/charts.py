@@ -12,6 +12,7 @@ from flat.quantiles import ccdf, merge
 from flat.report import Row, main_rate, rows_of
 
 _COLOURS: Final = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+_GREY: Final = "#7f7f7f"
 
 
 def draw_doses(result: dict[str, Any]) -> str:
@@ -30,29 +31,25 @@ def draw_doses(result: dict[str, Any]) -> str:
 def draw_gaps(result: dict[str, Any]) -> str:
     """Return an SVG, both axes logarithmic: the share of token gaps that are longer, without neighbours and with most.
 
-    Dashed are the gaps between the engine's steps by its own clock, where they were read, and black those of the
-    client alone against a server whose gaps are fixed.
+    Dashed are the gaps between the engine's steps by its own clock, where they were read; black those of the client
+    alone, from a server whose gaps are fixed.
     """
     rate = main_rate(result)
     cases = [case for case in result["cases"] if case["rate"] == rate and case["kind"] in KINDS and "ttft_ms" in case]
     most = max((case["dose"] for case in cases), default=0.0)
-    series: list[Series] = []
-
-    def add(name: str, colour: str, is_dashed: bool, histograms: list[dict[str, int]]) -> None:
-        if points := ccdf(merge(histograms)):
-            series.append(Series(name, colour, is_dashed, points))
-
     alone = [case for case in cases if case["dose"] == 0]
-    for name, colour, chosen in [
-        ("no neighbours", "#7f7f7f", alone),
-        *(
-            (title_of(kind), colour, [case for case in cases if case["kind"] == kind and case["dose"] == most > 0])
-            for kind, colour in zip(KINDS, _COLOURS, strict=True)
-        ),
-    ]:
-        add(name, colour, False, [case["gap_histogram"] for case in chosen])
-        add(f"{name}, engine", colour, True, [case["trace"]["gap_histogram"] for case in chosen if "trace" in case])
-    add("client alone", "#000000", False, [case["client"]["fake_gap_histogram"] for case in cases if case["dose"]])
+    busy = [case for case in cases if case["dose"] == most > 0]
+    lines = [("no neighbours", _GREY, False, [case["gap_histogram"] for case in alone])]
+    for kind, colour in zip(KINDS, _COLOURS, strict=True):
+        lines.append((title_of(kind), colour, False, [case["gap_histogram"] for case in busy if case["kind"] == kind]))
+    for name, colour, chosen in (("engine, alone", _GREY, alone), ("engine, busy", "black", busy)):
+        lines.append((name, colour, True, [case["trace"]["gap_histogram"] for case in chosen if "trace" in case]))
+    lines.append(("client alone", "black", False, [case["client"]["fake_gap_histogram"] for case in busy]))
+    series = [
+        Series(name, colour, is_dashed, ccdf(merge(histograms)))
+        for name, colour, is_dashed, histograms in lines
+        if histograms
+    ]
     title = f"Token gaps at {rate:g} req/s and {most:g} busy processes per core"
     return draw_chart(title, "gap, ms", "share of gaps that are not shorter", series, is_x_logarithmic=True)
 

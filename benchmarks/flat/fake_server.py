@@ -31,7 +31,6 @@ class FakeServer(ThreadingHTTPServer):
 
 
 class _Exchange(BaseHTTPRequestHandler):
-    server: FakeServer
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
@@ -43,6 +42,7 @@ class _Exchange(BaseHTTPRequestHandler):
         self.wfile.write(_MODELS)
 
     def do_POST(self) -> None:
+        assert isinstance(self.server, FakeServer)
         due = time.monotonic()
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)

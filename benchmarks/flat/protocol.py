@@ -40,7 +40,7 @@ from flat.options import read_options
 from flat.report import format_csv, format_table
 from flat.serving import Served, serve
 
-_SLACK_SECONDS = 7.5  # of a case, beside the load itself: starts, last answers, the client alone
+_SLACK_SECONDS = 6.5  # of a case, beside the load itself: starts, last answers, the client alone
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,16 +107,12 @@ def test_a_process_is_stopped_for_a_while_and_goes_on(tmp_path: Path) -> None:
         with Neighbours(plan) as neighbours:  # for no time
             neighbours.go()
             _await(lambda: not neighbours.pgid and _state(process.pid) != "T")
-        with Neighbours(Plan(**{**_fields(plan), "seconds": 600.0})) as neighbours:
+        with Neighbours(replace(plan, seconds=600.0)) as neighbours:
             neighbours.go()
             _await(lambda: _state(process.pid) == "T")
         assert _state(process.pid) != "T"  # ended early, the stop ends too
         assert neighbours.done["work"] == 0
         process.communicate(b"\n")
-
-
-def _fields(plan: Plan) -> dict[str, object]:
-    return {name: getattr(plan, name) for name in plan.__slots__}
 
 
 def test_a_cgroup_gets_half_of_its_cores_and_gives_its_processes_back(

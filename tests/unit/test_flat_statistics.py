@@ -166,7 +166,7 @@ def test_pictures_have_a_line_for_each_kind_that_was_measured(result: dict[str, 
     assert "throttling" not in doses + gaps
     assert doses.count("<polyline") == 2 * len(measured)
     assert gaps.count("<polyline") == 2 + len(measured) + 1  # no neighbours, the client, and the one with a trace
-    assert "compute, engine" in gaps
+    assert "engine, alone" not in gaps and "engine, busy" in gaps
     assert "nothing to plot" in draw_doses({"cases": [{**result["cases"][-2], "tpot_ms": {}}]})
 
 

@@ -12,6 +12,7 @@ from typing import Final
 _WIDTH: Final = 660  # pixels
 _HEIGHT: Final = 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 36, 48  # margins; the key is in the right one
+_MOST_DOTS: Final = 20  # a line of more points is drawn without
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ def _draw_line(line: Series, axes: _Axes) -> list[str]:
     pixels = [axes.place(x, y) for x, y in line.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
     dash = ' stroke-dasharray="5 4"' if line.is_dashed else ""
-    dots = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.colour}"/>' for x, y in pixels]
+    dotted = pixels if len(pixels) <= _MOST_DOTS else []
+    dots = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.colour}"/>' for x, y in dotted]
     return [f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="2"{dash}/>', *dots]
 
 
