@@ -12,6 +12,7 @@ from flat.quantiles import ccdf, merge
 from flat.report import Row, main_rate, rows_of
 
 _COLOURS: Final = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+_LEAST_SHOWN_MS: Final = 0.1  # events that came in one read are further left
 _GREY: Final = "#7f7f7f"
 
 
@@ -46,7 +47,7 @@ def draw_gaps(result: dict[str, Any]) -> str:
         lines.append((name, colour, True, [case["trace"]["gap_histogram"] for case in chosen if "trace" in case]))
     lines.append(("client alone", "black", False, [case["client"]["fake_gap_histogram"] for case in busy]))
     series = [
-        Series(name, colour, is_dashed, ccdf(merge(histograms)))
+        Series(name, colour, is_dashed, [point for point in ccdf(merge(histograms)) if point[0] > _LEAST_SHOWN_MS])
         for name, colour, is_dashed, histograms in lines
         if histograms
     ]

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-_WIDTH: Final = 660  # pixels
+_WIDTH: Final = 690  # pixels
 _HEIGHT: Final = 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 36, 48  # margins; the key is in the right one
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 180, 36, 48  # margins; the key is in the right one
+_MOST_DIVIDED: Final = 5  # decades up to which y has lines at 2 and 5 as well
 _MOST_DOTS: Final = 20  # a line of more points is drawn without
 
 
@@ -82,8 +83,9 @@ class _Axes:
             x, bottom = self.place(value, 10.0**self._y_low)
             parts.append(_line(x, _TOP, x, bottom, "#ddd"))
             parts.append(_text(x, bottom + 16, f"{value:g}", "middle"))
+        digits = (1, 2, 5) if self._y_high - self._y_low <= _MOST_DIVIDED else (1,)
         for power in range(self._y_low, self._y_high + 1):
-            for digit in (1, 2, 5):
+            for digit in digits:
                 if power == self._y_high and digit > 1:
                     continue
                 x, y = self.place(self._x_values[0], digit * 10.0**power)
