@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -23,7 +23,9 @@ from flat.kinds import KINDS, NotMeasuredError
 from flat.machine import process_tree, read_pressure
 from flat.neighbours import Neighbours, program
 from flat.quantiles import describe, histogram
-from flat.steps import StepWatch, step_gaps
+
+if TYPE_CHECKING:
+    from flat.steps import StepWatch
 
 AWAY: Final = "away"
 STOP_ENGINE: Final = "stop-engine"
@@ -128,7 +130,7 @@ def measure_case(case: Case, number: int, setting: Setting) -> dict[str, Any]:
 
 def _measure_server(case: Case, number: int, setting: Setting, neighbours: Neighbours, plan: Plan) -> dict[str, Any]:
     requests = setting.workloads[case.run].plan(list(setting.rates).index(case.rate), number)
-    watch = StepWatch(setting.trace) if setting.trace is not None else None
+    watch = None if setting.trace is None else _watch_steps(setting.trace)
     waiting = [neighbours.go] if plan.kind == STOP else []
 
     def begin_stop(_: Progress) -> None:
@@ -214,7 +216,15 @@ def start_fake_server(parent: int) -> tuple[subprocess.Popen[bytes], int]:
     return process, int(process.stdout.readline())
 
 
+def _watch_steps(region: str) -> StepWatch:
+    from flat.steps import StepWatch  # needs Blink's native library, without which other servers are measured
+
+    return StepWatch(region)
+
+
 def _summarise_trace(watch: StepWatch) -> dict[str, Any]:
+    from flat.steps import step_gaps
+
     steps, missed = watch.finish()
     gaps = step_gaps(steps)
     return {

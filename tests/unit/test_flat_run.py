@@ -75,6 +75,15 @@ def test_a_server_that_is_not_there_is_one_line_and_status_2(tmp_path: Path) -> 
     assert run.stderr.splitlines()[-1].startswith("flat: error: no server at http://127.0.0.1:1")
 
 
+def test_another_server_is_measured_without_the_native_library_and_torch() -> None:
+    code = (
+        "import sys, flat.protocol; print([name for name in sys.modules if name in ('torch', 'blink.region.native')])"
+    )
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True, env=program("run")[1])
+    assert run.stdout == "[]\n"
+
+
 def test_the_short_and_the_whole_protocol_and_what_overrides_them() -> None:
     short, full = read_options([]), read_options(["--full", "--", "model", "--device", "cuda"])
     assert (short.doses, short.rates, short.duration, short.runs) == ([0, 8], [8], 20, 1)

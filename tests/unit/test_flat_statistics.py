@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from blink.region.layout import TRACE_ENTRY
+from flat import steps
 from flat.cases import CONTROLS, Case, num_neighbours, order_cases
 from flat.charts import draw_doses, draw_gaps
 from flat.kinds import KINDS
 from flat.quantiles import bootstrap, ccdf, describe, histogram, merge
 from flat.report import NOT_YET, fill, format_csv, format_table, rows_of
-from flat.steps import step_gaps
 
 _PAGE = Path(__file__).parents[2] / "docs" / "flat.md"
 
@@ -87,12 +87,40 @@ def test_every_combination_comes_once_a_run_and_runs_are_in_other_orders() -> No
 
 
 def test_gaps_between_steps_skip_idle_times_missed_steps_and_steps_without_tokens() -> None:
-    steps = np.zeros(7, TRACE_ENTRY)
-    steps["step"] = [1, 2, 3, 5, 6, 7, 8]  # 4 was missed
-    steps["ended_ns"] = [1e6, 3e6, 6e6, 20e6, 25e6, 31e6, 0]  # the last one runs
-    steps["num_decode_rows"] = [1, 1, 1, 1, 1, 0, 1]
-    steps["idle_before"] = [1, 0, 1, 0, 0, 0, 0]
-    assert step_gaps(steps).tolist() == [2.0, 5.0]
+    trace = np.zeros(7, TRACE_ENTRY)
+    trace["step"] = [1, 2, 3, 5, 6, 7, 8]  # 4 was missed
+    trace["ended_ns"] = [1e6, 3e6, 6e6, 20e6, 25e6, 31e6, 0]  # the last one runs
+    trace["num_decode_rows"] = [1, 1, 1, 1, 1, 0, 1]
+    trace["idle_before"] = [1, 0, 1, 0, 0, 0, 0]
+    assert steps.step_gaps(trace).tolist() == [2.0, 5.0]
+
+
+def test_a_watch_takes_the_steps_after_its_start_and_counts_those_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Report:
+        """Of an engine whose ring holds five steps."""
+
+        newest = 3
+
+        def __init__(self, region: str) -> None:
+            assert region == "r"
+
+        def trace(self) -> np.ndarray:
+            ring = np.zeros(min(5, self.newest), TRACE_ENTRY)
+            ring["step"] = np.arange(max(0, self.newest - 5), self.newest) + 1
+            return ring
+
+        def close(self) -> None:
+            self.newest = 0
+
+    monkeypatch.setattr(steps, "RegionReport", Report)
+    monkeypatch.setattr(steps, "_LOOK_SECONDS", 600.0)
+    watch = steps.StepWatch("r")
+    Report.newest = 10
+    found, missed = watch.finish()
+    assert (found["step"].tolist(), missed) == ([6, 7, 8, 9, 10], 2)
+    watch = steps.StepWatch("r")
+    found, missed = watch.finish()
+    assert (len(found), missed) == (0, 0)
 
 
 def _case(kind: str, dose: float, run: int, tpot: float, **more: Any) -> dict[str, Any]:
