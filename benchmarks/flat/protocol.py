@@ -198,7 +198,10 @@ def _describe(case: dict[str, Any]) -> str:
         return f"{name}not measured: {case['not_measured']}"
     tpot, requests = case["tpot_ms"], case["requests"]
     found = f"TPOT {tpot['p50']:.2f} / {tpot['p99']:.2f} ms, " if tpot else ""
-    return f"{name}{found}{requests['ok']} of {requests['planned']} answered"
+    alive, doubt = case["neighbours"]["alive"], ""
+    if alive < case["processes"]:
+        doubt = f"; DOUBTFUL: only {alive} of {case['processes']} neighbours lived to the end"
+    return f"{name}{found}{requests['ok']} of {requests['planned']} answered{doubt}"
 
 
 def _say(text: str) -> None:
