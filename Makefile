@@ -4,6 +4,7 @@
 # make check     what of the gate needs no test to run
 # make test-all  the gate and the long tests: soak, exhaustive equality, the default model over RDMA
 # make test-gpu  the tests that need an NVIDIA GPU
+# make flat      measure whether latency stays flat beside busy processes: docs/flat.md (FULL=1: the whole protocol)
 # make wheel     the wheel and the source distribution as PyPI would get them, into dist/
 # make mutants   wrong lines, each of which a test must notice (MUTANTS: words of their names, files or tests)
 # make docs      build the docs site into build/site, warnings being errors
@@ -13,7 +14,8 @@
 # make clean     remove all that was built (make distclean: .venv too)
 #
 # Variables: DEVICE (cpu or cuda; by default cuda where there is an NVIDIA driver), PYTHON (3.10 or newer),
-# MODEL (directory or .gguf), PROMPT, ARGS (more flags of `blink serve`), TESTS (more arguments of pytest).
+# MODEL (directory or .gguf), PROMPT, ARGS (more flags of `blink serve`), TESTS (more arguments of pytest),
+# URL (of a server to measure that runs already), FLAT (more flags of benchmarks/flat/run.py).
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,6 +23,9 @@ MODEL ?=
 PROMPT ?= In one sentence: what is a language model?
 ARGS ?=
 TESTS ?=
+URL ?=
+FULL ?=
+FLAT ?=
 MUTANTS ?=
 # Where a build of torch is taken from when pip's own configuration offers none.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -55,13 +60,19 @@ TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cud
 MAKEFLAGS += --no-print-directory
 
 .DELETE_ON_ERROR:
-.PHONY: serve demo test test-all test-gpu check lint docs mutants pins update-pins outdated print-device native wheel clean distclean
+.PHONY: serve demo flat test test-all test-gpu check lint docs mutants pins update-pins outdated print-device native wheel clean distclean
 
 serve: print-device $(VENV)/.engine-$(DEVICE)
 	@exec $(BIN)/blink serve $(MODEL) --device $(DEVICE) --sample-prompt "$(PROMPT)" $(ARGS)
 
 demo: print-device $(VENV)/.engine-$(DEVICE)
 	@exec $(BIN)/blink serve $(MODEL) --device $(DEVICE) --sample-prompt "$(PROMPT)" --exit-after-sample $(ARGS)
+
+# A CPU gets a load that it can carry.
+FLAT_LOAD := $(if $(filter cpu,$(DEVICE)),--rates 1 --mean-output-len 32)
+
+flat: $(if $(URL),,print-device) $(VENV)/.engine-$(DEVICE)
+	@exec $(BIN)/python benchmarks/flat/run.py $(if $(FULL),--full) $(if $(URL),--url $(URL) $(FLAT),$(FLAT_LOAD) $(FLAT) -- $(MODEL) --device $(DEVICE) $(ARGS))
 
 print-device:
 	@echo "Blink runs on the $(if $(filter cuda,$(DEVICE)),GPU,CPU) (DEVICE=$(DEVICE)): $(CHOICE)."

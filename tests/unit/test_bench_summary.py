@@ -185,8 +185,24 @@ def test_chart_is_well_formed_and_higher_values_are_higher() -> None:
     across, down = [float(dot.attrib["cx"]) for dot in dots], [float(dot.attrib["cy"]) for dot in dots]
     assert across == sorted(across)
     assert down == sorted(down, reverse=True)
-    assert all(0 <= x <= 660 for x in across)
+    assert all(0 <= x <= 510 for x in across)
     assert all(0 <= y <= 340 for y in down)
+
+
+def test_decades_are_equally_far_apart_on_a_logarithmic_axis() -> None:
+    line = Series("a", "red", False, [(0.02, 1.0), (0.2, 1.0), (2, 1.0), (200, 1.0)])
+    chart = ElementTree.fromstring(draw_chart("t", "x", "y", [line], is_x_logarithmic=True))
+    across = [float(dot.attrib["cx"]) for dot in chart.iter() if dot.tag.endswith("circle")]
+    decade = across[1] - across[0]
+    assert [across[2] - across[1], across[3] - across[2]] == pytest.approx([decade, 2 * decade], abs=0.2)
+    assert 64 <= across[0] < across[-1] <= 510.1
+
+
+@pytest.mark.parametrize("is_x_logarithmic", [False, True])
+def test_chart_of_equal_points_is_no_crash(is_x_logarithmic: bool) -> None:
+    lines = [Series("a", "red", False, [(1.0, 1.0), (1.0, 1.0)])]
+    assert "circle" in draw_chart("t", "x", "y", lines, is_x_logarithmic=is_x_logarithmic)
+    assert "circle" in draw_chart("t", "x", "y", [Series("a", "red", False, [(0.0, 1.0)])])
 
 
 def test_chart_of_one_point_or_none_is_no_crash() -> None:

@@ -20,7 +20,6 @@ from mkdocs_hooks import on_page_markdown
 
 # Pages of the navigation that are not yet written: stand-ins take their names.
 PENDING = {
-    "flat.md",
     "models.md",
 }
 _SECTIONS = ["Blink", "Start", "Use", "Operate", "How it works", "Contribute", "Benchmarks"]

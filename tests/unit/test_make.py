@@ -109,7 +109,7 @@ def test_an_installed_kind_is_kept_and_the_other_replaces_it(machine: Machine) -
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    "target", ["serve", "test", "test-all", "wheel", "mutants", "pins", "update-pins", "outdated", "native"]
+    "target", ["serve", "flat", "test", "test-all", "wheel", "mutants", "pins", "update-pins", "outdated", "native"]
 )
 def test_all_that_is_installed_has_the_version_that_is_known_to_work(
     machine: Machine, target: str, device: str
@@ -125,6 +125,14 @@ def test_long_tests_have_pins_of_their_own(machine: Machine) -> None:
     plan = machine.plan("test-all", "DEVICE=cpu")
     line = next(line for line in plan.splitlines() if "clients" in line and "install" in line)
     assert "--constraint constraints-clients.txt" in line and "'.[engine,dev,clients,ray]'" in line
+
+
+def test_flat_serves_the_model_itself_or_measures_the_server_that_is_named(machine: Machine) -> None:
+    on_gpu = machine.plan("flat", "DEVICE=cuda", "FULL=1", "MODEL=m", "ARGS=--seed 3", "FLAT=--runs 2")
+    assert "benchmarks/flat/run.py --full --runs 2 -- m --device cuda --seed 3" in " ".join(on_gpu.split())
+    assert "--rates 1 " in machine.plan("flat", "DEVICE=cpu")
+    [of_url] = [line for line in machine.plan("flat", "URL=http://a:1").splitlines() if "run.py" in line]
+    assert of_url.split("run.py")[1].split() == ["--url", "http://a:1"]
 
 
 def test_gpu_tests_name_what_they_need_instead_of_being_skipped(machine: Machine) -> None:
