@@ -21,7 +21,8 @@ from blink.sampling_params import SamplingParams
 from blink.structured_outputs import StructuralTag, Tag
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.conversation import flatten_messages
-from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS, CallFormat, ReasoningFormat
+from blink.text.message.format_kinds import CallFormat, ReasoningFormat
+from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS
 from blink.text.message.parser import MessageForm
 from blink.text.template import ChatTemplate
 from blink.text.tokenizer import NoTokenizer
