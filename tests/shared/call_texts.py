@@ -37,6 +37,8 @@ class Written(NamedTuple):
 
 _TITLE = 'War & "Peace" <1>'
 _BOOK = {"title": _TITLE, "pages": 12, "used": True}
+_CODE = {"title": "\n def f():\n\treturn '\\n'\n", "tags": ["a", "b"], "author": {"name": "é"}, "note": None}
+_LITERALS = {"title": 'a\néA"', "price": -1.5, "note": None, "tags": ["x", "y"], "author": {"name": 'b"c'}}
 _PLAIN = '{"title": "War & \\"Peace\\" <1>", "pages": 12, "used": true}'
 
 
@@ -51,7 +53,7 @@ def _qwen(name: str, tag: str) -> list[Written]:
     return [
         Written(
             name,
-            f"I will look.\n\n<{tag}>\n<function=book>\n<parameter=title>\nWar & \"Peace\" <1>\n</parameter>\n"
+            f'I will look.\n\n<{tag}>\n<function=book>\n<parameter=title>\nWar & "Peace" <1>\n</parameter>\n'
             f"<parameter=pages>\n12\n</parameter>\n<parameter=used>\nTrue\n</parameter>\n</function>\n</{tag}>",
             "I will look.",
             [("book", _BOOK)],
@@ -63,8 +65,7 @@ def _qwen(name: str, tag: str) -> list[Written]:
             f"<parameter=note>\nnull\n</parameter>\n</function>\n</{tag}>\n<{tag}>\n<function=now>\n</function>\n</{tag}>"
             "\nDone.",
             "\nDone.",
-            [("book", {"title": "\n def f():\n\treturn '\\n'\n", "tags": ["a", "b"], "author": {"name": "é"}, "note": None}),
-             ("now", {})],
+            [("book", _CODE), ("now", {})],
         ),
         Written(
             name,
@@ -79,7 +80,7 @@ def _qwen(name: str, tag: str) -> list[Written]:
             "",
             [("book", {"extra": [1, {}], "unknown": "free text"})],
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _glm(name: str, line: str) -> list[Written]:
@@ -106,7 +107,10 @@ def _glm(name: str, line: str) -> list[Written]:
 
 def _deepseek(name: str, call: str) -> list[Written]:
     begin, end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-    first, second = call.replace("NAME", "book").replace("ARGS", _PLAIN), call.replace("NAME", "now").replace("ARGS", "{}")
+    first, second = (
+        call.replace("NAME", "book").replace("ARGS", _PLAIN),
+        call.replace("NAME", "now").replace("ARGS", "{}"),
+    )
     return [
         Written(name, f"Sure.{begin}{first}{end}", "Sure.", [("book", _BOOK)]),
         Written(name, f"{begin}{first}\n{second}{end} So", " So", [("book", _BOOK), ("now", {})]),
@@ -123,10 +127,9 @@ def _python(name: str, before: str, behind: str, separator: str = ", ") -> list[
             f'{before}now(){separator}book(title="a\\n\\u00e9\\x41\\"", price=-1.5, note=None, tags=["x", \'y\',],'
             f' author={{"name": """b"c"""}}){behind}',
             "",
-            [("now", {}),
-             ("book", {"title": 'a\né' + 'A"', "price": -1.5, "note": None, "tags": ["x", "y"], "author": {"name": 'b"c'}})],
+            [("now", {}), ("book", _LITERALS)],
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _gemma(name: str, begin: str, end: str, quote: str) -> list[Written]:
@@ -173,7 +176,9 @@ def _step() -> list[Written]:
     mark, pairs = "steptml:", (("title", "", _TITLE), ("pages", "", "12"), ("used", "", "true"))
     book, now = call(_invoke(mark, *pairs)), call(_invoke(mark, name="now"))
     return [
-        Written("step3", f"<｜tool_calls_begin｜>\n{book}\n{now}\n<｜tool_calls_end｜>", "", [("book", _BOOK), ("now", {})]),
+        Written(
+            "step3", f"<｜tool_calls_begin｜>\n{book}\n{now}\n<｜tool_calls_end｜>", "", [("book", _BOOK), ("now", {})]
+        ),
         Written("step3", f"So: {book}", "So:", [("book", _BOOK)]),
     ]
 
@@ -191,9 +196,7 @@ def _tags(name: str, outer: str, mark: str = "", words: tuple[str, str] = ("", "
 TEXTS = [
     *_qwen("qwen3_coder", "tool_call"),
     *_qwen("seed_oss", "seed:tool_call"),
-    *_deepseek(
-        "deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGS\n```<｜tool▁call▁end｜>"
-    ),
+    *_deepseek("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGS\n```<｜tool▁call▁end｜>"),
     *_deepseek("deepseek_v31", "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGS<｜tool▁call▁end｜>"),
     *(
         each

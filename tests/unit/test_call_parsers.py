@@ -187,7 +187,10 @@ def test_arguments_have_the_types_of_the_schema(schema: Any, text: str, value: A
     [
         ("<tool_call>\n<function=' + call.name + '>", "qwen3_coder"),
         ("<seed:tool_call>\n<function=", "seed_oss"),
-        ("'<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n```json\\n'", "deepseek_v3"),
+        (
+            "'<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n```json\\n'",
+            "deepseek_v3",
+        ),
         ("'<｜tool▁call▁begin｜>' + tool['function']['name'] + '<｜tool▁sep｜>'", "deepseek_v31"),
         ("<｜DSML｜function_calls>", "deepseek_v32"),
         ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>", "glm45"),

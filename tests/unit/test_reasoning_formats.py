@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,18 @@ def test_reasoning_is_told_from_content_at_each_cut(
         assert (text_of(parts, Reasoning), text_of(parts, Content)) == (reasoning, content)
 
 
-PIECES = ["<think>", "</think>", "Here is my ", "thought process:", "response:", "<answer>", "</answer>", "\n", "a", "<"]
+PIECES = [
+    "<think>",
+    "</think>",
+    "Here is my ",
+    "thought process:",
+    "response:",
+    "<answer>",
+    "</answer>",
+    "\n",
+    "a",
+    "<",
+]
 
 
 @given(st.sampled_from(TAGGED), st.sampled_from([None, True, False]), st.lists(st.sampled_from(PIECES), max_size=9))
@@ -89,17 +101,18 @@ def test_calls_end_reasoning_that_has_no_end() -> None:
         ("<|tool_calls_section_begin|> <think></think>", "kimi_k2"),
         ("<think> <answer>", "hunyuan_a13b"),
         ("<|channel>thought", "gemma4"),
-        ("{{ messages[0].content }}", ""),
+        ("An <answer> or a <response>: {{ messages[0].content }}", ""),
     ],
 )
 def test_the_template_tells_the_format(template: str, name: str) -> None:
-    assert find_reasoning_format(template) == name
+    found = find_reasoning_format(template)
+    assert found == (replace(REASONING_FORMATS[name], begins_inside=False) if name else None)
 
 
 def test_auto_is_by_the_template_and_none_is_none(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0].content }}<think>")
-    assert load_assets(FrontendConfig(chat_template=str(template))).reasoning_format is REASONING_FORMATS["qwen3"]
+    assert load_assets(FrontendConfig(chat_template=str(template))).reasoning_format == REASONING_FORMATS["qwen3"]
     assert load_assets(FrontendConfig(chat_template=str(template), reasoning_parser="none")).reasoning_format is None
 
 

@@ -85,9 +85,7 @@ def _compile_documents(layout: Layout, assemble: Callable[[Callable[..., Express
     return build_automaton(assemble(compile_one), rules)
 
 
-def _json_or_calls(
-    params: StructuredOutputsParams, schema: Any, compile_one: Callable[..., Expression]
-) -> Expression:
+def _json_or_calls(params: StructuredOutputsParams, schema: Any, compile_one: Callable[..., Expression]) -> Expression:
     if params.channels is not None:
         return compile_channels(params.channels, compile_one(schema), compile_one)
     forms = [compile_one(schema)]

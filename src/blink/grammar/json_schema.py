@@ -85,6 +85,11 @@ class SchemaCompiler:
         """Return the values of a node."""
         return self._forms.form(node, Reading.NARROW)
 
+    def rule(self, name: str, expression: Expression) -> Expression:
+        """Return the call of a rule that is the same for all schemas."""
+        self.rules[name] = expression
+        return Call(name)
+
     def _write_rules(self) -> None:
         while self._left:
             name, node = self._left.pop()

@@ -15,18 +15,18 @@ from blink.grammar.expression import (
     Expression,
     Regular,
     Repeat,
-    complement,
     choice,
+    complement,
     series,
     union,
 )
-from blink.grammar.forms import Form, any_form
+from blink.grammar.forms import Form, any_form, form_of_types, no_form
 from blink.grammar.language import ANY_TEXTS, Language
 from blink.grammar.literal import literal
 from blink.grammar.nodes import ANYTHING, Node
 from blink.grammar.numbers import whole_numbers
 from blink.grammar.pattern import pattern_language
-from blink.grammar.strings import NO_STRINGS, Part
+from blink.grammar.strings import ALL_STRINGS, NO_STRINGS, Part
 from blink.structured_outputs import Parameters
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]{0,63}"  # of a member that is not declared
@@ -34,15 +34,16 @@ _UNWRITABLE = frozenset('<>"\n')  # in a declared name
 _MAX_NAME = 256
 _MAX_COUNTED = 200  # characters of a text that are counted together with what it must not hold
 _SPACE = r"[ \t\r\n]*"
-# Texts that are read as values of other types than strings, where these are allowed beside strings.
+# Texts that are read as values of other types than strings, where these are allowed beside strings: whole ones,
 READ_AS = {
     "null": "null|None",
     "boolean": "true|false|True|False",
     "integer": r"[+-]?[0-9]+(?:\.0*)?",
     "number": r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?",
-    "object": r"\{[\s\S]*",
-    "array": r"\[[\s\S]*",
 }
+READ_AS_FROM = {"object": "{", "array": "["}  # and those that begin so.
+_PATTERNS = READ_AS | {name: rf"\{first}(?:[^{{]|\{{)*" for name, first in READ_AS_FROM.items()}
+_TEXT_RULE = "any text"
 
 
 class Compiler(Protocol):
@@ -51,6 +52,7 @@ class Compiler(Protocol):
     def form(self, node: Node) -> Form: ...
     def value(self, node: Node) -> Expression: ...
     def write(self, form: Form) -> Expression: ...
+    def rule(self, name: str, expression: Expression) -> Expression: ...
 
 
 class MemberWriter:
@@ -76,24 +78,30 @@ class MemberWriter:
         written = self._parameters
         form = any_form() if node is ANYTHING else self._compiler.form(node)
         before, behind = written.begin.split("%s")
-        value = self._value(node, form)
-        return series(literal(before), name, literal(behind), value, literal(written.end))
+        return series(literal(before), name, literal(behind), self._value(node, form))
 
     def _value(self, node: Node, form: Form) -> Expression:
-        written = self._parameters
+        """Return a value and what ends it."""
+        written, end = self._parameters, literal(self._parameters.end)
         if written.text is None:
-            return self._python(node, form)
-        if form == any_form() and not written.tells_texts:
-            return Regular(_without(written.stops))  # any text is some value: that of its JSON, or a string
+            return series(self._python(node, form), end)
+        before, behind = map(literal, written.text)
         rest = replace(form, strings=NO_STRINGS)
+        types = frozenset[str]() if written.tells_texts else _types(rest)
         options: list[Expression] = []
-        if form.strings.parts:
-            others = frozenset[str]() if written.tells_texts else _types(rest)
-            texts = choice([self._text(part, others) for part in form.strings.parts])
-            options.append(series(literal(written.text[0]), texts, literal(written.text[1])))
+        # Where values of other types may be any of these, each text is one of them, or a string.
+        if form.strings == ALL_STRINGS and rest == form_of_types(types):
+            rest = no_form()
+            types = frozenset()
+        if form.strings == ALL_STRINGS and not types:
+            text = series(Regular(_without(written.stops)), behind, end)
+            options.append(series(before, self._compiler.rule(_TEXT_RULE, text)))
+        elif form.strings.parts:
+            texts = choice([self._text(part, types) for part in form.strings.parts])
+            options.append(series(before, texts, behind, end))
         if not rest.is_empty:
             value = self._compiler.write(rest) if options else self._compiler.value(node)
-            options.append(series(literal(written.before_json), value))
+            options.append(series(literal(written.before_json), value, end))
         return choice(options)
 
     def _python(self, node: Node, form: Form) -> Expression:
@@ -111,7 +119,7 @@ class MemberWriter:
             return Repeat(Chars(complement(union(firsts))), part.least, part.most)
         known = part.exact & _without(stops)
         for name in sorted(others):
-            known = known - pattern_language(f"{_SPACE}(?:{READ_AS[name]}){_SPACE}", searches=False)
+            known = known - pattern_language(f"{_SPACE}(?:{_PATTERNS[name]}){_SPACE}", searches=False)
         return Regular(known)
 
 

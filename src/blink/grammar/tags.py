@@ -10,6 +10,7 @@ from blink.grammar.expression import Expression, Repeat, Text, Until, choice, se
 from blink.grammar.literal import literal
 from blink.structured_outputs import StructuralTag, StructuredOutputsParams
 
+
 def compile_tags(tag: StructuralTag, compile_schema: Callable[..., Expression]) -> Expression:
     """Return the texts that a structural tag describes.
 

@@ -108,7 +108,7 @@ def _message_formats(
     if config.tool_call_parser == "auto" and reasoning is HARMONY_REASONING:
         calls = HARMONY
     if config.reasoning_parser == "auto":
-        reasoning = HARMONY_REASONING if calls is HARMONY else REASONING_FORMATS.get(find_reasoning_format(template))
+        reasoning = HARMONY_REASONING if calls is HARMONY else find_reasoning_format(template)
     if reasoning is not None and reasoning.uses_harmony is not (calls is HARMONY):
         raise ConfigError(
             f"--tool-call-parser {config.tool_call_parser} and --reasoning-parser {config.reasoning_parser} do not fit:"

@@ -45,6 +45,7 @@ def message_form(
         names=frozenset() if use is None else use.names,
         schemas={} if use is None else schemas_of(use),
         parallel=use is None or use.parallel,
+        num_earlier_calls=sum(len(message.get("tool_calls") or ()) for message in body.messages) if use else 0,
         is_named=use is not None and use.choice == "named",
         uses_harmony=assets.uses_harmony,
     )

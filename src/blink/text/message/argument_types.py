@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from blink.grammar.members import READ_AS
+from blink.grammar.members import READ_AS, READ_AS_FROM
 from blink.grammar.schema_forms import KINDS
 
 STRING = frozenset({"string"})
@@ -43,9 +43,10 @@ def to_json(text: str, types: frozenset[str]) -> str:
         return word.lower()
     if kind == "integer":
         return _INTEGER.sub(lambda found: ("-" if found[1] == "-" else "") + found[2], word)
-    if kind == "number" or (kind != "string" and _is_json(word)):
+    if kind == "number":
         return word
-    return quote(text)
+    may_be_json = any(name in types and word.startswith(first) for name, first in READ_AS_FROM.items())
+    return word if may_be_json and _is_json(word) else quote(text)
 
 
 def quote(text: str) -> str:

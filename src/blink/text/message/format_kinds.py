@@ -28,6 +28,7 @@ class CallFormat:
     tags: Tags | None = None  # arguments stand one by one
     literals: Literals | None = None  # arguments stand in another notation than JSON's
     id_chars: int = 0  # of a call's id, where the template insists; 0: any
+    id_form: str = ""  # of a call's id with its function's name and its number, where the template shows no other name
     trigger: str  # what nothing but a call begins with
     prefix: str = ""
     begin: str = '{"name": "%s", "arguments": '

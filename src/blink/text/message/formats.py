@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from blink.text.message.format_kinds import CallFormat, ReasoningFormat
 from blink.text.message.json_formats import JSON_FORMATS
@@ -33,7 +34,7 @@ REASONING_FORMATS = {
 }
 
 _Signs = Sequence[tuple[str, tuple[str, ...]]]
-# The first of them that has one of its signs in the template.
+# The first is chosen of which the template has one sign of calls, or all signs of reasoning.
 _CALL_SIGNS: _Signs = (
     ("openai", ("<|channel|>commentary",)),
     ("seed_oss", ("<seed:tool_call>",)),
@@ -68,22 +69,25 @@ _REASONING_SIGNS: _Signs = (
     ("gemma4", ("<|channel>thought",)),
     ("mistral", ("[THINK]",)),
     ("granite", ("Here is my thought process:",)),
-    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    ("hunyuan_a13b", ("<answer>",)),
-    ("ernie45", ("<response>",)),
-    ("qwen3", ("<think>", "</think>")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>", "<think>")),
+    ("hunyuan_a13b", ("<answer>", "<think>")),
+    ("ernie45", ("<response>", "<think>")),
+    ("qwen3", ("<think>",)),
+    ("qwen3", ("</think>",)),
 )
 
 
 def find_call_format(template: str) -> str:
     """Return the name of the format of calls that a chat template speaks, empty for none that is known."""
-    return _find(template, _CALL_SIGNS)
+    return next((name for name, signs in _CALL_SIGNS if any(sign in template for sign in signs)), "")
 
 
-def find_reasoning_format(template: str) -> str:
-    """Return the name of the format of reasoning that a chat template speaks, empty for none that is known."""
-    return _find(template, _REASONING_SIGNS)
+def find_reasoning_format(template: str) -> ReasoningFormat | None:
+    """Return the format of reasoning that a chat template speaks, None for none that is known.
 
-
-def _find(template: str, signs: _Signs) -> str:
-    return next((name for name, marks in signs if any(mark in template for mark in marks)), "")
+    It begins with its opening tag, of the prompt or of the reply.
+    """
+    for name, signs in _REASONING_SIGNS:
+        if all(sign in template for sign in signs):
+            return replace(REASONING_FORMATS[name], begins_inside=False)
+    return None

@@ -83,6 +83,7 @@ JSON_FORMATS = {
             "%s:%d~<|tool_call_argument_begin|>~&{",
             "%s~<|tool_call_argument_begin|>~&{",
         ),
+        id_form="functions.%s:%d",
         trigger="<|tool_calls_section_begin|>",
         prefix="<|tool_calls_section_begin|>",
         begin="<|tool_call_begin|>functions.%s:0<|tool_call_argument_begin|>",

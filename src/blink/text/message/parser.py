@@ -25,6 +25,7 @@ class MessageForm:
     names: frozenset[str] = frozenset()
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, "Mapping[str, Any]"])  # of arguments
     parallel: bool = True
+    num_earlier_calls: int = 0  # in the conversation
     is_named: bool = False  # the one function that must be called was named
     uses_harmony: bool = False  # the text is gpt-oss' format, with its marks
 
