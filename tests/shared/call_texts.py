@@ -218,6 +218,7 @@ TEXTS = [
     *_list("jamba", "<tool_calls>[", "]</tool_calls>"),
     *_list("minimax", "<tool_calls>\n", "\n</tool_calls>"),
     *_list("xlam", "[", "]"),
+    *_list("llama3_json", "<|python_start|>", "<|python_end|>", "parameters"),
     *_list("internlm", "<|action_start|><|plugin|>\n", "<|action_end|>", "parameters"),
     *_list("longcat", "<longcat_tool_call>\n", "\n</longcat_tool_call>"),
 ]

@@ -187,6 +187,16 @@ def test_any_object_may_be_written(name: str) -> None:
         assert automaton.accepts(text.encode()) and read(name, text, use) == [arguments]
 
 
+@pytest.mark.parametrize("name", ["glm47", "step3"])
+def test_the_number_of_members_is_kept(name: str) -> None:
+    for parameters, most in (({"maxProperties": 0}, 0), ({"maxProperties": 1, "properties": {"a": {}, "b": {}}}, 1)):
+        use = ToolUse((Function("f", {"type": "object", **parameters}),), "required")
+        automaton = automaton_of(name, use)
+        for size in range(3):
+            text = write(name, dict.fromkeys("ab"[:size], 1), "f")
+            assert automaton.accepts(text.encode()) is (size <= most)
+
+
 @pytest.mark.parametrize(("name", "key"), [("qwen3_coder", "a>b"), ("pythonic", "a b"), ("gemma4", "a:b")])
 def test_a_name_that_cannot_be_written_is_refused(name: str, key: str) -> None:
     with pytest.raises(BadRequestError, match="cannot be written"):

@@ -168,6 +168,8 @@ class SchemaCompiler:
             separator: between two.
             behind: behind the last.
         """
+        if shape.most == 0:
+            return EMPTY
         names = dict.fromkeys([*shape.listed, *shape.required])
         if len(names) > _MAX_MEMBERS:
             raise GrammarTooLargeError(f"an object may have {_MAX_MEMBERS} members that are declared")
@@ -177,7 +179,7 @@ class SchemaCompiler:
             if (node := shape.member(name)) is not NOTHING or name in shape.required
         ]
         others: Expression | None = None
-        if shape.most != 0 and (shape.writes_rest or not names):
+        if shape.writes_rest or not names:
             declared = texts(names) if shape.rest and names else NO_TEXTS
             classes = [(language - declared, node) for language, node in shape.rest if node is not NOTHING]
             found = [other(language, node) for language, node in classes if not language.is_empty]

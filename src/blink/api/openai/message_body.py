@@ -17,7 +17,7 @@ _REASONING_NAMES = ("reasoning_content", "reasoning")
 
 
 def new_call_id(form: MessageForm, name: str, index: int) -> str:
-    """Return an id for a call of a function by its index in the message, in the form that the model's template takes."""
+    """Return an id for a message's call of a function, in the form that the model's template takes."""
     if form.calls is not None and form.calls.id_form:
         return form.calls.id_form % (name, form.num_earlier_calls + index)
     length = form.calls.id_chars if form.calls is not None else 0

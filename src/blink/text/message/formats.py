@@ -34,7 +34,7 @@ REASONING_FORMATS = {
 }
 
 _Signs = Sequence[tuple[str, tuple[str, ...]]]
-# The first is chosen of which the template has one sign of calls, or all signs of reasoning.
+# The first is chosen of which the template has all signs.
 _CALL_SIGNS: _Signs = (
     ("openai", ("<|channel|>commentary",)),
     ("seed_oss", ("<seed:tool_call>",)),
@@ -45,24 +45,27 @@ _CALL_SIGNS: _Signs = (
     ("qwen3_coder", ("<function=",)),
     ("glm47", ("</arg_key><arg_value>",)),
     ("glm45", ("<arg_key>",)),
-    ("deepseek_v3", ("function<｜tool▁sep｜>", "'<｜tool▁sep｜>' + tool['function']['name'] + '\\n```json")),
-    ("deepseek_v31", ("<｜tool▁call▁begin｜>",)),
+    ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁sep｜>",)),
     ("kimi_k2", ("<|tool_call_argument_begin|>",)),
     ("gemma4", ("<|tool_call>",)),
     ("functiongemma", ("<start_function_call>",)),
     ("lfm2", ("<|tool_call_start|>",)),
+    ("llama3_json", ('"parameters": dictionary of argument name',)),
     ("llama4_pythonic", ("<|python_start|>",)),
     ("olmo3", ("<function_calls>",)),
     ("internlm", ("<|action_start|>",)),
     ("longcat", ("<longcat_tool_call>",)),
-    ("jamba", ("<tool_calls>[", "<tool_calls>\\n[")),
+    ("jamba", ("<tool_calls>[",)),
     ("minimax", ("<tool_calls>",)),
     ("hermes", ("<tool_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
-    ("phi4_mini_json", ("functools[", "<|/tool|>", "<|/tool_call|>")),
+    ("phi4_mini_json", ("functools[",)),
+    ("phi4_mini_json", ("<|/tool|>",)),
+    ("phi4_mini_json", ("<|/tool_call|>",)),
     ("granite", ("<|tool_call|>",)),
     ("pythonic", ("func_name1(params_name1=",)),
-    ("llama3_json", ("<|python_tag|>", '"parameters": dictionary of argument name')),
+    ("llama3_json", ("<|python_tag|>",)),
 )
 _REASONING_SIGNS: _Signs = (
     ("seed_oss", ("<seed:think>",)),
@@ -79,7 +82,7 @@ _REASONING_SIGNS: _Signs = (
 
 def find_call_format(template: str) -> str:
     """Return the name of the format of calls that a chat template speaks, empty for none that is known."""
-    return next((name for name, signs in _CALL_SIGNS if any(sign in template for sign in signs)), "")
+    return _find(template, _CALL_SIGNS)
 
 
 def find_reasoning_format(template: str) -> ReasoningFormat | None:
@@ -87,7 +90,9 @@ def find_reasoning_format(template: str) -> ReasoningFormat | None:
 
     It begins with its opening tag, of the prompt or of the reply.
     """
-    for name, signs in _REASONING_SIGNS:
-        if all(sign in template for sign in signs):
-            return replace(REASONING_FORMATS[name], begins_inside=False)
-    return None
+    name = _find(template, _REASONING_SIGNS)
+    return replace(REASONING_FORMATS[name], begins_inside=False) if name else None
+
+
+def _find(template: str, known: _Signs) -> str:
+    return next((name for name, signs in known if all(sign in template for sign in signs)), "")

@@ -35,7 +35,8 @@ JSON_FORMATS = {
     "hermes": HERMES,
     "longcat": _tagged("<longcat_tool_call>", "</longcat_tool_call>"),
     "llama3_json": CallFormat(
-        opens=("<|python_tag|>",),
+        opens=("<|python_tag|>", "<|python_start|>"),
+        closes=("<|python_end|>",),
         bare_starts="{[",
         trigger='{"name": "',
         begin='{"name": "%s", "parameters": ',
