@@ -170,6 +170,16 @@ def test_markers_may_be_special_tokens(name: str) -> None:
     assert automaton_of(name).accepts(text)
 
 
+def test_a_special_token_may_stand_inside_of_a_marker() -> None:
+    strict = ToolUse((Function("book", SCHEMA, strict=True),))
+    text = f"So: {write('deepseek_v32', {'title': 'a', 'pages': 1})}".encode()
+    marked = text.replace("｜DSML｜".encode(), SPECIAL_MARK + "｜DSML｜".encode())
+    for use, shown in ((strict, b"So: "), (USE, b"")):
+        automaton = automaton_of("deepseek_v32", use)
+        for each in (text, marked):
+            assert automaton.accepts(shown + each.removeprefix(b"So: "))
+
+
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
 def test_calls_of_the_models_choice_keep_their_schema(name: str) -> None:
     automaton = automaton_of(name, ToolUse((Function("book", SCHEMA),)))

@@ -20,3 +20,8 @@ def literal(text: str) -> Expression:
     for part in _PLACES.split(text):
         parts += [optional(Text(SPECIAL_MARK)), part]
     return series(*parts)
+
+
+def inner_places(text: str) -> tuple[int, ...]:
+    """Return the places in a text's bytes, other than its beginning, where a special token may begin."""
+    return tuple(len(text[: found.start()].encode()) for found in _PLACES.finditer(text))

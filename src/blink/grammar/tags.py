@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from blink.grammar.errors import GrammarError
 from blink.grammar.expression import Expression, Repeat, Text, Until, choice, series
-from blink.grammar.literal import literal
+from blink.grammar.literal import inner_places, literal
 from blink.structured_outputs import StructuralTag, StructuredOutputsParams
 
 
@@ -30,11 +30,10 @@ def compile_tags(tag: StructuralTag, compile_schema: Callable[..., Expression]) 
             )
             for each in tag.tags
         ]
-        if tag.max_tags == 1:
-            return Until(tag.trigger.encode(), choice(rests), is_once=True)
-        if tag.max_tags is not None:
+        if tag.max_tags not in (None, 1):
             raise GrammarError("max_tags with a trigger may be 1 only")
-        return Until(tag.trigger.encode(), choice(rests))
+        is_once = tag.max_tags == 1
+        return Until(tag.trigger.encode(), choice(rests), is_once=is_once, places=inner_places(tag.trigger))
     tags = choice(
         [
             series(literal(each.begin), compile_schema(each.schema, each.parameters), literal(each.end))
