@@ -11,6 +11,17 @@ from typing import Any
 from blink.errors import ConfigError
 
 KEY_VARIABLES = ("BLINK_API_KEY", "VLLM_API_KEY")  # each holds an API key
+# By vLLM's names, beside auto (blink.text.message.formats).
+_CALL_FORMATS = (
+    "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4", "glm45", "glm47",
+    "granite", "hermes", "internlm", "jamba", "kimi_k2", "lfm2", "llama3_json", "llama4_pythonic", "longcat",
+    "minimax", "minimax_m2", "mistral", "olmo3", "openai", "phi4_mini_json", "pythonic", "qwen3_coder", "seed_oss",
+    "step3", "xlam",
+)  # fmt: skip
+_REASONING_FORMATS = (
+    "deepseek_r1", "ernie45", "gemma4", "granite", "hunyuan_a13b", "kimi_k2", "minimax_m2_append_think", "mistral",
+    "openai_gptoss", "qwen3", "seed_oss",
+)  # fmt: skip
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "bfloat16", "float16")
 
 
@@ -247,12 +258,12 @@ class FrontendConfig:
     tool_call_parser: str = option(
         "auto",
         "how the model writes tool calls; auto: as its chat template says",
-        choices=("auto", "granite", "hermes", "llama3_json", "mistral", "openai", "phi4_mini_json"),
+        choices=("auto", *_CALL_FORMATS),
     )
     reasoning_parser: str = option(
         "auto",
-        "how the model marks its reasoning, which then is apart from the answer; auto: gpt-oss' by its chat template",
-        choices=("auto", "none", "deepseek_r1", "mistral", "openai_gptoss", "qwen3"),
+        "how the model marks its reasoning, which then is apart from the answer; auto: as its chat template says",
+        choices=("auto", "none", *_REASONING_FORMATS),
     )
     engine_timeout: float = option(3.0, "seconds without engine heartbeat after which open requests fail")
     shutdown_timeout: float = option(30.0, "seconds to finish open requests after SIGTERM")

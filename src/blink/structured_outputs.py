@@ -14,13 +14,43 @@ MAX_TAGS = 256
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Describe how an object's members are written one by one, each as `begin`, its value and `end`.
+
+    Args:
+        begin: with %s for the member's name.
+        end: behind a value.
+        separator: between two members.
+        text: what stands around a string's text; None: strings are JSON, as all other values.
+        before_json: before what is no string. If neither this nor `text` has anything, the text itself tells strings
+            from other values.
+        stops: what no string's text may hold.
+        is_python: true, false and null are Python's.
+    """
+
+    begin: str
+    end: str = ""
+    separator: str = ""
+    text: tuple[str, str] | None = ("", "")
+    before_json: str = ""
+    stops: tuple[str, ...] = ()
+    is_python: bool = False
+
+    @property
+    def tells_texts(self) -> bool:
+        """Say whether something else than a text tells it from other values."""
+        return self.text is None or bool(self.text[0] or self.before_json)
+
+
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A text, a JSON value of a schema, and a text behind it."""
+    """A text, a JSON value of a schema or the members of one, and a text behind it."""
 
     begin: str
     schema: Mapping[str, Any] | bool
     end: str
+    parameters: Parameters | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

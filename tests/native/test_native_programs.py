@@ -50,7 +50,7 @@ def check_threads(compile_native: Compile, sanitizer: str, lanes: int, sequences
 
 
 def test_threads_deliver_every_token_without_a_race(compile_native: Compile) -> None:
-    check_threads(compile_native, "thread", lanes=2, sequences=30)
+    check_threads(compile_native, "thread", lanes=2, sequences=36)
 
 
 @pytest.mark.long
@@ -71,7 +71,7 @@ def check_fuzz(program: Path, entries: int, seed: int, timeout: float) -> None:
 
 def test_random_entries_words_and_arenas_of_one_frontend_harm_nobody(compile_native: Compile) -> None:
     program = build(compile_native, "fuzz.cpp", "address,undefined", "-O1")
-    check_fuzz(program, 15_000, 3, timeout=100)
+    check_fuzz(program, 40_000, 3, timeout=100)
 
 
 @pytest.mark.long

@@ -23,6 +23,7 @@ from blink.text.generation import Generation
 from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS
 from blink.text.message.parser import MessageForm
 from blink.text.tokenizer import Tokenizer
+from call_texts import NAMES, SCHEMAS, TEXTS
 from played_generation import PlayedGeneration, reply_of
 from small_tokenizer import load_small_assets
 
@@ -133,6 +134,20 @@ def test_mistrals_ids_are_what_its_template_takes(tokenizer: Tokenizer) -> None:
     text = '[TOOL_CALLS] [{"name": "add", "arguments": {}}]'
     (call,) = Play(tokenizer, text, message=form).whole()["choices"][0]["message"]["tool_calls"]
     assert len(call["id"]) == 9 and call["id"].isalnum()
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "pythonic", "glm45"])
+def test_typed_arguments_stream_as_they_are_whole(tokenizer: Tokenizer, name: str) -> None:
+    """Arguments that are no JSON in the model's text are so in each API."""
+    text, _, calls = next(each for each in TEXTS if each.format == name)[1:]
+    form = MessageForm(calls=CALL_FORMATS[name], names=NAMES, schemas=SCHEMAS)
+    whole = Play(tokenizer, text, message=form).whole()["choices"][0]["message"]
+    functions = [call["function"] for call in whole["tool_calls"]]
+    assert [(each["name"], json.loads(each["arguments"])) for each in functions] == calls
+    deltas = [chunk["choices"][0]["delta"] for chunk in Play(tokenizer, text, message=form).stream()]
+    pieces = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(pieces) == functions[0]["arguments"] and len(pieces) > 10
+    assert "".join(delta.get("content") or "" for delta in deltas) == (whole["content"] or "")
 
 
 ECHO = b'{"tools":[],"tool_choice":"auto","parallel_tool_calls":true}'

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from blink.api.openai.message_body import full_message, new_call_id
 from blink.api.openai.message_form import message_form
 from blink.api.openai.sampling import build_sampling_params
 from blink.api.openai.schema import ChatBody
@@ -21,8 +22,10 @@ from blink.sampling_params import SamplingParams
 from blink.structured_outputs import StructuralTag, Tag
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.conversation import flatten_messages
-from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS, CallFormat, ReasoningFormat
+from blink.text.message.format_kinds import CallFormat, ReasoningFormat
+from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS
 from blink.text.message.parser import MessageForm
+from blink.text.message.parts import CallOpened
 from blink.text.template import ChatTemplate
 from blink.text.tokenizer import NoTokenizer
 from blink.text.tool_prompt import put_tools_in_message, tell_tools
@@ -217,6 +220,22 @@ def test_what_the_model_cannot_choose_is_refused_with_what_to_do() -> None:
     with pytest.raises(BadRequestError, match="--no-enable-auto-tool-choice"):
         message_form(body_of(tools=[tool()]), assets_of(), may_choose=False)
     assert tag_of(assets_of(None), tools=[tool()], tool_choice="required") is not None
+
+
+def test_replies_are_read_by_the_schemas_of_the_tools() -> None:
+    form = message_form(body_of(tools=[tool("f"), tool("g", parameters=None)]), assets_of(), may_choose=True)
+    assert form is not None and form.schemas == {"f": SCHEMA, "g": NO_ARGUMENTS}
+
+
+def test_ids_of_calls_go_on_where_the_template_shows_no_other_name() -> None:
+    earlier = {"role": "assistant", "tool_calls": [CALL, CALL]}
+    body = ChatBody.model_validate({"messages": [*MESSAGES, earlier, *MESSAGES], "tools": [tool()]})
+    form = message_form(body, assets_of(CALL_FORMATS["kimi_k2"]), may_choose=True)
+    assert form is not None
+    assert new_call_id(form, "add", 1) == "functions.add:3"
+    assert [call["id"] for call in full_message("assistant", [CallOpened("add")], form)["tool_calls"]] == [
+        "functions.add:2"
+    ]
 
 
 def test_plain_chats_are_not_read_as_messages() -> None:

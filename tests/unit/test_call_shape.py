@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blink.text.call_shape import read_call_shape
-from blink.text.message.formats import CallFormat
+from blink.text.message.format_kinds import CallFormat
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, merge
 from blink.text.message.tool_use import Function, ToolUse, constrain

@@ -28,7 +28,7 @@ from blink.api.serving.session import Session
 from blink.config import FrontendConfig, ModelConfig
 from blink.errors import BadRequestError, ConfigError
 from blink.grammar.compiler import compile_structured
-from blink.grammar.tags import SPECIAL_MARK
+from blink.grammar.literal import SPECIAL_MARK
 from blink.region.layout import FinishReason
 from blink.request.planner import Planner
 from blink.sampling_params import SamplingParams

@@ -86,6 +86,7 @@ STARTING = [
     "--model {folder} --host 0.0.0.0 --port 8000 --uvicorn-log-level warning",
     "--config {file}",
     f"{_GGUF}:Q4_K_M",
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct --enable-auto-tool-choice --tool-call-parser qwen3_coder",
     "meta-llama/Llama-3.1-8B-Instruct --enable-auto-tool-choice --tool-call-parser llama3_json"
     " --chat-template examples/tool_chat_template_llama3.1_json.jinja",
 ]
@@ -97,9 +98,7 @@ REFUSED = [
         "not yet: speculation",
     ),
     ("meta-llama/Llama-3.1-8B-Instruct --enable-lora --lora-modules sql=org/sql-lora", "not yet: LoRA"),
-    # What these need is the work of others: a family, and a form of tool calls.
     ("facebook/opt-125m", "model type 'opt' is not supported"),
-    ("Qwen/Qwen3-Coder-30B-A3B-Instruct --enable-auto-tool-choice --tool-call-parser qwen3_coder", "qwen3_coder"),
 ]
 
 

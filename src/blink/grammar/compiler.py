@@ -22,7 +22,7 @@ from blink.grammar.json_text import Layout
 from blink.grammar.pattern import without_both
 from blink.grammar.regex import parse_regex
 from blink.grammar.tags import compile_tags, place_behind_reasoning
-from blink.structured_outputs import StructuredOutputsParams
+from blink.structured_outputs import Parameters, StructuredOutputsParams
 
 MAX_GRAMMAR_BYTES = 256 << 10
 _PARAM = "structured_outputs"
@@ -73,21 +73,19 @@ def _place(params: StructuredOutputsParams, form: Expression) -> Expression:
     return place_behind_reasoning(params, form)
 
 
-def _compile_documents(layout: Layout, assemble: Callable[[Callable[[Any], Expression]], Expression]) -> bytes:
+def _compile_documents(layout: Layout, assemble: Callable[[Callable[..., Expression]], Expression]) -> bytes:
     rules = layout.rules()
 
-    def compile_one(schema: Any) -> Expression:
+    def compile_one(schema: Any, parameters: Parameters | None = None) -> Expression:
         compiler = SchemaCompiler(_own_copy(schema), layout, f"{len(rules)} ")
-        found = compiler.compile()
+        found = compiler.compile() if parameters is None else compiler.compile_members(parameters)
         rules.update(compiler.rules)
         return found
 
     return build_automaton(assemble(compile_one), rules)
 
 
-def _json_or_calls(
-    params: StructuredOutputsParams, schema: Any, compile_one: Callable[[Any], Expression]
-) -> Expression:
+def _json_or_calls(params: StructuredOutputsParams, schema: Any, compile_one: Callable[..., Expression]) -> Expression:
     if params.channels is not None:
         return compile_channels(params.channels, compile_one(schema), compile_one)
     forms = [compile_one(schema)]

@@ -160,12 +160,14 @@ class Both(Expression):
 class Until(Expression):
     """Any text that may end, or go on with the trigger, which it does not hold before, and then with `rest`.
 
-    Behind that comes such a text again or, if it `is_once`, its end.
+    Behind that comes such a text again or, if it `is_once`, its end. A special token may begin with the trigger, and in
+    places inside of it.
     """
 
     trigger: bytes
     rest: Expression
     is_once: bool = False
+    places: tuple[int, ...] = ()
 
 
 NEVER = Choice(())

@@ -297,6 +297,10 @@ class GraphBuilder:
         for node in nodes:
             self.edge(node, _SPECIAL, _SPECIAL, special)
         self._text(Text(trigger), special, behind)
+        for place in until.places:
+            special = self.node()
+            self.edge(nodes[place], _SPECIAL, _SPECIAL, special)
+            self._text(Text(trigger[place:]), special, behind)
         self.emit(until.rest, behind, end if until.is_once else nodes[0])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from blink.grammar.expression import MAX_CODE_POINT, Expression, Repeat, chars, choice, optional, series
-from blink.grammar.tags import SPECIAL_MARK
+from blink.grammar.literal import SPECIAL_MARK
 from blink.structured_outputs import Channels
 
 _TEXT = Repeat(chars((0, MAX_CODE_POINT)), 0, None)  # holds no special token

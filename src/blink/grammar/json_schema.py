@@ -7,7 +7,7 @@ Members come in the order in which the schema declares them; see docs/json-schem
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from blink.grammar.errors import GrammarError, GrammarTooLargeError
@@ -25,13 +25,16 @@ from blink.grammar.expression import (
 from blink.grammar.forms import Form, any_form
 from blink.grammar.json_arrays import MAX_UNIQUE, write_counted, write_unique
 from blink.grammar.json_text import BOOLEAN, NUMBER_RULE, Layout, string_literal
-from blink.grammar.language import NO_TEXTS, texts
+from blink.grammar.language import NO_TEXTS, Language, texts
+from blink.grammar.literal import literal
+from blink.grammar.members import MemberWriter
 from blink.grammar.nodes import ANYTHING, NOTHING, Node
 from blink.grammar.numbers import Numbers, all_numbers
 from blink.grammar.readings import Reading
 from blink.grammar.schema_forms import SchemaForms
 from blink.grammar.shapes import ArrayShape, ObjectShape
 from blink.grammar.strings import Strings, strings_of
+from blink.structured_outputs import Parameters
 
 _MAX_ITEMS = 4096  # of arrays whose length has bounds
 _MAX_RULES = 20_000
@@ -61,10 +64,36 @@ class SchemaCompiler:
             GrammarError: it is malformed, or has a keyword that cannot be kept.
         """
         found = self.value(self._forms.node(self._root))
+        self._write_rules()
+        return found
+
+    def compile_members(self, parameters: Parameters) -> Expression:
+        """Return the objects that the schema allows, their members written one by one.
+
+        Raises:
+            GrammarError: it is malformed, or has a keyword that cannot be kept.
+        """
+        form = self.form(self._forms.node(self._root))
+        writer = MemberWriter(self, parameters)
+        found = choice(
+            [self.members(shape, writer.member, writer.other, literal(parameters.separator)) for shape in form.objects]
+        )
+        self._write_rules()
+        return found
+
+    def form(self, node: Node) -> Form:
+        """Return the values of a node."""
+        return self._forms.form(node, Reading.NARROW)
+
+    def rule(self, name: str, expression: Expression) -> Expression:
+        """Return the call of a rule that is the same for all schemas."""
+        self.rules[name] = expression
+        return Call(name)
+
+    def _write_rules(self) -> None:
         while self._left:
             name, node = self._left.pop()
-            self.rules[name] = self._write(self._forms.form(node, Reading.NARROW))
-        return found
+            self.rules[name] = self.write(self.form(node))
 
     def value(self, node: Node) -> Expression:
         """Return a value of a node."""
@@ -81,7 +110,8 @@ class SchemaCompiler:
             raise GrammarTooLargeError(f"it has more than {_MAX_RULES} parts, references resolved")
         return self._names.setdefault(key, f"{self._prefix}{len(self._names)}")
 
-    def _write(self, form: Form) -> Expression:
+    def write(self, form: Form) -> Expression:
+        """Return the values of a form."""
         if form == any_form():
             return self._layout.any_value
         options: list[Expression] = []
@@ -109,38 +139,57 @@ class SchemaCompiler:
         return Call(self._names[values])
 
     def _write_object(self, shape: ObjectShape) -> Expression:
+        layout = self._layout
         if shape.most == 0:
-            return self._layout.enclosed("{", (), "}")
+            return layout.enclosed("{", (), "}")
+
+        def member(name: str, node: Node) -> Expression:
+            return series(string_literal(name), layout.colon, self.value(node))
+
+        def other(names: Language, node: Node) -> Expression:
+            return series(self._scalar(strings_of(names)), layout.colon, self.value(node))
+
+        members = self.members(shape, member, other, layout.comma, layout.space)
+        return members if members is NEVER else series("{", layout.space, members, "}")
+
+    def members(
+        self,
+        shape: ObjectShape,
+        member: Callable[[str, Node], Expression],
+        other: Callable[[Language, Node], Expression],
+        separator: Expression = EMPTY,
+        behind: Expression = EMPTY,
+    ) -> Expression:
+        """Return an object's members, each as it is written; NEVER if there cannot be enough of them.
+
+        Args:
+            member: writes one that is declared.
+            other: writes those of some names.
+            separator: between two.
+            behind: behind the last.
+        """
+        if shape.most == 0:
+            return EMPTY
         names = dict.fromkeys([*shape.listed, *shape.required])
         if len(names) > _MAX_MEMBERS:
             raise GrammarTooLargeError(f"an object may have {_MAX_MEMBERS} members that are declared")
-        items: list[tuple[Expression, bool]] = []
-        for name in names:
-            is_required = name in shape.required
-            node = shape.member(name)
-            if node is NOTHING and not is_required:
-                continue
-            member = series(string_literal(name), self._layout.colon, self.value(node))
-            items.append((member, is_required))
+        items = [
+            (member(name, node), name in shape.required)
+            for name in names
+            if (node := shape.member(name)) is not NOTHING or name in shape.required
+        ]
         others: Expression | None = None
         if shape.writes_rest or not names:
-            others = choice(list(self._other_members(shape, names.keys())))
-            others = None if others == NEVER else others
+            declared = texts(names) if shape.rest and names else NO_TEXTS
+            classes = [(language - declared, node) for language, node in shape.rest if node is not NOTHING]
+            found = [other(language, node) for language, node in classes if not language.is_empty]
+            found = [each for each in found if each is not NEVER]
+            others = choice(found) if found else None
         if shape.least > len(items) + (others is not None):
             if others is None:
                 return NEVER
             raise GrammarError("minProperties needs declared properties, as other names may repeat")
-        layout = self._layout
-        members = Members(tuple(items), layout.comma, others, shape.least, shape.most, layout.space)
-        return series("{", layout.space, members, "}")
-
-    def _other_members(self, shape: ObjectShape, names: Any) -> Iterator[Expression]:
-        declared = texts(names) if shape.rest and names else NO_TEXTS
-        for language, node in shape.rest:
-            others = language - declared
-            if node is NOTHING or others.is_empty:
-                continue
-            yield series(self._scalar(strings_of(others)), self._layout.colon, self.value(node))
+        return Members(tuple(items), separator, others, shape.least, shape.most, behind)
 
     def _write_array(self, shape: ArrayShape) -> Expression:
         layout = self._layout

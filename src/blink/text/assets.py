@@ -17,15 +17,15 @@ from blink.models.weights.text_files import read_json
 from blink.sampling_params import SAMPLING_RANGES, SamplingParams
 from blink.text.call_shape import read_call_shape
 from blink.text.gguf_tokenizer import build_tokenizer
+from blink.text.message.format_kinds import CallFormat, ReasoningFormat
 from blink.text.message.formats import (
     CALL_FORMATS,
     HARMONY,
     HARMONY_REASONING,
     HERMES,
     REASONING_FORMATS,
-    CallFormat,
-    ReasoningFormat,
     find_call_format,
+    find_reasoning_format,
 )
 from blink.text.message.harmony import END_TOKENS, MARKS
 from blink.text.template import ChatTemplate
@@ -107,8 +107,8 @@ def _message_formats(
     reasoning = REASONING_FORMATS.get(config.reasoning_parser)
     if config.tool_call_parser == "auto" and reasoning is HARMONY_REASONING:
         calls = HARMONY
-    if calls is HARMONY and config.reasoning_parser == "auto":
-        reasoning = HARMONY_REASONING
+    if config.reasoning_parser == "auto":
+        reasoning = HARMONY_REASONING if calls is HARMONY else find_reasoning_format(template)
     if reasoning is not None and reasoning.uses_harmony is not (calls is HARMONY):
         raise ConfigError(
             f"--tool-call-parser {config.tool_call_parser} and --reasoning-parser {config.reasoning_parser} do not fit:"

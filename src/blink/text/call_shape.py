@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from blink.errors import BadRequestError
-from blink.text.message.formats import CallFormat
+from blink.text.message.format_kinds import CallFormat
+from blink.text.message.shapes import literally
 from blink.text.template import ChatTemplate
 
 _USER = {"role": "user", "content": "probeduser"}
@@ -41,8 +42,7 @@ def read_call_shape(template: ChatTemplate) -> CallFormat | None:
     return CallFormat(
         opens=(opening.strip(),),
         closes=(end.strip(),) if end.strip() else (),
-        has_prefixed_names=True,
-        arguments_mark=middle.strip(),
+        heads=("%s~&{", f"%s~{literally(middle.strip())}~&{{"),
         trigger=opening,
         begin=f"{opening}\0{middle}".replace("%", "%%").replace("\0", "%s"),
         end=end,

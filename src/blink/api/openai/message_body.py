@@ -16,8 +16,10 @@ _ID_BYTES = 12
 _REASONING_NAMES = ("reasoning_content", "reasoning")
 
 
-def new_call_id(form: MessageForm) -> str:
-    """Return a fresh id for a call, in the form that the model's template takes."""
+def new_call_id(form: MessageForm, name: str, index: int) -> str:
+    """Return an id for a message's call of a function, in the form that the model's template takes."""
+    if form.calls is not None and form.calls.id_form:
+        return form.calls.id_form % (name, form.num_earlier_calls + index)
     length = form.calls.id_chars if form.calls is not None else 0
     return secrets.token_hex(_ID_BYTES)[:length] if length else f"call_{secrets.token_hex(_ID_BYTES)}"
 
@@ -39,7 +41,8 @@ class MessageDeltas:
             return {"tool_calls": [{"index": self._call_idx, "function": {"arguments": part.text}}]}
         self._call_idx += 1
         function = {"name": part.name, "arguments": ""}
-        call = {"index": self._call_idx, "id": new_call_id(self._form), "type": "function", "function": function}
+        call_id = new_call_id(self._form, part.name, self._call_idx)
+        call = {"index": self._call_idx, "id": call_id, "type": "function", "function": function}
         return {"tool_calls": [call]}
 
 
@@ -49,7 +52,7 @@ def full_message(role: str, parts: Iterable[Part], form: MessageForm) -> dict[st
     for part in parts:
         if isinstance(part, CallOpened):
             function = {"name": part.name, "arguments": ""}
-            calls.append({"id": new_call_id(form), "type": "function", "function": function})
+            calls.append({"id": new_call_id(form, part.name, len(calls)), "type": "function", "function": function})
         elif isinstance(part, CallArguments):
             calls[-1]["function"]["arguments"] += part.text
         else:

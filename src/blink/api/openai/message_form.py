@@ -10,6 +10,7 @@ from blink.errors import BadRequestError
 from blink.text.assets import ModelAssets
 from blink.text.message.formats import HERMES
 from blink.text.message.parser import MessageForm
+from blink.text.message.tool_use import schemas_of
 
 
 def message_form(
@@ -42,7 +43,9 @@ def message_form(
         include_reasoning=body.include_reasoning,
         calls=None if use is None else assets.call_format or HERMES,
         names=frozenset() if use is None else use.names,
+        schemas={} if use is None else schemas_of(use),
         parallel=use is None or use.parallel,
+        num_earlier_calls=sum(len(message.get("tool_calls") or ()) for message in body.messages) if use else 0,
         is_named=use is not None and use.choice == "named",
         uses_harmony=assets.uses_harmony,
     )

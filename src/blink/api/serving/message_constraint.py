@@ -9,7 +9,7 @@ from typing import Literal
 from blink.errors import BadRequestError
 from blink.sampling_params import SamplingParams
 from blink.structured_outputs import Channels, StructuredOutputsParams
-from blink.text.message.formats import CallFormat
+from blink.text.message.format_kinds import CallFormat
 from blink.text.message.harmony import MARKS, NAMESPACE
 from blink.text.message.parser import MessageForm
 from blink.text.message.tool_use import ToolUse, constrain, schemas_of

@@ -46,6 +46,13 @@ class CallObject:
                 place += self._take(text[place], parts)
         return place
 
+    def finish(self, parts: list[Part]) -> None:
+        """Note that no more text comes."""
+
+    def stays_with(self, text: str) -> bool:
+        """Say whether a piece of text is certain to belong to the call."""
+        return self._streams and not any(closer in text for closer in "}]")
+
     def _take(self, character: str, parts: list[Part]) -> int:
         """Take a character between values; return 1, or 0 where it does not belong to the object."""
         if not self._has_begun:

@@ -7,40 +7,61 @@ The parts are the same however the text was cut into pieces.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
+from typing import Any, Protocol
 
 from blink.text.message.call_object import SPACE, CallObject
-from blink.text.message.formats import CallFormat
-from blink.text.message.json_value import JsonValue, Status
+from blink.text.message.format_kinds import CallFormat
+from blink.text.message.json_value import Status
+from blink.text.message.literal_call import LiteralCall
 from blink.text.message.markers import Markers
-from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reading, merge
+from blink.text.message.named_call import NamedCall
+from blink.text.message.parts import Content, Part, Reading, merge
+from blink.text.message.tagged_call import TaggedCall
 
-_PREFIXED_NAME = r"([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:%s)?\s*"  # with the mark before its arguments
-_NAME_CHARACTERS = r"[\w.\-\[\]\s%s]*"
-_MAX_NAME = 256
 _PIECE_CHARS = 1024
+_NO_SCHEMAS: Mapping[str, Mapping[str, Any]] = {}
+
+
+class CallReader(Protocol):
+    """What reads one call."""
+
+    @property
+    def status(self) -> Status: ...
+    @property
+    def is_opened(self) -> bool: ...
+    def feed(self, text: str, place: int, parts: list[Part]) -> int: ...
+    def finish(self, parts: list[Part]) -> None: ...
+    def stays_with(self, text: str) -> bool: ...
 
 
 class CallParser:
     """Parse the text of one message in a format."""
 
-    def __init__(self, form: CallFormat, names: Container[str], *, parallel: bool = True) -> None:
-        """Expect calls of `names`: what stands without a marker is a call only if it has one of these."""
+    def __init__(
+        self,
+        form: CallFormat,
+        names: Container[str],
+        *,
+        parallel: bool = True,
+        schemas: Mapping[str, Mapping[str, Any]] = _NO_SCHEMAS,
+    ) -> None:
+        """Expect calls of `names`: what stands without a marker is a call only if it has one of these.
+
+        schemas: of the arguments, by the functions' names; they tell what is text from what is JSON.
+        """
         self.num_calls = 0
         self._form = form
-        mark = re.escape(form.arguments_mark)
-        self._prefixed_name = re.compile(_PREFIXED_NAME % mark)
-        self._name_characters = re.compile(_NAME_CHARACTERS % mark)
         self._names = names
+        self._schemas = schemas
         self._parallel = parallel
-        self._opens, self._closes = Markers(form.opens), Markers((*form.opens, *form.closes))
+        self._opens = Markers((*form.opens, *form.unmarked))
+        self._closes = Markers((*form.opens, *form.between, *form.closes))
         self._step: Callable[[list[Part]], bool] = self._begin if form.is_bare else self._read_content
         self._buffer = ""
         self._attempt: list[str] = []  # what becomes content, should no call come of it
         self._space: list[str] = []  # at the content's end: dropped before calls
-        self._object: CallObject | None = None
-        self._value: JsonValue | None = None  # the arguments behind a prefixed name
+        self._call: CallReader | None = None
         self._is_marked = False
         self._calls_in_region = 0
 
@@ -57,8 +78,8 @@ class CallParser:
 
     def stays_with(self, text: str) -> bool:
         """Say whether a piece of text is certain to be what the text before it is."""
-        if self._step in (self._read_object, self._read_arguments):
-            return self._calls_in_region > 0 and "}" not in text
+        if self._call is not None:
+            return self._call.is_opened and self._call.stays_with(text)
         return self._step == self._read_content and self.reading is Reading.TEXT and self._opens.cannot_begin_in(text)
 
     def push(self, text: str) -> list[Part]:
@@ -75,10 +96,9 @@ class CallParser:
         """Return what was held back, at the end of the text."""
         parts: list[Part] = []
         rest, self._buffer = self._buffer, ""
-        is_silent = self._step in (self._drop, self._read_arguments) or (
-            self._object is not None and self._object.is_opened
-        )
-        if not is_silent:
+        if self._call is not None and self._call.is_opened:
+            self._call.finish(parts)
+        elif self._step != self._drop and not (self._step == self._read_between and self._calls_in_region):
             self._fall_back(rest, parts)
         if not self.num_calls and self._space:
             parts.append(Content("".join(self._space)))
@@ -90,7 +110,7 @@ class CallParser:
         self._add_content(self._buffer[: len(self._buffer) - len(first)], parts)
         self._buffer = first
         if first:
-            self._enter_region("", is_marked=False) if first[0] in "{[" else self._leave_region()
+            self._enter_region("", is_marked=False) if first[0] in self._form.bare_starts else self._leave_region()
         return bool(first)
 
     def _read_content(self, parts: list[Part]) -> bool:
@@ -103,7 +123,11 @@ class CallParser:
         start, end = found
         self._add_content(self._buffer[:start], parts)
         marker, self._buffer = self._buffer[start:end], self._buffer[end:]
-        self._enter_region(marker, is_marked=True)
+        if marker in self._form.unmarked:
+            self._buffer = marker + self._buffer  # it is the call's own
+            self._enter_region("", is_marked=False)
+        else:
+            self._enter_region(marker, is_marked=True)
         return True
 
     def _read_between(self, parts: list[Part]) -> bool:
@@ -117,21 +141,32 @@ class CallParser:
                 return False
             length = 1
             self._attempt.append(buffer[0])
-        elif buffer[0] == "{":
-            self._object = CallObject(None if self._is_marked else self._names)
-            self._step = self._read_object
         elif self._closes.may_begin(buffer):
             return False
-        elif self._form.has_prefixed_names and self._is_marked:
-            self._step = self._read_name
+        elif (call := self._open_call(buffer[0])) is not None:
+            self._call = call
+            self._step = self._read_call
         else:
             self._fall_back("", parts)
         self._buffer = buffer[length:]
         return True
 
+    def _open_call(self, first: str) -> CallReader | None:
+        """Return what reads a call that begins with a character, None if none does."""
+        form, names = self._form, None if self._is_marked else self._names
+        if first == "{" and (self._is_marked or "{" in form.bare_starts):
+            return CallObject(names)
+        if form.tags is not None:
+            return TaggedCall(form.tags, names, self._schemas)
+        if form.literals is not None:
+            return LiteralCall(form.literals, names)
+        return NamedCall(form.head_shapes) if form.heads and self._is_marked else None
+
     def _cross(self, marker: str) -> None:
         """Pass a marker inside a region: a closing one ends it."""
-        if marker in self._form.closes and self._calls_in_region:
+        if marker in self._form.between:
+            self._attempt += [] if self._calls_in_region else [marker]
+        elif marker in self._form.closes and self._calls_in_region:
             self._leave_region()
         elif marker in self._form.closes or not self._calls_in_region:
             self._attempt.append(marker)
@@ -145,8 +180,8 @@ class CallParser:
         self._fall_back("", parts)
         return True
 
-    def _read_object(self, parts: list[Part]) -> bool:
-        call = self._object
+    def _read_call(self, parts: list[Part]) -> bool:
+        call = self._call
         assert call is not None
         was_opened, found = call.is_opened, list[Part]()
         place = call.feed(self._buffer, 0, found)
@@ -156,44 +191,17 @@ class CallParser:
         if not call.is_opened:
             self._attempt.append(self._buffer[:place])
         self._buffer = self._buffer[place:]
-        self._settle(call.status, parts)
-        return bool(self._buffer)
-
-    def _read_name(self, parts: list[Part]) -> bool:
-        """Read a name before its arguments, as newer Mistral models write calls."""
-        head, brace, _ = self._buffer.partition("{")
-        name = self._prefixed_name.fullmatch(head)
-        if brace and name:
-            self._note_call()
-            parts.append(CallOpened(name[1]))
-            self._value = JsonValue()
-            self._step = self._read_arguments
-            self._buffer = self._buffer[len(head) :]
-        elif brace or len(head) > _MAX_NAME or not self._name_characters.fullmatch(head):
-            self._fall_back("", parts)
-        else:
+        if call.status is Status.OPEN:
             return False
-        return True
-
-    def _read_arguments(self, parts: list[Part]) -> bool:
-        value = self._value
-        assert value is not None
-        place = value.feed(self._buffer, 0)
-        if place:
-            parts.append(CallArguments(self._buffer[:place]))
-        self._buffer = self._buffer[place:]
-        self._settle(value.status, parts)
-        return bool(self._buffer)
-
-    def _settle(self, status: Status, parts: list[Part]) -> None:
-        """Go on behind a call that has ended, or never was one."""
-        if status is Status.OPEN:
-            return
-        is_done, self._object, self._value = status is Status.DONE, None, None
-        if is_done:
+        self._call = None
+        if call.status is Status.DONE:
             self._step = self._read_between if self._parallel else self._drop
         else:
-            self._fall_back("", parts)
+            # Without a marker before it, the first character cannot begin a call again.
+            rest = self._buffer[:1] if not call.is_opened and not any(self._attempt) else ""
+            self._buffer = self._buffer[len(rest) :]
+            self._fall_back(rest, parts)
+        return bool(self._buffer)
 
     def _note_call(self) -> None:
         self.num_calls += 1
@@ -219,14 +227,14 @@ class CallParser:
 
     def _fall_back(self, rest: str, parts: list[Part]) -> None:
         """Make content of what no call has come of; between calls nothing but separators is lost."""
-        text = "".join(self._attempt) + rest
+        text = "".join(self._attempt)
         if self._calls_in_region and not text.strip(SPACE + "[],;"):
             text = ""
         self._attempt.clear()
-        self._object = self._value = None
+        self._call = None
         self._calls_in_region = 0
         self._step = self._read_content
-        self._add_content(text, parts)
+        self._add_content(text + rest, parts)
 
     def _add_content(self, text: str, parts: list[Part]) -> None:
         body = text.rstrip()

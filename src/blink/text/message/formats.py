@@ -3,113 +3,96 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
+from blink.text.message.format_kinds import CallFormat, ReasoningFormat
+from blink.text.message.json_formats import JSON_FORMATS
+from blink.text.message.other_formats import OTHER_FORMATS
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallFormat:
-    """How a model writes its calls.
-
-    A message's calls are prefix, calls with the separator between them, suffix; a call is begin(name), the JSON of its
-    arguments, end. So they are forced; what a model writes of itself may deviate from it, and is read with patience.
-    """
-
-    opens: tuple[str, ...]  # before calls
-    closes: tuple[str, ...] = ()
-    is_bare: bool = False  # an answer may begin with a call, without a marker
-    has_prefixed_names: bool = False  # name{"argument": ...} too
-    arguments_mark: str = "[ARGS]"  # that may stand behind such a name
-    id_chars: int = 0  # of a call's id, where the template insists; 0: any
-    trigger: str  # what nothing but a call begins with
-    prefix: str = ""
-    begin: str = '{"name": "%s", "arguments": '
-    end: str = "}"
-    separator: str = ", "
-    suffix: str = ""
-    uses_harmony: bool = False  # in messages of their own, between special tokens (blink.text.message.harmony)
-
-    @property
-    def is_list(self) -> bool:
-        """Say whether several calls share one marker."""
-        return bool(self.prefix) or self.is_bare
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """The tags around reasoning."""
-
-    open: str
-    close: str
-    begins_inside: bool = False  # the model reasons without writing the opening tag
-    uses_harmony: bool = False  # in messages of its own, as calls are
-
-
-HERMES = CallFormat(
-    opens=("<tool_call>",),
-    closes=("</tool_call>",),
-    trigger="<tool_call>",
-    begin='<tool_call>\n{"name": "%s", "arguments": ',
-    end="}\n</tool_call>",
-    separator="\n",
-)
 HARMONY = CallFormat(opens=(), trigger="", uses_harmony=True)
 HARMONY_REASONING = ReasoningFormat("", "", uses_harmony=True)
-CALL_FORMATS = {
-    "hermes": HERMES,
-    "llama3_json": CallFormat(
-        opens=("<|python_tag|>",),
-        is_bare=True,
-        trigger='{"name": "',
-        begin='{"name": "%s", "parameters": ',
-        separator="; ",
-    ),
-    "openai": HARMONY,
-    "mistral": CallFormat(
-        opens=("[TOOL_CALLS]",),
-        has_prefixed_names=True,
-        id_chars=9,
-        trigger="[TOOL_CALLS]",
-        prefix="[TOOL_CALLS] [",
-        suffix="]",
-    ),
-    "granite": CallFormat(
-        opens=("<|tool_call|>", "<tool_call>"),
-        trigger="<|tool_call|>",
-        prefix="<|tool_call|>[",
-        suffix="]",
-    ),
-    "phi4_mini_json": CallFormat(
-        opens=("functools[", "<|tool_call|>"),
-        closes=("<|/tool_call|>",),
-        trigger="functools[",
-        prefix="functools[",
-        suffix="]",
-    ),
-}
+CALL_FORMATS = {"openai": HARMONY, **JSON_FORMATS, **OTHER_FORMATS}
+HERMES = CALL_FORMATS["hermes"]
 REASONING_FORMATS = {
     "openai_gptoss": HARMONY_REASONING,
     "deepseek_r1": ReasoningFormat("<think>", "</think>", begins_inside=True),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "qwen3": ReasoningFormat("<think>", "</think>"),
+    "kimi_k2": ReasoningFormat("<think>", "</think>", ends=("<|tool_calls_section_begin|>",)),
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", begins_inside=True),
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
+    "granite": ReasoningFormat(
+        "Here is my thought process:",
+        "Here is my response:",
+        other_opens=("Here's my thought process:",),
+        other_closes=("Here's my response:",),
+    ),
+    "hunyuan_a13b": ReasoningFormat("<think>", "</think>", answer_tags=("<answer>", "</answer>")),
+    "ernie45": ReasoningFormat("<think>", "</think>", begins_inside=True, answer_tags=("<response>", "</response>")),
+    "minimax_m2_append_think": ReasoningFormat("<think>", "</think>", begins_inside=True, is_content=True),
 }
 
-# Calls whose arguments are no JSON: Qwen 3 Coder's and GLM's stand in the same tags as Hermes'.
-_OTHER_FORMATS = ("<function=", "<arg_key>")
-_SIGNS = (
+_Signs = Sequence[tuple[str, tuple[str, ...]]]
+# The first is chosen of which the template has all signs.
+_CALL_SIGNS: _Signs = (
     ("openai", ("<|channel|>commentary",)),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("deepseek_v32", ("｜DSML｜function_calls",)),
+    ("deepseek_v4", ("｜DSML｜tool_calls",)),
+    ("step3", ("<steptml:invoke",)),
+    ("qwen3_coder", ("<function=",)),
+    ("glm47", ("</arg_key><arg_value>",)),
+    ("glm45", ("<arg_key>",)),
+    ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁sep｜>",)),
+    ("kimi_k2", ("<|tool_call_argument_begin|>",)),
+    ("gemma4", ("<|tool_call>",)),
+    ("functiongemma", ("<start_function_call>",)),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("llama3_json", ('"parameters": dictionary of argument name',)),
+    ("llama4_pythonic", ("<|python_start|>",)),
+    ("olmo3", ("<function_calls>",)),
+    ("internlm", ("<|action_start|>",)),
+    ("longcat", ("<longcat_tool_call>",)),
+    ("jamba", ("<tool_calls>[",)),
+    ("minimax", ("<tool_calls>",)),
     ("hermes", ("<tool_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
-    ("phi4_mini_json", ("functools[", "<|/tool|>", "<|/tool_call|>")),
+    ("phi4_mini_json", ("functools[",)),
+    ("phi4_mini_json", ("<|/tool|>",)),
+    ("phi4_mini_json", ("<|/tool_call|>",)),
     ("granite", ("<|tool_call|>",)),
-    ("llama3_json", ("<|python_tag|>", '"parameters": dictionary of argument name')),
+    ("pythonic", ("func_name1(params_name1=",)),
+    ("llama3_json", ("<|python_tag|>",)),
+)
+_REASONING_SIGNS: _Signs = (
+    ("seed_oss", ("<seed:think>",)),
+    ("gemma4", ("<|channel>thought",)),
+    ("mistral", ("[THINK]",)),
+    ("granite", ("Here is my thought process:",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>", "<think>")),
+    ("hunyuan_a13b", ("<answer>", "<think>")),
+    ("ernie45", ("<response>", "<think>")),
+    ("qwen3", ("<think>",)),
+    ("qwen3", ("</think>",)),
 )
 
 
 def find_call_format(template: str) -> str:
-    """Return the name of the format that a chat template speaks, empty for none that is known."""
-    if any(sign in template for sign in _OTHER_FORMATS):
-        return ""
-    for name, signs in _SIGNS:
-        if any(sign in template for sign in signs):
-            return name
-    return ""
+    """Return the name of the format of calls that a chat template speaks, empty for none that is known."""
+    return _find(template, _CALL_SIGNS)
+
+
+def find_reasoning_format(template: str) -> ReasoningFormat | None:
+    """Return the format of reasoning that a chat template speaks, None for none that is known.
+
+    It begins with its opening tag, of the prompt or of the reply.
+    """
+    name = _find(template, _REASONING_SIGNS)
+    return replace(REASONING_FORMATS[name], begins_inside=False) if name else None
+
+
+def _find(template: str, known: _Signs) -> str:
+    return next((name for name, signs in known if all(sign in template for sign in signs)), "")

@@ -15,9 +15,9 @@ class Markers:
         self._firsts = frozenset(text[0] for text in texts)
         self._pattern = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
 
-    def search(self, text: str) -> tuple[int, int] | None:
-        """Return the interval of the first marker, None if there is none."""
-        found = self._pattern.search(text)
+    def search(self, text: str, place: int = 0) -> tuple[int, int] | None:
+        """Return the interval of the first marker from a place on, None if there is none."""
+        found = self._pattern.search(text, place)
         return found.span() if found else None
 
     def match(self, text: str) -> int:
@@ -33,9 +33,9 @@ class Markers:
         """Say whether no marker begins anywhere in a text."""
         return self._firsts.isdisjoint(text)
 
-    def certain(self, text: str) -> int:
-        """Return how many characters cannot be part of a marker, whatever follows."""
-        longest = min(len(text), max((len(marker) - 1 for marker in self._texts), default=0))
+    def certain(self, text: str, place: int = 0) -> int:
+        """Return up to where no character from a place on can be part of a marker, whatever follows."""
+        longest = min(len(text) - place, max((len(marker) - 1 for marker in self._texts), default=0))
         for length in range(longest, 0, -1):
             if self.may_begin(text[-length:]):
                 return len(text) - length

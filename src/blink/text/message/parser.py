@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from blink.text.message.calls import CallParser
-from blink.text.message.formats import CallFormat, ReasoningFormat
+from blink.text.message.format_kinds import CallFormat, ReasoningFormat
 from blink.text.message.harmony import HarmonyParser
 from blink.text.message.parts import Content, Part, Reading, Reasoning, merge
 from blink.text.message.reasoning import ReasoningParser
@@ -22,7 +23,9 @@ class MessageForm:
     include_reasoning: bool = True
     calls: CallFormat | None = None  # None: no tools are offered
     names: frozenset[str] = frozenset()
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, "Mapping[str, Any]"])  # of arguments
     parallel: bool = True
+    num_earlier_calls: int = 0  # in the conversation
     is_named: bool = False  # the one function that must be called was named
     uses_harmony: bool = False  # the text is gpt-oss' format, with its marks
 
@@ -54,7 +57,7 @@ class MessageParser:
         if form.reasoning:
             self._reasoning = ReasoningParser(form.reasoning, form.is_reasoning_open)
         if form.calls:
-            self._calls = CallParser(form.calls, form.names, parallel=form.parallel)
+            self._calls = CallParser(form.calls, form.names, parallel=form.parallel, schemas=form.schemas)
 
     @property
     def num_calls(self) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from blink.text.message.formats import ReasoningFormat
+from blink.text.message.format_kinds import ReasoningFormat
 from blink.text.message.markers import Markers
 from blink.text.message.parts import Content, Part, Reasoning, merge
 
@@ -38,12 +38,16 @@ class ReasoningParser:
     def __init__(self, form: ReasoningFormat, is_open: bool | None) -> None:
         """Begin as the prompt leaves it (see is_reasoning_open)."""
         self._form = form
-        self._close = Markers((form.close,))
+        self._opens = (form.open, *form.other_opens)
+        self._close = Markers((form.close, *form.other_closes, *form.ends))
+        self._answer_tags = Markers((*form.answer_tags, *(f"\n{tag}" for tag in form.answer_tags[1:])))
         self._begins_inside = form.begins_inside or is_open is True
         self._buffer = ""
         self._space: list[str] = []  # at the end of reasoning: dropped there
         self._is_leading = True  # no reasoning was given out yet, or no content behind it
         self._step: Callable[[list[Part]], bool] = self._read_content if is_open is False else self._begin
+        if form.is_content and is_open is not False:
+            self._step = self._begin_content
 
     @property
     def is_inside(self) -> bool:
@@ -52,14 +56,14 @@ class ReasoningParser:
 
     @property
     def is_unsure(self) -> bool:
-        """Say whether the text so far may be the beginning of the opening tag."""
-        return self._step == self._begin and bool(self._buffer)
+        """Say whether the text so far may be the beginning of a tag, other than that behind reasoning."""
+        return self._step != self._read_reasoning and bool(self._buffer)
 
     def stays_with(self, text: str) -> bool:
         """Say whether a piece of text is certain to be what the text before it is."""
         if self._step == self._read_reasoning:
-            return not self._buffer and self._form.close[0] not in text
-        return self._step == self._read_content
+            return not self._buffer and self._close.cannot_begin_in(text)
+        return self._step == self._read_content and self._answer_tags.cannot_begin_in(text)
 
     def push(self, text: str) -> list[Part]:
         """Return what the message has gained by a piece of text."""
@@ -82,10 +86,10 @@ class ReasoningParser:
     def _begin(self, parts: list[Part]) -> bool:
         """Pass the opening tag, if there is one."""
         del parts
-        head, tag = self._buffer.lstrip(), self._form.open
-        if len(head) < len(tag) and tag.startswith(head):
+        head = self._buffer.lstrip()
+        if any(len(head) < len(tag) and tag.startswith(head) for tag in self._opens):
             return False
-        if head.startswith(tag):
+        if tag := next((tag for tag in self._opens if head.startswith(tag)), ""):
             self._buffer, self._step = head[len(tag) :], self._read_reasoning
         elif self._begins_inside:
             self._step = self._read_reasoning
@@ -97,6 +101,8 @@ class ReasoningParser:
         found = self._close.search(self._buffer)
         certain, end = found or (self._close.certain(self._buffer),) * 2
         self._add_reasoning(self._buffer[:certain], parts)
+        if found and self._buffer[certain:end] in self._form.ends:
+            end = certain
         self._buffer = self._buffer[end:]
         if found:
             self._is_leading, self._step = True, self._read_content
@@ -112,11 +118,23 @@ class ReasoningParser:
         if len(body) < len(text):
             self._space.append(text[len(body) :])
 
+    def _begin_content(self, parts: list[Part]) -> bool:
+        """At the beginning of reasoning that is content."""
+        head = self._buffer.lstrip()
+        if len(head) < len(self._form.open) and self._form.open.startswith(head):
+            return False
+        if not head.startswith(self._form.open):
+            parts.append(Content(self._form.open))
+        self._is_leading, self._step = False, self._read_content
+        return True
+
     def _read_content(self, parts: list[Part]) -> bool:
-        text, self._buffer = self._buffer, ""
+        found = self._answer_tags.search(self._buffer)
+        certain, end = found or (self._answer_tags.certain(self._buffer),) * 2
+        text, self._buffer = self._buffer[:certain], self._buffer[end:]
         if self._is_leading:
             text = text.lstrip()
         if text:
             self._is_leading = False
             parts.append(Content(text))
-        return False
+        return found is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from blink.structured_outputs import StructuralTag, Tag
-from blink.text.message.formats import CallFormat
+from blink.text.message.format_kinds import CallFormat
 
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 # Of a schema that says of its members nothing but that there are none.
@@ -47,13 +47,14 @@ def constrain(use: ToolUse, form: CallFormat) -> StructuralTag | None:
     """Return what the output must keep to, None where it is free.
 
     A choice of the model's own is constrained from the marker of a call on. Where several calls share one marker that
-    allows a single call, so there it is done for strict functions only.
+    allows a single call, so there it is done for strict functions only. Where nothing but calls tells that one begins,
+    it is not done.
     """
     most = 1 if use.choice == "named" or not use.parallel else None
     if use.choice != "auto":
         tags = _tags(use, form)
         return StructuralTag(tags=tags, separator=form.separator, prefix=form.prefix, suffix=form.suffix, max_tags=most)
-    if form.is_list and not use.is_binding:
+    if not form.trigger or (form.is_list and not use.is_binding):
         return None
     return StructuralTag(tags=_tags(use, form, form.prefix, form.suffix), trigger=form.trigger, max_tags=most)
 
@@ -70,4 +71,7 @@ def _schema_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tags(use: ToolUse, form: CallFormat, before: str = "", behind: str = "") -> list[Tag]:
-    return [Tag(before + form.begin % name, schema, form.end + behind) for name, schema in schemas_of(use).items()]
+    return [
+        Tag(before + form.begin % name, schema, form.end + behind, form.parameters)
+        for name, schema in schemas_of(use).items()
+    ]

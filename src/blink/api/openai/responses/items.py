@@ -95,7 +95,8 @@ class OutputItems:
         events: list[Event] = []
         for part in parts:
             if isinstance(part, CallOpened):
-                call = {"call_id": new_call_id(self._form), "name": part.name, "arguments": ""}
+                index = sum(item.kind is _CALL for item in self._items)
+                call = {"call_id": new_call_id(self._form, part.name, index), "name": part.name, "arguments": ""}
                 events += self._begin(_CALL, {"type": "function_call", **call})
                 continue
             kind = _kind_of(part)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How models write tool calls and reasoning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from blink.structured_outputs import Parameters
+from blink.text.message.literal_call import Literals
+from blink.text.message.shapes import Shapes
+from blink.text.message.tagged_call import Tags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """How a model writes its calls.
+
+    A message's calls are prefix, calls with the separator between them, suffix; a call is begin(name), the JSON of its
+    arguments, end. So they are forced; what a model writes of itself may deviate from it, and is read with patience.
+    """
+
+    opens: tuple[str, ...]  # before calls
+    closes: tuple[str, ...] = ()
+    between: tuple[str, ...] = ()  # that may stand around each of several calls
+    bare_starts: str = ""  # characters with which a call without a marker may begin, as an answer's first
+    unmarked: tuple[str, ...] = ()  # what a call of a known function may begin with anywhere
+    heads: tuple[str, ...] = ()  # Shapes of names before the JSON of arguments
+    tags: Tags | None = None  # arguments stand one by one
+    literals: Literals | None = None  # arguments stand in another notation than JSON's
+    id_chars: int = 0  # of a call's id, where the template insists; 0: any
+    id_form: str = ""  # of a call's id with its function's name and its number, where the template shows no other name
+    trigger: str  # what nothing but a call begins with
+    prefix: str = ""
+    begin: str = '{"name": "%s", "arguments": '
+    end: str = "}"
+    separator: str = ", "
+    suffix: str = ""
+    uses_harmony: bool = False  # in messages of their own, between special tokens (blink.text.message.harmony)
+    head_shapes: Shapes = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head_shapes", Shapes(self.heads))
+
+    @property
+    def is_bare(self) -> bool:
+        """Say whether an answer may begin with a call, without a marker."""
+        return bool(self.bare_starts)
+
+    @property
+    def parameters(self) -> Parameters | None:
+        """Return how arguments are written, None for as the JSON of an object."""
+        form = self.tags or self.literals
+        return form.written if form is not None else None
+
+    @property
+    def is_list(self) -> bool:
+        """Say whether several calls share one marker."""
+        return bool(self.prefix) or self.is_bare
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """The tags around reasoning."""
+
+    open: str
+    close: str
+    begins_inside: bool = False  # the model reasons without writing the opening tag
+    uses_harmony: bool = False  # in messages of its own, as calls are
+    other_opens: tuple[str, ...] = ()
+    other_closes: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()  # what ends reasoning too, and is no part of it
+    answer_tags: tuple[str, ...] = ()  # around the answer, of which they are no part
+    is_content: bool = False  # all of it stays in the content, behind the opening tag
