@@ -8,6 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from blink.api.anthropic.errors import naming_origins as naming_message_origins
+from blink.api.anthropic.errors import write_error
+from blink.api.anthropic.read import answer_count_tokens, read_messages
+from blink.api.anthropic.schema import CountTokensBody, MessagesBody
+from blink.api.anthropic.write import ID_PREFIX, MessageEncoder, MessageObject
 from blink.api.http.errors import ErrorWriter, error_json
 from blink.api.openai.message_chunks import open_stream
 from blink.api.openai.non_streaming_messages import open_non_streaming
@@ -44,7 +49,7 @@ class Endpoint:
 
     main_field: what most of a body's work is about, for errors that nobody foresaw. read: what becomes of a checked
     body. writing: None if `read` has answered it. name and summary: what the API's description says. error_body: how
-    its refusals are written; what stands before the routes has one form for all.
+    its refusals are written, and those of paths below its own.
     """
 
     kind: str
@@ -90,6 +95,29 @@ _ALL = (
         writing=Writing(id_prefix="resp_", stream=ResponseEncoder, non_streaming=ResponseObject, naming=naming_origins),
     ),
     Endpoint(
+        kind="messages",
+        path="/v1/messages",
+        name="message",
+        summary="Answer a conversation, in the form of Anthropic's API.",
+        body=MessagesBody,
+        main_field="messages",
+        read=read_messages,
+        writing=Writing(
+            id_prefix=ID_PREFIX, stream=MessageEncoder, non_streaming=MessageObject, naming=naming_message_origins
+        ),
+        error_body=write_error,
+    ),
+    Endpoint(
+        kind="count_tokens",
+        path="/v1/messages/count_tokens",
+        name="count_tokens",
+        summary="Return the number of tokens of a conversation, in the form of Anthropic's API.",
+        body=CountTokensBody,
+        main_field="messages",
+        read=answer_count_tokens,
+        error_body=write_error,
+    ),
+    Endpoint(
         kind="tokenize",
         path="/tokenize",
         name="tokenize",
@@ -109,3 +137,11 @@ _ALL = (
     ),
 )
 ENDPOINTS = {endpoint.kind: endpoint for endpoint in _ALL}
+
+
+def error_writer_of(path: str) -> ErrorWriter:
+    """Return what writes the errors of a path that may be an endpoint's, below one, or nobody's."""
+    for endpoint in ENDPOINTS.values():
+        if endpoint.error_body is not error_json and f"{path}/".startswith(f"{endpoint.path}/"):
+            return endpoint.error_body
+    return error_json

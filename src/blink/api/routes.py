@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink import __version__
-from blink.api.endpoints import ENDPOINTS, Endpoint
+from blink.api.endpoints import ENDPOINTS, Endpoint, error_writer_of
 from blink.api.http.bodies import check_content_type
 from blink.api.http.errors import bug_response, error_response, http_error_response, install_error_responses
 from blink.api.pages.docs import add_docs_page
@@ -38,7 +38,7 @@ def create_app(service: ApiService, **options: Any) -> ASGIApp:
     # Clients that name no content type mean JSON.
     own_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # the framework's load scripts from elsewhere
     app = FastAPI(title="Blink", version=__version__, strict_content_type=False, **own_pages, **options)
-    install_error_responses(app)
+    install_error_responses(app, error_writer_of)
     add_docs_page(app)
     app.include_router(_endpoint_routes(service, generate=True))
     app.include_router(_stored_response_routes())

@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from blink.api.endpoints import error_writer_of
 from blink.api.http.http1 import ConnectionLimits, limited_protocol
 from blink.api.http.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
 from blink.api.observe.metric_store import MetricStore
@@ -119,10 +120,10 @@ def _connector_of(config: FrontendConfig) -> Connector:
 
 def add_middleware(app: ASGIApp, config: FrontendConfig) -> ASGIApp:
     """Return the application behind what all requests pass, the outermost last."""
-    app = BodyLimit(app, max_bytes=config.max_body_bytes)
+    app = BodyLimit(app, max_bytes=config.max_body_bytes, writer_of=error_writer_of)
     keys = [key for key in (*config.api_key, *map(os.environ.get, KEY_VARIABLES)) if key]
     if keys:
-        app = ApiKeyGuard(app, keys=keys)
+        app = ApiKeyGuard(app, keys=keys, writer_of=error_writer_of)
     if config.allowed_origins:
         app = CORSMiddleware(
             app,
@@ -133,7 +134,7 @@ def add_middleware(app: ASGIApp, config: FrontendConfig) -> ASGIApp:
         )
     names = _served_hosts(config)
     if "*" not in names:
-        app = HostGuard(app, names)
+        app = HostGuard(app, names, error_writer_of)
     if config.enable_request_id_headers:
         app = RequestIds(app)
     return app

@@ -10,11 +10,12 @@ import orjson
 
 from blink.api.openai.choices import usage_of
 from blink.api.openai.responses.items import Event, OutputItems
+from blink.api.serving.growing_message import GrowingMessage
 from blink.api.serving.reply import Reply
 from blink.api.serving.session import Session
 from blink.errors import BlinkError
 from blink.text.generation import Generation
-from blink.text.message.parser import MessageForm, MessageParser
+from blink.text.message.parser import MessageForm
 
 # What OpenAI's object has and this server's responses never do.
 _ABSENT: dict[str, Any] = {
@@ -44,18 +45,13 @@ class ResponseObject:
         self._reply = reply
         self._session = session
         form = reply.message or MessageForm()
-        self._parser = MessageParser(form)
+        self._message = GrowingMessage(form)
         self._items = OutputItems(form)
-        self._reasoning_tokens = 0
 
     def take(self, generation: Generation) -> list[Event]:
         """Take what the reply has gained; return the events."""
-        delta = generation.take()
-        events = self._items.add(self._parser.push(delta.text))
-        if self._parser.is_reasoning:  # to a batch of tokens: usually one
-            self._reasoning_tokens += len(delta.tokens)
+        events = self._items.add(self._message.take(generation))
         if generation.finish_reason is not None:
-            events += self._items.add(self._parser.finish())
             events += self._items.close("completed" if generation.finish_reason == "stop" else "incomplete")
         return events
 
@@ -88,7 +84,7 @@ class ResponseObject:
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self._message.reasoning_tokens},
             "total_tokens": usage["total_tokens"],
         }
 
