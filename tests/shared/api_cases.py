@@ -159,11 +159,10 @@ def _responses() -> Iterator[Case]:
     ):
         yield from _both("plain", RESPONSES, {"input": "Hi", **fields})
     for name, value in (
-        ("background", True),
+        ("background", "perhaps"),
         ("previous_response_id", "resp_1"),
         ("truncation", "auto"),
         ("prompt", {"id": "p"}),
-        ("max_tool_calls", 1),
         ("top_logprobs", 1),
         ("max_output_tokens", 0),
         ("max_output_tokens", 1 << 20),
@@ -176,9 +175,24 @@ def _responses() -> Iterator[Case]:
         ("text", {"format": {"type": "odd"}}),
         ("temperature", "hot"),
         ("reasoning", {"effort": 3}),
-        ("include", ["message.output_text.logprobs"]),
+        ("tools", [{"type": "namespace", "name": "n"}]),
     ):
         yield _post("plain", RESPONSES, {"input": "Hi", name: value})
+    include = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "max_output_tokens": 2}
+    yield from _both("plain", RESPONSES, {"input": "Hi", "store": False, **include})
+    for server, body in (("bare", {"input": "Hi"}), ("plain", {}), ("away", {"input": "Hi"})):
+        yield _post(server, RESPONSES + "/input_tokens", body)
+    yield Case("plain", "GET", RESPONSES + "/resp_1/input_items")
+    for body in ({"background": True, "stream": True}, {"background": True, "store": False}):
+        yield _post("plain", RESPONSES, {"input": "Hi", **body})
+    tools = [
+        {"type": "web_search"},
+        {"type": "namespace", "name": "sums", "description": "Sums.", "tools": _FLAT_TOOLS},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}},
+    ]
+    calls = ({"name": "sums__add", "arguments": {"a": 1}}, {"name": "patch", "arguments": {"input": "+a"}})
+    reply = "Hm.</think>" + "".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+    yield from _both("tools", RESPONSES, {"input": "Hi", "tools": tools, "store": False}, replies=(reply,))
 
 
 def _messages() -> Iterator[Case]:

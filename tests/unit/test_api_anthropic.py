@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_api_messages import FORM, TEXT, Play
 
 from blink.api.anthropic.schema import CountTokensBody, MessagesBody
 from blink.config import FrontendConfig
@@ -19,7 +20,6 @@ from blink.text.message.formats import HERMES, REASONING_FORMATS
 from blink.text.message.parser import MessageForm
 from fake_engine import FakeServer
 from small_tokenizer import MODEL, load_small_assets
-from test_api_messages import FORM, TEXT, Play
 
 PATH = "/v1/messages"
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}

@@ -17,13 +17,14 @@ from blink.api.http.errors import ErrorWriter, error_json
 from blink.api.openai.message_chunks import open_stream
 from blink.api.openai.non_streaming_messages import open_non_streaming
 from blink.api.openai.read import read_chat, read_completion
-from blink.api.openai.responses.read import read_responses
-from blink.api.openai.responses.schema import ResponsesBody, naming_origins
+from blink.api.openai.responses.background import BackgroundResponse
+from blink.api.openai.responses.read import answer_input_tokens, read_responses
+from blink.api.openai.responses.schema import InputTokensBody, ResponsesBody, naming_origins
 from blink.api.openai.responses.write import ResponseEncoder, ResponseObject
 from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from blink.api.openai.tokens import answer_detokenize, answer_tokenize
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
-from blink.api.serving.session import Session
+from blink.api.serving.session import BackgroundResponder, Session
 from blink.api.serving.stream import Encoder, NonStreamingBody
 from blink.link.client import RegionInfo
 from blink.text.assets import ModelAssets
@@ -34,13 +35,14 @@ class Writing:
     """How the answers of an endpoint that generates are written.
 
     stream and non_streaming: take the reply that the endpoint's `read` has made. naming: lets errors name the fields
-    that a client sent, where the request is carried out as another's.
+    that a client sent, where the request is carried out as another's. background: answers requests that run behind.
     """
 
     id_prefix: str
     stream: Callable[[Any, Session], Encoder]
     non_streaming: Callable[[Any, Session], NonStreamingBody]
     naming: Callable[[], AbstractContextManager[None]] = nullcontext
+    background: Callable[[Any, Session], BackgroundResponder] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,22 @@ _ALL = (
         body=ResponsesBody,
         main_field="input",
         read=read_responses,
-        writing=Writing(id_prefix="resp_", stream=ResponseEncoder, non_streaming=ResponseObject, naming=naming_origins),
+        writing=Writing(
+            id_prefix="resp_",
+            stream=ResponseEncoder,
+            non_streaming=ResponseObject,
+            naming=naming_origins,
+            background=BackgroundResponse,
+        ),
+    ),
+    Endpoint(
+        kind="input_tokens",
+        path="/v1/responses/input_tokens",
+        name="count_input_tokens",
+        summary="Return the number of tokens that the conversation of a response has.",
+        body=InputTokensBody,
+        main_field="input",
+        read=answer_input_tokens,
     ),
     Endpoint(
         kind="messages",
