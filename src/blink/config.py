@@ -211,7 +211,8 @@ class FrontendConfig:
     )
     api_key: tuple[str, ...] = option(
         (),
-        "key that clients must send as Bearer token or x-api-key; may be given several times; also BLINK_API_KEY, VLLM_API_KEY",
+        "key that clients must send as Bearer token or x-api-key; may be given several times; also BLINK_API_KEY, "
+        "VLLM_API_KEY",
     )
     allowed_origins: tuple[str, ...] = option((), "CORS: allowed origins; none by default")
     allowed_methods: tuple[str, ...] = option(("*",), "CORS: allowed methods")

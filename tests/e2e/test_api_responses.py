@@ -9,7 +9,8 @@ import pytest
 from openai import BadRequestError, NotFoundError
 from pydantic import BaseModel
 
-from processes import Frontend, wait_for
+from blink.models.weights.files import default_model_path
+from processes import Engine, Frontend, start_frontend, stop, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 QUESTION = "Name a colour."
@@ -153,7 +154,7 @@ def test_responses_are_stored_and_gone_on_from(server: Frontend) -> None:
     second = respond(server, input="Why?", previous_response_id=first.id)
     talk: Any = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": first.output_text}]
     assert respond(server, input=[*talk, {"role": "user", "content": "Why?"}]).output_text == second.output_text
-    items = [item for item in client.input_items.list(second.id, order="asc", limit=2)]
+    items = list(client.input_items.list(second.id, order="asc", limit=2))
     assert [item.id for item in items] == list(dict.fromkeys(item.id for item in items)) and len(items) == 3
     counted = client.input_tokens.count(model=server.model, input="Why?", previous_response_id=first.id)
     assert counted.input_tokens == second.usage.input_tokens
@@ -162,6 +163,21 @@ def test_responses_are_stored_and_gone_on_from(server: Frontend) -> None:
         client.retrieve(first.id)
     with pytest.raises(NotFoundError):
         respond(server, input="Why?", previous_response_id=first.id)
+
+
+def test_another_worker_finds_a_stored_response(server: Frontend, tiny_engine: Engine) -> None:
+    first = respond(server)
+    other = start_frontend(tiny_engine.region, f"--tokenizer={default_model_path()}")
+    try:
+        assert respond(other, input="Why?", previous_response_id=first.id).previous_response_id == first.id
+        other.client.responses.delete(first.id)
+    finally:
+        stop(other.process)
+    with pytest.raises(NotFoundError):
+        server.client.responses.retrieve(first.id)
+    assert respond(
+        server, input="Why?", previous_response_id=respond(server).id
+    ).status  # the store has not gone with it
 
 
 def test_the_background_answers_later_or_is_cancelled(server: Frontend) -> None:

@@ -34,7 +34,7 @@ class PlayedGeneration(ABC):
 
     @property
     def _writing(self) -> Writing:
-        kinds = {ResponseReply: "responses", MessageReply: "messages", ChoicesReply: "chat"}
+        kinds: dict[type[Reply], str] = {ResponseReply: "responses", MessageReply: "messages", ChoicesReply: "chat"}
         writing = ENDPOINTS[kinds[type(self._reply)]].writing
         assert writing is not None
         return writing

@@ -275,7 +275,7 @@ def gather(events: list[dict[str, Any]]) -> dict[str, Any]:
         elif event["delta"]["type"] == "signature_delta":
             block["signature"] = event["delta"]["signature"]
         else:
-            assert event["delta"]["type"] == {"tool_use": "input_json"}.get(block["type"], block["type"]) + "_delta"
+            assert event["delta"]["type"] == f"{'input_json' if block['type'] == 'tool_use' else block['type']}_delta"
             texts[event["index"]].append(event["delta"][names[block["type"]]])
     assert not texts and delta["type"] == "message_delta"
     assert delta["usage"].items() >= {"input_tokens": 7, "cache_read_input_tokens": 0}.items()
@@ -330,7 +330,7 @@ def test_an_answer_without_text_has_no_blocks() -> None:
     form = MessageForm(calls=FORM.calls, names=FORM.names)
     played = play("x", message=form)
     played._tokens = []
-    played._steps = lambda: iter([played.generation.add_token(2, -0.5, FinishReason.STOP)])  # type: ignore[method-assign]
+    played._steps = lambda: iter([played.generation.add_token(2, -0.5, FinishReason.STOP)])
     assert played.whole()["content"] == []
 
 

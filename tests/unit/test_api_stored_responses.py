@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from blink.api.openai.responses import background
-from blink.api.serving.response_store import IN_PROGRESS, Kept, ResponseStore, StoreLease, StoreLimits
+from blink.api.serving import response_store
+from blink.api.serving.response_store import IN_PROGRESS, Keeper, Kept, ResponseStore, StoreLease, StoreLimits
 from blink.config import FrontendConfig
 from blink.errors import ConfigError, OverloadedError
 from blink.text.assets import ModelAssets, load_assets
@@ -241,6 +243,20 @@ def test_workers_share_the_file_and_nobody_else_reads_it(tmp_path: Path) -> None
     assert one.get(b"a", "x") == Kept("cancelled", b"[1]", b"{2}") and one.get(b"b", "x") is None
     for path in tmp_path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_who_has_to_wait_for_another_worker_lets_a_thread_do_it(tmp_path: Path) -> None:
+    limits = StoreLimits(str(tmp_path / "s.sqlite"), 10, 10_000, 0.5)
+    store, other = ResponseStore(limits, 0.0), sqlite3.connect(limits.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    keeper = Keeper(store, b"a", "x", b"[]")
+    with pytest.raises(OverloadedError):
+        keeper.begin(b"{}")
+    keeper.keep("completed", b"{1}")
+    assert store.get(b"a", "x") is None and keeper.is_wanted is False
+    other.execute("COMMIT")
+    response_store._LATER.submit(lambda: None).result(10)  # behind it
+    assert store.get(b"a", "x") == Kept("completed", b"[]", b"{1}")
 
 
 def test_a_store_that_is_not_its_own_is_refused(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import fcntl
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,14 +25,17 @@ from blink.errors import BlinkError, ConfigError, NotFoundError, OverloadedError
 from blink.region.files import open_own
 
 _SHM = Path("/dev/shm")
-_WAIT_SECONDS = 1.0  # for another worker's write, which takes less than a thousandth of it
+# For another worker's write, which takes less than a thousandth: on the event loop, and in the thread that tries again.
+_WAIT_SECONDS, _PATIENCE_SECONDS = 0.05, 10.0
+_OPEN_TRIES, _OPEN_SECONDS = 100, 0.05
 IN_PROGRESS = "in_progress"  # the status of a response that is being made
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS responses (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, owner BLOB, id TEXT, status TEXT, input BLOB, response BLOB, size INTEGER,
-    UNIQUE (owner, id)
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS responses (number INTEGER PRIMARY KEY AUTOINCREMENT, owner BLOB, id TEXT, "
+    "status TEXT, size INTEGER, input BLOB, response BLOB, UNIQUE (owner, id))",
+    "CREATE INDEX IF NOT EXISTS sizes ON responses (owner, number, size)",  # read without what is large
 )
-"""
+
+_LATER = ThreadPoolExecutor(1, "responses")
 
 logger = logging.getLogger(__name__)
 
@@ -60,28 +65,34 @@ class ResponseStore:
     Raises of all: OverloadedError, where another worker is at it for long, or there is no room.
     """
 
-    def __init__(self, limits: StoreLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: StoreLimits, wait: float = _WAIT_SECONDS) -> None:
+        self.limits = limits
         # The file is made by who opens it first, for this user alone; SQLite's files beside it follow its mode.
         try:
             os.close(open_own(Path(limits.path), os.O_RDWR | os.O_CREAT))
-            self._db = sqlite3.connect(limits.path, timeout=_WAIT_SECONDS, isolation_level=None)
-            for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=OFF", _SCHEMA):
-                self._db.execute(statement)
+            self._db = sqlite3.connect(limits.path, timeout=wait, isolation_level=None)
+            self._db.execute("PRAGMA synchronous=OFF")
+            for tries_left in reversed(range(_OPEN_TRIES)):
+                with suppress(*([sqlite3.OperationalError] if tries_left else [])):
+                    self._db.execute("PRAGMA journal_mode=WAL")  # does not wait by itself for a worker that does it too
+                    for statement in _SCHEMA:
+                        self._db.execute(statement)
+                    break
+                time.sleep(_OPEN_SECONDS)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"responses cannot be kept in {limits.path}: {error}") from error
 
     def put(self, owner: bytes, name: str, kept: Kept) -> None:
         """Keep a response, and forget the oldest ones that it leaves no room for."""
         size = len(kept.input) + len(kept.response)
-        values = (owner, name, kept.status, kept.input, kept.response, size)
+        values = (owner, name, kept.status, size, kept.input, kept.response)
         with self._transaction():
             self._run(
-                "INSERT OR REPLACE INTO responses (owner, id, status, input, response, size) VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO responses (owner, id, status, size, input, response) VALUES (?, ?, ?, ?, ?, ?)",
                 values,
             )
             if owner:
-                self._trim("WHERE owner = ?", (owner,), self._limits.max_share)
+                self._trim("WHERE owner = ?", (owner,), self.limits.max_share)
             self._trim("", (), 1.0)
 
     def settle(self, owner: bytes, name: str, status: str, response: bytes) -> bool:
@@ -110,10 +121,6 @@ class ResponseStore:
         """Forget a response; say whether there was one."""
         return self._run("DELETE FROM responses WHERE owner = ? AND id = ?", (owner, name)).rowcount > 0
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._db.close()
-
     def _run(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         try:
             return self._db.execute(statement, values)
@@ -131,14 +138,19 @@ class ResponseStore:
         self._run("COMMIT")
 
     def _trim(self, where: str, values: tuple[bytes, ...], share: float) -> None:
-        """Delete the oldest beyond a share of the limits: all behind which, counted from the newest, they are full."""
-        most, size = max(1, int(self._limits.max_responses * share)), int(self._limits.max_bytes * share)
-        self._run(
-            "DELETE FROM responses WHERE number IN (SELECT number FROM (SELECT number, "
-            "row_number() OVER newest AS place, sum(size) OVER newest AS total "
-            f"FROM responses {where} WINDOW newest AS (ORDER BY number DESC)) WHERE place > ? OR total > ?)",
-            (*values, most, size),
-        )
+        """Delete the oldest until what is left is within a share of the limits."""
+        most, size = max(1, int(self.limits.max_responses * share)), int(self.limits.max_bytes * share)
+        ((count, total),) = self._run(f"SELECT count(*), total(size) FROM responses {where}", values)
+        if count <= most and total <= size:
+            return
+        oldest = self._run(f"SELECT number, size FROM responses {where} ORDER BY number", values)
+        last = 0
+        for number, freed in oldest:
+            if count <= most and total <= size:
+                break
+            last, count, total = number, count - 1, total - freed
+        oldest.close()
+        self._run(f"DELETE FROM responses {where or 'WHERE 1'} AND number <= ?", (*values, last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +172,11 @@ class Keeper:
 
     def settle(self, status: str, response: bytes) -> None:
         """Store what has become of a response that was begun, unless its client has cancelled or deleted it."""
-        self._try(lambda: self.store.settle(self.owner, self.name, status, response))
+        self._try(lambda store: store.settle(self.owner, self.name, status, response))
 
     def keep(self, status: str, response: bytes) -> None:
         """Store a response that is made."""
-        self._try(lambda: self.store.put(self.owner, self.name, Kept(status, self.input, response)))
+        self._try(lambda store: store.put(self.owner, self.name, Kept(status, self.input, response)))
 
     @property
     def is_wanted(self) -> bool:
@@ -174,9 +186,16 @@ class Keeper:
         except BlinkError:
             return True
 
-    def _try(self, store: Callable[[], object]) -> None:
+    def _try(self, write: Callable[[ResponseStore], object]) -> None:
+        """Write now, before the client asks for it; or later in a thread, as others must not wait meanwhile."""
         try:
-            store()
+            write(self.store)
+        except OverloadedError:
+            _LATER.submit(self._insist, write)
+
+    def _insist(self, write: Callable[[ResponseStore], object]) -> None:
+        try:
+            write(open_store(self.store.limits, _PATIENCE_SECONDS))
         except BlinkError as error:
             logger.warning("response %s is not stored: %s", self.name, error.message)
 
@@ -218,9 +237,9 @@ class StoreLease:
 
 
 @cache
-def open_store(limits: StoreLimits) -> ResponseStore:
-    """Return this process's way to the store."""
-    return ResponseStore(limits)
+def open_store(limits: StoreLimits, wait: float = _WAIT_SECONDS) -> ResponseStore:
+    """Return this process's way to the store: one for each thread, by how long it waits for another's write."""
+    return ResponseStore(limits, wait)
 
 
 def find_kept(limits: StoreLimits, owner: bytes, name: str, param: str | None = None) -> Kept:
