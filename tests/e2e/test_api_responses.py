@@ -177,7 +177,7 @@ def test_another_worker_finds_a_stored_response(server: Frontend, tiny_engine: E
         server.client.responses.retrieve(first.id)
     assert respond(
         server, input="Why?", previous_response_id=respond(server).id
-    ).status  # the store has not gone with it
+    ).status
 
 
 def test_the_background_answers_later_or_is_cancelled(server: Frontend) -> None:

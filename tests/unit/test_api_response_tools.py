@@ -109,6 +109,16 @@ def test_earlier_calls_and_results_are_messages() -> None:
     assert [(message["role"], message["tool_call_id"]) for message in results] == [("tool", "c1"), ("tool", "c2")]
 
 
+@pytest.mark.parametrize(
+    "item",
+    [{"type": "custom_tool_call", "call_id": "c", "name": "p", "input": 3}, {"type": []}, {"type": "shell_call"}],
+)
+def test_items_that_say_nothing_are_refused(item: Any) -> None:
+    with pytest.raises(BadRequestError) as refusal:
+        chat_of(input=[item])
+    assert refusal.value.param == "input"
+
+
 def test_the_body_of_codex_is_taken() -> None:
     body = ResponsesBody.model_validate(
         {

@@ -12,14 +12,14 @@ _ROLES = ("user", "assistant", "system", "developer")
 _CALLS = ("function_call", "custom_tool_call")
 _RESULTS = ("function_call_output", "custom_tool_call_output")
 # What another server's tools did, which it told the model by other means.
-_PASSED = {
+_PASSED = (
     "file_search_call",
     "image_generation_call",
     "mcp_list_tools",
     "tool_search_call",
     "tool_search_output",
     "web_search_call",
-}
+)
 
 
 def add_item(messages: list[Item], item: Item, place: str) -> None:

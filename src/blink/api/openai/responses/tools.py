@@ -116,8 +116,14 @@ def chat_choice(choice: Any) -> Any:
 
 
 def chat_call(item: Mapping[str, Any]) -> Item:
-    """Return an earlier call in the form of the chat API."""
+    """Return an earlier call in the form of the chat API.
+
+    Raises:
+        BadRequestError: it brings no text.
+    """
     is_custom = item.get("type") == "custom_tool_call"
+    if is_custom and not isinstance(item.get("input"), str):
+        raise BadRequestError("The input of a custom_tool_call must be a string.", "input")
     arguments = orjson.dumps({"input": item.get("input")}).decode() if is_custom else item.get("arguments")
     function = {"name": _flat_name_of(item), "arguments": arguments}
     return {"id": item.get("call_id"), "type": "function", "function": function}
