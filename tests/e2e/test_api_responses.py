@@ -175,9 +175,7 @@ def test_another_worker_finds_a_stored_response(server: Frontend, tiny_engine: E
         stop(other.process)
     with pytest.raises(NotFoundError):
         server.client.responses.retrieve(first.id)
-    assert respond(
-        server, input="Why?", previous_response_id=respond(server).id
-    ).status
+    assert respond(server, input="Why?", previous_response_id=respond(server).id).status
 
 
 def test_the_background_answers_later_or_is_cancelled(server: Frontend) -> None:
