@@ -221,7 +221,9 @@ class FrontendConfig:
         "a loopback address checks",
     )
     api_key: tuple[str, ...] = option(
-        (), "key that clients must send as Bearer token; may be given several times; also BLINK_API_KEY, VLLM_API_KEY"
+        (),
+        "key that clients must send as Bearer token or x-api-key; may be given several times; also BLINK_API_KEY, "
+        "VLLM_API_KEY",
     )
     allowed_origins: tuple[str, ...] = option((), "CORS: allowed origins; none by default")
     allowed_methods: tuple[str, ...] = option(("*",), "CORS: allowed methods")
@@ -232,6 +234,13 @@ class FrontendConfig:
     body_timeout: float = option(30.0, "seconds for a request's body, and one more for each 16 KiB of it; 408 beyond")
     max_connections: int = option(0, "connections of a worker; 0: as many as its limit of open files permits")
     max_tokenize_chars: int = option(1 << 20, "longest text of /tokenize; /detokenize takes a quarter as many ids")
+    response_store_size: int = option(
+        1000, "responses that /v1/responses keeps for later requests, the newest ones; 0: none"
+    )
+    response_store_bytes: int = option(128 << 20, "memory for all responses that are kept")
+    response_store_file: str = option(
+        "", "keep responses in this file, also over restarts; empty: in shared memory, until the last frontend ends"
+    )
     prefix_cache_isolation: str = option(
         "key",
         "which requests share cached prefixes; key: those of one API key; none: all, so hits reveal others' prompts",
@@ -297,7 +306,13 @@ class FrontendConfig:
         require(self, "port", 0, 65535)
         require(self, "frontend_sched_priority", 1, 99)
         parse_object("default_chat_template_kwargs", self.default_chat_template_kwargs)
-        for name in ("max_num_queued_reqs", "shutdown_timeout", "keep_alive_timeout"):
+        for name in (
+            "max_num_queued_reqs",
+            "response_store_size",
+            "response_store_bytes",
+            "shutdown_timeout",
+            "keep_alive_timeout",
+        ):
             require(self, name, 0)
         for name in ("max_body_bytes", "max_bodies_bytes", "max_tokenize_chars"):
             require(self, name, 1)

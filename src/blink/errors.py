@@ -33,6 +33,19 @@ class BadRequestError(BlinkError):
     type = "BadRequestError"
 
 
+class PromptTooLongError(BadRequestError):
+    """A prompt is longer than the context, or with the tokens asked for (`token_limit`, if they are the reason)."""
+
+    num_tokens: str = ""  # of the prompt; or more than how many
+    token_limit: int = 0
+    max_model_len: int = 0
+
+    def measured(self, num_tokens: str, token_limit: int, max_model_len: int) -> PromptTooLongError:
+        """Return the error with the lengths that it is about."""
+        self.num_tokens, self.token_limit, self.max_model_len = num_tokens, token_limit, max_model_len
+        return self
+
+
 class NotFoundError(BlinkError):
     """The named model or route does not exist."""
 

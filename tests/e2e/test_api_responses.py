@@ -9,7 +9,8 @@ import pytest
 from openai import BadRequestError, NotFoundError
 from pydantic import BaseModel
 
-from processes import Frontend
+from blink.models.weights.files import default_model_path
+from processes import Engine, Frontend, start_frontend, stop, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 QUESTION = "Name a colour."
@@ -32,7 +33,7 @@ def test_a_response_says_what_the_chat_says(server: Frontend) -> None:
     assert response.output_text == chat.choices[0].message.content
     assert response.id.startswith("resp_")
     assert (response.object, response.model, response.metadata) == ("response", server.model, {"a": "b"})
-    assert (response.instructions, response.max_output_tokens, response.store) == ("Be brief.", 12, False)
+    assert (response.instructions, response.max_output_tokens, response.store) == ("Be brief.", 12, True)
     assert chat.usage is not None
     assert response.usage.input_tokens == chat.usage.prompt_tokens
     assert response.usage.total_tokens == chat.usage.total_tokens
@@ -123,15 +124,14 @@ def test_a_conversation_of_items_is_the_chat_of_its_messages(server: Frontend) -
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": [{"type": "function_call", "call_id": "a", "arguments": "{}"}]}, "input"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 100_000}, "max_output_tokens"),
@@ -147,8 +147,51 @@ def test_what_is_not_done_is_a_400_by_the_name_of_this_api(server: Frontend, fie
     assert caught.value.param == param
 
 
-def test_no_response_is_stored(server: Frontend) -> None:
-    with pytest.raises(NotFoundError, match="stores no responses"):
-        server.client.responses.retrieve(respond(server).id)
-    with pytest.raises(NotFoundError, match="stores no responses"):
-        server.client.responses.delete("resp_1")
+def test_responses_are_stored_and_gone_on_from(server: Frontend) -> None:
+    client = server.client.responses
+    first = respond(server)
+    assert client.retrieve(first.id).output_text == first.output_text
+    second = respond(server, input="Why?", previous_response_id=first.id)
+    talk: Any = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": first.output_text}]
+    assert respond(server, input=[*talk, {"role": "user", "content": "Why?"}]).output_text == second.output_text
+    items = list(client.input_items.list(second.id, order="asc", limit=2))
+    assert [item.id for item in items] == list(dict.fromkeys(item.id for item in items)) and len(items) == 3
+    counted = client.input_tokens.count(model=server.model, input="Why?", previous_response_id=first.id)
+    assert counted.input_tokens == second.usage.input_tokens
+    client.delete(first.id)
+    with pytest.raises(NotFoundError):
+        client.retrieve(first.id)
+    with pytest.raises(NotFoundError):
+        respond(server, input="Why?", previous_response_id=first.id)
+
+
+def test_another_worker_finds_a_stored_response(server: Frontend, tiny_engine: Engine) -> None:
+    first = respond(server)
+    other = start_frontend(tiny_engine.region, f"--tokenizer={default_model_path()}")
+    try:
+        assert respond(other, input="Why?", previous_response_id=first.id).previous_response_id == first.id
+        other.client.responses.delete(first.id)
+    finally:
+        stop(other.process)
+    with pytest.raises(NotFoundError):
+        server.client.responses.retrieve(first.id)
+    assert respond(server, input="Why?", previous_response_id=respond(server).id).status
+
+
+def test_the_background_answers_later_or_is_cancelled(server: Frontend) -> None:
+    client = server.client.responses
+    begun = respond(server, background=True)
+    assert begun.status == "in_progress"
+    wait_for(lambda: client.retrieve(begun.id).status != "in_progress", 60)
+    assert client.retrieve(begun.id).output_text == respond(server).output_text
+    long = respond(server, background=True, max_output_tokens=900, extra_body={"ignore_eos": True})
+    assert client.cancel(long.id).status == "cancelled"
+    server.wait_until_idle()
+    assert client.retrieve(long.id).status == "cancelled"
+
+
+def test_logprobs_are_those_of_the_chat(server: Frontend) -> None:
+    response = respond(server, include=["message.output_text.logprobs"], top_logprobs=2)
+    part = response.output[0].content[0]
+    assert "".join(entry.token for entry in part.logprobs) == part.text
+    assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 _GENERATING = (COMPLETIONS, CHAT, RESPONSES)
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -57,6 +58,7 @@ def list_cases() -> list[Case]:
         _chats,
         _responses,
         _messages,
+        _blocks,
         _tokens,
         _wrong_bodies,
         _wrong_prompts,
@@ -157,11 +159,10 @@ def _responses() -> Iterator[Case]:
     ):
         yield from _both("plain", RESPONSES, {"input": "Hi", **fields})
     for name, value in (
-        ("background", True),
+        ("background", "perhaps"),
         ("previous_response_id", "resp_1"),
         ("truncation", "auto"),
         ("prompt", {"id": "p"}),
-        ("max_tool_calls", 1),
         ("top_logprobs", 1),
         ("max_output_tokens", 0),
         ("max_output_tokens", 1 << 20),
@@ -174,9 +175,24 @@ def _responses() -> Iterator[Case]:
         ("text", {"format": {"type": "odd"}}),
         ("temperature", "hot"),
         ("reasoning", {"effort": 3}),
-        ("include", ["message.output_text.logprobs"]),
+        ("tools", [{"type": "namespace", "name": "n"}]),
     ):
         yield _post("plain", RESPONSES, {"input": "Hi", name: value})
+    include = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "max_output_tokens": 2}
+    yield from _both("plain", RESPONSES, {"input": "Hi", "store": False, **include})
+    for server, body in (("bare", {"input": "Hi"}), ("plain", {}), ("away", {"input": "Hi"})):
+        yield _post(server, RESPONSES + "/input_tokens", body)
+    yield Case("plain", "GET", RESPONSES + "/resp_1/input_items")
+    for body in ({"background": True, "stream": True}, {"background": True, "store": False}):
+        yield _post("plain", RESPONSES, {"input": "Hi", **body})
+    tools = [
+        {"type": "web_search"},
+        {"type": "namespace", "name": "sums", "description": "Sums.", "tools": _FLAT_TOOLS},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}},
+    ]
+    calls = ({"name": "sums__add", "arguments": {"a": 1}}, {"name": "patch", "arguments": {"input": "+a"}})
+    reply = "Hm.</think>" + "".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+    yield from _both("tools", RESPONSES, {"input": "Hi", "tools": tools, "store": False}, replies=(reply,))
 
 
 def _messages() -> Iterator[Case]:
@@ -207,6 +223,39 @@ def _messages() -> Iterator[Case]:
     for body in ({"tool_choice": "required", "response_format": _JSON_SCHEMA}, {"response_format": _JSON_SCHEMA}):
         yield _post("tools", CHAT, {"messages": [_USER], "tools": _TOOLS, **body})
     yield _post("bare", CHAT, {"messages": [_USER], "tools": _TOOLS})
+
+
+def _blocks() -> Iterator[Case]:
+    """Yield requests in the form of Anthropic's API."""
+    tools = [{"name": "add", "description": "Add.", "input_schema": _SCHEMA}]
+    results = [
+        _USER,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "2"}]},
+    ]
+    body = {"messages": [_USER], "max_tokens": 60}
+    called = "Hm.</think>I add. " + _CALL
+    for fields in (
+        {"system": "Be short.", "temperature": 0.5, "metadata": {"user_id": "u"}},
+        {"max_tokens": 2},
+        {"stop_sequences": ["there"], "request_id": "mine"},
+        {"output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}}},
+    ):
+        yield from _both("plain", MESSAGES, body | fields)
+    thinking = {"type": "adaptive", "display": "omitted"}
+    for fields in ({}, {"tool_choice": {"type": "any"}}, {"messages": results}, {"thinking": thinking}):
+        yield from _both("tools", MESSAGES, {**body, "tools": tools, **fields}, replies=(called,))
+    for reply in _HARMONY:
+        yield from _both("harmony", MESSAGES, {**body, "tools": tools}, replies=(reply,))
+    for wrong in ({"max_tokens": 4000}, {"tools": [{}]}, {"odd": 1}, {"tool_choice": {"type": "any"}}):
+        yield _post("plain", MESSAGES, body | wrong)
+    for path, asked in ((MESSAGES, body), (MESSAGES + "/count_tokens", {"messages": [_USER]})):
+        yield _post("bare", path, asked)
+        yield _post("plain", path, {})
+        yield _post("away", path, asked)
+        yield _post("plain", path + "/nothing", asked)
+        for headers in ({}, {"x-api-key": "secret"}):
+            yield _post("guarded", path, asked, headers=headers)
 
 
 def _tokens() -> Iterator[Case]:

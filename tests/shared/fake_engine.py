@@ -20,6 +20,7 @@ from blink.api.routes import create_app
 from blink.api.server import add_middleware
 from blink.api.service import ApiService
 from blink.api.serving.poller import Poller
+from blink.api.serving.response_store import StoreLimits
 from blink.config import FrontendConfig
 from blink.errors import BlinkError
 from blink.link.client import EngineClient, RegionInfo
@@ -121,9 +122,11 @@ class FakeServer:
         self.engine = engine or FakeEngine()
         client = cast(EngineClient, self.engine)
         self._store = MetricStore(config.region, NUM_VALUES, folder)
-        self.service = ApiService(
-            config, assets, Poller(client, Metrics(self._store, client.stats), 0, config.max_client_share)
+        poller = Poller(client, Metrics(self._store, client.stats), 0, config.max_client_share)
+        limits = StoreLimits(
+            str(folder / "responses.sqlite"), config.response_store_size, config.response_store_bytes, 0.5
         )
+        self.service = ApiService(config, assets, poller, store_limits=limits if limits.max_responses else None)
         self.engine.wake = self.service.poller.table.drain
         self.app = add_middleware(create_app(self.service), config)
         self.writer = FakeWriter()

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+from blink.api.anthropic.write import MessageReply
 from blink.api.endpoints import ENDPOINTS, Writing
 from blink.api.openai.choices import ChoicesReply
 from blink.api.openai.responses.write import ResponseReply
@@ -17,9 +18,11 @@ from blink.text.generation import Generation
 
 
 def reply_of(**fields: Any) -> Reply:
-    """Return the form of a response, if the fields have an echo, else of a chat."""
+    """Return the form of a response, if the fields have an echo, of a message, if they may hide thoughts, or a chat."""
     named: dict[str, Any] = {"id": "x", "created": 1, "model": "m", **fields}
-    return ResponseReply(**named) if "echo" in fields else ChoicesReply(is_chat=True, **named)
+    if "echo" in fields:
+        return ResponseReply(**named)
+    return MessageReply(**named) if "shows_thinking" in fields else ChoicesReply(is_chat=True, **named)
 
 
 class PlayedGeneration(ABC):
@@ -31,7 +34,8 @@ class PlayedGeneration(ABC):
 
     @property
     def _writing(self) -> Writing:
-        writing = ENDPOINTS["responses" if isinstance(self._reply, ResponseReply) else "chat"].writing
+        kinds: dict[type[Reply], str] = {ResponseReply: "responses", MessageReply: "messages", ChoicesReply: "chat"}
+        writing = ENDPOINTS[kinds[type(self._reply)]].writing
         assert writing is not None
         return writing
 

@@ -8,17 +8,23 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from blink.api.anthropic.errors import naming_origins as naming_message_origins
+from blink.api.anthropic.errors import write_error
+from blink.api.anthropic.read import answer_count_tokens, read_messages
+from blink.api.anthropic.schema import CountTokensBody, MessagesBody
+from blink.api.anthropic.write import ID_PREFIX, MessageEncoder, MessageObject
 from blink.api.http.errors import ErrorWriter, error_json
 from blink.api.openai.message_chunks import open_stream
 from blink.api.openai.non_streaming_messages import open_non_streaming
 from blink.api.openai.read import read_chat, read_completion
-from blink.api.openai.responses.read import read_responses
-from blink.api.openai.responses.schema import ResponsesBody, naming_origins
+from blink.api.openai.responses.background import BackgroundResponse
+from blink.api.openai.responses.read import answer_input_tokens, read_responses
+from blink.api.openai.responses.schema import InputTokensBody, ResponsesBody, naming_origins
 from blink.api.openai.responses.write import ResponseEncoder, ResponseObject
 from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from blink.api.openai.tokens import answer_detokenize, answer_tokenize
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
-from blink.api.serving.session import Session
+from blink.api.serving.session import BackgroundResponder, Session
 from blink.api.serving.stream import Encoder, NonStreamingBody
 from blink.link.client import RegionInfo
 from blink.text.assets import ModelAssets
@@ -29,13 +35,14 @@ class Writing:
     """How the answers of an endpoint that generates are written.
 
     stream and non_streaming: take the reply that the endpoint's `read` has made. naming: lets errors name the fields
-    that a client sent, where the request is carried out as another's.
+    that a client sent, where the request is carried out as another's. background: answers requests that run behind.
     """
 
     id_prefix: str
     stream: Callable[[Any, Session], Encoder]
     non_streaming: Callable[[Any, Session], NonStreamingBody]
     naming: Callable[[], AbstractContextManager[None]] = nullcontext
+    background: Callable[[Any, Session], BackgroundResponder] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +51,7 @@ class Endpoint:
 
     main_field: what most of a body's work is about, for errors that nobody foresaw. read: what becomes of a checked
     body. writing: None if `read` has answered it. name and summary: what the API's description says. error_body: how
-    its refusals are written; what stands before the routes has one form for all.
+    its refusals are written, and those of paths below its own.
     """
 
     kind: str
@@ -87,7 +94,45 @@ _ALL = (
         body=ResponsesBody,
         main_field="input",
         read=read_responses,
-        writing=Writing(id_prefix="resp_", stream=ResponseEncoder, non_streaming=ResponseObject, naming=naming_origins),
+        writing=Writing(
+            id_prefix="resp_",
+            stream=ResponseEncoder,
+            non_streaming=ResponseObject,
+            naming=naming_origins,
+            background=BackgroundResponse,
+        ),
+    ),
+    Endpoint(
+        kind="input_tokens",
+        path="/v1/responses/input_tokens",
+        name="count_input_tokens",
+        summary="Return the number of tokens that the conversation of a response has.",
+        body=InputTokensBody,
+        main_field="input",
+        read=answer_input_tokens,
+    ),
+    Endpoint(
+        kind="messages",
+        path="/v1/messages",
+        name="message",
+        summary="Answer a conversation, in the form of Anthropic's API.",
+        body=MessagesBody,
+        main_field="messages",
+        read=read_messages,
+        writing=Writing(
+            id_prefix=ID_PREFIX, stream=MessageEncoder, non_streaming=MessageObject, naming=naming_message_origins
+        ),
+        error_body=write_error,
+    ),
+    Endpoint(
+        kind="count_tokens",
+        path="/v1/messages/count_tokens",
+        name="count_tokens",
+        summary="Return the number of tokens of a conversation, in the form of Anthropic's API.",
+        body=CountTokensBody,
+        main_field="messages",
+        read=answer_count_tokens,
+        error_body=write_error,
     ),
     Endpoint(
         kind="tokenize",
@@ -109,3 +154,11 @@ _ALL = (
     ),
 )
 ENDPOINTS = {endpoint.kind: endpoint for endpoint in _ALL}
+
+
+def error_writer_of(path: str) -> ErrorWriter:
+    """Return what writes the errors of a path that may be an endpoint's, below one, or nobody's."""
+    for endpoint in ENDPOINTS.values():
+        if endpoint.error_body is not error_json and f"{path}/".startswith(f"{endpoint.path}/"):
+            return endpoint.error_body
+    return error_json

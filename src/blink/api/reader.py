@@ -10,11 +10,12 @@ import asyncio
 import heapq
 import logging
 import pickle
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blink.api.reading import is_light, read_body
-from blink.api.serving.parsed_request import Bounds, ParsedRequest
+from blink.api.serving.parsed_request import Bounds, HeavyRequestError, ParsedRequest
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.host.child import Child, Parent, limit_data
@@ -60,7 +61,8 @@ class Reader:
             BlinkError: the request is refused, or too many large ones wait.
         """
         if is_light(data):
-            return read_body(kind, data, self._assets, bounds)
+            with suppress(HeavyRequestError):
+                return read_body(kind, data, self._assets, replace(bounds, is_hurried=True))
         if len(self._jobs) >= _MAX_WAITING:
             raise OverloadedError("Too many large requests wait to be read. Retry later.")
         self._num_jobs += 1

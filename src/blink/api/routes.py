@@ -16,13 +16,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink import __version__
-from blink.api.endpoints import ENDPOINTS, Endpoint
+from blink.api.endpoints import ENDPOINTS, Endpoint, error_writer_of
 from blink.api.http.bodies import check_content_type
 from blink.api.http.errors import bug_response, error_response, http_error_response, install_error_responses
+from blink.api.openai.responses.stored import stored_response_routes
 from blink.api.pages.docs import add_docs_page
 from blink.api.pages.files import page_routes
 from blink.api.service import ApiService
-from blink.api.serving.body import MAX_ID_CHARS
 from blink.errors import BlinkError, ClientGoneError, NotFoundError
 
 Route = TypeVar("Route", bound=Callable[..., Any])
@@ -38,10 +38,10 @@ def create_app(service: ApiService, **options: Any) -> ASGIApp:
     # Clients that name no content type mean JSON.
     own_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # the framework's load scripts from elsewhere
     app = FastAPI(title="Blink", version=__version__, strict_content_type=False, **own_pages, **options)
-    install_error_responses(app)
+    install_error_responses(app, error_writer_of)
     add_docs_page(app)
     app.include_router(_endpoint_routes(service, generate=True))
-    app.include_router(_stored_response_routes())
+    app.include_router(stored_response_routes(service.store_limits))
     app.include_router(_model_routes(service))
     app.include_router(_endpoint_routes(service, generate=False))
     app.include_router(_status_routes(service))
@@ -149,19 +149,6 @@ def _show_body(endpoint: Endpoint) -> Callable[..., Any]:
 
     route.__annotations__["body"] = endpoint.body
     return route
-
-
-def _stored_response_routes() -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/v1/responses/{name}")
-    @router.delete("/v1/responses/{name}")
-    @router.post("/v1/responses/{name}/cancel")
-    async def find_response(name: str) -> Response:
-        """Say that there is no such response: none is stored."""
-        raise NotFoundError(f"Response with id '{name[:MAX_ID_CHARS]}' not found: this server stores no responses.")
-
-    return router
 
 
 def _model_routes(service: ApiService) -> APIRouter:

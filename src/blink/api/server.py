@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from blink.api.endpoints import error_writer_of
 from blink.api.http.http1 import ConnectionLimits, limited_protocol
 from blink.api.http.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
 from blink.api.observe.metric_store import MetricStore
@@ -30,6 +31,7 @@ from blink.api.observe.stats_line import StatsLine
 from blink.api.routes import create_app
 from blink.api.service import ApiService
 from blink.api.serving.poller import Poller
+from blink.api.serving.response_store import StoreLease, StoreLimits, open_store
 from blink.config import KEY_VARIABLES, FrontendConfig
 from blink.errors import ConfigError, EngineUnavailableError
 from blink.host.address import Address
@@ -82,12 +84,26 @@ def run_worker(config: FrontendConfig) -> int:
         observer=_observer(metrics, tracer),
         stats_line=stats_line,
     )
-    service = ApiService(config, assets, poller, tracer)
+    lease, limits = _open_store(config)
+    service = ApiService(config, assets, poller, tracer, limits)
     app = add_middleware(create_app(service, lifespan=_lifespan(service)), config)
     listener = _bind(config)
     server = _Server(_uvicorn_config(app, config), service, _describe(config, listener))
     server.run(sockets=[listener])
+    if lease is not None:
+        lease.close()
     return 0
+
+
+def _open_store(config: FrontendConfig) -> tuple[StoreLease | None, StoreLimits | None]:
+    """Return the hold on the region's store of responses, and its limits; None where nothing is kept, or in a file."""
+    if not config.response_store_size:
+        return None, None
+    lease = None if config.response_store_file else StoreLease(config.region)
+    path = str(lease.path) if lease is not None else config.response_store_file
+    limits = StoreLimits(path, config.response_store_size, config.response_store_bytes, config.max_client_share)
+    open_store(limits)  # a file that is none is noticed now
+    return lease, limits
 
 
 def _observer(metrics: Metrics, tracer: RequestTracer | None) -> SequenceMetrics:
@@ -119,10 +135,10 @@ def _connector_of(config: FrontendConfig) -> Connector:
 
 def add_middleware(app: ASGIApp, config: FrontendConfig) -> ASGIApp:
     """Return the application behind what all requests pass, the outermost last."""
-    app = BodyLimit(app, max_bytes=config.max_body_bytes)
+    app = BodyLimit(app, max_bytes=config.max_body_bytes, writer_of=error_writer_of)
     keys = [key for key in (*config.api_key, *map(os.environ.get, KEY_VARIABLES)) if key]
     if keys:
-        app = ApiKeyGuard(app, keys=keys)
+        app = ApiKeyGuard(app, keys=keys, writer_of=error_writer_of)
     if config.allowed_origins:
         app = CORSMiddleware(
             app,
@@ -133,7 +149,7 @@ def add_middleware(app: ASGIApp, config: FrontendConfig) -> ASGIApp:
         )
     names = _served_hosts(config)
     if "*" not in names:
-        app = HostGuard(app, names)
+        app = HostGuard(app, names, error_writer_of)
     if config.enable_request_id_headers:
         app = RequestIds(app)
     return app

@@ -17,7 +17,7 @@ from fastapi import Request, Response
 
 from blink.api.endpoints import Endpoint, Writing
 from blink.api.http.bodies import Bodies, check_content_type
-from blink.api.http.clients import flow_of, salt_of
+from blink.api.http.clients import flow_of, owner_of, salt_of
 from blink.api.http.http1 import find_writer, writer_of
 from blink.api.reader import Reader
 from blink.api.reading import LIGHT_BYTES
@@ -26,6 +26,7 @@ from blink.api.serving.message_constraint import constrain_message
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.api.serving.poller import Poller
 from blink.api.serving.reply import Reply
+from blink.api.serving.response_store import Keeper, StoreLimits, open_store
 from blink.api.serving.session import Session
 from blink.api.serving.stream import EventStream, NonStreamingResult
 from blink.api.serving.timing import TimedStream
@@ -63,12 +64,18 @@ class ApiService:
     """Answer requests with one model. Owned by a worker; used from its event loop only."""
 
     def __init__(
-        self, config: FrontendConfig, assets: ModelAssets, poller: Poller, tracer: RequestTracer | None = None
+        self,
+        config: FrontendConfig,
+        assets: ModelAssets,
+        poller: Poller,
+        tracer: RequestTracer | None = None,
+        store_limits: StoreLimits | None = None,
     ) -> None:
         self.config = config
         self.assets = assets
         self.poller = poller
         self.tracer = tracer
+        self.store_limits = store_limits
         self.compilation = Compilation()
         self.planner = Planner(assets, self.compilation)
         self.bodies = Bodies(config.max_bodies_bytes)
@@ -117,6 +124,7 @@ class ApiService:
             shows_fields=self.config.enable_log_requests,
             names_token_ids=self.config.return_tokens_as_token_ids,
             always_has_usage=self.config.enable_force_include_usage,
+            store=self.store_limits,
         )
 
     def check_model(self, name: str | None) -> None:
@@ -146,12 +154,13 @@ class ApiService:
         """Take a request's body off its connection and read it."""
         check_content_type(request, self.config.allowed_origins)
         writer = find_writer(request.scope)
+        bounds = replace(self.bounds, owner=owner_of(request.scope))
         small = writer.take_body(min(LIGHT_BYTES, self.config.max_body_bytes)) if writer is not None else None
         if small is not None:
-            return await self.reader.read(kind, small, self.bounds)
+            return await self.reader.read(kind, small, bounds)
         with self._counting_refusals():
             async with self.bodies.take(request) as data:
-                return await self.reader.read(kind, data, self.bounds)
+                return await self.reader.read(kind, data, bounds)
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
@@ -168,7 +177,9 @@ class ApiService:
             self.check_model(parsed.model)
             with writing.naming():
                 session, reply_id = await self._plan(parsed, writing.id_prefix, request)
-            open_reply = partial(self._open_reply, parsed, reply_id)
+            open_reply = partial(self._open_reply, parsed, reply_id, owner_of(request.scope))
+            if parsed.runs_behind and (background := writing.background) is not None:
+                return Response(session.start(lambda: background(open_reply(), session)).begun, media_type=_JSON)
             if parsed.stream and self.config.enable_log_timings:
                 stamps = {"received": session.arrived, "parsed": parsed.parsed_at, "tokenized": tokenized}
                 return session.start(lambda: _open_timed(stamps, writing, open_reply(), session))
@@ -216,13 +227,17 @@ class ApiService:
             return parsed.rules
         return replace(parsed.rules, cache_salt=salt_of(request.scope, parsed.rules.cache_salt))
 
-    def _open_reply(self, parsed: ParsedRequest, reply_id: str) -> Reply:
+    def _open_reply(self, parsed: ParsedRequest, reply_id: str, owner: bytes) -> Reply:
+        keeper = None
+        if parsed.kept_input is not None and self.store_limits is not None:
+            keeper = Keeper(open_store(self.store_limits), owner, reply_id, parsed.kept_input)
         return replace(
             parsed.reply,
             id=reply_id,
             created=int(time.time()),
             model=self.model_name,
             tokenizer=self.assets.tokenizer,
+            keeper=keeper,
         )
 
 
@@ -261,4 +276,6 @@ def _request_id(parsed: ParsedRequest, request: Request) -> str:
     given = request.headers.get(REQUEST_ID_HEADER, "")
     if len(given) > MAX_ID_CHARS or not given.isprintable():
         raise BadRequestError(f"X-Request-Id must hold at most {MAX_ID_CHARS} printable characters.", "request_id")
+    if parsed.kept_input is not None:  # who knows the id of a stored response may see it
+        return secrets.token_hex(16)
     return given or parsed.request_id or secrets.token_hex(16)

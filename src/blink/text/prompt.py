@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from blink.errors import BadRequestError
+from blink.errors import BadRequestError, PromptTooLongError
 from blink.region.layout import CONSTANTS
 from blink.region.native import lib
 from blink.text.tokenizer import Tokenizer
@@ -171,19 +171,21 @@ def _check_length(num_tokens: int, rules: PromptRules, limits: Limits) -> None:
         raise _too_long(str(num_tokens), rules, limits)
     if token_limit is not None and num_tokens + token_limit > limits.max_model_len:
         room = f"{token_limit} > {limits.max_model_len} - {num_tokens}"
-        raise BadRequestError(
+        error = PromptTooLongError(
             f"'max_tokens' or 'max_completion_tokens' is too large: {token_limit}. This model's maximum context length"
             f" is {limits.max_model_len} tokens and your request has {num_tokens} input tokens ({room}).",
             "max_tokens",
         )
+        raise error.measured(str(num_tokens), token_limit, limits.max_model_len)
 
 
 def _too_long(num_tokens: str, rules: PromptRules, limits: Limits) -> BadRequestError:
-    return BadRequestError(
+    error = PromptTooLongError(
         f"This model's maximum context length is {limits.max_model_len} tokens. However, your request has {num_tokens}"
         " input tokens. Please reduce the length of the input messages.",
         rules.param,
     )
+    return error.measured(num_tokens, 0, limits.max_model_len)
 
 
 def hash_root(key: bytes, salt: bytes = b"") -> bytes:

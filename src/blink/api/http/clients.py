@@ -16,6 +16,11 @@ def note_key(scope: Scope, digest: bytes) -> None:
     scope[_KEY] = digest
 
 
+def owner_of(scope: Scope) -> bytes:
+    """Return the digest of the key that a request was let in with; nothing where none is asked for."""
+    return scope.get(_KEY) or b""
+
+
 def salt_of(scope: Scope, salt: str | None) -> str | None:
     """Return what keeps the cached blocks of a request's API key apart from others', and those of its own salts."""
     key: bytes | None = scope.get(_KEY)

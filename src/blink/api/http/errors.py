@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from blink.errors import BadRequestError, BlinkError
 
 ErrorWriter = Callable[[str, str, int, str | None], bytes]  # of a message, the error's type, the status and the field
+WriterOf = Callable[[str], ErrorWriter]  # of a path
 
 _MAX_VALIDATION_ERRORS = 10
 _MAX_PLACE_CHARS = 64
@@ -33,12 +34,28 @@ def blink_error_json(error: BlinkError) -> bytes:
     return error_json(error.message, error.type, int(error.status), error.param)
 
 
-def install_error_responses(app: FastAPI) -> None:
-    """Answer every error in the API's form."""
-    app.add_exception_handler(BlinkError, _on_blink_error)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(Exception, _on_bug)
+def install_error_responses(app: FastAPI, writer_of: WriterOf) -> None:
+    """Answer every error in the form of the API that its path belongs to."""
+
+    async def on_blink_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, BlinkError)
+        return error_response(error, writer_of(request.url.path))
+
+    async def on_validation_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return error_response(describe_validation(error.errors()), writer_of(request.url.path))
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return http_error_response(error, writer_of(request.url.path))
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        return bug_response(error, writer_of(request.url.path))
+
+    app.add_exception_handler(BlinkError, on_blink_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_bug)
 
 
 def error_response(error: BlinkError, write: ErrorWriter = error_json) -> Response:
@@ -47,35 +64,21 @@ def error_response(error: BlinkError, write: ErrorWriter = error_json) -> Respon
     return _respond(write(error.message, error.type, int(error.status), error.param), error.status, headers)
 
 
-async def _on_blink_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, BlinkError)
-    return error_response(error)
-
-
-async def _on_validation_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return error_response(describe_validation(error.errors()))
-
-
-async def _on_http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return http_error_response(error)
-
-
 def http_error_response(error: HTTPException, write: ErrorWriter = error_json) -> Response:
     """Return the response for an error of the framework's."""
     kind = HTTPStatus(error.status_code).phrase
     return _respond(write(str(error.detail), kind, error.status_code, None), error.status_code, error.headers)
 
 
-async def _on_bug(_: Request, error: Exception) -> Response:
-    return bug_response(error)
-
-
 def bug_response(error: Exception, write: ErrorWriter = error_json) -> Response:
     """Return the response for an error that nobody expected."""
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     return _respond(write(f"Internal error: {type(error).__name__}.", BlinkError.type, status, None), status, None)
+
+
+def refuse(status: HTTPStatus, message: str, write: ErrorWriter = error_json) -> Response:
+    """Return the response to what does not get as far as a route."""
+    return _respond(write(message, status.phrase, status, None), status, None)
 
 
 def describe_validation(errors: Any) -> BadRequestError:

@@ -18,8 +18,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blink.api.http.clients import note_key
-from blink.api.http.errors import error_json
+from blink.api.http.errors import WriterOf, error_json, refuse
 
+_UNAUTHORIZED = b'{"error":"Unauthorized"}'  # OpenAI's API, as vLLM has it
+_WRONG_KEY = "The API key, as Authorization: Bearer KEY or x-api-key: KEY, is missing or wrong."
 _PROTECTED = ("/v1", "/reset_prefix_cache")
 _MAX_HOST_CHARS = 64
 
@@ -27,8 +29,9 @@ _MAX_HOST_CHARS = 64
 class ApiKeyGuard:
     """Refuse requests that ask for work, or cost others, without one of the keys."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], writer_of: WriterOf) -> None:
         self._app = app
+        self._writer_of = writer_of
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,27 +39,40 @@ class ApiKeyGuard:
         if scope["type"] != "http" or scope["method"] == "OPTIONS" or self._is_allowed(scope):
             await self._app(scope, receive, send)
             return
-        body = b'{"error":"Unauthorized"}'
-        await Response(body, HTTPStatus.UNAUTHORIZED, media_type="application/json")(scope, receive, send)
+        write = self._writer_of(scope["path"])
+        response = refuse(HTTPStatus.UNAUTHORIZED, _WRONG_KEY, write)
+        if write is error_json:
+            response = Response(_UNAUTHORIZED, HTTPStatus.UNAUTHORIZED, media_type="application/json")
+        await response(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
         if not scope["path"].startswith(_PROTECTED):
             return True
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        # The header arrives as latin-1; compare what the client sent. All keys are compared, each in constant time.
-        digest = sha256(key.strip().encode("latin-1")).digest()
-        matches = [secrets.compare_digest(digest, known) for known in self._digests]
-        is_known = scheme.lower() == "bearer" and any(matches)
-        if is_known:
+        headers = Headers(scope=scope)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = [key] if scheme.lower() == "bearer" else []
+        digest = next(filter(self._knows, map(_digest_of, [*given, headers.get("x-api-key", "")])), None)
+        if digest is not None:
             note_key(scope, digest)
-        return is_known
+        return digest is not None
+
+    def _knows(self, digest: bytes) -> bool:
+        """Compare a key's digest with all known ones, each in constant time."""
+        matches = [secrets.compare_digest(digest, known) for known in self._digests]
+        return any(matches)
+
+
+def _digest_of(key: str) -> bytes:
+    """Return the digest of a header's key, which arrives as latin-1: what the client sent is compared."""
+    return sha256(key.strip().encode("latin-1")).digest()
 
 
 class BodyLimit:
     """Refuse bodies that are too large, before and while they are read."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, writer_of: WriterOf) -> None:
         self._app = app
+        self._writer_of = writer_of
         self._max_bytes = max_bytes
         self._message = f"The request body is larger than {max_bytes} bytes."
 
@@ -67,9 +83,8 @@ class BodyLimit:
             return
         length = Headers(scope=scope).get("content-length", "")
         if length.isdigit() and int(length) > self._max_bytes:
-            status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            body = error_json(self._message, status.phrase, status)
-            await Response(body, status, media_type="application/json")(scope, receive, send)
+            write = self._writer_of(scope["path"])
+            await refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._message, write)(scope, receive, send)
             return
         received = 0
 
@@ -90,8 +105,9 @@ class HostGuard:
     A browser takes such a page for the server's own (DNS rebinding), so neither CORS nor the content type stops it.
     """
 
-    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, names: Iterable[str], writer_of: WriterOf) -> None:
         self._app = app
+        self._writer_of = writer_of
         self._names = frozenset(map(_bare_host, names))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,11 +117,9 @@ class HostGuard:
         if foreign is None:  # or none is named, as no browser does
             await self._app(scope, receive, send)
             return
-        status = HTTPStatus.MISDIRECTED_REQUEST
         shown = foreign[:_MAX_HOST_CHARS].decode("latin-1")
         message = f"This server has no name {shown!r}: its operator can add one by --allowed-hosts."
-        body = error_json(message, status.phrase, status)
-        await Response(body, status, media_type="application/json")(scope, receive, send)
+        await refuse(HTTPStatus.MISDIRECTED_REQUEST, message, self._writer_of(scope["path"]))(scope, receive, send)
 
 
 @lru_cache(maxsize=64)

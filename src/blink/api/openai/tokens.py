@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answers of /tokenize and /detokenize.
 
-Raises of both: BlinkError, where the request is refused.
+Raises of all: BlinkError, where the request is refused.
 """
 
 from __future__ import annotations
 
 import orjson
 
-from blink.api.openai.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
+from blink.api.openai.schema import ConversationBody, DetokenizeBody, TokenizeChatBody, TokenizeTextBody
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.errors import BadRequestError
 from blink.link.client import RegionInfo
@@ -23,15 +23,8 @@ def answer_tokenize(
     body: TokenizeTextBody | TokenizeChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo
 ) -> ParsedRequest:
     """Answer with the tokens of a text or a conversation."""
-    is_text = isinstance(body, TokenizeTextBody)
-    text = body.prompt if is_text else Planner(assets).render(body.messages, body.rendering(assets.template_defaults))
-    if len(text) > bounds.max_tokenize_chars:
-        raise BadRequestError(
-            f"The text has {len(text)} characters; this server tokenizes at most {bounds.max_tokenize_chars}.",
-            "prompt" if is_text else "messages",
-        )
+    tokens = tokens_of(body, assets, bounds)
     tokenizer = assets.tokenizer
-    tokens = tokenizer.encode(text, add_special_tokens=body.add_special_tokens) if text else []
     answer = {
         "count": len(tokens),
         "max_model_len": engine.max_model_len,
@@ -39,6 +32,18 @@ def answer_tokenize(
         "token_strs": [tokenizer.token_name(token) for token in tokens] if body.return_token_strs else None,
     }
     return ParsedRequest(model=body.model, answer=orjson.dumps(answer))
+
+
+def tokens_of(body: TokenizeTextBody | ConversationBody, assets: ModelAssets, bounds: Bounds) -> list[int]:
+    """Return the tokens of a text or a conversation."""
+    is_text = isinstance(body, TokenizeTextBody)
+    text = body.prompt if is_text else Planner(assets).render(body.messages, body.rendering(assets.template_defaults))
+    if len(text) > bounds.max_tokenize_chars:
+        raise BadRequestError(
+            f"The text has {len(text)} characters; this server tokenizes at most {bounds.max_tokenize_chars}.",
+            "prompt" if is_text else "messages",
+        )
+    return assets.tokenizer.encode(text, add_special_tokens=body.add_special_tokens) if text else []
 
 
 def answer_detokenize(body: DetokenizeBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:

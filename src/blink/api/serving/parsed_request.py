@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blink.api.serving.reply import Reply
-from blink.errors import EngineUnavailableError
+from blink.api.serving.response_store import StoreLimits
+from blink.errors import BlinkError, EngineUnavailableError
 from blink.link.client import RegionInfo
 from blink.sampling_params import SamplingParams
 from blink.text.message.tool_use import ToolUse
@@ -18,6 +19,10 @@ from blink.text.prompt import PromptRules
 
 Tokens = npt.NDArray[np.int32]
 _NO_RULES, _NO_REPLY = PromptRules(add_special_tokens=False), Reply()
+
+
+class HeavyRequestError(BlinkError):
+    """A body turns out to be more work than others should wait for: read it elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,9 @@ class Bounds:
     shows_fields: bool = False  # in the log
     names_token_ids: bool = False  # in all logprobs, whatever a request says
     always_has_usage: bool = False  # streams, whatever a request says
+    store: StoreLimits | None = None  # of responses that later requests go on from; None: none are kept
+    owner: bytes = b""  # the digest of the request's API key
+    is_hurried: bool = False  # others wait while the body is read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,8 @@ class ParsedRequest:
     reply: Reply = _NO_REPLY
     stream: bool = False
     request_id: str | None = None
+    kept_input: bytes | None = None  # what is stored with the answer; None: the answer is not stored
+    runs_behind: bool = False  # answered at once; the client asks for the output later
     shown: dict[str, Any] = field(default_factory=dict[str, Any])  # fields for the log
     parsed_at: float = 0.0  # when its fields were checked and its texts not yet tokenized; seconds, time.perf_counter
 

@@ -25,6 +25,15 @@ class Responder(Protocol):
         ...
 
 
+class BackgroundResponder(Responder, Protocol):
+    """Who tells the client at once that the output comes later."""
+
+    @property
+    def begun(self) -> bytes:
+        """Return the body that is answered at once."""
+        ...
+
+
 AnyResponder = TypeVar("AnyResponder", bound=Responder)
 
 

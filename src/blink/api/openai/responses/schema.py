@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of POST /v1/responses, and the chat that it asks for. Nothing is stored: a request brings all its talk."""
+"""The bodies of POST /v1/responses and /v1/responses/input_tokens, and the chat that they ask for."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import orjson
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from blink.api.http.errors import describe_validation
+from blink.api.openai.responses.talk import add_item
+from blink.api.openai.responses.tools import Item, Origin, chat_choice, read_tools
 from blink.api.openai.schema import ChatBody, GenerationBody
 from blink.api.serving.body import Body
 from blink.errors import BadRequestError
-
-Item = dict[str, Any]
+from blink.sampling_params import MAX_LOGPROBS
 
 # Where a chat's field comes from, for errors that name one.
 _ORIGINS = {
@@ -30,16 +31,13 @@ _ORIGINS = {
 # Fields of a generation that this API names otherwise, or has not.
 _OWN = {"model", "n", "stream_options", "min_tokens", "truncate_prompt_tokens"}
 _PASSED = tuple(name for name in GenerationBody.model_fields if name not in _OWN)
-_ROLES = ("user", "assistant", "system", "developer")
-_STORELESS = "This server stores no responses: send the whole conversation as input."
+_STORELESS = "This server stores no conversations: send previous_response_id, or all as input."
+_LOGPROBS = "message.output_text.logprobs"
 # Field -> the values that ask for nothing, and why others are refused.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "background": ((False,), _STORELESS),
     "conversation": ((), _STORELESS),
-    "previous_response_id": ((), _STORELESS),
     "prompt": ((), "This server stores no prompts: send instructions and input."),
     "truncation": (("disabled",), 'This server does not shorten conversations; set truncation to "disabled".'),
-    "max_tool_calls": ((), "This server has no tools of its own, which max_tool_calls is about."),
 }
 
 
@@ -59,7 +57,14 @@ class ResponsesBody(Body):
     include: Any = None
     metadata: dict[str, str] | None = None
     user: Any = None
+    background: bool | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    max_tool_calls: int | None = None  # of tools that this server has none of
     _chat: ChatBody = PrivateAttr()
+    _origins: dict[str, Origin] = PrivateAttr()
+    _history: list[Item] = PrivateAttr(default_factory=list[Item])
 
     @model_validator(mode="before")
     @classmethod
@@ -72,18 +77,51 @@ class ResponsesBody(Body):
         return fields
 
     @model_validator(mode="after")
+    def _check_background(self) -> ResponsesBody:
+        if self.background and self.store is False:
+            raise BadRequestError("background needs store: its response is fetched later.", "background")
+        if self.background and (self.model_extra or {}).get("stream"):
+            raise BadRequestError("background cannot be combined with stream: fetch the response by its id.", "stream")
+        return self
+
+    @model_validator(mode="after")
     def _read_chat(self) -> ResponsesBody:
+        self._make_chat()
+        return self
+
+    def _make_chat(self) -> None:
+        functions, self._origins = read_tools(self.tools or ())
         with naming_origins():
             try:
-                self._chat = ChatBody.model_validate(self._chat_fields())
+                self._chat = ChatBody.model_validate(self._chat_fields(functions))
             except ValidationError as error:
                 raise describe_validation(error.errors(include_url=False, include_input=False)) from None
-        return self
 
     @property
     def chat(self) -> ChatBody:
         """Return the chat that is asked for."""
         return self._chat
+
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Return what functions of the chat stand for that are no functions by themselves."""
+        return self._origins
+
+    @property
+    def items(self) -> list[Item]:
+        """Return the whole conversation."""
+        if isinstance(self.input, str):
+            return [*self._history, {"type": "message", "role": "user", "content": self.input}]
+        return [*self._history, *self.input]
+
+    def go_on_behind(self, history: list[Item]) -> None:
+        """Put earlier items before those of the request.
+
+        Raises:
+            BadRequestError: together they are no conversation.
+        """
+        self._history = history
+        self._make_chat()
 
     @property
     def echo(self) -> bytes:
@@ -98,26 +136,31 @@ class ResponsesBody(Body):
             "tool_choice": self.tool_choice or "auto",
             "tools": self.tools or [],
             "user": self.user,
+            "background": bool(self.background),
+            "max_tool_calls": self.max_tool_calls,
+            "previous_response_id": self.previous_response_id,
+            "top_logprobs": self.top_logprobs or 0,
         }
         return orjson.dumps(repeated)
 
-    def _chat_fields(self) -> dict[str, Any]:
+    def _chat_fields(self, functions: list[Item]) -> dict[str, Any]:
         extra = self.model_extra or {}
         fields = {name: extra[name] for name in _PASSED if extra.get(name) is not None}
-        included = self.include if isinstance(self.include, list) else ()
-        if extra.get("top_logprobs") or "message.output_text.logprobs" in included:
-            raise BadRequestError("Logprobs are not supported here; /v1/chat/completions has them.", "top_logprobs")
+        if isinstance(self.include, list) and _LOGPROBS in self.include:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        elif self.top_logprobs:
+            raise BadRequestError(f"top_logprobs needs {_LOGPROBS!r} in include.", "top_logprobs")
         fields |= {
             "model": self.model,
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "tools": [_chat_tool(tool) for tool in self.tools] if self.tools else None,
-            "tool_choice": _chat_choice(self.tool_choice),
+            "tools": functions or None,
+            "tool_choice": chat_choice(self.tool_choice),
             "reasoning_effort": (self.reasoning or {}).get("effort"),
             "chat_template_kwargs": extra.get("chat_template_kwargs"),
         }
-        if self.tool_choice == "auto" and not self.tools:
+        if self.tool_choice == "auto" and not functions:
             fields["tool_choice"] = None  # what clients send by default
         return fields | _response_format((self.text or {}).get("format"))
 
@@ -125,10 +168,8 @@ class ResponsesBody(Body):
         messages: list[Item] = []
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
-        for index, item in enumerate(self.input):
-            _add_item(messages, item, f"input.{index}")
+        for index, item in enumerate(self.items):
+            add_item(messages, item, f"input.{index - len(self._history)}")
         return messages
 
 
@@ -141,60 +182,12 @@ def naming_origins() -> Iterator[None]:
         raise BadRequestError(error.message, _ORIGINS.get(error.param or "", error.param)) from None
 
 
-def _add_item(messages: list[Item], item: Item, place: str) -> None:
-    """Append an item of the conversation; reasoning, text and calls that follow each other become one message."""
-    kind = item.get("type", "message")
-    if kind == "message":
-        role = item.get("role")
-        if role not in _ROLES:
-            raise BadRequestError(f"{place}.role must be one of {', '.join(_ROLES)}.", "input")
-        if role == "assistant":
-            _turn_for(messages, "content", "tool_calls")["content"] = item.get("content")
-        else:
-            messages.append({"role": role, "content": item.get("content")})
-    elif kind == "function_call":
-        _turn_for(messages).setdefault("tool_calls", []).append(_chat_call(item))
-    elif kind == "function_call_output":
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
-    elif kind == "reasoning":
-        parts = item.get("content")
-        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-        text = "".join(text for text in texts if isinstance(text, str))
-        _turn_for(messages, "content", "tool_calls", "reasoning_content")["reasoning_content"] = text
-    else:
-        raise BadRequestError(f"{place}: items of type {str(kind)[:64]!r} are not supported.", "input")
-
-
-def _turn_for(messages: list[Item], *later: str) -> Item:
-    """Return the assistant's message that goes on, a new one if the last has one of these fields already."""
-    last = messages[-1] if messages else {}
-    if last.get("role") != "assistant" or any(name in last for name in later):
-        messages.append({"role": "assistant"})
-    return messages[-1]
-
-
-def _chat_call(item: Item) -> Item:
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
-    return {"id": item.get("call_id"), "type": "function", "function": function}
-
-
-def _chat_tool(tool: Item) -> Item:
-    if tool.get("type") != "function":
-        raise BadRequestError('Tools must be of type "function": this server has no tools of its own.', "tools")
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
-
-
-def _chat_choice(choice: Any) -> Any:
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-        allowed = {"mode": choice.get("mode"), "tools": [_chat_choice(tool) for tool in choice["tools"]]}
-        return {"type": "allowed_tools", "allowed_tools": allowed}
-    return {"type": choice.get("type"), "function": {"name": choice.get("name")}}
-
-
 def _response_format(form: Any) -> dict[str, Any]:
     if not isinstance(form, dict) or form.get("type") != "json_schema":
         return {} if form is None else {"response_format": form}
     schema = {name: value for name, value in form.items() if name != "type"}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+class InputTokensBody(ResponsesBody):
+    """POST /v1/responses/input_tokens."""
