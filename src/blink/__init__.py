@@ -7,17 +7,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from blink.async_llm import AsyncLLM, AsyncLLMEngine
     from blink.llm import LLM
-    from blink.sampling_params import SamplingParams
+    from blink.offline.options import AsyncEngineArgs, EngineArgs
+    from blink.outputs import CompletionOutput, RequestOutput
+    from blink.request.source import PromptType, TextPrompt, TokensPrompt
+    from blink.sampling_params import BeamSearchParams, GuidedDecodingParams, RequestOutputKind, SamplingParams
     from blink.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EngineArgs",
+    "GuidedDecodingParams",
+    "PromptType",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+]
 
 _MODULES = {
+    "AsyncEngineArgs": "blink.offline.options",
+    "AsyncLLM": "blink.async_llm",
+    "AsyncLLMEngine": "blink.async_llm",
+    "BeamSearchParams": "blink.sampling_params",
+    "CompletionOutput": "blink.outputs",
+    "EngineArgs": "blink.offline.options",
+    "GuidedDecodingParams": "blink.sampling_params",
     "LLM": "blink.llm",
+    "PromptType": "blink.request.source",
+    "RequestOutput": "blink.outputs",
+    "RequestOutputKind": "blink.sampling_params",
     "SamplingParams": "blink.sampling_params",
     "StructuredOutputsParams": "blink.structured_outputs",
+    "TextPrompt": "blink.request.source",
+    "TokensPrompt": "blink.request.source",
 }
 
 

@@ -11,7 +11,10 @@ LOST_REQUEST: Final = "The request was lost"
 
 
 class BlinkError(Exception):
-    """Base of all errors that Blink raises on purpose."""
+    """Base of all errors that Blink raises on purpose.
+
+    Those that a caller's values bring about are ValueErrors too, as in vLLM.
+    """
 
     status: ClassVar[int] = HTTPStatus.INTERNAL_SERVER_ERROR
     type: ClassVar[str] = "InternalServerError"
@@ -22,11 +25,11 @@ class BlinkError(Exception):
         self.param = param
 
 
-class ConfigError(BlinkError):
+class ConfigError(BlinkError, ValueError):
     """A flag, a file or the machine does not fit; the message says what to change."""
 
 
-class BadRequestError(BlinkError):
+class BadRequestError(BlinkError, ValueError):
     """The request is malformed or asks for something that this server does not do."""
 
     status = HTTPStatus.BAD_REQUEST

@@ -1,66 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offline inference: an engine in this process, reached through the same queue pairs as from a frontend."""
+"""Offline inference: an engine in this process, and vLLM's LLM class in front of it."""
 
 from __future__ import annotations
 
-import os
-import secrets
+import itertools
 import select
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
-from tqdm import tqdm
-
-from blink.config import EngineConfig, FrontendConfig, ModelConfig
-from blink.engine.thread import EngineThread
-from blink.errors import BadRequestError, BlinkError, ConfigError, EngineUnavailableError, OverloadedError
-from blink.hub.localize import localize
-from blink.link.client import EngineClient, RegionInfo
-from blink.link.shm import ShmConnector
-from blink.request.planner import Plan, PlannedSequence, Planner, Rendering
+from blink.errors import BadRequestError, EngineUnavailableError, OverloadedError
+from blink.link.client import RegionInfo
+from blink.offline.absent import Absent
+from blink.offline.beam_search import search
+from blink.offline.calls import Call, Progress, Request, show_progress
+from blink.offline.description import EngineDescription, ModelDescription, describe
+from blink.offline.gathered import GatheredOutput
+from blink.offline.local_engine import (
+    START_SECONDS,
+    TICK_SECONDS,
+    LocalEngine,
+    priorities_of,
+    refuse,
+    rules_of,
+    with_priority,
+)
+from blink.offline.options import EngineArgs
+from blink.offline.public_tokenizer import PublicTokenizer, template_of
+from blink.outputs import BeamSearchOutput, CompletionOutput, PositionLogprobs, RequestOutput
+from blink.request.planner import PlannedSequence, Rendering
 from blink.request.source import PromptType, Source, as_list, source_of
 from blink.request.table import Observer, SequenceTable
-from blink.sampling_params import SamplingParams
-from blink.text.assets import load_assets
-from blink.text.generation import Generation, TokenLogprob
+from blink.sampling_params import BeamSearchParams, SamplingParams
 from blink.text.prompt import PromptRules
-from blink.text.tokenizer import without_marks
-from blink.vllm.options import to_own_options
 
-_TICK_SECONDS = 0.25
-_START_SECONDS = 30.0
-
+__all__ = ["LLM", "CompletionOutput", "Message", "RequestOutput"]
 
 Message = Mapping[str, Any]  # JSON: roles, contents and whatever else the template reads
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One generated sequence."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprob]
-    finish_reason: str
-    stop_reason: int | str | None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """All sequences of one prompt."""
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    prompt_logprobs: list[TokenLogprob]  # of the second token of the prompt and those behind it, if asked for
-
-
-class LLM:
+class LLM(Absent):
     """Load a model and generate from it; calls from several threads take turns.
 
     Use as a context manager, or call close(); else the engine stops when the object or the process goes.
@@ -73,19 +54,22 @@ class LLM:
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:
-        config = _engine_config(model, options)
-        config = replace(config, model=localize(config.model))
-        self._assets = load_assets(FrontendConfig(model=config.model))
-        self._planner = Planner(self._assets)
-        engine = EngineThread(config)
-        # In one process with the engine, silence means a busy interpreter and not a dead engine.
-        self._client = EngineClient(ShmConnector(config.region), engine_timeout=60.0)
-        self._finalizer = weakref.finalize(self, _shut_down, self._client, engine)
+        self._engine = LocalEngine(model, options)
+        self._client = self._engine.client
+        self._planner = self._engine.planner
+        self._finalizer = weakref.finalize(self, LocalEngine.close, self._engine)
         self._table = SequenceTable(self._client, Observer())
         self._turn = threading.Lock()
         self._next_tick = 0.0
+        self._ids = itertools.count()
+        self._enqueued: list[Request] = []
         with self._turn:
             self._await_engine()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """Load what the arguments name."""
+        return cls(engine_args.model, **engine_args.options)
 
     def __enter__(self) -> LLM:
         return self
@@ -103,86 +87,209 @@ class LLM:
         prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Progress = True,
+        lora_request: object = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: object = None,
     ) -> list[RequestOutput]:
         """Complete prompts, in order; with the model's own sampling defaults unless `sampling_params` says otherwise.
 
         Args:
-            prompts: one or several, each as text, token ids or {"prompt": ...} or {"prompt_token_ids": ...}.
+            prompts: one or several, each as text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}.
             sampling_params: for all prompts, or one for each.
+            use_tqdm: whether a progress bar is shown, or what makes one.
+            priority: of each prompt: lower runs earlier; only with the scheduling policy "priority".
+            tokenization_kwargs: add_special_tokens, truncate_prompt_tokens, truncation_side.
         Raises:
             BadRequestError: a prompt is empty or too long, or the parameters do not fit the model.
             EngineUnavailableError: the engine failed.
         """
-        sources = [source_of(prompt) for prompt in as_list(prompts)]
-        return self._run(sources, sampling_params, use_tqdm, "prompt", add_special_tokens=True)
+        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        return self._run(self._prompts(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
+        use_tqdm: Progress = True,
+        lora_request: object = None,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: object = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template.
 
         Args:
+            chat_template: the text of another template for this call.
+            chat_template_content_format: taken; the template's own traits decide how it gets contents.
             tools: functions in OpenAI's form that the template shows; calls stay in the text, as the model writes them.
         Raises:
             BadRequestError: the model has no chat template, or it refuses the messages.
         """
+        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        if chat_template_content_format not in ("auto", "string", "openai"):
+            raise BadRequestError(
+                "chat_template_content_format must be auto, string or openai.", "chat_template_content_format"
+            )
+        defaults = self._engine.assets.template_defaults
         rendering = Rendering(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            variables={**(chat_template_kwargs or {}), "tools": tools},
+            template=template_of(chat_template, self._engine.assets),
+            variables={**defaults, **(chat_template_kwargs or {}), "tools": tools},
         )
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
         sources = [Source(self._planner.render(conversation, rendering)) for conversation in conversations]
-        return self._run(sources, sampling_params, use_tqdm, "messages", add_special_tokens=False)
+        rules = rules_of("messages", add_special_tokens=False, given=tokenization_kwargs)
+        return self._run(self._requests(sources, sampling_params, priority, rules), use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Keep prompts for wait_for_completion(); return their request ids.
+
+        Raises:
+            BadRequestError: as in generate(), where that does not need the engine.
+        """
+        requests = self._prompts(prompts, sampling_params, priority, tokenization_kwargs)
+        self._enqueued += requests
+        return [request.request_id for request in requests]
+
+    def wait_for_completion(self, *, use_tqdm: Progress = True) -> list[RequestOutput]:
+        """Complete what was enqueued, in order."""
+        requests, self._enqueued = self._enqueued, []
+        return self._run(requests, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: object = None,
+        use_tqdm: Progress = False,
+        concurrency_limit: int | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Return the likeliest sequences of each prompt; their texts begin with the prompt's.
+
+        Args:
+            concurrency_limit: taken; the engine's own limits hold.
+        Raises:
+            BadRequestError: a prompt and params.max_tokens do not fit into the context.
+        """
+        del concurrency_limit
+        refuse(lora_request=lora_request, priority=priority)
+        longest = SamplingParams(max_tokens=params.max_tokens)
+        rules = rules_of("prompt", add_special_tokens=True, given=None)
+        with self._turn:
+            engine = self._await_engine()
+            plans = [
+                self._engine.plan(source_of(prompt), longest, rules, engine).prompts[0] for prompt in as_list(prompts)
+            ]
+
+        def step(sequences: Sequence[list[int]], sampling: SamplingParams) -> list[PositionLogprobs]:
+            sources = [Source(tokens) for tokens in sequences]
+            outputs = self._run(self._requests(sources, sampling, None, rules), False)
+            return [(output.outputs[0].logprobs or [PositionLogprobs()])[0] for output in outputs]
+
+        with show_progress(use_tqdm, params.max_tokens, "tok") as progress:
+            return search([plan.tokens.tolist() for plan in plans], params, self._engine.assets, step, progress.update)
+
+    def get_tokenizer(self) -> PublicTokenizer:
+        """Return the model's tokenizer with the methods of transformers' that scripts call."""
+        return self._engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the model's own sampling defaults."""
+        return self._engine.default_params
+
+    @property
+    def llm_engine(self) -> EngineDescription:
+        """Return what vLLM's engine tells of itself: model_config, cache_config, scheduler_config."""
+        with self._turn:
+            return describe(self._engine, self._await_engine())
+
+    @property
+    def model_config(self) -> ModelDescription:
+        """Return what the model is."""
+        return self.llm_engine.model_config
+
+    def get_world_size(self) -> int:
+        """Return the number of devices."""
+        return 1
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache; return True when it is empty."""
+        with self._turn:
+            self._await_engine()
+            before = self._client.stats()["prefix_resets"]
+            self._client.reset_prefix_cache()
+            while self._client.stats()["prefix_resets"] == before:
+                self._await_engine()
+                time.sleep(0.001)
+        return True
 
     def stats(self) -> dict[str, int]:
         """Return the engine's counters and gauges (csrc/region/layout.h: Statistics)."""
         return self._client.stats()
 
-    def _run(
+    def _prompts(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int] | None,
+        tokenization: Mapping[str, Any] | None,
+    ) -> list[Request]:
+        sources = [source_of(prompt) for prompt in as_list(prompts)]
+        return self._requests(
+            sources, params, priority, rules_of("prompt", add_special_tokens=True, given=tokenization)
+        )
+
+    def _requests(
         self,
         sources: Sequence[Source],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-        param: str,
-        *,
-        add_special_tokens: bool,
-    ) -> list[RequestOutput]:
-        each = self._params_of_each(params, len(sources))
+        priority: int | Sequence[int] | None,
+        rules: PromptRules,
+    ) -> list[Request]:
+        each = self._engine.default_params if params is None else params
+        chosen = [each] * len(sources) if isinstance(each, SamplingParams) else each
+        if len(chosen) != len(sources):
+            raise BadRequestError(f"{len(sources)} prompts need as many sampling_params, got {len(chosen)}.")
+        priorities = priorities_of(priority, len(sources))
+        return [
+            Request(str(next(self._ids)), source, with_priority(own, order), rules)
+            for source, own, order in zip(sources, chosen, priorities, strict=True)
+        ]
+
+    def _run(self, requests: Sequence[Request], use_tqdm: Progress) -> list[RequestOutput]:
+        tokenizer = self._engine.assets.tokenizer
         with self._turn:
             engine = self._await_engine()  # nobody renewed the lease since the last call
-            plans: list[Plan] = []
-            for source, chosen in zip(sources, each, strict=True):
-                rules = PromptRules(add_special_tokens=add_special_tokens, cache_salt=source.cache_salt, param=param)
-                plans.append(self._planner.plan_now([source.prompt], chosen, rules, engine))
+            plans = [self._engine.plan(each.source, each.params, each.rules, engine) for each in requests]
             self._await_engine()  # nor while these were planned
+            gathered = [
+                GatheredOutput(each.request_id, each.source, plan, tokenizer)
+                for each, plan in zip(requests, plans, strict=True)
+            ]
             sequences = [planned for plan in plans for planned in plan.sequences]
-            with tqdm(total=len(sequences), desc="generating", unit="seq", disable=not use_tqdm) as progress:
-                self._generate(sequences, _Call(self._table, progress))
-        return [_output(source, plan) for source, plan in zip(sources, plans, strict=True)]
+            with show_progress(use_tqdm, len(sequences), "seq") as progress:
+                self._generate(sequences, Call(self._table, progress))
+        return [output.take() for output in gathered]
 
-    def _params_of_each(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-    ) -> Sequence[SamplingParams]:
-        if params is None:
-            params = SamplingParams(**cast("dict[str, Any]", self._assets.sampling_defaults))
-        if isinstance(params, SamplingParams):
-            return [params] * num_prompts
-        if len(params) != num_prompts:
-            raise BadRequestError(f"{num_prompts} prompts need as many sampling_params, got {len(params)}.")
-        return params
-
-    def _generate(self, sequences: Sequence[PlannedSequence], call: _Call) -> None:
+    def _generate(self, sequences: Sequence[PlannedSequence], call: Call) -> None:
         waiting = list(reversed(sequences))
         try:
             while waiting or self._table.num_open:  # also what an interrupt has kept from being noted
@@ -194,7 +301,7 @@ class LLM:
         finally:
             call.cancel("abort")
 
-    def _submit(self, waiting: list[PlannedSequence], call: _Call) -> None:
+    def _submit(self, waiting: list[PlannedSequence], call: Call) -> None:
         while waiting:
             try:
                 call.submitted.append(self._table.submit(call, waiting[-1]))
@@ -206,86 +313,15 @@ class LLM:
             waiting.pop()
 
     def _wait(self) -> None:
-        select.select([self._client], [], [], _TICK_SECONDS)
+        select.select([self._client], [], [], TICK_SECONDS)
         if time.monotonic() >= self._next_tick:
-            self._next_tick = time.monotonic() + _TICK_SECONDS
+            self._next_tick = time.monotonic() + TICK_SECONDS
             self._table.tick()
 
     def _await_engine(self) -> RegionInfo:
-        if not self._finalizer.alive:
-            raise EngineUnavailableError("This LLM is closed.")
-        deadline = time.monotonic() + _START_SECONDS
-        self._client.tick()
-        while not self._client.ready:
-            self._client.tick()
+        deadline = time.monotonic() + START_SECONDS
+        while not self._engine.look():
             if time.monotonic() > deadline:
                 raise EngineUnavailableError(self._client.unavailable_reason)
             time.sleep(0.01)
-        assert self._client.info is not None
-        return self._client.info
-
-
-class _Call:
-    """One call's sequences: the owner of them all in the table."""
-
-    def __init__(self, table: SequenceTable, progress: tqdm[Any]) -> None:
-        self.arrived = time.perf_counter()
-        self.flow = 0
-        self.submitted: list[int] = []
-        self.error: BlinkError | None = None
-        self._table = table
-        self._progress = progress
-
-    def note_change(self, generation: Generation) -> None:
-        """Move the progress bar when a sequence has ended."""
-        if generation.finish_reason is not None:
-            self._progress.update()
-
-    def flush(self) -> None:
-        """Leave the output with the sequences: it is taken at the end."""
-
-    def fail(self, error: BlinkError, reason: str = "error") -> None:
-        """Keep the error for the caller and cancel what is open."""
-        self.error = self.error or error
-        self.cancel(reason)
-
-    def cancel(self, reason: str) -> None:
-        """Take what is open away from the engine."""
-        for sequence in self.submitted:
-            self._table.cancel(sequence, reason)
-        self.submitted.clear()
-
-
-def _shut_down(client: EngineClient, engine: EngineThread) -> None:
-    """Stop an engine. Must not hold its LLM: also called when that is collected, and at the process's exit."""
-    client.close()
-    engine.stop()
-
-
-def _engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
-    model_names = {field.name for field in fields(ModelConfig)}
-    engine_names = {field.name for field in fields(EngineConfig)} - {"model"}
-    options = to_own_options(options, model_names | engine_names)
-    if unknown := set(options) - model_names - engine_names:
-        raise ConfigError(
-            f"unknown option {sorted(unknown)[0]!r}; known: {', '.join(sorted(model_names | engine_names))}"
-        )
-    model_options = {name: value for name, value in options.items() if name in model_names}
-    engine_options = {name: value for name, value in options.items() if name in engine_names}
-    engine_options.setdefault("region", f"llm-{os.getpid()}-{secrets.token_hex(3)}")
-    return EngineConfig(model=ModelConfig(model=model, **model_options), **engine_options)
-
-
-def _output(source: Source, plan: Plan) -> RequestOutput:
-    text = without_marks(source.prompt) if isinstance(source.prompt, str) else None
-    outputs = [_completion(planned.generation) for planned in plan.sequences]
-    scores = plan.sequences[0].generation.prompt_logprobs
-    return RequestOutput(text, plan.prompts[0].tokens.tolist(), outputs, scores)
-
-
-def _completion(generation: Generation) -> CompletionOutput:
-    delta = generation.take()
-    assert generation.finish_reason is not None
-    return CompletionOutput(
-        generation.index, delta.text, delta.tokens, delta.logprobs, generation.finish_reason, generation.stop_reason
-    )
+        return self._engine.info

@@ -5,20 +5,26 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass, field, replace
+from enum import Enum
+from numbers import Real
+from typing import Any, NamedTuple
 
 from blink.errors import BadRequestError
 from blink.region.layout import CONSTANTS, SAMPLING, TABLE, ServiceClass
+from blink.structural_tag import read_structural_tag
 from blink.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_TOKENS = CONSTANTS["max_stop_tokens"]
 MAX_LOGIT_BIASES = CONSTANTS["max_logit_biases"]
 MAX_LOGPROBS = CONSTANTS["max_logprobs"]
+MAX_ALLOWED_TOKENS = 1 << 20  # more than any vocabulary has
 MAX_LOGIT_BIAS = CONSTANTS["max_logit_bias"]
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings of a request together
 _SAMPLING_FIELDS = SAMPLING.names or ()
+_INTEGERS = ("n", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "priority")
 _SERVICE_CLASSES = (int(ServiceClass.LATENCY_SENSITIVE), int(ServiceClass.BEST_EFFORT))
 
 
@@ -47,52 +53,91 @@ def _read_range(name: str, default: float, low: float, high: float, holds_low: b
 SAMPLING_RANGES: Mapping[str, Range] = {name: _read_range(name, *values) for name, values in TABLE["sampling"].items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+GuidedDecodingParams = StructuredOutputsParams  # older vLLM's name
+
+
+class RequestOutputKind(Enum):
+    """What each output of a stream holds, by vLLM's names."""
+
+    CUMULATIVE = 0  # all since the beginning
+    DELTA = 1  # what is new
+    FINAL_ONLY = 2  # one output, at the end
+
+
+@dataclass(slots=True)
 class SamplingParams:
-    """Describe how to sample one request.
+    """Describe how to sample one request. Fields, their order and their defaults are vLLM's, Blink's own come last.
 
     Args:
         n: sequences to generate from the prompt; sequence i uses seed + i.
         temperature: 0 is greedy.
         top_k: 0 or -1 considers all tokens.
+        seed: None or -1 draws one.
+        stop: a string, or several, that end the text; cut from it unless include_stop_str_in_output.
+        max_tokens: None fills the context; 0 generates nothing, for prompts whose logprobs are wanted.
         logprobs: None for none, else how many top tokens to report beside the sampled one (0 to 20).
         prompt_logprobs: the same for each token of the prompt but the first; its prefix is not taken from the cache.
-        max_tokens: None fills the context; 0 generates nothing, for prompts whose logprobs are wanted.
-        stop: a string, or several, that end the text; cut from it unless include_stop_str_in_output.
+        flat_logprobs: taken; logprobs have one form.
+        detokenize: False leaves the text empty, and forbids `stop`.
+        output_kind: what each output of AsyncLLM's streams holds.
+        structured_outputs: what form the text has; None: any.
+        allowed_token_ids: no other tokens are generated.
+        extra_args: for plug-ins, of which there are none: carried and not read.
+        bad_words: texts that are not generated, neither at the beginning of a word nor behind a space.
+        skip_reading_prefix_cache: compute all of the prompt.
+        stream_interval: tokens between two outputs of AsyncLLM's streams.
+        truncate_prompt_tokens: how many of the prompt's last tokens are kept; -1: as many as fit.
+        guided_decoding: older vLLM's name of structured_outputs.
         best_effort: run in the class that latency-sensitive requests may preempt.
         priority: lower runs earlier; only with the scheduling policy "priority".
-        structured_outputs: what form the text has; None: any.
         token_marks: tokens that the text shows otherwise than by their names, for what reads its structure.
+        token_biases: what allowed_token_ids and bad_words come to, beside logit_bias; the planner's.
     Raises:
-        BadRequestError: a value is out of range; `param` names it.
+        BadRequestError: a value is out of range, or asks for what is not done here; `param` names it.
     """
 
     n: int = 1
-    max_tokens: int | None = 16
-    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     seed: int | None = None
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
-    stop: str | Sequence[str] | None = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
+    logprob_token_ids: Sequence[int] | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: Mapping[int, float] | None = field(default_factory=dict[int, float])
+    allowed_token_ids: Sequence[int] | None = None
+    extra_args: Mapping[str, Any] | None = None
+    bad_words: Sequence[str] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: object = None
+    stream_interval: int | None = None
+    truncate_prompt_tokens: int | None = None
+    guided_decoding: StructuredOutputsParams | None = None
+    _: KW_ONLY
     priority: int = 0
     best_effort: bool = False
-    structured_outputs: StructuredOutputsParams | None = None
     token_marks: Mapping[str, str] | None = None
+    token_biases: Sequence[tuple[int, float]] = ()
 
     def __post_init__(self) -> None:
+        self._fill_in()
         _require(1 <= self.n <= 128, "n", "between 1 and 128", self.n)
         _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
         _require(
@@ -104,30 +149,96 @@ class SamplingParams:
         for name, allowed in SAMPLING_RANGES.items():
             value = getattr(self, name)
             _require(allowed.holds(value), name, f"in {allowed}", value)
+        self._check_integer("top_k")
         _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
         for name in ("logprobs", "prompt_logprobs"):
-            count = getattr(self, name)
-            _require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}", count)
-        _check_biases(self.logit_bias)
-        _require(
-            len(self.stop_token_ids) <= MAX_STOP_TOKENS // 2,
-            "stop_token_ids",
-            f"at most {MAX_STOP_TOKENS // 2} ids",
-            len(self.stop_token_ids),
-        )
+            self._check_logprobs(name, getattr(self, name))
+        self._check_tokens()
         self._check_stops()
         _require(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer", self.priority)
+        for name in ("logprob_token_ids", "repetition_detection"):
+            if getattr(self, name):
+                raise BadRequestError(f"{name} is not supported by this server.", name)
+        if self.thinking_token_budget not in (None, -1):
+            told = "the engine counts no tokens of reasoning; limit max_tokens, or switch thinking off in the template"
+            raise BadRequestError(f"thinking_token_budget is not supported: {told}.", "thinking_token_budget")
+
+    def clone(self) -> SamplingParams:
+        """Return a copy that shares nothing with this one."""
+        return deepcopy(self)
+
+    @classmethod
+    def from_optional(cls, **options: Any) -> SamplingParams:
+        """Return parameters of values of which None is the default.
+
+        Raises:
+            BadRequestError: a value is out of range.
+        """
+        given = {name: value for name, value in options.items() if value is not None or name == "max_tokens"}
+        return cls(**dict[str, Any](given))
+
+    def _fill_in(self) -> None:
+        """Put in what values that mean the default stand for, and refuse those of another type."""
+        for name in _INTEGERS:
+            self._check_integer(name)
+        for name in SAMPLING_RANGES:
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, Real):
+                raise BadRequestError(f"{name} must be a number, got {value!r}.", name)
+        self.stop = () if self.stop is None else self.stop
+        self.stop_token_ids = () if self.stop_token_ids is None else self.stop_token_ids
+        self.logit_bias = {} if self.logit_bias is None else self.logit_bias
+        self.seed = None if self.seed == -1 else self.seed
+        if self.guided_decoding is not None:
+            if self.structured_outputs not in (None, self.guided_decoding):
+                raise BadRequestError("Set either structured_outputs or guided_decoding.", "guided_decoding")
+            self.structured_outputs, self.guided_decoding = self.guided_decoding, None
+        form = self.structured_outputs
+        if form is not None and isinstance(form.structural_tag, str):
+            found = read_structural_tag(form.structural_tag)
+            self.structured_outputs = replace(found, disable_any_whitespace=form.disable_any_whitespace)
+
+    def _check_integer(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+            raise BadRequestError(f"{name} must be an integer, got {value!r}.", name)
+
+    def _check_logprobs(self, name: str, count: int | None) -> None:
+        if count == -1:
+            raise BadRequestError(
+                f"{name} of -1 asks for the whole vocabulary: this server reports at most {MAX_LOGPROBS}.", name
+            )
+        _require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}", count)
+
+    def _check_tokens(self) -> None:
+        _check_biases(self.logit_bias or {})
+        stops, allowed = self.stop_token_ids or (), self.allowed_token_ids
+        most = MAX_STOP_TOKENS // 2
+        _require(len(stops) <= most, "stop_token_ids", f"at most {most} ids", len(stops))
+        _require(allowed is None or len(allowed) > 0, "allowed_token_ids", "one id or more", "none")
+        words = self.bad_words
+        if isinstance(words, str) or not all(isinstance(word, str) and word for word in words or ()):
+            raise BadRequestError("bad_words must be a list of non-empty strings.", "bad_words")
+        keep, interval = self.truncate_prompt_tokens, self.stream_interval
+        _require(keep is None or keep == -1 or keep >= 1, "truncate_prompt_tokens", "at least 1, or -1", keep)
+        _require(interval is None or interval >= 1, "stream_interval", "at least 1", interval)
 
     def _check_stops(self) -> None:
         _require(all(self.stops), "stop", "non-empty strings", "")
         _require(len(self.stops) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} strings", len(self.stops))
         stop_chars = sum(map(len, self.stops))
         _require(stop_chars <= MAX_STOP_CHARS, "stop", f"at most {MAX_STOP_CHARS} characters in sum", stop_chars)
+        if self.stops and not self.detokenize:
+            raise BadRequestError("stop needs detokenize=True: stop strings are found in the text.", "stop")
 
     @property
     def stops(self) -> Sequence[str]:
         """Return the stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+
+    @property
+    def biases(self) -> Sequence[tuple[int, float]]:
+        """Return all that is added to logits; a token may stand there more than once."""
+        return [*(self.logit_bias or {}).items(), *self.token_biases]
 
     def native_values(self, seed: int) -> dict[str, float]:
         """Return what travels in an SQE by the names of csrc's fields; a field that is named as here needs no line."""
@@ -142,6 +253,36 @@ class SamplingParams:
             "priority": self.priority,
         }
         return {name: getattr(self, name) for name in _SAMPLING_FIELDS if name not in values} | values
+
+
+@dataclass(slots=True)
+class BeamSearchParams:
+    """Describe a search for the likeliest sequences, with vLLM's fields.
+
+    Args:
+        beam_width: sequences that are kept in each step, and returned.
+        temperature: taken; sequences are scored by the model's own logprobs, as by vLLM's default.
+        length_penalty: sequences are ranked by their logprob divided by their length to this power.
+    Raises:
+        BadRequestError: a value is out of range; `param` names it.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        most = MAX_LOGPROBS // 2  # a step looks at twice as many tokens
+        _require(1 <= self.beam_width <= most, "beam_width", f"between 1 and {most}", self.beam_width)
+        _require(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
+        if self.structured_outputs is not None:
+            raise BadRequestError("Beam search does not keep to structured_outputs.", "structured_outputs")
+        _require(self.temperature >= 0, "temperature", "at least 0", self.temperature)
 
 
 def _check_biases(biases: Mapping[int, float]) -> None:

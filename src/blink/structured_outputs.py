@@ -106,12 +106,13 @@ class StructuredOutputsParams:
         choice: the texts to choose from.
         grammar: an EBNF grammar, as GGML's; its root rule is the text.
         json_object: any JSON object.
-        structural_tag: JSON inside of texts, for calls of tools.
+        structural_tag: JSON inside of texts, for calls of tools; a text is one in xgrammar's JSON.
         disable_any_whitespace: write JSON without any space between its parts.
         calls: with json or json_object, the calls of tools that the text may be instead.
         reasoning_end: the tag from which on the form holds; before it the text is free. Empty: the form holds at once.
         reasoning_start: the tag that a text with reasoning begins with; one without it has the form at once.
         channels: the text is a reply in gpt-oss' format; any other of the ways is the form of its answer.
+        excluded_words: what the text must not hold; it has no other form.
     Raises:
         BadRequestError: none of the ways is given, or several are.
     """
@@ -121,18 +122,19 @@ class StructuredOutputsParams:
     choice: Sequence[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: StructuralTag | None = None
+    structural_tag: StructuralTag | str | None = None
     disable_any_whitespace: bool = False
     calls: StructuralTag | None = None
     reasoning_end: str = ""
     reasoning_start: str = ""
     channels: Channels | None = None
+    excluded_words: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
         if self.json is False:
             given.append("json")
-        if len(given) != 1 and (given or self.channels is None):
+        if len(given) != 1 and (given or (self.channels is None and not self.excluded_words)):
             known = ", ".join(_KINDS)
             raise BadRequestError(f"structured_outputs must have exactly one of {known}.", "structured_outputs")
         if self.choice is not None and not 1 <= len(self.choice) <= MAX_CHOICES:

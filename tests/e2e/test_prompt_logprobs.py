@@ -43,6 +43,6 @@ def test_prompt_logprobs_of_chunked_prompts_equal_those_of_one_pass(
         for_all = llm.generate(prompts, params, use_tqdm=False)
         assert (llm._client.stats()["num_preemptions"] > 0) == (num_blocks < 200)
     assert [output.outputs[0].token_ids for output in found] == [output.outputs[0].token_ids for output in expected]
-    assert [output.prompt_logprobs for output in found[1::2]] == [[]] * 5
+    assert [output.prompt_logprobs for output in found[1::2]] == [None] * 5
     for prompt, output in [*zip(prompts[::2], found[::2], strict=True), *zip(prompts, for_all, strict=True)]:
         check_prompt_logprobs(model, prompt, output.prompt_logprobs, num_top)

@@ -85,7 +85,9 @@ def test_greedy_texts_are_the_likeliest_of_their_form(llm: LLM) -> None:
     """The logprobs are those of all tokens, and the sampled one is the first of them that the form allows."""
     found = generate(llm, {"regex": "[0-9]{8}"}, temperature=0.0, logprobs=20)[0]
     assert re.fullmatch("[0-9]{8}", found.text)
-    assert all(len(entry.top) == 20 and entry.logprob <= entry.top[0][1] for entry in found.logprobs)
+    for token, position in zip(found.token_ids, found.logprobs or [], strict=True):
+        ranked = [entry for entry in position.values() if entry.rank is not None]
+        assert len(ranked) == 20 and position[token].logprob <= max(entry.logprob for entry in ranked)
 
 
 @pytest.mark.parametrize("choices", [["alpha", "beta"], ["one", "one more"]])
@@ -109,7 +111,7 @@ def test_max_tokens_stop_strings_min_tokens_and_biases_keep_their_meaning(llm: L
     assert len(long.token_ids) >= 30
     # The form goes before: there is no longer text.
     assert generate(llm, {"choice": ["yes"]}, min_tokens=30)[0].text == "yes"
-    yes, no = (llm._assets.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("yes", "no"))
+    yes, no = (llm.get_tokenizer().encode(text, add_special_tokens=False)[0] for text in ("yes", "no"))
     for wanted, other, text in ((yes, no, "yes"), (no, yes, "no")):
         biased = generate(llm, {"choice": ["yes", "no"]}, n=4, logit_bias={wanted: 100, other: -100})
         assert {each.text for each in biased} == {text}
@@ -119,7 +121,7 @@ def test_tagged_texts_are_free_until_their_trigger(llm: LLM) -> None:
     call = Tag("<call>", {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}, "</call>")
     forced = generate(llm, {"structural_tag": StructuralTag(tags=[call], max_tags=1)})[0]
     assert re.fullmatch(r'<call>\{"n":[12]\}</call>', "".join(forced.text.split()))
-    pushed = dict.fromkeys(llm._assets.tokenizer.encode("<call>", add_special_tokens=False), 100.0)
+    pushed = dict.fromkeys(llm.get_tokenizer().encode("<call>", add_special_tokens=False), 100.0)
     auto = {"structural_tag": StructuralTag(tags=[call], trigger="<call>")}
     texts = [each.text for each in generate(llm, auto, n=8, logit_bias=pushed, max_tokens=60)]
     calls = [text.split("<call>")[1] for text in texts if "<call>" in text]

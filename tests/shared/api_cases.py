@@ -294,7 +294,7 @@ def _wrong_bodies() -> Iterator[Case]:
             {"logit_bias": {"x": 1}},
             {"stop": ["a"] * 200},
             {"stream": "perhaps"},
-            {"bad_words": ["a"]},
+            {"use_beam_search": True},
             {"priority": "high"},
             {"request_id": "a\nb"},
             {"seed": "a"},

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from blink import LLM, SamplingParams
+from blink import LLM, RequestOutput, SamplingParams
 from mxfp4_checkpoints import quantize_model
 
 NUM_NEW = 6
@@ -172,8 +172,14 @@ def generate(path: Path, prompts: list[list[int]], device: str, **options: Any) 
     return Found(
         [output.outputs[0].token_ids for output in alone],
         [output.outputs[0].token_ids for output in together],
-        [[entry.logprob for entry in output.prompt_logprobs] for output in alone],
+        [scores_of(output) for output in alone],
     )
+
+
+def scores_of(output: RequestOutput) -> list[float]:
+    """Return the logprobs of a prompt's tokens but the first."""
+    pairs = zip(output.prompt_token_ids[1:], (output.prompt_logprobs or [])[1:], strict=True)
+    return [position[token].logprob for token, position in pairs if position is not None]
 
 
 @torch.inference_mode()

@@ -9,20 +9,25 @@ from typing import Any
 import torch
 
 from blink import LLM, SamplingParams
-from blink.text.generation import TokenLogprob
+from blink.outputs import PositionLogprobs
 
 
 @torch.inference_mode()
-def check_prompt_logprobs(model: Any, prompt: list[int], logprobs: list[TokenLogprob], num_top: int) -> None:
+def check_prompt_logprobs(
+    model: Any, prompt: list[int], logprobs: list[PositionLogprobs | None] | None, num_top: int
+) -> None:
     """Compare with the logprobs of one pass over the whole prompt."""
-    assert [entry.token for entry in logprobs] == prompt[1:]
+    assert logprobs is not None and len(logprobs) == len(prompt) and logprobs[0] is None
+    positions = [position for position in logprobs[1:] if position is not None]
     expected = model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
-    found = torch.tensor([entry.logprob for entry in logprobs])
+    found = torch.tensor([position[token].logprob for token, position in zip(prompt[1:], positions, strict=True)])
     torch.testing.assert_close(found, expected.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0], rtol=1e-4, atol=1e-4)
     best = expected.topk(num_top)
-    assert [[token for token, _ in entry.top] for entry in logprobs] == best.indices.tolist()
-    tops = torch.tensor([[logprob for _, logprob in entry.top] for entry in logprobs]).view(len(logprobs), num_top)
-    torch.testing.assert_close(tops, best.values, rtol=1e-4, atol=1e-4)
+    ranked = [{entry.rank: (token, entry.logprob) for token, entry in each.items()} for each in positions]
+    tops = [[by_rank[rank] for rank in range(1, num_top + 1)] for by_rank in ranked]
+    assert [[token for token, _ in top] for top in tops] == best.indices.tolist()
+    scores = torch.tensor([[logprob for _, logprob in top] for top in tops]).view(len(positions), num_top)
+    torch.testing.assert_close(scores, best.values, rtol=1e-4, atol=1e-4)
 
 
 def check_prompt_logprobs_of_small_steps(path: Path, model: Any, num_top: int, device: str) -> None:

@@ -37,6 +37,15 @@ The sampler applies them in this order:
 
 The random number of a draw depends on the seed, the token's position and the token alone. So a request with a seed gets
 the same numbers in any batch. Logprobs are those of the logits before step 1.
+
+## Tokens that are allowed or not
+
+`allowed_token_ids` and `bad_words` become biases that no noise outweighs. `allowed_token_ids` has a few hundred ids at
+most, or leaves out a few hundred. With penalties, only the latter works. A bad word of several tokens becomes an
+automaton: the text contains the word nowhere.
+
+`thinking_token_budget` is refused, because the engine counts no reasoning tokens. Set `max_tokens`, or switch thinking
+off with `chat_template_kwargs`.
 """
 
 

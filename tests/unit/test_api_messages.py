@@ -183,6 +183,13 @@ def test_the_whole_response_is_that_of_the_stream(tokenizer: Tokenizer) -> None:
     assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == len(">Two sums.</think")
 
 
+@pytest.mark.parametrize(("text", "count"), [(TEXT, len(">Two sums.</think")), ("No thoughts.", 0)])
+def test_a_chats_usage_has_its_reasoning_tokens(tokenizer: Tokenizer, text: str, count: int) -> None:
+    whole = Play(tokenizer, text).whole()["usage"]
+    streamed = Play(tokenizer, text, include_usage=True).stream()[-1]["usage"]
+    assert streamed == whole and whole["completion_tokens_details"] == {"reasoning_tokens": count}
+
+
 def test_a_response_that_is_cut_is_incomplete(tokenizer: Tokenizer) -> None:
     whole = Play(tokenizer, "Once upon", FinishReason.LENGTH, echo=ECHO).whole()
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from blink.api.endpoints import ENDPOINTS
 from blink.api.http.errors import describe_validation
 from blink.api.http.json_body import parse_body
-from blink.api.serving.body import Body
+from blink.api.serving.body import Body, own_errors
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.errors import BadRequestError, BlinkError, NotFoundError
 from blink.text.assets import ModelAssets
@@ -52,7 +52,8 @@ def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: B
 
 def _read(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> ParsedRequest:
     context = bounds.engine.max_model_len if bounds.engine is not None else 0
-    body = _adapter_of(kind).validate_python(parse_body(data, context))
+    with own_errors():
+        body = _adapter_of(kind).validate_python(parse_body(data, context))
     assert isinstance(body, Body)
     if bounds.engine is None:
         return ParsedRequest(model=body.model, has_engine=False)

@@ -13,7 +13,7 @@ from blink.errors import BadRequestError
 from blink.grammar.automaton import Automaton
 from blink.grammar.budget import budget
 from blink.grammar.errors import GrammarError, GrammarTooLargeError
-from blink.grammar.expression import Expression, choice
+from blink.grammar.expression import Expression, Without, choice
 from blink.grammar.gbnf import parse_grammar
 from blink.grammar.graph import build_automaton
 from blink.grammar.harmony import compile_channels
@@ -52,6 +52,7 @@ def _compile(params: StructuredOutputsParams) -> bytes:
         return _compile_documents(layout, lambda compile_one: _json_or_calls(params, schema, compile_one))
     if params.structural_tag is not None:
         tag = params.structural_tag
+        assert not isinstance(tag, str)  # SamplingParams has read it
         # Each tag's schema is a document of its own, to which its references lead.
         return _compile_documents(layout, lambda compile_one: place(compile_tags(tag, compile_one)))
     if params.regex is not None:
@@ -61,6 +62,8 @@ def _compile(params: StructuredOutputsParams) -> bytes:
     if params.grammar is not None:
         root, rules = parse_grammar(params.grammar)
         return build_automaton(place(root), rules)
+    if params.excluded_words:
+        return build_automaton(Without(tuple(map(_encode, params.excluded_words))), {})
     channels = params.channels
     assert channels is not None
     return _compile_documents(layout, lambda compile_one: compile_channels(channels, None, compile_one))

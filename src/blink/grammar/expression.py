@@ -170,6 +170,13 @@ class Until(Expression):
     places: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Without(Expression):
+    """Any text, special tokens too, that holds none of the words."""
+
+    words: tuple[bytes, ...]
+
+
 NEVER = Choice(())
 
 

@@ -27,6 +27,7 @@ from blink.grammar.expression import (
     Series,
     Text,
     Until,
+    Without,
 )
 from blink.grammar.utf8 import byte_sequences
 from blink.region.layout import CONSTANTS, StructPacker, struct_dtype
@@ -303,6 +304,26 @@ class GraphBuilder:
             self._text(Text(trigger[place:]), special, behind)
         self.emit(until.rest, behind, end if until.is_once else nodes[0])
 
+    def _without(self, without: Without, start: int, end: int) -> None:
+        """Emit the automaton of Aho and Corasick: a node for each beginning of a word, whose ends lead nowhere."""
+        words = without.words
+        beginnings = {word[:size] for word in words for size in range(len(word))}
+        nodes = {seen: self.node() for seen in beginnings if not any(word in seen for word in words)}
+        root = nodes[b""]
+        self.skip(start, root)
+        own = sorted({byte for word in words for byte in word})
+        others = [*zip([0, *(byte + 1 for byte in own)], [*(byte - 1 for byte in own), _SPECIAL], strict=True)]
+        for seen, node in nodes.items():
+            self.skip(node, end)
+            for low, high in others:
+                if low <= high:
+                    self.edge(node, low, high, root)
+            for byte in own:
+                text = seen + bytes([byte])
+                if not text.endswith(words):
+                    longest = next(text[at:] for at in range(len(text) + 1) if text[at:] in nodes)
+                    self.edge(node, byte, byte, nodes[longest])
+
 
 def _overlap(trigger: bytes, text: bytes) -> int:
     """Return how much of the trigger's beginning the text ends with."""
@@ -323,4 +344,5 @@ _EMITTERS: dict[type[Expression], Callable[[GraphBuilder, Any, int, int], None]]
     Regular: GraphBuilder._regular,
     Escape: GraphBuilder._escape,
     Until: GraphBuilder._until,
+    Without: GraphBuilder._without,
 }

@@ -111,7 +111,7 @@ class EngineClient:
             raise EngineUnavailableError(self.unavailable_reason)
         if self._link.state() != EngineState.READY:
             raise EngineUnavailableError("the engine is shutting down")
-        stops = dict.fromkeys([*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)])
+        stops = dict.fromkeys([*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_token_ids)])
         hashes, root = (block_hashes, hash_root) if self.info.prefix_caching else (b"", NO_HASH_ROOT)
         sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes, flow, root, automaton), params)
         self._expect()

@@ -52,7 +52,7 @@ class Parameters(Protocol):
     """How the tokens of one sequence are chosen."""
 
     @property
-    def logit_bias(self) -> Mapping[int, float]: ...
+    def biases(self) -> Sequence[tuple[int, float]]: ...
 
     def native_values(self, seed: int) -> Mapping[str, float]:
         """Return a value for each field of csrc's Sampling and for those of its Sqe that the scheduler alone reads."""
@@ -237,10 +237,11 @@ def _words(tokens: Sequence[int]) -> bytes:
 
 
 def _biases(params: Parameters) -> bytes:
-    if not params.logit_bias:
+    biases = params.biases
+    if not biases:
         return b""
-    values = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
-    return _words([*params.logit_bias]) + values.tobytes()
+    values = np.fromiter((bias for _, bias in biases), np.float32, len(biases))
+    return _words([token for token, _ in biases]) + values.tobytes()
 
 
 def _submit_entry(sequence: int, submission: Submission, params: Parameters, base: int, offsets: list[int]) -> bytes:
@@ -259,7 +260,7 @@ def _submit_entry(sequence: int, submission: Submission, params: Parameters, bas
         "num_stop_tokens": len(submission.stop_tokens),
         "stop_tokens": _words(submission.stop_tokens[:_INLINE_STOPS]),
         "bias_offset": biases,
-        "num_biases": len(params.logit_bias),
+        "num_biases": len(params.biases),
         "automaton_offset": automaton,
         "automaton_bytes": 0,
         "automaton_hash": b"",

@@ -14,6 +14,7 @@ from blink.grammar.automaton import Automaton
 from blink.link.client import RegionInfo
 from blink.request.automata import AutomatonCache
 from blink.request.compilation import Client, Compilation
+from blink.request.token_rules import apply_token_rules
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.conversation import flatten_messages
@@ -22,6 +23,7 @@ from blink.text.generation import Generation
 from blink.text.harmony_prompt import arrange_messages, check_effort, describe_tools, spell
 from blink.text.message.parser import MessageForm
 from blink.text.prompt import Prompt, PromptRules, Source, prepare_prompts, prepare_prompts_now
+from blink.text.template import ChatTemplate
 from blink.text.template_traits import TemplateTraits
 from blink.text.tool_prompt import put_tools_in_message, tell_tools
 
@@ -35,6 +37,7 @@ class Rendering:
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    template: ChatTemplate | None = None  # None: the model's
     variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -86,7 +89,7 @@ class Planner:
                 "continue_final_message",
             )
         tools = rendering.variables.get("tools") or ()
-        template = self._assets.template_for(tools)
+        template = rendering.template or self._assets.template_for(tools)
         if template is None:
             raise BadRequestError(
                 "The model has no chat template; send a prompt, or start with --chat-template.", "messages"
@@ -140,8 +143,9 @@ class Planner:
             ClientLimitError: its client waits for too much already.
             OverloadedError: too much waits.
         """
+        params = apply_token_rules(params, self._assets.tokenizer, engine)
         check_request(params, len(sources), engine)
-        rules = replace(rules, token_limit=params.max_tokens)
+        rules = _rules_of(params, rules)
         structured = params.structured_outputs
         automaton = None
         if structured is not None:
@@ -158,8 +162,9 @@ class Planner:
         Raises:
             BadRequestError: the engine cannot do it; `param` names what to change.
         """
+        params = apply_token_rules(params, self._assets.tokenizer, engine)
         check_request(params, len(sources), engine)
-        rules = replace(rules, token_limit=params.max_tokens)
+        rules = _rules_of(params, rules)
         structured = params.structured_outputs
         automaton = None if structured is None else self._automata.compile(structured)
         prompts = prepare_prompts_now(sources, rules, self._assets.tokenizer, engine)
@@ -197,14 +202,21 @@ def check_request(params: SamplingParams, num_prompts: int, engine: RegionInfo) 
     """
     if params.priority and engine.scheduling_policy != "priority":
         raise BadRequestError('Got priority but the scheduling policy is not "priority".', "priority")
-    for param, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
-        for token in tokens:
+    for param in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        for token in getattr(params, param) or ():
             if not 0 <= token < engine.vocab_size:
                 raise BadRequestError(f"{param}: {token} is not a token id of this model.", param)
     if params.structured_outputs is not None and not engine.can_constrain:
         raise BadRequestError("This server's engine has no tokenizer, which structured outputs need.", _STRUCTURED)
     if params.n * num_prompts > engine.max_sequences:
         raise BadRequestError(f"One request may ask for at most {engine.max_sequences} sequences.", "n")
+
+
+def _rules_of(params: SamplingParams, rules: PromptRules) -> PromptRules:
+    """Return the rules of a request's prompts with what its parameters say of them."""
+    salt = secrets.token_hex() if params.skip_reading_prefix_cache else rules.cache_salt
+    keep = rules.truncate if params.truncate_prompt_tokens is None else params.truncate_prompt_tokens
+    return replace(rules, token_limit=params.max_tokens, truncate=keep, cache_salt=salt)
 
 
 def _fit(params: SamplingParams, prompt: Prompt, max_model_len: int) -> SamplingParams:

@@ -11,15 +11,33 @@ from typing import TypedDict, cast
 from blink.errors import BadRequestError
 
 
-class PromptDict(TypedDict, total=False):
-    """A prompt as text or as token ids; the salt keeps its blocks in the prefix cache apart."""
+class _Salted(TypedDict, total=False):
+    """The salt keeps a prompt's blocks in the prefix cache apart."""
 
-    prompt: str
-    prompt_token_ids: list[int]
     cache_salt: str
 
 
-PromptType = str | Sequence[int] | PromptDict
+class TextPrompt(_Salted):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class _Shown(_Salted, total=False):
+    """The text is what outputs show."""
+
+    prompt: str
+
+
+class TokensPrompt(_Shown):
+    """A prompt as token ids."""
+
+    prompt_token_ids: list[int]
+
+
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_MULTIMODAL = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +46,7 @@ class Source:
 
     prompt: str | list[int]
     cache_salt: str | None = None
+    text: str | None = None  # that outputs show, where the prompt is token ids
 
 
 def as_list(prompts: PromptType | Sequence[PromptType]) -> Sequence[PromptType]:
@@ -42,17 +61,23 @@ def source_of(prompt: PromptType) -> Source:
     Raises:
         BadRequestError: it is none of those that a prompt may have.
     """
-    salt = None
+    salt = text = None
     if isinstance(prompt, Mapping):
-        if unknown := set(prompt) - set(PromptDict.__annotations__):
-            raise BadRequestError(f"A prompt has no {sorted(unknown)[0]!r}.", "prompt")
-        if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-            raise BadRequestError("A prompt has either 'prompt' or 'prompt_token_ids'.", "prompt")
-        salt = prompt.get("cache_salt")
-        prompt = prompt.get("prompt") or prompt.get("prompt_token_ids", "")
+        fields = {name: value for name, value in prompt.items() if value or name not in _MULTIMODAL}
+        if unknown := fields.keys() - {*_KEYS}:
+            raise BadRequestError(f"A prompt has no {min(unknown)!r}.", "prompt")
+        salt, text = fields.get("cache_salt"), fields.get("prompt")
+        tokens = fields.get("prompt_token_ids")
+        if text is None and tokens is None:
+            raise BadRequestError("A prompt has 'prompt' or 'prompt_token_ids'.", "prompt")
+        if not isinstance(salt, str | None) or not isinstance(text, str | None):
+            raise BadRequestError("A prompt's 'prompt' and 'cache_salt' are texts.", "prompt")
+        if isinstance(tokens, str):
+            raise BadRequestError("A prompt's 'prompt_token_ids' are a list of token ids.", "prompt")
+        prompt = cast("str | Sequence[int]", text if tokens is None else tokens)
     if isinstance(prompt, str):
         return Source(prompt, salt)
     try:
-        return Source([operator.index(token) for token in prompt], salt)
+        return Source([operator.index(token) for token in prompt], salt, text)
     except TypeError as error:
         raise BadRequestError("A prompt is a text or a list of token ids.", "prompt") from error

@@ -53,6 +53,8 @@ class ModelAssets:
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict[str, "float | int"])
     seed: int = 0  # of the seeds of requests that give none; 0: nobody knows them
     template_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # variables of chat templates
+    special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])  # by names such as bos_token
+    template_source: str = ""  # of the chat template
 
     @property
     def uses_harmony(self) -> bool:
@@ -96,6 +98,8 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         sampling_defaults=_sampling_defaults(root, config.model),
         seed=config.model.seed,
         template_defaults=parse_object("default_chat_template_kwargs", config.default_chat_template_kwargs),
+        special_tokens=special_tokens,
+        template_source=templates.get(DEFAULT, ""),
     )
 
 

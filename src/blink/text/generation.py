@@ -55,6 +55,7 @@ class Generation:
         "index",
         "num_tokens",
         "prompt_logprobs",
+        "reasoning_tokens",
         "stop_reason",
     )
 
@@ -71,6 +72,7 @@ class Generation:
         self.index = index
         self.num_tokens = 0
         self.cached_tokens = 0
+        self.reasoning_tokens = 0  # whoever reads the text as a message counts them
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.prompt_logprobs: list[TokenLogprob] = []  # of the prompt's second token and those behind it
@@ -107,10 +109,11 @@ class Generation:
             self._logprobs.append(TokenLogprob(token, logprob, self._top))
             self._top = []
         # The token that ends a sequence is no part of its text, unless the client wants to see it.
-        if reason != FinishReason.STOP or self._params.include_stop_str_in_output:
+        has_text = reason != FinishReason.STOP or self._params.include_stop_str_in_output
+        if has_text and self._params.detokenize:
             self._add_text(self._detokenizer.push(token))
         if reason and self.finish_reason is None:
-            if reason == FinishReason.STOP and token in self._params.stop_token_ids and token not in self._eos:
+            if reason == FinishReason.STOP and token in (self._params.stop_token_ids or ()) and token not in self._eos:
                 self.stop_reason = token
             self.finish(FINISH_NAMES[FinishReason(reason)])
 

@@ -69,6 +69,7 @@ def usage_of(prompts: Sequence[Prompt], generations: Sequence[Generation], num_c
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(each.reasoning_tokens for each in generations)},
     }
 
 
@@ -133,6 +134,8 @@ def _completion_logprobs(reply: ChoicesReply, session: Session, generation: Gene
 
 def chat_choice(reply: ChoicesReply, generation: Generation, delta: Delta, message: dict[str, Any]) -> dict[str, Any]:
     """Return a choice of a chat; `delta` is all that its sequence has gained."""
+    if echo := reply.echo_of(generation):
+        message = message | {"content": echo + (message["content"] or "")}
     choice: dict[str, Any] = {
         "index": generation.index,
         "message": message,

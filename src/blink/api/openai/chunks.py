@@ -92,7 +92,12 @@ class ChunkEncoder:
             return b""
         if reply.continuous_usage:
             body["usage"] = self._usage(generation)
-        return b"%b,%b\n\n" % (self._common, orjson.dumps(body)[1:])
+        return b"%b,%b\n\n%b" % (self._common, orjson.dumps(body)[1:], self._echo(generation))
+
+    def _echo(self, generation: Generation) -> bytes:
+        """Return the chunk of a chat's echo; a completion's is in its first one."""
+        echo = self._reply.echo_of(generation) if self._reply.is_chat else ""
+        return self._heads[generation.index] + orjson.dumps(echo) + self._plain_tail if echo else b""
 
     def _logprobs(self, generation: Generation, delta: Delta) -> dict[str, Any] | None:
         form = self._logprob_format

@@ -43,6 +43,8 @@ class MessageChunkEncoder(ChunkEncoder):
         choice.tokens += delta.tokens
         choice.logprobs += delta.logprobs
         parts = choice.parser.push(delta.text)
+        if choice.parser.is_reasoning:  # to a batch of tokens: usually one
+            generation.reasoning_tokens += len(delta.tokens)
         if has_ended:
             parts += choice.parser.finish()
         chunks = [self._encode_chunk(generation, choice, choice.deltas.encode(part)) for part in parts]

@@ -44,6 +44,8 @@ class NonStreamingMessages(NonStreamingChoices):
         """Read what a sequence has gained."""
         gathered, delta = self._gathered[generation.index], generation.take()
         gathered.parts += gathered.parser.push(delta.text)
+        if gathered.parser.is_reasoning:  # to a batch of tokens: usually one
+            generation.reasoning_tokens += len(delta.tokens)
         gathered.tokens += delta.tokens
         gathered.logprobs += delta.logprobs
 

@@ -20,11 +20,12 @@ from blink.request.planner import Planner
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.conversation import flatten_messages
+from blink.text.fill_in import fill_in
 from blink.text.message import harmony
 from blink.text.message.reasoning import is_reasoning_open, is_switched_off
 from blink.text.prompt import read_tokens
 
-_TEXTS = {"prompt", "messages", "tools", "documents", "stop", "user", "cache_salt"}
+_TEXTS = {"prompt", "suffix", "bad_words", "messages", "tools", "documents", "stop", "user", "cache_salt"}
 _TEXTS |= {"response_format", "structured_outputs"}
 _MAX_SHOWN_CHARS = 256
 
@@ -33,7 +34,11 @@ def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, e
     """Tokenize the prompts of a completion."""
     parsed_at, sources = time.perf_counter(), body.prompts
     _check_count(len(sources), body, engine)
-    prompts = [read_tokens(source, body.prompt_rules, assets.tokenizer, engine) for source in sources]
+    rules, tokenizer = body.prompt_rules, assets.tokenizer
+    if body.suffix:
+        prompts = [fill_in(source, body.suffix, rules, tokenizer, engine) for source in sources]
+    else:
+        prompts = [read_tokens(source, rules, tokenizer, engine) for source in sources]
     echoes = [_text_of(source, assets) for source in sources] if body.echo else []
     params = build_sampling_params(body, assets.sampling_defaults)
     return ParsedRequest(
@@ -65,18 +70,25 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
         is_answer=body.continue_final_message or is_switched_off(rendering.variables),
     )
     role = "assistant" if body.add_generation_prompt else body.messages[-1].get("role", "assistant")
+    echoes = [_last_text(body, role)] if body.echo else []
     return ParsedRequest(
         model=body.model,
         prompts=[tokens],
         rules=body.prompt_rules,
         params=params,
         tool_use=body.tool_use,
-        reply=ChoicesReply(is_chat=True, role=role, message=form, **_reply_fields(body, params, bounds)),
+        reply=ChoicesReply(is_chat=True, role=role, message=form, echoes=echoes, **_reply_fields(body, params, bounds)),
         stream=bool(body.stream),
         request_id=body.request_id,
         shown=_shown(body) if bounds.shows_fields else {},
         parsed_at=parsed_at,
     )
+
+
+def _last_text(body: ChatBody, role: str) -> str:
+    """Return what the conversation's last message says if it is of the reply's role."""
+    [last] = flatten_messages(body.messages[-1:])
+    return last.get("content") or "" if last.get("role") == role else ""
 
 
 def _is_reasoning_open(text: str, body: ChatBody, assets: ModelAssets) -> bool | None:

@@ -24,7 +24,7 @@ from blink.api.openai.unsupported import reject_unsupported
 from blink.api.serving.body import MAX_ID_CHARS, Body
 from blink.errors import BadRequestError
 from blink.request.planner import Rendering
-from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS
+from blink.sampling_params import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS
 from blink.text.message.tool_use import ToolUse
 from blink.text.prompt import PromptRules
 
@@ -32,7 +32,13 @@ from blink.text.prompt import PromptRules
 TokenIds = Annotated[list[StrictInt], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Message = dict[str, Any]
-_MAX_LENGTHS = {"stop": MAX_STOPS, "stop_token_ids": MAX_STOP_TOKENS // 2, "logit_bias": MAX_LOGIT_BIASES}
+_MAX_LENGTHS = {
+    "stop": MAX_STOPS,
+    "stop_token_ids": MAX_STOP_TOKENS // 2,
+    "logit_bias": MAX_LOGIT_BIASES,
+    "bad_words": MAX_LOGIT_BIASES,
+    "allowed_token_ids": MAX_ALLOWED_TOKENS,
+}
 
 
 def _check_lengths(fields: Mapping[str, Any]) -> None:
@@ -74,6 +80,9 @@ class GenerationBody(Body):
     ignore_eos: bool = False
     min_tokens: int = 0
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Texts | None = None
+    thinking_token_budget: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool = True
@@ -124,7 +133,7 @@ class GenerationBody(Body):
     def _check_fields(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("Stream options can only be defined when `stream=True`.", "stream_options")
-        if self.structured_outputs is not None and self.response_format is not None and self.response_format.is_json:
+        if self.structured_outputs is not None and self.response_format is not None and self.response_format.is_form:
             raise BadRequestError("Set either response_format or structured_outputs.", "structured_outputs")
         return self
 
@@ -154,8 +163,15 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: bool | None = False
+    suffix: str | None = None
     add_special_tokens: bool = True
     user: Any = None
+
+    @model_validator(mode="after")
+    def _check_suffix(self) -> CompletionBody:
+        if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
+            raise BadRequestError("suffix cannot be combined with echo or truncate_prompt_tokens.", "suffix")
+        return self
 
     @property
     def prompt_logprobs_count(self) -> int | None:
@@ -247,7 +263,8 @@ class ChatBody(GenerationBody, ConversationBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
-    echo: Literal[False] | None = False
+    echo: bool | None = False
+    suffix: Literal[""] | None = None
     user: Any = None
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from blink.errors import BadRequestError
 from blink.grammar.compiler import MAX_GRAMMAR_BYTES
+from blink.structural_tag import read_structural_tag
 from blink.structured_outputs import MAX_CHOICES, StructuredOutputsParams
 
 _PARAM = "structured_outputs"
@@ -34,6 +35,13 @@ _Schema = Annotated[dict[str, Any] | bool, AfterValidator(_check_size)]
 _Choices = Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True), AfterValidator(_check_size)]
 
 
+_Items = Annotated[list[Any], AfterValidator(_check_size)]
+_Part = Annotated[dict[str, Any], AfterValidator(_check_size)]
+_SCHEMAS, _TAGS = ("json_schema", "schema_"), ("structures", "triggers", "format")
+# The members of a response_format by its type.
+_ALLOWED = {"text": (), "json_object": ("schema_",), "json_schema": _SCHEMAS, "structural_tag": _TAGS}
+
+
 class JsonSchemaFormat(BaseModel):
     """The schema of a response_format."""
 
@@ -50,15 +58,19 @@ class ResponseFormat(BaseModel):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     schema_: Annotated[_Schema | None, Field(alias="schema")] = None
+    structures: _Items | None = None
+    triggers: _Items | None = None
+    format: _Part | None = None
 
     @model_validator(mode="after")
     def _check_schemas(self) -> ResponseFormat:
-        allowed = {"text": (), "json_object": ("schema_",), "json_schema": ("json_schema", "schema_")}[self.type]
-        given = [name for name in ("json_schema", "schema_") if getattr(self, name) is not None]
-        if len(given) > 1 or not set(given) <= set(allowed):
+        given = [name for name in (*_SCHEMAS, *_TAGS) if getattr(self, name) is not None]
+        is_tag = self.type == "structural_tag"
+        most = 2 if is_tag and "format" not in given else 1
+        if len(given) > most or not set(given) <= set(_ALLOWED[self.type]):
             told = " and ".join(name.rstrip("_") for name in given)
             raise BadRequestError(f"response_format of type {self.type} cannot have {told}.", "response_format")
         return self
@@ -76,9 +88,14 @@ class ResponseFormat(BaseModel):
         return None if self.type == "json_object" and schema in ({}, True) else _as_text(schema)
 
     @property
-    def is_json(self) -> bool:
+    def is_form(self) -> bool:
         """Say whether it asks for anything."""
         return self.type != "text"
+
+    @property
+    def tag(self) -> dict[str, Any]:
+        """Return the members of a structural tag that are there."""
+        return {name: value for name in _TAGS if (value := getattr(self, name)) is not None}
 
 
 class StructuredOutputsBody(BaseModel):
@@ -95,7 +112,7 @@ class StructuredOutputsBody(BaseModel):
     disable_additional_properties: bool = False  # members that are not declared are never written
     disable_fallback: bool = False  # there is one backend
     whitespace_pattern: str | None = None
-    structural_tag: str | None = None
+    structural_tag: _Grammar | None = None
 
 
 def read_structured_outputs(
@@ -107,10 +124,10 @@ def read_structured_outputs(
         BadRequestError: it asks for nothing that can be kept.
     """
     if structured is not None:
-        for name in ("whitespace_pattern", "structural_tag"):
-            if getattr(structured, name) is not None:
-                raise BadRequestError(f"{name} is not supported by this server.", "structured_outputs")
+        if structured.whitespace_pattern is not None:
+            raise BadRequestError("whitespace_pattern is not supported by this server.", "structured_outputs")
         return StructuredOutputsParams(
+            structural_tag=structured.structural_tag,
             json=_as_text(structured.json_),
             regex=structured.regex,
             choice=structured.choice,
@@ -118,8 +135,10 @@ def read_structured_outputs(
             json_object=structured.json_object,
             disable_any_whitespace=structured.disable_any_whitespace,
         )
-    if response_format is None or not response_format.is_json:
+    if response_format is None or not response_format.is_form:
         return None
+    if response_format.type == "structural_tag":
+        return read_structural_tag(response_format.tag)
     schema = response_format.schema_text
     return StructuredOutputsParams(json_object=True) if schema is None else StructuredOutputsParams(json=schema)
 

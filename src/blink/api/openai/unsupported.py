@@ -8,13 +8,27 @@ from typing import Any
 
 from blink.errors import BadRequestError
 
-# Field -> the values that change nothing; None always is one.
+# Field -> the values that change nothing; None always is one. Those of other servers than vLLM and OpenAI have another
+# name here, which the message tells.
+_NAMES = {
+    "ebnf": "structured_outputs.grammar",
+    "format": "response_format",
+    "n_predict": "max_tokens",
+    "num_ctx": "--max-model-len of the server",
+    "options": "the fields themselves",
+    "repeat_penalty": "repetition_penalty",
+    "json_schema": "response_format",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+}
 _FIELDS: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
+    "ebnf": (),
     "ec_transfer_params": (),
     "early_stopping": (False,),
+    "format": (),
     "function_call": ("none",),
     "functions": ([],),
     "grammar": (),
@@ -31,16 +45,19 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "modalities": (["text"],),
+    "n_predict": (),
+    "num_ctx": (),
+    "options": ({},),
     "prediction": (),
     "prompt_embeds": (),
     "regex": (),
+    "repeat_penalty": (1, 1.0),
     "repetition_detection": (),
+    "return_prompt_text": (False,),
     "return_token_offsets": (False,),
-    "session_id": (),
-    "stream_interval": (1,),
-    "suffix": ("",),
-    "thinking_token_budget": (),
+    "return_weight_versions": (False,),
     "use_beam_search": (False,),
+    "vllm_xargs": ({},),
     "watermarking": (),
     "web_search_options": (),
 }
@@ -55,7 +72,8 @@ def reject_unsupported(fields: Mapping[str, Any]) -> None:
     for name in fields.keys() & _FIELDS.keys():
         value = fields[name]
         if value is not None and value not in _FIELDS[name]:
-            raise BadRequestError(f"{name} is not supported by this server.", name)
+            instead = f"; use {_NAMES[name]}" if name in _NAMES else ""
+            raise BadRequestError(f"{name} is not supported by this server{instead}.", name)
     best_of = fields.get("best_of")
     if best_of is not None and best_of != (fields.get("n") or 1):
         raise BadRequestError("best_of is not supported unless it equals n.", "best_of")

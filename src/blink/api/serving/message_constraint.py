@@ -8,7 +8,7 @@ from typing import Literal
 
 from blink.errors import BadRequestError
 from blink.sampling_params import SamplingParams
-from blink.structured_outputs import Channels, StructuredOutputsParams
+from blink.structured_outputs import Channels, StructuralTag, StructuredOutputsParams
 from blink.text.message.format_kinds import CallFormat
 from blink.text.message.harmony import MARKS, NAMESPACE
 from blink.text.message.parser import MessageForm
@@ -30,7 +30,8 @@ def constrain_message(params: SamplingParams, use: ToolUse | None, form: Message
     if structured is not None:
         start, end = form.reasoning_tags
         # What begins with the marker of a call is free before it anyway, and may reason.
-        is_free = structured.structural_tag is not None and structured.structural_tag.trigger
+        tag = structured.structural_tag
+        is_free = isinstance(tag, StructuralTag) and tag.trigger
         if not is_free:
             structured = replace(structured, reasoning_start=start, reasoning_end=end)
     return replace(params, skip_special_tokens=False, structured_outputs=structured)

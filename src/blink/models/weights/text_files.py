@@ -92,6 +92,8 @@ def _read(found: Path, path: Path, max_bytes: int) -> bytes:
                     f"{path} has {status.st_size} bytes, more than the {max_bytes} that such a file may have."
                 )
             return file.read(max_bytes)
+    except ConfigError:
+        raise
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing or no ordinary file.") from None
     except (OSError, ValueError) as error:
@@ -111,8 +113,9 @@ def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, is a link out of the directory, or holds something else.
     """
+    text = read_text(path, root=root)
     try:
-        values = json.loads(read_text(path, root=root))
+        values = json.loads(text)
     except RecursionError:
         raise ConfigError(f"{path} cannot be read as JSON: it is nested too deeply.") from None
     except ValueError as error:

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of an engine in this process: Blink's own and vLLM's flags, as keyword arguments."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
+
+from blink.config import EngineConfig, FrontendConfig, ModelConfig
+from blink.errors import ConfigError
+from blink.hub.localize import localize
+from blink.vllm.options import to_own_options
+
+_OF_CHATS = ("chat_template", "default_chat_template_kwargs")
+
+
+class EngineArgs:
+    """The options of an engine, to be changed before there is one.
+
+    Args:
+        model: as LLM's.
+        options: as LLM's.
+    """
+
+    def __init__(self, model: str = "", **options: Any) -> None:
+        self.model = model
+        self.__dict__.update(options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return all options but the model."""
+        return {name: value for name, value in vars(self).items() if name != "model"}
+
+
+class AsyncEngineArgs(EngineArgs):
+    """The options of AsyncLLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalConfig:
+    """The configuration of an engine in this process and of what stands before it."""
+
+    engine: EngineConfig
+    frontend: FrontendConfig
+
+
+def read_options(model: str, options: dict[str, Any]) -> LocalConfig:
+    """Return the configuration that options ask for, with models of the hub on this machine.
+
+    Raises:
+        ConfigError: an option is unknown, of another type, or asks for what is not done here.
+    """
+    types = {cls: get_type_hints(cls) for cls in (ModelConfig, EngineConfig, FrontendConfig)}
+    names = {
+        ModelConfig: [field.name for field in fields(ModelConfig)],
+        EngineConfig: [field.name for field in fields(EngineConfig) if field.name != "model"],
+        FrontendConfig: _OF_CHATS,
+    }
+    known = {name for each in names.values() for name in each}
+    options = to_own_options(options, known)
+    if unknown := set(options) - known:
+        raise ConfigError(f"unknown option {min(unknown)!r}; known: {', '.join(sorted(known))}")
+    chosen: dict[type, dict[str, Any]] = {
+        cls: {name: options[name] for name in own if name in options} for cls, own in names.items()
+    }
+    for cls, values in chosen.items():
+        for name, value in values.items():
+            _check_type(cls, name, value, types[cls][name])
+    chosen[EngineConfig].setdefault("region", f"llm-{os.getpid()}-{secrets.token_hex(3)}")
+    own = localize(ModelConfig(model=model, **chosen[ModelConfig]))
+    frontend = FrontendConfig(model=own, **chosen[FrontendConfig])
+    return LocalConfig(EngineConfig(model=own, **chosen[EngineConfig]), frontend)
+
+
+def _check_type(cls: type, name: str, value: object, kind: object) -> None:
+    allowed = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}.get(kind)  # pyright: ignore[reportArgumentType]
+    if allowed is not None and (not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool)):
+        raise ConfigError(f"{name} must be of type {getattr(kind, '__name__', kind)}, got {value!r}")
+    choices = next(field.metadata.get("choices") for field in fields(cls) if field.name == name)
+    if choices is not None and value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
