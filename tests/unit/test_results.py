@@ -69,9 +69,7 @@ def list_measured(text: str) -> Iterator[tuple[str, set[str]]]:
 def find_unknown(text: str, settings: list[str]) -> list[str]:
     """Return a page's figures that no result has, but for settings."""
     return [
-        words
-        for words, numbers in list_measured(text)
-        if not numbers <= measured_numbers() and words not in settings
+        words for words, numbers in list_measured(text) if not numbers <= measured_numbers() and words not in settings
     ]
 
 
