@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from html import escape
 from typing import Final
 
@@ -20,6 +21,7 @@ _WIDTH, _PANEL, _TOP, _BAR, _GROUP = 860, 430, 78, 17, 52  # pixels
 _LEFT, _RIGHT = 128, 52  # margins of a panel: names, and values after the longest bar
 _SERVERS: Final = ("Blink", "vLLM", "SGLang")
 _KEPT: Final = "Blink, kept cores"
+_TITLE: Final = f"Latency at {_RATE} requests per second, 99th percentile"
 _CORES: Final = "Busy processes run on all of the server's cores; with kept cores, on the others."
 _SMALL: Final = 'font-size="11" fill="#555"'
 
@@ -30,8 +32,8 @@ class Group:
 
     name: str
     note: str  # below the name
-    alone: float
-    busy: float
+    alone: Decimal
+    busy: Decimal
 
 
 def read_groups(column: str) -> list[Group]:
@@ -47,12 +49,13 @@ def draw_chart() -> str:
     result = read_result(_FOLDER / "load.json")
     versions = ", ".join(f"{name} {result.versions[name]}" for name in _SERVERS)
     machine, runs = result.machine.split(",")[0], result.runs.split(" for")[0]
-    source = f"{machine}, Llama-3.1-8B bf16. {versions}. {runs}, {result.date}."
+    source = f"Measured on {machine}, Llama-3.1-8B in bf16: {versions}; {runs}, {result.date}."
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}" '
         'font-family="sans-serif" font-size="12">',
+        f"<title>{_TITLE}</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        _text(16, 22, f"Latency at {_RATE} requests per second, 99th percentile", 'font-size="15" font-weight="bold"'),
+        _text(16, 22, _TITLE, 'font-size="15" font-weight="bold"'),
         *_draw_key(),
         *_draw_panel(0, "Time per output token (TPOT), ms", read_groups("TPOT p99 ms")),
         *_draw_panel(_PANEL, "Time to first token (TTFT), ms", read_groups("TTFT p99 ms")),
@@ -63,9 +66,9 @@ def draw_chart() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _read_pair(table: Table, server: str, column: str) -> tuple[float, float]:
+def _read_pair(table: Table, server: str, column: str) -> tuple[Decimal, Decimal]:
     alone, busy = (table.find(server=server, req_s=_RATE, busy_processes=count)[column] for count in (0, _BUSY))
-    return float(alone or 0), float(busy or 0)
+    return Decimal(alone or 0), Decimal(busy or 0)
 
 
 def _draw_key() -> Iterator[str]:
@@ -78,7 +81,7 @@ def _draw_key() -> Iterator[str]:
 
 def _draw_panel(left: int, title: str, groups: Sequence[Group]) -> Iterator[str]:
     """Yield a panel: a pair of bars for each group, lengths from 0, and a line between shared and kept cores."""
-    scale = (_PANEL - _LEFT - _RIGHT) / max(max(group.alone, group.busy) for group in groups)
+    scale = (_PANEL - _LEFT - _RIGHT) / float(max(max(group.alone, group.busy) for group in groups))
     yield _text(left + 16, _TOP - 10, title, 'font-weight="bold"')
     for index, group in enumerate(groups):
         y = _TOP + index * _GROUP + (10 if group.note else 0)
@@ -88,9 +91,9 @@ def _draw_panel(left: int, title: str, groups: Sequence[Group]) -> Iterator[str]
         if group.note:
             yield _text(left + _LEFT - 8, y + _BAR + 15, group.note, f'text-anchor="end" {_SMALL}')
         for row, (value, colour) in enumerate(((group.alone, _ALONE_COLOUR), (group.busy, _BUSY_COLOUR))):
-            top, width = y + 3 + row * (_BAR + 2), round(value * scale, 1)
+            top, width = y + 3 + row * (_BAR + 2), round(float(value) * scale, 1)
             yield f'<rect x="{left + _LEFT}" y="{top}" width="{width}" height="{_BAR}" fill="{colour}"/>'
-            yield _text(left + _LEFT + width + 5, top + 13, f"{value:.3g}")
+            yield _text(left + _LEFT + width + 5, top + 13, str(value))
 
 
 def _text(x: float, y: float, text: str, more: str = "") -> str:

@@ -15,7 +15,7 @@ import pytest
 from doc_pages import ROOT, list_pages, name_of, without_code
 from make_chart import CHART
 from make_results import format_cell, format_table, make_files
-from result_files import RESULTS, Table, fill, list_results
+from result_files import Table, fill, list_results
 
 # Not measured: defaults, limits and intervals, as the page writes them.
 SETTINGS = {
