@@ -52,7 +52,7 @@ def format_result(result: Result) -> Iterator[str]:
         yield f"- Versions: {', '.join(f'{name} {version}' for name, version in result.versions.items())}."
     yield f"- Runs: {result.runs}. Raw data: {result.raw_data}."
     yield from (f"- {line[0].upper()}{line[1:]}." for line in result.settings)
-    yield from ("", "```sh", *result.commands, "```", "")
+    yield from ("", *(["```sh", *result.commands, "```", ""] if result.commands else []))
     for table in result.tables:
         yield from (f"**{table.title}**", "", *format_table(table.columns, _write_rows(table)), "")
         if table.notes:

@@ -95,7 +95,7 @@ def test_results_lie_in_a_folder_of_their_date_and_machine() -> None:
     for result in results:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d-[a-z0-9-]+", result.path.parent.name)
         assert result.path.parent.name.startswith(result.date)
-        assert result.machine and result.runs and result.raw_data and result.commands
+        assert result.machine and result.runs and result.raw_data and (result.commands or result.settings)
         assert all(len(row) == len(table.columns) for table in result.tables for row in table.rows)
 
 
