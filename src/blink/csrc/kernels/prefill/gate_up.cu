@@ -4,8 +4,8 @@
 // ups. A third warpgroup copies ahead. Blocks of a cluster, neighbouring tiles, read the same tokens: each copies a
 // part for all.
 //
-// Slower on an H100: warpgroups with the gates and ups of half the tokens, which exchange nothing but read all weights;
-// weights prefetched to L2; and this design for QKV, o_proj and down, where cuBLAS wins.
+// Slower on an H100: warpgroups that take gate and up rows for half the tokens (no exchange, but each reads all
+// weights); weights prefetched to L2; and this design for QKV, o_proj and down, where cuBLAS wins.
 #include "kernels/args.h"
 #include "kernels/common/pipeline.cuh"
 #include "kernels/prefill/warpgroups.cuh"
