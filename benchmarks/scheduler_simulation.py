@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler itself under the load of `blink bench`, on a made-up clock: what its rules do to latency.
 
-Steps take what those of Llama-3-8B's shape take (benchmarks/README.md) and sample nothing: answers have the lengths
-that were asked for. Frontend and network are left out but for a constant in each first token. Means over seeds.
+Steps take what those of Llama-3-8B's shape take (on an H200; in FP8 and 4 bits on an H100) and sample nothing: answers
+have the lengths that were asked for. Frontend and network are left out but for a constant in each first token. Means
+over seeds.
 
 Run with: python benchmarks/scheduler_simulation.py [--format int4] [--rates 8 32] [--set overtake_share=0,0.03]
 """
