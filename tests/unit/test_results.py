@@ -125,7 +125,7 @@ def test_cells_keep_their_digits() -> None:
         "a",
         "0.0914",
     ]
-    assert format_table(["a", "b"], [["x", "1"], ["y", ""]])[1] == "| --- | --- |"
+    assert format_table(["a", "b"], [["x", "1"], ["y", ""]])[1] == "| --- | --: |"
     assert format_table(["a"], [["**1**"]])[1] == "| --: |"
 
 
