@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from copy import copy
 from pathlib import Path
 
 import gguf
@@ -13,6 +14,7 @@ import numpy as np
 
 from blink.config import FrontendConfig, ModelConfig
 from blink.text.assets import ModelAssets, load_assets
+from blink.text.tokenizer import Tokenizer
 from make_tokenizer import FOLDER
 
 MODEL = ModelConfig(model=str(FOLDER))
@@ -35,6 +37,13 @@ Kind = gguf.GGMLQuantizationType
 def load_small_assets() -> ModelAssets:
     """Load the tokenizer, its chat template and its end token."""
     return load_assets(FrontendConfig(model=MODEL))
+
+
+def with_fill_in_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer with tokens of its vocabulary that stand around a text with a gap."""
+    coder = copy(tokenizer)
+    vars(coder)["token_id"] = {"<fim_prefix>": 20, "<fim_suffix>": 21, "<fim_middle>": 22}.get
+    return coder
 
 
 def write_hollow_gguf(path: Path) -> None:
