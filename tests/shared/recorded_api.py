@@ -42,12 +42,13 @@ from blink.structured_outputs import StructuredOutputsParams
 from blink.text.assets import ModelAssets, load_assets
 from fake_engine import FakeEngine, FakeServer
 from harmony_model import write_harmony_model
-from small_tokenizer import MODEL, with_fill_in_tokens
+from small_tokenizer import MODEL, with_names
 
 RECORDING = Path(__file__).parents[1] / "unit" / "api_answers.jsonl.gz"
 _NOW = 1_700
 _VALUES = re.compile(r'(?<==)"[^"]*"|(?<=[}\w]) [\d.e+-]+$')  # of labels and metrics
 _DURATIONS = re.compile(r'("\w+_(?:duration|ms|per_second)":)[\d.e+-]+')
+_FILL_IN = {"<fim_prefix>": 20, "<fim_suffix>": 21, "<fim_middle>": 22}
 _VARYING = ("content-length",)  # of pages that name the version
 
 
@@ -183,7 +184,7 @@ class RecordedServers:
     def _open(self, config: FrontendConfig, *, is_coder: bool = False) -> FakeServer:
         assets = load_assets(config)
         if is_coder:
-            assets = replace(assets, tokenizer=with_fill_in_tokens(assets.tokenizer))
+            assets = replace(assets, tokenizer=with_names(assets.tokenizer, _FILL_IN))
         server = FakeServer(config, assets, Path(mkdtemp(dir=self._folder)), ScriptedEngine(assets))
         server.service.planner = Planner(assets, cast(Compilation, _PlainCompilation()))
         return server

@@ -44,8 +44,14 @@ the same numbers in any batch. Logprobs are those of the logits before step 1.
 most, or leaves out a few hundred. With penalties, only the latter works. A bad word of several tokens becomes an
 automaton: the text contains the word nowhere.
 
-`thinking_token_budget` is refused, because the engine counts no reasoning tokens. Set `max_tokens`, or switch thinking
-off with `chat_template_kwargs`.
+## Length of the reasoning
+
+`thinking_token_budget` ends the reasoning after this number of tokens: the sampler then chooses the end marker, such as
+`</think>`. The answer follows. 0 ends it at once, -1 is no limit.
+
+- The model needs a [reasoning parser](parsers.md), and tags of one token each. Others answer 400.
+- The budget holds for the first reasoning of an answer. `max_tokens` limits both together.
+- Logprobs of the end marker are the model's own.
 """
 
 

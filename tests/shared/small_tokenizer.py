@@ -39,11 +39,11 @@ def load_small_assets() -> ModelAssets:
     return load_assets(FrontendConfig(model=MODEL))
 
 
-def with_fill_in_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer with tokens of its vocabulary that stand around a text with a gap."""
-    coder = copy(tokenizer)
-    vars(coder)["token_id"] = {"<fim_prefix>": 20, "<fim_suffix>": 21, "<fim_middle>": 22}.get
-    return coder
+def with_names(tokenizer: Tokenizer, names: dict[str, int]) -> Tokenizer:
+    """Return a tokenizer some of whose tokens have other names: these alone are found."""
+    other = copy(tokenizer)
+    vars(other)["token_id"] = names.get
+    return other
 
 
 def write_hollow_gguf(path: Path) -> None:

@@ -17,6 +17,7 @@ from blink.api.openai.read import read_chat
 from blink.api.openai.tokens import tokens_of
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.link.client import RegionInfo
+from blink.request.reasoning_budget import can_limit_reasoning
 from blink.text.assets import ModelAssets
 
 
@@ -24,7 +25,11 @@ def read_messages(body: MessagesBody, assets: ModelAssets, bounds: Bounds, engin
     """Render and tokenize a conversation."""
     with naming_origins():
         chat = read_chat(body.chat, assets, bounds, engine)
-    return replace(chat, reply=MessageReply(message=chat.reply.message, shows_thinking=body.shows_thinking))
+    params, budget = chat.params, body.thinking_budget
+    if budget is not None and can_limit_reasoning(assets):
+        params = replace(params, thinking_token_budget=budget)
+    reply = MessageReply(message=chat.reply.message, shows_thinking=body.shows_thinking)
+    return replace(chat, params=params, reply=reply)
 
 
 def answer_count_tokens(
