@@ -30,7 +30,7 @@ QWEN, R1 = REASONING_FORMATS["qwen3"], REASONING_FORMATS["deepseek_r1"]
 
 
 def assets_of(form: Any, **names: int) -> ModelAssets:
-    known = {"<think>": BEGIN, "</think>": END} if not names else names
+    known = names or {"<think>": BEGIN, "</think>": END}
     return replace(PLAIN, tokenizer=with_names(PLAIN.tokenizer, known), reasoning_format=form)
 
 

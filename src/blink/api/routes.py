@@ -20,6 +20,7 @@ from blink.api.endpoints import ENDPOINTS, Endpoint, error_writer_of
 from blink.api.http.bodies import check_content_type
 from blink.api.http.errors import bug_response, error_response, http_error_response, install_error_responses
 from blink.api.llama_cpp.routes import llama_cpp_routes
+from blink.api.observe.process_metrics import render_process
 from blink.api.observe.server_info import describe_server
 from blink.api.ollama.routes import ollama_routes
 from blink.api.openai.responses.stored import stored_response_routes
@@ -107,7 +108,7 @@ class DirectRoutes:
 
 
 def _scrape(service: ApiService) -> Response:
-    return Response(service.poller.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+    return Response(service.poller.metrics.render() + render_process(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _log_refusal(path: str, error: BlinkError) -> None:
