@@ -58,7 +58,8 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     PARAMS_N: ("The parameter n of a request.", _COUNT),
     PARAMS_MAX_TOKENS: ("The parameter max_tokens of a request.", _LENGTH),
 }
-FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")  # the last is vLLM's, and never happens here
+FINISH_REASONS = ("stop", "length", "abort", "error")
+_OTHER_REASON = "repetition"  # that vLLM knows: always 0
 REJECTION_REASONS = ("queue_full", "engine_unavailable", "client_limit")
 # What a worker holds now; of a dead one it means nothing.
 WORKER_GAUGES = {
@@ -144,7 +145,9 @@ class MetricView:
 
 
 def _request_families(labels: Labels) -> Iterator[Family[Sequence[float]]]:
-    yield _counts("request_success", "Finished sequences.", "finished_reason", FINISH_REASONS, labels)
+    samples = tuple(("_total", (*labels, ("finished_reason", each))) for each in (*FINISH_REASONS, _OTHER_REASON))
+    text = "Finished sequences."
+    yield Family("vllm:request_success", text, "counter", samples, lambda sums: [*sums[: len(FINISH_REASONS)], 0.0])
     yield _counts(
         "admission_rejections", "Requests refused with 503.", "reason", REJECTION_REASONS, labels, len(FINISH_REASONS)
     )
