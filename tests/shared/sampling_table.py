@@ -18,6 +18,10 @@ These parameters choose each token. Requests and `SamplingParams` take them by t
 model's `generation_config.json` may set it. The presence and frequency penalties are exceptions: their default is 0. A
 value out of its range gets status 400, with the parameter's name.
 
+`--override-generation-config` replaces parts of that file, and `--generation-config vllm` leaves it out. Its
+`max_new_tokens` is the most that any request gets. The default model has the defaults of its card: temperature 0.2,
+`top_p` 0.9.
+
 ```sh
 curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{
   "prompt": "Once upon a time", "temperature": 0.7, "top_p": 0.9, "seed": 1}'
