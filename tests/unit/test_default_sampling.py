@@ -27,7 +27,7 @@ def ask(tmp_path: Path, body: dict[str, Any], **options: Any) -> dict[str, Any]:
     folder = Path(shutil.copytree(MODEL.model, tmp_path / "model"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, **CARD}))
     config = FrontendConfig(model=ModelConfig(model=str(folder), **options), region="test-defaults")
-    server = FakeServer(config, load_assets(config), tmp_path / "metrics")
+    server = FakeServer(config, load_assets(config), tmp_path)
     assert server.post("/v1/chat/completions", body).status_code == 200
     server.close()
     params = server.engine.submitted[0].params

@@ -139,7 +139,7 @@ def test_a_chat_carries_its_budget_to_the_engine(tmp_path: Path) -> None:
     assert server.post("/v1/messages", body).status_code == 200
     assert limits(server.engine.submitted[-1].params) == (1025, -1, END)
     server.close()
-    plain = FakeServer(config, PLAIN, tmp_path / "plain")
+    plain = FakeServer(config, PLAIN, tmp_path)
     assert plain.post("/v1/messages", body).status_code == 200
     assert limits(plain.engine.submitted[-1].params) == (0, -1, -1)
     plain.close()
