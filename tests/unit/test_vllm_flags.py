@@ -244,4 +244,4 @@ def test_a_single_served_name_is_one_name() -> None:
     found = to_own_options(
         {"served_model_name": "abc", "max_model_len": "auto"}, {"served_model_name", "max_model_len"}
     )
-    assert found == {"served_model_name": ("abc",), "max_model_len": 0}
+    assert found == {"served_model_name": ("abc",), "max_model_len": -1}
