@@ -60,6 +60,7 @@ def list_cases() -> list[Case]:
         _messages,
         _blocks,
         _ollama,
+        _ollama_refusals,
         _llama_cpp,
         _aliases,
         _tokens,
@@ -288,6 +289,12 @@ def _ollama() -> Iterator[Case]:
         yield _post(server, "/api/show", {"model": "m"})
         for path in ("/api/tags", "/api/ps", "/api/version"):
             yield Case(server, "GET", path)
+    for path, body in ((OLLAMA, {"messages": [_USER]}), ("/api/generate", {"prompt": "Hi"})):
+        yield _post("away", path, body)
+        yield _post("full", path, body)
+
+
+def _ollama_refusals() -> Iterator[Case]:
     for wrong in (
         {"model": "other"},
         {"options": {"mirostat": 2}},
@@ -309,9 +316,6 @@ def _ollama() -> Iterator[Case]:
     for headers in ({}, {"Authorization": "Bearer secret"}):
         yield _post("guarded", OLLAMA, {"messages": [_USER]}, headers=headers)
         yield Case("guarded", "GET", "/api/tags", headers=headers)
-    for path, body in ((OLLAMA, {"messages": [_USER]}), ("/api/generate", {"prompt": "Hi"})):
-        yield _post("away", path, body)
-        yield _post("full", path, body)
 
 
 def _llama_cpp() -> Iterator[Case]:

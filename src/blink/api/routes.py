@@ -52,6 +52,7 @@ def create_app(service: ApiService, **options: Any) -> ASGIApp:
     app.include_router(ollama_routes(service))
     app.include_router(llama_cpp_routes(service))
     app.include_router(_status_routes(service))
+    app.include_router(_description_routes(service))
     if service.config.page:
         app.include_router(page_routes())
     return DirectRoutes(app, service)
@@ -220,6 +221,22 @@ def _status_routes(service: ApiService) -> APIRouter:
         """Return the version of the server."""
         return {"version": __version__}
 
+    @_read(router, "/load")
+    async def load() -> dict[str, int]:
+        """Return the sequences of this worker that the engine has."""
+        return {"server_load": service.poller.table.num_open}
+
+    @_read(router, _METRICS)
+    async def metrics() -> Response:
+        """Return the metrics of all workers and the engine."""
+        return _scrape(service)
+
+    return router
+
+
+def _description_routes(service: ApiService) -> APIRouter:
+    router = APIRouter()
+
     @_read(router, "/server_info")
     async def server_info() -> dict[str, Any]:
         """Return the flags of this frontend without its secrets, and what its engine says about itself."""
@@ -231,15 +248,5 @@ def _status_routes(service: ApiService) -> APIRouter:
         if not service.config.enable_tokenizer_info_endpoint:
             raise NotFoundError("/tokenizer_info is switched off (--enable-tokenizer-info-endpoint).")
         return describe_tokenizer(service.config.model, service.assets)
-
-    @_read(router, "/load")
-    async def load() -> dict[str, int]:
-        """Return the sequences of this worker that the engine has."""
-        return {"server_load": service.poller.table.num_open}
-
-    @_read(router, _METRICS)
-    async def metrics() -> Response:
-        """Return the metrics of all workers and the engine."""
-        return _scrape(service)
 
     return router

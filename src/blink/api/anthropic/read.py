@@ -23,13 +23,11 @@ from blink.text.assets import ModelAssets
 
 def read_messages(body: MessagesBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
     """Render and tokenize a conversation."""
+    if can_limit_reasoning(assets):
+        body.chat.thinking_token_budget = body.thinking_budget
     with naming_origins():
         chat = read_chat(body.chat, assets, bounds, engine)
-    params, budget = chat.params, body.thinking_budget
-    if budget is not None and can_limit_reasoning(assets):
-        params = replace(params, thinking_token_budget=budget)
-    reply = MessageReply(message=chat.reply.message, shows_thinking=body.shows_thinking)
-    return replace(chat, params=params, reply=reply)
+    return replace(chat, reply=MessageReply(message=chat.reply.message, shows_thinking=body.shows_thinking))
 
 
 def answer_count_tokens(
