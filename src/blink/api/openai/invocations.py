@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Discriminator, Tag
 
@@ -35,11 +35,14 @@ InvocationBody = Annotated[
 ]
 
 
-def read_invocation(body: Any, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
+def read_invocation(
+    body: ChatBody | CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo
+) -> ParsedRequest:
     """Read a chat or a completion.
 
     Raises:
         BlinkError: the request is refused.
     """
-    read = read_chat if isinstance(body, ChatBody) else read_completion
-    return read(body, assets, bounds, engine)
+    if isinstance(body, ChatBody):
+        return read_chat(body, assets, bounds, engine)
+    return read_completion(body, assets, bounds, engine)
