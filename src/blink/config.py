@@ -22,6 +22,7 @@ _REASONING_FORMATS = (
     "deepseek_r1", "ernie45", "gemma4", "granite", "hunyuan_a13b", "kimi_k2", "minimax_m2_append_think", "mistral",
     "openai_gptoss", "qwen3", "seed_oss",
 )  # fmt: skip
+FITTING_LENGTH = -1  # of --max-model-len: as many tokens as the KV cache has room for
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "bfloat16", "float16")
 
 
@@ -95,7 +96,11 @@ class ModelConfig:
         "float16: only if that is the compute type",
         choices=KV_CACHE_DTYPES,
     )
-    max_model_len: int = option(0, "longest prompt plus output in tokens; 0: the model's own limit")
+    max_model_len: int = option(
+        0,
+        "longest prompt plus output in tokens; 0: the model's own limit; auto or -1: the same, or as much as fits the "
+        "KV cache",
+    )
     hf_overrides: str = option(
         "", "JSON object that replaces parts of config.json, such as rope_scaling", metavar="JSON"
     )
@@ -108,6 +113,7 @@ class ModelConfig:
     seed: int = option(0, "seed of dummy weights, and of sampling where requests give none; 0: that differs each time")
 
     def __post_init__(self) -> None:
+        require(self, "max_model_len", FITTING_LENGTH)
         for name in ("hf_overrides", "override_generation_config"):
             parse_object(name, getattr(self, name))
 
@@ -263,6 +269,7 @@ class FrontendConfig:
     )
     return_tokens_as_token_ids: bool = option(False, "name tokens in logprobs by their ids, as token_id:5")
     enable_force_include_usage: bool = option(False, "end every stream with its usage, whatever the request says")
+    enable_tokenizer_info_endpoint: bool = option(False, "answer /tokenizer_info with the tokenizer's configuration")
     enable_auto_tool_choice: bool = option(True, "let the model decide whether it calls tools")
     tool_call_parser: str = option(
         "auto",

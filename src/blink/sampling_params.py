@@ -23,8 +23,11 @@ MAX_ALLOWED_TOKENS = 1 << 20  # more than any vocabulary has
 MAX_LOGIT_BIAS = CONSTANTS["max_logit_bias"]
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings of a request together
+_MAX_BUDGET = 1 << 30  # longer than any context
 _SAMPLING_FIELDS = SAMPLING.names or ()
-_INTEGERS = ("n", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "priority")
+_INTEGERS = (
+    "n", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "priority", "thinking_token_budget",
+)  # fmt: skip
 _SERVICE_CLASSES = (int(ServiceClass.LATENCY_SENSITIVE), int(ServiceClass.BEST_EFFORT))
 
 
@@ -85,6 +88,7 @@ class SamplingParams:
         extra_args: for plug-ins, of which there are none: carried and not read.
         bad_words: texts that are not generated, neither at the beginning of a word nor behind a space.
         skip_reading_prefix_cache: compute all of the prompt.
+        thinking_token_budget: tokens of the first reasoning, behind which it is closed; None or -1: any.
         stream_interval: tokens between two outputs of AsyncLLM's streams.
         truncate_prompt_tokens: how many of the prompt's last tokens are kept; -1: as many as fit.
         guided_decoding: older vLLM's name of structured_outputs.
@@ -92,6 +96,10 @@ class SamplingParams:
         priority: lower runs earlier; only with the scheduling policy "priority".
         token_marks: tokens that the text shows otherwise than by their names, for what reads its structure.
         token_biases: what allowed_token_ids and bad_words come to, beside logit_bias; the planner's.
+        reasoning_limit: what thinking_token_budget comes to: 1 + the tokens behind which reasoning is closed; 0: any;
+            the planner's.
+        reasoning_open: the token that begins reasoning; -1: the prompt has begun it; the planner's.
+        reasoning_close: the token that ends it; the planner's.
     Raises:
         BadRequestError: a value is out of range, or asks for what is not done here; `param` names it.
     """
@@ -135,6 +143,9 @@ class SamplingParams:
     best_effort: bool = False
     token_marks: Mapping[str, str] | None = None
     token_biases: Sequence[tuple[int, float]] = ()
+    reasoning_limit: int = 0
+    reasoning_open: int = -1
+    reasoning_close: int = -1
 
     def __post_init__(self) -> None:
         self._fill_in()
@@ -159,9 +170,9 @@ class SamplingParams:
         for name in ("logprob_token_ids", "repetition_detection"):
             if getattr(self, name):
                 raise BadRequestError(f"{name} is not supported by this server.", name)
-        if self.thinking_token_budget not in (None, -1):
-            told = "the engine counts no tokens of reasoning; limit max_tokens, or switch thinking off in the template"
-            raise BadRequestError(f"thinking_token_budget is not supported: {told}.", "thinking_token_budget")
+        budget = self.thinking_token_budget
+        rule = f"between 0 and {_MAX_BUDGET}, or -1 for any"
+        _require(budget is None or -1 <= budget <= _MAX_BUDGET, "thinking_token_budget", rule, budget)
 
     def clone(self) -> SamplingParams:
         """Return a copy that shares nothing with this one."""

@@ -237,6 +237,9 @@ def test_sampling_parameters_reach_the_slot_unchanged() -> None:
         "frequency_penalty": 0.75,
         "top_k": 7,
         "min_tokens": 2,
+        "reasoning_limit": 9,
+        "reasoning_open": 3,
+        "reasoning_close": 4,
     }
     expected = {**same, "num_logprobs": 3, "num_prompt_logprobs": 3, "seed_low": 9, "seed_high": 1 << 31}
     assert expected.keys() == set(SAMPLING.names or ()), "a parameter that this test does not know"

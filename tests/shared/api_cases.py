@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-MESSAGES = "/v1/messages"
+MESSAGES, OLLAMA, COMPLETION = "/v1/messages", "/api/chat", "/completion"
 _GENERATING = (COMPLETIONS, CHAT, RESPONSES)
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -59,6 +59,10 @@ def list_cases() -> list[Case]:
         _responses,
         _messages,
         _blocks,
+        _ollama,
+        _ollama_refusals,
+        _llama_cpp,
+        _aliases,
         _tokens,
         _wrong_bodies,
         _wrong_prompts,
@@ -256,6 +260,120 @@ def _blocks() -> Iterator[Case]:
         yield _post("plain", path + "/nothing", asked)
         for headers in ({}, {"x-api-key": "secret"}):
             yield _post("guarded", path, asked, headers=headers)
+
+
+def _ollama() -> Iterator[Case]:
+    """Yield requests in the form of Ollama's API, whose answers are streams unless told."""
+    reply = "Hm.</think>I add. " + _CALL
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    results = [_USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2", "tool_name": "add"}]
+    options = {"temperature": 0, "num_predict": 4, "stop": ["xyz"], "num_ctx": 4096, "repeat_penalty": 1.1}
+    chats: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("plain", {}),
+        ("plain", {"model": "m:latest", "options": options, "keep_alive": "5m"}),
+        ("plain", {"logprobs": True, "top_logprobs": 1, "options": {"num_predict": 2}}),
+        ("plain", {"format": _SCHEMA}),
+        ("plain", {"messages": []}),
+        ("plain", {"messages": [_USER, {"role": "assistant", "content": "So"}]}),
+        ("tools", {"tools": _TOOLS}),
+        ("tools", {"tools": _TOOLS, "messages": results, "think": False}),
+    )
+    for server, fields in chats:
+        body = {"messages": [_USER], **fields}
+        for how in ({}, {"stream": False}):
+            yield _post(server, OLLAMA, body | how, replies=(reply if server == "tools" else _ONE[0],))
+    for fields in ({}, {"raw": True, "options": {"num_predict": 3}}, {"system": "Be short."}, {"prompt": ""}):
+        for how in ({}, {"stream": False}):
+            yield _post("plain", "/api/generate", {"prompt": "Hi", **fields} | how)
+    for server in ("plain", "bare", "away"):
+        yield _post(server, "/api/show", {"model": "m"})
+        for path in ("/api/tags", "/api/ps", "/api/version"):
+            yield Case(server, "GET", path)
+    for path, body in ((OLLAMA, {"messages": [_USER]}), ("/api/generate", {"prompt": "Hi"})):
+        yield _post("away", path, body)
+        yield _post("full", path, body)
+
+
+def _ollama_refusals() -> Iterator[Case]:
+    for wrong in (
+        {"model": "other"},
+        {"options": {"mirostat": 2}},
+        {"options": {"odd": 1}},
+        {"options": {"temperature": -1}},
+        {"options": {"num_predict": 1 << 20}},
+        {"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}},
+        {"format": "xml"},
+        {"messages": [{**_USER, "images": ["aGk="]}]},
+        {"messages": 3},
+    ):
+        yield _post("plain", OLLAMA, {"messages": [_USER]} | wrong)
+    for wrong in ({"context": [1]}, {"template": "x"}, {"suffix": "x"}, {"raw": True, "system": "x"}):
+        yield _post("plain", "/api/generate", {"prompt": "Hi"} | wrong)
+    yield _post("plain", "/api/show", {"model": "other"})
+    yield _post("plain", "/api/show", "[]")
+    yield _post("plain", "/api/pull", {"model": "m"})
+    yield Case("plain", "GET", "/api/nothing")
+    for headers in ({}, {"Authorization": "Bearer secret"}):
+        yield _post("guarded", OLLAMA, {"messages": [_USER]}, headers=headers)
+        yield Case("guarded", "GET", "/api/tags", headers=headers)
+
+
+def _llama_cpp() -> Iterator[Case]:
+    """Yield requests in the form of llama.cpp's API."""
+    for fields in (
+        {},
+        {"n_predict": 3, "return_tokens": True, "timings_per_token": True},
+        {"n_probs": 2, "n_predict": 2, "logit_bias": [[5, 1.5], [6, False]]},
+        {"stop": ["there"], "cache_prompt": True, "temperature": 0.5, "repeat_penalty": 1.1, "seed": -1},
+        {"grammar": 'root ::= "Yes" | "No"', "n_predict": -1, "response_fields": ["content", "timings/predicted_n"]},
+        {"json_schema": _SCHEMA},
+        {"prompt": [5, 6, 7], "n_predict": 1},
+    ):
+        yield from _both("plain", COMPLETION, {"prompt": "Hello", **fields})
+    infill = {"input_prefix": "a = ", "input_suffix": "\n", "prompt": "1", "n_predict": 3}
+    yield from _both("coder", "/infill", infill | {"input_extra": [{"filename": "b", "text": "b = 2"}]})
+    yield _post("plain", "/infill", infill)
+    yield _post("plain", "/infill", {})
+    for body in ({"messages": [_USER]}, {"messages": [_USER], "tools": _TOOLS}, {"messages": []}, {}):
+        yield _post("plain", "/apply-template", body)
+    for wrong in (
+        {"prompt": ["a", "b"]},
+        {"n_predict": 0},
+        {"mirostat": 1},
+        {"grammar": "root ::="},
+        {"logit_bias": [[5]]},
+        {"logit_bias": [[5, "x"]]},
+        {"temperature": "hot"},
+    ):
+        yield _post("plain", COMPLETION, {"prompt": "Hi"} | wrong)
+    for path in ("/props", "/lora-adapters", "/slots"):
+        yield Case("plain", "GET", path)
+    yield Case("away", "GET", "/props")
+    yield _post("plain", "/embedding", {"content": "Hi"})
+    for path, body in ((COMPLETION, {"prompt": "Hi"}), ("/infill", infill), ("/apply-template", {"messages": [_USER]})):
+        yield _post("away", path, body)
+        yield _post("guarded", path, body)
+
+
+def _aliases() -> Iterator[Case]:
+    """Yield requests to paths without /v1, and to SageMaker's."""
+    for path, body in (("/completions", {"prompt": "Hi"}), ("/chat/completions", {"messages": [_USER]})):
+        yield _post("plain", path, body)
+        yield _post("guarded", path, body)
+        yield from _both("plain", "/invocations", body)
+    yield _post("plain", "/responses", {"input": "Hi", "store": False})
+    for body in ({}, {"input": "Hi"}, {"prompt": "Hi", "temperature": -1}):
+        yield _post("plain", "/invocations", body)
+    yield _post("guarded", "/invocations", {"prompt": "Hi"})
+    yield _post("away", "/invocations", {"prompt": "Hi"})
+    for path in ("/models", "/models/m", "/v1/health"):
+        yield Case("plain", "GET", path)
+    yield Case("guarded", "GET", "/models")
+    yield Case("plain", "POST", "/ping")
+    yield Case("away", "POST", "/ping")
+    yield Case("plain", "GET", "/tokenizer_info")
+    yield Case("guarded", "GET", "/server_info")
+    yield Case("away", "GET", "/server_info")
 
 
 def _tokens() -> Iterator[Case]:

@@ -42,11 +42,13 @@ from blink.structured_outputs import StructuredOutputsParams
 from blink.text.assets import ModelAssets, load_assets
 from fake_engine import FakeEngine, FakeServer
 from harmony_model import write_harmony_model
-from small_tokenizer import MODEL
+from small_tokenizer import MODEL, with_names
 
 RECORDING = Path(__file__).parents[1] / "unit" / "api_answers.jsonl.gz"
 _NOW = 1_700
 _VALUES = re.compile(r'(?<==)"[^"]*"|(?<=[}\w]) [\d.e+-]+$')  # of labels and metrics
+_DURATIONS = re.compile(r'("\w+_(?:duration|ms|per_second)":)[\d.e+-]+')
+_FILL_IN = {"<fim_prefix>": 20, "<fim_suffix>": 21, "<fim_middle>": 22}
 _VARYING = ("content-length",)  # of pages that name the version
 
 
@@ -149,6 +151,7 @@ class RecordedServers:
                     enable_request_id_headers=True,
                 )
             ),
+            "coder": self._open(plain, is_coder=True),
             "away": self._open(plain),
             "full": self._open(plain),
         }
@@ -169,7 +172,7 @@ class RecordedServers:
         with patch.object(secrets, "token_hex", _counted_ids()):
             response = await server.send_soon(case.method, case.path, content=case.content, headers=headers)
         body = (response.content + server.writer.written).decode().replace(__version__, "VERSION")
-        body = body.replace(MODEL.model, "MODEL")
+        body = _DURATIONS.sub(r"\g<1>0", body.replace(MODEL.model, "MODEL"))
         if case.path == "/metrics" and response.status_code == 200:
             lines = [line for line in body.splitlines() if not line.startswith("# HELP")]
             body = "\n".join(dict.fromkeys(_VALUES.sub("", line) for line in lines))
@@ -178,8 +181,10 @@ class RecordedServers:
         kept = {name: value for name, value in response.headers.items() if name not in _VARYING}
         return {"status": response.status_code, "headers": kept, "body": body}
 
-    def _open(self, config: FrontendConfig) -> FakeServer:
+    def _open(self, config: FrontendConfig, *, is_coder: bool = False) -> FakeServer:
         assets = load_assets(config)
+        if is_coder:
+            assets = replace(assets, tokenizer=with_names(assets.tokenizer, _FILL_IN))
         server = FakeServer(config, assets, Path(mkdtemp(dir=self._folder)), ScriptedEngine(assets))
         server.service.planner = Planner(assets, cast(Compilation, _PlainCompilation()))
         return server

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch, Param
 
+_CLOSING_STEPS, _CLOSING_LOGIT = 8, 1e6
+
 
 def adjust_logits(logits: Tensor, batch: Batch, slot: int, context_len: int) -> None:
     """Change one row's logits (float32 [vocab]) in place as its slot's parameters ask for.
@@ -31,3 +33,13 @@ def adjust_logits(logits: Tensor, batch: Batch, slot: int, context_len: int) -> 
     if presence != 0 or frequency != 0:
         generated, counts = history[num_prompt:].unique(return_counts=True)
         logits[generated] -= frequency * counts + presence
+    _close_reasoning(logits, words, history[num_prompt:].tolist())
+
+
+def _close_reasoning(logits: Tensor, words: list[int], generated: list[int]) -> None:
+    """Let the token come that ends reasoning, within some steps behind the last token that it may have."""
+    limit, begin, end = (words[place] for place in (Param.REASONING_LIMIT, Param.REASONING_OPEN, Param.REASONING_CLOSE))
+    if limit == 0 or not 0 <= len(generated) - (limit - 1) < _CLOSING_STEPS:
+        return
+    if (begin < 0 or begin in generated) and end not in generated and logits[end] > -torch.inf:
+        logits[end] = _CLOSING_LOGIT

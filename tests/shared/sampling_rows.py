@@ -34,6 +34,17 @@ def make_params(rng: random.Random) -> dict[Param, float]:
     }
 
 
+def make_reasoning(rng: random.Random, num_generated: int, vocab_size: int) -> dict[Param, int]:
+    """Return a limit of reasoning that is near, or none."""
+    if rng.random() < 0.4:
+        return {}
+    return {
+        Param.REASONING_LIMIT: max(num_generated + 1 - rng.randrange(-1, 10), 0),
+        Param.REASONING_OPEN: rng.choice([-1, rng.randrange(60)]),
+        Param.REASONING_CLOSE: rng.randrange(vocab_size),
+    }
+
+
 def make_rows(seed: int) -> tuple[Tensor, Batch]:
     """Make logits of many shapes, and a batch of as many rows."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -54,6 +65,7 @@ def make_rows(seed: int) -> tuple[Tensor, Batch]:
         num_prompt = rng.randrange(1, length)
         stops, biases = rng.sample(range(vocab_size), 5), rng.sample(range(vocab_size), rng.choice([0, 0, 3, 40]))
         words = {Param.NUM_PROMPT_TOKENS: num_prompt, Param.NUM_STOP_TOKENS: 5, Param.NUM_BIASES: len(biases)}
+        words |= make_reasoning(random.Random(f"{seed} {row}"), length - num_prompt, vocab_size)
         set_params(batch, slot, {**make_params(rng), **words})
         batch.row_slots[row], batch.context_lens[row] = slot, length
         batch.stop_tokens[slot, :5] = torch.tensor(stops)

@@ -18,6 +18,10 @@ These parameters choose each token. Requests and `SamplingParams` take them by t
 model's `generation_config.json` may set it. The presence and frequency penalties are exceptions: their default is 0. A
 value out of its range gets status 400, with the parameter's name.
 
+`--override-generation-config` replaces parts of that file, and `--generation-config vllm` leaves it out. Its
+`max_new_tokens` is the most that any request gets. The default model has the defaults of its card: temperature 0.2,
+`top_p` 0.9.
+
 ```sh
 curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{
   "prompt": "Once upon a time", "temperature": 0.7, "top_p": 0.9, "seed": 1}'
@@ -44,8 +48,14 @@ the same numbers in any batch. Logprobs are those of the logits before step 1.
 most, or leaves out a few hundred. With penalties, only the latter works. A bad word of several tokens becomes an
 automaton: the text contains the word nowhere.
 
-`thinking_token_budget` is refused, because the engine counts no reasoning tokens. Set `max_tokens`, or switch thinking
-off with `chat_template_kwargs`.
+## Length of the reasoning
+
+`thinking_token_budget` ends the reasoning after this number of tokens: the sampler then chooses the end marker, such as
+`</think>`. The answer follows. 0 ends it at once, -1 is no limit.
+
+- The model needs a [reasoning parser](parsers.md), and tags of one token each. Others answer 400.
+- The budget holds for the first reasoning of an answer. `max_tokens` limits both together.
+- Logprobs of the end marker are the model's own.
 """
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from copy import copy
 from pathlib import Path
 
 import gguf
@@ -13,6 +14,7 @@ import numpy as np
 
 from blink.config import FrontendConfig, ModelConfig
 from blink.text.assets import ModelAssets, load_assets
+from blink.text.tokenizer import Tokenizer
 from make_tokenizer import FOLDER
 
 MODEL = ModelConfig(model=str(FOLDER))
@@ -35,6 +37,13 @@ Kind = gguf.GGMLQuantizationType
 def load_small_assets() -> ModelAssets:
     """Load the tokenizer, its chat template and its end token."""
     return load_assets(FrontendConfig(model=MODEL))
+
+
+def with_names(tokenizer: Tokenizer, names: dict[str, int]) -> Tokenizer:
+    """Return a tokenizer some of whose tokens have other names: these alone are found."""
+    other = copy(tokenizer)
+    vars(other)["token_id"] = names.get
+    return other
 
 
 def write_hollow_gguf(path: Path) -> None:

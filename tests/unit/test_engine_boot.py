@@ -34,9 +34,9 @@ def region() -> Iterator[str]:
     region_path(name).unlink(missing_ok=True)
 
 
-def boot(kind: type[Kind], folder: Path, region: str, **options: Any) -> Kind:
+def boot(kind: type[Kind], folder: Path, region: str, *, max_model_len: int = 0, **options: Any) -> Kind:
     path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128)
-    model = ModelConfig(model=str(path), load_format="dummy")
+    model = ModelConfig(model=str(path), load_format="dummy", max_model_len=max_model_len)
     small: dict[str, Any] = {"num_gpu_blocks_override": 64, "max_num_seqs": 4, **options}
     return kind(EngineConfig(model=model, region=region, device="cpu", **small))
 
@@ -132,6 +132,23 @@ def test_a_cache_larger_than_the_memory_is_refused_before_any_is_taken(tmp_path:
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
         boot(CpuEngine, tmp_path, region, num_gpu_blocks_override=0, kv_cache_memory_bytes=1 << 50)
     assert not [*region_path(region).parent.glob(f"{region_path(region).name}*")]
+
+
+@pytest.mark.parametrize(("num_blocks", "length"), [(4, 64), (64, 128)])
+def test_the_longest_sequence_may_be_what_fits(tmp_path: Path, region: str, num_blocks: int, length: int) -> None:
+    engine = boot(CpuEngine, tmp_path, region, max_model_len=-1, num_gpu_blocks_override=num_blocks)
+    running = Running(engine)
+    client = submit(region)
+    assert client.info is not None and client.info.max_model_len == length
+    assert len(wait_for_end(client)) == 3
+    engine.drain()
+    running.join()
+    client.close()
+
+
+def test_without_that_a_cache_that_is_too_small_is_refused(tmp_path: Path, region: str) -> None:
+    with pytest.raises(ConfigError, match="lower --max-model-len"):
+        boot(CpuEngine, tmp_path, region, num_gpu_blocks_override=4)
 
 
 class Failing(CpuEngine):

@@ -208,6 +208,7 @@ def test_overrides_are_of_the_models_config(command: str, length: int, tmp_path:
         ({"generation_config": "vllm"}, {}),
         ({"override_generation_config": '{"top_k": 7}'}, {"temperature": 0.25, "top_k": 7}),
         ({"generation_config": "vllm", "override_generation_config": '{"temperature": 0.5}'}, {"temperature": 0.5}),
+        ({"generation_config": "vllm", "override_generation_config": '{"max_new_tokens": 9}'}, {"max_tokens": 9}),
     ],
 )
 def test_default_sampling_is_as_the_flags_say(options: dict[str, Any], defaults: dict[str, Any]) -> None:
@@ -220,6 +221,8 @@ def test_default_sampling_is_as_the_flags_say(options: dict[str, Any], defaults:
     [
         ({"override_generation_config": '{"top_q": 7}'}, "--override-generation-config: top_q is not supported"),
         ({"override_generation_config": '{"temperature": -1}'}, "--override-generation-config is malformed"),
+        ({"override_generation_config": '{"max_new_tokens": 0}'}, "--override-generation-config is malformed"),
+        ({"override_generation_config": '{"max_new_tokens": "9"}'}, "--override-generation-config is malformed"),
         ({"generation_config": "/no/such"}, "--generation-config /no/such is no folder"),
     ],
 )

@@ -78,8 +78,8 @@ def test_the_page_about_vllm_is_what_the_table_says() -> None:
     ("words", "own"),
     [
         (["--max_model_len", "8192"], ["--max-model-len=8192"]),
-        (["--max-model-len=auto"], ["--max-model-len=0"]),
-        (["--max_model_len", "-1"], ["--max-model-len=0"]),
+        (["--max-model-len=auto"], ["--max-model-len=-1"]),
+        (["--max_model_len", "-1"], ["--max-model-len=-1"]),
         (["-q", "fp8"], ["--quantization=fp8"]),
         (["--dtype", "half"], ["--dtype=float16"]),
         (["--block-size", "128"], ["--block-size=64"]),
@@ -244,4 +244,4 @@ def test_a_single_served_name_is_one_name() -> None:
     found = to_own_options(
         {"served_model_name": "abc", "max_model_len": "auto"}, {"served_model_name", "max_model_len"}
     )
-    assert found == {"served_model_name": ("abc",), "max_model_len": 0}
+    assert found == {"served_model_name": ("abc",), "max_model_len": -1}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from blink.api.anthropic.errors import naming_origins as naming_message_origins
@@ -14,6 +15,17 @@ from blink.api.anthropic.read import answer_count_tokens, read_messages
 from blink.api.anthropic.schema import CountTokensBody, MessagesBody
 from blink.api.anthropic.write import ID_PREFIX, MessageEncoder, MessageObject
 from blink.api.http.errors import ErrorWriter, error_json
+from blink.api.llama_cpp.errors import naming_origins as naming_llama_origins
+from blink.api.llama_cpp.errors import write_error as write_llama_error
+from blink.api.llama_cpp.read import answer_apply_template, read_llama_completion
+from blink.api.llama_cpp.schema import ApplyTemplateBody, InfillBody, LlamaCompletionBody
+from blink.api.llama_cpp.write import LlamaAnswer, LlamaEvents
+from blink.api.ollama.errors import naming_origins as naming_ollama_origins
+from blink.api.ollama.errors import write_error as write_ollama_error
+from blink.api.ollama.read import answer_show, read_generate, read_ollama_chat
+from blink.api.ollama.schema import GenerateBody, OllamaChatBody, ShowBody
+from blink.api.ollama.write import LINES, OllamaAnswer, OllamaLines
+from blink.api.openai.invocations import InvocationBody, read_invocation
 from blink.api.openai.message_chunks import open_stream
 from blink.api.openai.non_streaming_messages import open_non_streaming
 from blink.api.openai.read import read_chat, read_completion
@@ -25,7 +37,7 @@ from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, To
 from blink.api.openai.tokens import answer_detokenize, answer_tokenize
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.api.serving.session import BackgroundResponder, Session
-from blink.api.serving.stream import Encoder, NonStreamingBody
+from blink.api.serving.stream import EVENTS, Encoder, NonStreamingBody
 from blink.link.client import RegionInfo
 from blink.text.assets import ModelAssets
 
@@ -42,6 +54,7 @@ class Writing:
     stream: Callable[[Any, Session], Encoder]
     non_streaming: Callable[[Any, Session], NonStreamingBody]
     naming: Callable[[], AbstractContextManager[None]] = nullcontext
+    media_type: str = EVENTS  # of streams
     background: Callable[[Any, Session], BackgroundResponder] | None = None
 
 
@@ -51,7 +64,8 @@ class Endpoint:
 
     main_field: what most of a body's work is about, for errors that nobody foresaw. read: what becomes of a checked
     body. writing: None if `read` has answered it. name and summary: what the API's description says. error_body: how
-    its refusals are written, and those of paths below its own.
+    its refusals are written, and those of paths below its own. aliases: other paths, for clients whose base URL lacks
+    /v1.
     """
 
     kind: str
@@ -63,7 +77,22 @@ class Endpoint:
     read: Callable[[Any, ModelAssets, Bounds, RegionInfo], ParsedRequest]
     writing: Writing | None = None
     error_body: ErrorWriter = error_json
+    aliases: tuple[str, ...] = ()
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return all paths at which the endpoint answers."""
+        return (self.path, *self.aliases)
+
+
+_OLLAMA_WRITING = Writing(
+    id_prefix="ollama-",
+    stream=OllamaLines,
+    non_streaming=OllamaAnswer,
+    naming=naming_ollama_origins,
+    media_type=LINES,
+)
+_LLAMA_WRITING = Writing(id_prefix="cmpl-", stream=LlamaEvents, non_streaming=LlamaAnswer, naming=naming_llama_origins)
 
 _ALL = (
     Endpoint(
@@ -75,6 +104,7 @@ _ALL = (
         main_field="prompt",
         read=read_completion,
         writing=Writing(id_prefix="cmpl-", stream=open_stream, non_streaming=open_non_streaming),
+        aliases=("/completions",),
     ),
     Endpoint(
         kind="chat",
@@ -85,6 +115,17 @@ _ALL = (
         main_field="messages",
         read=read_chat,
         writing=Writing(id_prefix="chatcmpl-", stream=open_stream, non_streaming=open_non_streaming),
+        aliases=("/chat/completions",),
+    ),
+    Endpoint(
+        kind="invocations",
+        path="/invocations",
+        name="invoke",
+        summary="Answer a conversation if the body has messages, else continue a prompt: SageMaker's path.",
+        body=InvocationBody,
+        main_field=None,
+        read=read_invocation,
+        writing=Writing(id_prefix="inv-", stream=open_stream, non_streaming=open_non_streaming),
     ),
     Endpoint(
         kind="responses",
@@ -101,6 +142,7 @@ _ALL = (
             naming=naming_origins,
             background=BackgroundResponse,
         ),
+        aliases=("/responses",),
     ),
     Endpoint(
         kind="input_tokens",
@@ -135,6 +177,70 @@ _ALL = (
         error_body=write_error,
     ),
     Endpoint(
+        kind="ollama_chat",
+        path="/api/chat",
+        name="ollama_chat",
+        summary="Answer a conversation, in the form of Ollama's API.",
+        body=OllamaChatBody,
+        main_field="messages",
+        read=read_ollama_chat,
+        writing=_OLLAMA_WRITING,
+        error_body=write_ollama_error,
+    ),
+    Endpoint(
+        kind="ollama_generate",
+        path="/api/generate",
+        name="ollama_generate",
+        summary="Answer a prompt, in the form of Ollama's API.",
+        body=GenerateBody,
+        main_field="prompt",
+        read=read_generate,
+        writing=_OLLAMA_WRITING,
+        error_body=write_ollama_error,
+    ),
+    Endpoint(
+        kind="ollama_show",
+        path="/api/show",
+        name="ollama_show",
+        summary="Describe the model, in the form of Ollama's API.",
+        body=ShowBody,
+        main_field=None,
+        read=answer_show,
+        error_body=write_ollama_error,
+    ),
+    Endpoint(
+        kind="llama_completion",
+        path="/completion",
+        name="llama_complete",
+        summary="Continue a prompt, in the form of llama.cpp's API.",
+        body=LlamaCompletionBody,
+        main_field="prompt",
+        read=read_llama_completion,
+        writing=_LLAMA_WRITING,
+        error_body=write_llama_error,
+    ),
+    Endpoint(
+        kind="llama_infill",
+        path="/infill",
+        name="llama_infill",
+        summary="Write what is missing between two texts, in the form of llama.cpp's API.",
+        body=InfillBody,
+        main_field="input_prefix",
+        read=read_llama_completion,
+        writing=_LLAMA_WRITING,
+        error_body=write_llama_error,
+    ),
+    Endpoint(
+        kind="llama_template",
+        path="/apply-template",
+        name="llama_template",
+        summary="Return the prompt of a conversation, in the form of llama.cpp's API.",
+        body=ApplyTemplateBody,
+        main_field="messages",
+        read=answer_apply_template,
+        error_body=write_llama_error,
+    ),
+    Endpoint(
         kind="tokenize",
         path="/tokenize",
         name="tokenize",
@@ -154,6 +260,17 @@ _ALL = (
     ),
 )
 ENDPOINTS = {endpoint.kind: endpoint for endpoint in _ALL}
+# What needs an API key beside the endpoints that generate: paths that begin so ask for work, cost others, or tell of
+# the server's files.
+_GUARDED = ("/v1", "/models", "/api/", "/apply-template", "/props", "/reset_prefix_cache", "/server_info")
+# Paths without a row whose errors have a form of their own, with all below them.
+_OTHER_FORMS = {"/api": write_ollama_error, "/props": write_llama_error, "/slots": write_llama_error}
+
+
+def guarded_paths() -> tuple[str, ...]:
+    """Return the beginnings of all paths that need an API key where the server has one."""
+    generating = (endpoint.paths for endpoint in ENDPOINTS.values() if endpoint.writing is not None)
+    return (*_GUARDED, *chain.from_iterable(generating))
 
 
 def error_writer_of(path: str) -> ErrorWriter:
@@ -161,4 +278,5 @@ def error_writer_of(path: str) -> ErrorWriter:
     for endpoint in ENDPOINTS.values():
         if endpoint.error_body is not error_json and f"{path}/".startswith(f"{endpoint.path}/"):
             return endpoint.error_body
-    return error_json
+    forms = (write for place, write in _OTHER_FORMS.items() if f"{path}/".startswith(f"{place}/"))
+    return next(forms, error_json)

@@ -57,6 +57,8 @@ def _read(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bound
     assert isinstance(body, Body)
     if bounds.engine is None:
         return ParsedRequest(model=body.model, has_engine=False)
+    if bounds.model_names:
+        body.model = body.model_among(bounds.model_names)
     if body.model and bounds.model_names and body.model not in bounds.model_names:
         raise NotFoundError(f"The model `{body.model}` does not exist.", "model")
     return ENDPOINTS[kind].read(body, assets, bounds, bounds.engine)

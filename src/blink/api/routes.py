@@ -19,11 +19,16 @@ from blink import __version__
 from blink.api.endpoints import ENDPOINTS, Endpoint, error_writer_of
 from blink.api.http.bodies import check_content_type
 from blink.api.http.errors import bug_response, error_response, http_error_response, install_error_responses
+from blink.api.llama_cpp.routes import llama_cpp_routes
+from blink.api.observe.process_metrics import render_process
+from blink.api.observe.server_info import describe_server
+from blink.api.ollama.routes import ollama_routes
 from blink.api.openai.responses.stored import stored_response_routes
 from blink.api.pages.docs import add_docs_page
 from blink.api.pages.files import page_routes
 from blink.api.service import ApiService
 from blink.errors import BlinkError, ClientGoneError, NotFoundError
+from blink.text.tokenizer_info import describe_tokenizer
 
 Route = TypeVar("Route", bound=Callable[..., Any])
 
@@ -44,17 +49,20 @@ def create_app(service: ApiService, **options: Any) -> ASGIApp:
     app.include_router(stored_response_routes(service.store_limits))
     app.include_router(_model_routes(service))
     app.include_router(_endpoint_routes(service, generate=False))
+    app.include_router(ollama_routes(service))
+    app.include_router(llama_cpp_routes(service))
     app.include_router(_status_routes(service))
+    app.include_router(_description_routes(service))
     if service.config.page:
         app.include_router(page_routes())
     return DirectRoutes(app, service)
 
 
-def _read(router: APIRouter, path: str) -> Callable[[Route], Route]:
+def _read(router: APIRouter, path: str, *, is_alias: bool = False) -> Callable[[Route], Route]:
     """Register a route for GET, and for HEAD, which FastAPI does not add by itself."""
 
     def register(route: Route) -> Route:
-        router.get(path)(route)
+        router.get(path, include_in_schema=not is_alias)(route)
         router.head(path, include_in_schema=False)(route)
         return route
 
@@ -67,7 +75,7 @@ class DirectRoutes:
     def __init__(self, app: ASGIApp, service: ApiService) -> None:
         self._app = app
         self._service = service
-        self._endpoints = {endpoint.path: endpoint for endpoint in ENDPOINTS.values()}
+        self._endpoints = {path: endpoint for endpoint in ENDPOINTS.values() for path in endpoint.paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -101,7 +109,7 @@ class DirectRoutes:
 
 
 def _scrape(service: ApiService) -> Response:
-    return Response(service.poller.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+    return Response(service.poller.metrics.render() + render_process(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _log_refusal(path: str, error: BlinkError) -> None:
@@ -118,14 +126,15 @@ def _endpoint_routes(service: ApiService, *, generate: bool) -> APIRouter:
     """Return the routes of the endpoints that generate, or of the others; DirectRoutes answers them all before."""
     router = APIRouter()
     for endpoint in ENDPOINTS.values():
-        if (endpoint.writing is not None) == generate:
+        for path in endpoint.paths if (endpoint.writing is not None) == generate else ():
             router.add_api_route(
-                endpoint.path,
+                path,
                 _show_body(endpoint),
                 methods=["POST"],
                 name=endpoint.name,
                 description=endpoint.summary,
                 response_model=None,
+                include_in_schema=path == endpoint.path,
                 route_class_override=_route_class(partial(service.answer, endpoint)),
             )
     return router
@@ -166,11 +175,13 @@ def _model_routes(service: ApiService) -> APIRouter:
             "max_model_len": service.engine.max_model_len,
         }
 
+    @_read(router, "/models", is_alias=True)
     @_read(router, "/v1/models")
     async def list_models() -> dict[str, Any]:
         """List the one model that this server has."""
         return {"object": "list", "data": [card(name) for name in service.model_names]}
 
+    @_read(router, "/models/{name:path}", is_alias=True)
     @_read(router, "/v1/models/{name:path}")
     async def show_model(name: str) -> dict[str, Any]:
         """Describe a model."""
@@ -184,7 +195,9 @@ def _status_routes(service: ApiService) -> APIRouter:
     router = APIRouter()
 
     @_read(router, "/health")
+    @_read(router, "/v1/health", is_alias=True)
     @_read(router, "/ping")
+    @router.post("/ping", include_in_schema=False)
     async def health() -> Response:
         """Answer 200 when requests can be served now, else 503."""
         service.require_engine()
@@ -217,5 +230,23 @@ def _status_routes(service: ApiService) -> APIRouter:
     async def metrics() -> Response:
         """Return the metrics of all workers and the engine."""
         return _scrape(service)
+
+    return router
+
+
+def _description_routes(service: ApiService) -> APIRouter:
+    router = APIRouter()
+
+    @_read(router, "/server_info")
+    async def server_info() -> dict[str, Any]:
+        """Return the flags of this frontend without its secrets, and what its engine says about itself."""
+        return describe_server(service.config, service.engine, service.engine_stats)
+
+    @_read(router, "/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """Return the tokenizer's configuration and the chat template (--enable-tokenizer-info-endpoint)."""
+        if not service.config.enable_tokenizer_info_endpoint:
+            raise NotFoundError("/tokenizer_info is switched off (--enable-tokenizer-info-endpoint).")
+        return describe_tokenizer(service.config.model, service.assets)
 
     return router

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from blink.api.endpoints import error_writer_of
+from blink.api.endpoints import error_writer_of, guarded_paths
 from blink.api.http.http1 import ConnectionLimits, limited_protocol
 from blink.api.http.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
 from blink.api.observe.metric_store import MetricStore
@@ -138,7 +138,7 @@ def add_middleware(app: ASGIApp, config: FrontendConfig) -> ASGIApp:
     app = BodyLimit(app, max_bytes=config.max_body_bytes, writer_of=error_writer_of)
     keys = [key for key in (*config.api_key, *map(os.environ.get, KEY_VARIABLES)) if key]
     if keys:
-        app = ApiKeyGuard(app, keys=keys, writer_of=error_writer_of)
+        app = ApiKeyGuard(app, keys, guarded_paths(), error_writer_of)
     if config.allowed_origins:
         app = CORSMiddleware(
             app,

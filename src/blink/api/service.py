@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -111,6 +111,11 @@ class ApiService:
         return self.config.model.served_model_name or (self.engine.model,)
 
     @property
+    def engine_stats(self) -> Mapping[str, int]:
+        """Return the engine's statistics; nothing while there is no engine."""
+        return self.poller.client.stats()
+
+    @property
     def bounds(self) -> Bounds:
         """Return what bodies are measured by now."""
         client = self.poller.client
@@ -143,7 +148,7 @@ class ApiService:
             BlinkError: the request is refused or fails.
         """
         parsed = await self._read(endpoint.kind, request)
-        if endpoint.writing is not None:
+        if endpoint.writing is not None and not parsed.answer:
             return await self._generate(parsed, endpoint.writing, request)
         self.check_model(parsed.model)
         self.require_engine()
@@ -184,7 +189,9 @@ class ApiService:
                 stamps = {"received": session.arrived, "parsed": parsed.parsed_at, "tokenized": tokenized}
                 return session.start(lambda: _open_timed(stamps, writing, open_reply(), session))
             if parsed.stream:
-                return session.start(lambda: EventStream(writing.stream(open_reply(), session), session))
+                return session.start(
+                    lambda: EventStream(writing.stream(open_reply(), session), session, writing.media_type)
+                )
             result = session.start(lambda: NonStreamingResult(writing.non_streaming(open_reply(), session)))
         await result.wait(session, request.scope)
         return Response(result.body.encode(), media_type=_JSON)
@@ -269,7 +276,7 @@ def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
 
 def _open_timed(stamps: dict[str, float], writing: Writing, reply: Reply, session: Session) -> TimedStream:
     stamps = {**stamps, "submitted": time.perf_counter()}
-    return TimedStream(stamps, reply.id, writing.stream(reply, session), session)
+    return TimedStream(stamps, reply.id, writing.stream(reply, session), session, writing.media_type)
 
 
 def _request_id(parsed: ParsedRequest, request: Request) -> str:

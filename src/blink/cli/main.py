@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 from blink import __version__
 from blink.bench.config import BenchConfig
+from blink.cli.flag_help import describe_topic, find_topic
 from blink.cli.flags import add_flags, build_config
 from blink.cli.loading import load
 from blink.cli.plan import PlanConfig
@@ -106,6 +107,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
     parsers = {name: _add_command(commands, name, command) for name, command in COMMANDS.items()}
     words, ignored = list(arguments), list[str]()
+    if words and words[0] in COMMANDS and (topic := find_topic(words)) is not None:
+        _show_help(parsers[words[0]], topic)
     if words and words[0] in COMMANDS and COMMANDS[words[0]].takes_vllm:
         chosen = parsers[words[0]]
         try:
@@ -116,6 +119,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     namespace = parser.parse_args(words)
     namespace.ignored = ignored
     return namespace
+
+
+def _show_help(parser: argparse.ArgumentParser, topic: str) -> NoReturn:
+    text = describe_topic(parser, topic)
+    if text is None:
+        parser.error(f"--help={topic}: there is no such group or flag; --help=listgroup lists the groups")
+    print(text, end="")
+    sys.exit()
 
 
 class _Parser(argparse.ArgumentParser):

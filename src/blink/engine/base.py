@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from blink.config import EngineConfig, FrontendConfig
+from blink.config import FITTING_LENGTH, EngineConfig, FrontendConfig
 from blink.engine.costs import measure_costs
 from blink.engine.geometry import build_geometry, graph_sizes
 from blink.errors import ConfigError
@@ -67,7 +67,7 @@ class Engine(ABC):
         self._check_memory(num_blocks)
         self._geometry = build_geometry(
             config,
-            max_model_len=spec.max_model_len,
+            max_model_len=self._longest_sequence(num_blocks),
             vocab_size=spec.vocab_size,
             num_blocks=num_blocks,
             vocab_bytes=len(vocabulary.text),
@@ -216,6 +216,14 @@ class Engine(ABC):
         if self._config.num_gpu_blocks_override:
             return self._config.num_gpu_blocks_override
         return (self._config.kv_cache_memory_bytes or self._measure_room()) // self._block_bytes
+
+    def _longest_sequence(self, num_blocks: int) -> int:
+        """Return how many tokens a sequence may have: the model's or the configured limit, or as many as fit."""
+        limit, room = self._model.spec.max_model_len, num_blocks * self._config.block_size
+        if self._config.model.max_model_len != FITTING_LENGTH or room >= limit:
+            return limit
+        logger.info("--max-model-len auto: %d of the model's %d tokens fit the KV cache", room, limit)
+        return room
 
     def _check_memory(self, num_blocks: int) -> None:
         """Refuse a KV cache that is larger than a host's memory, before anything is taken for it."""

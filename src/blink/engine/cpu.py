@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from blink.config import EngineConfig
+from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.state import HostState
 from blink.kernels.batch import Batch, Header
@@ -39,6 +39,8 @@ class CpuEngine(Engine):
         self._fill_costs()
 
     def _measure_room(self) -> int:
+        if self._config.model.max_model_len == FITTING_LENGTH:
+            return _DEFAULT_KV_CACHE_BYTES
         return max(_DEFAULT_KV_CACHE_BYTES, self._blocks_of_one_sequence * self._block_bytes)
 
     def _create_state(self) -> Callable[[str, torch.dtype], Tensor]:

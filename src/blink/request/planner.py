@@ -14,6 +14,7 @@ from blink.grammar.automaton import Automaton
 from blink.link.client import RegionInfo
 from blink.request.automata import AutomatonCache
 from blink.request.compilation import Client, Compilation
+from blink.request.reasoning_budget import limit_reasoning
 from blink.request.token_rules import apply_token_rules
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
@@ -181,7 +182,7 @@ class Planner:
         assets = self._assets
         sequences: list[PlannedSequence] = []
         for prompt in prompts:
-            fitted = _fit(params, prompt, engine.max_model_len)
+            fitted = limit_reasoning(_fit(params, prompt, engine.max_model_len), prompt.tokens, form, assets)
             base = self._draw_seed(64) if params.seed is None else params.seed
             for place in range(params.n):
                 # The prompt's own logprobs are the same for all choices: the first brings them.

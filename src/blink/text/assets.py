@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blink.config import FrontendConfig, ModelConfig, parse_object
-from blink.errors import BadRequestError, ConfigError
+from blink.config import FrontendConfig, parse_object
+from blink.errors import ConfigError
 from blink.fields import Fields
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.models.weights.text_files import read_json
-from blink.sampling_params import SAMPLING_RANGES, SamplingParams
 from blink.text.call_shape import read_call_shape
+from blink.text.default_sampling import read_default_sampling
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.message.format_kinds import CallFormat, ReasoningFormat
 from blink.text.message.formats import (
@@ -33,8 +33,6 @@ from blink.text.template_sources import DEFAULT, TOOL_USE, choose_template, find
 from blink.text.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from blink.text.tokenizer_files import read_named_tokens
 
-# What generation_config.json may set: as in vLLM, not the penalties that only requests have.
-_SAMPLING_DEFAULTS = SAMPLING_RANGES.keys() - {"presence_penalty", "frequency_penalty"}
 _GGUF_END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _GGUF_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -95,7 +93,7 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         eos_token_ids=eos_token_ids,
         call_format=call_format,
         reasoning_format=reasoning_format,
-        sampling_defaults=_sampling_defaults(root, config.model),
+        sampling_defaults=read_default_sampling(root, config.model),
         seed=config.model.seed,
         template_defaults=parse_object("default_chat_template_kwargs", config.default_chat_template_kwargs),
         special_tokens=special_tokens,
@@ -178,32 +176,6 @@ def _end_tokens(path: Path) -> tuple[int, ...]:
         if fields.has("eos_token_id"):
             return tuple(fields.integers("eos_token_id", as_list=True))
     return ()
-
-
-def _sampling_defaults(root: Path, config: ModelConfig) -> dict[str, float | int]:
-    """Return what requests that say nothing are sampled with: of a file, and what replaces parts of it."""
-    defaults: dict[str, float | int] = {}
-    if config.generation_config != "vllm":
-        is_own = config.generation_config == "auto"
-        path = (root if is_own else Path(config.generation_config).expanduser()) / "generation_config.json"
-        if not is_own and not path.is_file():
-            raise ConfigError(f"--generation-config {config.generation_config} is no folder with {path.name}.")
-        if root.is_dir() or not is_own:
-            defaults = _check_sampling(_read_json(path), str(path))
-    changes = parse_object("override_generation_config", config.override_generation_config)
-    if unknown := changes.keys() - _SAMPLING_DEFAULTS:
-        known = ", ".join(sorted(_SAMPLING_DEFAULTS))
-        raise ConfigError(f"--override-generation-config: {min(unknown)} is not supported; known: {known}")
-    return defaults | _check_sampling(changes, "--override-generation-config")
-
-
-def _check_sampling(config: Mapping[str, Any], place: str) -> dict[str, float | int]:
-    defaults = {name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None}
-    try:
-        SamplingParams(**defaults)
-    except (BadRequestError, TypeError, OverflowError) as error:
-        raise ConfigError(f"{place} is malformed: {error}") from error
-    return defaults
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -30,13 +30,21 @@ def fill_in(
     Raises:
         BadRequestError: the model has no tokens for that.
     """
+    found = find_marks(tokenizer)
+    if found is None:
+        told = "suffix needs a model with fill-in tokens, such as <|fim_prefix|>: this one has none."
+        raise BadRequestError(told, "suffix")
+    start = tokenizer.encode("", add_special_tokens=rules.add_special_tokens)
+    bare = replace(rules, add_special_tokens=False)
+    parts = [read_tokens(text, bare, tokenizer, limits) for text in (prompt, suffix)]
+    before, between, behind = ([token] for token in found)
+    return np.concatenate([start, before, parts[0], between, parts[1], behind]).astype(np.int32)
+
+
+def find_marks(tokenizer: Tokenizer) -> list[int] | None:
+    """Return the tokens before the text, before the suffix and behind it; None if the model has none."""
     for marks in _MARKS:
         found = [token for mark in marks if (token := tokenizer.token_id(mark)) is not None]
         if len(found) == len(marks):
-            start = tokenizer.encode("", add_special_tokens=rules.add_special_tokens)
-            bare = replace(rules, add_special_tokens=False)
-            parts = [read_tokens(text, bare, tokenizer, limits) for text in (prompt, suffix)]
-            before, between, behind = ([token] for token in found)
-            return np.concatenate([start, before, parts[0], between, parts[1], behind]).astype(np.int32)
-    told = "suffix needs a model with fill-in tokens, such as <|fim_prefix|>: this one has none."
-    raise BadRequestError(told, "suffix")
+            return found
+    return None

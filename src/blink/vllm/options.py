@@ -53,7 +53,7 @@ def _to_own(flag: Flag, value: Any) -> Any:
     known = flag.to_own(str(value))
     if known == str(value):
         return value
-    return int(known) if known.isdecimal() else known
+    return int(known) if known.removeprefix("-").isdecimal() else known
 
 
 def _spell(flag: Flag, value: Any) -> str:

@@ -7,8 +7,7 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
-import orjson
-
+from blink.api.serving.growing_message import read_arguments
 from blink.text.message.parser import MessageForm
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning
 
@@ -37,7 +36,7 @@ class _Block:
         """Return the block as the answer holds it."""
         text = "".join(self._texts)
         if self.kind is CallArguments:
-            return {**self._fields, "input": _input_of(text)}
+            return {**self._fields, "input": read_arguments(text)}
         if self.kind is Reasoning:
             return {**self._fields, "thinking": text}
         return {**self._fields, "text": text}
@@ -112,12 +111,3 @@ def _empty_block(part: Content | Reasoning | CallArguments) -> dict[str, Any]:
         # Clients send it back with the block; it need not prove anything, as the text is taken as it comes.
         return {"type": "thinking", "thinking": "", "signature": secrets.token_hex(_ID_BYTES)}
     return {"type": "text", "text": ""}
-
-
-def _input_of(text: str) -> dict[str, Any]:
-    """Return the arguments of a call; of one that was cut, or that the model wrote wrongly, none."""
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}

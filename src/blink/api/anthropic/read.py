@@ -17,11 +17,14 @@ from blink.api.openai.read import read_chat
 from blink.api.openai.tokens import tokens_of
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.link.client import RegionInfo
+from blink.request.reasoning_budget import can_limit_reasoning
 from blink.text.assets import ModelAssets
 
 
 def read_messages(body: MessagesBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
     """Render and tokenize a conversation."""
+    if can_limit_reasoning(assets):
+        body.chat.thinking_token_budget = body.thinking_budget
     with naming_origins():
         chat = read_chat(body.chat, assets, bounds, engine)
     return replace(chat, reply=MessageReply(message=chat.reply.message, shows_thinking=body.shows_thinking))

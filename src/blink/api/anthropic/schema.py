@@ -179,6 +179,11 @@ class CountTokensBody(Body):
         """Say whether the answer tells the text of its reasoning."""
         return self.thinking is None or self.thinking.display != "omitted"
 
+    @property
+    def thinking_budget(self) -> int | None:
+        """Return how many tokens the reasoning may have, None for any number."""
+        return self.thinking.budget_tokens if self.thinking is not None else None
+
     def _check_extra(self, extra: Mapping[str, Any]) -> None:
         for name, value in extra.items():
             if name in _REFUSED and value:
@@ -243,8 +248,7 @@ class MessagesBody(CountTokensBody):
 
     @model_validator(mode="after")
     def _check_budget(self) -> MessagesBody:
-        budget = self.thinking.budget_tokens if self.thinking is not None else None
-        if budget is not None and budget >= self.max_tokens:
+        if self.thinking_budget is not None and self.thinking_budget >= self.max_tokens:
             raise BadRequestError("`max_tokens` must be greater than `thinking.budget_tokens`.", "max_tokens")
         return self
 

@@ -22,15 +22,16 @@ from blink.api.http.errors import WriterOf, error_json, refuse
 
 _UNAUTHORIZED = b'{"error":"Unauthorized"}'  # OpenAI's API, as vLLM has it
 _WRONG_KEY = "The API key, as Authorization: Bearer KEY or x-api-key: KEY, is missing or wrong."
-_PROTECTED = ("/v1", "/reset_prefix_cache")
 _MAX_HOST_CHARS = 64
 
 
 class ApiKeyGuard:
     """Refuse requests that ask for work, or cost others, without one of the keys."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], writer_of: WriterOf) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], guarded: tuple[str, ...], writer_of: WriterOf) -> None:
+        """Guard all paths that begin as one of `guarded` does."""
         self._app = app
+        self._guarded = guarded
         self._writer_of = writer_of
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
@@ -46,7 +47,7 @@ class ApiKeyGuard:
         await response(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        if not scope["path"].startswith(_PROTECTED):
+        if not scope["path"].startswith(self._guarded):
             return True
         headers = Headers(scope=scope)
         scheme, _, key = headers.get("authorization", "").partition(" ")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from blink.api.observe.exposition import Family, Labels
 
@@ -21,6 +22,13 @@ _ENGINE_COUNTERS = {
 _ENGINE_GAUGES = {
     "num_requests_running": ("num_running", "Sequences that run now."),
     "num_requests_waiting": ("num_waiting", "Sequences that wait now."),
+}
+# vLLM's metrics of what is not here: always 0.
+_ZERO_COUNTERS = {
+    "external_prefix_cache_queries": "Prompt tokens looked up in a cache outside of the engine: there is none.",
+    "external_prefix_cache_hits": "Prompt tokens found in a cache outside of the engine: there is none.",
+    "mm_cache_queries": "Images looked up in a cache: there is none.",
+    "mm_cache_hits": "Images found in a cache: there is none.",
 }
 # Statistics without an equivalent in vLLM, under their own names.
 _BLINK_COUNTERS = {
@@ -60,6 +68,53 @@ _COUNTERS_BY_CLASS = (
 CLASSES = ("latency_sensitive", "best_effort")
 
 
+@dataclass(frozen=True, slots=True)
+class _Labelled:
+    """A metric of vLLM's with a label, and how the value of each of its samples is read."""
+
+    kind: str
+    text: str
+    label: str
+    values: Mapping[str, Callable[[Stats], float]]
+
+
+def _computed(stats: Stats) -> float:
+    return max(stats.get("prompt_tokens", 0) - stats.get("prefix_hits", 0), 0)
+
+
+def _hits(stats: Stats) -> float:
+    return stats.get("prefix_hits", 0)
+
+
+def _none(_: Stats) -> float:
+    return 0
+
+
+_LABELLED = {
+    "num_requests_waiting_by_reason": _Labelled(
+        "gauge",
+        "Sequences that wait now, by reason.",
+        "reason",
+        {"capacity": lambda stats: stats.get("num_waiting", 0), "deferred": _none},
+    ),
+    "engine_sleep_state": _Labelled(
+        "gauge",
+        "1 for the state that the engine is in: it never sleeps.",
+        "sleep_state",
+        {"awake": bool, "weights_offloaded": _none, "discard_all": _none},
+    ),
+    "prompt_tokens_by_source": _Labelled(
+        "counter",
+        "Prompt tokens processed, by where their keys and values came from.",
+        "source",
+        {"local_compute": _computed, "local_cache_hit": _hits, "external_kv_transfer": _none},
+    ),
+    "prompt_tokens_cached_by_source": _Labelled(
+        "counter", "Prompt tokens taken from a cache, by where that is.", "source", {"device": _hits}
+    ),
+}
+
+
 def engine_families(stats: Stats, labels: Labels) -> Iterator[Family[Stats]]:
     """Yield the metrics of an engine's statistics; its cache is told of as it is in these."""
 
@@ -72,6 +127,10 @@ def engine_families(stats: Stats, labels: Labels) -> Iterator[Family[Stats]]:
     yield one("gauge", "vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1.", _cache_usage)
     for name, (stat, text) in _ENGINE_COUNTERS.items():
         yield one("counter", f"vllm:{name}", text, _reader(stat))
+    for name, text in _ZERO_COUNTERS.items():
+        yield one("counter", f"vllm:{name}", text, _reader(""))
+    for name, labelled in _LABELLED.items():
+        yield _labelled_family(f"vllm:{name}", labelled, labels)
     for name, text in _BLINK_COUNTERS.items():
         yield one("counter", f"blink:{name}", text, _reader(name))
     for name, (stat, text) in _BLINK_SECONDS.items():
@@ -98,6 +157,13 @@ def cache_config(stats: Stats) -> Labels:
         ("num_gpu_blocks", str(stats["num_blocks"])),
         ("enable_prefix_caching", str(bool(stats.get("prefix_caching", 0)))),
     )
+
+
+def _labelled_family(name: str, metric: _Labelled, labels: Labels) -> Family[Stats]:
+    ending = "_total" if metric.kind == "counter" else ""
+    samples = tuple((ending, (*labels, (metric.label, value))) for value in metric.values)
+    readers = tuple(metric.values.values())
+    return Family(name, metric.text, metric.kind, samples, lambda stats: tuple(read(stats) for read in readers))
 
 
 def _reader(stat: str, scale: float = 1.0) -> Callable[[Stats], tuple[float]]:

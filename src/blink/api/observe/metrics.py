@@ -36,6 +36,7 @@ INFERENCE = "request_inference_time_seconds"
 PREFILL = "request_prefill_time_seconds"
 DECODE = "request_decode_time_seconds"
 PROMPT_TOKENS = "request_prompt_tokens"
+COMPUTED_TOKENS = "request_prefill_kv_computed_tokens"
 GENERATION_TOKENS = "request_generation_tokens"
 MAX_GENERATION_TOKENS = "request_max_num_generation_tokens"
 PARAMS_N = "request_params_n"
@@ -51,12 +52,14 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     PREFILL: ("Seconds from admission to the first token.", _REQUEST),
     DECODE: ("Seconds from the first token to the last.", _REQUEST),
     PROMPT_TOKENS: ("Prompt tokens of a request.", _LENGTH),
+    COMPUTED_TOKENS: ("Prompt tokens of a request that were not taken from the prefix cache.", _LENGTH),
     GENERATION_TOKENS: ("Generated tokens of a request.", _LENGTH),
     MAX_GENERATION_TOKENS: ("Generated tokens of a request's longest sequence.", _LENGTH),
     PARAMS_N: ("The parameter n of a request.", _COUNT),
     PARAMS_MAX_TOKENS: ("The parameter max_tokens of a request.", _LENGTH),
 }
 FINISH_REASONS = ("stop", "length", "abort", "error")
+_OTHER_REASON = "repetition"  # that vLLM knows: always 0
 REJECTION_REASONS = ("queue_full", "engine_unavailable", "client_limit")
 # What a worker holds now; of a dead one it means nothing.
 WORKER_GAUGES = {
@@ -142,7 +145,9 @@ class MetricView:
 
 
 def _request_families(labels: Labels) -> Iterator[Family[Sequence[float]]]:
-    yield _counts("request_success", "Finished sequences.", "finished_reason", FINISH_REASONS, labels)
+    samples = tuple(("_total", (*labels, ("finished_reason", each))) for each in (*FINISH_REASONS, _OTHER_REASON))
+    text = "Finished sequences."
+    yield Family("vllm:request_success", text, "counter", samples, lambda sums: [*sums[: len(FINISH_REASONS)], 0.0])
     yield _counts(
         "admission_rejections", "Requests refused with 503.", "reason", REJECTION_REASONS, labels, len(FINISH_REASONS)
     )

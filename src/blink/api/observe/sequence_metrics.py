@@ -37,6 +37,7 @@ class SequenceMetrics(Observer):
         observe, now, num_tokens = self._observe, time.perf_counter(), opened.generation.num_tokens
         observe(names.E2E, now - opened.owner.arrived)
         observe(names.PROMPT_TOKENS, opened.num_prompt_tokens)
+        observe(names.COMPUTED_TOKENS, opened.num_prompt_tokens - opened.generation.cached_tokens)
         observe(names.GENERATION_TOKENS, num_tokens)
         if opened.admitted is not None:
             observe(names.INFERENCE, now - opened.admitted)

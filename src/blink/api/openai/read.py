@@ -39,7 +39,7 @@ def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, e
         prompts = [fill_in(source, body.suffix, rules, tokenizer, engine) for source in sources]
     else:
         prompts = [read_tokens(source, rules, tokenizer, engine) for source in sources]
-    echoes = [_text_of(source, assets) for source in sources] if body.echo else []
+    echoes = [text_of(source, assets) for source in sources] if body.echo else []
     params = build_sampling_params(body, assets.sampling_defaults)
     return ParsedRequest(
         model=body.model,
@@ -125,5 +125,6 @@ def _check_count(num_prompts: int, body: GenerationBody, engine: RegionInfo) -> 
         raise BadRequestError(f"One request may ask for at most {engine.max_sequences} sequences.", "n")
 
 
-def _text_of(source: str | list[int], assets: ModelAssets) -> str:
+def text_of(source: str | list[int], assets: ModelAssets) -> str:
+    """Return the text of a prompt."""
     return source if isinstance(source, str) else assets.tokenizer.decode(source, skip_special_tokens=False)

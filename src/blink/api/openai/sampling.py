@@ -22,6 +22,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
     """
     if body.token_limit == 0 and not body.echo:
         raise BadRequestError("max_tokens must be at least 1 without echo, got 0.", "max_tokens")
+    limits = [limit for limit in (body.token_limit, defaults.get("max_tokens")) if limit is not None]
     chosen = {name: getattr(body, name) for name in SAMPLING_RANGES}
     filled: dict[str, Any] = {
         name: defaults.get(name, SAMPLING_RANGES[name].default) if value is None else value
@@ -29,7 +30,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
     }
     return SamplingParams(
         n=1 if body.n is None else body.n,
-        max_tokens=body.token_limit,
+        max_tokens=int(min(limits)) if limits else None,
         min_tokens=body.min_tokens,
         seed=body.seed,
         logprobs=body.top_logprobs_count,

@@ -17,6 +17,7 @@ _NAMES = {
     "num_ctx": "--max-model-len of the server",
     "options": "the fields themselves",
     "repeat_penalty": "repetition_penalty",
+    "use_beam_search": "LLM.beam_search in Python: its steps wait for the host",
     "json_schema": "response_format",
     "guided_choice": "structured_outputs.choice",
     "guided_grammar": "structured_outputs.grammar",

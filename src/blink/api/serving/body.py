@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -38,6 +38,11 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
     model: str | None = None
+
+    def model_among(self, names: Collection[str]) -> str | None:
+        """Return the model that is asked for, as one of `names` if it is one of them."""
+        del names
+        return self.model
 
     @classmethod
     def model_validate(cls: type[AnyBody], obj: Any, **options: Any) -> AnyBody:

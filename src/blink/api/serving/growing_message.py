@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import orjson
+
 from blink.text.generation import Generation, TokenLogprob
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import Part
@@ -35,3 +39,12 @@ class GrowingMessage:
             parts += self._parser.finish()
         self._has_parts = bool(parts)
         return parts
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call; of one that was cut, or that the model wrote wrongly, none."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}

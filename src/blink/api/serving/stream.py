@@ -15,6 +15,7 @@ from blink.api.serving.session import Session
 from blink.errors import BlinkError, ClientGoneError
 from blink.text.generation import Generation
 
+EVENTS = "text/event-stream"
 _MAX_UNSENT_BYTES = 1 << 20
 # Without these, proxies gather the events before they pass them on.
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -47,10 +48,8 @@ class NonStreamingBody(Protocol):
 class EventStream(Response):
     """Write a session's output as it comes. Each batch of completions is one write to the transport."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, encoder: Encoder, session: Session) -> None:
-        super().__init__(headers=_HEADERS)
+    def __init__(self, encoder: Encoder, session: Session, media_type: str = EVENTS) -> None:
+        super().__init__(headers=_HEADERS, media_type=media_type)
         del self.headers["content-length"]
         self._encoder = encoder
         self._session = session

@@ -21,9 +21,11 @@ class TimedStream(EventStream):
     Times are nanoseconds of CLOCK_MONOTONIC, which the CPU engine's trace has too; a GPU has a clock of its own.
     """
 
-    def __init__(self, stamps: dict[str, float], reply_id: str, encoder: Encoder, session: Session) -> None:
+    def __init__(
+        self, stamps: dict[str, float], reply_id: str, encoder: Encoder, session: Session, media_type: str
+    ) -> None:
         """Go on from the stamps (seconds, time.perf_counter) that the request has until now."""
-        super().__init__(encoder, session)
+        super().__init__(encoder, session, media_type)
         self._stamps: dict[str, float] | None = stamps
         self._id = reply_id
 

@@ -204,7 +204,7 @@ struct Sqe {
   FIELD(uint32_t, automaton_offset);                          // a multiple of kAutomatonUnit
   FIELD(uint32_t, automaton_bytes);                           // 0: the text may be any
   FIELD_ARRAY(uint8_t, automaton_hash, kAutomatonHashBytes);  // its name: equal names of a queue pair, equal automata
-  uint32_t reserved[19];
+  uint32_t reserved[16];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 

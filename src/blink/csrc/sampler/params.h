@@ -33,6 +33,9 @@ struct Sampling {
   FIELD(int32_t, num_logprobs);          // -1: none
   FIELD(uint32_t, num_prompt_logprobs);  // completions for each prompt token: its logprob and its rivals'; 0: none
   FIELD(uint32_t, min_tokens);
+  FIELD(uint32_t, reasoning_limit);  // 1 + the generated tokens behind which reasoning is closed; 0: it may be any
+  FIELD(int32_t, reasoning_open);    // the token that it begins with; -1: the prompt has begun it
+  FIELD(int32_t, reasoning_close);   // the token that ends it; one that is none of the vocabulary does nothing
 };
 
 // NaN fails every comparison, so it is never within.

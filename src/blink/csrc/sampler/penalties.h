@@ -10,7 +10,12 @@
 namespace blink {
 
 // What is known of a token: bits, and how often it was generated.
-constexpr uint32_t kIsStop = 1, kIsBiased = 2, kInPrompt = 4, kGenerated = 8;
+constexpr uint32_t kIsStop = 1, kIsBiased = 2, kInPrompt = 4, kBeginsAgo = 8, kEndsAgo = 16, kGenerated = 32;
+
+// Reasoning whose tokens are spent is closed by a logit that no bias and no noise outweighs. That it has begun is seen
+// for so many steps: a model may write some tokens before it reasons.
+constexpr float kClosingLogit = 1e6f;
+constexpr uint32_t kClosingSteps = 8;
 
 // A slot, where its tables are, and how many tokens its text has.
 struct RowSlot {
@@ -27,12 +32,17 @@ struct RowSlot {
     const Sampling& p = params.sampling;
     return p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0;
   }
+  // Whether the next token is one of those by which reasoning has to end.
+  BLINK_FN bool may_close() const {
+    const uint64_t limit = params.sampling.reasoning_limit;
+    return limit > 0 && length - (params.num_prompt_tokens + limit - 1) < kClosingSteps;
+  }
   BLINK_FN bool has_changes() const {
-    return params.num_biases > 0 || is_penalized() || (is_too_short() && params.num_stop_tokens > 0);
+    return params.num_biases > 0 || is_penalized() || may_close() || (is_too_short() && params.num_stop_tokens > 0);
   }
 
-  // Call visit(token, known) for each stop token that is hidden, each bias and each token of the text that is
-  // penalized.
+  // Call visit(token, known) for each stop token that is hidden, each bias, each token of the text that is penalized,
+  // and for the token that ends reasoning: where that has begun, and where it has ended.
   template <class Group, class Visit>
   BLINK_FN void for_each_changed(const Group& group, Visit visit) const {
     const uint32_t num_stops = is_too_short() ? params.num_stop_tokens : 0;
@@ -40,6 +50,7 @@ struct RowSlot {
     visit_some(group, bias_tokens, params.num_biases, [&](uint32_t, int32_t token) { visit(token, kIsBiased); });
     visit_some(group, tokens, is_penalized() ? length : 0,
                [&](uint32_t i, int32_t token) { visit(token, i < params.num_prompt_tokens ? kInPrompt : kGenerated); });
+    if (may_close()) visit_reasoning(group, visit);
   }
 
   // The logit of a token about which that much is known.
@@ -52,10 +63,22 @@ struct RowSlot {
     const uint32_t count = known / kGenerated;
     if (count > 0 || known & kInPrompt) logit = logit > 0 ? logit / p.repetition_penalty : logit * p.repetition_penalty;
     if (count > 0) logit -= p.frequency_penalty * float(count) + p.presence_penalty;
-    return logit;
+    const bool is_open = (known & (kBeginsAgo | kEndsAgo)) == kBeginsAgo;
+    return is_open && logit > -kInfinity ? kClosingLogit : logit;
   }
 
  private:
+  template <class Group, class Visit>
+  BLINK_FN void visit_reasoning(const Group& group, Visit visit) const {
+    const int32_t open = params.sampling.reasoning_open, close = params.sampling.reasoning_close;
+    if (open < 0 && group.thread() == 0) visit(close, kBeginsAgo);
+    visit_some(group, tokens + params.num_prompt_tokens, length - params.num_prompt_tokens,
+               [&](uint32_t, int32_t token) {
+                 if (token == open) visit(close, kBeginsAgo);
+                 if (token == close) visit(close, kEndsAgo);
+               });
+  }
+
   template <class Group, class Visit>
   BLINK_FN static void visit_some(const Group& group, const int32_t* tokens, uint32_t count, Visit visit) {
     BLINK_ROLLED
@@ -75,7 +98,7 @@ BLINK_FN uint32_t change_words(uint32_t quads) { return (quads + kQuadsOfWord - 
 
 // How many logits of a row can be changed.
 BLINK_FN uint32_t most_changes(uint32_t vocab_size, uint32_t max_model_len) {
-  return least(vocab_size, max_model_len + kMaxLogitBiases + kMaxStopTokens);
+  return least(vocab_size, max_model_len + kMaxLogitBiases + kMaxStopTokens + 1);
 }
 
 // Changes of a block's part of a row.

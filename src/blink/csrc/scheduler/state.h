@@ -74,7 +74,7 @@ struct SlotParams {
   FIELD(uint32_t, num_biases);
   FIELD(uint32_t, automaton);  // index + 1 of the one that constrains the text; 0: none does
 };
-static_assert(sizeof(SlotParams) == 64, "a slot's parameters are 16 words");
+static_assert(sizeof(SlotParams) == 76, "a slot's parameters are 19 words");
 
 // An automaton that the engine holds: of one owner of a queue pair, under the name that he gave it.
 struct AutomatonEntry {

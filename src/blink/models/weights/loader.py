@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from blink.config import KV_CACHE_DTYPES, ModelConfig, parse_object
+from blink.config import FITTING_LENGTH, KV_CACHE_DTYPES, ModelConfig, parse_object
 from blink.errors import ConfigError
 from blink.formats.schemes import FormatId
 from blink.kernels.operands import KvScales
@@ -104,6 +104,8 @@ def _limit_length(spec: ModelSpec, max_model_len: int) -> ModelSpec:
         raise ConfigError(
             f"--max-model-len {max_model_len} is too much for the model; use at most {spec.max_model_len}."
         )
+    if max_model_len == FITTING_LENGTH:  # the engine shortens it further
+        return spec.limit(min(spec.max_model_len, _MAX_CONTEXT))
     length = max_model_len or spec.max_model_len
     if length > _MAX_CONTEXT:
         raise ConfigError(

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the checked bodies of llama.cpp's API to what the engine is asked for: a completion.
+
+Raises of all: BlinkError, where the request is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import orjson
+
+from blink.api.llama_cpp.errors import naming_origins
+from blink.api.llama_cpp.schema import ApplyTemplateBody, InfillBody, LlamaCompletionBody
+from blink.api.llama_cpp.write import LlamaReply
+from blink.api.openai.read import read_completion, text_of
+from blink.api.serving.parsed_request import Bounds, ParsedRequest
+from blink.link.client import RegionInfo
+from blink.request.planner import Planner
+from blink.text.assets import ModelAssets
+
+
+def read_llama_completion(
+    body: LlamaCompletionBody | InfillBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo
+) -> ParsedRequest:
+    """Tokenize a prompt, or the texts around what is missing."""
+    asked = body.asked
+    with naming_origins():
+        parsed = read_completion(asked, assets, bounds, engine)
+    reply = LlamaReply(
+        prompt=text_of(asked.prompts[0], assets),
+        params=parsed.params,
+        has_tokens=bool(body.return_tokens),
+        has_timings=bool(body.timings_per_token),
+        fields=tuple(body.response_fields or ()),
+    )
+    return replace(parsed, reply=reply)
+
+
+def answer_apply_template(
+    body: ApplyTemplateBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo
+) -> ParsedRequest:
+    """Answer with the text of a conversation as a prompt."""
+    del bounds, engine
+    text = Planner(assets).render(body.messages, body.rendering(assets.template_defaults))
+    return ParsedRequest(model=body.model, answer=orjson.dumps({"prompt": text}))

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paths of llama.cpp's server without a body: what its clients ask about the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from blink import __version__
+from blink.api.serving.served_model import ServedModel
+from blink.errors import NotFoundError
+from blink.sampling_params import SAMPLING_RANGES
+
+_REFUSED = {
+    "/embedding": "This server makes no embeddings: its models generate text.",
+    "/reranking": "This server ranks no documents: its models generate text.",
+    "/slots": "This server has no slots to show: /metrics counts its sequences.",
+}
+
+
+def llama_cpp_routes(served: ServedModel) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter()
+
+    @router.get("/props")
+    @router.head("/props", include_in_schema=False)
+    async def props() -> dict[str, Any]:
+        """Return the properties of the server: context, chat template, special tokens and default sampling."""
+        assets, engine = served.assets, served.engine
+        defaults = {name: assets.sampling_defaults.get(name, each.default) for name, each in SAMPLING_RANGES.items()}
+        return {
+            "default_generation_settings": {"n_ctx": engine.max_model_len, "params": defaults},
+            "total_slots": engine.max_sequences,
+            "model_alias": served.model_names[0],
+            "model_path": assets.root,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": assets.template_source,
+            "bos_token": assets.special_tokens.get("bos_token", ""),
+            "eos_token": assets.special_tokens.get("eos_token", ""),
+            "build_info": f"blink {__version__}",
+        }
+
+    @router.get("/lora-adapters")
+    @router.head("/lora-adapters", include_in_schema=False)
+    async def lora_adapters() -> list[Any]:
+        """List the LoRA adapters: there are none."""
+        return []
+
+    async def refuse(request: Request) -> None:
+        raise NotFoundError(_REFUSED[request.url.path])
+
+    for path in _REFUSED:
+        router.add_api_route(path, refuse, methods=["GET", "POST"], include_in_schema=False)
+    return router
