@@ -32,10 +32,11 @@ forecast = {
 }
 answer = client.messages.create(
     model=model,
-    max_tokens=200,
+    max_tokens=400,
     messages=[{"role": "user", "content": "How will the weather be in Rome in 3 days?"}],
     tools=[forecast],
     tool_choice={"type": "any"},  # the model must call; the arguments keep to the schema
+    extra_body={"temperature": 0},
 )
 for block in answer.content:
     if block.type == "tool_use":

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 url = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")
 key = os.environ.get("OPENAI_API_KEY", "none")
 name = httpx.get(f"{url}/models", headers={"Authorization": f"Bearer {key}"}).json()["data"][0]["id"]
-model = ChatOpenAI(model=name, base_url=url, api_key=key, max_tokens=64)
+model = ChatOpenAI(model=name, base_url=url, api_key=key, temperature=0, max_tokens=256)
 
 prompt = ChatPromptTemplate.from_messages([("system", "You translate to {language}."), ("user", "{text}")])
 chain = prompt | model | StrOutputParser()

@@ -36,7 +36,8 @@ answer = client.chat.completions.parse(
     model=model,
     messages=[{"role": "user", "content": f"Sort this message: {message}"}],
     response_format=Ticket,
-    max_tokens=200,
+    temperature=0,
+    max_tokens=500,
 )
 ticket = answer.choices[0].message.parsed
 assert ticket is not None

@@ -36,6 +36,7 @@ for turn in range(5):
         tools=[{"type": "function", "function": FUNCTION}],
         # The first turn must call. Then the model decides. Arguments keep to the schema in both cases.
         tool_choice="auto" if turn else "required",
+        temperature=0,
         max_tokens=256,
     )
     message = answer.choices[0].message
@@ -44,6 +45,7 @@ for turn in range(5):
         break
     messages.append(message.model_dump(exclude_none=True))
     for call in message.tool_calls:
-        result = FUNCTIONS[call.function.name](**json.loads(call.function.arguments))
-        print(f"{call.function.name}({call.function.arguments}) -> {result}")
+        arguments = json.loads(call.function.arguments)
+        result = FUNCTIONS[call.function.name](**arguments)
+        print(f"{call.function.name}({arguments}) -> {result}")
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})

@@ -36,7 +36,7 @@ _EXAMPLES: Final = {
   blink quickstart --run                       do them""",
     "completion": """examples:
   eval "$(blink completion bash)"              in ~/.bashrc; for zsh in ~/.zshrc, after compinit
-  blink completion fish > ~/.config/fish/completions/blink.fish""",
+  blink completion fish | source               in ~/.config/fish/config.fish""",
     "pull": """examples:
   blink pull Qwen/Qwen3-8B
   blink pull unsloth/Qwen3-0.6B-GGUF:Q4_K_M""",
