@@ -7,6 +7,7 @@ python examples/chat_stream.py
 """
 
 import os
+from typing import Any
 
 from openai import OpenAI
 
@@ -17,7 +18,7 @@ client = OpenAI(
 )
 model = client.models.list().data[0].id
 
-messages = [{"role": "system", "content": "Answer in one sentence."}]
+messages: list[Any] = [{"role": "system", "content": "Answer in one sentence."}]
 for question in ["What is the capital of France?", "What is it known for?"]:
     print(f"> {question}")
     messages.append({"role": "user", "content": question})

@@ -8,6 +8,7 @@ python examples/tools_agent.py
 
 import json
 import os
+from typing import Any
 
 from openai import OpenAI
 
@@ -26,9 +27,9 @@ def temperature(city: str) -> str:
 FUNCTIONS = {"temperature": temperature}
 CITY = {"type": "string", "enum": ["Paris", "Rome"]}
 PARAMETERS = {"type": "object", "properties": {"city": CITY}, "required": ["city"]}
-FUNCTION = {"name": "temperature", "description": "Measure the temperature in a city.", "parameters": PARAMETERS}
+FUNCTION: Any = {"name": "temperature", "description": "Measure the temperature in a city.", "parameters": PARAMETERS}
 
-messages = [{"role": "user", "content": "Is it warmer in Paris or in Rome?"}]
+messages: list[Any] = [{"role": "user", "content": "Is it warmer in Paris or in Rome?"}]
 for turn in range(5):
     answer = client.chat.completions.create(
         model=model,
@@ -45,6 +46,7 @@ for turn in range(5):
         break
     messages.append(message.model_dump(exclude_none=True))
     for call in message.tool_calls:
+        assert call.type == "function"
         arguments = json.loads(call.function.arguments)
         result = FUNCTIONS[call.function.name](**arguments)
         print(f"{call.function.name}({arguments}) -> {result}")
