@@ -7,11 +7,14 @@ import json
 import socket
 import subprocess
 import sys
+from importlib import machinery, metadata
+from pathlib import Path
 
 import pytest
 
 import blink
 from blink.cli import main as cli
+from blink.cli import versions
 
 _HEAVY = ("torch", "triton", "cuda", "transformers")
 
@@ -21,11 +24,11 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def _loaded_after(code: str) -> set[str]:
-    """Names of all modules that a fresh interpreter holds after running `code`."""
+def _loaded_after(code: str, lines: int = 0) -> set[str]:
+    """Names of all modules that a fresh interpreter holds after running `code`, which prints so many lines."""
     code = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    return set(json.loads(run.stdout))
+    return set(json.loads(run.stdout.split("\n", lines)[-1]))
 
 
 @pytest.mark.parametrize(
@@ -53,8 +56,42 @@ def test_command_line_loads_no_third_party_package() -> None:
     assert packages <= sys.stdlib_module_names
 
 
-def test_version_is_the_package_version() -> None:
-    assert _run("--version").stdout == f"blink {blink.__version__}\n"
+def test_version_is_the_package_version_and_torchs() -> None:
+    first, second = _run("--version").stdout.splitlines()
+    assert first == f"blink {blink.__version__}"
+    assert second.startswith(f"torch {metadata.version('torch')}, ")
+
+
+def test_version_loads_no_torch() -> None:
+    code = "from blink.cli.main import main\ntry:\n    main(['--version'])\nexcept SystemExit:\n    pass"
+    assert not _loaded_after(code, lines=2).intersection(_HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        ("cuda: Optional[str] = '13.0'\ndebug = False", "for CUDA 13.0"),
+        ("cuda = '12.8'", "for CUDA 12.8"),
+        ("cuda: Optional[str] = None\nhip = '6.4'", "without CUDA"),
+    ],
+)
+def test_version_tells_the_cuda_of_torch(
+    build: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise AssertionError('loaded')")
+    (tmp_path / "torch" / "version.py").write_text(build)
+    found = machinery.PathFinder.find_spec("torch", [str(tmp_path)])
+    monkeypatch.setattr(versions, "find_spec", lambda _: found)
+    assert versions.describe_versions().endswith(f", {said}")
+
+
+def test_version_is_told_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions, "version", refuse)
+    assert "torch is not installed" in versions.describe_versions()
 
 
 def test_package_offers_its_public_names_lazily() -> None:
@@ -66,7 +103,9 @@ def test_package_offers_its_public_names_lazily() -> None:
         blink.no_such_name  # noqa: B018
 
 
-@pytest.mark.parametrize("command", ["serve", "engine", "frontend", "chat", "bench", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["serve", "engine", "frontend", "chat", "bench", "doctor", "quickstart", "completion"]
+)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main([command, "--help"])
@@ -88,6 +127,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         (["serve", "--sample-prompt", "hi", "--uds", "blink.sock"], "--uds"),
         (["serve", "no/such/model.gguf", "--port", "0"], "no/such/model.gguf"),
         (["chat", "--url", "localhost:8000"], "--url"),
+        (["completion", "csh"], "csh"),
     ],
 )
 def test_mistake_gives_one_line_and_status_2(arguments: list[str], word: str) -> None:

@@ -41,6 +41,7 @@ def test_pages_name_only_flags_that_exist() -> None:
         "--sample-prompt",
         "--exit-after-sample",
         "--help",
+        "--run",
         "--version",
     }
     known = others.union(

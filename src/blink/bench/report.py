@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves the results: one JSON file with everything, and beside it one page that needs no other file."""
+"""Saves the results: one JSON file with everything, and next to it one page that needs no other file."""
 
 from __future__ import annotations
 

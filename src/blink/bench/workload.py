@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns options into requests: all bytes are made before the first is sent.
 
-One seed gives one load. The same rate without and with interference has equal arrivals and lengths, but other made-up
-prompts, so that the second run does not find the first one's in a prefix cache.
+One seed gives one load. The same rate without and with interference has equal arrivals and lengths. The made-up
+prompts differ, so that the second run does not find the first one's in a prefix cache.
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from blink import __version__
 from blink.bench.config import BenchConfig
+from blink.cli.completion import SHELLS, complete
 from blink.cli.flag_help import describe_topic, find_topic
 from blink.cli.flags import add_flags, build_config
 from blink.cli.loading import load
@@ -31,6 +32,12 @@ _EXAMPLES: Final = {
   blink serve /models/Llama-3.1-8B-Instruct    a Hugging Face directory
   blink serve model.gguf --host 0.0.0.0 --api-key SECRET
   blink serve --frontend-workers 4 --max-num-seqs 128""",
+    "quickstart": """examples:
+  blink quickstart                             print the first steps
+  blink quickstart --run                       do them""",
+    "completion": """examples:
+  eval "$(blink completion bash)"              in ~/.bashrc; for zsh in ~/.zshrc, after compinit
+  blink completion fish | source               in ~/.config/fish/config.fish""",
     "pull": """examples:
   blink pull Qwen/Qwen3-8B
   blink pull unsloth/Qwen3-0.6B-GGUF:Q4_K_M""",
@@ -85,6 +92,8 @@ class Command:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status (2: wrong usage or configuration)."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks, by the script of `blink completion`
+        complete(make_parsers()[0])
     namespace = parse(sys.argv[1:] if arguments is None else arguments)
     log_format = getattr(namespace, "log_format", "text")
     try:
@@ -102,10 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the command and its flags, vLLM's as Blink's own; a mistake ends the process with one line."""
-    parser = _Parser(prog="blink", description="Serve large language models with no host CPU on the token path.")
-    parser.add_argument("--version", action="version", version=f"blink {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
-    parsers = {name: _add_command(commands, name, command) for name, command in COMMANDS.items()}
+    parser, parsers = make_parsers()
     words, ignored = list(arguments), list[str]()
     if words and words[0] in COMMANDS and (topic := find_topic(words)) is not None:
         _show_help(parsers[words[0]], topic)
@@ -129,6 +135,14 @@ def _show_help(parser: argparse.ArgumentParser, topic: str) -> NoReturn:
     sys.exit()
 
 
+def make_parsers() -> tuple[_Parser, dict[str, _Parser]]:
+    """Return the parser of the command line, and those of its commands."""
+    parser = _Parser(prog="blink", description="Serve large language models with no host CPU on the token path.")
+    parser.add_argument("--version", action=_PrintVersions, nargs=0, help="print the versions and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
+    return parser, {name: _add_command(commands, name, command) for name, command in COMMANDS.items()}
+
+
 class _Parser(argparse.ArgumentParser):
     """Refuses abbreviated flags, and reports a mistake in one line instead of all flags."""
 
@@ -138,6 +152,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"blink: error: {message} (see {self.prog} --help)", file=sys.stderr)
         sys.exit(CONFIG_EXIT_STATUS)
+
+
+class _PrintVersions(argparse.Action):
+    """Print the versions and end the process."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(load("blink.cli.versions").describe_versions())
+        parser.exit()
 
 
 def _add_command(commands: argparse._SubParsersAction[_Parser], name: str, command: Command) -> _Parser:
@@ -177,6 +199,16 @@ def _add_doctor_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="", metavar="MODEL", help="say too whether this model fits")
     parser.add_argument("--port", type=int, default=FrontendConfig().port, help="port to check (default: %(default)s)")
     add_flags(parser, PlanConfig)
+
+
+def _add_quickstart_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", action="store_true", help="do the steps, instead of printing them")
+    port = FrontendConfig().port
+    parser.add_argument("--port", type=int, default=port, help="port to serve on (default: %(default)s)")
+
+
+def _add_completion_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="shell to make the script for")
 
 
 def _add_pull_flags(parser: argparse.ArgumentParser) -> None:
@@ -275,5 +307,13 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "run",
         _add_doctor_flags,
         positional=" [MODEL]",
+    ),
+    "quickstart": Command("show the first steps, or do them", "blink.cli.quickstart", "run", _add_quickstart_flags),
+    "completion": Command(
+        "print a script that lets a shell complete commands and flags",
+        "blink.cli.completion",
+        "run",
+        _add_completion_flags,
+        positional=" SHELL",
     ),
 }

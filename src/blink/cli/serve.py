@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor behind `blink serve`: one engine and its frontends, kept alive and stopped in order.
+"""The supervisor of `blink serve`: it starts one engine and its frontends, keeps them alive and stops them in order.
 
-It touches no request: after the start it sleeps, but for a look at the children's signs of life twice a second.
+It touches no request. After the start it sleeps, and looks at the children's signs of life twice a second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrices of 8 and 4 bits as checkpoints have them: numbers, scales and zero points.
 
-The CPU's GEMMs know neither: there a quantized matrix becomes one of the compute type when it is loaded, since to
-do so in each step would cost more than the GEMM.
+The CPU's GEMMs know neither: there a quantized matrix becomes one of the compute type when it is loaded. To do so in
+each step would cost more than the GEMM.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts of a language with a bounded number of characters, without a state for each number.
 
-Where a text comes back to a state again and again, as within the path of a URI, blocks of such turns are counted, not
-their characters: each counts as if it was full. So texts are never too long; of the longest, some may not be written.
+A text may come back to a state again and again, as within the path of a URI. There blocks of such turns are counted,
+not their characters: each counts as if it was full. So texts are never too long; of the longest, some may not be
+written.
 """
 
 from __future__ import annotations

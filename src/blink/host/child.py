@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A child process that works for an event loop, for what may take any time or memory: it can be killed.
 
-Messages go both ways over a socket, each behind its length. The child ends with its parent, however that ends, and runs
-behind it on a busy core. As a program, this module is the child: it runs a module's run() with its end of the socket.
+Messages go both ways over a socket, each after its length. The child ends with its parent, however that ends, and gives
+way to it on a busy core. As a program, this module is the child: it runs a module's run() with its end of the socket.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put paths on this machine in the place of names on the hub, once, before anything is made of a configuration."""
+"""Replace names on the hub by paths on this machine, once, before anything is made of a configuration."""
 
 from __future__ import annotations
 

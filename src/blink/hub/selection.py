@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of a repository Blink reads: never pickles, nor what another program has beside them."""
+"""Which files of a repository Blink reads: never pickles, nor what another program keeps next to them."""
 
 from __future__ import annotations
 

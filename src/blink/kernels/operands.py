@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operations and their code for each device agree on beside the batch."""
+"""What the operations and their code for each device agree on besides the batch."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """CacheLayout: what a model's layers keep of the sequences that run, and the memory that it takes. Needs no torch.
 
 Layers that keep the same form a group, with one tensor for all of them. Today all layers have attention, so there is
-one group, whose blocks the scheduler hands out. What is kept once per sequence becomes a second kind beside PerToken,
+one group, whose blocks the scheduler hands out. What is kept once per sequence becomes a second kind next to PerToken,
 and the scheduler's geometry then names each group.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Round a matrix so that its products change least: what rounding a column loses, the columns behind it make up for.
+"""Round a matrix so that its GEMMs change least: what rounding a column loses, the later columns make up for.
 
 GPTQ (Frantar et al. 2022, arXiv 2210.17323) on fixed grids. Which order the columns are rounded in does not show in the
 result: groups keep their columns.

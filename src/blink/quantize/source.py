@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that is to be quantized: what its directory or GGUF file holds beside the matrices."""
+"""The model that is to be quantized: what its directory or GGUF file holds besides the matrices."""
 
 from __future__ import annotations
 

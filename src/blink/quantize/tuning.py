@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tune a model of 4 bits so that it predicts what the original does, all layers together, by gradients.
 
-Trained are the codes, which are rounded in each step while their gradients pass through, the scales, and the norms'
-weights; for the divergence of the predictions of all tokens from those of the original, which so is the only teacher.
+Trained are the codes, the scales and the norms' weights. Codes are rounded in each step while their gradients pass
+through. The loss is the divergence of the predictions of all tokens from those of the original, which so is the only
+teacher.
 """
 
 from __future__ import annotations

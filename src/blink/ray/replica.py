@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica: `blink serve` as a child process behind a Unix socket, and the way of requests to it.
+"""A replica: `blink serve` as a child process on a Unix socket, and the way of requests to it.
 
 The child keeps engine and frontend alive; Serve replaces the replica only when the child gives up. No torch here.
 """

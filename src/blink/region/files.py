@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files in /dev/shm: whose they are, who serves a region, and what may be deleted.
 
-/dev/shm is everybody's. A file there is used only if it is a regular file of this user that nobody else may open, links
-are never followed, and only files are deleted that are known to be regions or have a name that this server reserved.
+/dev/shm is everybody's. A file there is used only if it is a regular file of this user that nobody else may open. Links
+are never followed. Only files are deleted that are known to be regions or have a name that this server reserved.
 """
 
 from __future__ import annotations

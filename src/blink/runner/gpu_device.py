@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU's kernels, and the two styles of steps of few rows, whose kernels compute norms beside their GEMMs."""
+"""The GPU's kernels, and the two styles of steps of few rows, whose kernels compute norms with their GEMMs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of one sequence: its tokens become text, stop strings end it, logprobs are kept beside it."""
+"""The output of one sequence: its tokens become text, stop strings end it, logprobs are kept with it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bring a conversation into the form that gpt-oss' chat template shows whole.
 
-The template, as published, shows the first message's instructions only and one call of a message, names results after
-the last call, and refuses content beside reasoning in a message with a call, and tools without a description.
+The template, as published, shows the first message's instructions only, and one call of a message. It names results
+after the last call. It refuses content next to reasoning in a message with a call, and tools without a description.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens that a model directory names beside its tokenizer.json, read as transformers does."""
+"""The tokens that a model directory names next to its tokenizer.json, read as transformers does."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a grammar is while it becomes an automaton: a nondeterministic graph, then one deterministic machine whose
+// What a grammar is while it becomes an automaton: first a nondeterministic graph, then one deterministic machine. Its
 // labels are intervals of bytes and calls of rules. Host only.
 #pragma once
 

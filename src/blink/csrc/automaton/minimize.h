@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merge the states of a trimmed machine that accept the same: Hopcroft's partition refinement in the form for machines
-// without a dead state (Valmari and Lehtinen, "Efficient minimization of DFAs with partial transition functions").
-// Host only.
+// Merge the states of a trimmed machine that accept the same. This is Hopcroft's partition refinement in the form for
+// machines without a dead state: Valmari and Lehtinen, "Efficient minimization of DFAs with partial transition
+// functions". Host only.
 #pragma once
 
 #include <algorithm>

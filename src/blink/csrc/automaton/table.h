@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a machine with calls to the tables of an automaton, where one byte always says which call to make and when to
-// return; a grammar that needs more than that is refused. Host only.
+// From a machine with calls to the tables of an automaton. One byte always says which call to make and when to return.
+// A grammar that needs more than that is refused. Host only.
 #pragma once
 
 #include <bitset>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small float32 operations of the model on a CPU. Between two matrix products the caches are full of weights, and each
-// of the ten library calls that one of these would take misses them: with one row, they cost more than the arithmetic.
+// Small float32 operations of the model on a CPU. Between two GEMMs the caches are full of weights. Each of the ten
+// library calls that one of these would take misses them. With one row, the calls cost more than the arithmetic.
 #pragma once
 
 #include <cmath>

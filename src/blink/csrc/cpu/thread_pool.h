@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads that help the caller with one piece of work after the other. PyTorch's pool waits at the end of each piece
-// for all of its threads, whether they had a core or not; here the caller waits only for those that have begun: beside
-// other programs on the same cores, a helper that comes late is not missed.
+// for all of its threads, whether they had a core or not. Here the caller waits only for those that have begun. So it
+// does not wait for a helper that comes late because other programs use the same cores.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of the kernels that are launched by name, a struct each: the device code includes this, and Python's
+// The arguments of the kernels that are launched by name, a struct each. The device code includes this file. Python's
 // launches find names, offsets and sizes in the library's table (kernels/gpu/arguments.py).
 #pragma once
 

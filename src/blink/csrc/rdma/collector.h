@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Polls for completions in another machine's memory: it reads stretches of the queue by a function of whoever
-// owns the connection, and keeps what has come until its reader has gone past it.
+// Polls for completions in another machine's memory. It reads stretches of the queue by a function of whoever owns the
+// connection. It keeps what has come until its reader has gone past it.
 #pragma once
 
 #include <deque>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C API of the RDMA library, called from Python through ctypes. No function throws; a failure leaves its text
-// behind.
+// The C API of the RDMA library, called from Python through ctypes. No function throws; a failure leaves its text.
 #include "rdma/verbs_link.h"
 
 using namespace blink;

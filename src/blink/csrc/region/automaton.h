@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The format of an automaton: what the text of a constrained sequence may look like, over bytes.
 //
-//   AutomatonHeader | uint8 class of each byte [256] | AutomatonCall [num_calls] | uint16 full rows
-//   [num_full][num_classes] | MappedRow [num_mapped] | SparseRow [num_sparse] | SingleRow [num_single] |
-//   uint8 patterns [num_patterns][num_classes] | uint8 traits [num_states]
+//     AutomatonHeader | uint8 class of each byte [256] | AutomatonCall [num_calls] | uint16 full rows
+//     [num_full][num_classes] | MappedRow [num_mapped] | SparseRow [num_sparse] | SingleRow [num_single] |
+//     uint8 patterns [num_patterns][num_classes] | uint8 traits [num_states]
 //
 // States are numbered in the order of their rows: most states take few classes of bytes, or one, and need no full row.
-// An entry of a row is the next state, kDeadEntry, or kCallEntry + the index of a call: then the byte is read again in
-// the called state, with the state to come back to on the stack. A final state without an entry for a byte returns: the
-// byte is read again in the state on top of the stack.
+// An entry of a row is the next state, kDeadEntry, or kCallEntry + the index of a call. At a call the byte is read
+// again in the called state, with the state to come back to on the stack. A final state without an entry for a byte
+// returns: the byte is read again in the state on top of the stack.
 //
 // Items that have to differ, as those of a JSON array, are texts of marked calls. A walk through one hashes its bytes,
 // and keeps the hash where one text alone can complete it, or where it returns: there no other item may come to. Where

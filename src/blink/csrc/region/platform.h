@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only file that knows the compiler: integer types, the function markers and the ordered accesses to shared words.
-// BLINK_RARE_FN is for what stays one piece of code that all callers call: a step's end finds the instruction caches
+// BLINK_RARE_FN is for what stays one piece of code that all callers call. A step's end finds the instruction caches
 // filled by the model, so what is copied into every caller is fetched anew for each.
 #pragma once
 

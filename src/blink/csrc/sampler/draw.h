@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The token of a row that does not take its largest logit: of those above the floor that min-p, top-k and top-p leave,
-// the largest with noise (Gumbel's, from Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011). Few logits can win at all, which a look at the random bits tells: logarithms are for those.
+// The token of a row that does not take its largest logit. Of those above the floor that min-p, top-k and top-p leave,
+// it is the largest with Gumbel's noise. The noise comes from Philox4x32-10: Salmon et al., "Parallel random numbers:
+// as easy as 1, 2, 3", SC 2011. Few logits can win at all, which a look at the random bits tells: logarithms are for
+// those.
 #pragma once
 
 #include "sampler/floor.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What changes a row's logits before sampling: an automaton, the minimum length, biases and penalties, in vLLM's order.
-// A row stays as the model made it. Beside it are the few logits that are changed, those of the text's tokens above
-// all, and a bit for each token that says whether it is one of them. What an automaton hides is seen in its own bits.
+// A row stays as the model made it. The few logits that are changed, those of the text's tokens above all, are kept
+// apart. A bit for each token says whether it is one of them. What an automaton hides is seen in its own bits.
 #pragma once
 
 #include "sampler/row.h"

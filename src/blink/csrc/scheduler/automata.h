@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The automata that the engine holds: copied out of an arena and checked when a sequence first needs one, shared by all
-// that name it on the same queue pair, and left where it is until its place is needed.
+// The automata that the engine holds. One is copied out of an arena and checked when a sequence first needs it. All
+// that name it on the same queue pair share it. It stays until its entry is needed.
 //
-// A place cannot be taken back while a sequence uses its automaton, however long the answer. So a flow takes another
-// one only while it has fewer than are free: alone it has half of them, and whoever comes finds some (the dynamic
-// thresholds of Choudhury and Hahne, 1998). A shared automaton takes a place of one of its users' flows.
+// An entry cannot be taken back while a sequence uses its automaton, however long the answer. So a flow takes another
+// one only while it has fewer than are free. Alone it has half of them, and whoever comes finds some: the dynamic
+// thresholds of Choudhury and Hahne, 1998. A shared automaton takes an entry of one of its users' flows.
 #pragma once
 
 #include "scheduler/policy.h"

@@ -2,8 +2,8 @@
 // Predicts how long a step takes, from a table that the engine measures at boot. Each step's end corrects the table by
 // an eighth of the error. All of it is integers, so that equal times lead to equal decisions on every build.
 //
-// Times enter in two places: `now` of a pass, and the time from a launch to the pass that saw its end. The trace holds
-// both of every launch, so decisions can be replayed from it.
+// Two times enter: `now` of a pass, and the time from a launch to the pass that saw its end. The trace holds both of
+// every launch, so decisions can be replayed from it.
 #pragma once
 
 #include "scheduler/step_kind.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the scheduler stops when an invariant is broken: a code, and the place in the source that saw it.
+// How the scheduler stops when an invariant is broken: a code, and the line of the source that saw it.
 #pragma once
 
 #include "scheduler/state.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefixes in the KV cache: those of prompts are found when a sequence is admitted; the blocks of prompts and answers
+// Prefixes in the KV cache. Those of prompts are found when a sequence is admitted. The blocks of prompts and answers
 // are registered when a step fills them. All functions run on the whole block of lanes and end with all lanes in step.
 #pragma once
 

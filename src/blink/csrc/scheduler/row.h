@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one row of a step is. Admission stores its kind as it chooses the row; nothing else tells kinds of rows apart.
 //
-// Speculation adds a kind here: a verify row, of 1 + drafts tokens and as many samples, which stands in the model's
-// batch as so many rows of one token from first_sample on; accept() then compares its samples with the drafts. LoRA
-// adds a field here: the row's adapter.
+// Speculation adds a kind here: a verify row, of 1 + drafts tokens and as many samples. In the model's batch it is that
+// number of rows of one token, from first_sample on. accept() then compares its samples with the drafts. LoRA adds a
+// field here: the row's adapter.
 #pragma once
 
 #include "region/layout.h"

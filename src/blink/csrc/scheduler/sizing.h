@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many tokens a step may take. Prompt tokens beside decoding sequences are cheap, but those wait for them.
+// How many tokens a step may take. Prompt tokens next to decoding sequences are cheap, but those wait for them.
 #pragma once
 
 #include "scheduler/cost.h"

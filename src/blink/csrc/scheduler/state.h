@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scheduler's own memory (GPU memory, or the heap of the CPU engine): sequences, KV blocks and the batch.
-// Everything is written by the scheduler but the model's results. state_arrays.h places the arrays.
+// Everything is written by the scheduler but the model's results. state_arrays.h lays the arrays out.
 #pragma once
 
 #include "scheduler/step_buffers.h"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on the CPU: rows of equally many queries attend together.
 
-Beside quantised GEMMs, rows of one query read the cache natively; others attend with PyTorch to keys and values
-that are gathered from it.
+With quantized GEMMs, rows of one query read the cache natively. Others attend with PyTorch to keys and values that
+are gathered from it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights in GGUF's blocks on the CPU: multiplied as the file holds them, by csrc/cpu/gguf.
 
-Weights become float32 in registers and activations are not rounded: a GEMM differs from that with the dequantised
-weight by the order of its sums alone. What a row gives does not depend on the rows beside it.
+Weights become float32 in registers and activations are not rounded: a GEMM differs from that with the dequantized
+weight by the order of its sums alone. What a row gives does not depend on the other rows.
 """
 
 from __future__ import annotations

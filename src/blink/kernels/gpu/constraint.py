@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens that the automata of constrained rows allow, found on the GPU behind the model's last kernel."""
+"""The tokens that the automata of constrained rows allow, found on the GPU after the model's last kernel."""
 
 from __future__ import annotations
 

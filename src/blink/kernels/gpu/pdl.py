@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programmatic dependent launches (PDL) of Triton kernels, on GPUs from Hopper on: a kernel may start before the one in
-front of it has ended, and waits for it inside."""
+"""Programmatic dependent launches (PDL) of Triton kernels, on GPUs from Hopper on.
+
+A kernel may start before the one in front of it has ended, and waits for it inside.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What engine and frontend say to each other over TCP to set an RDMA connection up.
 
-engine    {"blink": 2, "digest": ..., "nonce": ...}
-frontend  {"digest": ..., "proof": HMAC-SHA256(token, nonce), "backend": NAME, "end": {...}}
-engine    {"end": {...}, "epoch": ..., "pair_index": ..., "shared": {...}, "pair": {...}}
-          or {"refused": KIND, "message": ...}
-frontend  {"connected": true}, when it has read the engine's memory
+Messages are JSON objects:
+
+    engine    {"blink": 2, "digest": ..., "nonce": ...}
+    frontend  {"digest": ..., "proof": HMAC-SHA256(token, nonce), "backend": NAME, "end": {...}}
+    engine    {"end": {...}, "epoch": ..., "pair_index": ..., "shared": {...}, "pair": {...}}
+              or {"refused": KIND, "message": ...}
+    frontend  {"connected": true}, when it has read the engine's memory
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets frontends on other machines in: a TCP port, used while a connection is set up and never after.
 
-Each connection has a thread and a deadline of its own; when too many are being set up, the oldest that has not shown
-the token makes room.
+Each connection has a thread and a deadline of its own. When too many are being set up, the oldest that has not shown
+the token is dropped.
 
-Each frontend gets a queue pair of the region, and an RDMA connection in a protection domain of its own whose keys open
-that queue pair's memory for reading and writing and the region's head for reading. Then the network card serves it.
+Each frontend gets a queue pair of the region, and an RDMA connection in a protection domain of its own. The domain's
+keys open that queue pair's memory for reading and writing, and the region's head for reading. Then the network card
+serves it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the tensors of GGUF files, dequantised or as they are stored. Needs no torch."""
+"""Read the tensors of GGUF files, dequantized or as they are stored. Needs no torch."""
 
 from __future__ import annotations
 

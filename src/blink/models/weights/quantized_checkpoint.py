@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints with quantized matrices, and those whose matrices become FP8 when they are read.
 
-What reads them like any other gets the dequantised weights; read_matrix() gives the matrices as they are.
+What reads them like any other gets the dequantized weights; read_matrix() gives the matrices as they are.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the rotary options of a config.json: in one place since transformers 5, all over the file before."""
+"""Read the rotary options of a config.json: one object since transformers 5, all over the file before."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 
     <|start|>ROLE[ to=RECIPIENT]<|channel|>CHANNEL[ to=RECIPIENT][ <|constrain|>TYPE]<|message|>TEXT<|end|>
 
-In the text that is read here each of these special tokens is a single mark, a character that no decoded text holds: so
+In the text that is read here each of these special tokens is a single mark, a character that no decoded text holds. So
 what a model spells in ordinary tokens is always text. OpenAI's own reader, openai-harmony, fetches a vocabulary from
 the network when it starts, which many servers cannot.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read one tool call whose arguments stand behind its name in another notation than JSON's, while it grows."""
+"""Read one tool call whose arguments follow its name in another notation than JSON's, while it grows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read one tool call written as a name, and the JSON of its arguments behind it, while it grows."""
+"""Read one tool call written as a name and then the JSON of its arguments, while it grows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell reasoning from the answer behind it while a message grows. The space around reasoning is dropped."""
+"""Tell reasoning from the answer after it while a message grows. The space around reasoning is dropped."""
 
 from __future__ import annotations
 

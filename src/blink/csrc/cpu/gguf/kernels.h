@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the code for each instruction set offers for weights in GGUF's blocks; gguf/product.h chooses among them.
+// What the code for each instruction set offers for weights in GGUF's blocks. `gguf/product.h` chooses among them.
 #pragma once
 
 #include <cstdint>

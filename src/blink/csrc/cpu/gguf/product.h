@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights in GGUF's blocks as the model uses them: products, rows of an embedding, tiles for large products. Chooses
-// the instruction set and shares rows out among threads.
+// Weights in GGUF's blocks as the model uses them: GEMMs, rows of an embedding, tiles for large GEMMs. Chooses the
+// instruction set and shares rows out among threads.
 #pragma once
 
 #include "cpu/gguf/kernels.h"

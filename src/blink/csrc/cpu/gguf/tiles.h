@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of float32 rows with weights in GGUF's blocks. Weights become float32 in registers, so a product differs
-// from that with the dequantised weight by the order of its sum alone, whatever the number of rows.
+// GEMMs of float32 rows with weights in GGUF's blocks. Weights become float32 in registers. So a GEMM differs from that
+// with the dequantized weight by the order of its sum alone, whatever the number of rows.
 #pragma once
 
 #include <utility>

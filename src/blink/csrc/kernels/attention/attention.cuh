@@ -2,7 +2,7 @@
 // Attention of decoding rows, one token each, over the paged KV cache. A cluster of blocks serves one row and KV head:
 // its warps split the keys, 16 at a time, which tensor copies bring to shared memory. The row's new key and value come
 // straight from the QKV projection: this kernel normalises and rotates heads and writes the cache. Copies of older keys
-// are under way before it waits for that product.
+// are under way before it waits for that GEMM.
 #pragma once
 
 #include "kernels/attention/attention_heads.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values in FP8 (e4m3), two of which become f16 in one instruction: products are of f16, queries divided by a
-// constant so that they cannot overflow.
+// Keys and values in FP8 (e4m3), two of which become f16 in one instruction. Matrices are multiplied in f16. Queries
+// are divided by a constant, so that nothing overflows.
 #pragma once
 
 #include "kernels/attention/attention_shape.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of fewer bits: what they become, and products of the matrices that a warp's registers hold. As in ptx.cuh,
+// Numbers of fewer bits: what they become, and how matrices that a warp's registers hold are multiplied. As in ptx.cuh,
 // what came with newer architectures is nothing on older ones.
 #pragma once
 

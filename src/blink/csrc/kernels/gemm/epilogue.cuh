@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a GEMM's sums: blocks of a cluster exchange them, each for some of the outputs, and add a bias or
-// the residual or apply the gate. With the residual come the inputs of the next norm.
+// The epilogue of a GEMM: blocks of a cluster exchange their sums, each for some of the outputs. They add a bias or the
+// residual, or apply the gate. With the residual come the inputs of the next norm.
 #pragma once
 
 #include "kernels/args.h"

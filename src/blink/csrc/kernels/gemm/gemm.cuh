@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // GEMMs of 3 to 128 rows of activations with a weight [out, in], for decoding. One thread of a block copies tiles of
-// the weight to a pipeline of stages in shared memory, from before the block waits for the activations on; warpgroups
-// multiply them, weight rows by tokens. The norm is split: what writes the residual also writes it times the next
-// norm's weight, and its squares; the GEMM scales its sums by the rate.
+// the weight to a pipeline of stages in shared memory. It begins before the block waits for the activations. Warpgroups
+// multiply the tiles, weight rows by tokens. The norm is split: what writes the residual also writes it times the next
+// norm's weight, and its squares. The GEMM scales its sums by the rate.
 //
 // Activations shared by neighbouring tiles (multicast) gained nothing at 32 and 64 rows. Of more than 128 rows cuBLAS
 // is faster: a block's accumulators and one pipeline then fill an SM, and no other block multiplies while it fills or

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemm.cuh's GEMMs of FP8 weights with hi/lo FP8 of activations (hi_lo.cuh): both operands come by tensor copies and
-// are multiplied as they are, both at once.
+// The GEMMs of gemm.cuh, for FP8 weights with hi/lo FP8 of activations (hi_lo.cuh). Both operands come by tensor copies
+// and are multiplied as they are, both at once.
 #pragma once
 
 #include "kernels/common/quantized.cuh"

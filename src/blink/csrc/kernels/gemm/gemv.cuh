@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// GEMMs of a few rows of activations with a weight [out, in], for decoding. One warp of a block copies weight rows
-// to a pipeline of stages in shared memory, from before the block waits for the activations on; the others split k,
-// keep their part of the activations in registers and multiply. The norm before and the residual or activation behind
-// are part of it.
+// GEMMs of a few rows of activations with a weight [out, in], for decoding. One warp of a block copies weight rows to a
+// pipeline of stages in shared memory. It begins before the block waits for the activations. The other warps split k,
+// keep their part of the activations in registers and multiply. The norm before the GEMM is part of it. So is the
+// residual or activation after it.
 #pragma once
 
 #include "kernels/args.h"

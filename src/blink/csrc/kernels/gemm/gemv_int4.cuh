@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemv_quantized.cuh's GEMMs with weights of 4 bits, in whole numbers: weights need but a mask. Of each group of k a
-// row's activations are numbers of 16 bits with a scale of their own, so as exact as bf16, cut into halves of 8: the
-// first are rows 0 to 7 of the matrix instruction, the second its rows 8 to 15.
+// The GEMMs of gemv_quantized.cuh with weights of 4 bits, in whole numbers: weights need but a mask. Of each group of k
+// a row's activations are numbers of 16 bits with a scale of their own, so as exact as bf16. They are cut into halves
+// of 8 bits. The first halves are rows 0 to 7 of the matrix instruction, the second ones its rows 8 to 15.
 #pragma once
 
 #include "kernels/gemm/gemv_quantized.cuh"

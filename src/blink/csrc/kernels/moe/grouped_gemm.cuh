@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// GEMMs of up to 256 rows with the experts that they chose. What rows an expert treats lie behind one
-// another, from places * expert on; so many of them as a tile has tokens are multiplied together. Blocks stay: each
-// takes its share of all tiles, and one warp copies the tiles' weights to a pipeline of stages that does not run dry in
-// between. While the router still chooses, blocks of the gates' GEMM copy what is likely to be chosen.
+// GEMMs of up to 256 rows with the experts that they chose. The rows of one expert are adjacent, from `places * expert`
+// on. As many of them as a tile has tokens are multiplied together. Blocks stay: each takes its share of all tiles. One
+// warp copies the tiles' weights to a pipeline of stages that does not run dry in between. While the router still
+// chooses, blocks of the gates' GEMM copy what is likely to be chosen.
 //
 // Prompts take Triton's grouped GEMM: many of their tokens choose the same experts, and here one block copies all rows
 // of an expert. Multicast of activations gained nothing: L2 is not what the SMs wait for.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tiles of all experts' weights a block of grouped_gemm.cuh multiplies. Each expert's first tiles are homes, one
-// of each block as far as blocks go round: a block copies its home before it is known whether a row chose the expert.
+// of each block as far as blocks go round. A block copies its home before it is known whether a row chose the expert.
 // All other tiles are shared out so that each block has as many in the end.
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the router's logits to the rows that experts treat, as grouped_gemm.cuh reads them: behind one another, from
-// places * expert on, normalised. A block serves one expert; which rows chose it the block finds out for itself, by
+// From the router's logits to the rows that experts treat, as grouped_gemm.cuh reads them: adjacent, from
+// `places * expert` on, normalised. A block serves one expert. It finds out for itself which rows chose that expert, by
 // counting the logits that are ahead.
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of rows with many queries over the paged KV cache, on Hopper. A block takes 128 pairs of query and query
-// head of one KV head, half of them for each of two warpgroups, and one chunk of their keys, the last ones first; a
-// third warpgroup copies keys and values ahead. While a warpgroup weighs the scores of a tile of keys, the values of
-// the tile before are multiplied; the two begin products in turn: Shah et al., FlashAttention-3 (arXiv 2407.08608).
+// head of one KV head, half of them for each of two warpgroups. It takes one chunk of their keys, the last ones first.
+// A third warpgroup copies keys and values ahead. While a warpgroup weighs the scores of a tile of keys, the values of
+// the tile before are multiplied. The two begin their GEMMs in turn: Shah et al., FlashAttention-3 (arXiv 2407.08608).
 #include "kernels/prefill/tiles.cuh"
 
 namespace blink {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tokens that each row's automaton allows next. One kernel moves the rows' texts on by their last tokens; the other
-// lists, for rows that have come to another place by that, what may follow there: a walk over the bytes of every token
-// of the vocabulary. Lists stay with their slots, for inside of a string most tokens leave a text where it is.
+// The tokens that each row's automaton allows next. One kernel advances the rows' automata by their last tokens. The
+// other lists, for rows whose state changed by that, what may follow: it walks over the bytes of every token of the
+// vocabulary. Lists stay with their slots, for inside of a string most tokens leave the state as it is.
 #include "automaton/walk.h"
 #include "kernels/args.h"
 #include "scheduler/state.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The token and the logprobs of each row of logits (sampler/sample.h), by a group of threads: a cluster of blocks,
-// which keeps the row in its shared memory, or a block, which reads it where it is. The same row gives the same,
-// whatever runs beside it.
+// The token and the logprobs of each row of logits (sampler/sample.h), by a group of threads. A group is a cluster of
+// blocks, which keeps the row in its shared memory, or a block, which reads it where it is. The same row gives the
+// same, whatever the other rows are.
 #include "kernels/args.h"
 #include "kernels/sampler/row_group.cuh"
 #include "kernels/sampler/row_part.cuh"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMMs of up to 128 rows with a weight, for decoding, with what stands before and behind them in a decoder layer.
+"""GEMMs of up to 128 rows with a weight, for decoding, with what comes before and after them in a decoder layer.
 
-A norm is split in two: the kernel that writes a residual also writes it times the norm's weight, with its sums of
-squares (`NormInput`); the GEMM that reads these applies 1/RMS. Activations are bfloat16 [rows, k] or, for weights in 8
-bits and few rows of those in 4, hi/lo FP8, uint8 [2, rows, k] (csrc/kernels/common/hi_lo.cuh). The producer is told
-which layout the consumer's weights need.
+A norm is split in two. The kernel that writes a residual also writes it times the norm's weight, with its sums of
+squares (`NormInput`). The GEMM that reads these applies 1/RMS. Activations are bfloat16 [rows, k]. For weights in 8
+bits, and few rows of those in 4, they are hi/lo FP8, uint8 [2, rows, k] (csrc/kernels/common/hi_lo.cuh). The producer
+is told which layout the consumer's weights need.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""silu(gate) * up of GEMMs with weights of 16 bits and 65 to 256 tokens: csrc/kernels/prefill/gate_up.cu, where that is
-faster than cuBLAS and the activation behind it."""
+"""silu(gate) * up of GEMMs with weights of 16 bits and 65 to 256 tokens: csrc/kernels/prefill/gate_up.cu.
+
+It runs where it is faster than cuBLAS and the activation after it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMMs of up to 8 rows with a weight, with what stands before and behind them in a decoder layer."""
+"""GEMMs of up to 8 rows with a weight, with what comes before and after them in a decoder layer."""
 
 from __future__ import annotations
 

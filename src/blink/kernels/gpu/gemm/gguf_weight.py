@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of GGUF files that stay quantised on a GPU: formats/gguf.py says how they lie there."""
+"""Weights of GGUF files that stay quantized on a GPU: formats/gguf.py says how they lie there."""
 
 from __future__ import annotations
 

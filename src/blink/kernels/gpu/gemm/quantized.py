@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
-"""GEMMs of any number of rows with packed weights: few rows by the kernels of decoding; many in FP8 on both sides
-where the weight is in FP8, by scales of rows or of groups as it has; else in 16 bits, dequantized before.
+"""GEMMs of any number of rows with packed weights.
+
+Few rows take the kernels of decoding. Many are multiplied in FP8 on both sides where the weight is in FP8, by scales of
+rows or of groups as it has. Else they are multiplied in 16 bits, dequantized before.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mixture-of-experts MLP of up to 8 rows that decode, behind the router: gates of the chosen experts, weighted sum.
+"""The mixture-of-experts MLP of up to 8 rows that decode, after the router: gates of the chosen experts, weighted sum.
 
 Only the chosen experts' weights are read, each once, whichever rows chose it; nothing is sorted or gathered.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportMissingParameterType=false
-"""The mixture-of-experts MLP of more rows that decode, from the router's logits on: grouped GEMMs, with the norms on
-both sides as the GEMMs of gemm.py leave and take them.
+"""The mixture-of-experts MLP of more rows that decode, from the router's logits on, by grouped GEMMs.
 
-GEMMs are those of grouped_gemm.py, whose rows are copied to their experts before, or those of grouped.py.
+It leaves and takes the norms on both sides as the GEMMs of gemm.py do. GEMMs are those of grouped_gemm.py, whose rows
+are copied to their experts before, or those of grouped.py.
 
 Its launches use PDL like those of its neighbours, so nothing may be read or written before the wait.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GEMMs of up to 256 rows with the experts that they chose: csrc/kernels/moe/grouped_gemm.cuh.
 
-What rows an expert treats lie behind one another: expert e's from row e * places on. For experts in FP8 activations are
-hi/lo FP8 (hi_lo.cuh), in the columns' usual order.
+The rows of one expert are adjacent: expert e's from row `e * places` on. For experts in FP8 activations are hi/lo FP8
+(hi_lo.cuh), in the columns' usual order.
 """
 
 from __future__ import annotations

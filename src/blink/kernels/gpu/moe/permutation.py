@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows laid behind one another by the experts that they choose, as grouped_gemm.py wants them."""
+"""Rows grouped by the experts that they choose, as grouped_gemm.py wants them."""
 
 from __future__ import annotations
 

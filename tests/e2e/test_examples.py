@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every example runs against one server of a tiny model, whose words mean nothing: what is printed must have its form.
+
+tests/unit/test_example_files.py holds in the gate that they are short and stand in the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from example_programs import FOLDER, list_examples
+from ports import free_port
+from processes import Engine, Frontend
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+
+
+def run_example(name: str, *arguments: str, url: str = "") -> str:
+    """Run an example to its end and return what it printed."""
+    environment = {**os.environ, "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
+    command = [sys.executable, FOLDER / name, *arguments]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def need(package: str, reason: str) -> None:
+    if find_spec(package) is None:
+        pytest.skip(reason)
+
+
+def test_every_example_has_a_test_here() -> None:
+    tested = {f"{name.removeprefix('test_')}.py" for name in globals() if name.startswith("test_")}
+    assert {path.name for path in list_examples()} - tested == set()
+
+
+def test_chat_stream(tiny_server: Frontend) -> None:
+    printed = run_example("chat_stream.py", url=tiny_server.url)
+    usage = [(int(a), int(b)) for a, b in re.findall(r"\[(\d+) tokens in, (\d+) out\]", printed)]
+    assert len(usage) == 2 and all(0 < out <= 64 for _, out in usage)
+    assert usage[1][0] > usage[0][0], "the second prompt holds the first answer"
+
+
+def test_structured_json(tiny_server: Frontend) -> None:
+    printed = run_example("structured_json.py", url=tiny_server.url)
+    text, _, angry = printed.rpartition("angry: ")
+    ticket = json.loads(text)
+    assert ticket["product"] in ("router", "phone", "television") and 1 <= ticket["urgency"] <= 5
+    assert angry.strip() in ("yes", "no")
+
+
+def test_tools_agent(tiny_server: Frontend) -> None:
+    printed = run_example("tools_agent.py", url=tiny_server.url)
+    calls = re.findall(r"temperature\(\{'city': '(Paris|Rome)'\}\) -> .*\"celsius\": (\d+)", printed)
+    assert calls and {*calls} <= {("Paris", "18"), ("Rome", "27")}, printed
+
+
+def test_logprobs_scoring(tiny_server: Frontend) -> None:
+    lines = run_example("logprobs_scoring.py", url=tiny_server.url).splitlines()
+    scores = [float(line.split()[0]) for line in lines]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True) and scores[0] < 0
+
+
+def test_two_classes(tiny_server: Frontend) -> None:
+    printed = run_example("two_classes.py", url=tiny_server.url)
+    assert len(re.findall(r"^interactive: first token after \d", printed, re.MULTILINE)) == 3
+    assert "batch: 16 answers" in printed
+
+
+def test_rag_cache_salt(tiny_server: Frontend) -> None:
+    printed = run_example("rag_cache_salt.py", url=tiny_server.url)
+    cached = [int(number) for number in re.findall(r"(\d+) of \d+ prompt tokens were cached", printed)]
+    assert cached[0] == cached[2] == 0, "a salt of its own finds nothing of others"
+    assert cached[1] == cached[3] > 200
+
+
+def test_langchain_app(tiny_server: Frontend) -> None:
+    need("langchain_openai", "the extra 'clients' is not installed")
+    printed = run_example("langchain_app.py", url=tiny_server.url)
+    assert re.search(r"sentiment='(good|bad|mixed)'", printed)
+
+
+def test_anthropic_client(tiny_server: Frontend) -> None:
+    need("anthropic", "the extra 'clients' is not installed")
+    printed = run_example("anthropic_client.py", url=tiny_server.url)
+    assert re.search(r"^\[\d+ tokens\]$", printed, re.MULTILINE)
+    assert re.search(r"^forecast\(.*'(Paris|Rome)'.*\)$", printed, re.MULTILINE)
+
+
+def test_custom_frontend(tiny_engine: Engine) -> None:
+    *_, line = run_example("custom_frontend.py", tiny_engine.region).splitlines()
+    tokens = [int(token) for token in line.split()]
+    assert len(tokens) == 8 and all(0 <= token < 49152 for token in tokens)
+    assert run_example("custom_frontend.py", tiny_engine.region).splitlines()[-1] == line, "greedy"
+
+
+def test_offline_batch() -> None:
+    lines = run_example("offline_batch.py").splitlines()
+    answers = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len(answers) == 8
+    assert "Paris" in answers[0]["text"]
+
+
+def test_ray_cluster() -> None:
+    need("ray", "needs the extra ray")
+    printed = run_example("ray_cluster.py", str(free_port()))
+    assert re.search(r"^Paris -> .+$", printed, re.MULTILINE) and re.search(r"^Rome -> .+$", printed, re.MULTILINE)
