@@ -52,7 +52,7 @@ The second line prints this, and starts:
 | address without `--host` | all addresses | 127.0.0.1 |
 | tool calls | `--enable-auto-tool-choice`, `--tool-call-parser` | no flag needed: [tool calls](tools.md) |
 | prefix cache with several API keys | shared | one for each key; `--prefix-cache-isolation none` shares it |
-| stored responses (`/v1/responses`) | when switched on | never |
+| stored responses (`/v1/responses`) | when switched on | always; `--response-store-size 0` stores nothing |
 | batch work with lower priority | `priority` | also [best-effort requests](classes.md), whose steps can be preempted |
 
 ## The four results
