@@ -1,25 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// The conversation that is shown, and the answers that are being streamed, also into ones that are not.
+// The conversation that is shown: questions, answers, other versions of both, results of calls.
 
-import { addChunk, emptyAnswer } from "./answer.js";
+import { emptyAnswer } from "./answer.js";
 import { Conversation, toMessages } from "./conversation.js";
 import { $ } from "./dom.js";
 import { makeView } from "./message.js";
 import { readParameters, systemMessage } from "./parameters.js";
-import { ServerError, streamChat } from "./stream.js";
+import { Runs } from "./runs.js";
 
-const PAINT = 50, SAVE = 2000; // milliseconds between two looks of an answer that grows, and between two saves
 const NEAR = 80; // pixels from the end within which the end stays in view
 
 export class Chat {
   #conversation = new Conversation();
   #views = new Map(); // by node, of those that are shown
-  #runs = new Map(); // by the conversation's id: what aborts its answer
-  #toPaint = new Set();
+  #runs;
 
   /** `notify(text, status)` gets what went wrong; `onShown` is called after another conversation is shown. */
   constructor(connection, notify, onShown) {
     Object.assign(this, { connection, notify, onShown, library: null });
+    this.#runs = new Runs({
+      notify,
+      grown: (conversation, node) => this.#paint(conversation, node),
+      ended: (conversation, node) => this.#end(conversation, node),
+      save: (conversation) => this.#saveUnlessDeleted(conversation),
+    });
     this.actions = {
       edit: (node, text) => this.#ask(node.parent, text),
       regenerate: (node) => this.#answer(node.parent),
@@ -33,7 +37,7 @@ export class Chat {
   }
 
   isRunning(id) {
-    return this.#runs.has(id);
+    return this.#runs.includes(id);
   }
 
   /** Show a conversation; without one, a new one. */
@@ -53,7 +57,7 @@ export class Chat {
   }
 
   stop(id = this.#conversation.id) {
-    this.#runs.get(id)?.abort();
+    this.#runs.stop(id);
   }
 
   render() {
@@ -84,7 +88,10 @@ export class Chat {
     this.notify("");
     const last = question ? conversation.add(parent, question).id : parent;
     const node = conversation.add(last, { ...emptyAnswer(), model: this.connection.model });
-    this.#run(conversation, node, body);
+    this.#runs.start(conversation, node, body, this.connection.headers());
+    this.render();
+    $("messages").scrollTop = $("messages").scrollHeight;
+    this.library.save(conversation);
     return true;
   }
 
@@ -95,55 +102,22 @@ export class Chat {
     return { model: this.connection.model, messages, stream: true, stream_options: { include_usage: true }, ...readParameters() };
   }
 
-  async #run(conversation, node, body) {
-    const abort = new AbortController();
-    this.#runs.set(conversation.id, abort);
-    node.times.asked = performance.now();
-    this.render();
-    $("messages").scrollTop = $("messages").scrollHeight;
-    this.library.save(conversation);
-    try {
-      for await (const chunk of streamChat(body, this.connection.headers(), abort.signal)) {
-        addChunk(node, chunk, performance.now());
-        this.#paintSoon(conversation, node);
-      }
-    } catch (error) {
-      this.#fail(node, error);
-    }
-    this.#runs.delete(conversation.id);
-    this.#paint(conversation, node);
-    this.#showButtons();
-    $("said").textContent = "The answer is complete.";
-    if (this.library.get(conversation.id)) this.library.save(conversation);
-  }
-
-  #fail(node, error) {
-    if (error.name === "AbortError") {
-      node.note = "stopped";
-      return;
-    }
-    [node.failed, node.note] = [true, "failed"];
-    if (error instanceof ServerError) this.notify(error.message, error.status);
-    else if (error instanceof TypeError) this.notify("No answer: the server cannot be reached.");
-    else throw error;
-  }
-
-  #paintSoon(conversation, node) {
-    if (this.#toPaint.has(node)) return;
-    this.#toPaint.add(node);
-    setTimeout(() => this.#paint(conversation, node), PAINT);
-  }
-
   #paint(conversation, node) {
-    this.#toPaint.delete(node);
     const isRunning = this.isRunning(conversation.id), log = $("messages");
     const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR;
     this.#views.get(node)?.update({ isRunning, openCalls: isRunning ? [] : conversation.openCalls() });
     if (isAtEnd) log.scrollTop = log.scrollHeight;
-    if (isRunning && Date.now() - conversation.updated > SAVE) {
-      conversation.updated = Date.now();
-      this.library.save(conversation);
-    }
+  }
+
+  #end(conversation, node) {
+    this.#paint(conversation, node);
+    this.#showButtons();
+    $("said").textContent = "The answer is complete.";
+    this.#saveUnlessDeleted(conversation);
+  }
+
+  #saveUnlessDeleted(conversation) {
+    if (this.library.get(conversation.id)) this.library.save(conversation);
   }
 
   #turn(node, step) {

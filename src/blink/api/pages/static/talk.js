@@ -21,7 +21,7 @@ const EXAMPLES = [
 export async function startTalk(connection, notify) {
   const store = new Store();
   const chat = new Chat(connection, notify, () => showShown());
-  const library = new Library(store, (id) => chat.isRunning(id), () => showShown());
+  const library = new Library(store, { changed: () => showShown(), isRunning: (id) => chat.isRunning(id), notify });
   const sidebar = new Sidebar({
     open: (conversation) => open(conversation),
     rename(conversation, title) {
@@ -69,7 +69,9 @@ function wire(chat, begin) {
     event.preventDefault();
     chat.send();
   });
-  document.addEventListener("keydown", (event) => event.key === "Escape" && chat.stop());
+  document.addEventListener("keydown", ({ key }) => {
+    if (key === "Escape" && !document.querySelector("dialog[open]")) chat.stop();
+  });
   $("stop-answer").addEventListener("click", () => chat.stop());
   $("new").addEventListener("click", begin);
   $("export-markdown").addEventListener("click", () => {
