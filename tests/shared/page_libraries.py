@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 PAGES = Path(__file__).resolve().parents[2] / "src" / "blink" / "api" / "pages"
-TABLE, FOLDER = PAGES / "libraries.json", PAGES / "static" / "lib"
+TABLE, FOLDER = PAGES / "libraries.json", PAGES / "static" / "libraries"
 
 
 def read_table() -> dict[str, Any]:

@@ -47,7 +47,7 @@ def library_files() -> Iterator[str]:
     """Yield the names of other projects' files that the page loads, below the static files' folder."""
     libraries = json.loads((files("blink.api.pages") / "libraries.json").read_text())
     for library in libraries.values():
-        yield from (f"lib/{name}" for name in library["files"] if not name.endswith(".txt"))
+        yield from (f"libraries/{name}" for name in library["files"] if not name.endswith(".txt"))
 
 
 def add_static_file(router: APIRouter, path: str, name: str) -> None:

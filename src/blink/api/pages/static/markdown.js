@@ -2,9 +2,9 @@
 // Markdown of a model as nodes of the page. The text is hostile: its own markup stays text, its pictures become links,
 // and what Marked makes of the rest passes DOMPurify.
 
-import DOMPurify from "./lib/purify.es.mjs";
-import hljs from "./lib/highlight.min.js";
-import { Marked } from "./lib/marked.esm.js";
+import DOMPurify from "./libraries/purify.es.mjs";
+import hljs from "./libraries/highlight.min.js";
+import { Marked } from "./libraries/marked.esm.js";
 import { copyButton } from "./copy.js";
 import { make } from "./dom.js";
 import { escape } from "./escape.js";

@@ -45,8 +45,8 @@ export const mathExtensions = [
 let katex = null, loading = null;
 
 async function load() {
-  document.head.append(make("link", { rel: "stylesheet", href: "page/lib/katex.min.css" }));
-  await import("./lib/katex.min.js");
+  document.head.append(make("link", { rel: "stylesheet", href: "page/libraries/katex.min.css" }));
+  await import("./libraries/katex.min.js");
   katex = globalThis.katex;
 }
 
