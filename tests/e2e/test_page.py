@@ -222,7 +222,7 @@ def test_an_engine_that_dies_is_shown_and_its_return_too(page: Page, server: Ser
     wait_for(lambda: any(len(answer) > 20 for answer in answers(page)), 60)
     os.kill(find_engine(server.pid), signal.SIGKILL)
     page.get_by_role("alert").get_by_text("The request was lost").wait_for()
-    page.locator("#health[data-state=down]").wait_for()
+    page.locator("#health:not([data-state=up])").wait_for()
     picture(page, "page-engine-away")
     page.locator("#health[data-state=up]").wait_for()
     page.get_by_role("button", name="Regenerate").click()

@@ -21,10 +21,12 @@ function codeBlock(text) {
   return make("pre", { tabIndex: 0 }, code);
 }
 
+const NAMES = { user: "Question", assistant: "Answer", tool: "Result" };
+
 class View {
   /** `actions` has edit(node, text), regenerate(node), turn(node, step) and giveResult(call, text). */
   constructor(node, actions) {
-    Object.assign(this, { node, actions, root: make("li", { className: node.role }) });
+    Object.assign(this, { node, actions, root: make("li", { className: node.role, ariaLabel: NAMES[node.role] }) });
   }
 
   /** Show the node as it is now. */
