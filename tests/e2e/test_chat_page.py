@@ -267,7 +267,7 @@ def test_a_question_is_edited_and_an_answer_regenerated_and_no_version_is_lost(p
     say(page, "first question")
     say(page, "think of more")
     page.locator("li.user").first.get_by_role("button", name="Edit").click()
-    page.get_by_label("Question").fill("other question")
+    page.get_by_label("Edit the question").fill("other question")
     page.keyboard.press("Enter")
     page.get_by_text("The other answer.").wait_for()
     wait_idle(page)

@@ -55,7 +55,7 @@ class QuestionView extends View {
   }
 
   #edit() {
-    const area = make("textarea", { value: this.node.content, rows: 3, ariaLabel: "Question" });
+    const area = make("textarea", { value: this.node.content, rows: 3, ariaLabel: "Edit the question" });
     const close = () => {
       this.root.replaceChildren(...this.parts);
       this.root.classList.remove("editing");
