@@ -53,7 +53,8 @@ def merge(left: list[int], right: list[int]) -> list[int]:
 _MATH = (
     "The roots are \\(x_1 = 2\\) and $x_2 = 3$, since\n\n"
     "$$x = \\frac{-b \\pm \\sqrt{b^2 - 4ac}}{2a} = \\frac{5 \\pm 1}{2}$$\n\n"
-    "\\[\\overrightarrow{AB} = \\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}, \\quad \\widehat{xyz}, \\cancel{5}\\]\n\n"
+    "\\[\\overrightarrow{AB} = \\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}, "
+    "\\quad \\widehat{xyz}, \\cancel{5}\\]\n\n"
     "Broken: $\\frac{1$ and $\\href{javascript:alert(1)}{x}$"
 )
 _HOSTILE = """<script>window.hacked = 1</script>
@@ -77,7 +78,11 @@ $\\htmlData{x=1}{\\includegraphics{https://foreign.example/a.png}}$ <b style="po
 _CALL = [
     {"reasoning_content": "The user wants the weather. "},
     {"reasoning_content": "There is a tool for it."},
-    {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ""}}]},
+    {
+        "tool_calls": [
+            {"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ""}}
+        ]
+    },
     {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": '}}]},
     {"tool_calls": [{"index": 0, "function": {"arguments": '"Rome"}'}}]},
 ]
@@ -217,11 +222,16 @@ def test_formulas_are_drawn_with_fonts_of_this_server_and_broken_ones_stay_text(
     picture(page, "chat-math")
 
 
-def test_hostile_text_stays_text(page: Page, chat: ScriptedChat) -> None:
+def test_hostile_text_stays_text(page: Page) -> None:
     say(page, "hostile")
     answer = page.locator("li.assistant .body")
     text = answer.inner_text()
-    for shown in ("<script>window.hacked = 1</script>", '<img src=x onerror="window.hacked = 1">', "<iframe", "<style>"):
+    for shown in (
+        "<script>window.hacked = 1</script>",
+        '<img src=x onerror="window.hacked = 1">',
+        "<iframe",
+        "<style>",
+    ):
         assert shown in text
     bad = "img, svg, script, iframe, style, form, input, object, embed, mi, [onerror], [onclick], [onload], [style]"
     assert answer.locator(bad).count() == 0
@@ -276,7 +286,7 @@ def test_a_question_is_edited_and_an_answer_regenerated_and_no_version_is_lost(p
     wait_for(lambda: len(chat.bodies) == 4, 30)
     wait_idle(page)
     assert chat.bodies[3]["messages"] == chat.bodies[2]["messages"]
-    assert page.locator("li.assistant .versions").inner_text().split() == ["‹", "2/2", "›"]
+    assert "2/2" in page.locator("li.assistant .versions").inner_text()
     page.locator("li.user").get_by_role("button", name="Earlier version").click()
     assert answers(page) == ["The first answer.", "The answer is 42."]
     page.reload()
@@ -285,7 +295,7 @@ def test_a_question_is_edited_and_an_answer_regenerated_and_no_version_is_lost(p
     assert answers(page) == ["The other answer."]
 
 
-def test_conversations_are_kept_renamed_and_deleted(page: Page, chat: ScriptedChat) -> None:
+def test_conversations_are_kept_renamed_and_deleted(page: Page) -> None:
     say(page, "first")
     page.get_by_role("button", name="New conversation").click()
     assert page.locator("#welcome").is_visible()
@@ -358,7 +368,9 @@ def test_a_conversation_is_exported(page: Page) -> None:
 def test_while_the_model_loads_the_page_says_so_and_keeps_the_question(page: Page, chat: ScriptedChat) -> None:
     chat.unavailable = "Not available: the engine is not running or still starting."
     page.locator("#health[data-state=starting]").wait_for()
-    assert page.locator("#health").inner_text() == "starting" and "being loaded" in page.locator("#waiting").inner_text()
+    assert (
+        page.locator("#health").inner_text() == "starting" and "being loaded" in page.locator("#waiting").inner_text()
+    )
     page.get_by_label("Message", exact=True).fill("first")
     page.keyboard.press("Enter")
     page.get_by_role("alert").get_by_text("still being loaded").wait_for()
@@ -416,8 +428,18 @@ def test_all_is_reached_by_keyboard(page: Page) -> None:
     reached: set[str] = set()
     for _ in range(60):
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement?.ariaLabel || document.activeElement?.textContent?.trim() || ''"))
-    wanted = {"Chat", "State", "API key", "New conversation", "Rename sorted first", "Delete sorted first", "Parameters"}
+        reached.add(
+            page.evaluate("document.activeElement?.ariaLabel || document.activeElement?.textContent?.trim() || ''")
+        )
+    wanted = {
+        "Chat",
+        "State",
+        "API key",
+        "New conversation",
+        "Rename sorted first",
+        "Delete sorted first",
+        "Parameters",
+    }
     assert wanted | {"Markdown", "JSON", "Copy", "Edit", "Regenerate", "Send"} <= reached
 
 

@@ -68,7 +68,9 @@ def test_every_file_that_the_page_names_is_served_with_its_type() -> None:
 
 
 def test_no_file_is_there_that_nothing_names() -> None:
-    served = {path.relative_to(_STATIC).as_posix() for path in _STATIC.rglob("*") if path.suffix != ".txt" if path.is_file()}
+    served = {
+        path.relative_to(_STATIC).as_posix() for path in _STATIC.rglob("*") if path.suffix != ".txt" if path.is_file()
+    }
     assert served == {path.removeprefix("page/") for path in list_named()} | {"index.html", "docs.css"}
 
 
@@ -97,7 +99,9 @@ def test_markup_holds_neither_scripts_nor_styles_of_its_own() -> None:
 def test_scripts_are_short_and_make_markup_with_the_sanitizer_alone(script: Path) -> None:
     text = script.read_text()
     assert len(text.splitlines()) <= _MAX_LINES
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser", text)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser", text
+    )
 
 
 def test_libraries_are_as_their_projects_published_them() -> None:
@@ -169,7 +173,8 @@ const call = (part) => chunk({ tool_calls: [{ index: 0, ...part }] });
 
 const first = ask(null, "one ```?", [chunk({ reasoning: "hm" }), chunk({ content: "a" }), chunk({ content: "b" }),
   chunk({}, { finish_reason: "length" }), { choices: [], usage: { completion_tokens: 3 } }]);
-ask(first.id, "two", [call({ id: "c", function: { name: "f", arguments: '{"x"' } }), call({ function: { arguments: ":1}" } })]);
+ask(first.id, "two", [call({ id: "c", function: { name: "f", arguments: '{"x"' } }),
+  call({ function: { arguments: ":1}" } })]);
 const open = talk.openCalls().map(({ id }) => id);
 talk.add(talk.leaf, { role: "tool", callId: "c", name: "f", content: "1" });
 const before = said();
