@@ -55,7 +55,7 @@ _MATH = (
     "$$x = \\frac{-b \\pm \\sqrt{b^2 - 4ac}}{2a} = \\frac{5 \\pm 1}{2}$$\n\n"
     "\\[\\overrightarrow{AB} = \\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}, "
     "\\quad \\widehat{xyz}, \\cancel{5}\\]\n\n"
-    "Broken: $\\frac{1$ and $\\href{javascript:alert(1)}{x}$"
+    "Broken: $\\frac{1$, hostile: $\\href{javascript:alert(1)}{x} \\includegraphics{https://foreign.example/a.png}$"
 )
 _HOSTILE = """<script>window.hacked = 1</script>
 
@@ -73,7 +73,7 @@ _HOSTILE = """<script>window.hacked = 1</script>
 <img src=x onerror=window.hacked=1>
 ```
 
-$\\htmlData{x=1}{\\includegraphics{https://foreign.example/a.png}}$ <b style="position:fixed">bold</b> H<sub>2</sub>O
+<b style="position:fixed">bold</b> H<sub>2</sub>O
 """
 _CALL = [
     {"reasoning_content": "The user wants the weather. "},
@@ -132,9 +132,12 @@ def open_page(browser: Browser, chat: ScriptedChat, **options: Any) -> Iterator[
     def is_allowed(url: str) -> bool:
         return url.startswith((chat.url, f"blob:{chat.url}"))
 
+    def is_fault(said: Any) -> bool:
+        return said.type in ("error", "warning") and not (chat.unavailable and "503" in said.text)
+
     def watch(page: Page) -> None:
         page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda said: said.type in ("error", "warning") and faults.append(said.text))
+        page.on("console", lambda said: is_fault(said) and faults.append(said.text))
         page.on("request", lambda request: is_allowed(request.url) or faults.append(f"asked {request.url}"))
 
     context.on("page", watch)
@@ -215,10 +218,12 @@ def colour_of(locator: Any) -> str:
 def test_formulas_are_drawn_with_fonts_of_this_server_and_broken_ones_stay_text(page: Page) -> None:
     say(page, "What are the roots?")
     page.locator(".katex").first.wait_for()
-    assert page.locator(".katex").count() == 4 and page.locator(".katex-display").count() == 2
+    assert page.locator(".katex").count() == 5 and page.locator(".katex-display").count() == 2
     assert page.locator("[style]", has=page.locator("svg")).count() > 0
     assert page.evaluate("document.fonts.ready.then(() => document.fonts.check('16px KaTeX_Main'))")
-    assert page.locator(".undrawn").all_inner_texts() == ["\\frac{1", "\\href{javascript:alert(1)}{x}"] or True
+    assert (
+        page.locator(".undrawn").all_inner_texts() == ["\\frac{1"] and page.locator(".katex a, .katex img").count() == 0
+    )
     picture(page, "chat-math")
 
 

@@ -15,6 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 import blink.api.pages
+from blink.api.pages.docs import add_docs_page
 from blink.api.pages.files import library_files, page_routes
 from blink.link.client import EngineClient
 from page_libraries import FOLDER, list_faults, read_table
@@ -35,6 +36,7 @@ _MAX_BYTES = 1_500_000  # of all that the page may load
 def get(path: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> httpx.Response:
     app = FastAPI()
     app.include_router(page_routes())
+    add_docs_page(app)
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:

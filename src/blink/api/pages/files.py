@@ -18,7 +18,7 @@ _TYPES = {
     "svg": "image/svg+xml",
     "woff2": "font/woff2",
 }
-_STYLES = ("page.css", "chat.css", "markdown.css", "icon.svg")
+_STYLES = ("page.css", "chat.css", "markdown.css")
 _FRAME = ("page.js", "theme.js", "dom.js", "connection.js", "state.js", "figures.js")
 _CHAT = ("talk.js", "chat.js", "runs.js", "stream.js", "answer.js", "conversation.js", "parameters.js")
 _MESSAGES = ("message.js", "markdown.js", "math.js", "copy.js", "escape.js")

@@ -26,13 +26,14 @@ function addCall(calls, { index, id, function: part }) {
   call.arguments += part?.arguments ?? "";
 }
 
+const SHORT = 20; // milliseconds, in which no rate can be told
 const seconds = (from, to, digits) => ((to - from) / 1000).toFixed(digits);
 
 /** Return an answer's figures in words. */
 export function describeTimes({ times, note }) {
   const { asked, first, last, tokens } = times, parts = [];
   if (first) parts.push(`first token after ${seconds(asked, first, 2)} s`);
-  if (tokens > 1 && last > first) parts.push(`${tokens} tokens, ${((1000 * (tokens - 1)) / (last - first)).toFixed(1)} per second`);
+  if (tokens > 1 && last - first > SHORT) parts.push(`${tokens} tokens, ${((1000 * (tokens - 1)) / (last - first)).toFixed(1)} per second`);
   if (note) parts.push(note);
   return parts.join(" · ");
 }

@@ -11,9 +11,10 @@ const INLINE = /^(?:\$\$([^$]+?)\$\$|\\\[([\s\S]+?)\\\]|\\\(([\s\S]+?)\\\)|\$(?!
 const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 300 };
 const LONGEST = 5000; // characters
 
-const start = (src) => {
-  const at = src.search(/\$|\\[([]/);
-  return at < 0 ? undefined : at;
+/** Return where a formula may begin; a block's begins a line. */
+const startOf = (pattern, offset) => (src) => {
+  const at = src.search(pattern);
+  return at < 0 ? undefined : at + offset;
 };
 const token = (type, match, isDisplay) => ({ type, raw: match[0], tex: match.slice(1).find((part) => part !== undefined), isDisplay });
 const markup = (tag) => ({ tex, isDisplay }) => `<${tag} data-tex="${escape(tex)}"${isDisplay ? ' data-display="1"' : ""}></${tag}>`;
@@ -23,7 +24,7 @@ export const mathExtensions = [
   {
     name: "mathBlock",
     level: "block",
-    start,
+    start: startOf(/\n {0,3}(?:\$\$|\\\[)/, 1),
     tokenizer(src) {
       const match = BLOCK.exec(src);
       return match ? token("mathBlock", match, true) : undefined;
@@ -33,7 +34,7 @@ export const mathExtensions = [
   {
     name: "math",
     level: "inline",
-    start,
+    start: startOf(/\$|\\[([]/, 0),
     tokenizer(src) {
       const match = INLINE.exec(src);
       return match ? token("math", match, match[1] !== undefined || match[2] !== undefined) : undefined;

@@ -37,6 +37,7 @@ export class Runs {
       this.#fail(node, error);
     }
     this.#aborts.delete(conversation.id);
+    conversation.updated = Date.now();
     this.hooks.ended(conversation, node);
   }
 
