@@ -8,7 +8,7 @@ const BLOCK = /^ {0,3}(?:\$\$([^$]+?)\$\$|\\\[([\s\S]+?)\\\])[ \t]*(?:\n|$)/;
 // As in Pandoc's Markdown: no space after the first $ and before the last, no digit after it; so prices stay prices.
 const INLINE = /^(?:\$\$([^$]+?)\$\$|\\\[([\s\S]+?)\\\]|\\\(([\s\S]+?)\\\)|\$(?!\s)((?:\\[^\n]|[^$\\\n])+?)(?<!\s)\$(?!\d))/;
 // What a hostile formula may cost; links and styles of its own are off, as `trust` is.
-const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 300 };
+const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", errorColor: "inherit", maxSize: 20, maxExpand: 300 };
 const LONGEST = 5000; // characters
 
 /** Return where a formula may begin; a block's begins a line. */
