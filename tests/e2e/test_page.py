@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in a real browser: a chat of three turns, stop, regenerate, a wrong key, a dead engine, and the live state.
+"""The page in a real browser and a real server: a chat of three turns, stop, regenerate, a wrong key, a dead engine,
+and the live state. What the chat draws and keeps: test_chat_page.py.
 
 With BLINK_SCREENSHOTS set to a folder, pictures of the page are kept there.
 """
@@ -96,11 +97,17 @@ def say(page: Page, text: str, *, wait: bool = True) -> None:
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
     if wait:
-        page.get_by_role("button", name="Regenerate").wait_for()
+        page.locator("li.user", has_text=text).last.wait_for()
+        wait_idle(page)
+
+
+def wait_idle(page: Page) -> None:
+    """Wait until no answer is being streamed."""
+    page.get_by_role("button", name="Send").wait_for()
 
 
 def answers(page: Page) -> list[str]:
-    return page.locator("li.assistant > span").all_inner_texts()
+    return page.locator("li.assistant > .body").all_inner_texts()
 
 
 def be_greedy(page: Page, max_tokens: int) -> None:
@@ -139,8 +146,8 @@ def test_a_greedy_answer_that_is_regenerated_is_the_same(page: Page) -> None:
     say(page, "Count to ten.")
     before = answers(page)
     page.get_by_role("button", name="Regenerate").click()
-    page.locator("li.streaming").wait_for(state="attached")
-    page.get_by_role("button", name="Regenerate").wait_for()
+    page.get_by_text("2/2").wait_for()
+    wait_idle(page)
     assert answers(page) == before and len(before) == 1
 
 
@@ -151,7 +158,7 @@ def test_stop_in_mid_stream_ends_the_request_at_the_engine(page: Page, url: str,
     wait_for(lambda: any(len(answer) > 20 for answer in answers(page)), 60)
     assert metric(url, "vllm:num_requests_running") == 1
     page.get_by_role("button", name="Stop").click() if how == "button" else page.keyboard.press("Escape")
-    page.get_by_role("button", name="Regenerate").wait_for()
+    wait_idle(page)
     assert "stopped" in page.locator("li.assistant small").inner_text()
     length = len(answers(page)[0])
     wait_for(lambda: metric(url, "vllm:num_requests_running") == 0, 30)
@@ -175,7 +182,7 @@ def test_a_wrong_key_is_asked_for_again(page: Page) -> None:
 
 def test_markup_in_an_answer_stays_text(page: Page) -> None:
     say(page, "<img src=x onerror=alert(1)>", wait=False)
-    item = page.locator("li.user > span")
+    item = page.locator("li.user > .body")
     assert item.inner_text() == "<img src=x onerror=alert(1)>" and page.locator("#messages img").count() == 0
     page.get_by_role("button", name="Stop").click()
 
@@ -215,13 +222,13 @@ def test_an_engine_that_dies_is_shown_and_its_return_too(page: Page, server: Ser
     wait_for(lambda: any(len(answer) > 20 for answer in answers(page)), 60)
     os.kill(find_engine(server.pid), signal.SIGKILL)
     page.get_by_role("alert").get_by_text("The request was lost").wait_for()
-    page.locator("#health[data-state=down]").wait_for()
+    page.locator("#health:not([data-state=up])").wait_for()
     picture(page, "page-engine-away")
     page.locator("#health[data-state=up]").wait_for()
     page.get_by_role("button", name="Regenerate").click()
     wait_for(lambda: any(len(answer) > 20 for answer in answers(page)), 60)
     page.keyboard.press("Escape")
-    page.get_by_role("button", name="Regenerate").wait_for()
+    wait_idle(page)
 
 
 def find_engine(supervisor: int) -> int:

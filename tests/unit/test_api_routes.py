@@ -285,7 +285,7 @@ def test_the_page_of_the_api_names_every_path_and_field_and_nothing_from_elsewhe
             assert f"<code>{field}</code>" in page.text
     assert not re.search(r"<script|<style|\sstyle=|\son\w+=|https?://|//\w", page.text)
     linked = set(re.findall(r'(?:src|href)="([^"]+)"', page.text))
-    assert linked == {"page/docs.css", "openapi.json"}
+    assert linked == {"page/docs.css", "page/icon.svg", "openapi.json"}
     assert all(send(app, "GET", f"/{path}").status_code == 200 for path in linked)
 
 

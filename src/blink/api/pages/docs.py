@@ -14,12 +14,13 @@ from blink.api.pages.files import HEADERS, add_static_file
 
 _METHODS = ("get", "post", "put", "patch", "delete")
 _SCHEMAS = "#/components/schemas/"
-_STYLE = "docs.css"
+_STYLE, _ICON = "docs.css", "icon.svg"
 _HEAD = f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <title>Blink: the API</title>
+<link rel="icon" href="page/{_ICON}">
 <link rel="stylesheet" href="page/{_STYLE}">
 <h1>Blink %s</h1>
 <p>The server's API. The same for programs: <a href="openapi.json">openapi.json</a>.</p>
@@ -29,8 +30,9 @@ Schema = Mapping[str, Any]
 
 
 def add_docs_page(app: FastAPI) -> None:
-    """Serve the page of an application's routes; it needs no key."""
-    add_static_file(app.router, f"/page/{_STYLE}", _STYLE)
+    """Serve the page of an application's routes and its files, of which the page at / has the icon too; no key."""
+    for name in (_STYLE, _ICON):
+        add_static_file(app.router, f"/page/{name}", name)
 
     @app.get("/docs", include_in_schema=False)
     @app.head("/docs", include_in_schema=False)

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The frame of the page: which view is shown, the key, and whether the server can answer now.
 
-import { Chat } from "./chat.js";
+import { Connection } from "./connection.js";
+import { $ } from "./dom.js";
 import { StateView } from "./state.js";
+import { startTalk } from "./talk.js";
 
 const HEALTH_INTERVAL = 2000; // milliseconds
-const $ = (id) => document.getElementById(id);
-
-const connection = {
-  model: "",
-  key: sessionStorage.getItem("blink-key") ?? "",
-  headers() {
-    return this.key ? { Authorization: `Bearer ${this.key}` } : {};
-  },
+const WAITING = {
+  starting: "The model is being loaded. Write your question now, and send it when the server is ready.",
+  down: "The server runs, but its engine does not answer.",
+  gone: "The server does not answer.",
 };
+
+const connection = new Connection();
+const stateView = new StateView($("state"));
 
 function notify(text, status) {
   $("notice").textContent = text;
@@ -29,42 +30,29 @@ function askForKey(reason) {
 
 function useKey(key) {
   connection.key = key;
-  if (key) sessionStorage.setItem("blink-key", key);
-  else sessionStorage.removeItem("blink-key");
   notify("");
   learnModel();
 }
 
 async function learnModel() {
-  try {
-    const response = await fetch("v1/models", { headers: connection.headers() });
-    if (response.status === 401) askForKey(connection.key ? "The server does not accept this key." : "This server wants a key.");
-    if (!response.ok) return;
-    connection.model = (await response.json()).data[0].id;
-    $("model").textContent = connection.model;
-  } catch {
-    // the look at the health says so
-  }
+  const status = await connection.learnModel();
+  if (status === 401) askForKey(connection.key ? "The server does not accept this key." : "This server wants a key.");
+  $("model").textContent = $("model").title = connection.model;
 }
 
 async function lookAtHealth() {
-  let state = "down", text = "no server";
-  try {
-    const response = await fetch("health", { cache: "no-store" });
-    [state, text] = response.ok ? ["up", "ready"] : ["down", "engine away"];
-  } catch {
-    // no server
-  }
-  const before = $("health").dataset.state;
+  const before = connection.state;
+  await connection.lookAtHealth();
+  const { state, reason } = connection;
   $("health").dataset.state = state;
-  $("health").textContent = text;
+  $("health").textContent = connection.describe();
+  $("health").title = reason;
+  $("waiting").textContent = WAITING[state] ?? "";
   if (state === "up" && before !== "up") {
     notify("");
     learnModel();
   }
 }
-
-const stateView = new StateView($("state"));
 
 function show() {
   const name = location.hash === "#state" ? "state" : "chat";
@@ -73,6 +61,7 @@ function show() {
     if (view === name) $(`tab-${view}`).setAttribute("aria-current", "page");
     else $(`tab-${view}`).removeAttribute("aria-current");
   }
+  $("menu").hidden = name !== "chat";
   stateView.isShown = name === "state";
   if (name === "chat") $("prompt").focus();
 }
@@ -84,7 +73,7 @@ $("drop-key").addEventListener("click", () => {
   $("key-dialog").close();
 });
 window.addEventListener("hashchange", show);
-new Chat(connection, notify);
+startTalk(connection, notify);
 show();
 lookAtHealth();
 setInterval(() => document.hidden || lookAtHealth(), HEALTH_INTERVAL);
