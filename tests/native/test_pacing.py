@@ -6,6 +6,7 @@ The clock is the test's: a step takes what the table of costs says, and a hold l
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,7 +83,7 @@ class Server:
 
     def gaps(self, sequence: int) -> list[float]:
         times = self.times(sequence)
-        return [after - before for before, after in zip(times[:-1], times[1:], strict=True)]
+        return [after - before for before, after in itertools.pairwise(times)]
 
     @property
     def is_held(self) -> bool:
