@@ -3,7 +3,7 @@
 
 Steps take what those of Llama-3-8B's shape take (benchmarks/README.md) and sample nothing: answers have the lengths
 that were asked for. Frontend and network are left out but for a constant in each first token. Means over seeds. Joules
-are those of an H100, by what a step takes and how many tokens it has.
+are those of an H100, by a step's time and number of tokens, from two seconds after the start to the last arrival.
 
 Run with: python benchmarks/scheduler_simulation.py [--format int4] [--rates 8 32] [--set overtake_share=0,0.03]
 or: --format bf16-h100 --set tpot_target_ms=0,10,15,20
@@ -80,6 +80,7 @@ FRONTEND_MS = 0.9  # of a first token
 SEGMENT_NS = 1_000_000
 WATTS = {1: 581.0, 8: 594.0, 32: 656.0, 64: 703.0}  # while a step of so many tokens runs
 RESTING_WATTS = 145.0  # between steps
+SETTLE_NS = 2_000_000_000  # until energy counts
 
 
 def interpolate(table: dict[int, float], tokens: int) -> float:
@@ -116,8 +117,8 @@ class Simulation:
         self.answers: dict[int, Answer] = {}
         self.launches: list[np.void] = []
         self.sizes = graph_sizes(geometry)
-        self.preempting = self._segment_ns = self._running_ns = 0
-        self._joules = 0.0
+        self.preempting = self._segment_ns = 0
+        self._used: list[tuple[int, int, float]] = []  # of each launch: when, its time, joules
         self.pair = QueuePair(ShmLink(self.region, 0))
         self.pair.request_attach()
         while not self.pair.is_attached():
@@ -158,17 +159,20 @@ class Simulation:
                 self._use(took)
                 ends_at = self.now + took
             self._collect()
-        self._joules += (self.now - start - self._running_ns) / 1e9 * RESTING_WATTS
 
-    @property
     def joules_per_token(self) -> float:
-        return self._joules / sum(len(answer.times) for answer in self.answers.values())
+        """Return joules per token while requests came; what is left at the end has few rows."""
+        arrivals = [answer.at_ns for answer in self.answers.values()]
+        begin, end = min(arrivals) + SETTLE_NS, max(arrivals)
+        counted = [(took, joules) for at, took, joules in self._used if begin <= at < end]
+        resting = (end - begin - sum(took for took, _ in counted)) / 1e9 * RESTING_WATTS
+        tokens = sum(begin <= at < end for answer in self.answers.values() for at in answer.times)
+        return (sum(joules for _, joules in counted) + resting) / tokens
 
     def _use(self, took_ns: int) -> None:
-        """Count the energy of a launch."""
+        """Note the energy of a launch."""
         tokens = min(int(self.launches[-1]["num_tokens"]), max(WATTS))
-        self._running_ns += took_ns
-        self._joules += took_ns / 1e9 * interpolate(WATTS, tokens)
+        self._used.append((self.now, took_ns, took_ns / 1e9 * interpolate(WATTS, tokens)))
 
     def _submit(self, found: Lengths) -> None:
         prompt = np.full(found.input_len, len(self.answers) % VOCAB, np.int32)
@@ -222,7 +226,7 @@ def simulate(config: EngineConfig, steps: Steps, rate: float, duration: float, s
     between = np.concatenate([np.diff(answer.times) for answer in answers]) / 1e6
     found = {f"ttft_p{part}": float(np.percentile(first, part)) for part in (50, 90, 99)}
     found |= {f"tpot_p{part}": float(np.percentile(each, part)) for part in (50, 99)}
-    found["joules"] = simulation.joules_per_token
+    found["joules"] = simulation.joules_per_token()
     found |= {"itl_p99": float(np.percentile(between, 99)), "preempting": simulation.preempting / len(answers)}
     return found | {"padding": padding_share(np.array(simulation.launches), simulation.sizes)}
 
