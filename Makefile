@@ -81,10 +81,11 @@ print-device:
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_PROCESSES) $(TESTS)
 
-# Then, with nothing beside them, the tests of servers: the long ones measure latency beside processes that they start.
+# Then, alone, the tests of servers: the long ones measure latency next to processes that they start. Virtual machines last.
 test-all: lint $(VENV)/.clients-$(DEVICE)
 	$(BIN)/python -m pytest --long $(PYTEST_PROCESSES) $(TESTS) --ignore tests/e2e --ignore tests/rdma
-	$(BIN)/python -m pytest --long $(TESTS) tests/e2e tests/rdma
+	$(BIN)/python -m pytest --long $(TESTS) tests/e2e
+	$(BIN)/python -m pytest --long $(TESTS) tests/rdma
 
 # Skipped tests would look like a success.
 test-gpu:

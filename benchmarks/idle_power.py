@@ -2,7 +2,8 @@
 """Power and clocks of a GPU without a server, beside an idle one, and after a burst; and how soon an idle one answers.
 
 The scheduler's pause between two looks is varied; a kernel of one thread that does nothing but sleep is measured too,
-as the least that anything resident takes. Needs NVML (nvidia-ml-py); nothing else may use the GPU.
+as the least that anything resident takes. On an H100 the pause made no difference: the driver keeps the clock up for
+whatever is resident, and `nvidia-smi -lgc` lowers it. Needs NVML (nvidia-ml-py); nothing else may use the GPU.
 """
 
 from __future__ import annotations

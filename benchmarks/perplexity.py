@@ -29,7 +29,8 @@ def score_prompts(prompts: Sequence[str | Sequence[int]], **options: Any) -> lis
     with LLM(**options) as llm:
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         outputs = llm.generate(list(prompts), params, use_tqdm=False)
-    return [entry.logprob for output in outputs for entry in output.prompt_logprobs]
+    positions = (position for output in outputs for position in output.prompt_logprobs or () if position is not None)
+    return [next(iter(position.values())).logprob for position in positions]
 
 
 def find_perplexity(logprobs: Sequence[float]) -> float:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measure again what the README beside this says of an engine on one GPU: benchmarks/reproduce.sh [PART...]
+# Measure an engine on one GPU as benchmarks/results has it: benchmarks/reproduce.sh [PART...]
 #
 #   http        a server of Llama-3-8B's shape under the load of docs/benchmarking.md, three times
 #   burst       the same with 1,200 requests at once, by how many sequences and tokens a step may have

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler itself under the load of `blink bench`, on a made-up clock: what its rules do to latency and energy.
 
-Steps take what those of Llama-3-8B's shape take (benchmarks/README.md) and sample nothing: answers have the lengths
-that were asked for. Frontend and network are left out but for a constant in each first token. Means over seeds. Joules
-are those of an H100, by a step's time and number of tokens, from two seconds after the start to the last arrival.
+Steps take what those of Llama-3-8B's shape take (on an H200; in FP8, in 4 bits and with "bf16-h100" on an H100) and
+sample nothing: answers have the lengths that were asked for. Frontend and network are left out but for a constant in
+each first token. Means over seeds. Joules are those of an H100, by a step's time and number of tokens, from two seconds
+after the start to the last arrival.
 
 Run with: python benchmarks/scheduler_simulation.py [--format int4] [--rates 8 32] [--set overtake_share=0,0.03]
 or: --format bf16-h100 --set tpot_target_ms=0,10,15,20

@@ -19,11 +19,11 @@ from typing import Any, Final
 from flat.cases import CONTROLS, title_of
 from flat.kinds import KINDS
 from flat.quantiles import bootstrap
+from result_files import fill
 
 _METRICS: Final = ("ttft_ms", "tpot_ms", "gap_ms")
 _PERCENTILES: Final = ("p50", "p90", "p99", "p99.9", "max")
 _SHOWN: Final = (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"))
-_BEGIN, _END = "<!-- flat -->\n", "<!-- /flat -->\n"
 NOT_YET: Final = "Not measured yet.\n"
 
 
@@ -146,15 +146,6 @@ def format_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fill(page: str, text: str) -> str:
-    """Put a text between the markers of a page."""
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise SystemExit(f"the page lacks the lines {_BEGIN.strip()} and {_END.strip()}")
-    return f"{before}{begin}{text}{end}{after}"
-
-
 def _describe(result: dict[str, Any], rate: float) -> str:
     machine, protocol, server = result["machine"], result["protocol"], result["server"]
     gpus = ", ".join(machine["gpus"]) or "no GPU"
@@ -197,7 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     table = format_table(json.loads(options.result.read_text()))
     if options.into:
-        options.into.write_text(fill(options.into.read_text(), table))
+        options.into.write_text(fill(options.into.read_text(), "flat", table))
     else:
         print(table)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time attention and rotary kernels in the shapes of Llama-3-8B: medians of graph replays, per layer, and the floor.
 
-"decode" is the kernel of decoding rows, which rotates too, "Hopper" that of csrc/gpu/prompts, which longer steps take
-where they can, and "cuDNN" its attention of a prompt alone, whose keys lie in no pages. `--fp8`: with the KV cache in
-FP8; `--sweep` compares Triton's tiles instead. Run with: python benchmarks/kernels/attention.py [--fp8] [--sweep]
+"decode" is the kernel of decoding rows, which rotates too, "Hopper" that of csrc/kernels/prefill, which longer steps
+take where they can, and "cuDNN" its attention of a prompt alone, whose keys lie in no pages. `--fp8`: with the KV cache
+in FP8; `--sweep` compares Triton's tiles instead. Run with: python benchmarks/kernels/attention.py [--fp8] [--sweep]
 """
 
 from __future__ import annotations

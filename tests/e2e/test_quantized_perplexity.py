@@ -17,6 +17,7 @@ from blink.text.assets import load_assets
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not in Blink's cache"),
 ]
 

@@ -92,14 +92,14 @@ def log_segment(
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """Replace the device: what is logged are steps (tokens, rows, kind), segments, captures, start and close.
 
-    Before the captures cuBLAS reserves SMs for the scheduler, the file with choices is named, and kernels are compiled.
+    Before the captures cuBLAS reserves SMs for the scheduler, the autotuner's file is named, and kernels are compiled.
     """
     DeviceTwin.log = []
     monkeypatch.setenv("CUDA_MODULE_LOADING", "")
     monkeypatch.setattr(gpu, "DeviceState", lambda region, device: DeviceTwin(region))  # noqa: ARG005
     monkeypatch.setattr(gpu, "DeviceScheduler", lambda state: state)
     monkeypatch.setattr(gpu.cublas, "reserve_sm", lambda: DeviceTwin.log.append("reserve SM"))
-    monkeypatch.setattr(gpu.choices, "choosing", lambda path: nullcontext(DeviceTwin.log.append(path.name)))
+    monkeypatch.setattr(gpu.autotuner, "tuning", lambda path: nullcontext(DeviceTwin.log.append(path.name)))
     monkeypatch.setattr(gpu, "compile_ahead", lambda run: DeviceTwin.log.append("compile ahead"))  # noqa: ARG005
     monkeypatch.setattr(
         base,

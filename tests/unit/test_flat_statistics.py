@@ -19,7 +19,8 @@ from flat.cases import CONTROLS, Case, num_neighbours, order_cases
 from flat.charts import draw_doses, draw_gaps
 from flat.kinds import KINDS
 from flat.quantiles import bootstrap, ccdf, describe, histogram, merge
-from flat.report import NOT_YET, fill, format_csv, format_table, rows_of
+from flat.report import NOT_YET, format_csv, format_table, rows_of
+from result_files import fill
 
 _PAGE = Path(__file__).parents[2] / "docs" / "flat.md"
 
@@ -200,11 +201,11 @@ def test_pictures_have_a_line_for_each_kind_that_was_measured(result: dict[str, 
 
 def test_the_page_takes_a_table_between_its_markers(result: dict[str, Any]) -> None:
     page = _PAGE.read_text()
-    filled = fill(page, format_table(result))
+    filled = fill(page, "flat", format_table(result))
     assert format_table(result) in filled
-    assert fill(filled, NOT_YET) == fill(page, NOT_YET)
+    assert fill(filled, "flat", NOT_YET) == fill(page, "flat", NOT_YET)
     with pytest.raises(SystemExit, match="lacks the lines"):
-        fill("nothing", "")
+        fill("nothing", "flat", "")
 
 
 def test_the_page_names_every_kind_and_control() -> None:

@@ -23,7 +23,8 @@ SHARED = Path(__file__).parents[1] / "shared"
 CASES = json.loads((SHARED / "format_cases.json").read_text())  # of the official suite
 NEIGHBOURS = json.loads((SHARED / "format_neighbours.json").read_text())  # valid and, one character aside, invalid
 CHECKER = Draft202012Validator.FORMAT_CHECKER
-CHECKED = sorted(FORMATS.keys() & CHECKER.checkers.keys())
+# jsonschema 4.26 forbids 100 in a relative JSON pointer, as it reads a 0 before another digit as leading.
+CHECKED = sorted((FORMATS.keys() & CHECKER.checkers.keys()) - {"relative-json-pointer"})
 
 
 def matches(format: str, text: str) -> bool:

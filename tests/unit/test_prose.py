@@ -13,9 +13,7 @@ from doc_pages import ROOT, count_words, list_pages, list_sentences, name_of, wi
 MAX_SENTENCE, MAX_PAGE = 30, 1500
 
 # Pages that are not yet written anew.
-PENDING = {
-    "README.md",
-}
+PENDING: set[str] = set()
 # Tables made of the flags' declarations: a row for each flag, to be searched and not read.
 GENERATED = {"flags.md", "from-vllm.md"}
 

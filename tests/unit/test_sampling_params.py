@@ -41,14 +41,14 @@ def test_every_parameter_of_the_list_is_one_of_the_struct_of_the_params_and_of_r
         assert allowed.holds(allowed.default)
 
 
-def test_a_parameter_is_named_by_its_list_its_sampler_and_the_two_schemas_alone() -> None:
+def test_a_parameter_is_named_by_its_list_its_sampler_and_the_schemas_alone() -> None:
     package = _ROOT / "src" / "blink"
     naming = {
         str(path.relative_to(package))
         for path in package.rglob("*")
         if path.suffix in {".py", ".h", ".cpp", ".cu", ".cuh"} and re.search(r"\bmin_p\b", path.read_text())
     }
-    schemas = {"sampling_params.py", "api/openai/schema.py"}
+    schemas = {"sampling_params.py", "api/openai/schema.py", "api/anthropic/schema.py"}
     assert naming == {"csrc/sampler/params.h", "csrc/sampler/floor.h", *schemas}
 
 

@@ -43,12 +43,11 @@ def plan_attention(
     """
     dtype = dtype or cache.dtype
     if cache.device.type == "cuda":
-        from blink.kernels.gpu.attention import paged as attention
-        from blink.kernels.gpu.attention import plan as attention_plan
+        from blink.kernels.gpu.attention import paged, plan
 
-        plan = attention_plan.plan_attention(batch, num_tokens, num_rows, attentions, cache, dtype)
+        planned = plan.plan_attention(batch, num_tokens, num_rows, attentions, cache, dtype)
         return AttentionPlan(
-            num_tokens, lambda query, cache, options: attention.paged_attention(query, cache, plan, options)
+            num_tokens, lambda query, cache, options: paged.paged_attention(query, cache, planned, options)
         )
     groups = cpu.plan_attention(batch, num_tokens, cache.block_size, dtype)
     return AttentionPlan(num_tokens, lambda query, cache, options: cpu.paged_attention(query, cache, groups, options))

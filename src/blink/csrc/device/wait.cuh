@@ -8,8 +8,10 @@ namespace blink {
 
 constexpr uint64_t kIdlePassNs = 5000000;  // the longest time between two passes: heartbeat, leases, the engine's words
 constexpr uint64_t kBusyPassNs = 1000000;  // the same while a step runs
-constexpr uint64_t kLookNs = 5000;         // between looks at the frontends' words while a step runs
-constexpr uint64_t kKeepNs = 10000;        // between touches of what the end of a step is expected to read
+// Between looks at the frontends' words while a step runs. Each look is one load of four words: three loads of a word
+// slowed every kernel of a step, by a sixth at one row.
+constexpr uint64_t kLookNs = 5000;
+constexpr uint64_t kKeepNs = 10000;  // between touches of what the end of a step is expected to read
 
 __device__ inline void keep(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 

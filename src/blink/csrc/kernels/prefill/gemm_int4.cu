@@ -3,6 +3,9 @@
 // tokens. Each of two warpgroups makes operands of 64 rows in registers, one word ahead of the GEMMs of the tensor
 // cores; a third copies weights and tokens ahead. Blocks of a cluster share k, and then exchange their sums. Of gates
 // and ups a tile has 64 each, in eights by turns: a lane's upper row is a gate, and its lower one the gate's up.
+//
+// Slower on an H100: tokens copied once for two blocks (multicast), four blocks that share k, and persistent blocks
+// among which all tiles are dealt out evenly.
 #include "kernels/args.h"
 #include "kernels/common/pipeline.cuh"
 #include "kernels/common/quantized.cuh"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GEMMs with weights of 16 bits, each by the fastest of the algorithms that cuBLAS offers for its shape.
 
-Its own first choice is up to a quarter slower for some shapes of 64 to 512 rows (benchmarks/README.md).
+Its own first choice is up to a quarter slower for some shapes of 64 to 512 rows, such as those of QKV.
 """
 
 from __future__ import annotations
