@@ -3,9 +3,10 @@
 
 A server of Llama-3-8B's shape with random weights gets `blink bench`'s load at each rate and each target, which the
 requests carry. Target 0 is the server without pacing. Several repeats alternate the targets; the table has medians.
-Joules are those of the GPU's energy counter (nvidia-ml-py) over a whole run; nothing else may use the GPU.
+Joules are those of the GPU's energy counter (nvidia-ml-py) from some seconds after the first token to the last arrival,
+for at its end a run has few rows. Nothing else may use the GPU. With the defaults it takes about five minutes.
 
-Run with: python benchmarks/pacing.py [--rates 8 32 48] [--targets 0 10 15 20] [--duration 12] [--repeats 3]
+Run with: python benchmarks/pacing.py [--rates 8 32 48] [--targets 0 10 15 20] [--duration 16] [--repeats 3]
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blink.bench.power import EnergyMeter
+from blink.errors import BlinkError
+
 LLAMA = Path("src/blink/models/configs/llama-3-8b")
 CLIENT_CORES = 4  # the last of the machine, where it has three times as many
 START_SECONDS = 240
-FIGURES = ("joules_per_token", "mean_power_w", "p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms")
-FIGURES += ("p99_itl_ms", "completed", "failed")
+FIGURES = ("p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms", "p99_itl_ms", "completed", "failed")
+_TOKENS, _HELD = "vllm:generation_tokens_total", "blink:held_seconds_total"
 HEADS = ("req/s", "target", "J/token", "of 0", "W", "TTFT p50", "p99", "TPOT p50", "p99", "ITL p99", "held %")
 
 
@@ -87,33 +91,68 @@ def wait_for(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
     raise SystemExit(f"pacing.py: the server does not start\n{log.read_text()[-3000:]}")
 
 
-def held_seconds(port: int) -> float:
-    """Return how long steps have waited, by the server's metrics."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What server and GPU have counted so far."""
+
+    at: float
+    joules: float  # NaN: nothing counts them
+    tokens: float
+    held: float  # seconds
+
+
+def read_counters(port: int, meter: EnergyMeter | None) -> Reading:
+    """Read the server's metrics and the GPU's counter."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("blink:held_seconds_total"))
+    tokens, held = (
+        sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)) for name in (_TOKENS, _HELD)
+    )
+    return Reading(time.monotonic(), meter.read() if meter else math.nan, tokens, held)
 
 
-def measure(options: argparse.Namespace, cores: Cores, rate: float, target: float, folder: Path) -> dict[str, float]:
+def watch(load: subprocess.Popen[str], options: argparse.Namespace, meter: EnergyMeter | None) -> dict[str, float]:
+    """Return the energy of a load that has been started, while its requests come."""
+    first = read_counters(options.port, meter)
+    while load.poll() is None and read_counters(options.port, meter).tokens == first.tokens:
+        time.sleep(0.05)
+    begun = time.monotonic()
+    time.sleep(min(options.settle, options.duration / 2))
+    before = read_counters(options.port, meter)
+    time.sleep(max(0.0, begun + options.duration - time.monotonic()))
+    after = read_counters(options.port, meter)
+    seconds, joules = after.at - before.at, after.joules - before.joules
+    return {
+        "joules_per_token": joules / max(1.0, after.tokens - before.tokens),
+        "mean_power_w": joules / seconds,
+        "held_percent": 100 * (after.held - before.held) / seconds,
+    }
+
+
+def measure(
+    options: argparse.Namespace, cores: Cores, rate: float, target: float, folder: Path, meter: EnergyMeter | None
+) -> dict[str, float]:
     """Return the figures of one run of the load."""
     command = [sys.executable, "-m", "blink", "bench", "--port", str(options.port), "--request-rate", f"{rate:g}"]
-    command += ["--duration", f"{options.duration:g}", "--num-warmups", "1", *options.bench_args]
+    command += ["--duration", f"{options.duration:g}", "--num-warmups", "0", *options.bench_args]
     command += ["--extra-body", json.dumps({"tpot_target_ms": target}), "--result-dir", str(folder)]
     command += ["--result-filename", "run.json", "--save-result"]
     command += ["--client-cpus", cores.client] if cores.client else []
-    before, begun = held_seconds(options.port), time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"pacing.py: blink bench failed\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    for line in (done.stdout + done.stderr).splitlines():
+    with (folder / "bench.log").open("w") as log:
+        load = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True)
+        energy = watch(load, options, meter)
+        load.wait()
+    said = (folder / "bench.log").read_text()
+    if load.returncode:
+        raise SystemExit(f"pacing.py: blink bench failed\n{said[-3000:]}")
+    for line in said.splitlines():
         if "DOUBTFUL" in line:
             print(f"{rate:g} req/s, target {target:g}: {line.strip()}", flush=True)
     run: dict[str, Any] = json.loads((folder / "run.json").read_text())["runs"][0]
     found = {name: math.nan if run.get(name) is None else float(run[name]) for name in FIGURES}
     if found["failed"]:
         print(f"{rate:g} req/s, target {target:g}: {found['failed']:g} requests failed: {run['errors']}", flush=True)
-    held = (held_seconds(options.port) - before) / (time.monotonic() - begun)
-    return found | {"held_percent": 100 * held}
+    return found | energy
 
 
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -136,12 +175,23 @@ def report(found: dict[tuple[float, float], list[dict[str, float]]]) -> None:
         )
 
 
+def open_meter(gpu: int) -> EnergyMeter | None:
+    """Return what reads the GPU's energy, or say why nothing does."""
+    try:
+        return EnergyMeter(gpu)
+    except BlinkError as error:
+        print(f"no energy is read: {error}", flush=True)
+        return None
+
+
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=LLAMA, help="folder with a config.json")
-    parser.add_argument("--rates", type=float, nargs="+", default=[8, 32, 48], help="requests per second")
+    parser.add_argument("--rates", type=float, nargs="+", default=[8, 32], help="requests per second")
     parser.add_argument("--targets", type=float, nargs="+", default=[0, 10, 15, 20], help="milliseconds; 0: no pacing")
-    parser.add_argument("--duration", type=float, default=12.0, help="seconds of arrivals of each run")
+    parser.add_argument("--duration", type=float, default=16.0, help="seconds of arrivals of each run")
+    parser.add_argument("--settle", type=float, default=5.0, help="seconds of them until energy counts")
+    parser.add_argument("--gpu", type=int, default=0, help="index of the GPU, as nvidia-smi counts")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--serve-args", nargs="*", default=["--max-num-seqs=256"], help="more for blink serve")
@@ -153,14 +203,15 @@ def read_options() -> argparse.Namespace:
 def main() -> None:
     """Print a line for each rate and target."""
     options, cores = read_options(), split_cores()
+    meter = open_meter(options.gpu)
     found: dict[tuple[float, float], list[dict[str, float]]] = {
         (rate, target): [] for rate in options.rates for target in options.targets
     }
     with tempfile.TemporaryDirectory() as name, serve(options, cores, Path(name) / "serve.log"):
-        measure(options, cores, max(options.rates), 0, Path(name))  # the clocks and the table of costs settle
+        measure(options, cores, max(options.rates), 0, Path(name), meter)  # the clocks and the table of costs settle
         for _ in range(options.repeats):
             for (rate, target), runs in found.items():
-                runs.append(measure(options, cores, rate, target, Path(name)))
+                runs.append(measure(options, cores, rate, target, Path(name), meter))
     report(found)
     if options.output:
         rows = [{"rate": rate, "target_ms": target, "runs": runs} for (rate, target), runs in found.items()]

@@ -41,7 +41,8 @@ class Server:
         self.held_ns = self._held_since = 0
 
     def submit(self, target_ms: float | None = None, *, prompt: list[int] = PROMPT, **params: Any) -> int:
-        return submit(self.h, self.pair, prompt, tpot_target_ms=target_ms, **({"max_tokens": 40} | params))
+        options: dict[str, Any] = {"max_tokens": 40, "tpot_target_ms": target_ms}
+        return submit(self.h, self.pair, prompt, **(options | params))
 
     def run(self, milliseconds: float) -> None:
         """Let so much time go by; the first pass is now."""
