@@ -2,16 +2,16 @@
 // Pacing: a launch waits while no running sequence's next token is due, so that each step has more rows and the GPU
 // rests between steps. Without targets nothing here changes a decision. docs/pacing.md has the reasons.
 //
-// A sequence with a target T has a due time: that of its first token plus T, and T more with each token. Tokens that
-// came early may be made up for by later ones, and tokens that came late by sooner ones, both within bounds.
+// A sequence with a target T has a due time: that of its first token plus T, and T more with each token, but never much
+// more than T from now. Tokens that came late are made up for by sooner ones, within bounds.
 #pragma once
 
 #include "scheduler/cost.h"
 
 namespace blink {
 
-constexpr uint64_t kMostAhead = 1;         // targets that a sequence may be ahead of its pace
-constexpr uint64_t kMostBehind = 8;        // targets that it may be behind, and make up for
+constexpr uint64_t kMostBehind = 8;        // targets that a sequence may be behind its pace, and make up for
+constexpr uint64_t kMostAhead = 8;         // part of a target that it may be ahead: launches in time are early
 constexpr uint64_t kPaceMargin = 16;       // part of a step's predicted time by which it is launched sooner
 constexpr uint64_t kComposingNs = 100000;  // the same, for what composing takes
 
@@ -28,9 +28,9 @@ BLINK_FN uint64_t tpot_target_ns(const State& s, const Sequence& q) {
 BLINK_FN void note_delivery(const State& s, Sequence& q, uint32_t num_tokens, uint64_t now) {
   const uint64_t target = tpot_target_ns(s, q);
   if (target == 0 || num_tokens == 0) return;
-  const uint64_t due = q.due_ns > 0 ? q.due_ns + num_tokens * target : now + target;
-  const uint64_t behind = least(now, kMostBehind * target);
-  q.due_ns = most(least(due, now + (1 + kMostAhead) * target), now - behind);
+  const uint64_t ahead = target / kMostAhead, behind = least(now, kMostBehind * target);
+  const uint64_t due = q.due_ns > 0 ? least(q.due_ns, now + ahead) : now;
+  q.due_ns = most(due + num_tokens * target, now - behind);
 }
 
 // Whether the next launch may wait at all: all live sequences have a target and run, and no step is half done.
@@ -68,7 +68,7 @@ BLINK_FN void prepare_hold(Env& env, State& s) {
 // Whether the fast path is to be left, since its step would wait: the tokens of the one that is over come first.
 BLINK_FN bool expects_hold(const State& s, uint64_t now) {
   if (!may_hold(s) || !s.fast_path_ready) return false;
-  const uint64_t due = least(s.next_due_ns, now + (1 + kMostAhead) * s.least_target_ns);
+  const uint64_t due = least(s.next_due_ns, now + s.least_target_ns + s.least_target_ns / kMostAhead);
   return now < launch_time(due, predict_ns(s, s.account.graph, s.account.kv_tokens + s.num_running));
 }
 
