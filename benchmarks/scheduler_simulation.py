@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler itself under the load of `blink bench`, on a made-up clock: what its rules do to latency.
+"""The scheduler itself under the load of `blink bench`, on a made-up clock: what its rules do to latency and energy.
 
-Steps take what those of Llama-3-8B's shape take (on an H200; in FP8 and 4 bits on an H100) and sample nothing: answers
-have the lengths that were asked for. Frontend and network are left out but for a constant in each first token. Means
-over seeds.
+Steps take what those of Llama-3-8B's shape take (on an H200; in FP8, in 4 bits and with "bf16-h100" on an H100) and
+sample nothing: answers have the lengths that were asked for. Frontend and network are left out but for a constant in
+each first token. Means over seeds. Joules are those of an H100, by a step's time and number of tokens, from two seconds
+after the start to the last arrival.
 
 Run with: python benchmarks/scheduler_simulation.py [--format int4] [--rates 8 32] [--set overtake_share=0,0.03]
+or: --format bf16-h100 --set tpot_target_ms=0,10,15,20
 """
 
 from __future__ import annotations
@@ -55,6 +57,11 @@ STEPS = {
         },
         30_500,
     ),
+    "bf16-h100": Steps(
+        {1: 5.0, 8: 5.07, 32: 5.3, 64: 5.6, 128: 6.6, 256: 8.9},
+        {16: 5.3, 32: 5.45, 64: 5.8, 128: 6.4, 256: 8.5, 512: 14.2, 1024: 25.5, 2048: 49.5},
+        43_700,
+    ),
     "fp8": Steps(
         {1: 2.6, 32: 3.3, 64: 4.2, 128: 4.8, 256: 6.3},
         {16: 2.9, 32: 3.4, 64: 4.52, 128: 4.8, 512: 7.77, 2048: 30.5},
@@ -72,10 +79,13 @@ STEPS = {
 LAUNCH_MS, JOIN_MS, BORDER_MS = 0.005, 0.09, 0.012  # behind decoding, with prompts, between segments
 FRONTEND_MS = 0.9  # of a first token
 SEGMENT_NS = 1_000_000
+WATTS = {1: 581.0, 8: 594.0, 32: 656.0, 64: 703.0}  # while a step of so many tokens runs
+RESTING_WATTS = 145.0  # between steps
+SETTLE_NS = 2_000_000_000  # until energy counts
 
 
 def interpolate(table: dict[int, float], tokens: int) -> float:
-    """Return the milliseconds of so many tokens, on the line through the table's neighbours."""
+    """Return the table's value for so many tokens, on the line through its neighbours."""
     sizes = list(table)
     at = min(max(bisect.bisect_left(sizes, tokens), 1), len(sizes) - 1)
     low, high = sizes[at - 1], sizes[at]
@@ -109,6 +119,7 @@ class Simulation:
         self.launches: list[np.void] = []
         self.sizes = graph_sizes(geometry)
         self.preempting = self._segment_ns = 0
+        self._used: list[tuple[int, int, float]] = []  # of each launch: when, its time, joules
         self.pair = QueuePair(ShmLink(self.region, 0))
         self.pair.request_attach()
         while not self.pair.is_attached():
@@ -134,16 +145,35 @@ class Simulation:
         coming = [(start + int(at * 1e9), found) for at, found in zip(arrivals, lengths, strict=True)]
         ends_at: int | None = None
         while coming or ends_at or self.pair.num_live:
-            if coming and (ends_at is None or coming[0][0] < ends_at):
+            wakes_at = ends_at or int(self.state.struct["held_until_ns"]) or None
+            if coming and (wakes_at is None or coming[0][0] < wakes_at):
                 self.now, found = coming.pop(0)
                 self._submit(found)
             else:
-                assert ends_at is not None, "the scheduler is idle, and a sequence is not at its end"
-                self.now, ends_at = ends_at, None
-                self._finish()
+                assert wakes_at is not None, "the scheduler is idle, and a sequence is not at its end"
+                self.now = wakes_at
+                if ends_at:
+                    self._finish()
+                ends_at = None
             if self._pass() == StepResult.LAUNCHED:
-                ends_at = self.now + self._duration_ns()
+                took = self._duration_ns()
+                self._use(took)
+                ends_at = self.now + took
             self._collect()
+
+    def joules_per_token(self) -> float:
+        """Return joules per token while requests came; what is left at the end has few rows."""
+        arrivals = [answer.at_ns for answer in self.answers.values()]
+        begin, end = min(arrivals) + SETTLE_NS, max(arrivals)
+        counted = [(took, joules) for at, took, joules in self._used if begin <= at < end]
+        resting = (end - begin - sum(took for took, _ in counted)) / 1e9 * RESTING_WATTS
+        tokens = sum(begin <= at < end for answer in self.answers.values() for at in answer.times)
+        return (sum(joules for _, joules in counted) + resting) / tokens
+
+    def _use(self, took_ns: int) -> None:
+        """Note the energy of a launch."""
+        tokens = min(int(self.launches[-1]["num_tokens"]), max(WATTS))
+        self._used.append((self.now, took_ns, took_ns / 1e9 * interpolate(WATTS, tokens)))
 
     def _submit(self, found: Lengths) -> None:
         prompt = np.full(found.input_len, len(self.answers) % VOCAB, np.int32)
@@ -197,6 +227,7 @@ def simulate(config: EngineConfig, steps: Steps, rate: float, duration: float, s
     between = np.concatenate([np.diff(answer.times) for answer in answers]) / 1e6
     found = {f"ttft_p{part}": float(np.percentile(first, part)) for part in (50, 90, 99)}
     found |= {f"tpot_p{part}": float(np.percentile(each, part)) for part in (50, 99)}
+    found["joules"] = simulation.joules_per_token()
     found |= {"itl_p99": float(np.percentile(between, 99)), "preempting": simulation.preempting / len(answers)}
     return found | {"padding": padding_share(np.array(simulation.launches), simulation.sizes)}
 
@@ -212,7 +243,7 @@ def main() -> None:
     parser.add_argument("--set", default="overtake_share=0,0.03", help="an option of the engine and its values")
     options = parser.parse_args()
     name, _, values = options.set.partition("=")
-    heads = "TTFT p50   p90   p99   TPOT p50   p99   ITL p99   preempting/request  padding %"
+    heads = "TTFT p50   p90   p99   TPOT p50   p99   ITL p99   preempting/request  padding %  J/token"
     print(f"{'req/s':>6} {name:>20}   {heads}", flush=True)
     for rate, value in itertools.product(options.rates, values.split(",")):
         changes: dict[str, Any] = {name: float(value)}
@@ -225,7 +256,7 @@ def main() -> None:
         print(
             f"{rate:6g} {value:>20}   {mean['ttft_p50']:8.2f} {mean['ttft_p90']:5.1f} {mean['ttft_p99']:5.1f}"
             f"   {mean['tpot_p50']:8.2f} {mean['tpot_p99']:5.2f}   {mean['itl_p99']:7.2f}   {mean['preempting']:18.2f}"
-            f"  {100 * mean['padding']:9.1f}",
+            f"  {100 * mean['padding']:9.1f}  {mean['joules']:7.3f}",
             flush=True,
         )
 

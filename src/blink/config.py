@@ -23,6 +23,7 @@ _REASONING_FORMATS = (
     "openai_gptoss", "qwen3", "seed_oss",
 )  # fmt: skip
 FITTING_LENGTH = -1  # of --max-model-len: as many tokens as the KV cache has room for
+MAX_TPOT_TARGET_MS = 10_000  # as csrc/region/layout.h has it
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "bfloat16", "float16")
 
 
@@ -166,6 +167,11 @@ class EngineConfig:
     urgent_tpot_target_ms: float = option(
         0.0, "time between tokens that latency-sensitive requests keep under best-effort load; 0: no target"
     )
+    tpot_target_ms: float = option(
+        0.0,
+        "time per output token of requests that set none; steps wait for it, which saves energy; 0: as fast as "
+        "possible",
+    )
     best_effort_share: float = option(0.1, "least share of the time for best-effort requests, under any load")
     segment_ms: float = option(0.0, "length of a segment, after which a step may be preempted; 0: 1 on GPU, 10 on CPU")
     overtake_share: float = option(
@@ -199,6 +205,7 @@ class EngineConfig:
         require(self, "max_queue_age", 0, 1e6)
         for name in ("step_target_ms", "urgent_tpot_target_ms", "segment_ms"):
             require(self, name, 0, 1e6)
+        require(self, "tpot_target_ms", 0, MAX_TPOT_TARGET_MS)
         require(self, "best_effort_share", 0.001, 1)
         require(self, "overtake_share", 0, 1)
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:

@@ -21,6 +21,7 @@ MAX_LOGIT_BIASES = CONSTANTS["max_logit_biases"]
 MAX_LOGPROBS = CONSTANTS["max_logprobs"]
 MAX_ALLOWED_TOKENS = 1 << 20  # more than any vocabulary has
 MAX_LOGIT_BIAS = CONSTANTS["max_logit_bias"]
+MAX_TPOT_TARGET_MS = CONSTANTS["max_tpot_target_us"] / 1000
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings of a request together
 _MAX_BUDGET = 1 << 30  # longer than any context
@@ -93,6 +94,7 @@ class SamplingParams:
         truncate_prompt_tokens: how many of the prompt's last tokens are kept; -1: as many as fit.
         guided_decoding: older vLLM's name of structured_outputs.
         best_effort: run in the class that latency-sensitive requests may preempt.
+        tpot_target_ms: time per output token that is soon enough; 0: none is; None: the engine's.
         priority: lower runs earlier; only with the scheduling policy "priority".
         token_marks: tokens that the text shows otherwise than by their names, for what reads its structure.
         token_biases: what allowed_token_ids and bad_words come to, beside logit_bias; the planner's.
@@ -141,6 +143,7 @@ class SamplingParams:
     _: KW_ONLY
     priority: int = 0
     best_effort: bool = False
+    tpot_target_ms: float | None = None
     token_marks: Mapping[str, str] | None = None
     token_biases: Sequence[tuple[int, float]] = ()
     reasoning_limit: int = 0
@@ -167,6 +170,7 @@ class SamplingParams:
         self._check_tokens()
         self._check_stops()
         _require(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer", self.priority)
+        self._check_tpot_target()
         for name in ("logprob_token_ids", "repetition_detection"):
             if getattr(self, name):
                 raise BadRequestError(f"{name} is not supported by this server.", name)
@@ -220,6 +224,15 @@ class SamplingParams:
             )
         _require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}", count)
 
+    def _check_tpot_target(self) -> None:
+        target = self.tpot_target_ms
+        if target is None:
+            return
+        if isinstance(target, bool) or not isinstance(target, Real):
+            raise BadRequestError(f"tpot_target_ms must be a number, got {target!r}.", "tpot_target_ms")
+        rule = f"0, or between 0.001 and {MAX_TPOT_TARGET_MS:g}"
+        _require(target == 0 or 0.001 <= target <= MAX_TPOT_TARGET_MS, "tpot_target_ms", rule, target)
+
     def _check_tokens(self) -> None:
         _check_biases(self.logit_bias or {})
         stops, allowed = self.stop_token_ids or (), self.allowed_token_ids
@@ -251,6 +264,12 @@ class SamplingParams:
         """Return all that is added to logits; a token may stand there more than once."""
         return [*(self.logit_bias or {}).items(), *self.token_biases]
 
+    @property
+    def _tpot_target_us(self) -> int:
+        if self.tpot_target_ms is None:
+            return 0
+        return round(self.tpot_target_ms * 1000) or CONSTANTS["no_tpot_target"]
+
     def native_values(self, seed: int) -> dict[str, float]:
         """Return what travels in an SQE by the names of csrc's fields; a field that is named as here needs no line."""
         assert self.max_tokens is not None  # the planner has filled it in
@@ -262,6 +281,7 @@ class SamplingParams:
             "service_class": _SERVICE_CLASSES[self.best_effort],
             "max_tokens": max(self.max_tokens, 1),  # a prompt's last step has a token, which nobody sees with 0
             "priority": self.priority,
+            "tpot_target_us": self._tpot_target_us,
         }
         return {name: getattr(self, name) for name in _SAMPLING_FIELDS if name not in values} | values
 

@@ -11,6 +11,7 @@ import pytest
 from blink.errors import OverloadedError
 from blink.region.layout import (
     COMPLETION,
+    CONSTANTS,
     CQE,
     SAMPLING,
     SQE,
@@ -333,6 +334,7 @@ BAD_ENTRIES = {
     RejectCode.SAMPLING_VALUE: {"temperature": float("nan")},
     RejectCode.MAX_TOKENS: {"max_tokens": 0},
     RejectCode.SERVICE_CLASS: {"service_class": 2},
+    RejectCode.TPOT_TARGET: {"tpot_target_us": CONSTANTS["max_tpot_target_us"] + 1},
     RejectCode.BIAS_VALUE: {"num_biases": 1, "bias_offset": 4096},  # where the test writes a NaN
     RejectCode.AUTOMATON_RANGE: {"automaton_bytes": 1 << 20},
     RejectCode.AUTOMATON: {"automaton_bytes": 512, "automaton_offset": 8192},  # where there is none

@@ -23,7 +23,7 @@ _EDGES = np.array(
     [0, 1, 2, 7, 8, 15, 16, 63, 64, 127, 128, 129, 1024, 1025, 0x7FFFFFFF, 1 << 31, 0xFFFFFFFF], np.uint32
 )
 _BIASES = np.array([100, -100, 0, 1e-45, 100.00001, -1e38, np.inf, -np.inf, np.nan, -np.nan], np.float32)
-_USED_WORDS = SQE.fields["automaton_hash"][1] // 4 + 4  # pyright: ignore[reportOptionalSubscript]
+_USED_WORDS = SQE.fields["tpot_target_us"][1] // 4 + 1  # pyright: ignore[reportOptionalSubscript]
 _TAGS = 16  # of its requests, so that most of its sound entries are refused as busy, and a step stays small
 _MOST_BIASES = 16
 _USED_ARENA = 1 << 16  # bytes of the arena that its sound entries name; it should not attack the machine's memory
@@ -237,6 +237,8 @@ def are_bad(geometry: Any, entries: Any) -> npt.NDArray[np.bool_]:
     values |= beyond(sampling["presence_penalty"], -2, 2) | beyond(sampling["frequency_penalty"], -2, 2)
     values |= (sampling["top_k"] < -1) | beyond(sampling["num_logprobs"], -1, CONSTANTS["max_logprobs"])
     values |= sampling["num_prompt_logprobs"] > 1 + CONSTANTS["max_logprobs"]
+    target = entries["tpot_target_us"]
+    values |= (target > CONSTANTS["max_tpot_target_us"]) & (target != CONSTANTS["no_tpot_target"])
     values |= (entries["max_tokens"] < 1) | (sampling["min_tokens"] > entries["max_tokens"])
     submits = entries["opcode"] == Opcode.SUBMIT
     wrong = ~submits & (entries["opcode"] != Opcode.CANCEL)

@@ -171,6 +171,10 @@ def test_only_the_flex_tier_is_best_effort() -> None:
         ("stop_token_ids", [-1]),
         ("logit_bias", {"1": float("nan")}),
         ("max_tokens", 0),
+        ("tpot_target_ms", -1),
+        ("tpot_target_ms", 10_001),
+        ("tpot_target_ms", 1e-4),
+        ("tpot_target_ms", float("nan")),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None:

@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xC8DB881D31C16E52
+GOLDEN_DIGEST = 0xAD61875C4E03746E
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -123,6 +123,12 @@ def test_an_entry_says_where_in_the_arena_each_part_is(pair: QueuePair, memory: 
     assert (sampling["seed_low"], sampling["seed_high"]) == (5, 0)
 
 
+@pytest.mark.parametrize(("target_ms", "word"), [(None, 0), (0, 0xFFFFFFFF), (12.5, 12_500), (10_000, 10_000_000)])
+def test_a_target_travels_in_microseconds(pair: QueuePair, memory: Memory, target_ms: float | None, word: int) -> None:
+    pair.submit(prompt(4), SamplingParams(tpot_target_ms=target_ms))
+    assert memory.entry(0)["tpot_target_us"] == word
+
+
 @pytest.mark.parametrize("seed", [0, 2**32 + 7, 2**63 - 1, 2**64 - 1])
 def test_all_bits_of_a_seed_travel(pair: QueuePair, memory: Memory, seed: int) -> None:
     pair.submit(Submission(np.zeros(4, np.int32), (), seed, b""), SamplingParams())

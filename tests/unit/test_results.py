@@ -21,6 +21,7 @@ from result_files import Table, fill, list_results
 SETTINGS = {
     "classes.md": ["10 ms"],
     "limits.md": ["2 µs"],
+    "pacing.md": ["15 ms", "40 µs", "0.1 ms"],
     "protocol-rdma.md": ["200 µs"],
     "quantize.md": ["100 times"],
     "scheduling.md": ["10 ms"],

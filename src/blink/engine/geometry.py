@@ -118,6 +118,7 @@ def _times(config: EngineConfig) -> dict[str, int]:
         "max_queue_age_ns": int(config.max_queue_age * _SECOND),
         "step_target_ns": int(config.step_target_ms * _MILLISECOND),
         "urgent_tpot_target_ns": int(config.urgent_tpot_target_ms * _MILLISECOND),
+        "tpot_target_ns": int(config.tpot_target_ms * _MILLISECOND),
         "best_effort_share": round(config.best_effort_share * 1000),
         "overtake_share": round(config.overtake_share * 1000),
         "segment_ns": int((config.segment_ms or 1) * _MILLISECOND),

@@ -57,6 +57,7 @@ _PASSED = (
     "seed",
     "stop_token_ids",
     "structured_outputs",
+    "tpot_target_ms",
     "truncate_prompt_tokens",
 )
 _QUIET_OF_TOOLS = {"allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples"}

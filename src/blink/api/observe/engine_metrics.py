@@ -48,6 +48,7 @@ _BLINK_COUNTERS = {
 }
 _BLINK_SECONDS = {
     "step": ("running_ns", "Seconds in which a step was in flight."),
+    "held": ("held_ns", "Seconds in which steps waited, as no token was due: --tpot-target-ms."),
     "scheduling": ("scheduling_ns", "Seconds between the end of a step, or of idleness, and the next launch."),
 }
 _BLINK_GAUGES = {

@@ -47,6 +47,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         spaces_between_special_tokens=body.spaces_between_special_tokens,
         priority=body.priority,
         best_effort=body.service_tier == "flex",
+        tpot_target_ms=body.tpot_target_ms,
         structured_outputs=read_structured_outputs(body.response_format, body.structured_outputs),
         **filled,
     )

@@ -91,6 +91,7 @@ class GenerationBody(Body):
     truncation_side: Literal["left", "right"] | None = None
     priority: int = 0
     service_tier: str | None = None
+    tpot_target_ms: float | None = None
     request_id: (
         Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_check_printable)] | None
     ) = None

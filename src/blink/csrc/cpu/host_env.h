@@ -118,9 +118,16 @@ class Loop {
 
   // Frontends cannot wake this thread: it looks again soon after work, and a thousand times a second when idle. While
   // the model computes there is only intake to do, which the end of the step would do too: no need to disturb it often.
-  static std::chrono::microseconds pause(StepResult result, uint32_t idle_passes) {
+  std::chrono::microseconds pause(StepResult result, uint32_t idle_passes) const {
+    if (result == StepResult::kHeld) return std::chrono::microseconds(held_us());
     if (result != StepResult::kIdle) return std::chrono::microseconds(5000);
     return std::chrono::microseconds(idle_passes < 2000 ? 50 : 1000);
+  }
+
+  // As long as no submission should wait, or until the hold ends.
+  uint64_t held_us() const {
+    const uint64_t now = SoloEnv{0}.now(), until = state_.held_until_ns;
+    return least(uint64_t(200), until > now ? (until - now) / 1000 : 0);
   }
 
   State& state_;

@@ -18,7 +18,7 @@ __device__ bool run_window() {
     if (result == StepResult::kStopped || result == StepResult::kFailed) return false;
     launches += result == StepResult::kLaunched;
     idle = result == StepResult::kIdle ? idle + 1 : 0;
-    if (idle > kIdlePasses)
+    if (result == StepResult::kHeld || idle > kIdlePasses)
       doze(state);
     else if (result == StepResult::kBusy)
       wait_for_step(state);

@@ -76,11 +76,12 @@ __device__ void wait_for_step(const State& s) {
   __syncthreads();
 }
 
-// Wait until a frontend has news or a pass is due. One warp polls; the others wait at the barrier, which costs no issue
-// slots.
+// Wait until a frontend has news, a pass is due or a hold ends. One warp polls; the others wait at the barrier, which
+// costs no issue slots.
 __device__ inline void doze(const State& s) {
   if (threadIdx.x < kWarpLanes) {
-    const uint64_t due = DeviceEnv::now() + kIdlePassNs;
+    uint64_t due = DeviceEnv::now() + kIdlePassNs;
+    if (s.held_until_ns > 0) due = least(due, s.held_until_ns);
     bool wakes = false;
     while (__any_sync(0xffffffffu, wakes) == 0) {
       __nanosleep(shared.program.idle_sleep_ns);

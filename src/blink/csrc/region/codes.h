@@ -39,6 +39,7 @@ enum class RejectCode : uint32_t {
   kBiasValue = 15,
   kAutomatonRange = 16,
   kAutomaton = 17,
+  kTpotTarget = 18,
 };
 
 // Why the scheduler stopped; Control::error_code.
@@ -52,8 +53,8 @@ enum class ErrorCode : uint32_t {
   kLaunchFailed = 6,
 };
 
-// What one pass of the scheduler did.
-enum class StepResult : uint32_t { kIdle = 0, kBusy = 1, kLaunched = 2, kStopped = 3, kFailed = 4 };
+// What one pass of the scheduler did. kHeld: there is work, and pacing lets it wait.
+enum class StepResult : uint32_t { kIdle = 0, kBusy = 1, kLaunched = 2, kStopped = 3, kFailed = 4, kHeld = 5 };
 
 // Whose sequences a step takes: all, the latency-sensitive and aged ones, or the others.
 enum class StepClass : uint32_t { kAll = 0, kUrgent = 1, kBestEffort = 2 };

@@ -22,6 +22,8 @@ constexpr uint32_t kInlineStopTokens = 8;
 constexpr uint32_t kMaxLogitBiases = 1024;
 constexpr uint32_t kMaxLogitBias = 100;  // of either sign
 constexpr uint32_t kBlockHashBytes = 16;
+constexpr uint32_t kNoTpotTarget = 0xffffffffu;  // Sqe::tpot_target_us: none, whatever the engine's is
+constexpr uint32_t kMaxTpotTargetUs = 10'000'000;
 constexpr uint32_t kCacheLine = 64;
 constexpr uint32_t kPage = 4096;
 
@@ -66,6 +68,7 @@ struct Geometry {
   FIELD(uint64_t, stall_timeout_ns);
   FIELD(uint64_t, step_target_ns);         // of steps in which sequences decode; 0: chosen by size_step()
   FIELD(uint64_t, urgent_tpot_target_ns);  // 0: none
+  FIELD(uint64_t, tpot_target_ns);         // of sequences that ask for none of their own (pacing.h); 0: none
   FIELD(uint64_t, segment_ns);             // about the longest segment of a step
   // Graphs of decoding rows alone (a token each), then graphs of any rows, then those of the same sizes that keep every
   // token's logits for their logprobs; each kind ascending. A graph's index is its place.
@@ -112,6 +115,7 @@ struct Statistics {
   FIELD(uint64_t, expired_leases);
   FIELD(uint64_t, running_ns);     // in which a step was in flight
   FIELD(uint64_t, scheduling_ns);  // between the end of a step, or the end of idleness, and the next launch
+  FIELD(uint64_t, held_ns);        // in which no step was in flight, as none was due (pacing.h)
   FIELD(uint64_t, num_running);
   FIELD(uint64_t, num_waiting);
   FIELD(uint64_t, num_running_best_effort);  // of these, by what was asked
@@ -204,7 +208,8 @@ struct Sqe {
   FIELD(uint32_t, automaton_offset);                          // a multiple of kAutomatonUnit
   FIELD(uint32_t, automaton_bytes);                           // 0: the text may be any
   FIELD_ARRAY(uint8_t, automaton_hash, kAutomatonHashBytes);  // its name: equal names of a queue pair, equal automata
-  uint32_t reserved[16];
+  FIELD(uint32_t, tpot_target_us);                            // 0: the engine's
+  uint32_t reserved[15];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 

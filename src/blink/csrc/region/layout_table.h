@@ -129,6 +129,8 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kMaxLogitBias);
   CONSTANT(kMaxLogprobs);
   CONSTANT(kBlockHashBytes);
+  CONSTANT(kNoTpotTarget);
+  CONSTANT(kMaxTpotTargetUs);
   CONSTANT(kDeviceLanes);
   CONSTANT(kLaunchesPerWindow);
   CONSTANT(kInvalidLogits);

@@ -5,6 +5,7 @@
 #include "scheduler/automata.h"
 #include "scheduler/kv_cache.h"
 #include "scheduler/list.h"
+#include "scheduler/pacing.h"
 #include "scheduler/policy.h"
 #include "scheduler/queue_pair.h"
 
@@ -27,6 +28,7 @@ BLINK_RARE_FN void free_sequence(Env& env, State& s, uint32_t index) {
     if (q.status == SequenceStatus::kRunning) flow.num_running--;
     if (--flow.num_live == 0) s.num_flows--;
     s.num_best_effort -= q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
+    s.num_paced -= tpot_target_ns(s, q) > 0;
     s.qps[q.queue_pair].num_live--;
     s.num_live--;
     s.stats_dirty = 1;

@@ -128,6 +128,7 @@ BLINK_FN void retire_fast_path(Env& env, State& s, uint64_t now) {
     q.num_generated++;
     const uint32_t at = env.fetch_add(s.qps[q.queue_pair].cq_tail, 1);
     post_token(s, at, q, next.token, next.logprob, now);
+    note_delivery(s, q, 1, now);
   }
   env.sync();
   if (env.lane() == 0) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "scheduler/flow.h"
+#include "scheduler/pacing.h"
 #include "scheduler/queue_pair.h"
 
 namespace blink {
@@ -114,6 +115,7 @@ BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   s.waiting[s.num_waiting++] = index;
   join_flow(s, q);
   s.num_best_effort += e.service_class == uint32_t(ServiceClass::kBestEffort);
+  s.num_paced += tpot_target_ns(s, q) > 0;
   s.qps[qp].num_live++;
   s.num_live++;
 }

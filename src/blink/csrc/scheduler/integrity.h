@@ -25,13 +25,15 @@ class IntegrityCheck {
   uint32_t num_sequences() const { return s_.geometry.num_queue_pairs * s_.geometry.sequences_per_queue_pair; }
 
   const char* lists() {
-    uint32_t running = 0, waiting = 0;
+    uint32_t running = 0, waiting = 0, paced = 0;
     for (uint32_t i = 0; i < num_sequences(); i++) {
+      paced += s_.sequences[i].status != SequenceStatus::kFree && tpot_target_ns(s_, s_.sequences[i]) > 0;
       running += s_.sequences[i].status == SequenceStatus::kRunning;
       waiting += s_.sequences[i].status == SequenceStatus::kWaiting;
     }
     if (running != s_.num_running || waiting != s_.num_waiting)
       return "a list and the statuses disagree on their number";
+    if (paced != s_.num_paced) return "the number of sequences with a target is wrong";
     if (running > s_.geometry.max_num_seqs) return "more sequences run than max_num_seqs";
     std::vector<bool> seen(num_sequences());
     for (uint32_t i = 0; i < running + waiting; i++) {

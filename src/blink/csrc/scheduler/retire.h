@@ -70,9 +70,10 @@ BLINK_FN void retire_row(Env& env, State& s, const StepBuffers& a, const Row& ro
   q.row = Row{};
   q.paused_tokens = 0;
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
-  const uint32_t accepted = accept(row);
+  const uint32_t accepted = accept(row), before = q.num_generated;
   for (uint32_t i = 0; i < accepted && q.finish == FinishReason::kNone; i++)
     take_sample(env, s, a, row.first_sample + i, q, now);
+  note_delivery(s, q, q.num_generated - before, now);
 }
 
 // Tokens that a step sampled, and sequences that ended with it.

@@ -140,6 +140,7 @@ BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_befo
   env.sync();
   publish_statistics(env, s);
   prepare_fast_path(env, s);
+  prepare_hold(env, s);
 }
 
 // Let the next segment of the paused step be what is launched.
@@ -210,15 +211,16 @@ BLINK_FN StepResult step(Env& env, State& s) {
     env.sync();
     return StepResult::kFailed;
   }
-  const bool is_fast = was_in_flight && take_fast_path(env, s);
+  const bool is_fast = was_in_flight && !expects_hold(s, glance.now) && take_fast_path(env, s);
   if (!is_fast) {
     if (was_in_flight) end_launch(env, s, glance.now);
     reap(env, s, glance.now);
-    if (!prepare_launch(env, s, glance.now)) {
+    const bool is_held = hold(env, s, glance.now);
+    if (is_held || !prepare_launch(env, s, glance.now)) {
       if (was_in_flight && env.lane() == 0) note_end(s, s.step, glance.now);
       if (s.reset_asked) reset_prefix_cache(env, s);
       if (s.stats_dirty) publish_statistics(env, s);
-      return s.failed ? StepResult::kFailed : StepResult::kIdle;
+      return s.failed ? StepResult::kFailed : is_held ? StepResult::kHeld : StepResult::kIdle;
     }
   }
   uint64_t launched_ns = 0;

@@ -45,6 +45,7 @@ struct Sequence {
   FIELD(uint64_t, arrival);
   FIELD(uint64_t, queued_ns);  // start of the present wait
   FIELD(uint64_t, waited_ns);  // in all waits before
+  FIELD(uint64_t, due_ns);     // of its next token, where it has a target (pacing.h)
   FIELD(uint32_t, automaton);  // with a slot: index of the one that constrains it; kNone: none does
   FIELD(Sqe, sqe);
 };
@@ -270,6 +271,7 @@ struct State {
   FIELD(uint32_t, num_attached);            // queue pairs, at least 1
   FIELD(uint32_t, num_flows);               // that have sequences
   FIELD(uint32_t, num_best_effort);         // live sequences of that class
+  FIELD(uint32_t, num_paced);               // live sequences that have a target (pacing.h)
   FIELD(uint32_t, step_class);              // StepClass of the step that is being composed
   FIELD(uint32_t, step_tokens);             // that it may take
   FIELD(uint32_t, in_flight_kind);          // StepKind of the launch in flight
@@ -284,6 +286,10 @@ struct State {
   FIELD(uint64_t, burst_due);  // step by which the bursts of prompts that were taken as a whole are made up for
   FIELD(uint64_t, preemption_credit_ns);  // of decoding's time that prefill may take
   FIELD(uint64_t, preemption_until);      // step up to which a prompt that preempts is expected
+  FIELD(uint64_t, next_due_ns);           // the first token behind those of the step in flight
+  FIELD(uint64_t, least_target_ns);       // of its rows
+  FIELD(uint64_t, held_until_ns);         // 0: the next launch does not wait
+  FIELD(uint64_t, held_since_ns);
   FIELD(Account, account);
   FIELD(uint32_t, prompt_share);  // tokens of a prompt in this step while other flows' prompts wait
   FIELD(uint64_t, flow_floor);    // least counter of the flows that a step served, as far as it has risen
