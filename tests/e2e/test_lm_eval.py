@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-lm_eval: Any = pytest.importorskip("lm_eval", reason="needs the extra eval: pip install '.[eval]'")
+from blink.models.weights.files import default_model_path
+from processes import Frontend, run_engine, start_frontend, stop
 
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402  (after the environment)
-
-from blink.models.weights.files import default_model_path  # noqa: E402
-from processes import Frontend, run_engine, start_frontend, stop  # noqa: E402
+with pytest.MonkeyPatch.context() as _patch:  # read when these are imported, and not for what other tests start
+    _patch.setenv("HF_HUB_OFFLINE", "1")
+    _patch.setenv("HF_DATASETS_OFFLINE", "1")
+    lm_eval: Any = pytest.importorskip("lm_eval", reason="needs the extra eval: pip install '.[eval]'")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [
     pytest.mark.e2e,

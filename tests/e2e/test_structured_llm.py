@@ -139,7 +139,8 @@ def test_what_cannot_be_compiled_is_refused_before_anything_runs(llm: LLM) -> No
 @pytest.mark.timeout(3600)
 def test_the_default_model_keeps_every_schema_of_the_public_suite() -> None:
     """Five seeds at temperature 1 of each schema that compiles; texts that reach their limit are no JSON yet."""
-    cases = [case for case in read_suite() if can_compile(case.schema)]
+    # jsonschema gives patterns to Python's re, which has no \p{...}.
+    cases = [case for case in read_suite() if can_compile(case.schema) and "\\p{" not in json.dumps(case.schema)]
     params = [
         SamplingParams(
             temperature=1.0, n=5, seed=1, max_tokens=150, structured_outputs=StructuredOutputsParams(json=case.schema)
