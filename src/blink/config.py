@@ -168,9 +168,7 @@ class EngineConfig:
         0.0, "time between tokens that latency-sensitive requests keep under best-effort load; 0: no target"
     )
     tpot_target_ms: float = option(
-        0.0,
-        "time per output token of requests that set none; steps wait for it, which saves energy; 0: as fast as "
-        "possible",
+        0.0, "time per output token of requests that set none; steps wait for it to save energy; 0: none"
     )
     best_effort_share: float = option(0.1, "least share of the time for best-effort requests, under any load")
     segment_ms: float = option(0.0, "length of a segment, after which a step may be preempted; 0: 1 on GPU, 10 on CPU")

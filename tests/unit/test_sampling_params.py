@@ -49,8 +49,8 @@ def test_a_parameter_is_named_by_its_list_its_sampler_and_the_schemas_alone() ->
         if path.suffix in {".py", ".h", ".cpp", ".cu", ".cuh"} and re.search(r"\bmin_p\b", path.read_text())
     }
     schemas = {"sampling_params.py", "api/openai/schema.py"}
-    other_apis = {"api/anthropic/schema.py", "api/openai/ggml_options.py"}  # which hand it on under their names
-    assert naming == {"csrc/sampler/params.h", "csrc/sampler/floor.h", *schemas, *other_apis}
+    options = "api/openai/ggml_options.py"  # as other APIs name them
+    assert naming == {"csrc/sampler/params.h", "csrc/sampler/floor.h", *schemas, options}
 
 
 @pytest.mark.parametrize("name", SAMPLING_RANGES)

@@ -15,11 +15,11 @@ from blink.api.anthropic.read import answer_count_tokens, read_messages
 from blink.api.anthropic.schema import CountTokensBody, MessagesBody
 from blink.api.anthropic.write import ID_PREFIX, MessageEncoder, MessageObject
 from blink.api.http.errors import ErrorWriter, error_json
-from blink.api.llama_cpp.errors import naming_origins as naming_llama_origins
-from blink.api.llama_cpp.errors import write_error as write_llama_error
-from blink.api.llama_cpp.read import answer_apply_template, read_llama_completion
-from blink.api.llama_cpp.schema import ApplyTemplateBody, InfillBody, LlamaCompletionBody
-from blink.api.llama_cpp.write import LlamaAnswer, LlamaEvents
+from blink.api.llama_cpp.errors import naming_origins as naming_llama_cpp_origins
+from blink.api.llama_cpp.errors import write_error as write_llama_cpp_error
+from blink.api.llama_cpp.read import answer_apply_template, read_llama_cpp_completion
+from blink.api.llama_cpp.schema import ApplyTemplateBody, InfillBody, LlamaCppCompletionBody
+from blink.api.llama_cpp.write import LlamaCppAnswer, LlamaCppEvents
 from blink.api.ollama.errors import naming_origins as naming_ollama_origins
 from blink.api.ollama.errors import write_error as write_ollama_error
 from blink.api.ollama.read import answer_show, read_generate, read_ollama_chat
@@ -92,7 +92,9 @@ _OLLAMA_WRITING = Writing(
     naming=naming_ollama_origins,
     media_type=LINES,
 )
-_LLAMA_WRITING = Writing(id_prefix="cmpl-", stream=LlamaEvents, non_streaming=LlamaAnswer, naming=naming_llama_origins)
+_LLAMA_CPP_WRITING = Writing(
+    id_prefix="cmpl-", stream=LlamaCppEvents, non_streaming=LlamaCppAnswer, naming=naming_llama_cpp_origins
+)
 
 _ALL = (
     Endpoint(
@@ -213,11 +215,11 @@ _ALL = (
         path="/completion",
         name="llama_complete",
         summary="Continue a prompt, in the form of llama.cpp's API.",
-        body=LlamaCompletionBody,
+        body=LlamaCppCompletionBody,
         main_field="prompt",
-        read=read_llama_completion,
-        writing=_LLAMA_WRITING,
-        error_body=write_llama_error,
+        read=read_llama_cpp_completion,
+        writing=_LLAMA_CPP_WRITING,
+        error_body=write_llama_cpp_error,
     ),
     Endpoint(
         kind="llama_infill",
@@ -226,9 +228,9 @@ _ALL = (
         summary="Write what is missing between two texts, in the form of llama.cpp's API.",
         body=InfillBody,
         main_field="input_prefix",
-        read=read_llama_completion,
-        writing=_LLAMA_WRITING,
-        error_body=write_llama_error,
+        read=read_llama_cpp_completion,
+        writing=_LLAMA_CPP_WRITING,
+        error_body=write_llama_cpp_error,
     ),
     Endpoint(
         kind="llama_template",
@@ -238,7 +240,7 @@ _ALL = (
         body=ApplyTemplateBody,
         main_field="messages",
         read=answer_apply_template,
-        error_body=write_llama_error,
+        error_body=write_llama_cpp_error,
     ),
     Endpoint(
         kind="tokenize",
@@ -264,7 +266,7 @@ ENDPOINTS = {endpoint.kind: endpoint for endpoint in _ALL}
 # the server's files.
 _GUARDED = ("/v1", "/models", "/api/", "/apply-template", "/props", "/reset_prefix_cache", "/server_info")
 # Paths without a row whose errors have a form of their own, with all below them.
-_OTHER_FORMS = {"/api": write_ollama_error, "/props": write_llama_error, "/slots": write_llama_error}
+_OTHER_FORMS = {"/api": write_ollama_error, "/props": write_llama_cpp_error, "/slots": write_llama_cpp_error}
 
 
 def guarded_paths() -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from blink.api.http.errors import describe_validation
 from blink.api.openai.schema import ChatBody
 from blink.api.serving.body import Body
 from blink.errors import BadRequestError
+from blink.sampling_params import SAMPLING_RANGES
 
 MIN_THINKING_TOKENS = 1024
 # Field -> why it is taken and changes nothing.
@@ -45,20 +46,17 @@ _PASSED = (
     "cache_salt",
     "chat_template_kwargs",
     "documents",
-    "frequency_penalty",
     "ignore_eos",
     "logit_bias",
-    "min_p",
     "min_tokens",
-    "presence_penalty",
     "priority",
-    "repetition_penalty",
     "request_id",
     "seed",
     "stop_token_ids",
     "structured_outputs",
     "tpot_target_ms",
     "truncate_prompt_tokens",
+    *(SAMPLING_RANGES.keys() - {"temperature", "top_k", "top_p"}),  # these are Anthropic's too
 )
 _QUIET_OF_TOOLS = {"allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples"}
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}

@@ -11,8 +11,8 @@ from dataclasses import replace
 import orjson
 
 from blink.api.llama_cpp.errors import naming_origins
-from blink.api.llama_cpp.schema import ApplyTemplateBody, InfillBody, LlamaCompletionBody
-from blink.api.llama_cpp.write import LlamaReply
+from blink.api.llama_cpp.schema import ApplyTemplateBody, InfillBody, LlamaCppCompletionBody
+from blink.api.llama_cpp.write import LlamaCppReply
 from blink.api.openai.read import read_completion, text_of
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.link.client import RegionInfo
@@ -20,14 +20,14 @@ from blink.request.planner import Planner
 from blink.text.assets import ModelAssets
 
 
-def read_llama_completion(
-    body: LlamaCompletionBody | InfillBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo
+def read_llama_cpp_completion(
+    body: LlamaCppCompletionBody | InfillBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo
 ) -> ParsedRequest:
     """Tokenize a prompt, or the texts around what is missing."""
     asked = body.asked
     with naming_origins():
         parsed = read_completion(asked, assets, bounds, engine)
-    reply = LlamaReply(
+    reply = LlamaCppReply(
         prompt=text_of(asked.prompts[0], assets),
         params=parsed.params,
         has_tokens=bool(body.return_tokens),

@@ -93,7 +93,7 @@ def _bias_of(pair: Any) -> tuple[str, float]:
     return str(pair[0]), pair[1]
 
 
-class LlamaCompletionBody(_GeneratingBody):
+class LlamaCppCompletionBody(_GeneratingBody):
     """POST /completion."""
 
     prompt: str | TokenIds

@@ -21,7 +21,7 @@ from blink.text.generation import Delta, Generation, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaReply(Reply):
+class LlamaCppReply(Reply):
     """The form of one answer. fields: what of it is told; nothing: all."""
 
     prompt: str
@@ -31,10 +31,10 @@ class LlamaReply(Reply):
     fields: tuple[str, ...] = ()
 
 
-class LlamaAnswer:
+class LlamaCppAnswer:
     """The one answer of a session."""
 
-    def __init__(self, reply: LlamaReply, session: Session) -> None:
+    def __init__(self, reply: LlamaCppReply, session: Session) -> None:
         self._reply = reply
         self._session = session
         self._texts: list[str] = []
@@ -123,11 +123,11 @@ class LlamaAnswer:
         return {"completion_probabilities": entries}
 
 
-class LlamaEvents:
+class LlamaCppEvents:
     """Encode the events of one streamed answer."""
 
-    def __init__(self, reply: LlamaReply, session: Session) -> None:
-        self._answer = LlamaAnswer(reply, session)
+    def __init__(self, reply: LlamaCppReply, session: Session) -> None:
+        self._answer = LlamaCppAnswer(reply, session)
         self._fields = reply.fields
 
     def encode(self, generation: Generation) -> bytes:

@@ -3,7 +3,7 @@
 // not would be compiled with each of them.
 //
 // One persistent kernel for all layers was slower on an H200: a hand-over from all blocks to all takes 2 to 3.5 us, and
-// a layer has four or five, where a launch that overlaps its predecessor (PDL) takes 1 to 2 us.
+// a layer has four or five. A launch that overlaps its predecessor (PDL) takes 1 to 2 us.
 #include "kernels/attention/attention.cuh"
 #include "kernels/gemm/embedding.cuh"
 #include "kernels/gemm/gemm_hi_lo_int4.cuh"

@@ -2,8 +2,8 @@
 // Pacing: a launch waits while no running sequence's next token is due, so that each step has more rows and the GPU
 // rests between steps. Without targets nothing here changes a decision. docs/pacing.md has the reasons.
 //
-// A sequence with a target T has a due time: that of its first token plus T, and T more with each token, but never much
-// more than T from now. Tokens that came late are made up for by sooner ones, within bounds.
+// A sequence with a target T has a due time: that of its first token plus T, and T more with each token. It is never
+// much more than T from now. Tokens that came late are made up for by sooner ones, within bounds.
 #pragma once
 
 #include "scheduler/cost.h"

@@ -4,8 +4,8 @@
 // and the other the ups. A third warpgroup copies ahead. Blocks of a cluster, neighbouring tiles, read the same tokens:
 // each copies a part for all.
 //
-// Slower on an H100: warpgroups that take gate and up rows for half the tokens (no exchange, but each reads all
-// weights); weights prefetched to L2; and this design for QKV, o_proj and down, where cuBLAS wins.
+// Three designs were slower on an H100. Warpgroups that take gate and up rows for half the tokens need no exchange, but
+// each reads all weights. Weights were prefetched to L2. This design for QKV, o_proj and down loses to cuBLAS.
 #include "kernels/args.h"
 #include "kernels/common/pipeline.cuh"
 #include "kernels/prefill/warpgroups.cuh"
