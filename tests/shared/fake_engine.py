@@ -133,6 +133,7 @@ class FakeServer:
 
     def close(self) -> None:
         self.service.reader.close()
+        self.service.compilation.close()
         self._store.close()
 
     def send(self, method: str, path: str, address: str = "127.0.0.1", **options: Any) -> httpx.Response:

@@ -56,7 +56,7 @@ _PASSED = (
     "structured_outputs",
     "tpot_target_ms",
     "truncate_prompt_tokens",
-    *(SAMPLING_RANGES.keys() - {"temperature", "top_k", "top_p"}),  # these are Anthropic's too
+    *(name for name in SAMPLING_RANGES if name not in {"temperature", "top_k", "top_p"}),  # those are Anthropic's too
 )
 _QUIET_OF_TOOLS = {"allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples"}
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
