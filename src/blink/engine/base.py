@@ -17,7 +17,7 @@ from torch import Tensor
 
 from blink.config import EngineConfig, FrontendConfig
 from blink.engine.costs import measure_costs
-from blink.engine.geometry import build_geometry, graph_sizes
+from blink.engine.geometry import build_geometry, count_slots, graph_sizes
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
@@ -61,7 +61,11 @@ class Engine(ABC):
         self._runner = Runner(self._model)
         spec = self._model.spec
         most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
-        config = self._config = replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
+        config = replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
+        if spec.cache_layout.recurrent and config.enable_prefix_caching:
+            logger.info("prefix cache: off, for this model's recurrent layers keep no states of prefixes")
+            config = replace(config, enable_prefix_caching=False)
+        self._config = config
         vocabulary = _read_vocabulary(config, spec.vocab_size)
         num_blocks = self._size_kv_cache()
         self._check_memory(num_blocks)
@@ -92,6 +96,9 @@ class Engine(ABC):
         logger.info("weights: %.2f GB", self._model.num_weight_bytes / 1e9)
         dtype = str(self._model.kv_dtype).removeprefix("torch.")
         logger.info("KV cache: %d blocks of %d tokens, %s", num_blocks, config.block_size, dtype)
+        if self._state_bytes:
+            slots = count_slots(config.max_num_seqs)
+            logger.info("recurrent states: %.2f GB, of %d sequences", self._state_bytes / 1e9, slots)
 
     @abstractmethod
     def _measure_room(self) -> int:
@@ -220,21 +227,32 @@ class Engine(ABC):
     def _check_memory(self, num_blocks: int) -> None:
         """Refuse a KV cache that is larger than a host's memory, before anything is taken for it."""
         size, free = num_blocks * self._block_bytes, read_available_memory()
-        if self._model.device.type == "cpu" and size > free:
-            raise ConfigError(f"the KV cache of {_gib(size)} does not fit into {_gib(free)} of free memory: {_ADVICE}")
+        if self._model.device.type == "cpu" and size + self._state_bytes > free:
+            raise ConfigError(f"{self._name_cache(size)} does not fit into {_gib(free)} of free memory: {_ADVICE}")
 
     def _allocate_kv_cache(self, num_blocks: int) -> KvCache:
         try:
-            return self._model.allocate_kv_cache(num_blocks, self._config.block_size)
+            num_slots = count_slots(self._config.max_num_seqs)
+            return self._model.allocate_kv_cache(num_blocks, self._config.block_size, num_slots)
         except (RuntimeError, MemoryError) as error:
-            size = _gib(num_blocks * self._block_bytes)
-            raise ConfigError(f"there is no memory for the KV cache of {size}: {_ADVICE}") from error
+            name = self._name_cache(num_blocks * self._block_bytes)
+            raise ConfigError(f"there is no memory for {name}: {_ADVICE}") from error
+
+    def _name_cache(self, size: int) -> str:
+        states = f" and the states of {_gib(self._state_bytes)}" if self._state_bytes else ""
+        return f"the KV cache of {_gib(size)}{states}"
 
     @property
     def _block_bytes(self) -> int:
         """The size of one KV block over all layers."""
         layout, itemsize = self._model.spec.cache_layout, self._model.kv_dtype.itemsize
         return layout.bytes_per_block(self._config.block_size, itemsize)
+
+    @property
+    def _state_bytes(self) -> int:
+        """The size of what recurrent layers keep, of all slots."""
+        one = self._model.spec.cache_layout.bytes_per_sequence(self._model.dtype.itemsize)
+        return one * count_slots(self._config.max_num_seqs)
 
     @property
     def _blocks_of_one_sequence(self) -> int:

@@ -20,6 +20,11 @@ def power_of_two(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
+def count_slots(max_num_seqs: int) -> int:
+    """Return of how many sequences the model has data at once: running ones and as many parked."""
+    return 2 * max_num_seqs
+
+
 def decode_graphs(max_num_seqs: int) -> list[tuple[int, int]]:
     """Return the sizes (tokens, rows) of decode graphs: 1, 2, 4, then by 8 to 32, by 16 to 256 and by 64 beyond.
 
@@ -70,7 +75,7 @@ def build_geometry(
         "arena_bytes": _arena_bytes(config, max_model_len, max_blocks),
         "sequences_per_queue_pair": config.max_sequences_per_worker,
         "max_num_seqs": config.max_num_seqs,
-        "num_slots": 2 * config.max_num_seqs,  # running ones and as many parked
+        "num_slots": count_slots(config.max_num_seqs),
         "max_model_len": max_model_len,
         "block_size": config.block_size,
         "num_blocks": num_blocks,

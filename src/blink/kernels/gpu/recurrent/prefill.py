@@ -17,18 +17,24 @@ Chunks begin at each row's first token. The last is filled up with tokens of bet
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from delta_rule.invert import invert
-from delta_rule.reference import CHUNK, WIDTH, Cache, Parameters, Projections, Rows
+from blink.kernels.delta_rule import CHUNK, DeltaWeights, Projections, Rows
+from blink.kernels.gpu.recurrent.invert import invert
+from blink.kernels.layer_cache import StateCache
+from blink.plan.site import first_reason
+
+if TYPE_CHECKING:
+    from blink.models.layers import GatedDeltaNet
 
 _MIXED, _FINISHED = 16, 16  # tokens that a program of _mix has, and of _finish
 _KEPT = 1024  # channels that one of _keep_inputs has
+_MAX_EXACT = 64  # size of a head in float32: of larger ones, chunks do not fit in shared memory
 
 
 class Config(NamedTuple):
@@ -53,18 +59,31 @@ class _Chunks(NamedTuple):
     betas: Tensor  # [chunks, nv, 64], float32
 
 
-def prefill(x: Projections, cache: Cache, rows: Rows, parameters: Parameters, config: Config | None = None) -> Tensor:
-    """Return reference.advance() in the type of the inputs; of padding rows, anything."""
+def refuses(layer: GatedDeltaNet, dtype: str) -> str | None:
+    """Say why the kernels do not take a layer with activations of a type; None: they take it."""
+    sizes = layer.k_dim, layer.v_dim
+    return first_reason(
+        {
+            f"heads of {layer.k_dim} and {layer.v_dim}": any(size < 16 or size & (size - 1) for size in sizes),
+            f"heads of {max(sizes)} in {dtype}": dtype == "float32" and max(sizes) > _MAX_EXACT,
+        }
+    )
+
+
+def prefill(
+    x: Projections, cache: StateCache, rows: Rows, weights: DeltaWeights, config: Config | None = None
+) -> Tensor:
+    """Compute Advance of kernels/delta_rule.py; of padding rows, anything."""
     config = config or Config()
     _, v_heads, k_dim, v_dim = cache.states.shape
     assert all(part.stride(1) == 1 for part in x)
     is_exact, num_rows = x.qkv.dtype == torch.float32, rows.slots.shape[0]
     if is_exact or min(k_dim, v_dim) < 64:  # Triton 3.6 reads beside small operands of wgmma
         config = config._replace(warps=2, scan_warps=2, scan_stages=1)
-    sizes = {"K_HEADS": parameters.k_heads, "V_HEADS": v_heads, "DK": k_dim, "DV": v_dim, "C": CHUNK}
+    sizes = {"K_HEADS": weights.k_heads, "V_HEADS": v_heads, "DK": k_dim, "DV": v_dim, "C": CHUNK}
     sizes["ROWS"] = triton.next_power_of_2(num_rows)
     precision = "tf32x3" if is_exact else "tf32"
-    chunks = _prepare(x, cache, rows, parameters, sizes, precision, config.warps)
+    chunks = _prepare(x, cache, rows, weights, sizes, precision, config.warps)
     out = torch.empty_like(x.z, memory_format=torch.contiguous_format)
     columns = min(config.columns, v_dim)
     _scan[(v_dim // columns, v_heads, num_rows)](
@@ -77,10 +96,10 @@ def prefill(x: Projections, cache: Cache, rows: Rows, parameters: Parameters, co
     )
     channels = x.qkv.shape[1]
     _keep_inputs[(num_rows, triton.cdiv(channels, _KEPT))](
-        *(x.qkv, cache.inputs, *rows, x.qkv.stride(0), channels), WIDTH=WIDTH, BLOCK=_KEPT
+        *(x.qkv, cache.inputs, *rows, x.qkv.stride(0), channels), WIDTH=weights.conv.shape[0], BLOCK=_KEPT
     )
     _finish[(triton.cdiv(out.shape[0], _FINISHED), v_heads)](
-        *(out, x.z, parameters.norm, rows.starts, x.z.stride(0), parameters.eps, num_rows),
+        *(out, x.z, weights.norm, rows.starts, x.z.stride(0), weights.eps, num_rows),
         V_HEADS=v_heads,
         DV=v_dim,
         TOKENS=_FINISHED,
@@ -90,9 +109,9 @@ def prefill(x: Projections, cache: Cache, rows: Rows, parameters: Parameters, co
 
 def _prepare(
     x: Projections,
-    cache: Cache,
+    cache: StateCache,
     rows: Rows,
-    parameters: Parameters,
+    weights: DeltaWeights,
     sizes: dict[str, int],
     precision: str,
     warps: int,
@@ -100,16 +119,16 @@ def _prepare(
     """Compute all that needs no state."""
     tokens, num_rows, v_heads = x.qkv.shape[0], rows.slots.shape[0], sizes["V_HEADS"]
     most_chunks = tokens // CHUNK + min(num_rows, tokens)
-    chunks = _allocate(most_chunks, parameters.k_heads, v_heads, sizes["DK"], sizes["DV"], x.qkv)
-    for of_v, heads in ((False, 2 * parameters.k_heads), (True, v_heads)):
+    chunks = _allocate(most_chunks, weights.k_heads, v_heads, sizes["DK"], sizes["DV"], x.qkv)
+    for of_v, heads in ((False, 2 * weights.k_heads), (True, v_heads)):
         _mix[(most_chunks * (CHUNK // _MIXED), heads)](
-            *(x.qkv, cache.inputs, parameters.conv, *rows, *chunks[:3], x.qkv.stride(0), num_rows),
+            *(x.qkv, cache.inputs, weights.conv, *rows, *chunks[:3], x.qkv.stride(0), num_rows),
             **sizes,
             PART=_MIXED,
             OF_V=of_v,
         )
-    _relate[(most_chunks, parameters.k_heads)](
-        *(x.b, x.a, parameters.rate, parameters.dt_bias, *rows, *chunks[:2], *chunks[4:], x.b.stride(0), x.a.stride(0)),
+    _relate[(most_chunks, weights.k_heads)](
+        *(x.b, x.a, weights.rate, weights.dt_bias, *rows, *chunks[:2], *chunks[4:], x.b.stride(0), x.a.stride(0)),
         num_rows,
         **sizes,
         PRECISION=precision,
