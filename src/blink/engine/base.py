@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("blink.engine")
 
+_SNAPSHOT_PART = 4  # of the KV cache's bytes, those of snapshots of recurrent states
+_LEAST_SNAPSHOTS = 8
 _LAYERS_OF_HEAD = 2  # that take about as long as the output matrix and sampling
 _ADVICE = "lower --kv-cache-memory-bytes or --num-gpu-blocks-override"
 
@@ -47,6 +49,7 @@ class Engine(ABC):
     default_step_tokens: ClassVar[int]  # where the configuration names none
     default_segment_ms: ClassVar[float]  # likewise
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
+    keeps_snapshots: ClassVar[bool] = False  # of recurrent states, without which their prefixes cannot be cached
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         """Load the model and lay out all memory; frontends see nothing before run().
@@ -56,18 +59,20 @@ class Engine(ABC):
         """
         config = self._complete(config)
         self._config = config
+        self._num_snapshots = 0
         self._listener = open_listener(config)
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
         self._runner = Runner(self._model)
         spec = self._model.spec
         most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
         config = replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
-        if spec.cache_layout.recurrent and config.enable_prefix_caching:
-            logger.info("prefix cache: off, for this model's recurrent layers keep no states of prefixes")
+        if spec.cache_layout.recurrent and config.enable_prefix_caching and not self.keeps_snapshots:
+            logger.info("prefix cache: off, for this engine keeps no snapshots of recurrent states")
             config = replace(config, enable_prefix_caching=False)
         self._config = config
         vocabulary = _read_vocabulary(config, spec.vocab_size)
         num_blocks = self._size_kv_cache()
+        self._num_snapshots = self._count_snapshots(num_blocks)
         self._check_memory(num_blocks)
         self._geometry = build_geometry(
             config,
@@ -75,6 +80,7 @@ class Engine(ABC):
             vocab_size=spec.vocab_size,
             num_blocks=num_blocks,
             vocab_bytes=len(vocabulary.text),
+            num_snapshots=self._num_snapshots,
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:
@@ -97,8 +103,8 @@ class Engine(ABC):
         dtype = str(self._model.kv_dtype).removeprefix("torch.")
         logger.info("KV cache: %d blocks of %d tokens, %s", num_blocks, config.block_size, dtype)
         if self._state_bytes:
-            slots = count_slots(config.max_num_seqs)
-            logger.info("recurrent states: %.2f GB, of %d sequences", self._state_bytes / 1e9, slots)
+            counts = count_slots(config.max_num_seqs), self._num_snapshots
+            logger.info("recurrent states: %.2f GB, of %d sequences and %d prefixes", self._state_bytes / 1e9, *counts)
 
     @abstractmethod
     def _measure_room(self) -> int:
@@ -233,7 +239,9 @@ class Engine(ABC):
     def _allocate_kv_cache(self, num_blocks: int) -> KvCache:
         try:
             num_slots = count_slots(self._config.max_num_seqs)
-            return self._model.allocate_kv_cache(num_blocks, self._config.block_size, num_slots)
+            return self._model.allocate_kv_cache(
+                num_blocks, self._config.block_size, num_slots, self._num_snapshots
+            )
         except (RuntimeError, MemoryError) as error:
             name = self._name_cache(num_blocks * self._block_bytes)
             raise ConfigError(f"there is no memory for {name}: {_ADVICE}") from error
@@ -251,8 +259,19 @@ class Engine(ABC):
     @property
     def _state_bytes(self) -> int:
         """The size of what recurrent layers keep, of all slots."""
-        one = self._model.spec.cache_layout.bytes_per_sequence(self._model.dtype.itemsize)
-        return one * count_slots(self._config.max_num_seqs)
+        return self._slot_bytes * (count_slots(self._config.max_num_seqs) + self._num_snapshots)
+
+    @property
+    def _slot_bytes(self) -> int:
+        """The size of what recurrent layers keep of one sequence."""
+        return self._model.spec.cache_layout.bytes_per_sequence(self._model.dtype.itemsize)
+
+    def _count_snapshots(self, num_blocks: int) -> int:
+        """Return of how many prefixes the states are kept: of as many as take a part of the KV cache's memory."""
+        if not (self._slot_bytes and self._config.enable_prefix_caching):
+            return 0
+        room = num_blocks * self._block_bytes // _SNAPSHOT_PART
+        return min(max(room // self._slot_bytes, _LEAST_SNAPSHOTS), num_blocks)
 
     @property
     def _blocks_of_one_sequence(self) -> int:

@@ -13,6 +13,7 @@ from blink.region.layout import CONSTANTS, GEOMETRY
 
 _SECOND = 1_000_000_000
 _MILLISECOND = 1_000_000
+_SNAPSHOT_INTERVAL = 64  # blocks: of 16 tokens, those of an answer of 1,024
 
 
 def power_of_two(value: int) -> int:
@@ -59,8 +60,11 @@ def build_geometry(
     num_blocks: int,
     vocab_bytes: int = 0,
     log_entries: int = 0,
+    num_snapshots: int = 0,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
+
+    num_snapshots: of recurrent states, for the prefix cache.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
@@ -81,6 +85,8 @@ def build_geometry(
         "num_blocks": num_blocks,
         "max_blocks": max_blocks,
         "max_num_batched_tokens": config.max_num_batched_tokens,
+        "num_snapshots": num_snapshots,
+        "snapshot_interval": _SNAPSHOT_INTERVAL,
         "vocab_size": vocab_size,
         "prefix_caching": config.enable_prefix_caching,
         "priority_policy": config.scheduling_policy == "priority",

@@ -40,11 +40,18 @@ class StateCache:
 class KvCache:
     """What all layers keep, by their indices: keys and values, or states."""
 
-    __slots__ = ("_layers", "recurrent")
+    __slots__ = ("_layers", "first_snapshot", "recurrent")
 
-    def __init__(self, layers: Mapping[int, LayerCache], recurrent: Mapping[int, StateCache] | None = None) -> None:
+    def __init__(
+        self,
+        layers: Mapping[int, LayerCache],
+        recurrent: Mapping[int, StateCache] | None = None,
+        first_snapshot: int | None = None,
+    ) -> None:
+        """first_snapshot: the slot of states from which on they are snapshots, for the prefix cache; None: none are."""
         self._layers = dict(sorted(layers.items()))
         self.recurrent = dict(recurrent or {})
+        self.first_snapshot = first_snapshot
 
     def __getitem__(self, layer: int) -> LayerCache:
         return self._layers[layer]

@@ -52,10 +52,12 @@ class Decoder:
         weights: list[object] = [self.embedding, *self.layers, self.norm]
         return count_bytes(weights if self.lm_head is self.embedding else [*weights, self.lm_head])
 
-    def allocate_kv_cache(self, num_blocks: int, block_size: int, num_slots: int = 1) -> KvCache:
+    def allocate_kv_cache(
+        self, num_blocks: int, block_size: int, num_slots: int = 1, num_snapshots: int = 0
+    ) -> KvCache:
         """Allocate what the layers keep, all zeros: one tensor for each group of layers, two for recurrent ones.
 
-        num_slots: the sequences that recurrent layers keep states of.
+        num_slots: the sequences that recurrent layers keep states of; num_snapshots: the prefixes.
         """
         # Zeros, because attention multiplies what it masks by 0, and uninitialised memory may hold NaN. Written, for
         # a host's memory would else be taken page by page while serving, and might then not be there.
@@ -66,11 +68,11 @@ class Decoder:
             layers.update(zip(group.layers, map(LayerCache, memory), strict=True))
         recurrent: dict[int, StateCache] = {}
         for group in layout.recurrent:
-            sizes = len(group.layers), num_slots
+            sizes = len(group.layers), num_slots + num_snapshots
             states = self._allocate(*sizes, *group.state.state, dtype=torch.float32)
             inputs = self._allocate(*sizes, *group.state.inputs, dtype=self.dtype)
             recurrent.update(zip(group.layers, map(StateCache, states, inputs), strict=True))
-        return KvCache(layers, recurrent)
+        return KvCache(layers, recurrent, num_slots if num_snapshots else None)
 
     def _allocate(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device).zero_()
