@@ -72,11 +72,58 @@ def test_the_text_part_of_a_model_that_sees_pictures_is_read(tmp_path: Path) -> 
     config = json.loads((tmp_path / "config.json").read_text())
     nested = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 8}}
     (tmp_path / "config.json").write_text(json.dumps(nested))
-    weights = {name: value for shard in tmp_path.glob("*.safetensors") for name, value in load_file(shard).items()}
-    for file in tmp_path.glob("*.safetensors*"):
-        file.unlink()
+    weights = take_weights(tmp_path)
     save_file({f"language_model.{name}": value for name, value in weights.items()}, tmp_path / "model.safetensors")
     assert generate(tmp_path, [[5, 9, 33]], "cpu") == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_experts_are_read_from_one_tensor_of_all_or_one_for_each(name: str, tmp_path: Path) -> None:
+    """Published files have one of all, transposed or not; those that transformers writes may not."""
+    save_model(name, tmp_path)
+    prompts = make_prompts()[2:5]
+    expected = generate(tmp_path, prompts, "cpu")
+    weights = take_weights(tmp_path)
+    is_fused = any(part.endswith("experts.gate_up_proj") for part in weights)
+    rewrite = split_experts if is_fused else fuse_experts
+    save_file(rewrite(weights, is_transposed=name == "qwen3_vl_moe"), tmp_path / "model.safetensors")
+    assert generate(tmp_path, prompts, "cpu") == expected
+
+
+def take_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return a directory's weights, and delete their files."""
+    weights = {name: value for shard in path.glob("*.safetensors") for name, value in load_file(shard).items()}
+    for file in path.glob("*.safetensors*"):
+        file.unlink()
+    return weights
+
+
+def split_experts(weights: dict[str, torch.Tensor], *, is_transposed: bool) -> dict[str, torch.Tensor]:
+    found = dict(weights)
+    for name in weights:
+        if not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            continue
+        whole, prefix = found.pop(name), name.rpartition(".")[0]
+        for expert, matrix in enumerate(whole.mT if is_transposed else whole):
+            parts = {"down_proj": matrix}
+            if name.endswith("gate_up_proj"):
+                parts = dict(zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True))
+            found |= {f"{prefix}.{expert}.{part}.weight": value.contiguous() for part, value in parts.items()}
+    return found
+
+
+def fuse_experts(weights: dict[str, torch.Tensor], *, is_transposed: bool) -> dict[str, torch.Tensor]:
+    found = {name: value for name, value in weights.items() if ".experts." not in name}
+    for prefix in {name.partition(".experts.")[0] for name in weights if ".experts." in name}:
+        experts = range(len({name for name in weights if name.startswith(f"{prefix}.experts.")}) // 3)
+        parts = {
+            part: torch.stack([weights[f"{prefix}.experts.{expert}.{part}.weight"] for expert in experts])
+            for part in ("gate_proj", "up_proj", "down_proj")
+        }
+        whole = {"gate_up_proj": torch.cat((parts["gate_proj"], parts["up_proj"]), 1), "down_proj": parts["down_proj"]}
+        for part, value in whole.items():
+            found[f"{prefix}.experts.{part}"] = (value.mT if is_transposed else value).contiguous()
+    return found
 
 
 def test_every_family_has_a_model_here() -> None:

@@ -39,6 +39,9 @@ _NORMS = {
 }
 
 
+Grouped = tuple[int, list[int]]  # of key heads one after the other: how many, and rows of each part of one
+
+
 class DecoderLoader:
     """Reads the weights that a spec describes."""
 
@@ -123,9 +126,11 @@ class DecoderLoader:
         parts, gates = {"in_proj_qkv": mixer.channels, "in_proj_z": mixer.out_size}, {"in_proj_b": heads, "in_proj_a": heads}
         if self._family.has_grouped_projections:
             parts, gates = {"in_proj_qkvz": mixer.in_size}, {"in_proj_ba": 2 * heads}
-            order, gates_order = list_grouped_rows(mixer)
-        conv = self._target.allocate(CONV_WIDTH, mixer.channels)
+            repeats = heads // mixer.k_heads
+            values = repeats * mixer.v_dim
+            order, gates_order = (mixer.k_heads, [mixer.k_dim, mixer.k_dim, values, values]), (mixer.k_heads, [repeats] * 2)
         self._checkpoint.check(f"{prefix}.conv1d.weight", (mixer.channels, 1, CONV_WIDTH))
+        conv = self._target.allocate(CONV_WIDTH, mixer.channels)
         self._fill(f"{prefix}.conv1d.weight", conv.T[:, None])
         rate, dt_bias = (self._read(f"{prefix}.{name}", heads, dtype=torch.float32) for name in ("A_log", "dt_bias"))
         norm = self._read(f"{prefix}.norm.weight", mixer.v_dim, dtype=torch.float32)
@@ -169,21 +174,22 @@ class DecoderLoader:
             activation=activation,
         )
 
-    def _load_matrix(self, parts: dict[str, int], columns: int, order: Tensor | None = None) -> Weight:
+    def _load_matrix(self, parts: dict[str, int], columns: int, grouped: Grouped | None = None) -> Weight:
         """Read matrices of the given numbers of rows, one below the other, for `linear`.
 
-        order: which of these rows is to be each row of the weight; None: as they are. No GGUF file has one.
+        grouped: how the rows of the only one are grouped, whose parts are to be together. No GGUF file has such.
         """
         names = [f"{name}.weight" for name in parts]
         for name, rows in zip(names, parts.values(), strict=True):
             self._checkpoint.check(name, (rows, columns))
         quantized = self._target.read_quantized(self._checkpoint, *names)
         if quantized is None:
+            order = None if grouped is None else _ungroup(grouped)
             quantized = load_packed(self._checkpoint, parts, columns, self._target, order)
         if quantized is not None:
             return quantized
         weight = self._stack("weight", parts, columns)
-        return pack_weight(weight if order is None else weight[order.to(weight.device)])
+        return pack_weight(weight if grouped is None else weight[_ungroup(grouped).to(weight.device)])
 
     def _stack(self, ending: str, parts: dict[str, int], *columns: int) -> Tensor:
         """Read tensors of the given numbers of rows into one, one below the other."""
@@ -211,19 +217,11 @@ class DecoderLoader:
         self._target.fill(self._checkpoint, name, tensor)
 
 
-def list_grouped_rows(mixer: GatedDeltaNet) -> tuple[Tensor, Tensor]:
-    """Return the rows of q, k, v and z, and those of b and a, in tensors where each key head has its parts together.
-
-    The parts of a key head are those of its query, its key, its values and their z; and of its values' b and a.
-    """
-    repeats = mixer.v_heads // mixer.k_heads
-    values = repeats * mixer.v_dim
-
-    def regroup(sizes: list[int]) -> Tensor:
-        rows = torch.arange(mixer.k_heads * sum(sizes)).view(mixer.k_heads, -1)
-        return torch.cat([part.flatten() for part in rows.split(sizes, dim=1)])
-
-    return regroup([mixer.k_dim, mixer.k_dim, values, values]), regroup([repeats, repeats])
+def _ungroup(order: Grouped) -> Tensor:
+    """Return the rows of all first parts, then of all second ones, and so on."""
+    heads, sizes = order
+    rows = torch.arange(heads * sum(sizes)).view(heads, -1)
+    return torch.cat([part.flatten() for part in rows.split(sizes, dim=1)])
 
 
 def _pack(weight: Weight) -> Weight:
