@@ -12,7 +12,15 @@ from collections.abc import Callable
 import pytest
 
 from blink.sampling_params import SamplingParams
-from harness import Harness, Inbox, QueuePair, Step, expected_tokens, run_until_finished, running, small_config, submission
+from harness import (
+    Inbox,
+    Step,
+    expected_tokens,
+    run_until_finished,
+    running,
+    small_config,
+    submission,
+)
 from random_load import play
 from test_prefix_cache import VOCAB, cached_tokens, prompt_of
 

@@ -19,6 +19,11 @@ def make_attention(heads: int, kv_heads: int, head_dim: int, **options: Any) -> 
     return Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=rope, **options)
 
 
+def attention_of(layer: LayerSpec) -> Attention:
+    assert layer.mixer.attention is not None
+    return layer.mixer.attention
+
+
 def make_spec(
     architecture: str,
     mixer: Attention,

@@ -122,7 +122,9 @@ def test_a_prompt_cut_anywhere_leaves_the_same_state(chunked: bool) -> None:
         cache, found = random_cache(), []
         for first, end in zip((0, *cuts), (*cuts, 100), strict=True):
             found.append(
-                delta_rule.advance(x.take(slice(first, end)), cache, make_rows(first, end - first), weights, chunked=chunked)
+                delta_rule.advance(
+                    x.take(slice(first, end)), cache, make_rows(first, end - first), weights, chunked=chunked
+                )
             )
         torch.testing.assert_close(torch.cat(found), expected, atol=TOLERANCE, rtol=TOLERANCE)
         torch.testing.assert_close(cache.states[1], whole.states[1], atol=TOLERANCE, rtol=TOLERANCE)

@@ -84,9 +84,8 @@ def test_experts_are_read_from_one_tensor_of_all_or_one_for_each(name: str, tmp_
     prompts = make_prompts()[2:5]
     expected = generate(tmp_path, prompts, "cpu")
     weights = take_weights(tmp_path)
-    is_fused = any(part.endswith("experts.gate_up_proj") for part in weights)
-    rewrite = split_experts if is_fused else fuse_experts
-    save_file(rewrite(weights, is_transposed=name == "qwen3_vl_moe"), tmp_path / "model.safetensors")
+    rewrite = transpose_experts if any(part.endswith("experts.down_proj") for part in weights) else fuse_experts
+    save_file(rewrite(weights), tmp_path / "model.safetensors")
     assert generate(tmp_path, prompts, "cpu") == expected
 
 
@@ -98,31 +97,19 @@ def take_weights(path: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def split_experts(weights: dict[str, torch.Tensor], *, is_transposed: bool) -> dict[str, torch.Tensor]:
-    found = dict(weights)
-    for name in weights:
-        if not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
-            continue
-        whole, prefix = found.pop(name), name.rpartition(".")[0]
-        for expert, matrix in enumerate(whole.mT if is_transposed else whole):
-            parts = {"down_proj": matrix}
-            if name.endswith("gate_up_proj"):
-                parts = dict(zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True))
-            found |= {f"{prefix}.{expert}.{part}.weight": value.contiguous() for part, value in parts.items()}
-    return found
+def transpose_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.mT.contiguous() if ".experts." in name else value for name, value in weights.items()}
 
 
-def fuse_experts(weights: dict[str, torch.Tensor], *, is_transposed: bool) -> dict[str, torch.Tensor]:
+def fuse_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found = {name: value for name, value in weights.items() if ".experts." not in name}
     for prefix in {name.partition(".experts.")[0] for name in weights if ".experts." in name}:
         experts = range(len({name for name in weights if name.startswith(f"{prefix}.experts.")}) // 3)
-        parts = {
-            part: torch.stack([weights[f"{prefix}.experts.{expert}.{part}.weight"] for expert in experts])
-            for part in ("gate_proj", "up_proj", "down_proj")
-        }
-        whole = {"gate_up_proj": torch.cat((parts["gate_proj"], parts["up_proj"]), 1), "down_proj": parts["down_proj"]}
-        for part, value in whole.items():
-            found[f"{prefix}.experts.{part}"] = (value.mT if is_transposed else value).contiguous()
+        gate, up, down = (
+            torch.stack([weights[f"{prefix}.experts.{expert}.{part}_proj.weight"] for expert in experts])
+            for part in ("gate", "up", "down")
+        )
+        found |= {f"{prefix}.experts.gate_up_proj": torch.cat((gate, up), 1), f"{prefix}.experts.down_proj": down}
     return found
 
 

@@ -20,6 +20,7 @@ from blink.models.weights.target import WeightTarget
 from blink.text.assets import load_assets
 from model_driver import Driver
 from model_mutations import memory_limit
+from model_specs import attention_of
 
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = {
@@ -143,11 +144,13 @@ def test_the_length_may_be_lowered_but_not_raised(tmp_path: Path) -> None:
 def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
     spec = load_dummy(write_config(tmp_path, model_type="phi3", sliding_window=40)).spec
     assert spec.max_model_len == 128
-    assert [layer.mixer.window for layer in spec.layers] == [40] * spec.num_layers
+    assert [attention_of(layer).window for layer in spec.layers] == [40] * spec.num_layers
     shorter = load_dummy(str(tmp_path), max_model_len=40).spec
-    assert [layer.mixer.window for layer in shorter.layers] == [0] * spec.num_layers
+    assert [attention_of(layer).window for layer in shorter.layers] == [0] * spec.num_layers
     switched_off = {"model_type": "qwen3", "sliding_window": 40, "use_sliding_window": False}
-    assert not any(layer.mixer.window for layer in load_dummy(write_config(tmp_path, **switched_off)).spec.layers)
+    assert not any(
+        attention_of(layer).window for layer in load_dummy(write_config(tmp_path, **switched_off)).spec.layers
+    )
 
 
 def test_the_generation_config_says_where_texts_end_before_the_models_own(tmp_path: Path) -> None:

@@ -239,9 +239,7 @@ class Engine(ABC):
     def _allocate_kv_cache(self, num_blocks: int) -> KvCache:
         try:
             num_slots = count_slots(self._config.max_num_seqs)
-            return self._model.allocate_kv_cache(
-                num_blocks, self._config.block_size, num_slots, self._num_snapshots
-            )
+            return self._model.allocate_kv_cache(num_blocks, self._config.block_size, num_slots, self._num_snapshots)
         except (RuntimeError, MemoryError) as error:
             name = self._name_cache(num_blocks * self._block_bytes)
             raise ConfigError(f"there is no memory for {name}: {_ADVICE}") from error

@@ -31,8 +31,9 @@ class StateCache:
     __slots__ = ("inputs", "states")
 
     def __init__(self, states: Tensor, inputs: Tensor) -> None:
-        """Take states, float32 [slots, value heads, size of a key, size of a value], and inputs [slots, width, channels]
-        of the convolution, of which that of position p lies at p % width.
+        """Take states, float32 [slots, value heads, size of a key, size of a value], and the convolution's inputs.
+
+        inputs: [slots, width, channels], of which that of position p lies at p % width.
         """
         self.states, self.inputs = states, inputs
 

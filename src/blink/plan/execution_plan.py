@@ -59,8 +59,8 @@ class LayerPlan:
     def choices(self) -> dict[str, Choice]:
         """The kernels, by their operations."""
         named = {
-            "qkv": self.qkv, "gates": self.gates, "attend": self.attend, "o_proj": self.output, "gate_up": self.gate_up, "down": self.down,
-            "router": self.router, "experts": self.experts,
+            "qkv": self.qkv, "gates": self.gates, "attend": self.attend, "o_proj": self.output,
+            "gate_up": self.gate_up, "down": self.down, "router": self.router, "experts": self.experts,
         }  # fmt: skip
         return {name: choice for name, choice in named.items() if choice is not None}
 

@@ -49,6 +49,10 @@ class CalibratedCheckpoint:
         self._source.check(name, shape)
         self.shapes[name] = tuple(shape)
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that is stored as it is; None: there is none."""
+        return self._source.shape(name)
+
     def fill(self, name: str, target: Tensor) -> None:
         """Write a tensor."""
         self._source.fill(name, target)

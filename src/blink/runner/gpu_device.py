@@ -65,10 +65,10 @@ class GpuDevice:
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's attention, or for its recurrent rule."""
-        if layer.mixer.attention is None:
+        if layer.mixer.recurrence is not None:
             if bucket.decoding:
-                yield Option(DELTA_DECODE, delta_decode.refuses(layer.mixer, model.dtype))
-            yield Option(DELTA_CHUNKS, delta_prefill.refuses(layer.mixer, model.dtype))
+                yield Option(DELTA_DECODE, delta_decode.refuses(layer.mixer.recurrence, model.dtype))
+            yield Option(DELTA_CHUNKS, delta_prefill.refuses(layer.mixer.recurrence, model.dtype))
             return
         if bucket.decoding:
             yield _offer_decode_attention(model, layer.mixer.attention, bucket.rows)

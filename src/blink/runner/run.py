@@ -20,8 +20,8 @@ from blink.runner.devices import DeviceCode, code_of
 from blink.runner.matmul import linear
 from blink.runner.norm_kernels import NormKernels
 from blink.runner.planner import plan_step
-from blink.runner.snapshots import keep_snapshots, load_snapshots
 from blink.runner.sites import ModelSites, sites_of
+from blink.runner.snapshots import keep_snapshots, load_snapshots
 from blink.runner.step import Step, cap_logits, take_last_tokens
 from blink.runner.stream import Stream, Then
 

@@ -108,8 +108,8 @@ def apply_token_by_token(
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [tokens, nv, dv] of a row and the state after it; g, beta: [tokens, nv], state: [nv, dk, dv]."""
     outputs: list[Tensor] = []
-    for token in zip(q, k, v, g, beta, strict=True):
-        out, state = step(*token, state)
+    for token in range(q.shape[0]):
+        out, state = step(q[token], k[token], v[token], g[token], beta[token], state)
         outputs.append(out)
     return torch.stack(outputs), state
 
@@ -118,8 +118,9 @@ def apply_in_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, st
     """Compute apply_token_by_token by GEMMs, 64 tokens at once."""
     outputs: list[Tensor] = []
     for first in range(0, q.shape[0], CHUNK):
-        chunk = [part[first : first + CHUNK].transpose(0, 1) for part in (q, k, v, g, beta)]
-        out, state = _apply_chunk(*chunk, state)
+        taken = slice(first, first + CHUNK)
+        of_keys = (part[taken].transpose(0, 1) for part in (q, k, v))
+        out, state = _apply_chunk(*of_keys, g[taken].T, beta[taken].T, state)
         outputs.append(out.transpose(0, 1))
     return torch.cat(outputs), state
 

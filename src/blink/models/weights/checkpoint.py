@@ -36,8 +36,11 @@ class Checkpoint(Protocol):
 
     norm_shift: float  # what is missing in the norms of a family that stores their weights minus 1
 
-    def has(self, name: str) -> bool:
-        """Return whether a file has a tensor of that name; random weights and GGUF files have no other than usual."""
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that may be there, as it is stored, in place of those that usually are.
+
+        None: there is none, as in GGUF files and of random weights.
+        """
         ...
 
     def check(self, name: str, shape: Sequence[int]) -> None:
@@ -87,9 +90,8 @@ class GgufCheckpoint:
         self._is_interleaved = FAMILIES[spec.architecture].is_interleaved
         self._names = gguf.get_tensor_name_map(find_gguf_arch(self._file), spec.num_layers)
 
-    def has(self, name: str) -> bool:
-        del name
-        return False
+    def shape(self, name: str) -> None:
+        """Find none but the usual tensors."""
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         stored, expert = self._find_name(name)
@@ -227,10 +229,8 @@ class DummyCheckpoint:
     def __init__(self, device: torch.device, seed: int) -> None:
         self._generator = torch.Generator(device).manual_seed(seed)
 
-    def has(self, name: str) -> bool:
-        """Find none but the usual names."""
-        del name
-        return False
+    def shape(self, name: str) -> None:
+        """Find none but the usual tensors."""
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Find a tensor of every name and shape."""

@@ -26,6 +26,7 @@ from blink.models.layers import (
 from blink.models.spec import ModelSpec
 from blink.models.weights.overrides import override
 from blink.models.weights.rope_json import read_local_rope, read_rope
+from blink.models.weights.shards import has_tensor
 from blink.models.weights.text_files import read_json
 
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -49,9 +50,18 @@ def read_config_json(directory: Path, changes: Mapping[str, Any] | None = None) 
         raise not_supported(str(path), show(model_type))
     if architecture != model_type:
         text = Fields(values, str(path)).mapping("text_config")
-        values = {**values, **override(text, {key: changes[key] for key in changes if key != "text_config"})}
+        text = override(text, {key: changes[key] for key in changes if key != "text_config"})
+        values = {**values, **text, **_settle_tie(directory, values, text)}
     values = {**FAMILIES[architecture].defaults, **values}
     return _make_spec(Fields(values, str(path)), values, architecture)
+
+
+def _settle_tie(directory: Path, outer: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, bool]:
+    """Return whether the output layer is the embedding, where a model and its text part disagree."""
+    key = "tie_word_embeddings"
+    if key not in text or outer.get(key, text[key]) == text[key] or not any(directory.glob("*.safetensors")):
+        return {}
+    return {key: not has_tensor(directory, "lm_head.weight")}
 
 
 def _make_spec(config: Fields, values: Mapping[str, Any], architecture: str) -> ModelSpec:
@@ -105,9 +115,7 @@ def _read_mlp(config: Fields, family: Family) -> DenseMlp | MoeMlp:
 
 
 def _read_dense_mlp(config: Fields, family: Family) -> DenseMlp:
-    return DenseMlp(
-        size=config.integer("intermediate_size"), activation=family.activation or _read_activation(config)
-    )
+    return DenseMlp(size=config.integer("intermediate_size"), activation=family.activation or _read_activation(config))
 
 
 def _put_dense_layers(config: Fields, family: Family, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:

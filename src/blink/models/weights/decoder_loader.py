@@ -123,12 +123,18 @@ class DecoderLoader:
 
     def _load_recurrence(self, mixer: GatedDeltaNet, prefix: str) -> dict[str, Any]:
         hidden, heads, order, gates_order = self._spec.hidden_size, mixer.v_heads, None, None
-        parts, gates = {"in_proj_qkv": mixer.channels, "in_proj_z": mixer.out_size}, {"in_proj_b": heads, "in_proj_a": heads}
+        parts, gates = (
+            {"in_proj_qkv": mixer.channels, "in_proj_z": mixer.out_size},
+            {"in_proj_b": heads, "in_proj_a": heads},
+        )
         if self._family.has_grouped_projections:
             parts, gates = {"in_proj_qkvz": mixer.in_size}, {"in_proj_ba": 2 * heads}
             repeats = heads // mixer.k_heads
             values = repeats * mixer.v_dim
-            order, gates_order = (mixer.k_heads, [mixer.k_dim, mixer.k_dim, values, values]), (mixer.k_heads, [repeats] * 2)
+            order, gates_order = (
+                (mixer.k_heads, [mixer.k_dim, mixer.k_dim, values, values]),
+                (mixer.k_heads, [repeats] * 2),
+            )
         self._checkpoint.check(f"{prefix}.conv1d.weight", (mixer.channels, 1, CONV_WIDTH))
         conv = self._target.allocate(CONV_WIDTH, mixer.channels)
         self._fill(f"{prefix}.conv1d.weight", conv.T[:, None])

@@ -26,7 +26,7 @@ def load_experts(
     """
     if names.are_joined:
         return _load_joined(checkpoint, mlp, prefix, hidden, target)
-    is_fused = names.fused and checkpoint.has(f"{prefix}.experts.gate_up_proj")
+    is_fused = names.fused and checkpoint.shape(f"{prefix}.experts.down_proj") is not None
     load = _load_fused if is_fused else _load_each
     checkpoint.check(f"{prefix}.gate.weight", (mlp.experts, hidden))
     gate_up, down = load(checkpoint, mlp, f"{prefix}.experts", hidden, names, target)
@@ -54,9 +54,15 @@ def _load_each(
 def _load_fused(
     checkpoint: Checkpoint, mlp: MoeMlp, prefix: str, hidden: int, names: ExpertNames, target: WeightTarget
 ) -> tuple[ExpertWeights, ExpertWeights]:
-    """Read gates and ups, and downs, each in one tensor of all experts."""
+    """Read gates and ups, and downs, each in one tensor of all experts.
+
+    Matrices may be transposed: as the family's published files have them, unless the shape of the downs tells. That of
+    the gates and ups does not where the hidden size is twice an expert's.
+    """
     shapes = {"gate_up_proj": (mlp.experts, 2 * mlp.size, hidden), "down_proj": (mlp.experts, hidden, mlp.size)}
     is_transposed = names.fused == "columns"
+    if mlp.size != hidden:
+        is_transposed = checkpoint.shape(f"{prefix}.down_proj") != shapes["down_proj"]
     for name, (experts, rows, columns) in shapes.items():
         checkpoint.check(f"{prefix}.{name}", (experts, columns, rows) if is_transposed else (experts, rows, columns))
     found: list[Tensor] = []

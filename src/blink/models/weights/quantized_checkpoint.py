@@ -38,8 +38,8 @@ class MatrixCheckpoint(ABC):
     norm_shift: float
 
     @abstractmethod
-    def has(self, name: str) -> bool:
-        """Return whether a file has a tensor of that name as it is."""
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that is stored as it is; None: there is none."""
 
     @abstractmethod
     def check(self, name: str, shape: Sequence[int]) -> None:
@@ -74,9 +74,9 @@ class QuantizedCheckpoint(MatrixCheckpoint):
         self._quantization = quantization
         self.norm_shift = files.norm_shift
 
-    def has(self, name: str) -> bool:
-        """Return whether there is a tensor of that name, which is not quantized then."""
-        return self._files.has(name) and self.find_scheme(name) is None
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that is stored as it is; None: there is none, or it is quantized."""
+        return self._files.shape(name) if self.find_scheme(name) is None else None
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, or what it is made of."""
@@ -129,9 +129,9 @@ class Fp8Checkpoint(MatrixCheckpoint):
         self._source = source
         self.norm_shift = source.norm_shift
 
-    def has(self, name: str) -> bool:
-        """Return whether there is a tensor of that name."""
-        return self._source.has(name)
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that is stored as it is; None: there is none."""
+        return self._source.shape(name)
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape."""
@@ -164,9 +164,9 @@ class DummyMatrices(MatrixCheckpoint):
         self._quantization = quantization
         self.norm_shift = source.norm_shift
 
-    def has(self, name: str) -> bool:
-        """Return whether there is a tensor of that name."""
-        return self._source.has(name)
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that is stored as it is; None: there is none."""
+        return self._source.shape(name)
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Find a tensor of every name and shape."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportMissingParameterType=false
 """The gated delta-net of prompts, in chunks of 64 tokens on tensor cores.
 
 With G the decay since the chunk's start, and L_ij = exp(G_i - G_j) for j <= i:
