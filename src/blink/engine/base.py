@@ -23,6 +23,7 @@ from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
 from blink.kernels.layer_cache import KvCache
 from blink.link.rdma.listener import open_listener
+from blink.models.spec import ModelSpec
 from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import load_model, resolve_dtype
 from blink.region.layout import EngineState, ErrorCode, StepKind, place_name
@@ -64,12 +65,7 @@ class Engine(ABC):
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
         self._runner = Runner(self._model)
         spec = self._model.spec
-        most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
-        config = replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
-        if spec.cache_layout.recurrent and config.enable_prefix_caching and not self.keeps_snapshots:
-            logger.info("prefix cache: off, for this engine keeps no snapshots of recurrent states")
-            config = replace(config, enable_prefix_caching=False)
-        self._config = config
+        config = self._config = self._fit_to_model(config, spec)
         vocabulary = _read_vocabulary(config, spec.vocab_size)
         num_blocks = self._size_kv_cache()
         self._num_snapshots = self._count_snapshots(num_blocks)
@@ -99,8 +95,11 @@ class Engine(ABC):
             raise
         self._has_lost_region = False
         self.is_dead = False  # whether the scheduler gives no sign of life any more, so that nothing may wait for it
+        self._log_memory(num_blocks)
+
+    def _log_memory(self, num_blocks: int) -> None:
+        config, dtype = self._config, str(self._model.kv_dtype).removeprefix("torch.")
         logger.info("weights: %.2f GB", self._model.num_weight_bytes / 1e9)
-        dtype = str(self._model.kv_dtype).removeprefix("torch.")
         logger.info("KV cache: %d blocks of %d tokens, %s", num_blocks, config.block_size, dtype)
         if self._state_bytes:
             counts = count_slots(config.max_num_seqs), self._num_snapshots
@@ -223,6 +222,15 @@ class Engine(ABC):
             max_num_batched_tokens=config.max_num_batched_tokens or max(self.default_step_tokens, config.max_num_seqs),
             segment_ms=config.segment_ms or self.default_segment_ms,
         )
+
+    def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
+        """Return a configuration with what its values mean for a model."""
+        most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
+        config = replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
+        if spec.cache_layout.recurrent and config.enable_prefix_caching and not self.keeps_snapshots:
+            logger.info("prefix cache: off, for this engine keeps no snapshots of recurrent states")
+            config = replace(config, enable_prefix_caching=False)
+        return config
 
     def _size_kv_cache(self) -> int:
         """Return the number of KV blocks: as configured, or what fits into the bytes configured or measured."""

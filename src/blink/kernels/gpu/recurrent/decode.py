@@ -60,14 +60,17 @@ def decode(x: Projections, cache: StateCache, rows: Rows, weights: DeltaWeights)
 
 def decode_by(config: TileConfig, x: Projections, cache: StateCache, rows: Rows, weights: DeltaWeights) -> Tensor:
     """Compute decode with a tile config."""
-    _, v_heads, k_dim, v_dim = cache.states.shape
+    v_heads, v_dim = weights.rate.shape[0], weights.norm.shape[0]
     tokens = x.qkv.shape[0]
     assert x.z.stride(0) % _VECTOR == 0 and all(part.dtype == torch.bfloat16 and part.stride(1) == 1 for part in x)
     out = torch.empty(tokens, v_heads * v_dim, dtype=torch.bfloat16, device=x.qkv.device)
-    sizes = (weights.k_heads, v_heads, k_dim, v_dim, *config)
+    sizes = (weights.k_heads, v_heads, weights.k_dim, v_dim, *config)
     arguments = args(
         "DeltaDecodeArgs",
-        **x._asdict(),
+        qkv=x.qkv,
+        z=x.z,
+        b=x.b,
+        a=x.a,
         conv=weights.conv,
         rate=weights.rate,
         dt_bias=weights.dt_bias,

@@ -3,15 +3,7 @@
 # pyright: reportMissingParameterType=false
 """The gated delta-net of prompts, in chunks of 64 tokens on tensor cores.
 
-With G the decay since the chunk's start, and L_ij = exp(G_i - G_j) for j <= i:
-
-_mix (a program for some tokens of a head of q, k or v) convolves, and normalises q and k.
-_relate (for each chunk and key head) computes P = Q K^T L, and A = strictly lower(beta K K^T L).
-invert() returns T = (I + A)^-1 beta.
-_solve (for each chunk and value head) computes U = T V and W = T exp(G) K.
-_scan (for each sequence, value head and some columns of its state) walks over the chunks: N = U - W S;
-O = exp(G) Q S + P N; S = exp(G_last) S + K^T (exp(G_last - G) N).
-_keep_inputs leaves the last inputs in the slots, and _finish normalises the outputs and gates them.
+The kernels are in chunks.py.
 
 Chunks begin at each row's first token. The last is filled up with tokens of beta = 0 and g = 0, which change nothing.
 """
@@ -22,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.delta_rule import CHUNK, DeltaWeights, Projections, Rows
+from blink.kernels.gpu.recurrent import chunks
 from blink.kernels.gpu.recurrent.invert import invert
 from blink.kernels.layer_cache import StateCache
 from blink.plan.site import first_reason
@@ -33,15 +25,15 @@ from blink.plan.site import first_reason
 if TYPE_CHECKING:
     from blink.models.layers import GatedDeltaNet
 
-_MIXED, _FINISHED = 16, 16  # tokens that a program of _mix has, and of _finish
-_KEPT = 1024  # channels that one of _keep_inputs has
+_MIXED, _FINISHED = 16, 16  # tokens that a program of mix has, and of finish
+_KEPT = 1024  # channels that one of keep_inputs has
 _MAX_EXACT = 64  # size of a head in float32: of larger ones, chunks do not fit in shared memory
 
 
 class Config(NamedTuple):
     """Sizes that decide the speed alone."""
 
-    columns: int = 32  # of the state, of a program of _scan
+    columns: int = 32  # of the state, of a program of scan
     warps: int = 4
     scan_warps: int = 4
     scan_stages: int = 3
@@ -52,7 +44,7 @@ class _Chunks(NamedTuple):
 
     q: Tensor  # [chunks, nk, 64, dk]
     k: Tensor
-    u: Tensor  # [chunks, nv, 64, dv]; V before _solve
+    u: Tensor  # [chunks, nv, 64, dv]; V before solve
     w: Tensor  # [chunks, nv, 64, dk]
     p: Tensor  # [chunks, nv, 64, 64]
     decays: Tensor  # [chunks, nv, 64], float32: G
@@ -76,7 +68,7 @@ def prefill(
 ) -> Tensor:
     """Compute Advance of kernels/delta_rule.py; of padding rows, anything."""
     config = config or Config()
-    _, v_heads, k_dim, v_dim = cache.states.shape
+    v_heads, k_dim, v_dim = weights.rate.shape[0], weights.k_dim, weights.norm.shape[0]
     assert all(part.stride(1) == 1 for part in x)
     is_exact, num_rows = x.qkv.dtype == torch.float32, rows.slots.shape[0]
     if is_exact or min(k_dim, v_dim) < 64:  # Triton 3.6 reads beside small operands of wgmma
@@ -84,11 +76,11 @@ def prefill(
     sizes = {"K_HEADS": weights.k_heads, "V_HEADS": v_heads, "DK": k_dim, "DV": v_dim, "C": CHUNK}
     sizes["ROWS"] = triton.next_power_of_2(num_rows)
     precision = "tf32x3" if is_exact else "tf32"
-    chunks = _prepare(x, cache, rows, weights, sizes, precision, config.warps)
+    parts = _prepare(x, cache, rows, weights, sizes, precision, config.warps)
     out = torch.empty_like(x.z, memory_format=torch.contiguous_format)
     columns = min(config.columns, v_dim)
-    _scan[(v_dim // columns, v_heads, num_rows)](
-        *(cache.states, *rows, *chunks[:6], out, num_rows),
+    chunks.scan[(v_dim // columns, v_heads, num_rows)](
+        *(cache.states, *rows, *parts[:6], out, num_rows),
         **sizes,
         COLUMNS=columns,
         PRECISION=precision,
@@ -96,10 +88,10 @@ def prefill(
         num_warps=config.scan_warps,
     )
     channels = x.qkv.shape[1]
-    _keep_inputs[(num_rows, triton.cdiv(channels, _KEPT))](
+    chunks.keep_inputs[(num_rows, triton.cdiv(channels, _KEPT))](
         *(x.qkv, cache.inputs, *rows, x.qkv.stride(0), channels), WIDTH=weights.conv.shape[0], BLOCK=_KEPT
     )
-    _finish[(triton.cdiv(out.shape[0], _FINISHED), v_heads)](
+    chunks.finish[(triton.cdiv(out.shape[0], _FINISHED), v_heads)](
         *(out, x.z, weights.norm, rows.starts, x.z.stride(0), weights.eps, num_rows),
         V_HEADS=v_heads,
         DV=v_dim,
@@ -120,328 +112,38 @@ def _prepare(
     """Compute all that needs no state."""
     tokens, num_rows, v_heads = x.qkv.shape[0], rows.slots.shape[0], sizes["V_HEADS"]
     most_chunks = tokens // CHUNK + min(num_rows, tokens)
-    chunks = _allocate(most_chunks, weights.k_heads, v_heads, sizes["DK"], sizes["DV"], x.qkv)
+    parts = _allocate(most_chunks, weights.k_heads, v_heads, sizes["DK"], sizes["DV"], x.qkv)
     for of_v, heads in ((False, 2 * weights.k_heads), (True, v_heads)):
-        _mix[(most_chunks * (CHUNK // _MIXED), heads)](
-            *(x.qkv, cache.inputs, weights.conv, *rows, *chunks[:3], x.qkv.stride(0), num_rows),
+        chunks.mix[(most_chunks * (CHUNK // _MIXED), heads)](
+            *(x.qkv, cache.inputs, weights.conv, *rows, *parts[:3], x.qkv.stride(0), num_rows),
             **sizes,
             PART=_MIXED,
             OF_V=of_v,
         )
-    _relate[(most_chunks, weights.k_heads)](
-        *(x.b, x.a, weights.rate, weights.dt_bias, *rows, *chunks[:2], *chunks[4:], x.b.stride(0), x.a.stride(0)),
+    chunks.relate[(most_chunks, weights.k_heads)](
+        *(x.b, x.a, weights.rate, weights.dt_bias, *rows, *parts[:2], *parts[4:], x.b.stride(0), x.a.stride(0)),
         num_rows,
         **sizes,
         PRECISION=precision,
         num_warps=warps,
     )
-    inverses = invert(chunks.systems, chunks.betas, x.qkv.dtype)
-    _solve[(most_chunks, v_heads)](
-        *(*rows, chunks.k, inverses, chunks.decays, chunks.u, chunks.w, num_rows),
+    inverses = invert(parts.systems, parts.betas, x.qkv.dtype)
+    chunks.solve[(most_chunks, v_heads)](
+        *(*rows, parts.k, inverses, parts.decays, parts.u, parts.w, num_rows),
         **sizes,
         PRECISION=precision,
         num_warps=warps,
         num_stages=1,
     )
-    return chunks
+    return parts
 
 
-def _allocate(chunks: int, k_heads: int, v_heads: int, k_dim: int, v_dim: int, like: Tensor) -> _Chunks:
+def _allocate(count: int, k_heads: int, v_heads: int, k_dim: int, v_dim: int, like: Tensor) -> _Chunks:
     return _Chunks(
-        like.new_empty(chunks, k_heads, CHUNK, k_dim),
-        like.new_empty(chunks, k_heads, CHUNK, k_dim),
-        like.new_empty(chunks, v_heads, CHUNK, v_dim),
-        like.new_empty(chunks, v_heads, CHUNK, k_dim),
-        like.new_empty(chunks, v_heads, CHUNK, CHUNK),
-        *(torch.empty(chunks, v_heads, *size, device=like.device) for size in ((CHUNK,), (CHUNK, CHUNK), (CHUNK,))),
+        like.new_empty(count, k_heads, CHUNK, k_dim),
+        like.new_empty(count, k_heads, CHUNK, k_dim),
+        like.new_empty(count, v_heads, CHUNK, v_dim),
+        like.new_empty(count, v_heads, CHUNK, k_dim),
+        like.new_empty(count, v_heads, CHUNK, CHUNK),
+        *(torch.empty(count, v_heads, *size, device=like.device) for size in ((CHUNK,), (CHUNK, CHUNK), (CHUNK,))),
     )
-
-
-@triton.jit
-def _count_chunks(starts, num_rows, ROWS: tl.constexpr, C: tl.constexpr):
-    """Return how many chunks each row has."""
-    row = tl.arange(0, ROWS)
-    first = tl.load(starts + row, row < num_rows, other=0)
-    end = tl.load(starts + row + 1, row < num_rows, other=0)
-    return (end - first + C - 1) // C
-
-
-@triton.jit
-def _convolve(qkv, inputs, conv, stride, start, position, is_first, token, count, channel, CHANNELS: tl.constexpr):
-    """Return the convolved values of some channels of a row's tokens, in float32; zeros where there is no token.
-
-    start, position: of the row's first token; is_first: whether that is among these; count: of the row's tokens.
-    """
-    total = tl.zeros((token.shape[0], channel.shape[0]), tl.float32)
-    for back in tl.static_range(4):
-        at = token - back
-        now = tl.load(
-            qkv + (start + at)[:, None].to(tl.int64) * stride + channel[None, :],
-            ((at >= 0) & (token < count))[:, None],
-            other=0.0,
-        )
-        if back > 0:  # noqa: SIM102  (known when compiled, the other is not)
-            if is_first:
-                place = (position + at) & 3
-                has_past = (at < 0) & (position + at >= 0)
-                now += tl.load(inputs + place[:, None] * CHANNELS + channel[None, :], has_past[:, None], other=0.0)
-        weight = tl.load(conv + (3 - back) * CHANNELS + channel)
-        total += now.to(tl.float32) * weight.to(tl.float32)[None, :]
-    return tl.where((token < count)[:, None], total * tl.sigmoid(total), 0.0)
-
-
-@triton.jit
-def _find_chunk(chunk, slots, positions, starts, num_rows, ROWS: tl.constexpr, C: tl.constexpr):
-    """Return a chunk's row's first token, position, number of tokens and slot, and its number in that row; the slot is
-    below 0 if there is nothing to do."""
-    counts = _count_chunks(starts, num_rows, ROWS, C)
-    row = tl.sum((tl.cumsum(counts) <= chunk).to(tl.int32))
-    index = chunk - tl.sum(tl.where(tl.arange(0, ROWS) < row, counts, 0))
-    slot = tl.load(slots + row, row < num_rows, other=-1)
-    position = tl.load(positions + row, row < num_rows, other=0)
-    start = tl.load(starts + row, row < num_rows, other=0)
-    count = tl.load(starts + row + 1, row < num_rows, other=0) - start
-    return start, position, count, slot, index
-
-
-@triton.jit
-def _mix(
-    qkv,
-    inputs,
-    conv,
-    slots,
-    positions,
-    starts,
-    q_out,
-    k_out,
-    v_out,
-    stride,
-    num_rows,
-    K_HEADS: tl.constexpr,
-    V_HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    ROWS: tl.constexpr,
-    C: tl.constexpr,
-    PART: tl.constexpr,
-    OF_V: tl.constexpr,
-):
-    """Convolve some tokens of a chunk; of q and k, heads one after the other, or with OF_V of v."""
-    CHANNELS: tl.constexpr = 2 * K_HEADS * DK + V_HEADS * DV
-    D: tl.constexpr = DV if OF_V else DK
-    chunk, part, head = tl.program_id(0) // (C // PART), tl.program_id(0) % (C // PART), tl.program_id(1)
-    start, position, count, slot, index = _find_chunk(chunk, slots, positions, starts, num_rows, ROWS, C)
-    if slot < 0:
-        return
-    i, channel = part * PART + tl.arange(0, PART), tl.arange(0, D)
-    past = inputs + slot.to(tl.int64) * 4 * CHANNELS
-    first = head * D + (2 * K_HEADS * DK if OF_V else 0)
-    is_first = (index == 0) & (part == 0)
-    token = index * C + i
-    x = _convolve(qkv, past, conv, stride, start, position, is_first, token, count, first + channel, CHANNELS)
-    if OF_V:
-        to = v_out + (chunk * V_HEADS + head).to(tl.int64) * C * D
-    else:
-        x *= tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None] * tl.where(head < K_HEADS, DK**-0.5, 1.0)
-        to = tl.where(head < K_HEADS, q_out, k_out) + (chunk * K_HEADS + head % K_HEADS).to(tl.int64) * C * D
-    tl.store(to + i[:, None] * D + channel[None, :], x.to(v_out.dtype.element_ty))
-
-
-@triton.jit
-def _load_gates(a, b, a_stride, b_stride, dt_bias, rate, head, at, here):
-    """Return g and beta of some tokens; 0 where there is none."""
-    x = tl.load(a + at * a_stride + head, here, other=0.0).to(tl.float32) + tl.load(dt_bias + head)
-    softplus = tl.where(x > 20, x, tl.log(1 + tl.exp(tl.minimum(x, 20.0))))
-    beta = tl.sigmoid(tl.load(b + at * b_stride + head, here, other=0.0).to(tl.float32))
-    return tl.where(here, tl.load(rate + head) * softplus, 0.0), tl.where(here, beta, 0.0)
-
-
-@triton.jit
-def _relate(
-    b,
-    a,
-    rate,
-    dt_bias,
-    slots,
-    positions,
-    starts,
-    q_in,
-    k_in,
-    p_out,
-    decay_out,
-    system_out,
-    beta_out,
-    b_stride,
-    a_stride,
-    num_rows,
-    K_HEADS: tl.constexpr,
-    V_HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,  # noqa: ARG001  (as the others)
-    ROWS: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    chunk, k_head = tl.program_id(0), tl.program_id(1)
-    start, _, count, slot, index = _find_chunk(chunk, slots, positions, starts, num_rows, ROWS, C)
-    if slot < 0:
-        return
-    i, j, k_channel = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], tl.arange(0, DK)[None, :]
-    token = index * C + tl.arange(0, C)
-    place = (chunk * K_HEADS + k_head).to(tl.int64) * C * DK + i * DK + k_channel
-    k = tl.load(k_in + place)
-    kk = tl.dot(k, k.T, input_precision=PRECISION)
-    qk = tl.dot(tl.load(q_in + place), k.T, input_precision=PRECISION)
-    for repeat in range(V_HEADS // K_HEADS):
-        head = k_head * (V_HEADS // K_HEADS) + repeat
-        at, to = (start + token).to(tl.int64), (chunk * V_HEADS + head).to(tl.int64) * C
-        g, beta = _load_gates(a, b, a_stride, b_stride, dt_bias, rate, head, at, token < count)
-        decay = tl.cumsum(g)
-        tl.store(decay_out + to + tl.arange(0, C), decay)
-        tl.store(beta_out + to + tl.arange(0, C), beta)
-        between = tl.exp(tl.where(i >= j, decay[:, None] - decay[None, :], float("-inf")))
-        tl.store(p_out + to * C + i * C + j, (qk * between).to(p_out.dtype.element_ty))
-        tl.store(system_out + to * C + i * C + j, tl.where(i > j, kk * between * beta[:, None], 0.0))
-
-
-@triton.jit
-def _solve(
-    slots,
-    positions,
-    starts,
-    k_in,
-    inverse_in,
-    decay_in,
-    u,
-    w_out,
-    num_rows,
-    K_HEADS: tl.constexpr,
-    V_HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    ROWS: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Compute W, and U in the place of V."""
-    chunk, head = tl.program_id(0), tl.program_id(1)
-    _, _, _, slot, _ = _find_chunk(chunk, slots, positions, starts, num_rows, ROWS, C)
-    if slot < 0:
-        return
-    i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    k_channel, v_channel = tl.arange(0, DK)[None, :], tl.arange(0, DV)[None, :]
-    to = (chunk * V_HEADS + head).to(tl.int64) * C
-    inverse = tl.load(inverse_in + to * C + i * C + j)
-    decay = tl.load(decay_in + to + tl.arange(0, C))
-    k = tl.load(k_in + ((chunk * K_HEADS + head // (V_HEADS // K_HEADS)).to(tl.int64) * C + i) * DK + k_channel)
-    v = tl.load(u + (to + i) * DV + v_channel)
-    decayed = (inverse.to(tl.float32) * tl.exp(decay)[None, :]).to(k.dtype)
-    tl.store(w_out + (to + i) * DK + k_channel, tl.dot(decayed, k, input_precision=PRECISION).to(k.dtype))
-    tl.store(u + (to + i) * DV + v_channel, tl.dot(inverse, v, input_precision=PRECISION).to(k.dtype))
-
-
-@triton.jit
-def _scan(
-    states,
-    slots,
-    positions,
-    starts,
-    q_in,
-    k_in,
-    u_in,
-    w_in,
-    p_in,
-    decay_in,
-    out,
-    num_rows,
-    K_HEADS: tl.constexpr,
-    V_HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    ROWS: tl.constexpr,
-    C: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    slot, position = tl.load(slots + row).to(tl.int64), tl.load(positions + row)
-    start = tl.load(starts + row)
-    count = tl.load(starts + row + 1) - start
-    if (slot < 0) | (count == 0):
-        return
-    first = tl.sum(tl.where(tl.arange(0, ROWS) < row, _count_chunks(starts, num_rows, ROWS, C), 0))
-    k_channel, column = tl.arange(0, DK), block * COLUMNS + tl.arange(0, COLUMNS)
-    k_head = head // (V_HEADS // K_HEADS)
-    home = states + (slot * V_HEADS + head) * DK * DV + k_channel[:, None] * DV + column[None, :]
-    has_state = (position + 0 * k_channel > 0)[:, None]
-    state = tl.load(home, has_state, other=0.0)
-    for index in tl.range(0, (count + C - 1) // C, num_stages=STAGES):
-        at = ((first + index) * V_HEADS + head).to(tl.int64) * C
-        at_k = ((first + index) * K_HEADS + k_head).to(tl.int64) * C
-        o, state = _apply_chunk(
-            *(state, q_in + at_k * DK, k_in + at_k * DK, u_in + at * DV, w_in + at * DK, p_in + at * C, decay_in + at),
-            *(column, DK, DV, C, PRECISION),
-        )
-        token = index * C + tl.arange(0, C)
-        to = out + (start + token).to(tl.int64)[:, None] * (V_HEADS * DV) + head * DV + column[None, :]
-        tl.store(to, o, (token < count)[:, None])
-    tl.store(home, state)
-
-
-@triton.jit
-def _apply_chunk(
-    state,
-    q,
-    k,
-    u,
-    w,
-    p,
-    decay,
-    column,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Return a chunk's outputs and the state behind it, in some columns."""
-    i, k_channel = tl.arange(0, C), tl.arange(0, DK)
-    by_token, by_channel = i[:, None] * DK + k_channel[None, :], i[None, :] * DK + k_channel[:, None]
-    of_w, of_q, of_k = tl.load(w + by_token), tl.load(q + by_token), tl.load(k + by_channel)
-    of_u, of_p = tl.load(u + i[:, None] * DV + column[None, :]), tl.load(p + i[:, None] * C + i[None, :])
-    decays, last = tl.load(decay + i), tl.load(decay + C - 1)
-    rounded = state.to(of_q.dtype)
-    updates = of_u.to(tl.float32) - tl.dot(of_w, rounded, input_precision=PRECISION)
-    o = tl.dot(of_q, rounded, input_precision=PRECISION) * tl.exp(decays)[:, None]
-    o += tl.dot(of_p, updates.to(of_q.dtype), input_precision=PRECISION)
-    updates = (updates * tl.exp(last - decays)[:, None]).to(of_q.dtype)
-    return o.to(of_q.dtype), state * tl.exp(last) + tl.dot(of_k, updates, input_precision=PRECISION)
-
-
-@triton.jit
-def _keep_inputs(qkv, inputs, slots, positions, starts, stride, num_channels, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Keep a row's last inputs, each at the place of its position."""
-    row, channel = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    slot, start = tl.load(slots + row).to(tl.int64), tl.load(starts + row)
-    count = tl.load(starts + row + 1) - start
-    if slot < 0:
-        return
-    token = count - WIDTH + tl.arange(0, WIDTH)
-    here = (token >= 0)[:, None] & (channel < num_channels)[None, :]
-    values = tl.load(qkv + (start + token).to(tl.int64)[:, None] * stride + channel[None, :], here)
-    place = slot * WIDTH + (tl.load(positions + row) + token) % WIDTH
-    tl.store(inputs + place[:, None] * num_channels + channel[None, :], values, here)
-
-
-@triton.jit
-def _finish(
-    out, z, norm, starts, z_stride, eps, num_rows, V_HEADS: tl.constexpr, DV: tl.constexpr, TOKENS: tl.constexpr
-):
-    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
-    column = tl.program_id(1) * DV + tl.arange(0, DV)[None, :]
-    here = token < tl.load(starts + num_rows)
-    o = tl.load(out + token * (V_HEADS * DV) + column, here, other=0.0).to(tl.float32)
-    gate = tl.load(z + token * z_stride + column, here, other=0.0).to(tl.float32)
-    rate = tl.rsqrt(tl.sum(o * o, 1) / DV + eps)[:, None]
-    o *= rate * tl.load(norm + tl.arange(0, DV))[None, :] * gate * tl.sigmoid(gate)
-    tl.store(out + token * (V_HEADS * DV) + column, o.to(out.dtype.element_ty), here)
