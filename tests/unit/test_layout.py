@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xEB347509ED0CE23E
+GOLDEN_DIGEST = 0x5CF4E87BBC62FD9C
 
 
 def test_the_digest_is_the_recorded_one() -> None:

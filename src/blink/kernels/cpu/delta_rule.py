@@ -119,8 +119,8 @@ def apply_in_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, st
     outputs: list[Tensor] = []
     for first in range(0, q.shape[0], CHUNK):
         taken = slice(first, first + CHUNK)
-        of_keys = (part[taken].transpose(0, 1) for part in (q, k, v))
-        out, state = _apply_chunk(*of_keys, g[taken].T, beta[taken].T, state)
+        chunk_q, chunk_k, chunk_v = (part[taken].transpose(0, 1) for part in (q, k, v))
+        out, state = _apply_chunk(chunk_q, chunk_k, chunk_v, g[taken].T, beta[taken].T, state)
         outputs.append(out.transpose(0, 1))
     return torch.cat(outputs), state
 
