@@ -97,7 +97,6 @@ def test_states_are_right_in_a_hundred_thousand_passes() -> None:
     play_episodes(range(100, 500))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("lanes", [3, 8])
+@pytest.mark.parametrize("lanes", [3, pytest.param(8, marks=pytest.mark.long)])
 def test_any_number_of_lanes_keeps_the_same_states(lanes: int, lane_steps: Callable[[int], Step]) -> None:
     assert play_episodes(range(4), lane_steps(lanes)) == play_episodes(range(4))

@@ -194,8 +194,8 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_
   BatchHeader batch{decode_rows, decode_rows, decode_rows, graph, s.step, 0, 0};
   if (total.prefill_rows > 0) write_prefill_rows(env, s, a, batch);
   write_padding(env, s, a, batch);
-  write_snapshots(env, s, a, batch.num_rows);
   env.sync();
+  write_snapshots(env, s, a, batch.num_rows);
   if (env.lane() == 0) {
     *a.header = batch;
     s.in_flight_kind = uint32_t(kind);

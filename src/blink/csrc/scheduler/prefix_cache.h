@@ -203,7 +203,7 @@ BLINK_FN uint32_t tokens_to_border(const State& s, const Sequence& q, uint32_t s
   return border == kNone ? kNone : border - start;
 }
 
-// Say which rows of a composed step begin with a snapshot, and which end with one.
+// Say which rows of a composed step begin with a snapshot, and which end with one. All lanes see the rows by now.
 template <class Env>
 BLINK_RARE_FN void write_snapshots(Env& env, State& s, const StepBuffers& a, uint32_t rows) {
   if (!has_snapshots(s)) return;
